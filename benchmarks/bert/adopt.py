@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.bert.preparation import hdf5_varlength
+from benchmarks.bert.preparation import hdf5
 from benchmarks.bert.preparation.packing import MAX_SEQUENCES
 from benchmarks.bert.preparation.pipeline import EVALUATION_FILE, PACKED, Made
 from common.data.manifest import FileEntry, file_entry
@@ -70,7 +70,7 @@ def adopt(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Path, wor
     for path, found, wanted in zip(shards, rows, expected, strict=True):
         if found != wanted:
             raise DataError(f"{path} has {found} rows where {wanted} of {sum(rows)} are expected: a shard is not whole")
-    evaluation = len(hdf5_varlength.read(eval_file))
+    evaluation = len(hdf5.read_varlength(eval_file))
     _link(packed_dir, data_dir / PACKED)
     _link(eval_file, data_dir / EVALUATION_FILE)
     sizes = np.sum([record["packs"] for record in records.values()], axis=0).tolist()
@@ -95,7 +95,7 @@ def count_shard(path: Path) -> Record:
     Raises:
         DataError: the shard is damaged, or a pack does not have one to three sequences.
     """
-    sizes = hdf5_varlength.pack_sizes_of(path)
+    sizes = hdf5.pack_sizes_of(path)
     if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= MAX_SEQUENCES:
         raise DataError(f"{path} has packs of {sizes.min()} to {sizes.max()} sequences, not of 1 to {MAX_SEQUENCES}")
     entry = file_entry(path)

@@ -34,7 +34,7 @@ _SEED_ENTRIES = 2  # the int64 seed takes two entries of the int32 buffer
 
 
 @dataclass(frozen=True)
-class BatchShape:
+class BatchCapacities:
     """Capacities of a micro-batch.
 
     Attributes:
@@ -49,7 +49,7 @@ class BatchShape:
     masked: int
     row_length: int
 
-    def for_count(self, sequences: int) -> BatchShape:
+    def for_count(self, sequences: int) -> BatchCapacities:
         """Return a copy whose capacity is exactly ``sequences`` sequences."""
         return replace(self, sequences=sequences)
 
@@ -68,10 +68,10 @@ class BatchShape:
         }
 
 
-def training_shape(facts: Facts, reader: ReaderConfig, rows: int) -> BatchShape:
+def training_shape(facts: Facts, reader: ReaderConfig, rows: int) -> BatchCapacities:
     """Return the shape of a training micro-batch of ``rows`` rows."""
     packed = reader.format == "packed"
-    return BatchShape(
+    return BatchCapacities(
         tokens=rows * facts.max_sequence_length,
         sequences=rows * (facts.max_sequences_per_pack if packed else 1),
         masked=rows * (facts.max_masked_per_row if packed else facts.max_masked_per_sequence),
@@ -79,9 +79,9 @@ def training_shape(facts: Facts, reader: ReaderConfig, rows: int) -> BatchShape:
     )
 
 
-def evaluation_shape(facts: Facts, rows: int) -> BatchShape:
+def evaluation_shape(facts: Facts, rows: int) -> BatchCapacities:
     """Return the shape of an evaluation batch: single sequences back to back in a buffer of ``rows`` rows."""
-    return BatchShape(
+    return BatchCapacities(
         tokens=rows * facts.max_sequence_length,
         sequences=rows * facts.max_sequences_per_pack,
         masked=rows * max(facts.max_masked_per_row, facts.max_masked_per_sequence),
@@ -90,7 +90,7 @@ def evaluation_shape(facts: Facts, rows: int) -> BatchShape:
 
 
 def collate(
-    pieces: Sequence[Sequences], shape: BatchShape, dropout_seed: int, pin_memory: bool = False
+    pieces: Sequence[Sequences], shape: BatchCapacities, dropout_seed: int, pin_memory: bool = False
 ) -> dict[str, Tensor]:
     """Return the tensors of a micro-batch with the sequences of all ``pieces``, in that order.
 
@@ -122,7 +122,7 @@ def collate(
     return tensors
 
 
-def example_lengths(shape: BatchShape, count: int | None = None) -> list[int]:
+def example_lengths(shape: BatchCapacities, count: int | None = None) -> list[int]:
     """Return lengths of synthetic sequences that fill the rows of ``shape``.
 
     Args:
@@ -143,7 +143,7 @@ def example_lengths(shape: BatchShape, count: int | None = None) -> list[int]:
     ]
 
 
-def example(shape: BatchShape, vocabulary: int, lengths: Sequence[int]) -> dict[str, Tensor]:
+def example(shape: BatchCapacities, vocabulary: int, lengths: Sequence[int]) -> dict[str, Tensor]:
     """Return synthetic tensors of ``shape``: random tokens in sequences of ``lengths``, about 15 % of them masked."""
     count, length_N = len(lengths), np.array(lengths, np.int64)
     masked_N = np.diff(np.minimum(np.cumsum(np.maximum(1, length_N * 3 // 20)), shape.masked), prepend=0)
@@ -162,7 +162,7 @@ def example(shape: BatchShape, vocabulary: int, lengths: Sequence[int]) -> dict[
     return collate([made], shape, dropout_seed=1)
 
 
-def _require_room(lengths: NDArray[np.int64], tokens: int, masked: int, shape: BatchShape) -> None:
+def _require_room(lengths: NDArray[np.int64], tokens: int, masked: int, shape: BatchCapacities) -> None:
     for found, capacity, what in (
         (len(lengths), shape.sequences, "sequences"),
         (tokens, shape.tokens, "tokens"),
@@ -176,7 +176,7 @@ def _require_room(lengths: NDArray[np.int64], tokens: int, masked: int, shape: B
 
 
 def _allocate(
-    shape: BatchShape, dropout_seed: int, pin_memory: bool
+    shape: BatchCapacities, dropout_seed: int, pin_memory: bool
 ) -> tuple[dict[str, Tensor], dict[str, NDArray[np.int32]]]:
     """Return zeroed tensors, and numpy arrays that share their memory."""
     entries = shape.entries()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.bert.model import OPERATIONS, Architecture
+from benchmarks.bert.model import OPERATIONS, BertArchitecture
 from common.config.ranges import AtLeast, NotNegative, Positive, Range
 from common.errors import ConfigError
 from common.ops.operation import all_implementations
@@ -21,7 +21,7 @@ StepsDone = Range("0 or below: the steps that the warm-up has done already", lam
 
 
 @dataclass(frozen=True)
-class Facts(Architecture):
+class Facts(BertArchitecture):
     """Dataset constants and network sizes that the rules fix.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.bert.collate import BatchShape, collate, evaluation_shape, training_shape
+from benchmarks.bert.collate import BatchCapacities, collate, evaluation_shape, training_shape
 from benchmarks.bert.config import Facts, ReaderConfig
-from benchmarks.bert.order import balanced, cycle_of, shuffled
 from benchmarks.bert.preparation.pipeline import EVALUATION_FILE, PACKED, UNPACKED
 from benchmarks.bert.prepare import FORMAT, PREPARE_COMMAND
-from benchmarks.bert.shards import Limits, Shard, ShardFile, files_of, read_rows
+from benchmarks.bert.shards import RowLimits, SequenceShard, ShardFile, files_of, read_rows
 from common.data import manifest
 from common.data.batches import Block, HostBatch
 from common.data.manifest import Manifest
@@ -27,10 +26,12 @@ from common.errors import ConfigError, DataError
 
 FOLDERS = {"packed": PACKED, "unpacked": UNPACKED}
 """Folder of the training shards of each format, below the data folder."""
+CYCLE = 21
+"""Packs per cycle of the balanced order. In the real set, 10 have one sequence, 1 has two and 10 have three."""
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class BertDataSettings:
     """Dataset constants and reader options."""
 
     facts: Facts
@@ -41,19 +42,19 @@ class DataSettings:
         """Nominal samples per row."""
         return self.facts.sequences_per_pack if self.reader.format == "packed" else 1
 
-    def training_limits(self) -> Limits:
+    def training_limits(self) -> RowLimits:
         """Return the limits for a row of the training shards."""
         facts = self.facts
         if self.reader.format == "unpacked":
             return self.evaluation_limits()
         sequences, masked = facts.max_sequences_per_pack, facts.max_masked_per_row
-        return Limits(True, facts.max_sequence_length, sequences, masked, facts.vocabulary, facts.segment_types)
+        return RowLimits(True, facts.max_sequence_length, sequences, masked, facts.vocabulary, facts.segment_types)
 
-    def evaluation_limits(self) -> Limits:
+    def evaluation_limits(self) -> RowLimits:
         """Return the limits for a row with a single sequence."""
         facts = self.facts
         masked = facts.max_masked_per_sequence
-        return Limits(False, facts.max_sequence_length, 1, masked, facts.vocabulary, facts.segment_types)
+        return RowLimits(False, facts.max_sequence_length, 1, masked, facts.vocabulary, facts.segment_types)
 
 
 class BertSource:
@@ -71,7 +72,7 @@ class BertSource:
         self,
         files: list[Path],
         found: Manifest,
-        settings: DataSettings,
+        settings: BertDataSettings,
         micro_batches: MicroBatches,
         seed: int,
         pin_memory: bool,
@@ -95,7 +96,7 @@ class BertSource:
             self._cycle = cycle_of([found.counts.get(f"packs_of_{kind}", 0) for kind in kinds])
         self._stream = ShardStream(rows, len(files), micro_batches.lanes, seed, larger_first=packed)
         lanes = [micro_batches.lane(step) for step in range(micro_batches.accumulation)]
-        self._lanes: ShardLanes[Shard] = ShardLanes(self._stream, lanes, self._open_shard)
+        self._lanes: ShardLanes[SequenceShard] = ShardLanes(self._stream, lanes, self._open_shard)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
         """Yield the micro-batches of ``block`` from position ``start``.
@@ -156,7 +157,7 @@ class EvaluationData:
 
 
 def open_train(
-    root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
+    root: Path, settings: BertDataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> BertSource:
     """Open the training data under ``root`` for this rank; allowed only after ``run_start``.
 
@@ -186,7 +187,7 @@ def open_train(
     return BertSource(files, found, settings, micro_batches, layout.seed, layout.device.type == "cuda")
 
 
-def open_evaluation(root: Path, settings: DataSettings, layout: Layout) -> EvaluationData:
+def open_evaluation(root: Path, settings: BertDataSettings, layout: Layout) -> EvaluationData:
     """Read this rank's contiguous part of the evaluation set under ``root``; allowed only after ``run_start``.
 
     Raises:
@@ -207,7 +208,7 @@ def open_evaluation(root: Path, settings: DataSettings, layout: Layout) -> Evalu
 
 
 def filled(
-    lengths: NDArray[np.integer], masked_lengths: NDArray[np.integer], shape: BatchShape
+    lengths: NDArray[np.integer], masked_lengths: NDArray[np.integer], shape: BatchCapacities
 ) -> list[tuple[int, int]]:
     """Split sequences, in their order, into the fewest batches that fit ``shape``; return (start, end) of each."""
     cuts, first, tokens, masked = [], 0, 0, 0
@@ -220,7 +221,7 @@ def filled(
     return [*cuts, (first, len(lengths))]
 
 
-def read_manifest(root: Path, settings: DataSettings) -> Manifest:
+def read_manifest(root: Path, settings: BertDataSettings) -> Manifest:
     """Read the manifest of ``root`` and check it against ``settings``.
 
     Raises:
@@ -250,3 +251,47 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
             remedy = " --unpacked" if name == FOLDERS["unpacked"] else ""
             raise DataError(f"{where} names no {name}; run '{PREPARE_COMMAND}{remedy}'")
     return found
+
+
+def cycle_of(packs: Sequence[int], length: int = CYCLE) -> tuple[int, ...]:
+    """Return the number of packs of one, two, three … sequences in one cycle, in proportion to the whole set.
+
+    Args:
+        packs: numbers of packs of one, two, three … sequences in the whole set; not all zero.
+        length: packs per cycle. Shares are rounded down; the largest remainders get the rest.
+    """
+    exact = [count * length for count in packs]
+    total = sum(packs)
+    shares = [part // total for part in exact]
+    by_remainder = sorted(range(len(packs)), key=lambda kind: (-(exact[kind] % total), kind))
+    for kind in by_remainder[: length - sum(shares)]:
+        shares[kind] += 1
+    return tuple(shares)
+
+
+def shuffled(rows: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Return a random permutation of ``rows`` rows."""
+    return generator.permutation(rows)
+
+
+def balanced(
+    sequences_of_row: NDArray[np.integer], cycle: Sequence[int], generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return an order in which packs at the same position have equally many sequences in all shards.
+
+    Each cycle takes its share of randomly chosen rows of each number of sequences. If rows of one number run out,
+    the cycles continue without them; rows whose number has no share come last. (``order_samples`` of NVIDIA's
+    submission to MLPerf Training v3.1 does the same.)
+
+    Args:
+        sequences_of_row: number of sequences in each row, at least 1.
+        cycle: numbers of packs of one, two … sequences in a cycle.
+    """
+    order = generator.permutation(len(sequences_of_row))
+    kinds = sequences_of_row[order].astype(np.int64) - 1
+    turn_of = np.zeros(len(order), np.int64)
+    for kind in np.unique(kinds):
+        places = np.flatnonzero(kinds == kind)
+        share = cycle[kind] if kind < len(cycle) else 0
+        turn_of[places] = np.arange(len(places)) // share if share else len(order)
+    return order[np.lexsort((kinds, turn_of))]

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from benchmarks.bert.collate import evaluation_shape, example, example_lengths
-from benchmarks.bert.data import DataSettings, EvaluationData, open_evaluation
+from benchmarks.bert.data import BertDataSettings, EvaluationData, open_evaluation
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
@@ -45,7 +45,7 @@ class MaskedLmAccuracy(Evaluation):
         capture: replay the forward pass as a CUDA graph.
     """
 
-    def __init__(self, model: nn.Module, settings: DataSettings, layout: Layout, capture: bool) -> None:
+    def __init__(self, model: nn.Module, settings: BertDataSettings, layout: Layout, capture: bool) -> None:
         self.scorer = TokenMeans()
         self._model = model
         self._settings = settings

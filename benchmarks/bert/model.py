@@ -62,7 +62,7 @@ SITES_PER_LAYER = 3
 
 
 @dataclass(frozen=True)
-class Architecture:
+class BertArchitecture:
     """Sizes and constants of the network.
 
     Attributes:
@@ -132,10 +132,10 @@ class _Operations:
 
 
 @dataclass(frozen=True)
-class _Build:
+class _EncoderBuild:
     """Options and factories that all modules of the network share."""
 
-    architecture: Architecture
+    architecture: BertArchitecture
     operations: _Operations
     linear: str
     device: torch.device
@@ -159,10 +159,10 @@ class _Build:
         return nn.Embedding.from_pretrained(weight, freeze=False)
 
 
-class Embeddings(nn.Module):
+class BertEmbeddings(nn.Module):
     """Sum of word, position and segment embeddings, then LayerNorm and dropout."""
 
-    def __init__(self, build: _Build) -> None:
+    def __init__(self, build: _EncoderBuild) -> None:
         super().__init__()
         architecture = build.architecture
         self.word = build.table(architecture.padded_vocabulary)
@@ -190,13 +190,13 @@ class Embeddings(nn.Module):
         return self._operations.dropout(x_TE, self._p if self.training else 0.0, seed, EMBEDDING_SITE)
 
 
-class Attention(nn.Module):
+class BertAttention(nn.Module):
     """Self-attention, output projection, dropout, residual and norm.
 
     The rows of ``qkv.weight`` are the queries of all heads, then the keys, then the values.
     """
 
-    def __init__(self, build: _Build, layer: int) -> None:
+    def __init__(self, build: _EncoderBuild, layer: int) -> None:
         super().__init__()
         architecture = build.architecture
         E = architecture.hidden
@@ -250,7 +250,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers around GELU, dropout, residual and norm."""
 
-    def __init__(self, build: _Build, layer: int) -> None:
+    def __init__(self, build: _EncoderBuild, layer: int) -> None:
         super().__init__()
         E, width = build.architecture.hidden, build.architecture.feed_forward
         self.up = build.encoder_linear(E, width)
@@ -285,12 +285,12 @@ class Mlp(nn.Module):
         return pair
 
 
-class Layer(nn.Module):
+class EncoderLayer(nn.Module):
     """One layer of the encoder."""
 
-    def __init__(self, build: _Build, layer: int) -> None:
+    def __init__(self, build: _EncoderBuild, layer: int) -> None:
         super().__init__()
-        self.attention = Attention(build, layer)
+        self.attention = BertAttention(build, layer)
         self.mlp = Mlp(build, layer)
 
     def forward(
@@ -310,7 +310,7 @@ class Layer(nn.Module):
 class MaskedLm(nn.Module):
     """Masked-language-model head: a linear layer, GELU, norm, and the word table as decoder."""
 
-    def __init__(self, build: _Build) -> None:
+    def __init__(self, build: _EncoderBuild) -> None:
         super().__init__()
         architecture = build.architecture
         self.transform = build.head_linear(architecture.hidden, architecture.hidden)
@@ -342,7 +342,7 @@ def _wide_logits(hidden_ME: Tensor, word_table_VE: Tensor, bias_V: Tensor) -> Te
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadOutputs:
     """Results of the two heads for one micro-batch.
 
     Attributes:
@@ -378,7 +378,7 @@ class Bert(nn.Module):
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: BertArchitecture,
         generator: torch.Generator | None,
         implementations: Mapping[str, str] | None = None,
         device: torch.device | str = "cpu",
@@ -390,10 +390,10 @@ class Bert(nn.Module):
         chosen = choose(implementations or {}, OPERATIONS, OperationRequest(device, dtype, sizes))
         self.chosen = {name: choice.name for name, choice in chosen.items()}
         operations = _Operations(**{name: choice.function for name, choice in chosen.items() if name != "linear"})
-        build = _Build(architecture, operations, self.chosen["linear"], device, dtype)
+        build = _EncoderBuild(architecture, operations, self.chosen["linear"], device, dtype)
         self.architecture = architecture
-        self.embeddings = Embeddings(build)
-        self.layers = nn.ModuleList(Layer(build, index) for index in range(architecture.layers))
+        self.embeddings = BertEmbeddings(build)
+        self.layers = nn.ModuleList(EncoderLayer(build, index) for index in range(architecture.layers))
         self.masked_lm = MaskedLm(build)
         self.pooler = build.head_linear(architecture.hidden, architecture.hidden)
         self.next_sentence = build.head_linear(architecture.hidden, 2)
@@ -428,7 +428,7 @@ class Bert(nn.Module):
         heads = [(name, self.get_submodule(name)) for name in ("masked_lm", "pooler", "next_sentence")]
         return [("embeddings", self.embeddings), *layers, *heads]
 
-    def forward(self, tensors: Mapping[str, Tensor]) -> Heads:
+    def forward(self, tensors: Mapping[str, Tensor]) -> HeadOutputs:
         """Return losses and correct answers of one micro-batch.
 
         Args:
@@ -458,7 +458,7 @@ class Bert(nn.Module):
         next_sentence_losses_S = F.cross_entropy(
             widen(self.next_sentence(pooled_SE)), sentence_labels_S.long(), ignore_index=-1, reduction="none"
         )
-        return Heads(
+        return HeadOutputs(
             masked_lm_losses_M,
             correct_M,
             masked_labels_M >= 0,
@@ -467,7 +467,7 @@ class Bert(nn.Module):
         )
 
 
-def pretraining_loss(heads: Heads) -> Losses:
+def pretraining_loss(heads: HeadOutputs) -> Losses:
     """Return the mean loss of the masked tokens plus the mean next-sentence loss.
 
     As in the MLPerf reference implementation, the first denominator is the number of masked tokens + 1e-5, so that a

@@ -1,6 +1,6 @@
 """Reader for one HDF5 file of prepared sequences, packed or unpacked.
 
-:mod:`benchmarks.bert.preparation.hdf5_varlength` describes the formats, which are those of the MLPerf preparation. In
+:mod:`benchmarks.bert.preparation.hdf5` describes the formats, which are those of the MLPerf preparation. In
 memory a shard is flat columns (:class:`Sequences`). Values are checked once, when they are read, so that taking rows
 is fast.
 """
@@ -31,7 +31,7 @@ _LABELS = "next_sentence_labels"
 
 
 @dataclass(frozen=True)
-class Limits:
+class RowLimits:
     """Limits that every row is checked against.
 
     Attributes:
@@ -49,7 +49,7 @@ class Limits:
     segment_types: int
 
 
-class Shard:
+class SequenceShard:
     """Rows of sequences in memory, in the order of training.
 
     Args:
@@ -97,7 +97,7 @@ class ShardFile:
         self,
         path: Path,
         rows: int,
-        limits: Limits,
+        limits: RowLimits,
         order: Callable[[NDArray[np.integer]], NDArray[np.integer]] | None = None,
         part: tuple[int, int] | None = None,
     ) -> None:
@@ -110,10 +110,10 @@ class ShardFile:
         self._file: h5py.File | None = None
         self._slices: list[Sequences] = []
         self._sequences_of_row: list[NDArray[np.int64]] = []
-        self._shard: Shard | None = None
+        self._shard: SequenceShard | None = None
 
     @property
-    def shard(self) -> Shard | None:
+    def shard(self) -> SequenceShard | None:
         """The rows in memory; None until :meth:`advance` has read the last slice."""
         return self._shard
 
@@ -161,7 +161,7 @@ class ShardFile:
     def _finish(self) -> None:
         counts = np.concatenate(self._sequences_of_row)
         order = np.arange(len(counts)) if self._order is None else self._order(counts)
-        self._shard = Shard(concatenate(self._slices), counts, order)
+        self._shard = SequenceShard(concatenate(self._slices), counts, order)
         self._slices, self._sequences_of_row = [], []
 
     def _open(self) -> h5py.File:
@@ -205,7 +205,7 @@ class ShardFile:
 class _Slice:
     """Rows as h5py returns them; checks them and converts them to flat columns."""
 
-    def __init__(self, path: Path, first: int, columns: dict[str, NDArray], limits: Limits) -> None:
+    def __init__(self, path: Path, first: int, columns: dict[str, NDArray], limits: RowLimits) -> None:
         self._path = path
         self._first = first
         self._limits = limits
@@ -296,7 +296,7 @@ class _Slice:
         raise DataError(f"{self._path}, row {self._first + int(row)}: {text}; {_VERIFY}")
 
 
-def read_rows(path: Path, rows: int, part: tuple[int, int], limits: Limits) -> Sequences:
+def read_rows(path: Path, rows: int, part: tuple[int, int], limits: RowLimits) -> Sequences:
     """Read rows ``part[0]`` to ``part[1]`` (exclusive) of a file with ``rows`` rows.
 
     Raises:

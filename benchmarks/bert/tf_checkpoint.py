@@ -33,7 +33,7 @@ _BY_WORD = frozenset({"embeddings.word.weight", "masked_lm.bias"})
 
 
 @dataclass(frozen=True)
-class Weight:
+class CheckpointVariable:
     """One variable of the checkpoint.
 
     Attributes:
@@ -54,21 +54,21 @@ class Weight:
         return self.tf.endswith("/kernel")
 
 
-def _dense(tf: str, port: str, parameter: str, part: int | None = None) -> list[Weight]:
+def _dense(tf: str, port: str, parameter: str, part: int | None = None) -> list[CheckpointVariable]:
     return [
-        Weight(f"{tf}/kernel", f"{port}.weight", f"{parameter}.weight", part),
-        Weight(f"{tf}/bias", f"{port}.bias", f"{parameter}.bias", part),
+        CheckpointVariable(f"{tf}/kernel", f"{port}.weight", f"{parameter}.weight", part),
+        CheckpointVariable(f"{tf}/bias", f"{port}.bias", f"{parameter}.bias", part),
     ]
 
 
-def _norm(tf: str, port: str, parameter: str) -> list[Weight]:
+def _norm(tf: str, port: str, parameter: str) -> list[CheckpointVariable]:
     return [
-        Weight(f"{tf}/LayerNorm/beta", f"{port}.LayerNorm.bias", f"{parameter}.bias"),
-        Weight(f"{tf}/LayerNorm/gamma", f"{port}.LayerNorm.weight", f"{parameter}.weight"),
+        CheckpointVariable(f"{tf}/LayerNorm/beta", f"{port}.LayerNorm.bias", f"{parameter}.bias"),
+        CheckpointVariable(f"{tf}/LayerNorm/gamma", f"{port}.LayerNorm.weight", f"{parameter}.weight"),
     ]
 
 
-def _layer(index: int) -> list[Weight]:
+def _layer(index: int) -> list[CheckpointVariable]:
     tf, port, own = f"bert/encoder/layer_{index}", f"bert.encoder.layer.{index}", f"layers.{index}"
     weights = []
     for part, name in enumerate(("query", "key", "value")):
@@ -80,12 +80,12 @@ def _layer(index: int) -> list[Weight]:
     return weights + _norm(f"{tf}/output", f"{port}.output", f"{own}.mlp.norm")
 
 
-def weights(layers: int = LAYERS) -> list[Weight]:
+def weights(layers: int = LAYERS) -> list[CheckpointVariable]:
     """Return all variables of a model with ``layers`` layers, in the order in which the original creates them."""
     tables = [("word", "word"), ("token_type", "segment"), ("position", "position")]
     return [
         *(
-            Weight(
+            CheckpointVariable(
                 f"bert/embeddings/{name}_embeddings",
                 f"bert.embeddings.{name}_embeddings.weight",
                 f"embeddings.{own}.weight",
@@ -97,9 +97,11 @@ def weights(layers: int = LAYERS) -> list[Weight]:
         *_dense("bert/pooler/dense", "bert.pooler.dense", "pooler"),
         *_dense("cls/predictions/transform/dense", "cls.predictions.transform.dense", "masked_lm.transform"),
         *_norm("cls/predictions/transform", "cls.predictions.transform", "masked_lm.norm"),
-        Weight("cls/predictions/output_bias", "cls.predictions.bias", "masked_lm.bias"),
-        Weight("cls/seq_relationship/output_weights", "cls.seq_relationship.weight", "next_sentence.weight"),
-        Weight("cls/seq_relationship/output_bias", "cls.seq_relationship.bias", "next_sentence.bias"),
+        CheckpointVariable("cls/predictions/output_bias", "cls.predictions.bias", "masked_lm.bias"),
+        CheckpointVariable(
+            "cls/seq_relationship/output_weights", "cls.seq_relationship.weight", "next_sentence.weight"
+        ),
+        CheckpointVariable("cls/seq_relationship/output_bias", "cls.seq_relationship.bias", "next_sentence.bias"),
     ]
 
 
@@ -125,7 +127,7 @@ def load_weights(model: Bert, path: Path) -> None:
         _copy(model, _tensorflow_reader(path))
 
 
-Reader = Callable[[Weight, tuple[int, ...]], Tensor]
+Reader = Callable[[CheckpointVariable, tuple[int, ...]], Tensor]
 """``reader(weight, shape)`` returns the tensor, transposed if necessary, with that shape."""
 
 
@@ -163,7 +165,7 @@ def _tensorflow_reader(prefix: Path) -> Reader:
     is_published = not has_own_name and published.with_name(published.name + first).exists()
     bundle = TensorBundle(prefix, published if is_published else None)
 
-    def read(weight: Weight, shape: tuple[int, ...]) -> Tensor:
+    def read(weight: CheckpointVariable, shape: tuple[int, ...]) -> Tensor:
         expected = shape[::-1] if weight.transposed else shape
         entry = bundle.entries.get(weight.tf)
         if entry is not None and entry.shape != expected:
@@ -178,7 +180,7 @@ def _tensorflow_reader(prefix: Path) -> Reader:
 def _port_reader(path: Path) -> Reader:
     state = _load_state(path)
 
-    def read(weight: Weight, shape: tuple[int, ...]) -> Tensor:
+    def read(weight: CheckpointVariable, shape: tuple[int, ...]) -> Tensor:
         name = weight.torch if weight.torch in state else weight.torch.replace(".dense.", ".dense_act.")
         tensor = state.get(name)
         if not isinstance(tensor, Tensor):

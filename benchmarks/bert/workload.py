@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from benchmarks.bert.collate import example, example_lengths, training_shape
 from benchmarks.bert.config import BertConfig
-from benchmarks.bert.data import DataSettings, open_train
+from benchmarks.bert.data import BertDataSettings, open_train
 from benchmarks.bert.evaluate import MaskedLmAccuracy
 from benchmarks.bert.model import Bert, pretraining_loss
 from benchmarks.bert.prepare import FORMAT
@@ -47,7 +47,7 @@ class BertPretraining(Workload):
                 f"reader.graph_per_count=true with {cfg.grad_accumulation_steps} micro-batches a step: they differ in "
                 "their counts of sequences, so that no captured graph would fit; use reader.graph_per_count=false"
             )
-        self._settings = DataSettings(own.facts, own.reader)
+        self._settings = BertDataSettings(own.facts, own.reader)
         self._shape = training_shape(own.facts, own.reader, cfg.micro_batch // self._settings.samples_per_row)
         if self._shape.tokens * own.facts.heads * own.facts.max_sequence_length > DROPOUT_INDICES:
             raise ConfigError(
@@ -94,7 +94,7 @@ class BertPretraining(Workload):
         return Declaration(
             data_format=FORMAT,
             schedule_options={"last_samples": own.hparams.training_steps * cfg.global_batch},
-            micro_batch_multiple=DataSettings(own.facts, own.reader).samples_per_row,
+            micro_batch_multiple=BertDataSettings(own.facts, own.reader).samples_per_row,
             initialised_tensors=initial_weight_names(own.facts.layers),
             derived_values={"learning_rate_decay_power": 1.0},
             forbidden=broken,

@@ -1,7 +1,7 @@
 """Dense network of DLRM: bottom MLP, dot interaction, top MLP.
 
 Naumov et al., arXiv:1906.00091. The two MLPs have the names of the reference implementation. The embeddings are not
-part of the network: the caller computes x0 between :meth:`DenseNetwork.bottom` and :meth:`DenseNetwork.head`.
+part of the network: the caller computes x0 between :meth:`DlrmNetwork.bottom` and :meth:`DlrmNetwork.head`.
 
 Legend: B samples, D dense features, F = 1 + tables, W width of an embedding, X = F W.
 """
@@ -30,7 +30,7 @@ OPERATIONS: dict[str, Operation] = {
 """Operations whose implementation ``model.implementations`` selects."""
 
 
-class DenseNetwork(ClickNetwork):
+class DlrmNetwork(ClickNetwork):
     """Dense network of DLRM: the whole model except the embeddings.
 
     Args:

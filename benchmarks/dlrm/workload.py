@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.dlrm.config import DlrmConfig
 from benchmarks.dlrm.data import FORMAT
-from benchmarks.dlrm.model import DenseNetwork
+from benchmarks.dlrm.model import DlrmNetwork
 from common.config.schema import Declaration, RunConfig
 from common.ops.embedding_bags import SgdRows
 from common.optim.learning_rate import held_polynomial
@@ -26,11 +26,11 @@ class Dlrm(ClickPrediction):
     sample_format = FORMAT
     own: DlrmConfig
 
-    def network(self, generator: torch.Generator) -> DenseNetwork:
+    def network(self, generator: torch.Generator) -> DlrmNetwork:
         """Build the dense network with the dot interaction."""
         own = self.own
         names, tables = own.model.implementations, len(own.facts.tables)
-        return DenseNetwork(own.facts, tables, names, self.layout.device, self.dtype, generator)
+        return DlrmNetwork(own.facts, tables, names, self.layout.device, self.dtype, generator)
 
     @classmethod
     def row_rule(cls, cfg: RunConfig) -> SgdRows:

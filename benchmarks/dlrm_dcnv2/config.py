@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.dlrm_dcnv2.model import OPERATIONS, Architecture
+from benchmarks.dlrm_dcnv2.model import OPERATIONS, DlrmDcnv2Architecture
 from common.config.ranges import Positive
 from common.ops.operation import all_implementations
 from common.optim.hparams import AdagradHparams
@@ -14,7 +14,7 @@ from common.recommendation.tables import Tables
 
 
 @dataclass(frozen=True)
-class Facts(Architecture):
+class Facts(DlrmDcnv2Architecture):
     """Dataset and model constants that the rules fix: dense network and embedding tables.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 Naumov et al., arXiv:1906.00091, with the cross network of Wang et al., arXiv:2008.13535. The three parts have the
 names of TorchRec's DLRM_DCN. The embeddings are not part of the network: the caller computes x0 between
-:meth:`DenseNetwork.bottom` and :meth:`DenseNetwork.head`.
+:meth:`DlrmDcnv2Network.bottom` and :meth:`DlrmDcnv2Network.head`.
 
 Legend: B samples, D dense features, W width of an embedding, X = (1 + tables) W, R rank.
 """
@@ -28,7 +28,7 @@ from common.recommendation.click_network import ClickArchitecture, ClickNetwork
 
 
 @dataclass(frozen=True)
-class Architecture(ClickArchitecture):
+class DlrmDcnv2Architecture(ClickArchitecture):
     """Architecture options of the dense network, fixed by the rules.
 
     Attributes:
@@ -78,7 +78,7 @@ def _parameters(layers: int, *shape: int) -> nn.ParameterList:
     return nn.ParameterList(nn.Parameter(torch.empty(shape)) for _ in range(layers))
 
 
-class DenseNetwork(ClickNetwork):
+class DlrmDcnv2Network(ClickNetwork):
     """Dense network of DLRM-DCNv2: the whole model except the embeddings.
 
     Args:
@@ -93,7 +93,7 @@ class DenseNetwork(ClickNetwork):
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: DlrmDcnv2Architecture,
         tables: int,
         implementations: Mapping[str, str],
         device: torch.device,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.dlrm_dcnv2.config import DlrmDcnv2Config
 from benchmarks.dlrm_dcnv2.data import FORMAT
-from benchmarks.dlrm_dcnv2.model import DenseNetwork
+from benchmarks.dlrm_dcnv2.model import DlrmDcnv2Network
 from common.config.schema import Declaration, RunConfig
 from common.ops.embedding_bags import AdagradRows
 from common.optim.learning_rate import constant
@@ -27,11 +27,11 @@ class DlrmDcnv2(ClickPrediction):
     sample_format = FORMAT
     own: DlrmDcnv2Config
 
-    def network(self, generator: torch.Generator) -> DenseNetwork:
+    def network(self, generator: torch.Generator) -> DlrmDcnv2Network:
         """Build the dense network with the cross network."""
         own = self.own
         names, tables = own.model.implementations, len(own.facts.tables)
-        return DenseNetwork(own.facts, tables, names, self.layout.device, self.dtype, generator)
+        return DlrmDcnv2Network(own.facts, tables, names, self.layout.device, self.dtype, generator)
 
     @classmethod
     def row_rule(cls, cfg: RunConfig) -> AdagradRows:
@@ -40,7 +40,7 @@ class DlrmDcnv2(ClickPrediction):
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return one group with all dense parameters, by layer, so that a gradient bucket is final with its layers."""
-        assert isinstance(self.model, DenseNetwork)
+        assert isinstance(self.model, DlrmDcnv2Network)
         return [ParameterGroup(self.model.parameters_by_layer())]
 
     def dense_rule(self) -> Rule:

@@ -38,7 +38,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 @dataclass(frozen=True)
-class Architecture:
+class RnntArchitecture:
     """Sizes and initial values of the network.
 
     Attributes:
@@ -78,7 +78,7 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class Facts(AudioFacts, Architecture):
+class Facts(AudioFacts, RnntArchitecture):
     """Constants that the rules fix: audio features, network and decoding.
 
     Attributes:

@@ -10,7 +10,7 @@ A training batch, whose key is :meth:`benchmarks.rnnt.order.UtteranceStream.key`
 
 An evaluation batch, whose key is ``("eval", T)`` with T padded frames, has ``utterance`` (B,) int64 (index in the
 evaluation set, :data:`PADDING` in unused slots) instead of tokens and seed.
-:class:`benchmarks.rnnt.preparer.Preparer` computes the features of both on the device.
+:class:`benchmarks.rnnt.preparer.FeaturePreparer` computes the features of both on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rnnt.data_settings import AudioFacts, DataSettings
+from benchmarks.rnnt.data_settings import AudioFacts, SpeechDataSettings
 from benchmarks.rnnt.lengths import spliced_frames
 from benchmarks.rnnt.order import UtteranceStream
 from benchmarks.rnnt.prepared import open_prepared
@@ -43,7 +43,7 @@ _EVALUATION = 9
 
 
 def open_train(
-    root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
+    root: Path, settings: SpeechDataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> DataSource:
     """Open the training data in ``root`` for this rank; call it after ``run_start``.
 
@@ -82,7 +82,7 @@ def open_train(
     )
 
 
-def open_eval(root: Path, settings: DataSettings, layout: Layout) -> EvalSource:
+def open_eval(root: Path, settings: SpeechDataSettings, layout: Layout) -> EvalSource:
     """Open the evaluation data in ``root`` for this rank; call it after ``run_start``. Every length is kept.
 
     Raises:
@@ -113,7 +113,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout) -> EvalSource:
     return ThreadedEvalSource(shard, threads, begin, lambda: None)
 
 
-def _require_length(samples_P: NDArray[np.integer], settings: DataSettings, root: Path) -> None:
+def _require_length(samples_P: NDArray[np.integer], settings: SpeechDataSettings, root: Path) -> None:
     """Check that all utterances, at their shortest duration, are long enough to be reflected at their ends."""
     facts = settings.facts
     if len(samples_P) and samples_P.min() * min(1.0, facts.speed_min) <= facts.window // 2:

@@ -147,7 +147,7 @@ class ReaderConfig:
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class SpeechDataSettings:
     """Settings that determine the micro-batches of a data set.
 
     Attributes:

@@ -52,7 +52,7 @@ class Transducer(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class DecodingLimits:
     """Limits of decoding.
 
     Attributes:
@@ -67,7 +67,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Places:
+class DecodingPositions:
     """Decoding position of each utterance; all (N,) on the device.
 
     Attributes:
@@ -82,9 +82,9 @@ class Places:
     count_N: Tensor
     going_N: Tensor
 
-    def first(self, rows: int) -> Places:
+    def first(self, rows: int) -> DecodingPositions:
         """Return the positions of the first ``rows`` utterances."""
-        return Places(*(part[:rows] for part in (self.time_N, self.here_N, self.count_N, self.going_N)))
+        return DecodingPositions(*(part[:rows] for part in (self.time_N, self.here_N, self.count_N, self.going_N)))
 
 
 class GreedyDecoder:
@@ -111,7 +111,7 @@ class GreedyDecoder:
     def __init__(
         self,
         model: nn.Module,
-        limits: Limits,
+        limits: DecodingLimits,
         utterances: int,
         frames: int,
         width: int,
@@ -132,7 +132,7 @@ class GreedyDecoder:
         self._written = torch.zeros((utterances, limits.symbols + 1), dtype=torch.int64, device=device)
         self.token_NM = self._written[:, : limits.symbols]
         time_N, here_N, count_N = (torch.zeros_like(self.length_N) for _ in range(3))
-        self._places = Places(time_N, here_N, count_N, torch.zeros_like(self.length_N, dtype=torch.bool))
+        self._places = DecodingPositions(time_N, here_N, count_N, torch.zeros_like(self.length_N, dtype=torch.bool))
         self.count_N = self._places.count_N
         self._row_N = torch.arange(utterances, device=device)
         self._ahead_A = torch.arange(look_ahead, device=device)

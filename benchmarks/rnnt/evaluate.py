@@ -23,10 +23,10 @@ from torch import Tensor
 
 from benchmarks.rnnt.config import RnntConfig
 from benchmarks.rnnt.data import PADDING
-from benchmarks.rnnt.decoder import GreedyDecoder, Limits
+from benchmarks.rnnt.decoder import DecodingLimits, GreedyDecoder
 from benchmarks.rnnt.model import JOINED, Rnnt
 from benchmarks.rnnt.prepared import open_prepared
-from benchmarks.rnnt.preparer import Preparer
+from benchmarks.rnnt.preparer import FeaturePreparer
 from benchmarks.rnnt.tokenizer import Tokenizer
 from benchmarks.rnnt.wer import WordErrors
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
@@ -112,7 +112,7 @@ class Transcription(Evaluation):
         open_source: Callable[[Path], EvalSource],
         eval_samples: int,
         layout: Layout,
-        preparer: Preparer,
+        preparer: FeaturePreparer,
         capture: bool,
     ) -> None:
         facts, reader, device = own.facts, own.reader, layout.device
@@ -143,7 +143,7 @@ class Transcription(Evaluation):
         self._length_B = length_B
         self.decoder = GreedyDecoder(
             model,
-            Limits(facts.blank, facts.max_frame_symbols, facts.max_symbols),
+            DecodingLimits(facts.blank, facts.max_frame_symbols, facts.max_symbols),
             self._batches * self._batch,
             -(-most // JOINED),
             facts.joint_width,

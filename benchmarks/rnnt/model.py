@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.rnnt.config import Architecture, ModelConfig
+from benchmarks.rnnt.config import ModelConfig, RnntArchitecture
 from benchmarks.rnnt.decoder import START
 from benchmarks.rnnt.joint import Joint
 from benchmarks.rnnt.lstm import Initial, LstmStack, State
@@ -63,7 +63,7 @@ class Rnnt(nn.Module):
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: RnntArchitecture,
         config: ModelConfig,
         init_scale: float,
         generator: torch.Generator,
@@ -172,7 +172,7 @@ def join_frames(x_TBH: Tensor) -> Tensor:
     return x_TBH.unflatten(0, (-1, JOINED)).transpose(1, 2).flatten(2)
 
 
-def training_flops(shape: Architecture, features: int, frames: int, tokens: int) -> float:
+def training_flops(shape: RnntArchitecture, features: int, frames: int, tokens: int) -> float:
     """Return the FLOPs of one utterance, forward and backward: three forward passes, 2 FLOPs per multiply-add.
 
     Args:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rnnt.data_settings import DataSettings, Key
+from benchmarks.rnnt.data_settings import Key, SpeechDataSettings
 from benchmarks.rnnt.lengths import packed_rows, resampled, spliced_frames
 from common.data.batches import Block
 from common.data.order import MicroBatches, sample_generator
@@ -52,7 +52,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnUtterances:
     """A micro-batch, with the longest utterance first.
 
     Attributes:
@@ -102,7 +102,7 @@ class UtteranceStream:
         self,
         samples_P: NDArray[np.integer],
         tokens_P: NDArray[np.integer],
-        settings: DataSettings,
+        settings: SpeechDataSettings,
         mine: MicroBatches,
         seed: int,
     ) -> None:
@@ -138,13 +138,13 @@ class UtteranceStream:
         drawn = self.drawn(number)
         return [(drawn.epoch, utterance) for utterance in drawn.utterance_B.tolist()]
 
-    def drawn(self, number: int) -> Drawn:
+    def drawn(self, number: int) -> DrawnUtterances:
         """Return this replica's micro-batch ``number``, counted from the start of training."""
         step, accumulation_step = self._mine.place(number)
         epoch, place = divmod(step, self.train_samples // self._global_batch)
         made = self.epoch(epoch)
         utterance_B = made.order_GLB[place, self._mine.lane(accumulation_step)]
-        return Drawn(
+        return DrawnUtterances(
             epoch, utterance_B, made.speed_P[utterance_B], made.samples_P[utterance_B], made.seed_P[utterance_B]
         )
 

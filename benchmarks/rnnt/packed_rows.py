@@ -65,7 +65,7 @@ def packed_rows(
     return PackedRows(frames_B, tokens_B.to(torch.int32), offsets, capacity, most_frames, most_tokens)
 
 
-class Places(NamedTuple):
+class ReservedRows(NamedTuple):
     """Meaning of each reserved row.
 
     Attributes:
@@ -79,11 +79,11 @@ class Places(NamedTuple):
     exists_R: Tensor
 
 
-def places(rows: PackedRows) -> Places:
+def places(rows: PackedRows) -> ReservedRows:
     """Return utterance, frame and token position of every row."""
     row_R = torch.arange(rows.capacity, device=rows.device)
     exists_R = row_R < rows.offsets[-1]
     utterance_R = torch.searchsorted(rows.offsets[1:], row_R, right=True).clamp_(max=rows.utterances - 1)
     own_R = (row_R - rows.offsets[utterance_R]).masked_fill(~exists_R, 0)
     width_R = rows.tokens_B.long()[utterance_R] + 1
-    return Places(utterance_R, own_R // width_R, own_R % width_R, exists_R)
+    return ReservedRows(utterance_R, own_R // width_R, own_R % width_R, exists_R)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.rnnt import example
-from benchmarks.rnnt.config import Architecture, Facts
+from benchmarks.rnnt.config import Facts, RnntArchitecture
 from common.config.schema import RunConfig
 from common.contract.peer import Peer
 from common.data.batches import Batch
@@ -38,7 +38,7 @@ EMA = 0.995
 TORCHAUDIO = OptionalPackage("torchaudio", ("torchaudio.functional:rnnt_loss",))
 
 
-class Part(NamedTuple):
+class UtteranceGroup(NamedTuple):
     """Some utterances of a micro-batch, and their largest lengths.
 
     Attributes:
@@ -56,10 +56,10 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Function from logits (B, S, U + 1, V), and tokens, frame counts and token counts as int32, to losses (B,)."""
 
 
-class Joint(nn.Module):
+class PeerJoint(nn.Module):
     """Joint network: from the sum of both networks, for all frames and tokens, to logits."""
 
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, shape: RnntArchitecture) -> None:
         super().__init__()
         self.dropout = nn.Dropout(shape.joint_dropout)
         self.last = nn.Linear(shape.joint_width, shape.classes)
@@ -79,7 +79,7 @@ class Network(nn.Module):
         compiled: whether to compile everything except the LSTMs.
     """
 
-    def __init__(self, shape: Architecture, features: int, compiled: bool) -> None:
+    def __init__(self, shape: RnntArchitecture, features: int, compiled: bool) -> None:
         super().__init__()
         width, predicted = shape.encoder_width, shape.prediction_width
         between = shape.encoder_dropout if shape.pre_layers > 1 else 0.0
@@ -93,7 +93,7 @@ class Network(nn.Module):
         self.after_prediction = nn.Dropout(shape.prediction_dropout)
         self.joint_enc = nn.Linear(width, shape.joint_width)
         self.joint_pred = nn.Linear(predicted, shape.joint_width)
-        self.joint = Joint(shape)
+        self.joint = PeerJoint(shape)
         self._logits: Callable[[Tensor, Tensor], Tensor] = (
             torch.compile(self.joint.forward) if compiled else self.joint.forward
         )
@@ -120,7 +120,7 @@ class Network(nn.Module):
         loss: Loss,
         scale: Callable[[Tensor], Tensor],
         autocast: Callable[[], AbstractContextManager[object]],
-        parts: Sequence[Part],
+        parts: Sequence[UtteranceGroup],
     ) -> Tensor:
         """Write the gradients of the scaled mean loss to the parameters, and return the mean loss.
 
@@ -168,7 +168,7 @@ def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
     return loss
 
 
-def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> list[Part]:
+def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> list[UtteranceGroup]:
     """Return consecutive parts of a micro-batch, each as large as possible.
 
     Args:
@@ -177,15 +177,15 @@ def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> 
     """
     frames_B = ((tensors["feature_lengths"] + 1) // 2).tolist()
     tokens_B = tensors["token_lengths"].tolist()
-    parts: list[Part] = []
+    parts: list[UtteranceGroup] = []
     begin = frames = tokens = 0
     for utterance, (own_frames, own_tokens) in enumerate(zip(frames_B, tokens_B, strict=True)):
         most_frames, most_tokens = max(frames, own_frames), max(tokens, own_tokens)
         if utterance > begin and (utterance + 1 - begin) * most_frames * (most_tokens + 1) * classes >= logits:
-            parts.append(Part(slice(begin, utterance), frames, tokens))
+            parts.append(UtteranceGroup(slice(begin, utterance), frames, tokens))
             begin, most_frames, most_tokens = utterance, own_frames, own_tokens
         frames, tokens = most_frames, most_tokens
-    return [*parts, Part(slice(begin, len(frames_B)), frames, tokens)]
+    return [*parts, UtteranceGroup(slice(begin, len(frames_B)), frames, tokens)]
 
 
 def step_of(

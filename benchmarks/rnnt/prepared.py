@@ -2,7 +2,7 @@
 
 - ``SPLIT/audio_00000.pcm`` ...: samples, 16 bits, little-endian, 16 kHz, without a header. The files form one stream;
   no utterance spans two files.
-- ``SPLIT/samples.npy``, ``token_lengths.npy``, ``tokens.npy``, ``shard_samples.npy``: see :class:`Split`.
+- ``SPLIT/samples.npy``, ``token_lengths.npy``, ``tokens.npy``, ``shard_samples.npy``: see :class:`SpeechSplit`.
 - ``SPLIT/names.txt``, ``eval/transcripts.txt``: one line per utterance.
 - ``tokenizer.model``, ``manifest.json``.
 
@@ -39,7 +39,7 @@ _COLUMNS = {"samples": np.int32, "token_lengths": np.int32, "tokens": np.int16, 
 
 
 @dataclass(frozen=True)
-class Split:
+class SpeechSplit:
     """Utterances of a split; N of them.
 
     Attributes:
@@ -100,7 +100,7 @@ class Split:
 class Audio:
     """Audio samples of a split: maps the number of an utterance to its samples. The files are memory-mapped."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: SpeechSplit) -> None:
         self._split = split
         self._files = [np.memmap(path, "<i2", "r") for path in split.shards]
 
@@ -114,7 +114,7 @@ class Audio:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSpeech:
     """A prepared folder."""
 
     root: Path
@@ -142,7 +142,7 @@ class Prepared:
         """Return the tokenizer; raises :class:`DataError` if its file is damaged."""
         return Tokenizer(self.root / TOKENIZER, self.vocabulary)
 
-    def split(self, name: str) -> Split:
+    def split(self, name: str) -> SpeechSplit:
         """Return the utterances of ``train`` or ``eval``; raises :class:`DataError` if a file is damaged."""
         counts = self.manifest.counts
         sizes = {column: counts[f"{name}_{column}"] for column in ("samples", "tokens")}
@@ -151,7 +151,7 @@ class Prepared:
             column: _column(self.root / name / f"{column}.npy", np.dtype(dtype), sizes[column])
             for column, dtype in _COLUMNS.items()
         }
-        split = Split(self.root / name, **columns)
+        split = SpeechSplit(self.root / name, **columns)
         for what, found, wanted in (
             ("samples of audio", int(split.samples.sum(dtype=np.int64)), int(split.shard_samples.sum())),
             ("pieces", int(split.token_lengths.sum(dtype=np.int64)), len(split.tokens)),
@@ -161,9 +161,9 @@ class Prepared:
         return split
 
 
-def open_prepared(root: Path) -> Prepared:
+def open_prepared(root: Path) -> PreparedSpeech:
     """Open a prepared folder; raises :class:`DataError` unless manifest and files are complete."""
-    return Prepared(root, manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
+    return PreparedSpeech(root, manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
 
 
 def shard_name(number: int) -> str:
@@ -181,7 +181,7 @@ def write_split(
 
     Args:
         folder: folder of the split.
-        columns: arrays by the names of :class:`Split`'s attributes.
+        columns: arrays by the names of :class:`SpeechSplit`'s attributes.
         names: names of the utterances.
         transcripts: transcripts of the utterances; None: do not write them.
     """

@@ -18,7 +18,7 @@ from common.data.batches import Batch, HostBatch
 from common.ops.operation import OPTION, OperationRequest, asked_for
 
 
-class Preparer:
+class FeaturePreparer:
     """Computes features, without synchronization with the device.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.rnnt.prepared import Split
+from benchmarks.rnnt.prepared import SpeechSplit
 from common.data.threads import PendingBatch, SampleThreads
 
 _ALIGNMENT = 8
@@ -31,7 +31,7 @@ class UtteranceReader:
         pin_memory: whether to use pinned memory, for asynchronous copies to a GPU.
     """
 
-    def __init__(self, split: Split, threads: SampleThreads, pin_memory: bool) -> None:
+    def __init__(self, split: SpeechSplit, threads: SampleThreads, pin_memory: bool) -> None:
         self._split, self._audio, self._threads, self._pin = split, split.audio(), threads, pin_memory
 
     def begin(

@@ -11,12 +11,12 @@ from typing import ClassVar
 from benchmarks.rnnt import example
 from benchmarks.rnnt.config import RnntConfig
 from benchmarks.rnnt.data import open_eval, open_train
-from benchmarks.rnnt.data_settings import DataSettings, Key
+from benchmarks.rnnt.data_settings import Key, SpeechDataSettings
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
 from benchmarks.rnnt.order import kept_samples
 from benchmarks.rnnt.prepared import FORMAT
-from benchmarks.rnnt.preparer import Preparer
+from benchmarks.rnnt.preparer import FeaturePreparer
 from benchmarks.rnnt.synthetic_speech import SyntheticTranscription, SyntheticUtterances, synthetic_lengths
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -43,7 +43,7 @@ class SpeechRecognition(Workload):
         generator = layout.shared_generator("weights")
         self.model = Rnnt(own.facts, own.model, own.hparams.init_scale, generator, layout.device, self.dtype)
         audio = own.model.implementations["audio"]
-        self._preparer = Preparer(own.facts, own.model.features, audio, layout.device, self.dtype)
+        self._preparer = FeaturePreparer(own.facts, own.model.features, audio, layout.device, self.dtype)
         self.choices |= {**self.model.choices, "audio": self._preparer.choice}
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -120,9 +120,9 @@ class SpeechRecognition(Workload):
         """Compute features of synthetic audio, so that all kernels are compiled."""
         self._preparer.warm_up(self.cfg.micro_batch, self.own.reader.buckets)
 
-    def _data_settings(self) -> DataSettings:
+    def _data_settings(self) -> SpeechDataSettings:
         own = self.own
-        return DataSettings(
+        return SpeechDataSettings(
             own.facts, own.reader, own.hparams.max_duration, own.hparams.num_buckets, self.cfg.train_samples
         )
 

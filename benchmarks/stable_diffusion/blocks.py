@@ -16,17 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.architecture import (
-    Architecture,
     BlockPlan,
     Convolution,
     Downsampling,
     Layer,
     Residual,
     Transformer,
+    UNetArchitecture,
 )
 from benchmarks.stable_diffusion.operations import Operations
-from benchmarks.stable_diffusion.residual import add_residual, maps_of, rows_of
-from benchmarks.stable_diffusion.shortcut import add_shortcut
+from benchmarks.stable_diffusion.residual import add_residual, add_shortcut, maps_of, rows_of
 from benchmarks.stable_diffusion.transformer import SpatialTransformer
 from common.nn.group_norm import GroupNorm
 from common.nn.upsample_convolution import UpsampleConvolution
@@ -35,7 +34,7 @@ from common.nn.upsample_convolution import UpsampleConvolution
 class ResidualBlock(nn.Module):
     """A residual block: norm, SiLU and convolution, twice; the time embedding is added in between."""
 
-    def __init__(self, plan: Residual, architecture: Architecture, operations: Operations) -> None:
+    def __init__(self, plan: Residual, architecture: UNetArchitecture, operations: Operations) -> None:
         super().__init__()
         self._row_sums = operations.row_sums
         inputs, channels = sum(plan.inputs), plan.channels
@@ -102,10 +101,10 @@ class Upsample(nn.Module):
         return y_NCHW
 
 
-class Block(nn.Module):
+class UNetBlock(nn.Module):
     """The layers of one :class:`BlockPlan`; submodules have the published numbers as names."""
 
-    def __init__(self, plan: BlockPlan, architecture: Architecture, operations: Operations) -> None:
+    def __init__(self, plan: BlockPlan, architecture: UNetArchitecture, operations: Operations) -> None:
         super().__init__()
         for number, layer in enumerate(plan.layers):
             self.add_module(str(number), _built(layer, architecture, operations))
@@ -131,7 +130,7 @@ class Block(nn.Module):
         return inputs[0]
 
 
-def _built(layer: Layer, architecture: Architecture, operations: Operations) -> nn.Module:
+def _built(layer: Layer, architecture: UNetArchitecture, operations: Operations) -> nn.Module:
     if isinstance(layer, Convolution):
         return nn.Conv2d(layer.inputs, layer.channels, 3, padding=1)
     if isinstance(layer, Residual):
@@ -170,7 +169,7 @@ class TimeEmbedding(nn.Module):
 
 
 @dataclass(frozen=True)
-class Rows:
+class LayerRows:
     """The rows of one weight that serves many layers: which rows belong to which layer.
 
     Attributes:
@@ -190,7 +189,7 @@ class TimeProjections(nn.Module):
         convolution_bias: biases of the blocks' first convolutions.
     """
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: UNetArchitecture) -> None:
         super().__init__()
         self.rows = time_rows(architecture)
         total = sum(self.rows.counts)
@@ -207,7 +206,7 @@ class TimeProjections(nn.Module):
 class CaptionProjections(nn.Module):
     """Keys and values of all cross-attentions, by one product; rows of ``weight``: keys and values of each layer."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: UNetArchitecture) -> None:
         super().__init__()
         self.rows = caption_rows(architecture)
         self.weight = nn.Parameter(torch.empty(sum(self.rows.counts), architecture.context_width))
@@ -222,10 +221,10 @@ class CaptionProjections(nn.Module):
         return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-class Output(nn.Module):
+class UNetOutput(nn.Module):
     """The last layers: norm, SiLU and convolution."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: UNetArchitecture) -> None:
         super().__init__()
         channels = architecture.output_blocks[-1].channels
         self.add_module("0", GroupNorm(channels, architecture.norm_groups, architecture.norm_epsilon, silu=True))
@@ -238,13 +237,13 @@ class Output(nn.Module):
         return y_NCHW
 
 
-def time_rows(architecture: Architecture) -> Rows:
+def time_rows(architecture: UNetArchitecture) -> LayerRows:
     """Return the rows of :class:`TimeProjections`."""
     named = architecture.named(Residual)
-    return Rows(tuple(name for name, _ in named), tuple(layer.channels for _, layer in named))
+    return LayerRows(tuple(name for name, _ in named), tuple(layer.channels for _, layer in named))
 
 
-def caption_rows(architecture: Architecture) -> Rows:
+def caption_rows(architecture: UNetArchitecture) -> LayerRows:
     """Return the rows of :class:`CaptionProjections`; keys and values of a transformer count as one layer each."""
     named = architecture.named(Transformer)
     each = [
@@ -252,4 +251,4 @@ def caption_rows(architecture: Architecture) -> Rows:
         for name, layer in named
         for kind in ("to_k", "to_v")
     ]
-    return Rows(tuple(name for name, _ in each), tuple(count for _, count in each))
+    return LayerRows(tuple(name for name, _ in each), tuple(count for _, count in each))

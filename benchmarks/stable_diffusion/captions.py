@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.stable_diffusion.frozen.clip import TextTower
+from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.frozen.published import load_text
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
-from benchmarks.stable_diffusion.frozen.tf32 import tf32_products
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 
 

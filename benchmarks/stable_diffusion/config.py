@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.operations import OPERATIONS
 from common.config.ranges import AtLeast, FiniteNotNegative, NotNegative, Positive, ShareAboveZero, ShareBelowOne
@@ -15,7 +15,7 @@ from common.optim.hparams import AdamWHparams
 
 
 @dataclass(frozen=True)
-class Facts(Architecture):
+class Facts(UNetArchitecture):
     """Dataset and model constants that the rules fix, besides the targets: the U-Net, the diffusion and the sampler.
 
     Attributes:

@@ -31,7 +31,7 @@ from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape, decode_caption
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 from benchmarks.stable_diffusion.order import ResampledLane
-from benchmarks.stable_diffusion.prepared import Prepared, open_prepared
+from benchmarks.stable_diffusion.prepared import PreparedLatents, open_prepared
 from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches
 from common.data.threads import PendingBatch, SampleThreads
@@ -55,7 +55,7 @@ class MomentsSource:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedLatents,
         own: StableDiffusionConfig,
         micro_batches: MicroBatches,
         seed: int,
@@ -145,7 +145,7 @@ class MomentsSource:
 class _Tar:
     """A tar file, opened by the first read, and closed when no reference to this object is left."""
 
-    def __init__(self, prepared: Prepared, number: int) -> None:
+    def __init__(self, prepared: PreparedLatents, number: int) -> None:
         self.path = prepared.root / prepared.tars[number]
         self._prepared, self._number = prepared, number
         self._opening = threading.Lock()

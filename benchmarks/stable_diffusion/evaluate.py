@@ -22,7 +22,7 @@ from benchmarks.stable_diffusion.clip_score import ClipTransform, cosines, to_by
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.diffusion import abar, sampling_times
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FeatureSums, FrechetDistance, statistics_of_sums
-from benchmarks.stable_diffusion.frozen.tf32 import tf32_products
+from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.generation import STAGES, GenerationSettings, Generator
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks

@@ -55,7 +55,7 @@ class SampleShape:
 
 
 @dataclass(frozen=True)
-class Sample:
+class DecodedSample:
     """The decoded content of a picture's member, in the dtype of the member. The tensors own their memory.
 
     Attributes:
@@ -79,7 +79,7 @@ class Member:
 
     dtype: torch.dtype
     encoded: bool
-    decode: Callable[[bytes, SampleShape, str], Sample]
+    decode: Callable[[bytes, SampleShape, str], DecodedSample]
 
 
 def encode_moments(moments_CHW: NDArray[np.float32]) -> bytes:
@@ -94,7 +94,7 @@ def encode_moments(moments_CHW: NDArray[np.float32]) -> bytes:
     return _moments_header((1, *moments_CHW.shape)) + content.tobytes()
 
 
-def decode_moments(content: bytes, shape: SampleShape, name: str = "moments") -> Sample:
+def decode_moments(content: bytes, shape: SampleShape, name: str = "moments") -> DecodedSample:
     """Decode a ``.npy`` from :func:`encode_moments` or ``numpy.save``.
 
     Args:
@@ -113,10 +113,10 @@ def decode_moments(content: bytes, shape: SampleShape, name: str = "moments") ->
     if len(content) != end:
         what = "is cut off" if len(content) < end else "goes on behind its end"
         raise DataError(f"{name} {what}: {len(content)} bytes, where float32 {expected} has {end}")
-    return Sample(_owned(np.frombuffer(content, _FLOAT32, values, offset), shape.moments), None)
+    return DecodedSample(_owned(np.frombuffer(content, _FLOAT32, values, offset), shape.moments), None)
 
 
-def decode_nvidia(content: bytes, shape: SampleShape, name: str = "sample") -> Sample:
+def decode_nvidia(content: bytes, shape: SampleShape, name: str = "sample") -> DecodedSample:
     """Decode NVIDIA's pickle of moments and encoded caption, without executing anything that the pickle requests.
 
     Raises:
@@ -131,7 +131,7 @@ def decode_nvidia(content: bytes, shape: SampleShape, name: str = "sample") -> S
         array = arrays[key]
         _compare(f"{name}: {key}", array.dtype, array.shape, _FLOAT32, expected)
         tensors.append(_owned(array, expected[-3:]))
-    return Sample(*tensors)
+    return DecodedSample(*tensors)
 
 
 def encode_sample(moments_CHW: Tensor, captions_TK: Tensor) -> bytes:
@@ -147,7 +147,7 @@ def encode_sample(moments_CHW: Tensor, captions_TK: Tensor) -> bytes:
     return bytes(safetensors.torch.save(rounded))
 
 
-def decode_sample(content: bytes, shape: SampleShape, name: str = "sample") -> Sample:
+def decode_sample(content: bytes, shape: SampleShape, name: str = "sample") -> DecodedSample:
     """Decode a ``.safetensors`` from :func:`encode_sample`.
 
     Raises:
@@ -162,7 +162,7 @@ def decode_sample(content: bytes, shape: SampleShape, name: str = "sample") -> S
             raise DataError(f"{name} has {', '.join(sorted(tensors)) or 'nothing'}, and {key} are missing")
         found = tensors[key]
         _compare(f"{name}: {key}", found.dtype, tuple(found.shape), torch.bfloat16, expected)
-    return Sample(tensors["moments"], tensors["captions"])
+    return DecodedSample(tensors["moments"], tensors["captions"])
 
 
 def encode_caption(caption: str) -> bytes:

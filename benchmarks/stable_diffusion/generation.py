@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.stable_diffusion.decode import pictures_of
 from benchmarks.stable_diffusion.diffusion import SamplingTimes
+from benchmarks.stable_diffusion.frozen.vae import pictures_of
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.sampling import Sampler, initial_noise
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import Architecture, Residual
+from benchmarks.stable_diffusion.architecture import Residual, UNetArchitecture
 from benchmarks.stable_diffusion.blocks import CaptionProjections, TimeProjections
 from common.nn.group_norm import GroupNorm
 from common.nn.layer_norm import LayerNorm
@@ -25,7 +25,7 @@ Drawn = nn.Linear | nn.Conv2d | UpsampleConvolution | TimeProjections | CaptionP
 
 
 @torch.no_grad()
-def draw_weights(model: nn.Module, architecture: Architecture, generator: torch.Generator, zero_std: float) -> None:
+def draw_weights(model: nn.Module, architecture: UNetArchitecture, generator: torch.Generator, zero_std: float) -> None:
     """Initialise all parameters.
 
     Args:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import Architecture
-from benchmarks.stable_diffusion.blocks import Block, CaptionProjections, Output, TimeEmbedding, TimeProjections
+from benchmarks.stable_diffusion.architecture import UNetArchitecture
+from benchmarks.stable_diffusion.blocks import CaptionProjections, TimeEmbedding, TimeProjections, UNetBlock, UNetOutput
 from benchmarks.stable_diffusion.initial_weights import draw_weights
 from benchmarks.stable_diffusion.operations import choose_layers, choose_operations
 
@@ -39,7 +39,7 @@ class UNet(nn.Module):
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: UNetArchitecture,
         implementations: Mapping[str, str] | None = None,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
@@ -56,10 +56,12 @@ class UNet(nn.Module):
             self.time_embed = TimeEmbedding(architecture.model_channels, architecture.time_width, device, dtype)
             self.time_projections = TimeProjections(architecture)
             self.caption_projections = CaptionProjections(architecture)
-            self.input_blocks = nn.ModuleList(Block(p, architecture, operations) for p in architecture.input_blocks)
-            self.middle_block = Block(architecture.middle_block, architecture, operations)
-            self.output_blocks = nn.ModuleList(Block(p, architecture, operations) for p in architecture.output_blocks)
-            self.out = Output(architecture)
+            self.input_blocks = nn.ModuleList(UNetBlock(p, architecture, operations) for p in architecture.input_blocks)
+            self.middle_block = UNetBlock(architecture.middle_block, architecture, operations)
+            self.output_blocks = nn.ModuleList(
+                UNetBlock(p, architecture, operations) for p in architecture.output_blocks
+            )
+            self.out = UNetOutput(architecture)
         self.to(dtype=dtype).to(memory_format=torch.channels_last)
         self.to_empty(device=device)
         self.chosen |= choose_layers(self, requested, dtype)

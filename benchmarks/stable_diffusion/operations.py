@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import Architecture, Transformer
+from benchmarks.stable_diffusion.architecture import Transformer, UNetArchitecture
 from common.nn import choice
 from common.nn.group_norm import GroupNorm
 from common.nn.layer_norm import LayerNorm
@@ -63,7 +63,7 @@ class Operations:
 
 
 def choose_operations(
-    requested: Mapping[str, str], architecture: Architecture, device: torch.device, dtype: torch.dtype
+    requested: Mapping[str, str], architecture: UNetArchitecture, device: torch.device, dtype: torch.dtype
 ) -> Operations:
     """Choose the operations of the transformers; see :func:`choose_layers` for layers of :mod:`common.nn`.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.workload import StableDiffusion
 from common.config.schema import RunConfig
 from common.contract.peer import Peer
@@ -30,7 +30,7 @@ ZERO_STD = 0.02
 """Standard deviation of values for tensors that start at zero, because a device multiplies zeros faster."""
 
 
-def build(architecture: Architecture) -> Any:
+def build(architecture: UNetArchitecture) -> Any:
     """Return the network of diffusers with its own initial weights, in fp32 on the CPU.
 
     diffusers gives all norms the number of groups of the transformers. This function corrects it in residual blocks
@@ -64,7 +64,7 @@ def build(architecture: Architecture) -> Any:
 
 
 def step_of(
-    network: nn.Module, forward: Callable[..., Any], architecture: Architecture, batch: int, device: torch.device
+    network: nn.Module, forward: Callable[..., Any], architecture: UNetArchitecture, batch: int, device: torch.device
 ) -> Callable[[], Tensor]:
     """Return a function that runs an iteration on a batch of noise and returns the loss."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, weight_decay=0.01, fused=device.type == "cuda")

@@ -39,7 +39,7 @@ _NAMED = 3  # largest number of samples named in a message
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedLatents:
     """A prepared folder.
 
     Attributes:
@@ -138,7 +138,7 @@ def write_index(root: Path, tar: str, kind: str) -> int:
     return len(index)
 
 
-def open_prepared(root: Path) -> Prepared:
+def open_prepared(root: Path) -> PreparedLatents:
     """Open the prepared folder ``root``; this reads only the manifest.
 
     Raises:
@@ -160,4 +160,4 @@ def open_prepared(root: Path) -> Prepared:
     for name in needed:
         if name not in found.files:
             raise DataError(f"{where} names no {name}; run '{PREPARE_COMMAND}'")
-    return Prepared(root, found, kind, tuple(names), samples)
+    return PreparedLatents(root, found, kind, tuple(names), samples)

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from benchmarks.stable_diffusion.architecture import Architecture, Transformer
+from benchmarks.stable_diffusion.architecture import Transformer, UNetArchitecture
 from benchmarks.stable_diffusion.blocks import caption_rows, time_rows
 from common.errors import CheckpointError
 
 
-def _fused(architecture: Architecture) -> dict[str, list[tuple[str, int]]]:
+def _fused(architecture: UNetArchitecture) -> dict[str, list[tuple[str, int]]]:
     """Return, by our name, the published names of the parts and their numbers of rows."""
     times, captions = time_rows(architecture), caption_rows(architecture)
     fused = {
@@ -40,7 +40,7 @@ def _fused(architecture: Architecture) -> dict[str, list[tuple[str, int]]]:
     return fused
 
 
-def to_published(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+def to_published(tensors: Mapping[str, Tensor], architecture: UNetArchitecture) -> dict[str, Tensor]:
     """Return our tensors, such as parameters or their gradients, by published names, as views."""
     fused, published = _fused(architecture), {}
     for name, tensor in tensors.items():
@@ -50,7 +50,7 @@ def to_published(tensors: Mapping[str, Tensor], architecture: Architecture) -> d
     return published
 
 
-def from_published(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+def from_published(tensors: Mapping[str, Tensor], architecture: UNetArchitecture) -> dict[str, Tensor]:
     """Return published tensors by our names.
 
     Raises:

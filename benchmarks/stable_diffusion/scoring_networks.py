@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from benchmarks.stable_diffusion.operations import choose_layers
 from common.errors import ConfigError
 

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.clip_score import ClipTransform, cosines, to_bytes
 from benchmarks.stable_diffusion.config import Facts
-from benchmarks.stable_diffusion.decode import pictures_of
 from benchmarks.stable_diffusion.diffusion import abar, sampling_times
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FrechetDistance, statistics_of_features
-from benchmarks.stable_diffusion.frozen.freezing import freeze
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
+from benchmarks.stable_diffusion.frozen.inference import freeze
 from benchmarks.stable_diffusion.frozen.published import save_clip, save_inception, save_stable_diffusion
 from benchmarks.stable_diffusion.frozen.sizes import (
     SMALL_INCEPTION,
@@ -43,7 +43,6 @@ from benchmarks.stable_diffusion.frozen.sizes import (
     VaeSizes,
     VisionSizes,
 )
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tokenizer import (
     BYTE_TOKENS,
     MARKS,
@@ -53,8 +52,7 @@ from benchmarks.stable_diffusion.frozen.tokenizer import (
     merge_pair,
     words,
 )
-from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
+from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL, pictures_of
 from common.config.loading import build
 from common.data.options import Option, Options
 from common.errors import ConfigError

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import Architecture, Transformer
+from benchmarks.stable_diffusion.architecture import Transformer, UNetArchitecture
 from benchmarks.stable_diffusion.operations import Operations
 from benchmarks.stable_diffusion.residual import add_residual, maps_of, rows_of
 from common.nn.group_norm import GroupNorm
@@ -65,7 +65,7 @@ class SpatialTransformer(nn.Module):
         architecture: gives epsilons, groups and heads.
     """
 
-    def __init__(self, plan: Transformer, architecture: Architecture, operations: Operations) -> None:
+    def __init__(self, plan: Transformer, architecture: UNetArchitecture, operations: Operations) -> None:
         super().__init__()
         channels = plan.channels
         self.norm = GroupNorm(channels, architecture.transformer_norm_groups, architecture.transformer_norm_epsilon)

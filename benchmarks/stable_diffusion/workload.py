@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks.stable_diffusion.architecture import training_flops
 from benchmarks.stable_diffusion.captions import TokenEncoder
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.diffusion import abar, noised, velocity_loss
 from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, generation_settings
-from benchmarks.stable_diffusion.flops import training_flops
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.prepared import FORMAT

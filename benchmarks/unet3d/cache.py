@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.unet3d.components import Boxes, largest_boxes
-from benchmarks.unet3d.reader_settings import CachePlace
+from benchmarks.unet3d.config import CachePlace
 from benchmarks.unet3d.volumes import Volumes
 from common.data.staging import Staging
 from common.errors import ConfigError

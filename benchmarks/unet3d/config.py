@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from benchmarks.unet3d.model import HALVINGS, Architecture, NetworkSettings
+from benchmarks.unet3d.model import HALVINGS, NetworkSettings, UNet3DArchitecture
 from benchmarks.unet3d.model import OPERATIONS as NETWORK_OPERATIONS
 from benchmarks.unet3d.ops.augment import AUGMENT
 from benchmarks.unet3d.ops.dice_cross_entropy import DICE_CROSS_ENTROPY
-from benchmarks.unet3d.reader_settings import ReaderSettings
 from common.config.ranges import (
     AtLeast,
     Finite,
@@ -22,6 +21,27 @@ from common.config.ranges import (
 )
 from common.ops.operation import Operation, all_implementations
 from common.optim.hparams import SgdHparams
+
+CachePlace = Literal["auto", "device", "host"]
+
+
+@dataclass(frozen=True)
+class VolumeReaderSettings:
+    """Options of the reader that the rules do not fix.
+
+    Attributes:
+        shares: equal parts of the training set that never mix. With one share per replica, a replica reads and caches
+            only its own volumes; with 1, every replica may need every volume; 0 chooses one per replica if that
+            divides the volumes, otherwise 1. The order depends on shares and seed, not on the number of replicas.
+        cache: location of the volumes: ``device``, or ``host`` memory, where the CPU cuts the crops; ``auto`` chooses
+            the device if the volumes fit into half of its free memory. The crops are the same.
+        threads: threads that read volumes; the same number cuts crops in host memory.
+    """
+
+    shares: Annotated[int, AtLeast(0, "a number of shares, or 0 to have it chosen")]
+    cache: CachePlace
+    threads: Annotated[int, AtLeast(1)]
+
 
 Variant = Literal["nvidia", "reference"]
 """Selects the behaviour of NVIDIA's submissions or of the reference, where they differ and the rules allow both."""
@@ -44,7 +64,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 @dataclass(frozen=True)
-class Facts(Architecture):
+class Facts(UNet3DArchitecture):
     """Constants that the rules fix besides the target: the network, the crops, the augmentation and the sliding window.
 
     Attributes:
@@ -123,5 +143,5 @@ class UNet3DConfig:
     facts: Facts
     hparams: Hparams
     model: ModelConfig
-    reader: ReaderSettings
+    reader: VolumeReaderSettings
     sliding_window: SlidingWindowConfig

@@ -45,7 +45,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Crop:
+class VolumeCrop:
     """A crop, with its position in the memory of the volumes.
 
     Attributes:
@@ -92,7 +92,7 @@ class Slab:
         """Return the lowest source plane of the slab in the crop before mirroring."""
         return self.size[0] - self.first_plane - self.planes if mirrored else self.first_plane
 
-    def cut(self, volumes: Tensor, crop: Crop) -> Tensor:
+    def cut(self, volumes: Tensor, crop: VolumeCrop) -> Tensor:
         """Return the slab before mirroring, (D, H, W), as a view of ``volumes``, (voxels,)."""
         place = volumes[crop.offset : crop.offset + math.prod(crop.shape)].view(crop.shape)
         depth = crop.origin[0] + self.source_plane(crop.draws.flips[0])

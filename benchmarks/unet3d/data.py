@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_place
-from benchmarks.unet3d.config import Facts, Variant
-from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, Crop, Draws, Slab, crop_origin
+from benchmarks.unet3d.config import CachePlace, Facts, Variant, VolumeReaderSettings
+from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, Draws, Slab, VolumeCrop, crop_origin
 from benchmarks.unet3d.ops.augment import AUGMENT
 from benchmarks.unet3d.ops.augment.reference import parameters
 from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
-from benchmarks.unet3d.reader_settings import CachePlace, ReaderSettings
 from benchmarks.unet3d.volumes import Volumes, open_volumes
 from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches
@@ -52,7 +51,7 @@ def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draw
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class VolumeDataSettings:
     """Settings of the crops and the reader.
 
     Attributes:
@@ -62,7 +61,7 @@ class DataSettings:
     """
 
     facts: Facts
-    reader: ReaderSettings
+    reader: VolumeReaderSettings
     variant: Variant
     dtype: torch.dtype
     implementations: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +103,7 @@ class VolumeSource:
     def __init__(
         self,
         volumes: Volumes,
-        settings: DataSettings,
+        settings: VolumeDataSettings,
         order: ReplicaOrder,
         device: torch.device,
         place: CachePlace,
@@ -160,7 +159,7 @@ class VolumeSource:
         if self._cutters is not None:
             self._cutters.shutdown()
 
-    def _crop(self, step: int, slot: int) -> Crop:
+    def _crop(self, step: int, slot: int) -> VolumeCrop:
         """Draw a sample. The result depends only on the sample's number, not on earlier samples."""
         volume = self._order.order.volume(step, slot)
         generator = self._order.order.generator(step, slot)
@@ -168,9 +167,9 @@ class VolumeSource:
         shape = self._volumes.train[volume].shape
         origin = crop_origin(generator, shape, facts.input_shape, facts.oversampling, lambda: self.cache.boxes(volume))
         draws = draw(generator, facts, self._settings.variant)
-        return Crop(self.cache.wait(volume), shape, origin, draws)
+        return VolumeCrop(self.cache.wait(volume), shape, origin, draws)
 
-    def _tensors(self, crops: list[Crop]) -> dict[str, Tensor]:
+    def _tensors(self, crops: list[VolumeCrop]) -> dict[str, Tensor]:
         if self._cutters is None:
             return parameters(crops, self._slab, self._pin_memory)
         shape, voxels = self._slab.shape, self._slab.voxels
@@ -182,14 +181,14 @@ class VolumeSource:
                 target[number * voxels :][:voxels].view(shape).copy_(self._slab.cut(source, crops[number]))
 
         list(self._cutters.map(cut, range(len(crops))))
-        staged = [Crop(number * voxels, shape, (0, 0, 0), crop.draws) for number, crop in enumerate(crops)]
+        staged = [VolumeCrop(number * voxels, shape, (0, 0, 0), crop.draws) for number, crop in enumerate(crops)]
         whole = Slab(shape, 0, shape[0])  # only the slab was copied
         return {"images": images, "labels": labels, **parameters(staged, whole, self._pin_memory)}
 
 
 def open_train(
     root: Path,
-    settings: DataSettings,
+    settings: VolumeDataSettings,
     layout: Layout,
     micro_batch: int,
     accumulation: int = 1,
@@ -218,7 +217,7 @@ def open_train(
     return VolumeSource(volumes, settings, order, layout.device, place, settings.slab(split))
 
 
-def order_of_data(reader: ReaderSettings, variant: Variant, train_samples: int, replicas: int) -> str:
+def order_of_data(reader: VolumeReaderSettings, variant: Variant, train_samples: int, replicas: int) -> str:
     """Return, as text, the settings that determine the samples, besides seed and batch size; checkpoints store them.
 
     Args:
@@ -230,12 +229,12 @@ def order_of_data(reader: ReaderSettings, variant: Variant, train_samples: int, 
     return f"{shares} shares, augmentation {variant}"
 
 
-def warm_up(settings: DataSettings, layout: Layout, micro_batch: int, split: VolumeSplit | None = None) -> None:
+def warm_up(settings: VolumeDataSettings, layout: Layout, micro_batch: int, split: VolumeSplit | None = None) -> None:
     """Make a micro-batch from a synthetic volume, to compile the kernel before ``run_start``."""
     slab, device = settings.slab(split), layout.device
     volume = torch.zeros(math.prod(slab.size), device=device)
     draws = Draws((True, True, True), 1.0, NOISE_DEVIATION, 0)
-    tensors = parameters([Crop(0, slab.size, (0, 0, 0), draws)] * micro_batch, slab, device.type == "cuda")
+    tensors = parameters([VolumeCrop(0, slab.size, (0, 0, 0), draws)] * micro_batch, slab, device.type == "cuda")
     given = (volume, volume.to(torch.uint8), *(t.to(device) for t in tensors.values()))
     settings.augmentation(device).function(*given, slab, settings.dtype)
     if device.type == "cuda":

@@ -26,9 +26,8 @@ from benchmarks.unet3d.evaluation_volumes import (
     synthetic_cases,
     synthetic_voxels,
 )
-from benchmarks.unet3d.sliding_window import SlidingWindow
+from benchmarks.unet3d.sliding_window import INTERSECTION, LABELLED, PREDICTED, SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
-from benchmarks.unet3d.window_sums import INTERSECTION, LABELLED, PREDICTED
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.unet3d.evaluation_volumes import CachedVolume
-from benchmarks.unet3d.sliding_window import Origin, Slices, SlidingWindow
-from benchmarks.unet3d.window_sums import add_window, count_classes
+from benchmarks.unet3d.sliding_window import Origin, Slices, SlidingWindow, add_window, count_classes
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 
@@ -158,7 +157,7 @@ class VolumeSums:
             count_classes(scored_DHWK, label_DHW, self._counts[volume.index])
 
     def all_counts(self) -> list[list[list[int]]]:
-        """Return counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.window_sums`."""
+        """Return counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.sliding_window`."""
         if self._everyone is not None:
             dist.all_reduce(self._counts, group=self._everyone)
         counts: list[list[list[int]]] = self._counts.tolist()

@@ -51,7 +51,7 @@ Filters = Range(f"{HALVINGS} positive numbers", lambda value: len(value) == HALV
 
 
 @dataclass(frozen=True)
-class Architecture:
+class UNet3DArchitecture:
     """Architecture of the network.
 
     Attributes:
@@ -136,12 +136,12 @@ class NetworkSettings:
     halo: str = AUTO
 
 
-class _Build:
+class _NetworkBuild:
     """Settings that all parts of the network share, and the names of the chosen implementations."""
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: UNet3DArchitecture,
         settings: NetworkSettings,
         device: torch.device,
         dtype: torch.dtype,
@@ -197,7 +197,7 @@ class _Build:
 class ConvBlock(nn.Module):
     """Convolution, instance norm and ReLU, on slabs if ``split``."""
 
-    def __init__(self, build: _Build, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
+    def __init__(self, build: _NetworkBuild, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
         super().__init__()
         self.conv = build.convolution(in_channels, out_channels, stride, split)
         # Holds weight, bias and epsilon; the fused operation reads them.
@@ -216,7 +216,7 @@ class ConvBlock(nn.Module):
 class ConvPair(nn.Module):
     """Two convolution blocks; the first may halve the volume."""
 
-    def __init__(self, build: _Build, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
+    def __init__(self, build: _NetworkBuild, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
         super().__init__()
         self.conv1 = ConvBlock(build, in_channels, out_channels, stride, split)
         self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
@@ -231,7 +231,7 @@ class ConvPair(nn.Module):
 class UpBlock(nn.Module):
     """Upsampling by 2, concatenation of the skip connection, and two convolution blocks."""
 
-    def __init__(self, build: _Build, in_channels: int, out_channels: int, split: bool) -> None:
+    def __init__(self, build: _NetworkBuild, in_channels: int, out_channels: int, split: bool) -> None:
         super().__init__()
         transposed = skip_init(
             nn.ConvTranspose3d, in_channels, out_channels, 2, stride=2, device=build.device, dtype=build.dtype
@@ -249,7 +249,7 @@ class UpBlock(nn.Module):
         return x_NCDHW
 
 
-class Output(nn.Conv3d):
+class OutputConvolution(nn.Conv3d):
     """The last convolution, computed by ``function``."""
 
     function: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -276,7 +276,7 @@ class UNet3D(nn.Module):
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: UNet3DArchitecture,
         settings: NetworkSettings | None = None,
         generator: torch.Generator | None = None,
         *,
@@ -289,14 +289,14 @@ class UNet3D(nn.Module):
         split = None if split is None or split.ranks == 1 else split
         self.architecture = architecture
         self._split = split
-        build = _Build(architecture, settings or NetworkSettings(), device, dtype, split)
+        build = _NetworkBuild(architecture, settings or NetworkSettings(), device, dtype, split)
         filters = architecture.filters
         self.input_block = ConvPair(build, INPUT_CHANNELS, filters[0], 1, split=True)
         for level, (name, narrow, wide) in enumerate(architecture.down, 1):
             self.add_module(name, ConvPair(build, narrow, wide, 2, split=level < SPLIT_LEVELS))
         for level, (name, wide, narrow) in zip(range(HALVINGS - 1, -1, -1), architecture.up, strict=True):
             self.add_module(name, UpBlock(build, wide, narrow, split=level < SPLIT_LEVELS))
-        self.output = skip_init(Output, filters[0], architecture.classes, 1, device=device, dtype=dtype)
+        self.output = skip_init(OutputConvolution, filters[0], architecture.classes, 1, device=device, dtype=dtype)
         self.output.function = build.output_convolution(filters[0])
         self._chosen = build.chosen
         if generator is not None:

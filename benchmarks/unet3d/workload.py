@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from benchmarks.unet3d.config import UNet3DConfig
-from benchmarks.unet3d.data import DataSettings, VolumeSource, open_train, order_of_data, warm_up
+from benchmarks.unet3d.data import VolumeDataSettings, VolumeSource, open_train, order_of_data, warm_up
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D
 from benchmarks.unet3d.ops.dice_cross_entropy import DICE_CROSS_ENTROPY
@@ -133,9 +133,11 @@ class UNet3DSegmentation(Workload):
         image_NCDHW = torch.randn(count, *size, 1, generator=generator).to(device, self.dtype).movedim(-1, 1)
         yield Batch({"image": image_NCDHW, "label": label_NDHW.to(device)}, self.nominal_samples)
 
-    def _data_settings(self) -> DataSettings:
+    def _data_settings(self) -> VolumeDataSettings:
         own = self.own
-        return DataSettings(own.facts, own.reader, own.hparams.augmentation, self.dtype, own.model.implementations)
+        return VolumeDataSettings(
+            own.facts, own.reader, own.hparams.augmentation, self.dtype, own.model.implementations
+        )
 
     def warm_up_reader(self) -> None:
         """Make crops from a synthetic volume."""

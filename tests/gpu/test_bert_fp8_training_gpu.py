@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.bert.model import Architecture, Bert, pretraining_loss
+from benchmarks.bert.model import Bert, BertArchitecture, pretraining_loss
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.adaptive import AdamW
@@ -31,7 +31,7 @@ pytestmark = [
     ),
 ]
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = BertArchitecture(
     vocabulary=2000, hidden=1024, layers=4, heads=16, feed_forward=4096, max_sequence_length=512, segment_types=2,
     norm_epsilon=1e-12, dropout=0.1, attention_dropout=0.1, initializer_range=0.02,
 )  # fmt: skip
@@ -85,7 +85,7 @@ def micro_batch(ids: np.ndarray, step: int, rows: int) -> dict[str, Tensor]:
     return {**tensors, "dropout_seed": torch.tensor(step)}
 
 
-def train(linear: str, architecture: Architecture, device: str, steps: int, rows: int) -> list[float]:
+def train(linear: str, architecture: BertArchitecture, device: str, steps: int, rows: int) -> list[float]:
     """Masked-LM loss of every step."""
     start = torch.Generator(device).manual_seed(0)
     model = Bert(architecture, start, {"linear": linear}, device, torch.bfloat16).train()

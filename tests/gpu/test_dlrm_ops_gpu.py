@@ -72,9 +72,9 @@ def dense_network(name: str, dtype: torch.dtype) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(1)
     if name == "dlrm":
         sizes = ClickArchitecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1))
-        return dlrm.DenseNetwork(sizes, TABLES, {}, CUDA, dtype, generator)
-    crossed = dlrm_dcnv2.Architecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1), 3, 512)
-    return dlrm_dcnv2.DenseNetwork(crossed, TABLES, {}, CUDA, dtype, generator)
+        return dlrm.DlrmNetwork(sizes, TABLES, {}, CUDA, dtype, generator)
+    crossed = dlrm_dcnv2.DlrmDcnv2Architecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1), 3, 512)
+    return dlrm_dcnv2.DlrmDcnv2Network(crossed, TABLES, {}, CUDA, dtype, generator)
 
 
 def training(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[], list[Tensor]]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.rnnt.config import RnntConfig
-from benchmarks.rnnt.decoder import GreedyDecoder, Limits
+from benchmarks.rnnt.decoder import DecodingLimits, GreedyDecoder
 from benchmarks.rnnt.evaluate import Transcription
-from benchmarks.rnnt.preparer import Preparer
+from benchmarks.rnnt.preparer import FeaturePreparer
 from benchmarks.rnnt.synthetic_speech import SyntheticUtterances, find_rate, give_weights
 from benchmarks.rnnt.workload import SpeechRecognition
 from common.config import loading
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 FRAMES, UTTERANCES = 40, 37
-LIMITS = Limits(BLANK, frame_symbols=5, symbols=60)
+LIMITS = DecodingLimits(BLANK, frame_symbols=5, symbols=60)
 SMALL = [
     "benchmark=rnnt", "scale=test", "precision=fp16", "benchmark.eval_samples=41", "benchmark.facts.classes=65",
     "benchmark.facts.encoder_width=128", "benchmark.facts.prediction_width=128", "benchmark.facts.joint_width=128",
@@ -109,7 +109,9 @@ def samples_of(run: RunConfig) -> np.ndarray:
 def evaluation_of(run: RunConfig, workload: SpeechRecognition, samples_N: np.ndarray, capture: bool) -> Transcription:
     own, device = workload.own, workload.layout.device
     source = SyntheticUtterances(samples_N, own, workload.layout)
-    preparer = Preparer(own.facts, own.model.features, own.model.implementations["audio"], device, workload.dtype)
+    preparer = FeaturePreparer(
+        own.facts, own.model.features, own.model.implementations["audio"], device, workload.dtype
+    )
     evaluation = Transcription(
         workload.model, own, lambda root: source, len(samples_N), workload.layout, preparer, capture
     )

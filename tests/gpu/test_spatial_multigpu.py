@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.unet3d.model import Architecture, NetworkSettings, UNet3D
+from benchmarks.unet3d.model import NetworkSettings, UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
-ARCHITECTURE = Architecture(classes=3, filters=(8, 12, 16, 20, 24), norm_epsilon=1e-5)
+ARCHITECTURE = UNet3DArchitecture(classes=3, filters=(8, 12, 16, 20, 24), norm_epsilon=1e-5)
 SIZE = (64, 64, 64)
 SAMPLES = 2
 STEPS = 3

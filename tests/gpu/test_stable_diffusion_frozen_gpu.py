@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
+from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
-from benchmarks.stable_diffusion.frozen.tf32 import tf32_products
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from benchmarks.stable_diffusion.operations import LAYERS, choose_layers
 from common.ops.operation import REFERENCE
 from common.step.capture import capturing

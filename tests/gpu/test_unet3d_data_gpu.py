@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.crop import Crop, Draws, Slab
-from benchmarks.unet3d.data import DataSettings, open_train, warm_up
+from benchmarks.unet3d.crop import Draws, Slab, VolumeCrop
+from benchmarks.unet3d.data import VolumeDataSettings, open_train, warm_up
 from benchmarks.unet3d.ops.augment import AUGMENT
 from benchmarks.unet3d.ops.augment.reference import parameters
 from common.data.batches import Batch, Block, HostBatch
@@ -31,10 +31,10 @@ NOISE = 1e-4
 """Two approximations of the logarithm apart, times the largest deviation, and more than that."""
 
 
-def crops() -> list[Crop]:
+def crops() -> list[VolumeCrop]:
     drawn = zip(product((False, True), repeat=3), [0.0, 0.1] * 4, [0, 1, 2**63 - 1, 5, 1 << 40, 3, 8, 9], strict=True)
     return [
-        Crop(VOXELS * (n % 2), SHAPE, (3 * n, 32 - n, 2 * n), Draws(flips, 1 + 0.1 * n, deviation, seed))
+        VolumeCrop(VOXELS * (n % 2), SHAPE, (3 * n, 32 - n, 2 * n), Draws(flips, 1 + 0.1 * n, deviation, seed))
         for n, (flips, deviation, seed) in enumerate(drawn)
     ]
 
@@ -70,13 +70,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_volumes(tmp_path_factory.mktemp("unet3d") / "data", pairs, CROP)
 
 
-def chosen(cache: str, augment: str) -> DataSettings:
+def chosen(cache: str, augment: str) -> VolumeDataSettings:
     return settings(
         torch.bfloat16, CROP, cache=cache, augment=augment, noise_probability=0.5, brightness_probability=0.5
     )
 
 
-def crops_through_the_prefetcher(root: Path, given: DataSettings, device: str) -> list[dict[str, Tensor]]:
+def crops_through_the_prefetcher(root: Path, given: VolumeDataSettings, device: str) -> list[dict[str, Tensor]]:
     """Twelve epochs, prepared on a side stream and copied on the current one, as training does."""
     source = open_train(root, given, Layout(device=device, seed=3), 3)
     taken: list[dict[str, Tensor]] = []

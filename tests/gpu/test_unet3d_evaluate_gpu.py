@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
-from benchmarks.unet3d.model import Architecture, UNet3D
-from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits
+from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
+from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits, count_classes
 from benchmarks.unet3d.volumes import Case
-from benchmarks.unet3d.window_sums import count_classes
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
@@ -30,7 +29,7 @@ CASES = [
 
 def network(dtype: torch.dtype, factor: float = 1.0) -> UNet3D:
     drawn = torch.Generator().manual_seed(0)
-    architecture = Architecture(classes=3, filters=(8, 16, 16, 16, 16), norm_epsilon=1e-5)
+    architecture = UNet3DArchitecture(classes=3, filters=(8, 16, 16, 16, 16), norm_epsilon=1e-5)
     model = UNet3D(architecture, generator=drawn, device="cuda", dtype=dtype)
     with torch.no_grad():
         model.output.weight.mul_(factor)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.model import Architecture, UNet3D, UpBlock
+from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture, UpBlock
 from common.distributed.spatial.convolution import SpatialConv3d
 
 pytestmark = pytest.mark.gpu
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-ARCHITECTURE = Architecture(classes=3, filters=(16, 24, 32, 40, 48), norm_epsilon=1e-5)
+ARCHITECTURE = UNet3DArchitecture(classes=3, filters=(16, 24, 32, 40, 48), norm_epsilon=1e-5)
 SHAPE = (2, 1, 64, 64, 64)
 
 

@@ -19,7 +19,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackingPlan:
     """Combinations of lengths that fill a row, and how often to use each.
 
     Attributes:
@@ -75,7 +75,7 @@ def pack(lengths: NDArray[np.integer], longest: int, seed: int) -> Packs:
     return _without_gaps(places, len(rows))
 
 
-def plan_packs(counts: NDArray[np.integer], longest: int) -> Plan:
+def plan_packs(counts: NDArray[np.integer], longest: int) -> PackingPlan:
     """Return how often to use each combination so that all sequences have a slot.
 
     Assigning the longest sequences to the longest slots, in order, always fits. A plan may have unused slots.
@@ -97,7 +97,7 @@ def plan_packs(counts: NDArray[np.integer], longest: int) -> Plan:
         spare -= served
     used = np.flatnonzero(repeats)
     rest = best_fit(left, longest)
-    return Plan(np.concatenate([ways[used], rest.ways]), np.concatenate([repeats[used], rest.repeats]))
+    return PackingPlan(np.concatenate([ways[used], rest.ways]), np.concatenate([repeats[used], rest.repeats]))
 
 
 def _fewest_rows(ways: NDArray[np.int64], counts: NDArray[np.integer], longest: int) -> NDArray[np.float64]:
@@ -130,7 +130,7 @@ def exact_ways(longest: int) -> NDArray[np.int64]:
     return np.array(one + two + three, np.int64)
 
 
-def best_fit(counts: NDArray[np.integer], longest: int) -> Plan:
+def best_fit(counts: NDArray[np.integer], longest: int) -> PackingPlan:
     """Return rows that each take the longest remaining sequence and up to two others that fill the row best."""
     left = np.asarray(counts, np.int64).copy()
     ways: list[tuple[int, int, int]] = []
@@ -142,7 +142,7 @@ def best_fit(counts: NDArray[np.integer], longest: int) -> Plan:
         left[lengths - 1] -= times * repeat
         ways.append(way)
         repeats.append(repeat)
-    return Plan(np.array(ways, np.int64).reshape(-1, MAX_SEQUENCES), np.array(repeats, np.int64))
+    return PackingPlan(np.array(ways, np.int64).reshape(-1, MAX_SEQUENCES), np.array(repeats, np.int64))
 
 
 def _best_row(left: NDArray[np.int64], longest: int) -> tuple[int, int, int]:

@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.bert.preparation import exchange, hdf5_fixed, hdf5_varlength, holdout
-from benchmarks.bert.preparation.evaluation_set import write_evaluation_set
+from benchmarks.bert.preparation import exchange, hdf5, holdout
 from benchmarks.bert.preparation.packing import MAX_SEQUENCES, pack
 from benchmarks.bert.preparation.samples import SampleSettings, create_samples, read_documents
-from benchmarks.bert.preparation.tokenizer import Tokenizer, read_vocabulary
+from benchmarks.bert.preparation.tokenizer import WordPieceTokenizer, read_vocabulary
 from benchmarks.bert.raw import EVALUATION, RawText, Settings
 from common.data.atomic import written
 from common.data.manifest import FileEntry, file_entry
@@ -223,12 +222,12 @@ def make_samples(text: Path, vocabulary_file: Path, settings: SampleSettings, pa
         DataError: the text is damaged or empty.
     """
     vocabulary = read_vocabulary(vocabulary_file)
-    documents = read_documents(text, Tokenizer(vocabulary))
+    documents = read_documents(text, WordPieceTokenizer(vocabulary))
     if not documents:
         raise DataError(f"{text} holds no text")
     tokens = sum(len(sentence) for document in documents for sentence in document)
     sequences = create_samples(documents, vocabulary, settings)
-    hdf5_fixed.write(path, sequences, settings.max_sequence_length, settings.max_masked)
+    hdf5.write_fixed(path, sequences, settings.max_sequence_length, settings.max_masked)
     _save(lengths, sequences.lengths.astype(np.int16))
     return {"sequences": len(sequences), "text_tokens": tokens, "tokens": int(sequences.lengths.sum())}
 
@@ -290,7 +289,7 @@ def scatter_part(
     """
     if samples.exists() or not all(path.exists() for _, _, path in destinations):
         for places, boundaries, path in destinations:
-            exchange.scatter(hdf5_fixed.read(samples), np.load(places), boundaries, path)
+            exchange.scatter(hdf5.read_fixed(samples), np.load(places), boundaries, path)
     if delete_samples:
         samples.unlink(missing_ok=True)
     return {"bytes": sum(path.stat().st_size for _, _, path in destinations)}
@@ -308,9 +307,9 @@ def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, pat
     places, sequences = exchange.gather(sources, shard, shards)
     if packed:
         _, sizes = np.unique(places // MAX_SEQUENCES, return_counts=True)
-        hdf5_varlength.write_packed(path, sequences, sizes)
+        hdf5.write_packed(path, sequences, sizes)
     else:
-        hdf5_varlength.write(path, sequences)
+        hdf5.write_varlength(path, sequences)
     return {"sequences": len(sequences), **_entry(path)}
 
 
@@ -329,3 +328,32 @@ def _entry(path: Path) -> Record:
 def _save(path: Path, values: NDArray[np.integer]) -> None:
     with written(path) as partial, open(partial, "wb") as file:
         np.save(file, values)
+
+
+def write_evaluation_set(
+    text: Path, vocabulary_file: Path, settings: SampleSettings, wanted: int, path: Path
+) -> dict[str, int]:
+    """Create sequences from ``text`` and write ``wanted`` of them to an unpacked file.
+
+    Returns:
+        ``samples``, the number of written sequences, and ``candidates``, the number of created sequences.
+
+    Raises:
+        DataError: the text or the vocabulary is damaged, or the text is too short.
+    """
+    vocabulary = read_vocabulary(vocabulary_file)
+    candidates = create_samples(read_documents(text, WordPieceTokenizer(vocabulary)), vocabulary, settings)
+    hdf5.write_varlength(path, candidates.take(pick(len(candidates), wanted, text)))
+    return {"samples": wanted, "candidates": len(candidates)}
+
+
+def pick(candidates: int, wanted: int, text: Path) -> np.ndarray:
+    """Return the indices of the selected candidates: int(i * (candidates / wanted)), with a Python float quotient.
+
+    Raises:
+        DataError: there are fewer candidates than wanted.
+    """
+    if candidates < wanted:
+        raise DataError(f"{text} makes {candidates} sequences where {wanted} are needed for evaluation: too short")
+    stride = candidates / wanted
+    return np.array([int(number * stride) for number in range(wanted)], np.int64)

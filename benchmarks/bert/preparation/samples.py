@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bert.preparation.tokenizer import Tokenizer, Vocabulary
+from benchmarks.bert.preparation.tokenizer import Vocabulary, WordPieceTokenizer
 from benchmarks.bert.sequences import Sequences
 from common.data.ragged import starts_of
 from common.errors import DataError
@@ -50,7 +50,7 @@ class SampleSettings:
     seed: int = 12345
 
 
-def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
+def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
     """Read a text file with one sentence per line and empty lines between documents; skip empty documents.
 
     Raises:

@@ -79,7 +79,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return Vocabulary(tuple(pieces), ids["[UNK]"], ids["[CLS]"], ids["[SEP]"], ids["[MASK]"])
 
 
-class Tokenizer:
+class WordPieceTokenizer:
     """WordPiece tokenizer with a given vocabulary, and a cache of tokenized chunks."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:

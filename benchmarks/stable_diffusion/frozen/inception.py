@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.frozen.freezing import freeze
+from benchmarks.stable_diffusion.frozen.inference import freeze
 
 BN_EPSILON = 1e-3
 IMAGE_CHANNELS = 3
@@ -30,11 +30,11 @@ class Inception(nn.Module):
         super().__init__()
         self.resolution = resolution
         wide = _Widths(width_factor)
-        self.Conv2d_1a_3x3 = _Convolution(IMAGE_CHANNELS, wide(32), 3, stride=2)
-        self.Conv2d_2a_3x3 = _Convolution(wide(32), wide(32), 3)
-        self.Conv2d_2b_3x3 = _Convolution(wide(32), wide(64), 3, padding=1)
-        self.Conv2d_3b_1x1 = _Convolution(wide(64), wide(80), 1)
-        self.Conv2d_4a_3x3 = _Convolution(wide(80), wide(192), 3)
+        self.Conv2d_1a_3x3 = _NormedConvolution(IMAGE_CHANNELS, wide(32), 3, stride=2)
+        self.Conv2d_2a_3x3 = _NormedConvolution(wide(32), wide(32), 3)
+        self.Conv2d_2b_3x3 = _NormedConvolution(wide(32), wide(64), 3, padding=1)
+        self.Conv2d_3b_1x1 = _NormedConvolution(wide(64), wide(80), 1)
+        self.Conv2d_4a_3x3 = _NormedConvolution(wide(80), wide(192), 3)
         self.Mixed_5b = _BlockA(wide(192), wide, wide(32))
         self.Mixed_5c = _BlockA(self.Mixed_5b.out, wide, wide(64))
         self.Mixed_5d = _BlockA(self.Mixed_5c.out, wide, wide(64))
@@ -84,7 +84,7 @@ class _Widths:
         return max(1, round(channels * self._factor))
 
 
-class _Convolution(nn.Module):
+class _NormedConvolution(nn.Module):
     """Convolution without bias, then batch norm and ReLU."""
 
     def __init__(
@@ -104,20 +104,20 @@ class _Convolution(nn.Module):
         return F.relu(self.bn(self.conv(x_NCHW)))
 
 
-def _pointwise(channels: int, out: int) -> _Convolution:
-    return _Convolution(channels, out, 1)
+def _pointwise(channels: int, out: int) -> _NormedConvolution:
+    return _NormedConvolution(channels, out, 1)
 
 
-def _square(channels: int, out: int, size: int = 3) -> _Convolution:
-    return _Convolution(channels, out, size, padding=size // 2)
+def _square(channels: int, out: int, size: int = 3) -> _NormedConvolution:
+    return _NormedConvolution(channels, out, size, padding=size // 2)
 
 
-def _row(channels: int, out: int, size: int) -> _Convolution:
-    return _Convolution(channels, out, (1, size), padding=(0, size // 2))
+def _row(channels: int, out: int, size: int) -> _NormedConvolution:
+    return _NormedConvolution(channels, out, (1, size), padding=(0, size // 2))
 
 
-def _column(channels: int, out: int, size: int) -> _Convolution:
-    return _Convolution(channels, out, (size, 1), padding=(size // 2, 0))
+def _column(channels: int, out: int, size: int) -> _NormedConvolution:
+    return _NormedConvolution(channels, out, (size, 1), padding=(size // 2, 0))
 
 
 def _shrunk(x_NCHW: Tensor) -> Tensor:
@@ -153,10 +153,10 @@ class _BlockA(nn.Module):
 class _BlockB(nn.Module):
     def __init__(self, channels: int, wide: _Widths) -> None:
         super().__init__()
-        self.branch3x3 = _Convolution(channels, wide(384), 3, stride=2)
+        self.branch3x3 = _NormedConvolution(channels, wide(384), 3, stride=2)
         self.branch3x3dbl_1 = _pointwise(channels, wide(64))
         self.branch3x3dbl_2 = _square(wide(64), wide(96))
-        self.branch3x3dbl_3 = _Convolution(wide(96), wide(96), 3, stride=2)
+        self.branch3x3dbl_3 = _NormedConvolution(wide(96), wide(96), 3, stride=2)
         self.out = wide(384) + wide(96) + channels
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
@@ -194,11 +194,11 @@ class _BlockD(nn.Module):
     def __init__(self, channels: int, wide: _Widths) -> None:
         super().__init__()
         self.branch3x3_1 = _pointwise(channels, wide(192))
-        self.branch3x3_2 = _Convolution(wide(192), wide(320), 3, stride=2)
+        self.branch3x3_2 = _NormedConvolution(wide(192), wide(320), 3, stride=2)
         self.branch7x7x3_1 = _pointwise(channels, wide(192))
         self.branch7x7x3_2 = _row(wide(192), wide(192), 7)
         self.branch7x7x3_3 = _column(wide(192), wide(192), 7)
-        self.branch7x7x3_4 = _Convolution(wide(192), wide(192), 3, stride=2)
+        self.branch7x7x3_4 = _NormedConvolution(wide(192), wide(192), 3, stride=2)
         self.out = wide(320) + wide(192) + channels
 
     def forward(self, x_NCHW: Tensor) -> Tensor:

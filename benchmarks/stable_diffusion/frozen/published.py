@@ -21,10 +21,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from common.data.atomic import written
 from common.errors import CheckpointError
 from common.untrusted.tensor_file import STATE_DICT, read_state

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.frozen.freezing import freeze
+from benchmarks.stable_diffusion.frozen.inference import freeze
 from benchmarks.stable_diffusion.frozen.sizes import VaeSizes
 from common.nn.group_norm import GroupNorm
 from common.nn.upsample_convolution import UpsampleConvolution
@@ -194,7 +194,7 @@ class _Middle(nn.Module):
     def __init__(self, sizes: VaeSizes, channels: int) -> None:
         super().__init__()
         self.block_1 = _ResidualBlock(sizes, channels, channels)
-        self.attn_1 = _Attention(sizes, channels)
+        self.attn_1 = _VaeAttention(sizes, channels)
         self.block_2 = _ResidualBlock(sizes, channels, channels)
 
     def forward(self, x: _Sum) -> _Sum:
@@ -221,7 +221,7 @@ class _ResidualBlock(nn.Module):
         return _Sum(hidden.maps_NCHW.add_(x.maps_NCHW), hidden.bias_1C + x.bias_1C)
 
 
-class _Attention(nn.Module):
+class _VaeAttention(nn.Module):
     """Attention with one head, too wide for the faster implementations of :mod:`common.ops.dense_attention`."""
 
     def __init__(self, sizes: VaeSizes, channels: int) -> None:
@@ -242,3 +242,21 @@ class _Attention(nn.Module):
         out_NCHW = out_N1SC.squeeze(1).mT.unflatten(2, (height, width))
         out = _convolved(self.proj_out, out_NCHW)
         return _Sum(out.maps_NCHW.add_(x.maps_NCHW), out.bias_1C + x.bias_1C)
+
+
+def pictures_of(latents_NChw: Tensor, vae: AutoencoderKL) -> Tensor:
+    """Decode latents to pictures as the reference does: map the decoder's range [-1, 1] to [0, 1] and clamp.
+
+    The benchmark trains on latents of pictures in [0, 1], so the pictures look washed out; the rules require this.
+
+    Args:
+        latents_NChw: latents in the scale of the U-Net.
+        vae: decoder; runs in its own dtype.
+
+    Returns:
+        (N, 3, H, W) fp32, or fp64 for an fp64 network.
+    """
+    dtype = vae.post_quant_conv.weight.dtype
+    z_NChw = (latents_NChw / vae.sizes.scale).to(dtype, memory_format=torch.channels_last)
+    decoded = vae.decode(z_NChw)
+    return ((decoded.to(torch.promote_types(dtype, torch.float32)) + 1) / 2).clamp(0, 1)

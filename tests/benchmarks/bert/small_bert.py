@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from benchmarks.bert.config import Facts
-from benchmarks.bert.model import OPERATIONS, Heads
+from benchmarks.bert.model import OPERATIONS, HeadOutputs
 from common.mlperf.fixed import fixed_facts
 from common.ops.operation import REFERENCE
 
@@ -17,6 +17,6 @@ LENGTHS = [9, 16, 2, 12]
 REFERENCES = dict.fromkeys(OPERATIONS, REFERENCE)
 
 
-def mean_loss(heads: Heads) -> Tensor:
+def mean_loss(heads: HeadOutputs) -> Tensor:
     """Means over what is there, without the reference's 1e-5."""
     return heads.masked_lm_losses.sum() / heads.masked.sum() + heads.next_sentence_losses.sum() / heads.present.sum()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bert.config import Facts, ReaderConfig
-from benchmarks.bert.data import DataSettings
+from benchmarks.bert.data import BertDataSettings
 from common.config.loading import build
 from common.data import manifest
 from common.data.manifest import Manifest
@@ -45,12 +45,12 @@ class Sample:
         return self.tokens[0] - FIRST
 
 
-def settings(**changes: object) -> DataSettings:
+def settings(**changes: object) -> BertDataSettings:
     """Settings for sequences of up to 32 tokens; ``changes`` are of the benchmark's facts or of the reader."""
     facts = {**benchmark_settings("bert")["facts"], **FACTS}
     facts |= {name: value for name, value in changes.items() if name in facts}
     reader = READER | {name: value for name, value in changes.items() if name not in facts}
-    return DataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"))
+    return BertDataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"))
 
 
 def make_samples(lengths: Iterable[int], seed: int = 0) -> list[Sample]:

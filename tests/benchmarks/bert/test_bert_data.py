@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from benchmarks.bert.collate import collate, example, example_lengths, training_shape
-from benchmarks.bert.data import filled, open_evaluation, open_train, read_manifest
-from benchmarks.bert.order import balanced, cycle_of
+from benchmarks.bert.data import balanced, cycle_of, filled, open_evaluation, open_train, read_manifest
 from benchmarks.bert.shards import ShardFile
 from common.data.batches import Block
 from common.distributed.layout import Layout

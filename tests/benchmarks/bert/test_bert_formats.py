@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.bert.preparation import exchange, hdf5_fixed, hdf5_varlength
+from benchmarks.bert.preparation import exchange, hdf5
 from benchmarks.bert.sequences import Sequences, concatenate
 from common.data.shard_order import shard_sizes
 from common.errors import DataError
@@ -45,7 +45,7 @@ def rows(sequences):
 
 def test_fixed_files_have_nvidia_s_columns_padded_with_zeros(tmp_path):
     made = sequences([7, 16, 9])
-    hdf5_fixed.write(tmp_path / "f.hdf5", made, 16, 4)
+    hdf5.write_fixed(tmp_path / "f.hdf5", made, 16, 4)
     with h5py.File(tmp_path / "f.hdf5") as file:
         found = {name: (file[name].dtype, file[name].shape) for name in file}
         content = {name: file[name][:] for name in file}
@@ -67,10 +67,10 @@ def test_fixed_files_have_nvidia_s_columns_padded_with_zeros(tmp_path):
 
 
 def test_fixed_files_are_read_as_they_were_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(hdf5_fixed, "ROWS", 3)
+    monkeypatch.setattr(hdf5, "FIXED_ROWS", 3)
     made = sequences([7, 16, 9, 5, 12, 3, 8])
-    hdf5_fixed.write(tmp_path / "f.hdf5", made, 16, 4)
-    pieces = list(hdf5_fixed.read(tmp_path / "f.hdf5"))
+    hdf5.write_fixed(tmp_path / "f.hdf5", made, 16, 4)
+    pieces = list(hdf5.read_fixed(tmp_path / "f.hdf5"))
     assert [len(piece) for piece in pieces] == [3, 3, 1]
     assert rows(concatenate(pieces)) == rows(made)
 
@@ -78,7 +78,7 @@ def test_fixed_files_are_read_as_they_were_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lengths", [[7, 16, 9, 5], [8, 8, 8], [8]])
 def test_varlength_files_hold_one_sequence_a_row(tmp_path, lengths):
     made = sequences(lengths)
-    hdf5_varlength.write(tmp_path / "v.hdf5", made)
+    hdf5.write_varlength(tmp_path / "v.hdf5", made)
     with h5py.File(tmp_path / "v.hdf5") as file:
         kinds = {name: h5py.check_vlen_dtype(file[name].dtype) or file[name].dtype for name in file}
         assert {file[name].shape for name in file} == {(len(lengths),)}
@@ -96,12 +96,12 @@ def test_varlength_files_hold_one_sequence_a_row(tmp_path, lengths):
         "next_sentence_labels": np.int8,
     }  # fmt: skip
     assert found == rows(made)
-    assert rows(hdf5_varlength.read(tmp_path / "v.hdf5")) == rows(made)
+    assert rows(hdf5.read_varlength(tmp_path / "v.hdf5")) == rows(made)
 
 
 def test_packed_files_hold_sequences_back_to_back(tmp_path):
     made = sequences([7, 16, 9, 5, 12, 6])
-    hdf5_varlength.write_packed(tmp_path / "p", made, np.array([2, 1, 3]))
+    hdf5.write_packed(tmp_path / "p", made, np.array([2, 1, 3]))
     with h5py.File(tmp_path / "p") as file:
         assert {name: h5py.check_vlen_dtype(file[name].dtype) for name in file} == {
             "input_ids": np.int16, "segment_ids": np.int8, "masked_lm_positions": np.int16, "masked_lm_ids": np.int16,
@@ -123,16 +123,16 @@ def test_packed_files_hold_sequences_back_to_back(tmp_path):
         assert content["packed_input_len"][row] == [len(single[member][0]) for member in members]
         assert content["packed_masked_lm_len"][row] == [len(single[member][2]) for member in members]
         assert content["next_sentence_labels"][row] == [single[member][4] for member in members]
-    assert hdf5_varlength.pack_sizes_of(tmp_path / "p").tolist() == [2, 1, 3]
+    assert hdf5.pack_sizes_of(tmp_path / "p").tolist() == [2, 1, 3]
 
 
 def test_empty_files_can_be_written_and_read(tmp_path):
     none = sequences([5]).take(np.zeros(0, np.int64))
-    hdf5_varlength.write(tmp_path / "v.hdf5", none)
-    hdf5_varlength.write_packed(tmp_path / "p", none, np.zeros(0, np.int64))
-    hdf5_fixed.write(tmp_path / "f.hdf5", none, 16, 4)
-    assert len(hdf5_varlength.read(tmp_path / "v.hdf5")) == 0
-    assert list(hdf5_fixed.read(tmp_path / "f.hdf5")) == []
+    hdf5.write_varlength(tmp_path / "v.hdf5", none)
+    hdf5.write_packed(tmp_path / "p", none, np.zeros(0, np.int64))
+    hdf5.write_fixed(tmp_path / "f.hdf5", none, 16, 4)
+    assert len(hdf5.read_varlength(tmp_path / "v.hdf5")) == 0
+    assert list(hdf5.read_fixed(tmp_path / "f.hdf5")) == []
 
 
 def test_taking_rows_in_blocks_is_taking_them(monkeypatch):
@@ -173,14 +173,14 @@ def test_shards_differ_by_one_row_at_most():
 def test_damaged_files_are_named(tmp_path, damage):
     path = tmp_path / "x.hdf5"
     if damage == "truncated":
-        hdf5_fixed.write(path, sequences([16] * 500), 16, 4)
+        hdf5.write_fixed(path, sequences([16] * 500), 16, 4)
         path.write_bytes(path.read_bytes()[:-9000])
     elif damage == "text":
         path.write_text("not HDF5")
     elif damage == "column":
-        hdf5_varlength.write(path, sequences([7, 8]))
+        hdf5.write_varlength(path, sequences([7, 8]))
     with pytest.raises(DataError, match=r"x\.hdf5"):
-        list(hdf5_fixed.read(path))
+        list(hdf5.read_fixed(path))
 
 
 def test_a_truncated_exchange_file_is_named(tmp_path):
@@ -192,9 +192,9 @@ def test_a_truncated_exchange_file_is_named(tmp_path):
 
 
 def test_a_packed_file_does_not_pass_as_unpacked_nor_the_other_way_round(tmp_path):
-    hdf5_varlength.write(tmp_path / "v", sequences([7]))
-    hdf5_varlength.write_packed(tmp_path / "p", sequences([7]), np.array([1]))
+    hdf5.write_varlength(tmp_path / "v", sequences([7]))
+    hdf5.write_packed(tmp_path / "p", sequences([7]), np.array([1]))
     with pytest.raises(DataError, match="holds packs where single sequences are needed"):
-        hdf5_varlength.read(tmp_path / "p")
+        hdf5.read_varlength(tmp_path / "p")
     with pytest.raises(DataError, match="holds no packs"):
-        hdf5_varlength.pack_sizes_of(tmp_path / "v")
+        hdf5.pack_sizes_of(tmp_path / "v")

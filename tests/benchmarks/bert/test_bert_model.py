@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForPreTraining
 
-from benchmarks.bert.model import Architecture, Bert, Heads, pretraining_loss
+from benchmarks.bert.model import Bert, BertArchitecture, HeadOutputs, pretraining_loss
 from benchmarks.bert.tf_checkpoint import load_weights, weights
 from common.errors import ConfigError, UnsupportedImplementation
 from common.ops.attention import reference as attention_reference
@@ -22,7 +22,7 @@ from common.ops.dropout import reference as dropout_reference
 from common.ops.dropout.reference import keep_mask, keep_rows
 
 
-def build(architecture: Architecture = SMALL, seed: int = 0, dtype: torch.dtype = torch.float64) -> Bert:
+def build(architecture: BertArchitecture = SMALL, seed: int = 0, dtype: torch.dtype = torch.float64) -> Bert:
     """A model whose biases and norms are not what they start from, since zeros and ones hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     model = Bert(architecture, generator, REFERENCES, dtype=dtype)
@@ -54,7 +54,7 @@ def different(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str
 # Against Hugging Face's BertForPreTraining.
 
 
-def peer(architecture: Architecture, dtype: torch.dtype) -> BertForPreTraining:
+def peer(architecture: BertArchitecture, dtype: torch.dtype) -> BertForPreTraining:
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=architecture.vocabulary,
@@ -114,7 +114,7 @@ def unlike(found: dict[str, Tensor], theirs: BertForPreTraining, layers: int, to
     ids=["small-fp64", "small-fp32", "large-fp64", "large-fp32"],
 )
 def test_loss_and_gradients_are_hugging_faces(
-    architecture: Architecture, dtype: torch.dtype, tolerance: float, tmp_path: Path
+    architecture: BertArchitecture, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     theirs = peer(architecture, dtype)
     torch.save({"model": theirs.state_dict()}, tmp_path / "peer.pt")
@@ -368,8 +368,8 @@ def test_loss_at_initialization_is_that_of_guessing() -> None:
     assert float(metrics["next_sentence_loss"]) == pytest.approx(math.log(2), abs=0.05)
 
 
-def heads_of(masked: list[float], sentences: list[float], labelled: int, present: int) -> Heads:
-    return Heads(
+def heads_of(masked: list[float], sentences: list[float], labelled: int, present: int) -> HeadOutputs:
+    return HeadOutputs(
         torch.tensor(masked),
         torch.zeros(len(masked), dtype=torch.bool),
         torch.arange(len(masked)) < labelled,

@@ -174,7 +174,7 @@ def failing(*arguments):
 KILL = """
 import os, pathlib, signal, sys
 from benchmarks.bert import prepare as module
-from benchmarks.bert.preparation import hdf5_fixed, hdf5_varlength
+from benchmarks.bert.preparation import hdf5
 from common.data import stages
 raw, data, stage, moment = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 def die(*arguments):
@@ -189,15 +189,14 @@ def counted(self, name, task, record):
         die()
 stages.Stages.keep = counted
 if moment == "within":
-    module_of = hdf5_fixed if stage == "samples" else hdf5_varlength
     name = "_padded" if stage == "samples" else "_ragged"
-    original, calls = getattr(module_of, name), []
+    original, calls = getattr(hdf5, name), []
     def dying(*arguments):
         calls.append(1)
         if len(calls) == 6:
             die()
         return original(*arguments)
-    setattr(module_of, name, dying)
+    setattr(hdf5, name, dying)
 module.prepare(raw, data, module.PrepareOptions(unpacked=True))
 """
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small_text
 
-from benchmarks.bert.preparation.evaluation_set import pick
+from benchmarks.bert.preparation.pipeline import pick
 from benchmarks.bert.preparation.samples import (
     SampleSettings,
     create_samples,
@@ -14,7 +14,7 @@ from benchmarks.bert.preparation.samples import (
     shuffle,
     truncate,
 )
-from benchmarks.bert.preparation.tokenizer import Tokenizer, read_vocabulary
+from benchmarks.bert.preparation.tokenizer import WordPieceTokenizer, read_vocabulary
 from common.errors import DataError
 
 
@@ -139,7 +139,7 @@ def as_lists(sequences, pieces):
 
 @pytest.mark.parametrize(("length", "max_masked", "seed"), [(64, 10, 12345), (32, 3, 7), (512, 76, 12345), (16, 2, 1)])
 def test_every_sequence_is_that_of_the_plain_algorithm(raw_dir, vocabulary, length, max_masked, seed):
-    documents = read_documents(part_of(raw_dir), Tokenizer(vocabulary))
+    documents = read_documents(part_of(raw_dir), WordPieceTokenizer(vocabulary))
     settings = SampleSettings(length, max_masked, copies=3, seed=seed)
     made = as_lists(create_samples(documents, vocabulary, settings), vocabulary.pieces)
     expected = plain_instances(
@@ -210,7 +210,7 @@ def test_masked_tokens_are_rounded_to_even_and_bounded(vocabulary):
 def test_empty_lines_separate_documents_and_empty_documents_go(tmp_path, vocabulary):
     path = tmp_path / "part"
     path.write_text("\n\nThe river.\n  \n\n\u200b\n\nOld town.\nNew town.\n")
-    documents = read_documents(path, Tokenizer(vocabulary))
+    documents = read_documents(path, WordPieceTokenizer(vocabulary))
     assert [len(document) for document in documents] == [1, 2]
 
 
@@ -218,7 +218,7 @@ def test_text_that_is_not_utf_8_is_an_error_with_its_place(tmp_path, vocabulary)
     path = tmp_path / "part"
     path.write_bytes(b"the river\n" * 3 + b"caf\xe9 in the city\n")
     with pytest.raises(DataError, match=r"part: not UTF-8 .* fetch or extract it again"):
-        read_documents(path, Tokenizer(vocabulary))
+        read_documents(path, WordPieceTokenizer(vocabulary))
 
 
 def test_evaluation_picks_by_a_float_stride(tmp_path):

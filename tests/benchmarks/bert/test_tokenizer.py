@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from benchmarks.bert.preparation.tokenizer import Tokenizer, read_vocabulary, words
+from benchmarks.bert.preparation.tokenizer import WordPieceTokenizer, read_vocabulary, words
 from common.errors import DataError
 
 PIECES = [
@@ -79,7 +79,7 @@ def plain_pieces(text, vocabulary):
 
 
 def encoded(vocab, text):
-    return [PIECES[number] for number in Tokenizer(read_vocabulary(vocab)).encode(text)]
+    return [PIECES[number] for number in WordPieceTokenizer(read_vocabulary(vocab)).encode(text)]
 
 
 @pytest.mark.parametrize("text", TORTURE)
@@ -97,7 +97,7 @@ def test_hand_worked_cases(vocab):
 
 
 def test_every_character_alone_and_within_a_word(vocab):
-    tokenizer, vocabulary = Tokenizer(read_vocabulary(vocab)), set(PIECES)
+    tokenizer, vocabulary = WordPieceTokenizer(read_vocabulary(vocab)), set(PIECES)
     for code in range(sys.maxunicode + 1):
         if 0xD800 <= code <= 0xDFFF or (code >= 0x30000 and code % 257):  # surrogates; mostly unassigned
             continue
@@ -110,7 +110,7 @@ def test_every_character_alone_and_within_a_word(vocab):
 def test_random_text(vocab):
     source = random.Random(0)
     alphabet = "aabbc thewant ,!'$ éΣσς中国\t\u00a0\u200b\u0301İ。"
-    tokenizer = Tokenizer(read_vocabulary(vocab))
+    tokenizer = WordPieceTokenizer(read_vocabulary(vocab))
     for _ in range(2000):
         text = "".join(source.choice(alphabet) for _ in range(source.randint(0, 30)))
         assert [PIECES[number] for number in tokenizer.encode(text)] == plain_pieces(text, PIECES), repr(text)

@@ -10,7 +10,7 @@ import torch
 from dot_interaction_oracle import interaction
 from torch import Tensor, nn
 
-from benchmarks.dlrm.model import DenseNetwork
+from benchmarks.dlrm.model import DlrmNetwork
 from common.errors import ConfigError, UnsupportedImplementation
 from common.recommendation.click_network import ClickArchitecture, loss
 from tests.capturable import Capturable
@@ -20,15 +20,15 @@ PUBLISHED = ClickArchitecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1
 SMALL, TABLES = ClickArchitecture(13, 8, (16, 8), (12, 8, 1)), 3
 
 
-def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DenseNetwork:
-    return DenseNetwork(SMALL, TABLES, {}, CPU, dtype, torch.Generator().manual_seed(seed))
+def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DlrmNetwork:
+    return DlrmNetwork(SMALL, TABLES, {}, CPU, dtype, torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
-def published() -> DenseNetwork:
+def published() -> DlrmNetwork:
     """At its full size."""
     generator = torch.Generator().manual_seed(1)
-    return DenseNetwork(PUBLISHED, 26, {}, CPU, torch.float32, generator)
+    return DlrmNetwork(PUBLISHED, 26, {}, CPU, torch.float32, generator)
 
 
 def made_up(samples: int, tables: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,19 +65,19 @@ def test_logits_loss_and_gradients_are_the_formulas() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_parameters_are_as_many_as_published(published: DenseNetwork) -> None:
+def test_parameters_are_as_many_as_published(published: DlrmNetwork) -> None:
     parts = (published.bot_l, published.top_l)
     assert [sum(p.numel() for p in part.parameters()) for part in parts] == [171_392, 2_197_505]
     assert published.top_l[0].weight.shape == (1024, 479)
     assert (published.vectors, published.inputs) == (27, 3456)
 
 
-def test_a_sample_takes_as_many_flops_as_published(published: DenseNetwork) -> None:
+def test_a_sample_takes_as_many_flops_as_published(published: DlrmNetwork) -> None:
     assert published.sample_flops() == 6 * (170_496 + 44_928 + 2_194_688)
 
 
 @torch.no_grad()
-def test_layers_start_normal(published: DenseNetwork) -> None:
+def test_layers_start_normal(published: DlrmNetwork) -> None:
     biases = []
     for layer in (*published.bot_l, *published.top_l):
         count = layer.weight.numel()
@@ -89,7 +89,7 @@ def test_layers_start_normal(published: DenseNetwork) -> None:
     assert torch.cat(biases).std() == pytest.approx(1, rel=0.05)
 
 
-def test_the_first_loss_without_the_last_bias_is_about_the_logarithm_of_two(published: DenseNetwork) -> None:
+def test_the_first_loss_without_the_last_bias_is_about_the_logarithm_of_two(published: DlrmNetwork) -> None:
     """That bias alone has a deviation of 1, which would move every logit."""
     dense, vectors, label = made_up(256, 26, 128, torch.float32)
     with torch.no_grad():
@@ -143,4 +143,4 @@ def test_an_unknown_implementation_is_refused_by_its_option(option: str) -> None
     with pytest.raises(
         UnsupportedImplementation, match=f"model.implementations.{option}=fast: .* no implementation 'fast'"
     ):
-        DenseNetwork(SMALL, TABLES, {option: "fast"}, CPU, torch.float32, torch.Generator())
+        DlrmNetwork(SMALL, TABLES, {option: "fast"}, CPU, torch.float32, torch.Generator())

@@ -11,25 +11,25 @@ import torch
 from cross_network_oracle import network as cross_network
 from torch import Tensor, nn
 
-from benchmarks.dlrm_dcnv2.model import Architecture, DenseNetwork
+from benchmarks.dlrm_dcnv2.model import DlrmDcnv2Architecture, DlrmDcnv2Network
 from common.errors import ConfigError, UnsupportedImplementation
 from common.recommendation.click_network import loss
 from tests.capturable import Capturable
 
 CPU = torch.device("cpu")
-PUBLISHED = Architecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1), 3, 512)
-SMALL, TABLES = Architecture(13, 8, (16, 8), (12, 8, 1), 2, 4), 3
+PUBLISHED = DlrmDcnv2Architecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1), 3, 512)
+SMALL, TABLES = DlrmDcnv2Architecture(13, 8, (16, 8), (12, 8, 1), 2, 4), 3
 
 
-def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DenseNetwork:
-    return DenseNetwork(SMALL, TABLES, {}, CPU, dtype, torch.Generator().manual_seed(seed))
+def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DlrmDcnv2Network:
+    return DlrmDcnv2Network(SMALL, TABLES, {}, CPU, dtype, torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
-def published() -> DenseNetwork:
+def published() -> DlrmDcnv2Network:
     """At its full size."""
     generator = torch.Generator().manual_seed(1)
-    return DenseNetwork(PUBLISHED, 26, {}, CPU, torch.float32, generator)
+    return DlrmDcnv2Network(PUBLISHED, 26, {}, CPU, torch.float32, generator)
 
 
 def made_up(samples: int, tables: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,18 +69,18 @@ def test_logits_loss_and_gradients_are_the_formulas() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_parameters_are_as_many_as_published(published: DenseNetwork) -> None:
+def test_parameters_are_as_many_as_published(published: DlrmDcnv2Network) -> None:
     parts = (published.dense_arch, published.crossnet, published.over_arch)
     assert [sum(p.numel() for p in part.parameters()) for part in parts] == [171_392, 10_627_200, 5_245_953]
     assert sum(p.numel() for p in published.parameters()) == 16_044_545
     assert published.inputs == 3456
 
 
-def test_a_sample_takes_as_many_flops_as_published(published: DenseNetwork) -> None:
+def test_a_sample_takes_as_many_flops_as_published(published: DlrmDcnv2Network) -> None:
     assert published.sample_flops() == 6 * (170_496 + 10_616_832 + 5_243_136)
 
 
-def test_names_are_the_references(published: DenseNetwork) -> None:
+def test_names_are_the_references(published: DlrmDcnv2Network) -> None:
     names = dict(published.named_parameters())
     assert {name.split(".")[0] for name in names} == {"dense_arch", "crossnet", "over_arch"}
     assert names["crossnet.V_kernels.2"].shape == (512, 3456)
@@ -89,7 +89,7 @@ def test_names_are_the_references(published: DenseNetwork) -> None:
     assert names["over_arch.4.weight"].shape == (1, 256)
 
 
-def test_parameters_are_grouped_by_the_layer_whose_backward_pass_completes_them(published: DenseNetwork) -> None:
+def test_parameters_are_grouped_by_the_layer_whose_backward_pass_completes_them(published: DlrmDcnv2Network) -> None:
     ordered, named = published.parameters_by_layer(), dict(published.named_parameters())
     assert ordered.keys() == named.keys()
     assert all(ordered[name] is named[name] for name in named)
@@ -100,7 +100,7 @@ def test_parameters_are_grouped_by_the_layer_whose_backward_pass_completes_them(
 
 
 @torch.no_grad()
-def test_linear_layers_start_uniform_within_the_root_of_their_inputs(published: DenseNetwork) -> None:
+def test_linear_layers_start_uniform_within_the_root_of_their_inputs(published: DlrmDcnv2Network) -> None:
     for layer in (*published.dense_arch, *published.over_arch):
         bound = layer.in_features**-0.5
         for values in (layer.weight, layer.bias):
@@ -112,7 +112,7 @@ def test_linear_layers_start_uniform_within_the_root_of_their_inputs(published: 
 
 
 @torch.no_grad()
-def test_the_cross_network_starts_by_glorots_normal_rule(published: DenseNetwork) -> None:
+def test_the_cross_network_starts_by_glorots_normal_rule(published: DlrmDcnv2Network) -> None:
     net = published.crossnet
     for kernel in (*net.V_kernels, *net.W_kernels):
         assert kernel.std() == pytest.approx(math.sqrt(2 / (3456 + 512)), rel=0.005)
@@ -121,7 +121,7 @@ def test_the_cross_network_starts_by_glorots_normal_rule(published: DenseNetwork
     assert not any(bias.any() for bias in net.bias)
 
 
-def test_the_first_loss_is_about_the_logarithm_of_two(published: DenseNetwork) -> None:
+def test_the_first_loss_is_about_the_logarithm_of_two(published: DlrmDcnv2Network) -> None:
     dense, vectors, label = made_up(256, 26, 128, torch.float32)
     with torch.no_grad():
         mean = loss(published.head(torch.cat([published.bottom(dense.abs()), 0.1 * vectors], 1)), label)
@@ -175,4 +175,4 @@ def test_an_unknown_implementation_is_refused_by_its_option(option: str) -> None
     with pytest.raises(
         UnsupportedImplementation, match=f"model.implementations.{option}=fast: .* no implementation 'fast'"
     ):
-        DenseNetwork(SMALL, TABLES, {option: "fast"}, CPU, torch.float32, torch.Generator())
+        DlrmDcnv2Network(SMALL, TABLES, {option: "fast"}, CPU, torch.float32, torch.Generator())

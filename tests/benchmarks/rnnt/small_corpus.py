@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rnnt.config import Facts
-from benchmarks.rnnt.data_settings import DataSettings, ReaderConfig
+from benchmarks.rnnt.data_settings import ReaderConfig, SpeechDataSettings
 from benchmarks.rnnt.prepared import FORMAT, shard_name, write_split
 from common.config.loading import build
 from common.data import manifest
@@ -29,10 +29,10 @@ def facts(**changed: object) -> Facts:
 
 def settings(
     train_samples: int = 40, num_buckets: int = 1, max_duration: float = 5.0, **reader: object
-) -> DataSettings:
+) -> SpeechDataSettings:
     """How the small corpus is read."""
     config = build(ReaderConfig, READER | reader, "reader")
-    return DataSettings(facts(), config, max_duration, num_buckets, train_samples)
+    return SpeechDataSettings(facts(), config, max_duration, num_buckets, train_samples)
 
 
 def utterance(samples: int, seed: int) -> np.ndarray:

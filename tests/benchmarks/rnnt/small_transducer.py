@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rnnt.decoder import Limits, State
+from benchmarks.rnnt.decoder import DecodingLimits, State
 
 BLANK = 6
 WIDTH, LAYERS, JOINT = 5, 2, 8
@@ -53,7 +53,7 @@ class SmallTransducer(nn.Module):
 
 
 @torch.no_grad()
-def token_by_token(model: SmallTransducer, f_SJ: Tensor, limits: Limits) -> list[int]:
+def token_by_token(model: SmallTransducer, f_SJ: Tensor, limits: DecodingLimits) -> list[int]:
     """Greedy decoding of one utterance as the rules describe it, with a Python list for what was found."""
     tokens: list[int] = []
     g_1J, state = model.predict_step(torch.tensor([-1], device=f_SJ.device), model.initial_state(1))

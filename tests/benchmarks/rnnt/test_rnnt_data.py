@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.rnnt.data import PADDING, EvalBatches, open_eval, open_train
 from benchmarks.rnnt.lengths import spliced_frames
-from benchmarks.rnnt.preparer import Preparer
+from benchmarks.rnnt.preparer import FeaturePreparer
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
@@ -162,7 +162,7 @@ def test_evaluation_features_do_not_depend_on_ranks(root):
         for replica in range(replicas):
             layout = Layout({"dp": replicas}, replica)
             settings = small_corpus.settings(eval_batch=2)
-            preparer = Preparer(settings.facts, 256, "reference", torch.device("cpu"), torch.float32)
+            preparer = FeaturePreparer(settings.facts, 256, "reference", torch.device("cpu"), torch.float32)
             source = open_eval(root, settings, layout)
             for batch in source:
                 made = preparer.tensors(batch.tensors, batch.key[1], training=False)

@@ -7,7 +7,7 @@ import torch
 from small_transducer import BLANK, JOINT, SmallTransducer, token_by_token
 from torch import Tensor
 
-from benchmarks.rnnt.decoder import GreedyDecoder, Limits
+from benchmarks.rnnt.decoder import DecodingLimits, GreedyDecoder
 from tests.capturable import Capturable
 
 FRAMES = 12
@@ -21,7 +21,7 @@ def encoded(seed: int) -> Tensor:
     return torch.randn(FRAMES, len(LENGTHS), JOINT, generator=generator, dtype=torch.float64)
 
 
-def decoder_of(model: SmallTransducer, limits: Limits, **options: int) -> GreedyDecoder:
+def decoder_of(model: SmallTransducer, limits: DecodingLimits, **options: int) -> GreedyDecoder:
     return GreedyDecoder(model, limits, len(LENGTHS), FRAMES, JOINT, CPU, torch.float64, **options)
 
 
@@ -37,7 +37,7 @@ def decoded(decoder: GreedyDecoder, f_SNJ: Tensor, lengths: list[int] = LENGTHS)
 @pytest.mark.parametrize("look_ahead", [1, 2, 5, 20])
 @pytest.mark.parametrize("blank", [-1.0, 2.0, 5.0])
 def test_many_utterances_at_once_give_what_each_gives_alone(blank, look_ahead, unroll):
-    limits = Limits(BLANK, frame_symbols=4, symbols=17)
+    limits = DecodingLimits(BLANK, frame_symbols=4, symbols=17)
     several = []
     for seed in range(4):
         model, f_SNJ = SmallTransducer(seed, blank), encoded(100 + seed)
@@ -51,7 +51,7 @@ def test_many_utterances_at_once_give_what_each_gives_alone(blank, look_ahead, u
 
 @pytest.mark.parametrize("look_ahead", [1, 4])
 def test_a_frame_gives_no_more_than_its_limit(look_ahead):
-    model, limits = SmallTransducer(0, blank=-1000.0), Limits(BLANK, frame_symbols=3, symbols=300)
+    model, limits = SmallTransducer(0, blank=-1000.0), DecodingLimits(BLANK, frame_symbols=3, symbols=300)
     f_SNJ = encoded(7)
     found = decoded(decoder_of(model, limits, look_ahead=look_ahead), f_SNJ)
     assert [len(tokens) for tokens in found] == [3 * length for length in LENGTHS]
@@ -60,7 +60,7 @@ def test_a_frame_gives_no_more_than_its_limit(look_ahead):
 
 @pytest.mark.parametrize("look_ahead", [1, 4])
 def test_an_utterance_gives_no_more_than_its_limit(look_ahead):
-    model, limits = SmallTransducer(0, blank=-1000.0), Limits(BLANK, frame_symbols=3, symbols=11)
+    model, limits = SmallTransducer(0, blank=-1000.0), DecodingLimits(BLANK, frame_symbols=3, symbols=11)
     f_SNJ = encoded(7)
     found = decoded(decoder_of(model, limits, look_ahead=look_ahead), f_SNJ)
     assert [len(tokens) for tokens in found] == [min(3 * length, 11) for length in LENGTHS]
@@ -69,7 +69,7 @@ def test_an_utterance_gives_no_more_than_its_limit(look_ahead):
 
 def test_a_token_of_a_later_frame_begins_that_frames_count():
     # The first class is said where the frame has a 1, as often as it may be, and blank where it has none.
-    model, limits = SmallTransducer(0), Limits(BLANK, frame_symbols=2, symbols=300)
+    model, limits = SmallTransducer(0), DecodingLimits(BLANK, frame_symbols=2, symbols=300)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -82,7 +82,7 @@ def test_a_token_of_a_later_frame_begins_that_frames_count():
 
 
 def test_only_blanks_give_nothing_and_go_over_several_frames_at_once():
-    model, limits = SmallTransducer(0, blank=1000.0), Limits(BLANK, frame_symbols=3, symbols=11)
+    model, limits = SmallTransducer(0, blank=1000.0), DecodingLimits(BLANK, frame_symbols=3, symbols=11)
     decoder = decoder_of(model, limits, look_ahead=4, unroll=1)
     assert decoded(decoder, encoded(7)) == [[]] * len(LENGTHS)
     assert decoder.replays == 3 + 1, "12 frames, and the replay that was queued before the last one was looked at"
@@ -91,7 +91,7 @@ def test_only_blanks_give_nothing_and_go_over_several_frames_at_once():
 @pytest.mark.parametrize("blank", [1.0, 1000.0])
 def test_rows_behind_the_last_that_goes_on_are_left_out(monkeypatch, blank):
     lengths = [12, 10, 12, 1, *[9] * 4, *[7] * 5, *[5] * 15, *[2] * 29, 0]
-    model, limits = SmallTransducer(1, blank), Limits(BLANK, frame_symbols=4, symbols=17)
+    model, limits = SmallTransducer(1, blank), DecodingLimits(BLANK, frame_symbols=4, symbols=17)
     f_SNJ = torch.randn(FRAMES, 58, JOINT, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     decoder = GreedyDecoder(model, limits, 58, FRAMES, JOINT, CPU, torch.float64, look_ahead=1, unroll=1)
     seen, step = [], decoder._step
@@ -104,7 +104,7 @@ def test_rows_behind_the_last_that_goes_on_are_left_out(monkeypatch, blank):
 
 
 def test_a_second_evaluation_knows_nothing_of_the_first():
-    limits = Limits(BLANK, frame_symbols=4, symbols=17)
+    limits = DecodingLimits(BLANK, frame_symbols=4, symbols=17)
     model = SmallTransducer(1, blank=1.0)
     decoder = decoder_of(model, limits)
     decoder.warm_up()
@@ -116,7 +116,7 @@ def test_a_second_evaluation_knows_nothing_of_the_first():
 
 
 def test_a_graph_can_hold_the_iterations():
-    decoder = decoder_of(SmallTransducer(1), Limits(BLANK, frame_symbols=4, symbols=17))
+    decoder = decoder_of(SmallTransducer(1), DecodingLimits(BLANK, frame_symbols=4, symbols=17))
     decoder.length_N.fill_(FRAMES)
     with torch.no_grad(), Capturable():
         decoder._begin()

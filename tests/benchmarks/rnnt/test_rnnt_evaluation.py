@@ -20,7 +20,7 @@ from benchmarks.rnnt.data_settings import ReaderConfig
 from benchmarks.rnnt.evaluate import Transcription, WordErrorRate
 from benchmarks.rnnt.model import Rnnt
 from benchmarks.rnnt.prepared import open_prepared
-from benchmarks.rnnt.preparer import Preparer
+from benchmarks.rnnt.preparer import FeaturePreparer
 from common.contract.evaluation import Predictions, Weights
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
@@ -77,7 +77,7 @@ class Utterances:
 
 
 class Features:
-    """In the place of a :class:`Preparer`: noise instead of features of audio."""
+    """In the place of a :class:`FeaturePreparer`: noise instead of features of audio."""
 
     def tensors(self, tensors: Mapping[str, Tensor], frames: int, training: bool) -> dict[str, Tensor]:
         assert not training
@@ -101,7 +101,7 @@ def network(seed: int) -> Rnnt:
 
 
 def evaluation_of(model: Rnnt, source: Utterances) -> Transcription:
-    own, preparer = configuration(), cast(Preparer, Features())
+    own, preparer = configuration(), cast(FeaturePreparer, Features())
     return Transcription(model, own, lambda root: source, len(FRAMES), Layout(), preparer, capture=True)
 
 

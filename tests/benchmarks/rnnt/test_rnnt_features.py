@@ -14,7 +14,7 @@ import torch
 from benchmarks.rnnt import lengths
 from benchmarks.rnnt.ops.features import FEATURES, reference, tables
 from benchmarks.rnnt.ops.features.batch import AudioBatch
-from benchmarks.rnnt.preparer import Preparer, made_up
+from benchmarks.rnnt.preparer import FeaturePreparer, made_up
 from common.data.batches import HostBatch
 from common.errors import UnsupportedImplementation
 from common.ops.operation import OperationRequest
@@ -242,7 +242,7 @@ def test_masked_features_are_zero_and_others_as_they_were():
 
 
 def test_a_preparer_leaves_audio_out_and_hands_on_the_rest():
-    preparer = Preparer(FACTS, 256, "reference", torch.device("cpu"), torch.bfloat16)
+    preparer = FeaturePreparer(FACTS, 256, "reference", torch.device("cpu"), torch.bfloat16)
     assert preparer.choice == "reference"
     preparer.warm_up(2, [(4, 3)])
     host = HostBatch(made_up(FACTS, 2, (4, 3)), 16, 5, (4, 3))
@@ -270,4 +270,4 @@ def test_sizes_that_the_kernels_cannot_serve_are_named(changed, message):
     request = OperationRequest(torch.device("cuda"), torch.float16, sizes)
     assert message in FEATURES.unsupported("triton", request)
     with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.audio=cufft"):
-        Preparer(FACTS, 256, "cufft", torch.device("cpu"), torch.float32)
+        FeaturePreparer(FACTS, 256, "cufft", torch.device("cpu"), torch.float32)

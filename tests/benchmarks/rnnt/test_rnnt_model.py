@@ -10,7 +10,7 @@ import torch
 from plain_rnnt import PlainRnnt
 
 from benchmarks.rnnt import example
-from benchmarks.rnnt.config import Architecture, Facts, ModelConfig
+from benchmarks.rnnt.config import Facts, ModelConfig, RnntArchitecture
 from benchmarks.rnnt.decoder import START
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, join_frames, training_flops
 from common.distributed.layout import Layout
@@ -22,7 +22,7 @@ from common.step.train_step import apply_gradients
 
 CPU = torch.device("cpu")
 FACTS = fixed_facts(Facts, "rnnt")
-SMALL = Architecture(
+SMALL = RnntArchitecture(
     classes=11,
     encoder_width=12,
     pre_layers=2,

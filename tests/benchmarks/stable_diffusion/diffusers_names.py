@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.architecture import UNetArchitecture
 
 _RESIDUAL = {
     "in_layers.0": "norm1",
@@ -23,7 +23,7 @@ _ENDS = {
 }
 
 
-def diffusers_name(published: str, shape: Architecture) -> str:
+def diffusers_name(published: str, shape: UNetArchitecture) -> str:
     """The name of the same tensor in a UNet2DConditionModel."""
     for ours, theirs in _ENDS.items():
         if published.startswith(f"{ours}."):

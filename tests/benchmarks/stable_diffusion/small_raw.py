@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from benchmarks.stable_diffusion import raw
+from benchmarks.stable_diffusion.frozen.clip import TextTower
 from benchmarks.stable_diffusion.frozen.published import save_stable_diffusion
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.synthetic_networks import small_merges
 from common.data import synthetic

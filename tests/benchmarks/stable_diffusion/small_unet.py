@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.model import UNet
 
-SMALL = Architecture(
+SMALL = UNetArchitecture(
     latent_channels=4,
     latent_size=8,
     model_channels=8,
@@ -48,7 +48,7 @@ def small_unet(
 
 
 def inputs(
-    count: int = 2, dtype: torch.dtype = torch.float64, architecture: Architecture = SMALL
+    count: int = 2, dtype: torch.dtype = torch.float64, architecture: UNetArchitecture = SMALL
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Latents, time steps and captions."""
     generator, size = torch.Generator().manual_seed(7), architecture.latent_size

@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPVisionConfig, CLIPVisionModelWithProjection
 
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from common.errors import ConfigError
 from common.nn.frozen import frozen_names
 from tests.benchmarks.stable_diffusion.frozen_names import randomized, text_of_transformers, vision_of_transformers

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from benchmarks.stable_diffusion.frozen import published
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from common.untrusted.tensor_file import read_state
 from tests.benchmarks.stable_diffusion.frozen_names import randomized, vae_of_diffusers
 

@@ -9,11 +9,10 @@ import safetensors.torch
 import torch
 
 from benchmarks.stable_diffusion.frozen import published
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from common.errors import CheckpointError
 from tests.benchmarks.stable_diffusion.frozen_names import randomized
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.stable_diffusion.residual import rows_of
-from benchmarks.stable_diffusion.shortcut import add_shortcut
+from benchmarks.stable_diffusion.residual import add_shortcut, rows_of
 from common.ops.bias_gradient.reference import row_sums_reference
 
 

@@ -15,12 +15,11 @@ import torch
 from PIL import Image
 
 from benchmarks.stable_diffusion import raw
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from benchmarks.stable_diffusion.prepare import COMMANDS
 from benchmarks.stable_diffusion.synthetic import COLOURS, ShapePlan, SyntheticPictures, draw, generate
 from benchmarks.stable_diffusion.synthetic_networks import random_inception

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from benchmarks.stable_diffusion.frozen.clip import TextTower
 from benchmarks.stable_diffusion.frozen.published import save_stable_diffusion
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.workload import StableDiffusion
 from common.config import loading

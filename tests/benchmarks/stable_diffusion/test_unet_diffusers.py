@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.peer import build, step_of
@@ -17,7 +17,7 @@ from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_un
 pytest.importorskip("diffusers")
 
 
-def theirs_with_weights_of(model: UNet, shape: Architecture) -> torch.nn.Module:
+def theirs_with_weights_of(model: UNet, shape: UNetArchitecture) -> torch.nn.Module:
     """diffusers' network in the dtype of ``model``; every tensor of both is used."""
     network = build(shape).to(next(model.parameters()).dtype)
     published = to_published({name: p.detach() for name, p in model.named_parameters()}, shape)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.diffusion import abar, eps_of, noised, sampling_times, velocity_loss, x0_of
 from benchmarks.stable_diffusion.model import UNet
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = UNetArchitecture(
     latent_channels=4,
     latent_size=8,
     model_channels=32,

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
+from benchmarks.stable_diffusion.architecture import multiply_adds, training_flops
 from benchmarks.stable_diffusion.config import Facts
-from benchmarks.stable_diffusion.flops import multiply_adds, training_flops
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.published_names import from_published, to_published
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation

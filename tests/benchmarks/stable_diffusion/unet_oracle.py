@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.architecture import UNetArchitecture
 
 State = Mapping[str, Tensor]
 
@@ -46,7 +46,7 @@ def _convolution(x: Tensor, state: State, name: str, stride: int = 1) -> Tensor:
     return F.conv2d(x, weight, state[f"{name}.bias"], stride, padding=weight.shape[-1] // 2)
 
 
-def _residual(x: Tensor, embedding: Tensor, state: State, name: str, shape: Architecture) -> Tensor:
+def _residual(x: Tensor, embedding: Tensor, state: State, name: str, shape: UNetArchitecture) -> Tensor:
     normed = _group_norm(x, state, f"{name}.in_layers.0", shape.norm_groups, 1e-5)
     h = _convolution(_silu(normed), state, f"{name}.in_layers.2")
     h = h + _linear(_silu(embedding), state, f"{name}.emb_layers.1")[:, :, None, None]
@@ -67,7 +67,7 @@ def _attention(x: Tensor, context: Tensor, state: State, name: str, head_channel
     return _linear(torch.cat(heads, -1), state, f"{name}.to_out.0")
 
 
-def _transformer(x: Tensor, context: Tensor, state: State, name: str, shape: Architecture) -> Tensor:
+def _transformer(x: Tensor, context: Tensor, state: State, name: str, shape: UNetArchitecture) -> Tensor:
     normed = _group_norm(x, state, f"{name}.norm", shape.transformer_norm_groups, 1e-6)
     h = _linear(normed.flatten(2).transpose(1, 2), state, f"{name}.proj_in")
     block = f"{name}.transformer_blocks.0"
@@ -80,7 +80,7 @@ def _transformer(x: Tensor, context: Tensor, state: State, name: str, shape: Arc
     return x + _linear(h, state, f"{name}.proj_out").transpose(1, 2).reshape(x.shape)
 
 
-def _block(x: Tensor, embedding: Tensor, context: Tensor, state: State, name: str, shape: Architecture) -> Tensor:
+def _block(x: Tensor, embedding: Tensor, context: Tensor, state: State, name: str, shape: UNetArchitecture) -> Tensor:
     """What a block consists of is read off the names of its tensors."""
     for number in range(3):
         layer = f"{name}.{number}"
@@ -97,7 +97,7 @@ def _block(x: Tensor, embedding: Tensor, context: Tensor, state: State, name: st
     return x
 
 
-def velocity(x: Tensor, t: Tensor, context: Tensor, state: State, shape: Architecture) -> Tensor:
+def velocity(x: Tensor, t: Tensor, context: Tensor, state: State, shape: UNetArchitecture) -> Tensor:
     """(N, C, H, W) of latents, time steps and captions, by the published tensors ``state``."""
     half = shape.model_channels // 2
     frequencies = torch.tensor([math.exp(-math.log(10_000) * i / half) for i in range(half)], dtype=x.dtype)

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.unet3d.config import Facts
-from benchmarks.unet3d.data import DataSettings
-from benchmarks.unet3d.reader_settings import ReaderSettings
+from benchmarks.unet3d.config import Facts, VolumeReaderSettings
+from benchmarks.unet3d.data import VolumeDataSettings
 from benchmarks.unet3d.volumes import CASES, FORMAT
 from common.data import manifest
 from common.data.manifest import FileEntry, Manifest
@@ -35,12 +34,12 @@ def settings(
     size: tuple[int, int, int] = SIZE,
     augment: str = "reference",
     **changes: object,
-) -> DataSettings:
+) -> VolumeDataSettings:
     """Settings of the reader; ``changes`` are of facts or of the section ``reader``."""
-    reader, implementations = ReaderSettings(0, "auto", 2), {"augment": augment}
+    reader, implementations = VolumeReaderSettings(0, "auto", 2), {"augment": augment}
     of_reader = {name: value for name, value in changes.items() if name in vars(reader)}
     others = {name: value for name, value in changes.items() if name not in of_reader}
-    return DataSettings(facts(size, **others), replace(reader, **of_reader), "reference", dtype, implementations)
+    return VolumeDataSettings(facts(size, **others), replace(reader, **of_reader), "reference", dtype, implementations)
 
 
 def numbered(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.unet3d.crop import Crop, Draws, Slab
+from benchmarks.unet3d.crop import Draws, Slab, VolumeCrop
 from benchmarks.unet3d.data import draw
 from benchmarks.unet3d.ops.augment.reference import augment_reference, noise_of, parameters
 from tests.benchmarks.unet3d.small_volumes import PERIOD, facts, numbered
@@ -41,7 +41,7 @@ def test_a_mirrored_crop_of_two_voxels_a_side(axis):
         2: [[[2, 1], [4, 3]], [[6, 5], [8, 7]]],
     }[axis]
     slab = Slab((2, 2, 2), 0, 2)
-    given = parameters([Crop(0, (2, 2, 2), (0, 0, 0), calm(tuple(i == axis for i in range(3))))], slab)
+    given = parameters([VolumeCrop(0, (2, 2, 2), (0, 0, 0), calm(tuple(i == axis for i in range(3))))], slab)
     crop, label = augment_reference(image.ravel(), image.ravel().byte(), **given, slab=slab, dtype=torch.float32)
     assert crop[0, 0].tolist() == mirrored
     assert label[0].tolist() == mirrored
@@ -51,7 +51,7 @@ def test_a_mirrored_crop_of_two_voxels_a_side(axis):
 def test_crops_and_labels_are_numpys_slices(flips):
     volumes, offsets, images, labels = flat_volumes()
     origins = [(1, 2, 3), (0, 0, 0), (12, 3, 1)]
-    crops = [Crop(*place, calm(flips)) for place in zip(offsets, SHAPES, origins, strict=True)]
+    crops = [VolumeCrop(*place, calm(flips)) for place in zip(offsets, SHAPES, origins, strict=True)]
     image, label = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert image.shape == (3, 1, *SIZE)
     assert label.dtype == torch.uint8
@@ -64,7 +64,7 @@ def test_crops_and_labels_are_numpys_slices(flips):
 
 def test_images_are_channels_last():
     _, _, images, labels = flat_volumes()
-    given = parameters([Crop(0, SHAPES[0], (0, 0, 0), calm())], WHOLE)
+    given = parameters([VolumeCrop(0, SHAPES[0], (0, 0, 0), calm())], WHOLE)
     image, _ = augment_reference(images, labels, **given, slab=WHOLE, dtype=torch.bfloat16)
     empty = torch.empty(1, 1, *SIZE, memory_format=torch.channels_last_3d)
     assert image.stride() == empty.stride()
@@ -75,7 +75,7 @@ def test_images_are_channels_last():
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_slabs_are_slices_of_the_whole_noise_included(flips, ranks):
     _, offsets, images, labels = flat_volumes()
-    crops = [Crop(offsets[2], SHAPES[2], (5, 1, 0), calm(flips, 0.8, 0.1))]
+    crops = [VolumeCrop(offsets[2], SHAPES[2], (5, 1, 0), calm(flips, 0.8, 0.1))]
     image, label = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     slabs = [Slab(SIZE, rank * 8 // ranks, 8 // ranks) for rank in range(ranks)]
     parts = [augment_reference(images, labels, **parameters(crops, s), slab=s, dtype=torch.float32) for s in slabs]
@@ -86,7 +86,7 @@ def test_slabs_are_slices_of_the_whole_noise_included(flips, ranks):
 
 def test_brightness_multiplies_each_sample_by_its_own_factor():
     _, _, images, labels = flat_volumes()
-    crops = [Crop(0, SHAPES[0], (0, 0, 0), calm(scale=scale)) for scale in (1.0, 0.5, 2.0)]
+    crops = [VolumeCrop(0, SHAPES[0], (0, 0, 0), calm(scale=scale)) for scale in (1.0, 0.5, 2.0)]
     image, _ = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert torch.equal(image[1], image[0] * 0.5)
     assert torch.equal(image[2], image[0] * 2)
@@ -94,7 +94,7 @@ def test_brightness_multiplies_each_sample_by_its_own_factor():
 
 def test_noise_is_added_with_its_deviation_to_the_samples_that_have_some():
     flat, labels = torch.full((8 * 12 * 10,), 3.0), torch.zeros(8 * 12 * 10, dtype=torch.uint8)
-    crops = [Crop(0, SIZE, (0, 0, 0), Draws((False,) * 3, 1.0, deviation, 5)) for deviation in (0.0, 0.05, 0.1)]
+    crops = [VolumeCrop(0, SIZE, (0, 0, 0), Draws((False,) * 3, 1.0, deviation, 5)) for deviation in (0.0, 0.05, 0.1)]
     image, _ = augment_reference(flat, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert torch.equal(image[0], torch.full_like(image[0], 3.0))
     assert abs(image[1].std().item() / 0.05 - 1) < 5 / math.sqrt(2 * 960)
@@ -103,7 +103,7 @@ def test_noise_is_added_with_its_deviation_to_the_samples_that_have_some():
 
 def test_a_volume_beyond_two_billion_voxels_has_its_address():
     offset, shape = 5_000_000_000, (400, 500, 600)
-    crop = Crop(offset, shape, (10, 20, 30), calm((True, False, True)))
+    crop = VolumeCrop(offset, shape, (10, 20, 30), calm((True, False, True)))
     start, *steps = parameters([crop], WHOLE)["addresses"][0].tolist()[:4]
     assert start == offset + (10 + 7) * 500 * 600 + 20 * 600 + 30 + 9
     assert steps == [-500 * 600, 600, -1]

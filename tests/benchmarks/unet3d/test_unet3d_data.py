@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.unet3d import cache as cache_module
-from benchmarks.unet3d.data import DataSettings, VolumeSource, open_train, order_of_data, warm_up
+from benchmarks.unet3d.data import VolumeDataSettings, VolumeSource, open_train, order_of_data, warm_up
 from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.volumes import Volumes
 from common.data.batches import Block
@@ -45,7 +45,13 @@ def epochs(count: int, samples_of_epoch: int, first: int = 1) -> Block:
 
 
 def opened(
-    root: Path, chosen: DataSettings, micro_batch: int, accumulation: int = 1, replicas: int = 1, rank: int = 0, **more
+    root: Path,
+    chosen: VolumeDataSettings,
+    micro_batch: int,
+    accumulation: int = 1,
+    replicas: int = 1,
+    rank: int = 0,
+    **more,
 ) -> VolumeSource:
     return open_train(root, chosen, Layout({"dp": replicas}, rank, seed=3), micro_batch, accumulation, **more)
 

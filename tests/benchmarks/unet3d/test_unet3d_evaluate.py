@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.unet3d.evaluate import DiceOfCounts, EvaluationSettings, MeanDice
+from benchmarks.unet3d.sliding_window import count_classes
 from benchmarks.unet3d.volumes import CASES, FORMAT, Case
-from benchmarks.unet3d.window_sums import count_classes
 from common.contract.evaluation import Predictions
 from common.data import manifest
 from common.distributed.layout import Layout

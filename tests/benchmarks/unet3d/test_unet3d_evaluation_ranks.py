@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.unet3d.evaluation_shares import choose_share, deal_volumes, deal_windows, shares_to_try
-from benchmarks.unet3d.model import Architecture, UNet3D
+from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case
 from common.distributed.layout import Layout
@@ -52,7 +52,7 @@ FLAT_CASES = [Case(f"case_{number:05d}", shape, "eval") for number, shape in enu
 
 def counts_of_the_network(layout):
     """What 3D U-Net itself counts, with few channels, in float64."""
-    architecture = Architecture(classes=3, filters=(2, 2, 2, 2, 2), norm_epsilon=1e-5)
+    architecture = UNet3DArchitecture(classes=3, filters=(2, 2, 2, 2, 2), norm_epsilon=1e-5)
     drawn = torch.Generator().manual_seed(0)
     split = VolumeSplit.from_layout(layout)
     model = UNet3D(architecture, generator=drawn, dtype=torch.float64, split=split)

@@ -11,7 +11,7 @@ from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
 from benchmarks.unet3d.config import Facts
-from benchmarks.unet3d.model import Architecture, NetworkSettings, UNet3D
+from benchmarks.unet3d.model import NetworkSettings, UNet3D, UNet3DArchitecture
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
@@ -73,7 +73,7 @@ def full() -> UNet3D:
     return UNet3D(RULES, device="meta")
 
 
-def monai(architecture: Architecture) -> nn.Module:
+def monai(architecture: UNet3DArchitecture) -> nn.Module:
     return DynUNet(
         spatial_dims=3, in_channels=1, out_channels=architecture.classes,
         kernel_size=[3] * 6, strides=[1, 2, 2, 2, 2, 2], upsample_kernel_size=[2] * 5,

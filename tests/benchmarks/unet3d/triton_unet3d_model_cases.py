@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.model import OPERATIONS, Architecture, NetworkSettings, UNet3D
+from benchmarks.unet3d.model import OPERATIONS, NetworkSettings, UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
 from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
 from benchmarks.unet3d.ops.upsample import triton as upsample_triton
@@ -31,7 +31,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def logits_and_gradients(settings: NetworkSettings, dtype: torch.dtype) -> tuple[dict[str, str], dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    architecture = Architecture(classes=3, filters=(3, 4, 5, 6, 7), norm_epsilon=1e-5)
+    architecture = UNet3DArchitecture(classes=3, filters=(3, 4, 5, 6, 7), norm_epsilon=1e-5)
     model = UNet3D(architecture, settings, generator, dtype=dtype)
     image, gradient = (torch.randn(1, size, *SHAPE[2:], generator=generator).to(dtype) for size in (1, 3))
     logits = model(image)

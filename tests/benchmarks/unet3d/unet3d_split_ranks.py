@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.unet3d.model import Architecture, NetworkSettings, UNet3D
+from benchmarks.unet3d.model import NetworkSettings, UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -18,7 +18,7 @@ from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.step.train_step import Losses, TrainStep, accumulate
 
-ARCHITECTURE = Architecture(classes=3, filters=(2, 3, 4, 5, 6), norm_epsilon=1e-5)
+ARCHITECTURE = UNet3DArchitecture(classes=3, filters=(2, 3, 4, 5, 6), norm_epsilon=1e-5)
 SIZE = (64, 32, 32)  # the smallest for eight ranks
 SAMPLES = 2
 STEPS = 3

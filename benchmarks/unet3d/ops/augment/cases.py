@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.unet3d.crop import NOISE_DEVIATION, Crop, Draws, Size3, Slab
+from benchmarks.unet3d.crop import NOISE_DEVIATION, Draws, Size3, Slab, VolumeCrop
 from benchmarks.unet3d.ops.augment.reference import parameters
 from benchmarks.unet3d.ops.sizes import FACTS, SAMPLES
 from common.ops.cases import Case, Draw, Pass, size_of
@@ -45,7 +45,7 @@ def passes(
         flips = bool(number & 4), bool(number & 2), not number & 1
         deviation = NOISE_DEVIATION if number < noisy else 0.0
         draws = Draws(flips, 1 + brightness * number, deviation, LARGEST_SEED >> 9 * number)
-        crops.append(Crop(number * voxels, volume, (origin[0], origin[1], origin[2]), draws))
+        crops.append(VolumeCrop(number * voxels, volume, (origin[0], origin[1], origin[2]), draws))
     images = draw.normal(samples * voxels, dtype=torch.float32)
     labels = draw.integers(0, FACTS.classes, samples * voxels, dtype=torch.uint8)
     given = [tensor.to(draw.device) for tensor in parameters(crops, slab).values()]

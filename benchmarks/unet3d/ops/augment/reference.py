@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.crop import Crop, Slab
+from benchmarks.unet3d.crop import Slab, VolumeCrop
 from common.ops.random_bits.reference import words
 
 UNIFORM_BITS = 23
@@ -18,7 +18,7 @@ COLUMNS = 5
 """Columns of the addresses: start, the three steps, and the noise seed."""
 
 
-def parameters(crops: Sequence[Crop], slab: Slab, pin_memory: bool = False) -> dict[str, Tensor]:
+def parameters(crops: Sequence[VolumeCrop], slab: Slab, pin_memory: bool = False) -> dict[str, Tensor]:
     """Return the crops as tensors for the implementations.
 
     Returns:
@@ -32,7 +32,7 @@ def parameters(crops: Sequence[Crop], slab: Slab, pin_memory: bool = False) -> d
     }
 
 
-def _address(crop: Crop, slab: Slab) -> tuple[int, int, int, int]:
+def _address(crop: VolumeCrop, slab: Slab) -> tuple[int, int, int, int]:
     """Return the address of the slab's first voxel, and the steps to the next voxel along D, H and W."""
     strides = (crop.shape[1] * crop.shape[2], crop.shape[2], 1)
     lowest = (crop.origin[0] + slab.source_plane(crop.draws.flips[0]), *crop.origin[1:])
