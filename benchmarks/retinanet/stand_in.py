@@ -27,7 +27,7 @@ from common.data.commands import Option, option
 from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, Form, PicturePlan, draw
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
-from common.nn.fitted_backbone import fitted_backbone, write_backbone
+from common.nn.backbone_file import fitted_backbone, write_backbone
 from common.nn.resnet import ResNetShape, TrainedNorm
 
 WORTH_PROCESSES = 64

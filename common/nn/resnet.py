@@ -22,11 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.errors import ConfigError
-from common.nn.batch_norm import BatchNorm2d
-from common.nn.convolution import Conv2d
-from common.nn.convolution_flops import LayerFlops, Size, convolution_flops, result_size
+from common.nn.batch_norm import BatchNorm2d, FrozenBatchNorm2d
+from common.nn.convolution import Conv2d, LayerFlops, Size, convolution_flops, result_size
 from common.nn.frozen import mark_frozen
-from common.nn.frozen_batch_norm import FrozenBatchNorm2d
 from common.nn.fused_convolution import FoldedConvolution, FusedConv2d
 
 EXPANSION = 4
