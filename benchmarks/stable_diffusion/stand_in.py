@@ -41,7 +41,7 @@ from common.config.loading import build
 from common.data import stand_in
 from common.data.commands import Option, option
 from common.errors import ConfigError
-from common.formats import tars
+from common.formats.raw_files import add_member
 
 WORTH_PROCESSES = 4096
 """Number of pictures from which on several processes draw them."""
@@ -167,9 +167,9 @@ def _write_tars(folder: Path, pictures: Sequence[DrawnShape], count: int) -> Non
             for place, drawn in enumerate(pictures[number::count]):
                 key = f"{number:05d}{place:04d}"
                 about = {"key": key, "caption": drawn.caption, "width": drawn.width, "height": drawn.height}
-                tars.add(tar, f"{key}.jpg", drawn.jpeg)
-                tars.add(tar, f"{key}.json", json.dumps(about).encode())
-                tars.add(tar, f"{key}.txt", drawn.caption.encode())
+                add_member(tar, f"{key}.jpg", drawn.jpeg)
+                add_member(tar, f"{key}.json", json.dumps(about).encode())
+                add_member(tar, f"{key}.txt", drawn.caption.encode())
 
 
 def _write_prompts(path: Path, pictures: Sequence[DrawnShape]) -> None:

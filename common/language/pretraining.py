@@ -15,8 +15,7 @@ from common.data.batches import Batch, DataSource, EvalSource
 from common.data.megatron import source
 from common.data.megatron.source import RowShape
 from common.distributed.layout import Layout
-from common.evaluation.counted import CountedEvaluation
-from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
 from common.language.workload import LanguageModel
 from common.optim.groups import shard_ranks
 from common.optim.precision import gradient_dtype

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -322,3 +323,18 @@ def _event(path: Path, number: int, text: str) -> Event:
     if not _is_number(time_ms) or not math.isfinite(time_ms):
         raise DataError(f"{where}: time_ms is not a number of milliseconds: {str(time_ms)[:80]!r}")
     return Event(number, float(time_ms), sys.intern(kind), sys.intern(key), record["value"], metadata, text)
+
+
+def distinct_names(paths: Iterable[Path]) -> dict[Path, str]:
+    """Map each path to its shortest trailing part, in whole path components, that no other path shares."""
+    waiting = set(paths)
+    found: dict[Path, str] = {}
+    length = 1
+    while waiting:
+        ends = {path: "/".join(path.parts[-length:]) for path in waiting}
+        shared = Counter(ends.values())
+        done = {path for path in waiting if shared[ends[path]] == 1 or length >= len(path.parts)}
+        found |= {path: ends[path] for path in done}
+        waiting -= done
+        length += 1
+    return found

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeGuard
 
 from common.mlperf.parsed_log import Evaluation, Event, ParsedLog, evaluation_of
-from common.mlperf.rules import Rules
+from common.mlperf.rules import Rules, Target
 
 GPT3_SEQUENCE = 2048
 """Tokens per sequence of GPT-3."""
@@ -183,3 +183,35 @@ def _step_of_indices(blocks: Sequence[Block], points: Sequence[float]) -> Iterat
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value of a log is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def targets_of(log: ParsedLog, rules: Rules) -> tuple[Target, ...]:
+    """Return the targets of the rules, or those that the log states if it uses other data. Empty if it states none."""
+    targets = rules.targets_at(log.global_batch if isinstance(log.global_batch, int) else 0)
+    if not log.other_data:
+        return targets
+    own = log.value("quality_target")
+    values = own if isinstance(own, Mapping) else {targets[0].metric: own} if len(targets) == 1 else {}
+    if all(is_number(values.get(target.metric)) for target in targets):
+        return tuple(Target(float(values[target.metric]), target.direction, target.metric) for target in targets)
+    return ()
+
+
+def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, float]]:
+    """Map the progress of each checkpoint to its metrics. Several lines may report the metrics of one checkpoint."""
+    stop = next(iter(log.all("run_stop")), None)
+    scores: dict[float, dict[str, float]] = {}
+    for point in evaluations_of(log, rules):
+        if math.isfinite(point.progress) and (stop is None or point.line < stop.line):
+            scores.setdefault(point.progress, {}).update(point.values)
+    return scores
+
+
+def first_passing(scores: Mapping[float, Mapping[str, float]], targets: Sequence[Target]) -> float | None:
+    """Return the progress of the first checkpoint that meets all targets; None without such a checkpoint or targets."""
+    passing = [
+        at
+        for at, found in scores.items()
+        if targets and all(target.metric in found and target.met(found[target.metric]) for target in targets)
+    ]
+    return min(passing, default=None)

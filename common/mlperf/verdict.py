@@ -12,21 +12,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from common.errors import ConfigError, DataError, printable
 from common.mlperf.agreement import disagreeing_progress, odd_blocks, odd_sizes, wrong_counts
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
 from common.mlperf.compliance import Finding, judged_keys, reached_rule_files, rule_records
 from common.mlperf.evaluation_points import misplaced_evaluations, reported_checkpoints
-from common.mlperf.log_names import distinct_names
-from common.mlperf.parsed_log import ParsedLog, read_log
+from common.mlperf.parsed_log import ParsedLog, distinct_names, read_log
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import RULESETS, Rules, accepting_rulesets, open_rulesets, rules_for
 from common.mlperf.run_clock import check_clock
 from common.mlperf.run_refusals import (
     backward_refusals,
+    cache_cleared,
     cache_refusals,
     evaluation_refusals,
     run_refusals,
@@ -67,8 +67,6 @@ MOST_LINES = 8
 """Largest number of lines that a message lists for one key."""
 UNREPORTED_IN = ("5.0.0",)
 """Rounds in which unreported checkpoints cause only a note: no accepted Stable Diffusion result has a run with all."""
-NOT_CLEARED = (False, 0, "false", "no", "0")
-"""Values of cache_clear, in lower case, for a page cache that was not cleared."""
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
@@ -278,7 +276,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
     if not success and not refusals:
         limits.append(f"the run did not reach the target (status {log.status})")
     if not log.other_data:
-        cleared = _cache_cleared([event.value for event in log.all("cache_clear")])
+        cleared = cache_cleared([event.value for event in log.all("cache_clear")])
         if cleared is False:
             limits.append("the page cache was not cleared before the run (cache_clear is false)")
         elif cleared is None:
@@ -298,14 +296,6 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
         score=log.run_minutes,
         log=log,
     )
-
-
-def _cache_cleared(values: Sequence[Any]) -> bool | None:
-    """Return whether the page cache was cleared before the run; None if the log does not say."""
-    said = [value.strip().casefold() if isinstance(value, str) else value for value in values]
-    if any(value in NOT_CLEARED for value in said if isinstance(value, str | bool | int | float)):
-        return False
-    return True if any(value in (True, 1) for value in said if isinstance(value, bool | int | float)) else None
 
 
 def _is_value_rule(finding: Finding) -> bool:

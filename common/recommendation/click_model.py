@@ -21,9 +21,8 @@ from common.optim.precision import DTYPES
 from common.recommendation.click_network import ClickNetwork, loss
 from common.recommendation.config import EmbeddingSettings
 from common.recommendation.embeddings import ShardedEmbeddings
-from common.recommendation.made_up_ids import Distribution, made_up_ids
 from common.recommendation.planner import make_plan
-from common.recommendation.tables import Tables
+from common.recommendation.tables import Distribution, Tables, made_up_ids
 from common.step.train_step import Losses
 
 PROBED_ROWS = 1 << 12
@@ -161,7 +160,7 @@ def made_up(
     Args:
         dense_features: D.
         samples: B.
-        distribution: distribution of the ids, see :mod:`common.recommendation.made_up_ids`.
+        distribution: distribution of the ids, see :mod:`common.recommendation.tables`.
         generator: generator on the CPU.
 
     Returns:

@@ -10,9 +10,8 @@ from common.config.ranges import AtLeast
 from common.errors import ConfigError
 from common.recommendation.criteo.row_files import ReaderSettings
 from common.recommendation.criteo.sample_rows import CATEGORICAL
-from common.recommendation.made_up_ids import Distribution
 from common.recommendation.planner import PlannerSettings
-from common.recommendation.tables import Table, Tables
+from common.recommendation.tables import Distribution, Table, Tables
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,8 +21,53 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.ops.embedding_bags import Bag, Bags, EmbeddingBags
-from common.recommendation.meeting_places import Places, places
 from common.recommendation.placement import Plan, Shard
+
+
+@dataclass(frozen=True)
+class ReceivedVectors:
+    """Positions of the received vectors of B samples, and which of them add up to one vector.
+
+    Attributes:
+        parts_BP: int32, rows of the received buffer that add up to the vectors of a sample, table by table.
+        sums: bags of these rows, one per table; None without tables.
+        sent_M: int64, for every vector that goes back to a sender, sender by sender and sample by sample, its row
+            among the vectors of all samples.
+    """
+
+    parts_BP: Tensor
+    sums: Bags | None
+    sent_M: Tensor
+
+
+def received_vectors(
+    batch: int, tables: int, senders: Sequence[Sequence[int]], leading: int, device: torch.device | str
+) -> ReceivedVectors:
+    """Return the positions for a batch. Copies to the device, so call it outside of captures.
+
+    Args:
+        batch: B.
+        tables: number of tables; each has a sender.
+        senders: for each sender, the tables that it sends for every sample.
+        leading: number of vectors of a sample before those of the tables.
+    """
+    sample_B = torch.arange(batch)
+    parts: list[list[Tensor]] = [[] for _ in range(tables)]
+    sent: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
+    before = 0
+    for numbers in senders:
+        for place, table in enumerate(numbers):
+            parts[table].append(before + sample_B * len(numbers) + place)
+        if numbers:
+            vector_K = leading + torch.tensor(list(numbers))
+            sent.append((sample_B.unsqueeze(1) * (leading + tables) + vector_K).flatten())
+        before += batch * len(numbers)
+    bags: list[Bag] = []
+    for found in parts:
+        bags.append(Bag(sum(bag.hotness for bag in bags), len(found), 0, before))
+    flat = [part for found in parts for part in found]
+    parts_BP = torch.stack(flat, 1).to(device, torch.int32) if flat else torch.empty(batch, 0, dtype=torch.int32)
+    return ReceivedVectors(parts_BP, Bags(bags, device) if bags else None, torch.cat(sent).to(device))
 
 
 class Meeting(Protocol):
@@ -110,7 +157,7 @@ class Exchange:
             for place in range(self._hotness(shard))
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
-        self._places_of: dict[int, Places] = {}
+        self._places_of: dict[int, ReceivedVectors] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
         """See :meth:`Meeting.ids`."""
@@ -156,10 +203,10 @@ class Exchange:
     def _hotness(self, shard: Shard) -> int:
         return self._plan.tables.tables[shard.table].hotness
 
-    def _places(self, batch: int) -> Places:
+    def _places(self, batch: int) -> ReceivedVectors:
         """Return the positions for a batch size. Warm-up creates them, because they cannot be made inside a capture."""
         if batch not in self._places_of:
             senders = [[shard.table for shard in shards] for shards in self._shards_of]
             senders.append(list(self._plan.own_sums))  # this rank itself, after all others
-            self._places_of[batch] = places(batch, len(self._plan.tables), senders, 1, self._device)
+            self._places_of[batch] = received_vectors(batch, len(self._plan.tables), senders, 1, self._device)
         return self._places_of[batch]

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.ops.embedding_bags import Bag, Bags, EmbeddingBags
-from common.recommendation.exchange import all_to_all
-from common.recommendation.meeting_places import Places, places
+from common.recommendation.exchange import ReceivedVectors, all_to_all, received_vectors
 from common.recommendation.placement import Plan
 
 
@@ -64,7 +63,7 @@ class ExchangeOverNodes:
             for place in range(sizes[table].hotness)
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=layout.device)
-        self._places_of: dict[int, tuple[Places, Places]] = {}
+        self._places_of: dict[int, tuple[ReceivedVectors, ReceivedVectors]] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
         """See :meth:`common.recommendation.exchange.Meeting.ids`."""
@@ -126,13 +125,13 @@ class ExchangeOverNodes:
             base += shard.rows(tables)
         return Bags(bags, self._device) if bags else None
 
-    def _places(self, batch: int) -> tuple[Places, Places]:
+    def _places(self, batch: int) -> tuple[ReceivedVectors, ReceivedVectors]:
         """Return the positions among neighbours and along the rail. Warm-up creates them, not a capture."""
         if batch not in self._places_of:
             number = {table: place for place, table in enumerate(self._tables)}
             among = [[number[shard.table] for shard in shards] for shards in self._shards_of]
-            inner = places(self._nodes * batch, len(self._tables), among, 0, self._device)
+            inner = received_vectors(self._nodes * batch, len(self._tables), among, 0, self._device)
             senders = [*self._tables_of, list(self._plan.own_sums)]  # this rank itself, after all nodes
-            outer = places(batch, len(self._plan.tables), senders, 1, self._device)
+            outer = received_vectors(batch, len(self._plan.tables), senders, 1, self._device)
             self._places_of[batch] = inner, outer
         return self._places_of[batch]

@@ -25,10 +25,9 @@ from common.recommendation.click_workload import ClickPrediction
 from common.recommendation.criteo.prepared import open_prepared
 from common.recommendation.criteo.row_files import RowFile
 from common.recommendation.criteo.sample_rows import IDS, SampleFormat
-from common.recommendation.made_up_ids import made_up_ids
 from common.recommendation.placement import Hybrid, Plan
 from common.recommendation.planner import GIGABYTE, make_plan
-from common.recommendation.tables import Tables
+from common.recommendation.tables import Tables, made_up_ids
 
 BATCHES = 20
 """Global batches that are counted."""

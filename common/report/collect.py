@@ -12,15 +12,15 @@ from typing import Any
 
 from common.errors import ConfigError, DataError
 from common.launch.series import RUNS_FILE
-from common.mlperf.log_targets import targets_of
 from common.mlperf.parsed_log import Evaluation, ParsedLog, read_log
+from common.mlperf.progress import targets_of
 from common.mlperf.rcp import convergence_of
 from common.mlperf.rules import Rules, Target, rules_for
 from common.mlperf.verdict import Verdict, judge_log
 from common.report.budget import Budget, budget_of
+from common.report.markup import legible
 from common.report.published import same_task
 from common.report.steps import RankSteps, read_steps
-from common.report.words import legible
 from common.submission.score import Score, score
 from common.submission.sources import RESULT, RunSet, find_run_sets
 from common.submission.tree_agreement import count_of

@@ -11,10 +11,9 @@ from common.mlperf.rules import round_name
 from common.mlperf.verdict import UNVERIFIED, data_limit
 from common.report.collect import Run, Subject
 from common.report.curves import step_times
-from common.report.markup import Html, join, table, tag
+from common.report.markup import Html, duration, figure_of, join, minutes_of, number, relation, table, tag
 from common.report.outcomes import placing
 from common.report.throughput import mean_throughput
-from common.report.words import duration, figure_of, minutes_of, number, relation
 
 MOST_REASONS = 6
 MOST_COLUMNS = 8  # most tiles in a row; more tiles are distributed over equally long rows

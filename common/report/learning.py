@@ -13,7 +13,7 @@ from common.report.canvas import COLOURS, Picture, new_figure
 from common.report.collect import Run
 from common.report.curves import Floats, envelope
 from common.report.lines import MANY_LINES, WIDTH, Clock, Line, clock_of, legend, say, strokes
-from common.report.words import is_number, legible, number, plural, relation
+from common.report.markup import is_number, legible, number, plural, relation
 
 Over = Literal["time", "progress"]
 LOSS_KEYS = ("train_loss", "reduced_train_loss", "loss")

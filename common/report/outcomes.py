@@ -17,8 +17,8 @@ from common.mlperf.rules import Rules, round_name
 from common.report.canvas import COLOURS, Picture, new_figure
 from common.report.collect import Subject
 from common.report.lines import WIDTH, Line
+from common.report.markup import minutes_of, plural
 from common.report.published import Published, nearest, published_for
-from common.report.words import minutes_of, plural
 
 MOST_PUBLISHED = 10
 MOST_LEVEL_FIGURES = 10

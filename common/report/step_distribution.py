@@ -11,7 +11,7 @@ from common.report.canvas import Picture, new_figure
 from common.report.collect import Run
 from common.report.curves import Floats, StepTimes, step_times
 from common.report.lines import WIDTH, Line
-from common.report.words import number
+from common.report.markup import number
 
 MANY_RANKS = 24
 

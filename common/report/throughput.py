@@ -13,7 +13,7 @@ from common.report.canvas import COLOURS, Picture, new_figure
 from common.report.collect import Run
 from common.report.curves import mean_over_time, rate
 from common.report.lines import WIDTH, Clock, Line, clock_of, legend, strokes
-from common.report.words import figure_of, is_number
+from common.report.markup import figure_of, is_number
 
 RATE_BINS = 120
 READINGS = {

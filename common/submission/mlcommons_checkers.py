@@ -5,7 +5,7 @@ two crash with a traceback on unexpected input. So a checker accepts only if it 
 complaint.
 
 The repository checker reads names and sizes only and runs on the original folder. The others run on a copy
-(:mod:`common.submission.staged_copy`), because the package checker writes files.
+(:func:`common.submission.checkers.stage`), because the package checker writes files.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 from common.errors import DataError, printable
 from common.mlperf.checker_process import one_checker_process
-from common.mlperf.log_names import distinct_names
+from common.mlperf.parsed_log import distinct_names
 from common.mlperf.rules import Rules
 from common.mlperf.verdict import NOT_A_RESULT, UNVERIFIED
 from common.submission.score import Score, ScoredRun, score

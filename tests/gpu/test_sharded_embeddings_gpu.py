@@ -10,11 +10,10 @@ import torch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.recommendation.embeddings import ShardedEmbeddings
-from common.recommendation.initial_rows import fill
-from common.recommendation.made_up_ids import made_up_ids
 from common.recommendation.placement import Hybrid, Plan, row_wise
+from common.recommendation.row_store import fill
 from common.recommendation.slots import SlotFinder
-from common.recommendation.tables import Table, Tables
+from common.recommendation.tables import Table, Tables, made_up_ids
 from tests.common.recommendation import embedding_ranks as small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -24,8 +24,8 @@ from common.optim.updater import SendingUpdater
 from common.recommendation import row_files
 from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.embeddings import ShardedEmbeddings
-from common.recommendation.initial_rows import fill
 from common.recommendation.placement import Hybrid, Plan, row_wise, table_wise
+from common.recommendation.row_store import fill
 from common.recommendation.tables import Table, Tables
 from common.run import checkpoint
 from common.run.checkpoint import Progress

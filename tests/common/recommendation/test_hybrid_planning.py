@@ -24,10 +24,9 @@ from common.recommendation import exchange, hybrid_planning, plan_file, rare_row
 from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.hybrid_planning import hybrid_plan, most_frequent
-from common.recommendation.made_up_ids import made_up_ids
 from common.recommendation.placement import Hybrid, Plan, row_wise, table_wise
 from common.recommendation.planner import PlannerSettings, make_plan
-from common.recommendation.tables import Table, Tables
+from common.recommendation.tables import Table, Tables, made_up_ids
 
 TABLES = Tables((Table("a", 900, 1), Table("b", 50, 2), Table("c", 3000, 3)), 16)
 RANKS, BATCH = 4, 64
