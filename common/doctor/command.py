@@ -24,7 +24,7 @@ from common.distributed.launcher import relaunch
 from common.distributed.rank_info import RankInfo
 from common.distributed.startup import find_rank_info, initialise, pick_device, shutdown
 from common.doctor import collectives
-from common.doctor.examine import CHECKS, FULL, QUICK, Report, Request, examine
+from common.doctor.examine import CHECKS, FULL, QUICK, CheckRequest, Report, examine
 from common.doctor.judge import (
     Rank,
     Results,
@@ -70,7 +70,7 @@ class Session:
     node: str
     device: torch.device
     unusable: str
-    request: Request
+    request: CheckRequest
     limits: Limits
     system: str
     meeting: Meeting
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     rank_info = find_rank_info(os.environ)
     if rank_info.launcher == "single" and (gpus := torch.cuda.device_count()) > 1:
         return relaunch(gpus, ["doctor", *argv])
-    request = Request(
+    request = CheckRequest(
         frozenset(arguments.only),
         QUICK if arguments.quick else FULL,
         tuple(arguments.storage),
@@ -255,7 +255,7 @@ def _measure_together(session: Session, nodes: Sequence[Sequence[int]]) -> tuple
     if "collectives" not in session.request.checks:
         return Together(), offsets, False
     effort = session.request.effort
-    plan = collectives.Plan(
+    plan = collectives.CollectiveOptions(
         session.rank_info, nodes, session.device, effort.collective_seconds, effort is FULL, session.timeout_seconds
     )
     progress = collectives.run(plan)

@@ -63,7 +63,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class LoggedEvaluation:
     """One ``eval_accuracy`` or ``eval_error`` event.
 
     Attributes:
@@ -167,7 +167,7 @@ class ParsedLog:
         return bool(self.all("resumed_from"))
 
     @cached_property
-    def evaluations(self) -> list[Evaluation]:
+    def evaluations(self) -> list[LoggedEvaluation]:
         """Evaluations in file order, without those whose value has no number."""
         history = [evaluation_of(event) for event in self.events if event.key in QUALITY_KEYS]
         return [evaluation for evaluation in history if evaluation is not None]
@@ -177,7 +177,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def evaluation_of(event: Event, progress_key: str | None = None) -> Evaluation | None:
+def evaluation_of(event: Event, progress_key: str | None = None) -> LoggedEvaluation | None:
     """Return the evaluation in an ``eval_accuracy`` or ``eval_error`` event; None if its value has no number.
 
     Args:
@@ -194,8 +194,8 @@ def evaluation_of(event: Event, progress_key: str | None = None) -> Evaluation |
         return None
     for key in PROGRESS_KEYS if progress_key is None else (progress_key,):
         if _is_number(metadata.get(key)):
-            return Evaluation(float(metadata[key]), key, values, event.time_ms, event.line)
-    return Evaluation(math.nan, "", values, event.time_ms, event.line)
+            return LoggedEvaluation(float(metadata[key]), key, values, event.time_ms, event.line)
+    return LoggedEvaluation(math.nan, "", values, event.time_ms, event.line)
 
 
 def read_log(path: Path, follow: bool = True) -> ParsedLog:
@@ -208,7 +208,7 @@ def read_log(path: Path, follow: bool = True) -> ParsedLog:
     events: list[Event] = []
     size = entries = 0
     with open_regular(path, follow) as file:
-        lines = _Lines(path, file)
+        lines = _TokenLines(path, file)
         for number, text in lines:
             _reject_torn(path, number, text)
             content = text.rpartition(TOKEN)[2].strip()
@@ -231,7 +231,7 @@ def read_log(path: Path, follow: bool = True) -> ParsedLog:
     return ParsedLog(path, (*events[:stop], *(event for event in later if event.text not in said)), echoes)
 
 
-class _Lines:
+class _TokenLines:
     """Iterator over the lines of a file that contain the token, with their numbers. Line ends are as in text mode.
 
     Attributes:

@@ -29,7 +29,7 @@ PROBED_ROWS = 1 << 12
 """Largest number of rows of a table when only the memory of an iteration is measured."""
 
 
-class Embeddings(Protocol):
+class TableEmbeddings(Protocol):
     """Computes x0, the input of the network's head."""
 
     def start(self, ids_BL: Tensor) -> None:
@@ -47,7 +47,7 @@ class ClickModel:
         embeddings: embeddings of all tables.
     """
 
-    def __init__(self, network: ClickNetwork, embeddings: Embeddings) -> None:
+    def __init__(self, network: ClickNetwork, embeddings: TableEmbeddings) -> None:
         self._network, self._embeddings = network, embeddings
 
     def logits(self, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ its samples. The receiver adds up the sums of several owners of one table. All s
 nothing can overflow. Rare rows of hybrid tables are exchanged differently (:mod:`common.recommendation.rare_rows`).
 
 Legend: B samples of this rank, G ranks, N = G B, L ids of a sample, F tables, K shards of this rank, J shards of all
-ranks, D sums that a rank computes for its own samples (:attr:`common.recommendation.placement.Plan.own_sums`), W
+ranks, D sums that a rank computes for its own samples (:attr:`common.recommendation.placement.Placement.own_sums`), W
 width.
 """
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.ops.embedding_bags import Bag, Bags, EmbeddingBags
-from common.recommendation.placement import Plan, Shard
+from common.recommendation.placement import Placement, TableShard
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ def received_vectors(
     return ReceivedVectors(parts_BP, Bags(bags, device) if bags else None, torch.cat(sent).to(device))
 
 
-class Meeting(Protocol):
+class VectorExchange(Protocol):
     """Interface of an exchange; every rank of the group calls the same methods in the same order."""
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
+    def shards(self) -> tuple[TableShard, ...]:
         """Shards of this rank."""
 
     @property
@@ -96,7 +96,7 @@ class Meeting(Protocol):
 
         Args:
             own_NKW: sums of this rank's shards, contiguous.
-            replicated_BDW: sums that this rank computed for its own samples, in the order of ``Plan.own_sums``.
+            replicated_BDW: sums that this rank computed for its own samples, in the order of ``Placement.own_sums``.
             out_BFW: output: the vector of every table. Each vector is contiguous; the outer strides are arbitrary.
         """
 
@@ -128,7 +128,7 @@ def all_to_all(
 
 
 class Exchange:
-    """A :class:`Meeting` in which every rank sends directly to every other rank.
+    """A :class:`VectorExchange` in which every rank sends directly to every other rank.
 
     Args:
         plan: placement of the tables over the ranks of the group.
@@ -141,7 +141,7 @@ class Exchange:
     """
 
     def __init__(
-        self, plan: Plan, rank: int, group: dist.ProcessGroup | None, ops: EmbeddingBags, device: torch.device
+        self, plan: Placement, rank: int, group: dist.ProcessGroup | None, ops: EmbeddingBags, device: torch.device
     ) -> None:
         self._plan, self._group, self._ops, self._device = plan, group, ops, device
         self._shards_of = [plan.shards_of(other) for other in range(plan.ranks)]
@@ -160,7 +160,7 @@ class Exchange:
         self._places_of: dict[int, ReceivedVectors] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
-        """See :meth:`Meeting.ids`."""
+        """See :meth:`VectorExchange.ids`."""
         batch, ranks = len(ids_BL), self._plan.ranks
         # Transpose, so that the ids for one rank are contiguous.
         sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
@@ -171,7 +171,7 @@ class Exchange:
         return received_GLB.transpose(1, 2).reshape(ranks * batch, self._own_lookups)
 
     def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
-        """See :meth:`Meeting.vectors`."""
+        """See :meth:`VectorExchange.vectors`."""
         batch, _, width = out_BFW.shape
         counts = [len(shards) * batch * width for shards in self._shards_of]
         parts = own_NKW.new_empty(sum(counts) + replicated_BDW.numel())
@@ -182,7 +182,7 @@ class Exchange:
         self._ops.pool(parts.view(-1, width), at.parts_BP, at.sums, out_BFW)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
-        """See :meth:`Meeting.gradients`."""
+        """See :meth:`VectorExchange.gradients`."""
         batch, width = len(gradient_BX), self._plan.tables.width
         shards, ranks = len(self.shards), self._plan.ranks
         at, counts = self._places(batch), [len(shards) * batch * width for shards in self._shards_of]
@@ -191,7 +191,7 @@ class Exchange:
         all_to_all(received, sent, [shards * batch * width] * ranks, counts, self._group)
         return received.view(ranks * batch, shards, width)
 
-    def _bags(self, shards: tuple[Shard, ...]) -> Bags | None:
+    def _bags(self, shards: tuple[TableShard, ...]) -> Bags | None:
         tables, bags = self._plan.tables, []
         column = base = 0
         for shard in shards:
@@ -200,7 +200,7 @@ class Exchange:
             column, base = column + table.hotness, base + shard.rows(tables)
         return Bags(bags, self._device) if bags else None
 
-    def _hotness(self, shard: Shard) -> int:
+    def _hotness(self, shard: TableShard) -> int:
         return self._plan.tables.tables[shard.table].hotness
 
     def _places(self, batch: int) -> ReceivedVectors:

@@ -15,7 +15,7 @@ from torch import Tensor
 from common.distributed.environment import meminfo
 from common.errors import ConfigError
 from common.ops.random_bits.reference import words
-from common.recommendation.placement import Hybrid, Shard
+from common.recommendation.placement import Hybrid, TableShard
 from common.recommendation.tables import Tables
 
 CHUNK = 1 << 22
@@ -114,7 +114,7 @@ class RowStore:
     def __init__(
         self,
         tables: Tables,
-        shards: Sequence[Shard],
+        shards: Sequence[TableShard],
         seed: int,
         dtype: torch.dtype,
         device: torch.device,

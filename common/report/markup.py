@@ -9,7 +9,7 @@ import html
 from typing import TypeGuard
 
 from common.errors import printable
-from common.mlperf.rules import Target
+from common.mlperf.rules import QualityTarget
 
 VOID = frozenset({"br", "img", "input", "meta"})
 
@@ -100,7 +100,7 @@ def minutes_of(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def relation(target: Target) -> str:
+def relation(target: QualityTarget) -> str:
     """Return the relation between quality and target that the rules require: ``≥``, ``>``, ``≤`` or ``<``."""
     sign = "≥" if target.direction == "at_least" else "≤"
     return sign if target.target_allowed else sign.translate({ord("≥"): ">", ord("≤"): "<"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from common.mlperf.parsed_log import Evaluation, ParsedLog
+from common.mlperf.parsed_log import LoggedEvaluation, ParsedLog
 from common.mlperf.refusals import Refusal
 
 TELLING_VALUES = 6
@@ -61,7 +61,7 @@ def _marks(log: ParsedLog) -> Iterator[tuple[object, ...]]:
         yield ("gaps", gaps)
 
 
-def _values(evaluation: Evaluation) -> tuple[tuple[str, str], ...]:
+def _values(evaluation: LoggedEvaluation) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, repr(value)) for name, value in evaluation.values.items()))
 
 

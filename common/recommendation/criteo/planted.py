@@ -28,7 +28,7 @@ _PROBE = 50_000
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PlantedSamples:
     """N samples of the model.
 
     Attributes:
@@ -61,13 +61,13 @@ class World:
     scale: float
     offset: float
 
-    def draw(self, samples: int, number: int) -> Drawn:
+    def draw(self, samples: int, number: int) -> PlantedSamples:
         """Draw ``samples``; each ``number`` gives other samples."""
         random = np.random.default_rng([self.seed, 1, number])
         counts, categories = _features(random, self.table_rows, samples)
         effect = _effect(counts, categories, *weights(len(self.table_rows), self.seed))
         click = _sigmoid(self.scale * effect + self.offset)
-        return Drawn(counts, categories, click, (random.random(samples) < click).astype(np.int64))
+        return PlantedSamples(counts, categories, click, (random.random(samples) < click).astype(np.int64))
 
 
 def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, seed: int) -> World:

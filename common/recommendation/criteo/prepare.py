@@ -17,7 +17,7 @@ from common.data.manifest import Manifest
 from common.data.published import SYNTHETIC, Published, PublishedFile
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
-from common.recommendation.criteo.preparation.pipeline import Made, Pipeline
+from common.recommendation.criteo.preparation.pipeline import CriteoFiles, CriteoPipeline
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, RawDays, open_raw
 from common.recommendation.criteo.prepared import FORM, HOTNESS, TABLE_ROWS, open_prepared
 from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
@@ -57,7 +57,7 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
         workers = min(workers, 1 + sum(path.stat().st_size for day in raw.files for path in day) // BYTES_PER_WORKER)
         own = _memory_per_worker(work_dir / "memory", memory // workers)
-        made = Pipeline(raw, encoding, data_dir, work_dir, workers, own).run()
+        made = CriteoPipeline(raw, encoding, data_dir, work_dir, workers, own).run()
         written = _manifest(raw, made, encoding, wanted, published)
         manifest.write(data_dir, written)
         shutil.rmtree(work_dir)
@@ -153,7 +153,7 @@ def published_logs(sample_format: SampleFormat) -> Published:
 
 
 def _manifest(
-    raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str, str], published: Published
+    raw: RawDays, made: CriteoFiles, encoding: Encoding, wanted: Mapping[str, str], published: Published
 ) -> Manifest:
     origin = {
         **wanted,

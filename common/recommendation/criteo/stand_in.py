@@ -73,7 +73,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _DayFile:
     path: Path
     world: World
     samples: int
@@ -95,7 +95,7 @@ def generate(raw_dir: Path, table_rows: tuple[int, ...], request: Request = Requ
     stand_in.require_unused(raw_dir)
     world = request.world(table_rows)
     with stand_in.generated(raw_dir) as folder:
-        plans = [_Plan(folder / f"day_{day}", world, request.samples(day), day) for day in range(DAYS)]
+        plans = [_DayFile(folder / f"day_{day}", world, request.samples(day), day) for day in range(DAYS)]
         processes = min(workers, 1 + (request.train + 2 * request.evaluation) // _SAMPLES_PER_WORKER)
         clicks = list(stand_in.drawn(_write_day, plans, processes))
         found = bayes_auc([clicks[-1][: request.evaluation]])
@@ -104,7 +104,7 @@ def generate(raw_dir: Path, table_rows: tuple[int, ...], request: Request = Requ
     return Generated(request.train, request.evaluation, found)
 
 
-def _write_day(plan: _Plan) -> NDArray[np.float64]:
+def _write_day(plan: _DayFile) -> NDArray[np.float64]:
     """Write a day; return the probabilities of its clicks."""
     clicks = []
     with open(plan.path, "wb") as file:

@@ -9,7 +9,7 @@ import torch
 
 from common.errors import ConfigError
 from common.recommendation import row_store
-from common.recommendation.placement import Shard
+from common.recommendation.placement import TableShard
 from common.recommendation.row_store import RowStore, fill, fill_chosen
 from common.recommendation.tables import Table, Tables
 
@@ -88,6 +88,6 @@ def test_rows_beyond_the_hosts_memory_are_refused_before_any_is_made(monkeypatch
     tables = Tables((Table("C1", 100, 1),), 4)
     monkeypatch.setattr(row_store, "meminfo", lambda: {"MemAvailable": 1599})
     with pytest.raises(ConfigError, match="1,600 bytes of rows for cpu, which has 1,599 left"):
-        RowStore(tables, [Shard(0, 0, 1)], 1, torch.float32, torch.device("cpu"))
+        RowStore(tables, [TableShard(0, 0, 1)], 1, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(row_store, "meminfo", lambda: {"MemAvailable": 1600})
-    assert len(RowStore(tables, [Shard(0, 0, 1)], 1, torch.float32, torch.device("cpu")).rows_RW) == 100
+    assert len(RowStore(tables, [TableShard(0, 0, 1)], 1, torch.float32, torch.device("cpu")).rows_RW) == 100
