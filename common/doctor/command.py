@@ -25,6 +25,7 @@ from common.distributed.rank_info import RankInfo
 from common.distributed.startup import find_rank_info, initialise, pick_device, shutdown
 from common.doctor import collectives
 from common.doctor.examine import CHECKS, FULL, QUICK, CheckRequest, Report, examine
+from common.doctor.findings_table import format_report
 from common.doctor.judge import (
     Rank,
     Results,
@@ -40,7 +41,6 @@ from common.doctor.limits import Limits, load_system
 from common.doctor.meeting import Meeting
 from common.doctor.reading import first_line
 from common.doctor.storage import output_marked
-from common.doctor.table import format_report
 from common.errors import UNFIT, ConfigError, DeviceError, Interrupted, SuiteError
 from common.launch.binding import bind_rank
 from common.launch.nccl_settings import variables

@@ -9,10 +9,10 @@ from typing import Any
 
 from common.doctor.examine import Report
 from common.doctor.findings import NAMED, Finding, MeasuredUnit, find
+from common.doctor.findings_table import count_checks
 from common.doctor.host import suite_version
 from common.doctor.limits import Limits
 from common.doctor.reading import Reading, Readings
-from common.doctor.table import count_checks
 
 
 @dataclass(frozen=True)

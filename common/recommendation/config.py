@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from common.config.ranges import AtLeast
 from common.errors import ConfigError
-from common.recommendation.criteo.row_files import RowReaderSettings
+from common.recommendation.criteo.row_reader import RowReaderSettings
 from common.recommendation.criteo.sample_rows import CATEGORICAL
 from common.recommendation.planner import PlannerSettings
 from common.recommendation.tables import Distribution, Table, Tables

@@ -23,7 +23,7 @@ from common.recommendation import plan_file
 from common.recommendation.click_model import row_bytes
 from common.recommendation.click_workload import ClickPrediction
 from common.recommendation.criteo.prepared import open_prepared
-from common.recommendation.criteo.row_files import RowFile
+from common.recommendation.criteo.row_reader import RowFile
 from common.recommendation.criteo.sample_rows import IDS, SampleFormat
 from common.recommendation.placement import Hybrid, Placement
 from common.recommendation.planner import GIGABYTE, make_plan

@@ -19,10 +19,10 @@ from common.mlperf.rules import QualityTarget, Rules, rules_for
 from common.mlperf.verdict import Verdict, judge_log
 from common.report.budget import Budget, budget_of
 from common.report.markup import legible
-from common.report.published import same_task
+from common.report.published_results import same_task
 from common.report.steps import RankSteps, read_steps
+from common.submission.run_sets import RESULT, RunSet, find_run_sets
 from common.submission.score import ResultScore, score
-from common.submission.sources import RESULT, RunSet, find_run_sets
 from common.submission.tree_agreement import count_of
 from common.untrusted.strict_json import read_json_object
 

@@ -18,7 +18,7 @@ from common.report.canvas import COLOURS, Picture, new_figure
 from common.report.collect import Subject
 from common.report.lines import WIDTH, Line
 from common.report.markup import minutes_of, plural
-from common.report.published import PublishedResult, nearest, published_for
+from common.report.published_results import PublishedResult, nearest, published_for
 
 MOST_PUBLISHED = 10
 MOST_LEVEL_FIGURES = 10

@@ -15,8 +15,8 @@ from common.mlperf.rules import RULESETS, Usage, rules_for
 from common.mlperf.verdict import Verdict, format_verdict
 from common.submission.found_files import find_files
 from common.submission.layout import has_layout
+from common.submission.run_sets import NAMED_AT_MOST, RunSet, find_run_sets
 from common.submission.score import ResultScore, score
-from common.submission.sources import NAMED_AT_MOST, RunSet, find_run_sets
 
 
 def verdict_of_set(scored: ResultScore) -> Verdict:

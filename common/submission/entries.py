@@ -10,10 +10,10 @@ from common.errors import ConfigError
 from common.launch.series import Begin
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
+from common.submission.run_sets import RunSet, find_run_sets, of_logs
 from common.submission.score import ResultScore, score
 from common.submission.settings import ResultSettings, SubmissionSettings
 from common.submission.source_code import LARGEST_FILE
-from common.submission.sources import RunSet, find_run_sets, of_logs
 from common.submission.system_description import Description
 from common.submission.tree_agreement import count_of, log_disagreements
 

@@ -31,7 +31,7 @@ from common.mlperf.verdict import (
 )
 from common.submission.copied_runs import copy_refusals
 from common.submission.registry_evidence import log_contradictions, verdict_contradiction
-from common.submission.sources import RunSet
+from common.submission.run_sets import RunSet
 
 
 @dataclass(frozen=True)

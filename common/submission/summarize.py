@@ -15,8 +15,8 @@ from common.mlperf.checker_process import one_checker_process
 from common.mlperf.parsed_log import distinct_names
 from common.mlperf.rules import Rules
 from common.mlperf.verdict import NOT_A_RESULT, UNVERIFIED
+from common.submission.run_sets import find_run_sets
 from common.submission.score import ResultScore, ScoredRun, score
-from common.submission.sources import find_run_sets
 
 HOW_COUNTED = (
     "runs counted: experiments that started the clock; one that ended before run_start is left out and must be made up "

@@ -13,7 +13,7 @@ from common.data.batches import Block
 from common.data.manifest import Manifest
 from common.data.order import MicroBatches
 from common.recommendation.criteo.evaluation_rows import open_evaluation
-from common.recommendation.criteo.row_files import RowReaderSettings
+from common.recommendation.criteo.row_reader import RowReaderSettings
 from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.criteo.training_rows import open_training
 from common.recommendation.tables import Table, Tables

@@ -12,7 +12,7 @@ from common.data.batches import HostBatch
 from common.data.direct_reader import PIECE_BYTES
 from common.data.order import EvalShard
 from common.recommendation.criteo.prepared import open_prepared
-from common.recommendation.criteo.row_files import RowFile, RowReaderSettings
+from common.recommendation.criteo.row_reader import RowFile, RowReaderSettings
 from common.recommendation.criteo.sample_rows import WORD, SampleFormat
 from common.recommendation.tables import Tables
 

@@ -17,8 +17,8 @@ from common.data.manifest import Manifest
 from common.data.published import SYNTHETIC, Published, PublishedFile
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
-from common.recommendation.criteo.preparation.pipeline import CriteoFiles, CriteoPipeline
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, RawDays, open_raw
+from common.recommendation.criteo.preparation.stages import CriteoFiles, CriteoPipeline
 from common.recommendation.criteo.prepared import FORM, HOTNESS, TABLE_ROWS, open_prepared
 from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
 

@@ -15,7 +15,7 @@ from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches
 from common.errors import ConfigError
 from common.recommendation.criteo.prepared import PreparedClicks, open_prepared
-from common.recommendation.criteo.row_files import RowFile, RowReaderSettings
+from common.recommendation.criteo.row_reader import RowFile, RowReaderSettings
 from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.tables import Tables
 

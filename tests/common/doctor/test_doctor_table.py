@@ -3,8 +3,8 @@
 import pytest
 
 from common.doctor.findings import Finding, MeasuredUnit
+from common.doctor.findings_table import format_report
 from common.doctor.reading import Reading
-from common.doctor.table import format_report
 
 
 def gpus(count, **values):

@@ -16,7 +16,7 @@ from common.data.order import MicroBatches
 from common.errors import ConfigError, DataError
 from common.recommendation.criteo import evaluation_rows
 from common.recommendation.criteo.evaluation_rows import open_evaluation
-from common.recommendation.criteo.row_files import RowReaderSettings
+from common.recommendation.criteo.row_reader import RowReaderSettings
 from common.recommendation.criteo.sample_rows import SampleFormat, row_words
 from common.recommendation.criteo.training_rows import open_training
 from common.recommendation.tables import Table, Tables
