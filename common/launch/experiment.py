@@ -400,6 +400,8 @@ def _now() -> str:
 def close_if_open(path: Path) -> bool:
     """Append ``run_stop`` with the status ``aborted`` to a log that has a ``run_start`` but no ``run_stop``.
 
+    The interrupted run counts as not converged.
+
     A log that cannot be parsed (its last line may be cut off) is not changed; its verdict reports the problem.
 
     Returns:

@@ -126,7 +126,9 @@ WORDS = {"fp64": "fp64", "fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}
 
 
 def disclosures(run: RunConfig, rules: Rules) -> dict[str, object]:
-    """Return key in the log -> value, for the keys that the ruleset knows.
+    """Return key in the log -> value, for the keys on precision and parallelism that the ruleset knows.
+
+    Ruleset 6.1.0 requires these keys, 6.0.0 accepts them, older rulesets do not know them.
 
     The lowest precision is that of weights, activations and gradients, unless the workload declares another
     (:class:`common.config.schema.Declaration`). Expert parallelism is always 1.

@@ -204,7 +204,11 @@ TRAINING: dict[str, tuple[int, ...]] = {
     "cosmoflow": (524_288,),
     "deepcam": (121_266,),
 }
-"""Benchmark -> possible sizes of its training set."""
+"""Benchmark -> possible sizes of its training set, in samples.
+
+Sources: the reference implementations, the rule files of the checkers, and the published logs of v0.7 to v6.0.
+Benchmarks whose ``train_samples`` reports the number of trained samples (BERT, GPT-3, Llama 3.1) have none.
+"""
 
 EVALUATION: dict[str, tuple[int, ...]] = {
     "resnet": (50_000,),
@@ -225,7 +229,7 @@ EVALUATION: dict[str, tuple[int, ...]] = {
     "deepcam": (15_158,),
     "openfold": (180,),
 }
-"""Benchmark -> possible sizes of its evaluation set."""
+"""Benchmark -> possible sizes of its evaluation set, in samples, from the same sources."""
 
 PADDING = 1.5
 """Largest allowed ratio of padded to real evaluation samples. One published result pads 50,000 images to 65,536."""

@@ -137,6 +137,8 @@ def set_group(model: nn.Module, group: dist.ProcessGroup | None) -> None:
 def averaged_statistics(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     """Return the running means and variances of every :class:`BatchNorm2d`, averaged over the replicas.
 
+    They are for an evaluation of batch norms whose replicas each use only their own samples.
+
     All replicas must call this; it runs one all-reduce. The result maps buffer names of the model to copies. With a
     single replica, it has the buffers themselves.
     """

@@ -350,7 +350,9 @@ def update_all(
     write: Tensor,
     rounding_seed: Tensor | None = None,
 ) -> None:
-    """Update every row; a row with gradient 0 does not change.
+    """Update all rows that every rank has, by the summed gradients of all ranks. There are few, so all are updated.
+
+    A row with gradient 0 does not change.
 
     Args:
         rows_RW: updated in place; fp64, fp32 or fp16.

@@ -283,7 +283,10 @@ def scaling_refusal(path: Path, factor: float | None) -> Refusal | None:
 
 
 def stage(tree: Path, target: Path, names: Iterable[PurePosixPath]) -> Path:
-    """Copy some files of a submission and return the folder of the copy.
+    """Copy some files of a submission for the MLCommons checkers and return the folder of the copy.
+
+    The checkers write into the folder that they check, read bypass flags from it, follow links, and build file names
+    from its content. So they get a copy that has only regular files with plain names: system descriptions and logs.
 
     Args:
         tree: the submitter's folder.

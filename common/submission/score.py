@@ -29,9 +29,9 @@ from common.mlperf.verdict import (
     judge_log,
     judge_together,
 )
-from common.submission.copied_runs import copy_refusals
 from common.submission.registry_evidence import log_contradictions, verdict_contradiction
 from common.submission.run_sets import RunSet
+from common.submission.tree_agreement import copy_refusals
 
 
 @dataclass(frozen=True)
