@@ -133,24 +133,3 @@ class GptConfig:
     hparams: Hparams
     model: ModelConfig
     reader: ReaderConfig
-
-
-@dataclass(frozen=True)
-class RowFacts:
-    """Constants of the data that the reader needs.
-
-    Attributes:
-        vocabulary: exclusive upper bound of tokens.
-        row_length: tokens per row.
-        eval_rows: size of the evaluation set: the first rows in the order of the file.
-        eval_tokens: number of labels in the evaluation set.
-        index_rows: see :class:`ReaderConfig`.
-        consumed: number of these rows that an earlier training has used.
-    """
-
-    vocabulary: int
-    row_length: int
-    eval_rows: int
-    eval_tokens: int
-    index_rows: int
-    consumed: int

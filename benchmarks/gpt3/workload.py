@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from torch import Tensor
 
-from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
-from benchmarks.gpt3.data import open_evaluation, open_train, shape_of
+from benchmarks.gpt3.config import Facts, GptConfig
+from benchmarks.gpt3.data import ROWS
 from benchmarks.gpt3.published import load_published
 from common.config.schema import Declaration, RunConfig
-from common.data.batches import DataSource, EvalSource
 from common.data.megatron.preparation import FORMAT
-from common.data.megatron.source import RowShape
-from common.distributed.layout import Layout
 from common.distributed.pipeline.order import check_numbers, layers_of
 from common.errors import ConfigError
 from common.language.memory import MemoryPlan, StageWorkspace
 from common.language.pretraining import Pretraining
+from common.language.rows import RowFacts
 from common.language.workload import lowest_precision, unused_layers, used_layers
 from common.optim.learning_rate import cosine_of_samples
 
@@ -33,7 +30,7 @@ class GptPretraining(Pretraining):
     axes: ClassVar[Mapping[str, str]] = {
         "dp": "have other rows", "tp": "share layers", "pp": "have other layers",
     }  # fmt: skip
-    eval_unit: ClassVar[str] = "tokens"
+    rows = ROWS
     own: GptConfig
 
     @classmethod
@@ -94,21 +91,7 @@ class GptPretraining(Pretraining):
         """Constants of the data that the reader needs."""
         facts, rows = self.own.facts, self.own.reader.index_rows
         labels = self.cfg.benchmark.eval_samples
-        return RowFacts(facts.vocabulary, facts.row_length, facts.eval_rows, labels, rows, _consumed(self.cfg))
-
-    @property
-    def row_shape(self) -> RowShape:
-        """Shape of the rows of the prepared data."""
-        return shape_of(self.row_facts)
-
-    def open_data(self, root: Path) -> DataSource:
-        """Open the training rows; all stages of a replica read the same rows."""
-        cfg = self.cfg
-        return open_train(root, self.row_facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
-
-    def open_evaluation(self, root: Path, layout: Layout, rows: int) -> EvalSource:
-        """Open the evaluation rows of a replica of ``layout``, ``rows`` in each batch."""
-        return open_evaluation(root, self.row_facts, layout, rows)
+        return RowFacts(facts.vocabulary, facts.row_length, facts.eval_rows, rows, labels, _consumed(self.cfg))
 
     def memory_plan(self) -> str:
         """Return a description of the estimated memory by category.

@@ -136,20 +136,3 @@ class LlamaConfig:
     hparams: Hparams
     model: ModelConfig
     reader: ReaderConfig
-
-
-@dataclass(frozen=True)
-class RowFacts:
-    """Constants of the data that the reader needs.
-
-    Attributes:
-        vocabulary: exclusive upper bound of tokens.
-        row_length: tokens per row, without the label of the last token.
-        eval_rows: size of the evaluation set: the first rows in the order of the file.
-        index_rows: see :class:`ReaderConfig`.
-    """
-
-    vocabulary: int
-    row_length: int
-    eval_rows: int
-    index_rows: int

@@ -1,70 +1,8 @@
-"""Read C4 and convert it to the tensors of a micro-batch, see :mod:`common.data.megatron.source`.
-
-Documents and rows of the training set are shuffled as in Megatron-Core. The evaluation set is the first rows of the
-validation set in natural order, as the rules require.
-"""
+"""Rows of C4: the evaluation set is the first rows of the validation set, as the rules require."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from torch import Tensor
-
-from benchmarks.llama31_8b.config import RowFacts
 from benchmarks.llama31_8b.raw import CORPUS, EVAL, TRAIN
-from common.data.megatron import source
-from common.data.megatron.preparation import read_manifest
-from common.data.megatron.source import RowShape, RowStream
-from common.data.order import EvalShard, MicroBatches
-from common.data.threads import ThreadedEvalSource, ThreadedTrainSource
-from common.distributed.layout import Layout
-from common.errors import DataError
+from common.language.rows import CorpusRows
 
-
-def shape_of(facts: RowFacts) -> RowShape:
-    """Return a shape whose rows have a label for every token."""
-    return RowShape(facts.row_length, facts.vocabulary, extra_token=True)
-
-
-def open_train(
-    root: Path, facts: RowFacts, layout: Layout, micro_batch: int, accumulation: int = 1, seed: int | None = None
-) -> ThreadedTrainSource:
-    """Open the training data under ``root`` for this rank; allowed only after ``run_start``.
-
-    Args:
-        micro_batch: rows in a micro-batch of one replica.
-        accumulation: micro-batches per step and replica.
-        seed: seed of the order; None for that of ``layout``.
-
-    Raises:
-        DataError: the folder is incomplete or damaged, or its tokens are for another model.
-    """
-    found = read_manifest(root, CORPUS, facts.vocabulary)
-    chosen = layout.seed if seed is None else seed
-    shape = shape_of(facts)
-    rows = source.open_blend([root / TRAIN], [1.0], shape, facts.index_rows, chosen, shuffle_documents=True)
-    mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
-    stream = RowStream(mine, facts.index_rows)
-    return source.train_source(rows, shape, stream, facts.eval_rows, found.stand_in, layout.device.type == "cuda")
-
-
-def open_evaluation(root: Path, facts: RowFacts, layout: Layout, rows_per_batch: int = 1) -> ThreadedEvalSource:
-    """Open this replica's contiguous part of the evaluation set under ``root``; allowed only after ``run_start``.
-
-    Args:
-        rows_per_batch: rows in every batch; the last batches are padded.
-
-    Raises:
-        DataError: see :func:`open_train`; or the set has fewer rows than ``facts.eval_rows``.
-    """
-    read_manifest(root, CORPUS, facts.vocabulary)
-    rows = source.open_in_order(root / EVAL, shape_of(facts), keep_partial=False)
-    if len(rows) < facts.eval_rows:
-        raise DataError(f"{root / EVAL}: {len(rows)} rows of {facts.row_length} where {facts.eval_rows} are evaluated")
-    shard = EvalShard(facts.eval_rows, rows_per_batch, layout.size("dp"), layout.index("dp"))
-    return source.eval_source(rows, shape_of(facts), shard, layout.device.type == "cuda")
-
-
-def example(rows: int, facts: RowFacts, seed: int = 0) -> dict[str, Tensor]:
-    """Return a synthetic training micro-batch, in host memory."""
-    return source.example(rows, shape_of(facts), seed)
+ROWS = CorpusRows(CORPUS, (TRAIN,), EVAL, extra_token=True, shuffle_documents=True)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from benchmarks.llama31_8b.config import LlamaConfig, RowFacts
-from benchmarks.llama31_8b.data import open_evaluation, open_train, shape_of
+from benchmarks.llama31_8b.config import LlamaConfig
+from benchmarks.llama31_8b.data import ROWS
 from common.config.schema import Declaration, RunConfig
-from common.data.batches import DataSource, EvalSource
 from common.data.megatron.preparation import FORMAT
-from common.data.megatron.source import RowShape
-from common.distributed.layout import Layout
 from common.language.memory import MemoryPlan, TrainedWorkspace, plan
 from common.language.pretraining import Pretraining
+from common.language.rows import RowFacts
 from common.language.workload import lowest_precision, unused_layers
 from common.ops.operation import AUTO
 from common.optim.learning_rate import cosine_to
@@ -28,6 +25,7 @@ class LlamaPretraining(Pretraining):
     config_type: ClassVar[type] = LlamaConfig
     title = "Llama 3.1"
     axes: ClassVar[Mapping[str, str]] = {"dp": "have other rows", "cp": "share rows", "tp": "share layers"}
+    rows = ROWS
     own: LlamaConfig
 
     def planned(self, capacity: int) -> MemoryPlan:
@@ -77,20 +75,6 @@ class LlamaPretraining(Pretraining):
         """Constants of the data that the reader needs."""
         facts = self.own.facts
         return RowFacts(facts.vocabulary, facts.row_length, self.cfg.benchmark.eval_samples, self.own.reader.index_rows)
-
-    @property
-    def row_shape(self) -> RowShape:
-        """Shape of the rows of the prepared data."""
-        return shape_of(self.row_facts)
-
-    def open_data(self, root: Path) -> DataSource:
-        """Open the training rows; ranks that share rows read them completely."""
-        cfg = self.cfg
-        return open_train(root, self.row_facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
-
-    def open_evaluation(self, root: Path, layout: Layout, rows: int) -> EvalSource:
-        """Open the evaluation rows of a replica of ``layout``, ``rows`` in each batch."""
-        return open_evaluation(root, self.row_facts, layout, rows)
 
 
 def _end_rate(own: LlamaConfig) -> float:

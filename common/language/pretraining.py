@@ -12,10 +12,9 @@ from torch import Tensor
 
 from common.contract.evaluation import Predictions, Scorer
 from common.data.batches import Batch, DataSource, EvalSource
-from common.data.megatron import source
-from common.data.megatron.source import RowShape
 from common.distributed.layout import Layout
 from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
+from common.language.rows import CorpusRows, RowFacts
 from common.language.workload import LanguageModel
 from common.optim.groups import shard_ranks
 from common.optim.precision import gradient_dtype
@@ -42,22 +41,18 @@ class TokenMean(Scorer):
 class Pretraining(LanguageModel):
     """Pre-training on rows of tokens that are ``tokens`` (B, S + 1) of a batch, with -1 for padding."""
 
-    eval_unit: ClassVar[str] = "rows"
-    """See ``samples`` of :class:`TokenMean`."""
+    rows: ClassVar[CorpusRows]
+    """Rows of the prepared data."""
 
     @property
     @abstractmethod
-    def row_shape(self) -> RowShape:
-        """Shape of the rows of the prepared data."""
-
-    @abstractmethod
-    def open_evaluation(self, root: Path, layout: Layout, rows: int) -> EvalSource:
-        """Open the evaluation rows of a replica of ``layout``, ``rows`` in each batch."""
+    def row_facts(self) -> RowFacts:
+        """Constants of the data that the reader needs."""
 
     @property
     def labels_per_row(self) -> int:
         """Labels of every training row."""
-        return self.row_shape.row_length if self.row_shape.extra_token else self.row_shape.row_length - 1
+        return self.own.facts.row_length - (0 if self.rows.extra_token else 1)
 
     @property
     def rows_per_evaluation(self) -> int:
@@ -99,11 +94,12 @@ class Pretraining(LanguageModel):
         yield Batch(self.to_device(self._example(self.cfg.micro_batch)), self.nominal_samples)
 
     def _example(self, rows: int) -> dict[str, Tensor]:
-        return {"tokens": source.example(rows, self.row_shape)["tokens"]}
+        return {"tokens": self.rows.example(rows, self.row_facts)["tokens"]}
 
-    @abstractmethod
     def open_data(self, root: Path) -> DataSource:
         """Open the training rows; all ranks that share rows read them completely."""
+        cfg = self.cfg
+        return self.rows.open_train(root, self.row_facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
 
     def evaluation(self, layout: Layout) -> CountedEvaluation:
         """Return the evaluation of log perplexity on the ranks of ``layout``, with sums in float64."""
@@ -122,9 +118,10 @@ class Pretraining(LanguageModel):
             counts.add(present, tokens, loss)
 
         def open_rows(root: Path) -> EvalSource:
-            return self.open_evaluation(root, layout, rows)
+            return self.rows.open_evaluation(root, self.row_facts, layout, rows)
 
-        capture, scorer = self.cfg.cuda_graphs, TokenMean(self.eval_unit)
+        unit = "rows" if self.row_facts.eval_tokens is None else "tokens"
+        capture, scorer = self.cfg.cuda_graphs, TokenMean(unit)
         return CountedEvaluation(scorer, self.model, count, counts, inputs, open_rows, capture, self.evaluating)
 
     def _scored_parts(self, batch: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -274,7 +274,7 @@ class LanguageModel(Workload):
             blocks=self.readers(),
             clip=ClipNorm(own.facts.max_grad_norm, "after_reduction"),
             loss_scale=own.model.loss_scale,
-            passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale, graphs))
+            passes=functools.partial(self._pipeline.forward_backward, chunks, ["loss"], graphs=graphs)
             if staged or graphs is not None
             else None,
         )

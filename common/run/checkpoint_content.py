@@ -12,7 +12,7 @@ from common.distributed.layout import AXES
 from common.errors import CheckpointError
 from common.untrusted.tensor_file import read_values
 
-FORMAT = 6
+FORMAT = 7
 
 MOST_RANKS = 2**20
 COUNTS = ("step", "block", "position", "samples", "counted", "unscored")

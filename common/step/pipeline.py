@@ -262,25 +262,3 @@ class _Step:
         for name, value in metrics.items():
             value = value.detach().to(torch.float32)
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-
-
-def accumulate_chunk(
-    layout: Layout,
-    chunk: Chunk,
-    metrics: Sequence[str],
-    micro_batches: int,
-    loss_scale: LossScale | None,
-    graphs: ChunkGraphs,
-) -> ForwardBackward:
-    """Return passes equal to :func:`common.step.train_step.accumulate`, with one graph per pass over a micro-batch.
-
-    Args:
-        layout: all ranks; each has the whole model.
-        chunk: the whole model.
-        metrics: names of the metrics that the losses report.
-        micro_batches: micro-batches per training step.
-        loss_scale: factor on the loss before the backward pass.
-        graphs: records and replays the passes.
-    """
-    pipeline = Pipeline(layout, 1, micro_batches, lambda batch: Handed((), torch.float32))  # unused: nothing is sent
-    return pipeline.forward_backward([chunk], metrics, loss_scale, graphs)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from benchmarks.gpt3 import raw
-from benchmarks.gpt3.config import RowFacts
-from benchmarks.gpt3.data import example, open_evaluation, open_train
+from benchmarks.gpt3.data import ROWS
 from benchmarks.gpt3.prepare import COMMANDS
 from common.data.batches import Block
 from common.data.megatron.indexed import bin_of
 from common.distributed.layout import Layout
 from common.errors import DataError
+from common.language.rows import RowFacts
 
 FACTS = RowFacts(vocabulary=400, row_length=32, eval_rows=10, eval_tokens=310, index_rows=640, consumed=0)
 
@@ -56,7 +56,7 @@ def test_the_files_are_the_benchmarks():
 
 
 def test_the_last_token_of_a_row_has_no_label(data):
-    found = torch.cat(rows(open_train(data, FACTS, layout(), 4)))
+    found = torch.cat(rows(ROWS.open_train(data, FACTS, layout(), 4)))
 
     assert (found.shape, found.dtype) == ((64, 33), torch.int32)
     assert ((found[:, :32] >= 0) & (found[:, :32] < 400)).all()
@@ -82,32 +82,32 @@ def test_training_takes_rows_of_both_halves_in_turn_and_shuffles_no_documents(da
         shuffled_rows(data / f"{name}.bin", 322, np.random.RandomState(11)) for name in raw.HALVES
     ]  # 640 / 2 * 1.005
 
-    found = torch.cat(rows(open_train(data, FACTS, layout(), 4)))[:, :32].tolist()
+    found = torch.cat(rows(ROWS.open_train(data, FACTS, layout(), 4)))[:, :32].tolist()
     assert found == [halves[place % 2][place // 2] for place in range(64)]
 
 
 def test_training_goes_on_behind_the_rows_that_the_checkpoint_has_seen(data):
-    whole = torch.cat(rows(open_train(data, FACTS, layout(), 4), Block(0, 1, 0, 0, 48)))
-    later = torch.cat(rows(open_train(data, replace(FACTS, consumed=40), layout(), 4), Block(0, 1, 0, 0, 8)))
+    whole = torch.cat(rows(ROWS.open_train(data, FACTS, layout(), 4), Block(0, 1, 0, 0, 48)))
+    later = torch.cat(rows(ROWS.open_train(data, replace(FACTS, consumed=40), layout(), 4), Block(0, 1, 0, 0, 8)))
 
     assert torch.equal(later, whole[40:])
 
 
 def test_rows_beyond_the_order_are_refused(data):
     with pytest.raises(DataError, match="wants row 643 of 640"):
-        rows(open_train(data, replace(FACTS, consumed=632), layout(), 4), Block(0, 1, 0, 0, 16))
+        rows(ROWS.open_train(data, replace(FACTS, consumed=632), layout(), 4), Block(0, 1, 0, 0, 16))
 
 
 def test_two_replicas_read_what_one_reads_that_accumulates(data):
-    alone = rows(open_train(data, FACTS, layout(), 2, 4))
-    shared = [rows(open_train(data, FACTS, layout(2, replica), 2, 2)) for replica in range(2)]
+    alone = rows(ROWS.open_train(data, FACTS, layout(), 2, 4))
+    shared = [rows(ROWS.open_train(data, FACTS, layout(2, replica), 2, 2)) for replica in range(2)]
 
     assert torch.cat(alone).tolist() == torch.stack([torch.stack(s) for s in shared], 1).flatten(0, 2).tolist()
 
 
 def test_all_stages_of_a_replica_read_the_same_rows(data):
     stages = [Layout({"pp": 2, "tp": 2}, rank=rank, seed=11) for rank in range(4)]
-    found = [torch.cat(rows(open_train(data, FACTS, stage, 4))) for stage in stages]
+    found = [torch.cat(rows(ROWS.open_train(data, FACTS, stage, 4))) for stage in stages]
 
     assert all(torch.equal(found[0], other) for other in found[1:])
 
@@ -120,7 +120,7 @@ def test_the_evaluation_is_all_rows_in_their_order_and_what_is_left(data):
     facts = replace(FACTS, eval_rows=count, eval_tokens=31 * (count - 1) + left - 1)
     found = []
     for replica in range(3):
-        source = open_evaluation(data, facts, layout(3, replica), rows_per_batch=2)
+        source = ROWS.open_evaluation(data, facts, layout(3, replica), rows_per_batch=2)
         found += [row.tolist() for batch in source for row in batch.tensors["tokens"][batch.tensors["present"]]]
         source.close()
 
@@ -130,14 +130,14 @@ def test_the_evaluation_is_all_rows_in_their_order_and_what_is_left(data):
 
 def test_an_evaluation_of_other_documents_is_refused(data):
     with pytest.raises(DataError, match="10 rows have 310 labels where 309 are evaluated"):
-        open_evaluation(data, replace(FACTS, eval_tokens=309), layout())
+        ROWS.open_evaluation(data, replace(FACTS, eval_tokens=309), layout())
     with pytest.raises(DataError, match=r"rows of 32 where 10000 are evaluated"):
-        open_evaluation(data, replace(FACTS, eval_rows=10_000), layout())
+        ROWS.open_evaluation(data, replace(FACTS, eval_rows=10_000), layout())
 
 
 def test_data_for_another_model_are_refused(data):
     with pytest.raises(DataError, match="has a vocabulary of 400 tokens, the model one of 512"):
-        open_train(data, replace(FACTS, vocabulary=512), layout(), 4)
+        ROWS.open_train(data, replace(FACTS, vocabulary=512), layout(), 4)
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(data, tmp_path):
@@ -149,10 +149,10 @@ def test_a_token_beyond_the_vocabulary_is_refused(data, tmp_path):
     tokens.tofile(path)
 
     with pytest.raises(DataError, match=r"c4_en_7_c4_spm_text_document\.bin, sequence \d+: token 400 .* of 400"):
-        rows(open_train(tmp_path, FACTS, layout(), 4))
+        rows(ROWS.open_train(tmp_path, FACTS, layout(), 4))
 
 
 def test_made_up_rows():
-    made_up = example(3, FACTS)["tokens"]
+    made_up = ROWS.example(3, FACTS)["tokens"]
     assert made_up.shape == (3, 33)
     assert (made_up[:, -1] == -1).all()

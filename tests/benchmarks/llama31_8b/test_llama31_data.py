@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from benchmarks.llama31_8b import raw
-from benchmarks.llama31_8b.config import RowFacts
-from benchmarks.llama31_8b.data import example, open_evaluation, open_train
+from benchmarks.llama31_8b.data import ROWS
 from benchmarks.llama31_8b.prepare import COMMANDS
 from common.data.batches import Block
 from common.data.megatron.indexed import bin_of
 from common.distributed.layout import Layout
 from common.errors import DataError
+from common.language.rows import RowFacts
 
 FACTS = RowFacts(vocabulary=300, row_length=32, eval_rows=10, index_rows=640)
 
@@ -55,7 +55,7 @@ def test_the_files_are_the_benchmarks():
 
 def test_every_token_of_a_row_has_a_label(data):
     facts = FACTS
-    found = torch.cat(rows(open_train(data, facts, layout(), 4)))
+    found = torch.cat(rows(ROWS.open_train(data, facts, layout(), 4)))
 
     assert (found.shape, found.dtype) == ((64, 33), torch.int32)
     assert ((found >= 0) & (found < 300)).all()
@@ -83,21 +83,21 @@ def test_training_is_a_shuffle_of_documents_and_rows(data):
         random.shuffle(part)
     expected = [stream[32 * row : 32 * row + 33].tolist() for row in np.concatenate(order)[:700]]
 
-    found = torch.cat(rows(open_train(data, facts, layout(), 4), Block(0, 1, 0, 0, 700)))
+    found = torch.cat(rows(ROWS.open_train(data, facts, layout(), 4), Block(0, 1, 0, 0, 700)))
     assert found.tolist() == expected
 
 
 def test_two_replicas_read_what_one_reads_that_accumulates(data):
     facts = FACTS
-    alone = rows(open_train(data, facts, layout(), 2, 4))
-    shared = [rows(open_train(data, facts, layout(2, replica), 2, 2)) for replica in range(2)]
+    alone = rows(ROWS.open_train(data, facts, layout(), 2, 4))
+    shared = [rows(ROWS.open_train(data, facts, layout(2, replica), 2, 2)) for replica in range(2)]
 
     assert torch.cat(alone).tolist() == torch.stack([torch.stack(s) for s in shared], 1).flatten(0, 2).tolist()
 
 
 def test_a_seed_of_its_own_is_another_order(data):
     facts = FACTS
-    mine, other = (torch.cat(rows(open_train(data, facts, layout(), 4, seed=seed))) for seed in (None, 12))
+    mine, other = (torch.cat(rows(ROWS.open_train(data, facts, layout(), 4, seed=seed))) for seed in (None, 12))
 
     assert not torch.equal(mine, other)
 
@@ -106,7 +106,7 @@ def test_the_evaluation_is_the_first_rows_not_shuffled(data):
     tokens = np.fromfile(data / f"{raw.EVAL}.bin", "<u2")
     found = []
     for replica in range(3):
-        source = open_evaluation(data, FACTS, layout(3, replica), rows_per_batch=2)
+        source = ROWS.open_evaluation(data, FACTS, layout(3, replica), rows_per_batch=2)
         found += [row.tolist() for batch in source for row in batch.tensors["tokens"][batch.tensors["present"]]]
         source.close()
 
@@ -115,9 +115,9 @@ def test_the_evaluation_is_the_first_rows_not_shuffled(data):
 
 def test_data_for_another_model_are_refused(data):
     with pytest.raises(DataError, match="has a vocabulary of 300 tokens, the model one of 512"):
-        open_train(data, replace(FACTS, vocabulary=512), layout(), 4)
+        ROWS.open_train(data, replace(FACTS, vocabulary=512), layout(), 4)
     with pytest.raises(DataError, match=r"rows of 32 where 10000 are evaluated"):
-        open_evaluation(data, replace(FACTS, eval_rows=10_000), layout())
+        ROWS.open_evaluation(data, replace(FACTS, eval_rows=10_000), layout())
 
 
 def test_tokens_that_are_cut_off_are_refused(data, tmp_path):
@@ -127,8 +127,8 @@ def test_tokens_that_are_cut_off_are_refused(data, tmp_path):
     path.write_bytes(path.read_bytes()[:-2])
 
     with pytest.raises(DataError, match=r"en_6_text_document\.bin has \d+ bytes where manifest\.json says"):
-        open_train(tmp_path, FACTS, layout(), 4)
+        ROWS.open_train(tmp_path, FACTS, layout(), 4)
 
 
 def test_made_up_rows(data):
-    assert example(3, FACTS)["tokens"].shape == (3, 33)
+    assert ROWS.example(3, FACTS)["tokens"].shape == (3, 33)

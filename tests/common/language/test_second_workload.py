@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.llama31_8b.data import ROWS
 from common import cli
 from common.config.composition import compose
-from common.data.batches import DataSource, EvalSource
-from common.data.megatron.source import RowShape
 from common.distributed.layout import Layout
 from common.language.architecture import GELU_MLP, LAYER_1P, Activation, LlamaArchitecture, NormKind
 from common.language.network import Building
 from common.language.pretraining import Pretraining
+from common.language.rows import RowFacts
 from common.optim.learning_rate import constant
 
 
@@ -62,6 +61,7 @@ class Tiny(Pretraining):
     """Rows of synthetic tokens."""
 
     title = "Tiny"
+    rows = ROWS
     axes: ClassVar[Mapping[str, str]] = {"dp": "have other rows"}
 
     def learning_rate(self) -> Callable[[Tensor], Tensor]:
@@ -69,17 +69,9 @@ class Tiny(Pretraining):
         return constant(0.01)
 
     @property
-    def row_shape(self) -> RowShape:
-        """Shape of the rows, which have a label for every token."""
-        return RowShape(self.own.facts.row_length, self.own.facts.vocabulary, extra_token=True)
-
-    def open_data(self, root: Path) -> DataSource:
-        """Do not open anything."""
-        raise NotImplementedError
-
-    def open_evaluation(self, root: Path, layout: Layout, rows: int) -> EvalSource:
-        """Do not open anything."""
-        raise NotImplementedError
+    def row_facts(self) -> RowFacts:
+        """Constants of the data."""
+        return RowFacts(self.own.facts.vocabulary, self.own.facts.row_length, eval_rows=7, index_rows=64)
 
 
 def built(facts: type[TinyFacts], *overrides: str) -> Tiny:

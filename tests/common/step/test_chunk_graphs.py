@@ -22,7 +22,7 @@ from common.step.capture import explained
 from common.step.chunk_graphs import ChunkGraphs, ChunkPlan
 from common.step.graphs import StepRunner
 from common.step.passes import Chunk
-from common.step.pipeline import accumulate_chunk
+from common.step.pipeline import Pipeline
 from common.step.train_step import SAMPLES, Losses, TrainStep, accumulate
 from tests.chunk_passes import Stage
 from tests.played_graphs import PlayedGraphs
@@ -93,7 +93,8 @@ class Trained:
         passes = accumulate(self.model.loss)
         if graphs is not None:
             chunk = Chunk(self.model, lambda _, batch: self.model.loss(batch), self.prepare)
-            passes = accumulate_chunk(layout, chunk, ["loss", SAMPLES], micro_batches, None, graphs)
+            pipeline = Pipeline(layout, 1, micro_batches, lambda batch: Handed((), torch.float32))  # nothing is sent
+            passes = pipeline.forward_backward([chunk], ["loss", SAMPLES], None, graphs)
         self.step = TrainStep(passes, [self.optimizer], layout)
         self.step.chunk_graphs = graphs
         self.played = PlayedGraphs(self.model)
