@@ -23,7 +23,7 @@ from benchmarks.gpt3.published_form import COMMON, MASTERS, MOMENTS, WEIGHTS, Pu
 from common.distributed.layout import AXES, Layout
 from common.distributed.tensor_split import Split
 from common.errors import CheckpointError
-from common.formats.zarr import Piece, Region, ZarrArray
+from common.formats.zarr import Region, ZarrArray, ZarrPiece
 from common.optim.groups import SUMMED_AXES
 from common.optim.optimizer import Optimizer
 
@@ -122,7 +122,7 @@ class _Part:
     dim: int
     row: int
 
-    def chunks(self) -> Iterator[tuple[Piece, Place]]:
+    def chunks(self) -> Iterator[tuple[ZarrPiece, Place]]:
         """Yield the needed piece of each chunk, and its position in the parameter."""
         for piece in self.array.pieces(self.region):
             place = list(piece.place[-self.dims :])
@@ -130,7 +130,7 @@ class _Part:
             place[self.dim] = slice(rows.start + self.row, rows.stop + self.row)
             yield piece, tuple(place)
 
-    def read(self, piece: Piece, place: Place, pin: bool) -> tuple[Place, Tensor]:
+    def read(self, piece: ZarrPiece, place: Place, pin: bool) -> tuple[Place, Tensor]:
         """Read a piece; return its position in the parameter and its values, in host memory."""
         values = self.array.read_piece(piece, pin)
         return place, values if values.ndim == self.dims else values[0]

@@ -11,8 +11,7 @@ from benchmarks.llama2_70b_lora.loss import means_of_rows
 from common.contract.evaluation import Predictions, Scorer
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
-from common.evaluation.counted import CountedEvaluation
-from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
 
 
 class RowMeans(Scorer):

@@ -19,7 +19,7 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
 from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
-from common.evaluation.counted import CountedEvaluation
+from common.evaluation.counts import CountedEvaluation
 from common.language.decoder import IN_FP8
 from common.language.frozen_products import load_frozen
 from common.language.lora import LoraSettings

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.maskrcnn.config import Architecture
 from benchmarks.maskrcnn.ops.selected_logits import SELECTED_LOGITS
-from common.nn.convolution_flops import LayerFlops, Size, convolution_flops
+from common.nn.convolution import LayerFlops, Size, convolution_flops
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.mlp import padded_columns
 from common.ops.linear_relu import LINEAR_RELU

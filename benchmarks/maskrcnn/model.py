@@ -18,10 +18,9 @@ from benchmarks.maskrcnn.config import Architecture
 from benchmarks.maskrcnn.heads import BoxHead, MaskHead, RegionLinear, RpnHead
 from benchmarks.maskrcnn.heads import RpnOutput as RpnOutput
 from common.nn.choice import choose, choose_layers
-from common.nn.convolution_flops import LayerFlops, Size
+from common.nn.convolution import LayerFlops, Size, cast_weights
 from common.nn.feature_pyramid import FeaturePyramid
 from common.nn.fused_convolution import FusedConv2d
-from common.nn.precision import cast_weights
 from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk, draw_weights
 from common.ops.operation import AUTO, REFERENCE
 
@@ -98,7 +97,7 @@ class MaskRCNN(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def cast(self, dtype: torch.dtype) -> MaskRCNN:
-        """Convert weights and biases to ``dtype``, see :func:`common.nn.precision.cast_weights`."""
+        """Convert weights and biases to ``dtype``, see :func:`common.nn.convolution.cast_weights`."""
         cast_weights(self, dtype)
         return self
 

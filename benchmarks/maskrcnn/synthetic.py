@@ -26,7 +26,7 @@ from common.detection.coco_stand_in import Look, SyntheticCoco
 from common.detection.drawn_pictures import LEAST_SIDE, Form, PicturePlan
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
-from common.nn.fitted_backbone import fitted_backbone
+from common.nn.backbone_file import fitted_backbone
 from common.nn.resnet import ResNetShape, TrainedNorm
 
 EXTREME = 25

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.choice import choose_layers
-from common.nn.convolution import Conv2d
-from common.nn.precision import cast_weights
+from common.nn.convolution import Conv2d, cast_weights
 from common.nn.resnet import IMAGE_CHANNELS, PADDED_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm
 
 TRUNCATED_STD = 0.87962566103423978

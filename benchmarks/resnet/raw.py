@@ -17,8 +17,7 @@ from pathlib import Path
 
 from common.data.synthetic import MARKER
 from common.errors import DataError
-from common.formats import tars
-from common.formats.raw_files import is_data, listed
+from common.formats.raw_files import add_member, data_members, is_data, listed
 from common.untrusted.archives import named_damage, tar_members
 from common.untrusted.regular_file import open_regular, read_text
 
@@ -126,9 +125,9 @@ def _from_tar_of_tars(path: Path) -> list[_Fields]:
     if not path.is_file():
         return found
     with open(path, "rb") as outer, open(path, "rb") as inner:
-        for class_tar, offset, _ in tars.members(outer, path):
+        for class_tar, offset, _ in data_members(outer, path):
             synset = class_tar.removesuffix(".tar")
-            found += [(path, at, size, synset, name) for name, at, size in tars.members(inner, path, offset)]
+            found += [(path, at, size, synset, name) for name, at, size in data_members(inner, path, offset)]
     return found
 
 
@@ -139,7 +138,7 @@ def _from_val_tar(raw_dir: Path) -> list[_Fields]:
     if not devkit.is_file():
         raise DataError(f"{path} has no labels of its own: {devkit} is missing")
     with open(path, "rb") as file:
-        pictures = sorted(tars.members(file, path))
+        pictures = sorted(data_members(file, path))
     synsets = validation_synsets(devkit)
     if len(synsets) != len(pictures):
         raise DataError(f"{devkit} labels {len(synsets)} pictures, {path} holds {len(pictures)}")
@@ -211,8 +210,8 @@ def write_train_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]]) -
             buffer = io.BytesIO()
             with tarfile.open(fileobj=buffer, mode="w") as inner:
                 for name, data in members:
-                    tars.add(inner, name, data)
-            tars.add(outer, f"{synset}.tar", buffer.getvalue())
+                    add_member(inner, name, data)
+            add_member(outer, f"{synset}.tar", buffer.getvalue())
     return sum(len(data) for members in classes.values() for _, data in members)
 
 
@@ -226,7 +225,7 @@ def write_val_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]], syn
     total, truth = 0, []
     with tarfile.open(raw_dir / VAL_TAR, "w") as tar:
         for synset, name, data in sorted(pictures, key=lambda picture: picture[1]):
-            tars.add(tar, name, data)
+            add_member(tar, name, data)
             truth.append(f"{ids[synset]}\n")
             total += len(data)
     table = np.array(
@@ -236,6 +235,6 @@ def write_val_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]], syn
     meta = io.BytesIO()
     savemat(meta, {"synsets": table})
     with tarfile.open(raw_dir / DEVKIT_TAR, "w:gz") as tar:
-        tars.add(tar, GROUND_TRUTH, "".join(truth).encode())
-        tars.add(tar, META, meta.getvalue())
+        add_member(tar, GROUND_TRUTH, "".join(truth).encode())
+        add_member(tar, META, meta.getvalue())
     return total

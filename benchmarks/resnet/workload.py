@@ -20,9 +20,8 @@ from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource
 from common.distributed.layout import Layout
 from common.mlperf.admission import evaluation_schedule
-from common.nn.batch_norm import set_group
+from common.nn.batch_norm import averaged_statistics, set_group
 from common.nn.resnet import PADDED_CHANNELS
-from common.nn.running_statistics import averaged_statistics
 from common.optim.learning_rate import ScheduleSteps, nvidia_steps, polynomial, reference_steps
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep

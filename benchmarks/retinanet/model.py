@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from common.config.ranges import AtLeast, NotNegative, ShareAboveZero
 from common.nn.choice import choose_layers
-from common.nn.convolution_flops import LayerFlops, convolution_flops
+from common.nn.convolution import LayerFlops, cast_weights, convolution_flops
 from common.nn.feature_pyramid import FeaturePyramid
 from common.nn.fused_convolution import FusedConv2d
-from common.nn.precision import cast_weights
 from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk, draw_weights
 
 SIZES = tuple(tuple(int(base * 2 ** (third / 3)) for third in range(3)) for base in (32, 64, 128, 256, 512))
@@ -258,7 +257,7 @@ class RetinaNet(nn.Module):
         return self.get_parameter("head.classification_head.cls_logits.bias")
 
     def cast(self, dtype: torch.dtype) -> RetinaNet:
-        """Convert weights and biases of the convolutions to ``dtype``, see :func:`common.nn.precision.cast_weights`."""
+        """Convert the convolutions' parameters to ``dtype``, see :func:`common.nn.convolution.cast_weights`."""
         cast_weights(self, dtype)
         return self
 

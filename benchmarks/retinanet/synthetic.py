@@ -26,7 +26,7 @@ from common.data.options import Option, Options, comma_separated
 from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, Form, PicturePlan, draw
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
-from common.nn.fitted_backbone import fitted_backbone, write_backbone
+from common.nn.backbone_file import fitted_backbone, write_backbone
 from common.nn.resnet import ResNetShape, TrainedNorm
 
 PER_WORKER = 32

@@ -19,8 +19,7 @@ from benchmarks.rgat.sampling import BlockSampler
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
-from common.evaluation.forward import ForwardPass
-from common.evaluation.model_weights import evaluating
+from common.evaluation.forward import ForwardPass, evaluating
 
 
 class NodeAccuracy(Scorer):

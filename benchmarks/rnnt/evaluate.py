@@ -34,8 +34,7 @@ from common.data.batches import EvalSource
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.evaluation.counts import check_whole_set
-from common.evaluation.forward import ForwardPass
-from common.evaluation.model_weights import evaluating
+from common.evaluation.forward import ForwardPass, evaluating
 
 
 class WordErrorRate(Scorer):

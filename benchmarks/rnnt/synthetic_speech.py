@@ -20,7 +20,7 @@ from benchmarks.rnnt.model import Rnnt
 from benchmarks.rnnt.synthetic import eval_seconds
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
-from common.evaluation.model_weights import evaluating
+from common.evaluation.forward import evaluating
 
 TOKENS_A_SECOND = 4.6
 """Tokens per second in LibriSpeech's transcripts."""

@@ -25,10 +25,8 @@ from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.targets import BACKGROUND
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.choice import choose_layers
-from common.nn.convolution import Conv2d
-from common.nn.convolution_flops import convolution_flops, result_size
+from common.nn.convolution import Conv2d, cast_weights, convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
-from common.nn.precision import cast_weights
 from common.nn.resnet import PADDED_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
 
 

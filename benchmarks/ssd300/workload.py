@@ -22,9 +22,8 @@ from common.detection.annotations import Annotations
 from common.detection.detection_workload import SquareDetection
 from common.distributed.layout import Layout
 from common.nn.backbone_file import load_backbone
-from common.nn.batch_norm import set_group
+from common.nn.batch_norm import averaged_statistics, set_group
 from common.nn.resnet import PADDED_CHANNELS
-from common.nn.running_statistics import averaged_statistics
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 

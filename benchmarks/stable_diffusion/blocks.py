@@ -27,8 +27,8 @@ from benchmarks.stable_diffusion.architecture import (
 from benchmarks.stable_diffusion.operations import Operations
 from benchmarks.stable_diffusion.residual import add_residual, add_shortcut, maps_of, rows_of
 from benchmarks.stable_diffusion.transformer import SpatialTransformer
+from common.nn.convolution import UpsampleConvolution
 from common.nn.group_norm import GroupNorm
-from common.nn.upsample_convolution import UpsampleConvolution
 
 
 class ResidualBlock(nn.Module):

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.architecture import Residual, UNetArchitecture
 from benchmarks.stable_diffusion.blocks import CaptionProjections, TimeProjections
-from common.nn.group_norm import GroupNorm
-from common.nn.layer_norm import LayerNorm
-from common.nn.upsample_convolution import UpsampleConvolution
+from common.nn.convolution import UpsampleConvolution
+from common.nn.group_norm import GroupNorm, LayerNorm
 
 ZERO_AT_FIRST = (".out_layers.3", ".proj_out", "out.2")
 """Name suffixes of the layers that start at zero."""

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.architecture import Transformer, UNetArchitecture
 from common.nn import choice
-from common.nn.group_norm import GroupNorm
-from common.nn.layer_norm import LayerNorm
-from common.nn.upsample_convolution import UpsampleConvolution
+from common.nn.convolution import UpsampleConvolution
+from common.nn.group_norm import GroupNorm, LayerNorm
 from common.ops.add_layer_norm import ADD_LAYER_NORM
 from common.ops.bias_gradient import BIAS_GRADIENT, RowSums
 from common.ops.dense_attention import DENSE_ATTENTION, Attention

@@ -24,7 +24,8 @@ from benchmarks.stable_diffusion.formats import CAPTION, MEMBERS
 from common.data import atomic, manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
-from common.formats import npy, tars
+from common.formats import npy
+from common.formats.raw_files import data_members
 
 FORMAT = "stable-diffusion-moments/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=stable_diffusion --raw-dir RAW --data-dir DATA"
@@ -106,7 +107,7 @@ def index_tar(path: Path, kind: str) -> NDArray[np.int64]:
     rows: dict[str, list[int | None]] = {}
     try:
         with open(path, "rb") as file:
-            for name, offset, size in tars.members(file, path):
+            for name, offset, size in data_members(file, path):
                 key, _, suffix = name.partition(".")
                 row = rows.setdefault(key, [None] * COLUMNS)
                 if (column := columns.get(suffix)) is None:

@@ -26,8 +26,7 @@ from common.data.manifest import digest
 from common.data.raw_layout import find_file
 from common.data.synthetic import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
-from common.formats import tars
-from common.formats.raw_files import listed
+from common.formats.raw_files import data_members, listed
 
 IMAGES, MOMENTS, ENCODED = "images", "moments", "encoded"
 PICTURE = "jpg"
@@ -160,7 +159,7 @@ def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]
     """
     found: dict[str, dict[str, tuple[int, int]]] = {}
     with open(path, "rb") as file:
-        for name, offset, size in tars.members(file, path):
+        for name, offset, size in data_members(file, path):
             key, _, kind = name.partition(".")
             if kind in found.setdefault(key, {}):
                 raise DataError(f"{path}: {name} is there twice")

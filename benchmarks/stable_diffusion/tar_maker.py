@@ -31,7 +31,7 @@ from common.data import atomic, preparation
 from common.data.ahead import ahead
 from common.data.placing import place
 from common.errors import DataError
-from common.formats import tars
+from common.formats.raw_files import add_member
 
 TOGETHER = 16
 """Samples that a network encodes together. With pictures of 512 px, one activation has 2 GB, and several are alive."""
@@ -165,8 +165,8 @@ def make_tar(source: Path, target: Path, plan: Plan) -> dict[str, Any]:
         hashed = _Hashed(file)
         with tarfile.open(fileobj=hashed, mode="w|") as tar:  # type: ignore[call-overload]  # has all that is used
             for key, content, caption in _encoded(_loaded(source, places, plan), plan):
-                tars.add(tar, f"{key}.{plan.member}", content)  # names are sorted: txt is the last suffix
-                tars.add(tar, f"{key}.{formats.CAPTION}", formats.encode_caption(caption))
+                add_member(tar, f"{key}.{plan.member}", content)  # names are sorted: txt is the last suffix
+                add_member(tar, f"{key}.{formats.CAPTION}", formats.encode_caption(caption))
     return {"samples": len(places), "bytes": hashed.bytes, "sha256": hashed.sha256.hexdigest()}
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from benchmarks.stable_diffusion.architecture import Transformer, UNetArchitecture
 from benchmarks.stable_diffusion.operations import Operations
 from benchmarks.stable_diffusion.residual import add_residual, maps_of, rows_of
-from common.nn.group_norm import GroupNorm
-from common.nn.layer_norm import LayerNorm
+from common.nn.group_norm import GroupNorm, LayerNorm
 
 
 class SelfAttention(nn.Module):

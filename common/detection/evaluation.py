@@ -14,8 +14,7 @@ from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.data.batches import EvalSource, HostBatch
 from common.detection.detections import PADDING, DetectionBuffer, Found, RunLengths
 from common.distributed.layout import Layout
-from common.evaluation.forward import ForwardPass
-from common.evaluation.model_weights import evaluating
+from common.evaluation.forward import ForwardPass, evaluating
 
 Detect = Callable[[Mapping[str, Tensor]], Found]
 """Function that returns the detections of a batch; capturable."""

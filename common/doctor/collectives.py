@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 
 
 @dataclass
-class Progress:
+class CollectiveProgress:
     """Current stage and results of the measuring thread, which the main thread reads.
 
     Attributes:
@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CollectiveOptions:
     """Options of the measurements.
 
     Attributes:
@@ -70,7 +70,9 @@ class Plan:
     timeout_seconds: float
 
 
-def run(plan: Plan, work: Callable[[Plan, Progress], None] | None = None) -> Progress:
+def run(
+    plan: CollectiveOptions, work: Callable[[CollectiveOptions, CollectiveProgress], None] | None = None
+) -> CollectiveProgress:
     """Measure in a thread and return the results.
 
     If the thread hangs, ``failed`` has a message and ``stage`` is still set; after an error, only ``failed`` is set.
@@ -78,7 +80,7 @@ def run(plan: Plan, work: Callable[[Plan, Progress], None] | None = None) -> Pro
     Args:
         work: function that measures; default :func:`measure`.
     """
-    progress = Progress()
+    progress = CollectiveProgress()
 
     def body() -> None:
         try:
@@ -98,7 +100,7 @@ def run(plan: Plan, work: Callable[[Plan, Progress], None] | None = None) -> Pro
     return progress
 
 
-def measure(plan: Plan, progress: Progress) -> None:
+def measure(plan: CollectiveOptions, progress: CollectiveProgress) -> None:
     """Measure each node alone, then pairs of nodes, then all ranks, to distinguish a bad node from a bad network."""
     if plan.device.type == "cuda":
         torch.cuda.set_device(plan.device)
@@ -123,7 +125,7 @@ def ring_rounds(count: int) -> list[list[tuple[int, int]]]:
     return [found for found in rounds if found]
 
 
-def _measure_pairs(plan: Plan, progress: Progress) -> None:
+def _measure_pairs(plan: CollectiveOptions, progress: CollectiveProgress) -> None:
     """Record the better bandwidth of a node's two pairs: only a bad node is slow with both of its neighbours."""
     best = 0.0
     for pairs in ring_rounds(len(plan.nodes)):
@@ -141,7 +143,7 @@ def _measure_pairs(plan: Plan, progress: Progress) -> None:
     progress.node["pair_all_reduce_gbs"] = Reading(best)
 
 
-def _group(ranks: Sequence[int], plan: Plan) -> dist.ProcessGroup:
+def _group(ranks: Sequence[int], plan: CollectiveOptions) -> dist.ProcessGroup:
     on_gpus = plan.device.type == "cuda"
     # After the timeout Gloo raises an error, but NCCL's watchdog would end the process before it can report anything.
     limit = timedelta(seconds=plan.timeout_seconds) if not on_gpus else WATCHDOG_LIMIT
@@ -155,7 +157,7 @@ def _group(ranks: Sequence[int], plan: Plan) -> dist.ProcessGroup:
     return group
 
 
-def _figures(group: dist.ProcessGroup, ranks: int, plan: Plan, prefix: str) -> Readings:
+def _figures(group: dist.ProcessGroup, ranks: int, plan: CollectiveOptions, prefix: str) -> Readings:
     _require_right_sum(group, ranks, plan.device)
     small = torch.zeros(SMALL, dtype=torch.uint8, device=plan.device)
     medium = torch.zeros(MEDIUM, dtype=torch.uint8, device=plan.device)
@@ -170,7 +172,7 @@ def _figures(group: dist.ProcessGroup, ranks: int, plan: Plan, prefix: str) -> R
     return readings
 
 
-def _large_figures(group: dist.ProcessGroup, ranks: int, plan: Plan, prefix: str) -> Readings:
+def _large_figures(group: dist.ProcessGroup, ranks: int, plan: CollectiveOptions, prefix: str) -> Readings:
     size = LARGE // ranks * ranks
     whole = torch.zeros(size, dtype=torch.uint8, device=plan.device)
     part = torch.zeros(size // ranks, dtype=torch.uint8, device=plan.device)
@@ -197,7 +199,7 @@ def _require_right_sum(group: dist.ProcessGroup, ranks: int, device: torch.devic
         raise RuntimeError(f"an all-reduce of ones over {ranks} ranks gave {wrong} wrong sums of {ones.numel()}")
 
 
-def _latency(collective: Callable[[], object], group: dist.ProcessGroup, plan: Plan) -> float:
+def _latency(collective: Callable[[], object], group: dist.ProcessGroup, plan: CollectiveOptions) -> float:
     """Return the seconds per call; on a GPU from a captured graph, as in training, without the overhead of Python."""
     if plan.device.type != "cuda":
         return _time(collective, group, plan)
@@ -213,7 +215,7 @@ def _latency(collective: Callable[[], object], group: dist.ProcessGroup, plan: P
     return _time(graph.replay, group, plan) / CAPTURED
 
 
-def _time(collective: Callable[[], object], group: dist.ProcessGroup, plan: Plan) -> float:
+def _time(collective: Callable[[], object], group: dist.ProcessGroup, plan: CollectiveOptions) -> float:
     """Return the seconds per call on the slowest rank; all ranks make the same number of calls."""
     for _ in range(2):
         once = _slowest(_timed(collective, 1, plan.device), group, plan.device)

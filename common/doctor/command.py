@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from common.config.schema import SystemConfig
 from common.distributed.environment import node_name
@@ -22,8 +24,8 @@ from common.distributed.launcher import relaunch
 from common.distributed.rank_info import RankInfo
 from common.distributed.startup import find_rank_info, initialise, pick_device, shutdown
 from common.doctor import collectives
-from common.doctor.clock_skew import measure_offsets
-from common.doctor.examine import CHECKS, FULL, QUICK, Report, Request, examine
+from common.doctor.examine import CHECKS, FULL, QUICK, CheckRequest, Report, examine
+from common.doctor.findings_table import format_report
 from common.doctor.judge import (
     Rank,
     Results,
@@ -39,7 +41,6 @@ from common.doctor.limits import Limits, load_system
 from common.doctor.meeting import Meeting
 from common.doctor.reading import first_line
 from common.doctor.storage import output_marked
-from common.doctor.table import format_report
 from common.errors import UNFIT, ConfigError, DeviceError, Interrupted, SuiteError
 from common.launch.binding import bind_rank
 from common.launch.nccl_settings import variables
@@ -69,7 +70,7 @@ class Session:
     node: str
     device: torch.device
     unusable: str
-    request: Request
+    request: CheckRequest
     limits: Limits
     system: str
     meeting: Meeting
@@ -94,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     rank_info = find_rank_info(os.environ)
     if rank_info.launcher == "single" and (gpus := torch.cuda.device_count()) > 1:
         return relaunch(gpus, ["doctor", *argv])
-    request = Request(
+    request = CheckRequest(
         frozenset(arguments.only),
         QUICK if arguments.quick else FULL,
         tuple(arguments.storage),
@@ -254,7 +255,7 @@ def _measure_together(session: Session, nodes: Sequence[Sequence[int]]) -> tuple
     if "collectives" not in session.request.checks:
         return Together(), offsets, False
     effort = session.request.effort
-    plan = collectives.Plan(
+    plan = collectives.CollectiveOptions(
         session.rank_info, nodes, session.device, effort.collective_seconds, effort is FULL, session.timeout_seconds
     )
     progress = collectives.run(plan)
@@ -289,3 +290,43 @@ def _write_json(path: Path, document: dict[str, Any]) -> None:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+ROUNDS = 50
+
+
+def offset_from_exchanges(exchanges: Sequence[tuple[float, float, float]]) -> float:
+    """Return by how many seconds the other clock is ahead of the local one.
+
+    The exchange with the shortest round trip is used. The error is at most half of that round trip (Cristian,
+    "Probabilistic clock synchronization", 1989).
+
+    Args:
+        exchanges: ``(sent, other, received)`` in seconds; ``other`` by the other clock, the rest by the local clock.
+    """
+    sent, other, received = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
+    return other - (sent + received) / 2
+
+
+def measure_offsets(rank: int, others: Sequence[int]) -> list[float]:
+    """Return on rank 0 by how many seconds the clock of each rank in ``others`` is ahead of rank 0's clock.
+
+    The default process group must use Gloo. Rank 0 and ``others`` (one rank of each other node) must call this; on
+    ranks other than 0 the result is empty.
+    """
+    offsets = []
+    for other in others:
+        if rank == 0:
+            exchanges = []
+            for _ in range(ROUNDS):
+                answer = torch.zeros(1, dtype=torch.float64)
+                sent = time.time()
+                dist.send(torch.zeros(1), other)
+                dist.recv(answer, other)
+                exchanges.append((sent, float(answer.item()), time.time()))
+            offsets.append(offset_from_exchanges(exchanges))
+        elif rank == other:
+            for _ in range(ROUNDS):
+                dist.recv(torch.zeros(1), 0)
+                dist.send(torch.tensor([time.time()], dtype=torch.float64), 0)
+    return offsets

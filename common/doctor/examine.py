@@ -45,7 +45,7 @@ QUICK = Effort(Durations(2.0, 0.3), 0.3, 512 << 20, 5.0, 0.2)
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckRequest:
     """Checks to run, with their options.
 
     Attributes:
@@ -106,7 +106,7 @@ class Report:
 
 
 def examine(
-    rank_info: RankInfo, device: torch.device, unusable: str, request: Request, together: Callable[[str], None]
+    rank_info: RankInfo, device: torch.device, unusable: str, request: CheckRequest, together: Callable[[str], None]
 ) -> Report:
     """Run all checks of this rank that need no communication with other ranks.
 
@@ -134,7 +134,7 @@ def examine(
     return report
 
 
-def _examine_gpu(report: Report, device: torch.device, request: Request, together: Callable[[str], None]) -> None:
+def _examine_gpu(report: Report, device: torch.device, request: CheckRequest, together: Callable[[str], None]) -> None:
     try:
         nvml = open_nvml()
         gpu = nvml.nvmlDeviceGetHandleByUUID(device_uuid(device))
@@ -155,7 +155,7 @@ def _examine_gpu(report: Report, device: torch.device, request: Request, togethe
         report.gpu |= health.read_links(nvml, gpu)
 
 
-def _examine_storage(report: Report, request: Request) -> None:
+def _examine_storage(report: Report, request: CheckRequest) -> None:
     if request.unmarked:
         report.node["output_dir_shared"] = Reading(failed=request.unmarked)
     elif request.marker is not None:

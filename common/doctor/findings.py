@@ -23,7 +23,7 @@ LOCKED_GB = 1.0
 
 
 @dataclass(frozen=True)
-class Unit:
+class MeasuredUnit:
     """A GPU, a node, or the job, with its readings.
 
     Attributes:
@@ -56,7 +56,7 @@ class Finding:
     unfit: bool
 
 
-def find(units: Sequence[Unit], limits: Limits) -> list[Finding]:
+def find(units: Sequence[MeasuredUnit], limits: Limits) -> list[Finding]:
     """Return all findings about the units; those that make a machine unfit come first."""
     found = [finding for unit in units for finding in _of_unit(unit, limits)]
     for scope, name, having in _by_figure(units):
@@ -72,7 +72,7 @@ def find(units: Sequence[Unit], limits: Limits) -> list[Finding]:
     return sorted(found, key=lambda finding: not finding.unfit)
 
 
-def _untested(units: Sequence[Unit], limits: Limits) -> list[Finding]:
+def _untested(units: Sequence[MeasuredUnit], limits: Limits) -> list[Finding]:
     """Return a finding that lists limits without any reading, because an untested limit must not seem met."""
     here = {unit.scope for unit in units}
     taken = {f"{unit.scope}.{name.partition('@')[0]}" for unit in units for name in unit.readings}
@@ -81,7 +81,7 @@ def _untested(units: Sequence[Unit], limits: Limits) -> list[Finding]:
     return [Finding("not made", "", "", text, False)] if names else []
 
 
-def _of_unit(unit: Unit, limits: Limits) -> Iterable[Finding]:
+def _of_unit(unit: MeasuredUnit, limits: Limits) -> Iterable[Finding]:
     for name, reading in unit.readings.items():
         measure = measure_of(unit.scope, name)
         if reading.failed:
@@ -114,9 +114,9 @@ def _seconds(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.1f} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"
 
 
-def _by_figure(units: Sequence[Unit]) -> Iterable[tuple[Scope, str, list[Unit]]]:
+def _by_figure(units: Sequence[MeasuredUnit]) -> Iterable[tuple[Scope, str, list[MeasuredUnit]]]:
     """Return each reading that at least two units have a value of, as scope, name and those units."""
-    found: dict[tuple[Scope, str], list[Unit]] = defaultdict(list)
+    found: dict[tuple[Scope, str], list[MeasuredUnit]] = defaultdict(list)
     for unit in units:
         for name, reading in unit.readings.items():
             if reading.value is not None:
@@ -124,7 +124,7 @@ def _by_figure(units: Sequence[Unit]) -> Iterable[tuple[Scope, str, list[Unit]]]
     return [(scope, name, having) for (scope, name), having in found.items() if len(having) > 1]
 
 
-def _outliers(name: str, measure: Measure, units: Sequence[Unit], spread: float) -> Iterable[Finding]:
+def _outliers(name: str, measure: Measure, units: Sequence[MeasuredUnit], spread: float) -> Iterable[Finding]:
     if len(units) < 2:
         return
     values = {unit.where: _number(unit.readings[name]) for unit in units}
@@ -141,7 +141,7 @@ def _outliers(name: str, measure: Measure, units: Sequence[Unit], spread: float)
             yield Finding("outlier", where, name, text, not few)
 
 
-def _differences(name: str, measure: Measure, units: Sequence[Unit]) -> Iterable[Finding]:
+def _differences(name: str, measure: Measure, units: Sequence[MeasuredUnit]) -> Iterable[Finding]:
     values = {unit.where: measure.show(_value(unit.readings[name])) for unit in units}
     counts = Counter(values.values())
     (usual, count), *others = counts.most_common()
@@ -157,7 +157,7 @@ def _differences(name: str, measure: Measure, units: Sequence[Unit]) -> Iterable
             yield Finding("difference", where, name, f"{where}: {measure.title} is {value}; {rest}", True)
 
 
-def _not_made(units: Sequence[Unit]) -> Iterable[Finding]:
+def _not_made(units: Sequence[MeasuredUnit]) -> Iterable[Finding]:
     """Return the checks that could not run, grouped by reason."""
     found: dict[tuple[Scope, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:

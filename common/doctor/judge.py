@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from common.doctor.examine import Report
-from common.doctor.findings import NAMED, Finding, Unit, find
+from common.doctor.findings import NAMED, Finding, MeasuredUnit, find
+from common.doctor.findings_table import count_checks
 from common.doctor.host import suite_version
 from common.doctor.limits import Limits
 from common.doctor.reading import Reading, Readings
-from common.doctor.table import count_checks
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def why_alone(ranks: Sequence[Rank | None], reports: Sequence[Report | None]) ->
     return ""
 
 
-def units_of(results: Results) -> list[Unit]:
+def units_of(results: Results) -> list[MeasuredUnit]:
     """Return the units: nodes, then GPUs in the order of their ranks, then the job if it has readings."""
     nodes, job = [], dict[str, Reading]()
     for index, members in enumerate(ranks_by_node(results.ranks)):
@@ -139,16 +139,18 @@ def units_of(results: Results) -> list[Unit]:
             readings["clock_offset_ms"] = Reading(1000 * results.offsets[index - 1])
         first = results.ranks[members[0]]
         assert first is not None
-        nodes.append(Unit("node", first.name, readings))
+        nodes.append(MeasuredUnit("node", first.name, readings))
     gpus = [
-        Unit("gpu", rank.where, report.gpu, report.model)
+        MeasuredUnit("gpu", rank.where, report.gpu, report.model)
         for rank, report in zip(results.ranks, results.reports, strict=True)
         if rank and report and report.gpu
     ]
-    return [*nodes, *gpus, *([Unit("job", "all ranks", job)] if job else [])]
+    return [*nodes, *gpus, *([MeasuredUnit("job", "all ranks", job)] if job else [])]
 
 
-def findings_of(results: Results, units: Sequence[Unit], limits: Limits, checks: frozenset[str]) -> list[Finding]:
+def findings_of(
+    results: Results, units: Sequence[MeasuredUnit], limits: Limits, checks: frozenset[str]
+) -> list[Finding]:
     """Return all findings; those that make the machines unfit come first.
 
     Args:
@@ -161,7 +163,9 @@ def findings_of(results: Results, units: Sequence[Unit], limits: Limits, checks:
     return sorted(found, key=lambda finding: not finding.unfit)
 
 
-def document(results: Results, units: Sequence[Unit], findings: Sequence[Finding], system: str) -> dict[str, Any]:
+def document(
+    results: Results, units: Sequence[MeasuredUnit], findings: Sequence[Finding], system: str
+) -> dict[str, Any]:
     """Return the content of the JSON file: facts and readings of nodes, ranks and the job, and all findings.
 
     Args:

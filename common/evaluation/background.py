@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.contract.evaluation import Evaluation, Point, Score, Weights, never
-from common.evaluation.scorer_process import Judged, ScorerProcess
+from common.evaluation.scorer_process import ScoreAnswer, ScorerProcess
 
 MOST_OWED = 4
 """Largest number of pending evaluations. At this number, training waits for the oldest score, which bounds memory."""
@@ -118,7 +118,7 @@ class BackgroundEvaluation:
         scores, self._scores = self._scores, []
         return scores
 
-    def _take(self, judged: Judged | None) -> None:
+    def _take(self, judged: ScoreAnswer | None) -> None:
         """Store the score in an answer of the scorer; ``judged`` None: the answer has no score."""
         if judged is None:
             return

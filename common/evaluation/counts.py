@@ -1,14 +1,19 @@
-"""Counters of an evaluation on the device, summed over the ranks that share the evaluation set."""
+"""Evaluation by counters on the device, summed over the ranks that share the evaluation set."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.data.batches import EvalSource
 from common.distributed.layout import Layout
+from common.evaluation.forward import ForwardPass
 
 
 class Counts:
@@ -69,3 +74,60 @@ def check_whole_set(evaluated: int, expected: int, samples: str) -> None:
     """
     if evaluated != expected:
         raise RuntimeError(f"{evaluated} of {expected} {samples} were evaluated")
+
+
+class CountedEvaluation(Evaluation):
+    """Evaluation by counts: predicts totals over the ranks, and ``expected``, the size of the evaluation set.
+
+    Args:
+        scorer: computes the metrics from the totals.
+        model: the network in training.
+        count: adds the counts of a batch's tensors to ``counts``; must allow CUDA graph capture.
+        counts: counters over the ranks that share the evaluation set.
+        example: batch on the device, for warm-up.
+        open_source: returns this replica's batches from the data folder.
+        capture: whether to capture the forward pass as a CUDA graph.
+        within: context around each evaluation and the warm-up; its operations are not part of the graph.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        model: nn.Module,
+        count: Callable[[dict[str, Tensor]], None],
+        counts: Counts,
+        example: dict[str, Tensor],
+        open_source: Callable[[Path], EvalSource],
+        capture: bool,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.scorer = scorer
+        self._counts, self._open_source, self._within = counts, open_source, within
+        self._forward = ForwardPass(model, count, example, capture)
+        self._source: EvalSource | None = None
+
+    def warm_up(self) -> None:
+        """Run a pass over the example batch."""
+        with self._within():
+            self._forward.warm_up()
+        self._counts.warm_up()
+
+    def open_data(self, root: Path) -> None:
+        """Open this replica's batches."""
+        self._source = self._open_source(root)
+
+    def predict(self, weights: Weights) -> Predictions:
+        """Count over the whole evaluation set and sum over all ranks."""
+        assert self._source is not None, "open_data comes first"
+        with self._forward.evaluating(weights), self._within():
+            self._counts.clear()
+            for batch in self._source:
+                self._forward(batch.tensors)
+        return Predictions({**self._counts.totals(), "expected": self._source.eval_samples})
+
+    def close(self) -> None:
+        """Release the graph and close the source."""
+        self._forward.close()
+        if self._source is not None:
+            self._source.close()
+        self._source = None

@@ -1,8 +1,9 @@
-"""Forward pass of an evaluation over inputs of fixed shapes: captured once as a CUDA graph, and replayed."""
+"""Forward pass of an evaluation with given weights, over inputs of fixed shapes: a captured and replayed CUDA graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -10,8 +11,56 @@ import torch
 from torch import Tensor, nn
 
 from common.contract.evaluation import Weights
-from common.evaluation.model_weights import evaluating
+from common.nn.frozen import frozen_names
 from common.step.capture import capturing
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module, weights: Weights | None = None) -> Iterator[None]:
+    """Set ``model`` to evaluation mode, without gradients and with ``weights``; restore it afterwards.
+
+    Weights that share memory with the network are used directly. Others are copied into the network's tensors, so
+    that graphs stay valid, and the old values are restored bit for bit, even after an error.
+
+    Args:
+        weights: all parameters (frozen ones are optional) and any of the buffers; None for the current values.
+
+    Raises:
+        KeyError: the weights lack a parameter, or have a tensor that the network does not have.
+    """
+    foreign = [] if weights is None else _foreign(model, weights)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), _replaced(foreign):
+            yield
+    finally:
+        model.train(training)
+
+
+@contextlib.contextmanager
+def _replaced(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Set the first tensor of each pair to the values of the second; restore the old values even if the block fails."""
+    if not pairs:
+        yield
+        return
+    own, given = (list(tensors) for tensors in zip(*pairs, strict=True))
+    kept = [tensor.clone() for tensor in own]
+    torch._foreach_copy_(own, given)
+    try:
+        yield
+    finally:
+        torch._foreach_copy_(own, kept)
+
+
+def _foreign(model: nn.Module, weights: Weights) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of tensors of ``model`` and of ``weights`` that do not share memory."""
+    parameters = dict(model.named_parameters())
+    own: dict[str, Tensor] = {**dict(model.named_buffers()), **parameters}
+    names = (parameters.keys() - frozen_names(model)) | weights.tensors.keys()
+    pairs = [(own[name], weights.tensors[name]) for name in sorted(names)]
+    return [(mine, given) for mine, given in pairs if mine.data_ptr() != given.data_ptr()]
+
 
 WARM_UP_PASSES = 2
 """Passes before graph capture, in which libraries choose algorithms and allocate memory."""
@@ -61,7 +110,7 @@ class ForwardPass(Generic[Output]):
         return output
 
     def evaluating(self, weights: Weights) -> AbstractContextManager[None]:
-        """Return a context in which passes use ``weights`` (:func:`common.evaluation.model_weights.evaluating`)."""
+        """Return a context in which passes use ``weights`` (:func:`common.evaluation.forward.evaluating`)."""
         return evaluating(self.model, weights)
 
     def __call__(self, batch: Mapping[str, Tensor] | None = None) -> Output:

@@ -25,7 +25,7 @@ from typing import Any
 from common.contract.evaluation import Predictions, Scorer
 from common.errors import ConfigError, RankFailure
 from common.evaluation.hand_over import pack
-from common.evaluation.scorer_service import Answer, Begin, Failed, Judge, Judged, Open, Request
+from common.evaluation.scorer_service import Answer, Failed, Judge, LoadScorer, Open, Request, ScoreAnswer
 
 STARTING_SECONDS = 20 * 60.0
 OPENING_SECONDS = 30 * 60.0
@@ -97,7 +97,7 @@ class ScorerProcess:
 
     def begin(self, scorer: Scorer) -> None:
         """Send the scorer to the process; does not wait."""
-        self._ask(Begin(pickle.dumps(scorer)), "its start", STARTING_SECONDS)
+        self._ask(LoadScorer(pickle.dumps(scorer)), "its start", STARTING_SECONDS)
 
     def open_data(self, root: Path) -> None:
         """Request loading of the ground truth under ``root``; does not wait."""
@@ -118,7 +118,7 @@ class ScorerProcess:
         finally:
             os.close(descriptor)
 
-    def poll(self) -> Judged | None:
+    def poll(self) -> ScoreAnswer | None:
         """Return the next score if it has arrived, else None; does not wait.
 
         Raises:
@@ -127,14 +127,14 @@ class ScorerProcess:
             RuntimeError: the scorer raised another error; the message contains its traceback.
         """
         while self._owed and (answer := self._next(wait=False)) is not None:
-            if isinstance(answer, Judged):
+            if isinstance(answer, ScoreAnswer):
                 return answer
         return None
 
-    def wait(self) -> Judged | None:
+    def wait(self) -> ScoreAnswer | None:
         """Wait for the next answer, and return it if it is a score. Raises as :meth:`poll`."""
         answer = self._next(wait=True)
-        return answer if isinstance(answer, Judged) else None
+        return answer if isinstance(answer, ScoreAnswer) else None
 
     def close(self) -> None:
         """End the process, even while it works; further calls do nothing."""

@@ -20,7 +20,7 @@ from common.evaluation.hand_over import unpack
 
 
 @dataclass(frozen=True)
-class Begin:
+class LoadScorer:
     """Request to load and warm up the scorer.
 
     Attributes:
@@ -58,7 +58,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoreAnswer:
     """Answer with a score.
 
     Attributes:
@@ -85,8 +85,8 @@ class Failed:
     text: str
 
 
-Request = Begin | Open | Judge
-Answer = Done | Judged | Failed
+Request = LoadScorer | Open | Judge
+Answer = Done | ScoreAnswer | Failed
 
 
 def serve(connection: Connection[Any, Any], threads: int) -> None:
@@ -122,7 +122,7 @@ class _Service:
             return Failed(None, traceback.format_exc())
 
     def _do(self, request: Request, descriptor: int | None) -> Answer:
-        if isinstance(request, Begin):
+        if isinstance(request, LoadScorer):
             self._scorer = pickle.loads(request.scorer)
             self._scorer.warm_up()
             return Done()
@@ -134,9 +134,9 @@ class _Service:
         return _judge(self._scorer, request, descriptor)
 
 
-def _judge(scorer: Scorer, request: Judge, descriptor: int) -> Judged:
+def _judge(scorer: Scorer, request: Judge, descriptor: int) -> ScoreAnswer:
     predictions: Predictions = unpack(descriptor, request.sizes)
     os.close(descriptor)
     began = time.perf_counter()
     values = scorer.score(predictions)
-    return Judged(values, time.perf_counter() - began, time.time_ns() // 1_000_000)
+    return ScoreAnswer(values, time.perf_counter() - began, time.time_ns() // 1_000_000)

@@ -46,7 +46,7 @@ Field = int | bytes
 
 
 @dataclass(frozen=True)
-class Entry:
+class BundleEntry:
     """Position of a tensor: the content of a BundleEntryProto.
 
     Attributes:
@@ -169,10 +169,10 @@ def _table(table: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield from _block(table, first, length)
 
 
-def _entry(message: bytes) -> Entry:
+def _entry(message: bytes) -> BundleEntry:
     fields = _fields(message)
     dims = [dim for shape in _messages(fields, 2) for dim in _messages(_fields(shape), 2)]
-    return Entry(
+    return BundleEntry(
         dtype=_number(fields, 1),
         shape=tuple(_number(_fields(dim), 1) for dim in dims),
         shard=_number(fields, 3),
@@ -242,7 +242,7 @@ class TensorBundle:
         content = self._bytes(name, entry)
         return torch.from_numpy(content).view(dtype).reshape(entry.shape)
 
-    def _bytes(self, name: str, entry: Entry) -> np.ndarray:
+    def _bytes(self, name: str, entry: BundleEntry) -> np.ndarray:
         data = self._data_prefix.with_name(f"{self._data_prefix.name}.data-{entry.shard:05d}-of-{self._shards:05d}")
         try:
             with open_file(data) as file:

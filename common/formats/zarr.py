@@ -47,7 +47,7 @@ Region = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ZarrPiece:
     """Part of a region in one chunk.
 
     Attributes:
@@ -137,7 +137,7 @@ class ZarrArray:
         """Return the path of a chunk."""
         return self.folder / self.separator.join(map(str, chunk))
 
-    def pieces(self, region: Region) -> Iterator[Piece]:
+    def pieces(self, region: Region) -> Iterator[ZarrPiece]:
         """Yield the pieces of a region, one for each chunk that it overlaps, in C order.
 
         Raises:
@@ -155,7 +155,7 @@ class ZarrArray:
                 first, end = max(start, origin), min(stop, origin + size)
                 inside.append((first - origin, end - origin))
                 place.append(slice(first - start, end - start))
-            yield Piece(chunk, tuple(inside), tuple(place))
+            yield ZarrPiece(chunk, tuple(inside), tuple(place))
 
     def check(self, region: Region) -> None:
         """Check that all chunks of a region exist and are complete, from their sizes only.
@@ -177,7 +177,7 @@ class ZarrArray:
                     "damaged; fetch it again"
                 )
 
-    def read_piece(self, piece: Piece, pin: bool = False) -> Tensor:
+    def read_piece(self, piece: ZarrPiece, pin: bool = False) -> Tensor:
         """Return the values of a piece, read with one call from its first to its last value. Thread-safe.
 
         Args:

@@ -13,8 +13,7 @@ from torch import Tensor
 from common.contract.evaluation import Predictions, Scorer
 from common.data.batches import Batch, DataSource, EvalSource
 from common.distributed.layout import Layout
-from common.evaluation.counted import CountedEvaluation
-from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
 from common.language.rows import CorpusRows, RowFacts
 from common.language.workload import LanguageModel
 from common.optim.groups import shard_ranks

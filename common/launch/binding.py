@@ -35,7 +35,7 @@ SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 
 
 @dataclass(frozen=True)
-class Binding:
+class RankBinding:
     """CPUs and memory that a rank is bound to.
 
     Attributes:
@@ -107,7 +107,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def locate(topology: Topology, gpu: int, cpu: CpuBinding, memory: MemoryBinding, bound: Sequence[int]) -> Binding:
+def locate(topology: Topology, gpu: int, cpu: CpuBinding, memory: MemoryBinding, bound: Sequence[int]) -> RankBinding:
     """Return the binding of the rank that uses GPU number ``gpu``.
 
     Args:
@@ -124,20 +124,20 @@ def locate(topology: Topology, gpu: int, cpu: CpuBinding, memory: MemoryBinding,
     node = topology.gpu_nodes[gpu]
     nodes = frozenset({node}) & topology.allowed_nodes if memory == "node" and node is not None else frozenset()
     if cpu == "none":
-        return Binding(topology.allowed_cpus, nodes, len(bound))
+        return RankBinding(topology.allowed_cpus, nodes, len(bound))
     if cpu == "node":
-        return Binding(own, nodes, len(together))
+        return RankBinding(own, nodes, len(together))
     return _share(topology, own, together.index(position), len(together), nodes)
 
 
-def _share(topology: Topology, cpus: frozenset[int], index: int, count: int, nodes: frozenset[int]) -> Binding:
+def _share(topology: Topology, cpus: frozenset[int], index: int, count: int, nodes: frozenset[int]) -> RankBinding:
     """Return share ``index`` of ``count`` of ``cpus``, or all of ``cpus`` if there are fewer cores than shares."""
     cores = sorted({topology.siblings[cpu] for cpu in cpus})
     if len(cores) < count:
-        return Binding(cpus, nodes, count)
+        return RankBinding(cpus, nodes, count)
     first, last = index * len(cores) // count, (index + 1) * len(cores) // count
     mine = set(cores[first:last])
-    return Binding(frozenset(cpu for cpu in cpus if topology.siblings[cpu] in mine), nodes, 1)
+    return RankBinding(frozenset(cpu for cpu in cpus if topology.siblings[cpu] in mine), nodes, 1)
 
 
 def bind_rank(rank_info: RankInfo, config: BindingConfig) -> int | None:
@@ -203,7 +203,7 @@ def _say_once(rank_info: RankInfo, problem: str) -> None:
         print(f"mlperf-suite: {problem}", file=sys.stderr)
 
 
-def apply(binding: Binding) -> list[str]:
+def apply(binding: RankBinding) -> list[str]:
     """Bind this process and its future children; return a message for each part that failed."""
     problems = []
     try:

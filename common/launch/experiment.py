@@ -15,8 +15,11 @@ import hashlib
 import json
 import os
 import shlex
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +29,15 @@ from common.distributed.environment import integer
 from common.distributed.shared_folder import sharing_needed
 from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
-from common.launch.closing import close_if_open
 from common.launch.data_folder import require_prepared
 from common.launch.launch_config import LaunchConfig
 from common.launch.series import Begin, End, Experiment, append, read_runs, read_series
 from common.launch.series_entry import Status
-from common.launch.source_revision import find_source
 from common.launch.step_errors import complaint, explain, full_disk
 from common.mlperf.admission import Admission
-from common.mlperf.parsed_log import read_log
+from common.mlperf.events import RunEvents
+from common.mlperf.mllog import RunLog
+from common.mlperf.parsed_log import PROGRESS_KEYS, read_log
 from common.mlperf.seeds import draw_seed, experiment_seed
 from common.mlperf.verdict import judge
 
@@ -392,3 +395,63 @@ def _experiments(results: Path, name: str) -> Sequence[Experiment]:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def close_if_open(path: Path) -> bool:
+    """Append ``run_stop`` with the status ``aborted`` to a log that has a ``run_start`` but no ``run_stop``.
+
+    The interrupted run counts as not converged.
+
+    A log that cannot be parsed (its last line may be cut off) is not changed; its verdict reports the problem.
+
+    Returns:
+        whether a line was appended.
+
+    Raises:
+        OSError: the log cannot be written.
+    """
+    try:
+        log = read_log(path)
+    except DataError:
+        return False
+    if not log.all("run_start") or log.all("run_stop"):
+        return False
+    last = log.evaluations[-1] if log.evaluations else None
+    unit = last.progress_key if last and last.progress_key else PROGRESS_KEYS[0]
+    done = int(last.progress) if last and last.progress_key else 0
+    if not path.read_bytes().endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+    with RunLog(path, rank=0, append=True) as tail:
+        RunEvents(tail, unit).run_stop("aborted", done, time.time_ns() // 1_000_000)
+    return True
+
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT, DIRTY = "MLPERF_SUITE_COMMIT", "MLPERF_SUITE_DIRTY"
+"""Environment variables that give the source's state inside a container, where git is missing."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Commit of the source, and whether the source differs from it; None if unknown."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+def find_source(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> Source:
+    """Return the state of the source below ``root``; the environment variables take precedence over git."""
+    if environment.get(COMMIT):
+        return Source(environment[COMMIT], environment.get(DIRTY, "true") != "false")
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain")
+    return Source(commit or None, None if changes is None else bool(changes))
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

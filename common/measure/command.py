@@ -13,7 +13,7 @@ from common.distributed.startup import find_rank_info
 from common.errors import ConfigError
 from common.measure.jobs import Job, jobs_of
 from common.measure.node import Node
-from common.measure.table import Outcome, table
+from common.measure.table import MeasuredCopy, table
 
 SCALE = "8xH200"
 SECONDS = 300.0
@@ -87,7 +87,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
         raise ConfigError(f"measure: --output={arguments.output} cannot be made: {error.strerror}") from error
     words = _words(arguments.override, data)
     node = Node(places, names, arguments.output, arguments.seconds, words, arguments.apart)
-    outcomes: list[Outcome] = []
+    outcomes: list[MeasuredCopy] = []
     for outcome in node.measure(jobs):
         outcomes.append(outcome)
         (arguments.output / "table.md").write_text(table(outcomes) + "\n")  # an interrupted command leaves a table too

@@ -23,7 +23,7 @@ from common.config.override import override
 from common.distributed.launcher import TURN_VARIABLE
 from common.errors import SuiteError
 from common.measure.jobs import Job
-from common.measure.table import Outcome
+from common.measure.table import MeasuredCopy
 
 _ENDING_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -100,7 +100,7 @@ class Node:
         self._running: list[_Started] = []
         self._next: _Started | None = None  # imports while others are measured
 
-    def measure(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def measure(self, jobs: Sequence[Job]) -> Iterator[MeasuredCopy]:
         """Run the jobs and yield an outcome for each copy when it ends.
 
         Whenever GPUs are free, the first waiting job that fits is started. A job that needs all GPUs is started early:
@@ -170,7 +170,7 @@ class Node:
         print(f"{name}: bench {shlex.join(told)}", flush=True)
         return _Copy(process, places, report, log)
 
-    def _ended(self) -> Iterator[Outcome]:
+    def _ended(self) -> Iterator[MeasuredCopy]:
         for running in list(self._running):
             late = time.monotonic() > running.ends
             for copy in list(running.copies):
@@ -190,14 +190,14 @@ def _environment(gpus: Sequence[str], turn: str) -> Mapping[str, str]:
     return {**os.environ, TURN_VARIABLE: turn, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}
 
 
-def _outcome(job: Job, copy: _Copy, stopped: bool) -> Outcome:
+def _outcome(job: Job, copy: _Copy, stopped: bool) -> MeasuredCopy:
     code, log = copy.process.returncode, copy.log
     if code == 0 and copy.report.is_file():
-        return Outcome(job, json.loads(copy.report.read_text()), "", copy.places)
+        return MeasuredCopy(job, json.loads(copy.report.read_text()), "", copy.places)
     if stopped:
-        return Outcome(job, None, f"took too long (--seconds); {log} has its output", copy.places)
+        return MeasuredCopy(job, None, f"took too long (--seconds); {log} has its output", copy.places)
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return Outcome(job, None, f"exit code {code}: {said[-1] if said else 'no output'} ({log})", copy.places)
+    return MeasuredCopy(job, None, f"exit code {code}: {said[-1] if said else 'no output'} ({log})", copy.places)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ MOST_VALUES = 4
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MeasuredCopy:
     """Result of one copy of a measurement.
 
     Attributes:
@@ -81,7 +81,7 @@ def published_rates(scale: str = "") -> dict[str, str]:
     return rates
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[MeasuredCopy]) -> str:
     """Return the Markdown table, a second one that attributes the loss of several GPUs, and a list of failures."""
     published = {outcome.job.scale: published_rates(outcome.job.scale) for outcome in outcomes}
     measured = sorted(
@@ -106,7 +106,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([*lines, *(["", *said] if said else [])])
 
 
-def _alone(outcome: Outcome, measured: Sequence[Outcome]) -> list[Mapping[str, Any]]:
+def _alone(outcome: MeasuredCopy, measured: Sequence[MeasuredCopy]) -> list[Mapping[str, Any]]:
     """Return the one-GPU figures of every GPU of ``outcome``; empty if any of them is missing."""
     found = {
         one.places: one.figures
@@ -117,7 +117,7 @@ def _alone(outcome: Outcome, measured: Sequence[Outcome]) -> list[Mapping[str, A
     return [figures for figures in own if figures is not None] if None not in own else []
 
 
-def _attribution(outcome: Outcome, ones: Sequence[Mapping[str, Any]]) -> list[str]:
+def _attribution(outcome: MeasuredCopy, ones: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a row that splits the additional step time of several GPUs over the fastest single GPU into its causes.
 
     The row is empty if figures are missing, or if a single GPU had another number of samples than its share.
@@ -152,7 +152,7 @@ def _values(values: Sequence[float | None], form: str) -> str:
     return ", ".join(form.format(value) for value in known)
 
 
-def _cells(outcome: Outcome, alone: Sequence[Mapping[str, Any]], published: str) -> list[str]:
+def _cells(outcome: MeasuredCopy, alone: Sequence[Mapping[str, Any]], published: str) -> list[str]:
     figures = outcome.figures
     assert figures is not None
     gpus, rate = outcome.job.gpus, figures["samples_per_second"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 from common.config.loading import convert
-from common.config.schema import RunConfig, SessionConfig
+from common.config.schema import Role, RunConfig, SessionConfig
 from common.errors import ConfigError
+from common.mlperf.compliance import rule_records
 from common.mlperf.constraints import Division, check_hyperparameters, missing_hyperparameters
-from common.mlperf.disclosure import disclosures
 from common.mlperf.events import hyperparameters
 from common.mlperf.fixed import check_fixed
 from common.mlperf.rules import Rules, newest_ruleset, rules_for
@@ -119,3 +119,29 @@ def evaluation_schedule(run: RunConfig, ruleset: str | None = None) -> Schedule:
             "(benchmark.schedule), and at most one can follow a step: use a smaller batch"
         )
     return schedule
+
+
+WORDS = {"fp64": "fp64", "fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}
+"""Precision in the configuration -> precision in the log."""
+
+
+def disclosures(run: RunConfig, rules: Rules) -> dict[str, object]:
+    """Return key in the log -> value, for the keys on precision and parallelism that the ruleset knows.
+
+    Ruleset 6.1.0 requires these keys, 6.0.0 accepts them, older rulesets do not know them.
+
+    The lowest precision is that of weights, activations and gradients, unless the workload declares another
+    (:class:`common.config.schema.Declaration`). Expert parallelism is always 1.
+    """
+    lowest = {**dict.fromkeys(get_args(Role), WORDS[run.precision]), **run.declaration.lowest_precision}
+    values: dict[str, object] = {
+        **{f"lowest_numerical_precision_in_{role}": word for role, word in lowest.items()},
+        "tensor_parallelism": run.layout.get("tp", 1),
+        "pipeline_parallelism": run.layout.get("pp", 1),
+        "context_parallelism": run.layout.get("cp", 1),
+        "expert_parallelism": 1,
+        "micro_batch_size": run.micro_batch,
+        "config_filename": run.config_file,
+    }
+    known = rule_records(f"{rules.usage}_{rules.ruleset}/common.yaml")
+    return {key: value for key, value in values.items() if key in known}

@@ -66,7 +66,7 @@ def checker_version() -> str:
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleFinding:
     """One complaint of the checker.
 
     Attributes:
@@ -109,10 +109,10 @@ class _RecordingChecker(mlp_compliance.ComplianceChecker):
 
     def __init__(self, usage: str, ruleset: str) -> None:
         super().__init__(usage, ruleset, quiet=False, werror=False)
-        self.findings: list[tuple[bool, Finding]] = []  # (whether it can be withdrawn, finding)
+        self.findings: list[tuple[bool, RuleFinding]] = []  # (whether it can be withdrawn, finding)
         self.rule_file = ""
         self._position: int | None = None
-        self._said: set[tuple[bool, Finding]] = set()
+        self._said: set[tuple[bool, RuleFinding]] = set()
 
     def configured_checks(self, loglines: list[LogLine], config_file: str) -> None:
         name = config_file.removeprefix(f"{CHECKER_FOLDER}/")
@@ -147,25 +147,25 @@ class _RecordingChecker(mlp_compliance.ComplianceChecker):
         super().overwrite_messages(keys)
 
 
-def _finding(rule_file: str, message: str, key: str | None) -> Finding:
+def _finding(rule_file: str, message: str, key: str | None) -> RuleFinding:
     """Convert a message of the checker to a finding; its first words determine the kind."""
     if message.startswith("CHECK for"):
         test = _after(message, "failed test: ")
         line = _after(message, "current line[v]=", to_end=True)
-        return Finding(rule_file, "check", key or "", test, _json_value(line))
+        return RuleFinding(rule_file, "check", key or "", test, _json_value(line))
     if message.startswith("Failed executing"):
         lines = message.splitlines()
         test = lines[1].strip() if "CHECK code" in lines[0] else lines[0]
         triggered = next((line for line in lines if line.startswith(":::MLLOG ")), "")
-        return Finding(rule_file, "evaluation", key or "", test, _json_value(triggered.removeprefix(":::MLLOG ")))
+        return RuleFinding(rule_file, "evaluation", key or "", test, _json_value(triggered.removeprefix(":::MLLOG ")))
     failed = re.match(r"Failed checks for (\S+) : (.*)", message, re.DOTALL)
     if failed:
-        return Finding(rule_file, "target", failed[1], failed[2].strip())
+        return RuleFinding(rule_file, "target", failed[1], failed[2].strip())
     if message.startswith("Required"):
-        return Finding(rule_file, "occurrence", key or "", message[:MESSAGE])
+        return RuleFinding(rule_file, "occurrence", key or "", message[:MESSAGE])
     if message.startswith("failed test: "):
-        return Finding(rule_file, "end", key or "", "END rule failed: " + " ".join(message.split())[:200])
-    return Finding(rule_file, "parsing", key or "", message[:MESSAGE])
+        return RuleFinding(rule_file, "end", key or "", "END rule failed: " + " ".join(message.split())[:200])
+    return RuleFinding(rule_file, "parsing", key or "", message[:MESSAGE])
 
 
 def _after(message: str, label: str, to_end: bool = False) -> str:
@@ -197,24 +197,24 @@ def quiet_logging() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _run(checker: _RecordingChecker, lines: list[LogLine], rule_file: str) -> list[Finding]:
+def _run(checker: _RecordingChecker, lines: list[LogLine], rule_file: str) -> list[RuleFinding]:
     mlp_compliance.enqueued_configs.clear()  # a crash leaves entries behind
-    crash: list[Finding] = []
+    crash: list[RuleFinding] = []
     try:
         with quiet_logging():
             checker.check_loglines(lines, rule_file)
     except FileNotFoundError as error:  # the ruleset has no rules for a logged name
         text = f"the ruleset has no rule file {Path(str(error.filename)).name}"
-        crash.append(Finding(str(Path(checker.rule_file).parent), "crash", "", text))
+        crash.append(RuleFinding(str(Path(checker.rule_file).parent), "crash", "", text))
     except CRASHES as error:
         text = f"the checker dies on this log with {type(error).__name__}: {error}"
-        crash.append(Finding(checker.rule_file, "crash", "", text))
+        crash.append(RuleFinding(checker.rule_file, "crash", "", text))
     finally:
         mlp_compliance.enqueued_configs.clear()
     return [finding for _, finding in checker.findings] + crash
 
 
-def check_lines(texts: Sequence[str], usage: str, ruleset: str) -> list[Finding]:
+def check_lines(texts: Sequence[str], usage: str, ruleset: str) -> list[RuleFinding]:
     """Return the compliance checker's findings on the events of a log under a ruleset; empty if it passes.
 
     Args:
@@ -228,7 +228,7 @@ def check_lines(texts: Sequence[str], usage: str, ruleset: str) -> list[Finding]
         try:
             lines.append(parser.string_to_logline(number, f":::MLLOG {text.strip()}"))
         except ValueError as error:
-            unread.append(Finding("", "parsing", "", f"{error}: {text[:80]}"))
+            unread.append(RuleFinding("", "parsing", "", f"{error}: {text[:80]}"))
     return unread + _run(_RecordingChecker(usage, ruleset), lines, f"{usage}_{ruleset}/common.yaml")
 
 
@@ -239,7 +239,7 @@ def check_values(
     log_name: str,
     division: str = "closed",
     tensors: Sequence[str] = (),
-) -> list[Finding]:
+) -> list[RuleFinding]:
     """Return the findings of a division's rule files on values, as if each value were logged once.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from common.errors import ConfigError
-from common.mlperf.compliance import Finding, check_values, checker_version, rule_records
+from common.mlperf.compliance import RuleFinding, check_values, checker_version, rule_records
 from common.mlperf.rules import Rules, rules_for
 from common.mlperf.text_rules import TEXT_RULES
 
@@ -132,13 +132,17 @@ def check_hyperparameters(
         )
 
 
-def _is_of_the_ruleset(finding: Finding) -> bool:
+def _is_of_the_ruleset(finding: RuleFinding) -> bool:
     """Return whether only another ruleset helps: this one has no rules for the benchmark or lists other tensors."""
     return finding.kind in ("crash", "end") or finding.key == "submission_benchmark"
 
 
 def _other_ruleset(
-    rules: Rules, logged: Mapping[str, object], division: Division, tensors: Sequence[str], findings: Sequence[Finding]
+    rules: Rules,
+    logged: Mapping[str, object],
+    division: Division,
+    tensors: Sequence[str],
+    findings: Sequence[RuleFinding],
 ) -> list[str]:
     """Return the complaints that only another ruleset resolves, and the next later ruleset without them."""
     complaints = []
@@ -173,7 +177,7 @@ def missing_hyperparameters(
 
 def _findings(
     rules: Rules, logged: Mapping[str, object], division: Division, tensors: Sequence[str] = ()
-) -> list[Finding]:
+) -> list[RuleFinding]:
     values = _ordered(rules, logged)
     return check_values(values, rules.usage, rules.ruleset, rules.log_name, division, tensors)
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 
-from common.mlperf.log_targets import checkpoint_scores, first_passing, targets_of
 from common.mlperf.parsed_log import ParsedLog
-from common.mlperf.progress import GPT3_SEQUENCE, evaluations_of
+from common.mlperf.progress import GPT3_SEQUENCE, checkpoint_scores, evaluations_of, first_passing, targets_of
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
 from common.mlperf.schedules import CRITEO_SAMPLES, SCHEDULES, Schedule

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,7 +63,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class LoggedEvaluation:
     """One ``eval_accuracy`` or ``eval_error`` event.
 
     Attributes:
@@ -166,7 +167,7 @@ class ParsedLog:
         return bool(self.all("resumed_from"))
 
     @cached_property
-    def evaluations(self) -> list[Evaluation]:
+    def evaluations(self) -> list[LoggedEvaluation]:
         """Evaluations in file order, without those whose value has no number."""
         history = [evaluation_of(event) for event in self.events if event.key in QUALITY_KEYS]
         return [evaluation for evaluation in history if evaluation is not None]
@@ -176,7 +177,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def evaluation_of(event: Event, progress_key: str | None = None) -> Evaluation | None:
+def evaluation_of(event: Event, progress_key: str | None = None) -> LoggedEvaluation | None:
     """Return the evaluation in an ``eval_accuracy`` or ``eval_error`` event; None if its value has no number.
 
     Args:
@@ -193,8 +194,8 @@ def evaluation_of(event: Event, progress_key: str | None = None) -> Evaluation |
         return None
     for key in PROGRESS_KEYS if progress_key is None else (progress_key,):
         if _is_number(metadata.get(key)):
-            return Evaluation(float(metadata[key]), key, values, event.time_ms, event.line)
-    return Evaluation(math.nan, "", values, event.time_ms, event.line)
+            return LoggedEvaluation(float(metadata[key]), key, values, event.time_ms, event.line)
+    return LoggedEvaluation(math.nan, "", values, event.time_ms, event.line)
 
 
 def read_log(path: Path, follow: bool = True) -> ParsedLog:
@@ -207,7 +208,7 @@ def read_log(path: Path, follow: bool = True) -> ParsedLog:
     events: list[Event] = []
     size = entries = 0
     with open_regular(path, follow) as file:
-        lines = _Lines(path, file)
+        lines = _TokenLines(path, file)
         for number, text in lines:
             _reject_torn(path, number, text)
             content = text.rpartition(TOKEN)[2].strip()
@@ -230,7 +231,7 @@ def read_log(path: Path, follow: bool = True) -> ParsedLog:
     return ParsedLog(path, (*events[:stop], *(event for event in later if event.text not in said)), echoes)
 
 
-class _Lines:
+class _TokenLines:
     """Iterator over the lines of a file that contain the token, with their numbers. Line ends are as in text mode.
 
     Attributes:
@@ -322,3 +323,18 @@ def _event(path: Path, number: int, text: str) -> Event:
     if not _is_number(time_ms) or not math.isfinite(time_ms):
         raise DataError(f"{where}: time_ms is not a number of milliseconds: {str(time_ms)[:80]!r}")
     return Event(number, float(time_ms), sys.intern(kind), sys.intern(key), record["value"], metadata, text)
+
+
+def distinct_names(paths: Iterable[Path]) -> dict[Path, str]:
+    """Map each path to its shortest trailing part, in whole path components, that no other path shares."""
+    waiting = set(paths)
+    found: dict[Path, str] = {}
+    length = 1
+    while waiting:
+        ends = {path: "/".join(path.parts[-length:]) for path in waiting}
+        shared = Counter(ends.values())
+        done = {path for path in waiting if shared[ends[path]] == 1 or length >= len(path.parts)}
+        found |= {path: ends[path] for path in done}
+        waiting -= done
+        length += 1
+    return found

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeGuard
 
-from common.mlperf.parsed_log import Evaluation, Event, ParsedLog, evaluation_of
-from common.mlperf.rules import Rules
+from common.mlperf.parsed_log import Event, LoggedEvaluation, ParsedLog, evaluation_of
+from common.mlperf.rules import QualityTarget, Rules
 
 GPT3_SEQUENCE = 2048
 """Tokens per sequence of GPT-3."""
@@ -32,7 +32,7 @@ CONFIRMING_RATIO = 2
 
 
 @dataclass(frozen=True)
-class Block:
+class LoggedBlock:
     """One block of training.
 
     Attributes:
@@ -54,10 +54,10 @@ class Blocks:
         tolerance: largest distance between an evaluation and the end of its block: an epoch or a batch.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[LoggedBlock, ...]
     tolerance: float
 
-    def needed(self, progress: float) -> tuple[Block, ...]:
+    def needed(self, progress: float) -> tuple[LoggedBlock, ...]:
         """Return the blocks that end at or before ``progress``."""
         return tuple(block for block in self.blocks if block.end <= progress + self.tolerance / 2)
 
@@ -68,7 +68,7 @@ class Blocks:
         return all(abs(progress - end) > self.tolerance for end in ends[max(0, at - 1) : at + 1])
 
 
-def evaluations_of(log: ParsedLog, rules: Rules) -> list[Evaluation]:
+def evaluations_of(log: ParsedLog, rules: Rules) -> list[LoggedEvaluation]:
     """Return the evaluations that the rules count, in file order. The progress is NaN if the log does not state it."""
     found = (evaluation_of(event, rules.progress_key) for event in log.all(rules.quality_key))
     return [evaluation for evaluation in found if evaluation is not None]
@@ -96,7 +96,7 @@ def blocks_of(log: ParsedLog, rules: Rules) -> Blocks | None:
     return best if hits >= CONFIRMING_RATIO * (len(points) - hits) else None
 
 
-def _numberings(pairs: Sequence[tuple[Event | None, Event | None]]) -> Iterator[list[Block]]:
+def _numberings(pairs: Sequence[tuple[Event | None, Event | None]]) -> Iterator[list[LoggedBlock]]:
     """Yield every interpretation of the labels in which the blocks follow each other."""
     for numbered in (_by_position(pairs), *(_by_epochs(pairs, origin) for origin in _origins(pairs))):
         ascending = all(a.begin < b.begin and a.end < b.end for a, b in pairwise(numbered))
@@ -104,8 +104,8 @@ def _numberings(pairs: Sequence[tuple[Event | None, Event | None]]) -> Iterator[
             yield numbered
 
 
-def _scaled(blocks: Sequence[Block], scale: float, tolerance: float) -> Blocks:
-    found = tuple(Block(each.start, each.stop, scale * each.begin, scale * each.end) for each in blocks)
+def _scaled(blocks: Sequence[LoggedBlock], scale: float, tolerance: float) -> Blocks:
+    found = tuple(LoggedBlock(each.start, each.stop, scale * each.begin, scale * each.end) for each in blocks)
     return Blocks(found, tolerance)
 
 
@@ -135,15 +135,15 @@ def _origins(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[float]:
     return list(dict.fromkeys([*([first[0]] if at_start else []), 0.0, 1.0]))
 
 
-def _by_epochs(pairs: Sequence[tuple[Event | None, Event | None]], origin: float) -> list[Block]:
+def _by_epochs(pairs: Sequence[tuple[Event | None, Event | None]], origin: float) -> list[LoggedBlock]:
     """Return blocks from ``first_epoch_num`` and ``epoch_count``. Only the first block may lack its start."""
     blocks = []
     for number, (start, stop) in enumerate(pairs):
         labels = _epochs(start)
         if labels is not None:
-            blocks.append(Block(start, stop, labels[0] - origin, labels[0] + labels[1] - origin))
+            blocks.append(LoggedBlock(start, stop, labels[0] - origin, labels[0] + labels[1] - origin))
         elif number == 0 and len(pairs) > 1 and (after := _epochs(pairs[1][0])) is not None:
-            blocks.append(Block(start, stop, 0.0, after[0] - origin))
+            blocks.append(LoggedBlock(start, stop, 0.0, after[0] - origin))
         else:
             return []
     return blocks
@@ -156,7 +156,7 @@ def _epochs(start: Event | None) -> tuple[float, float] | None:
     return (float(first), float(count)) if is_number(first) and is_number(count) else None
 
 
-def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Block]:
+def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[LoggedBlock]:
     """Return blocks whose start and stop state the samples trained before and after them."""
     if not pairs:
         return []
@@ -168,11 +168,11 @@ def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Blo
             return []
         end = after if stop is None else end  # a block without a stop ends where the next one starts
         if is_number(end):
-            blocks.append(Block(start, stop, float(begin), float(end)))
+            blocks.append(LoggedBlock(start, stop, float(begin), float(end)))
     return blocks if all(block.begin < block.end for block in blocks) else []
 
 
-def _step_of_indices(blocks: Sequence[Block], points: Sequence[float]) -> Iterator[float]:
+def _step_of_indices(blocks: Sequence[LoggedBlock], points: Sequence[float]) -> Iterator[float]:
     """Yield the length of a block if the labels are indices (0, 1, 2, ...) and the evaluations are equally spaced."""
     steps = [after - before for before, after in pairwise(points)]
     by_index = all(block.end - block.begin == 1 for block in blocks) and points[0] > 1000
@@ -183,3 +183,35 @@ def _step_of_indices(blocks: Sequence[Block], points: Sequence[float]) -> Iterat
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value of a log is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def targets_of(log: ParsedLog, rules: Rules) -> tuple[QualityTarget, ...]:
+    """Return the targets of the rules, or those that the log states if it uses other data. Empty if it states none."""
+    targets = rules.targets_at(log.global_batch if isinstance(log.global_batch, int) else 0)
+    if not log.other_data:
+        return targets
+    own = log.value("quality_target")
+    values = own if isinstance(own, Mapping) else {targets[0].metric: own} if len(targets) == 1 else {}
+    if all(is_number(values.get(target.metric)) for target in targets):
+        return tuple(QualityTarget(float(values[target.metric]), target.direction, target.metric) for target in targets)
+    return ()
+
+
+def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, float]]:
+    """Map the progress of each checkpoint to its metrics. Several lines may report the metrics of one checkpoint."""
+    stop = next(iter(log.all("run_stop")), None)
+    scores: dict[float, dict[str, float]] = {}
+    for point in evaluations_of(log, rules):
+        if math.isfinite(point.progress) and (stop is None or point.line < stop.line):
+            scores.setdefault(point.progress, {}).update(point.values)
+    return scores
+
+
+def first_passing(scores: Mapping[float, Mapping[str, float]], targets: Sequence[QualityTarget]) -> float | None:
+    """Return the progress of the first checkpoint that meets all targets; None without such a checkpoint or targets."""
+    passing = [
+        at
+        for at, found in scores.items()
+        if targets and all(target.metric in found and target.met(found[target.metric]) for target in targets)
+    ]
+    return min(passing, default=None)

@@ -16,8 +16,8 @@ from typing import Literal
 import mlperf_logging
 
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
-from common.mlperf.log_targets import checkpoint_scores, first_passing, targets_of
 from common.mlperf.parsed_log import ParsedLog, evaluation_of
+from common.mlperf.progress import checkpoint_scores, first_passing, targets_of
 from common.mlperf.rules import Rules, rules_for
 
 RCP_FOLDER = Path(mlperf_logging.__file__).parent / "rcp_checker"
@@ -77,7 +77,7 @@ def convergence_of(log: ParsedLog, rules: Rules) -> float | None:
     """Return the progress at which a run converged, as the RCP checker reads it, in ``rules.unit``.
 
     This is the progress of the last evaluation before ``run_stop``. With offline scoring, it is the progress of the
-    first checkpoint that meets the targets of :func:`common.mlperf.log_targets.targets_of`. None if the run did not
+    first checkpoint that meets the targets of :func:`common.mlperf.progress.targets_of`. None if the run did not
     end with success or does not state its progress.
     """
     if log.status != "success":

@@ -66,7 +66,7 @@ OPEN_ROUNDS: dict[Usage, str | None] = {"training": "6.1.0", "hpc": None}
 
 
 @dataclass(frozen=True)
-class Target:
+class QualityTarget:
     """A quality target.
 
     Attributes:
@@ -127,8 +127,8 @@ class Rules:
     log_name: str
     ruleset: str
     usage: Usage
-    targets: tuple[Target, ...]
-    large_batch_targets: tuple[int, tuple[Target, ...]] | None
+    targets: tuple[QualityTarget, ...]
+    large_batch_targets: tuple[int, tuple[QualityTarget, ...]] | None
     quality_key: str
     progress_key: str
     unit: str
@@ -155,7 +155,7 @@ class Rules:
         """Whether the round that accepts submissions no longer has the benchmark."""
         return self.accepted_by[-1] != OPEN_ROUNDS[self.usage]
 
-    def targets_at(self, global_batch: int) -> tuple[Target, ...]:
+    def targets_at(self, global_batch: int) -> tuple[QualityTarget, ...]:
         """Return the targets at a global batch, in samples."""
         if self.large_batch_targets is not None and global_batch >= self.large_batch_targets[0]:
             return self.large_batch_targets[1]
@@ -202,7 +202,7 @@ class _Benchmark:
     log_names: dict[str, str]
     first: str
     last: str
-    targets: dict[str, tuple[Target, ...]]
+    targets: dict[str, tuple[QualityTarget, ...]]
     runs: int
     unit: dict[str, str]
     progress_key: dict[str, str]
@@ -211,24 +211,24 @@ class _Benchmark:
     dropped: int = 1
     non_converged: int = 1
     init_minutes: float = 30.0
-    large_batch_targets: dict[str, tuple[int, tuple[Target, ...]] | None] | None = None
+    large_batch_targets: dict[str, tuple[int, tuple[QualityTarget, ...]] | None] | None = None
     scored_offline: bool = False
     quality_together: bool = False
 
 
-def _at_least(value: float, bound: float | None = 1.0, metric: str = "", bound_allowed: bool = False) -> Target:
-    return Target(value, "at_least", metric, bound, bound_allowed)
+def _at_least(value: float, bound: float | None = 1.0, metric: str = "", bound_allowed: bool = False) -> QualityTarget:
+    return QualityTarget(value, "at_least", metric, bound, bound_allowed)
 
 
-def _at_most(value: float, bound: float | None = 0.0, metric: str = "", bound_allowed: bool = False) -> Target:
-    return Target(value, "at_most", metric, bound, bound_allowed)
+def _at_most(value: float, bound: float | None = 0.0, metric: str = "", bound_allowed: bool = False) -> QualityTarget:
+    return QualityTarget(value, "at_most", metric, bound, bound_allowed)
 
 
 def _of(
     log_name: str | dict[str, str],
     first: str,
     last: str,
-    target: Target | tuple[Target, ...] | dict[str, tuple[Target, ...]],
+    target: QualityTarget | tuple[QualityTarget, ...] | dict[str, tuple[QualityTarget, ...]],
     runs: int,
     unit: str | dict[str, str],
     key: str | dict[str, str],
@@ -237,11 +237,11 @@ def _of(
     dropped: int = 1,
     non_converged: int = 1,
     init_minutes: float = 30.0,
-    large_batch_targets: dict[str, tuple[int, tuple[Target, ...]] | None] | None = None,
+    large_batch_targets: dict[str, tuple[int, tuple[QualityTarget, ...]] | None] | None = None,
     scored_offline: bool = False,
     quality_together: bool = False,
 ) -> _Benchmark:
-    targets = (target,) if isinstance(target, Target) else target
+    targets = (target,) if isinstance(target, QualityTarget) else target
     return _Benchmark(
         log_names={first: log_name} if isinstance(log_name, str) else log_name,
         first=first,
@@ -334,7 +334,7 @@ BENCHMARKS: dict[str, _Benchmark] = {
         "qwen35_397b_grpo",
         "6.1.0",
         "6.1.0",
-        Target(0.69, "at_least", target_allowed=False),
+        QualityTarget(0.69, "at_least", target_allowed=False),
         3,
         "samples",
         "samples_count",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from common.mlperf.parsed_log import PROGRESS_KEYS, Event, ParsedLog, evaluation_of
-from common.mlperf.progress import Block, Blocks, block_pairs, blocks_of, is_number
+from common.mlperf.progress import Blocks, LoggedBlock, block_pairs, blocks_of, is_number
 from common.mlperf.rcp import convergence_of
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
@@ -267,7 +267,7 @@ def _progress(event: Event, rules: Rules) -> float | None:
     return None
 
 
-def _needed(clock: _Clock, progress: float | None) -> tuple[Block, ...]:
+def _needed(clock: _Clock, progress: float | None) -> tuple[LoggedBlock, ...]:
     """Return the blocks whose training an evaluation evaluates; empty if labels cannot be interpreted."""
     return () if clock.blocks is None or progress is None else clock.blocks.needed(progress)
 

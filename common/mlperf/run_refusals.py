@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from common.mlperf.constraints import hyperparameter_complaints, infinite_hyperparameters, is_hyperparameter
 from common.mlperf.evaluation_points import FURTHEST, reported_checkpoints
@@ -14,6 +15,9 @@ from common.mlperf.parsed_log import Event, ParsedLog, evaluation_of
 from common.mlperf.progress import OLD_RULESETS, evaluations_of
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
+
+NOT_CLEARED = (False, 0, "false", "no", "0")
+"""Values of cache_clear, in lower case, for a page cache that was not cleared."""
 
 
 def run_refusals(log: ParsedLog) -> list[Refusal]:
@@ -43,6 +47,14 @@ def cache_refusals(log: ParsedLog) -> list[Refusal]:
         return []
     text = f"line {clears[0].line}: the page cache was cleared after run_start in line {starts[0].line}"
     return [Refusal("cache-cleared-late", text)]
+
+
+def cache_cleared(values: Sequence[Any]) -> bool | None:
+    """Return whether the page cache was cleared before the run; None if the log does not say."""
+    said = [value.strip().casefold() if isinstance(value, str) else value for value in values]
+    if any(value in NOT_CLEARED for value in said if isinstance(value, str | bool | int | float)):
+        return False
+    return True if any(value in (True, 1) for value in said if isinstance(value, bool | int | float)) else None
 
 
 def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:

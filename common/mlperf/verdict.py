@@ -12,21 +12,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from common.errors import ConfigError, DataError, printable
 from common.mlperf.agreement import disagreeing_progress, odd_blocks, odd_sizes, wrong_counts
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
-from common.mlperf.compliance import Finding, judged_keys, reached_rule_files, rule_records
+from common.mlperf.compliance import RuleFinding, judged_keys, reached_rule_files, rule_records
 from common.mlperf.evaluation_points import misplaced_evaluations, reported_checkpoints
-from common.mlperf.log_names import distinct_names
-from common.mlperf.parsed_log import ParsedLog, read_log
+from common.mlperf.parsed_log import ParsedLog, distinct_names, read_log
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import RULESETS, Rules, accepting_rulesets, open_rulesets, rules_for
 from common.mlperf.run_clock import check_clock
 from common.mlperf.run_refusals import (
     backward_refusals,
+    cache_cleared,
     cache_refusals,
     evaluation_refusals,
     run_refusals,
@@ -67,8 +67,6 @@ MOST_LINES = 8
 """Largest number of lines that a message lists for one key."""
 UNREPORTED_IN = ("5.0.0",)
 """Rounds in which unreported checkpoints cause only a note: no accepted Stable Diffusion result has a run with all."""
-NOT_CLEARED = (False, 0, "false", "no", "0")
-"""Values of cache_clear, in lower case, for a page cache that was not cleared."""
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
@@ -227,7 +225,7 @@ def _judge(log: ParsedLog, rules: Rules) -> Verdict:
     except CheckerStopped as error:
         refusal = Refusal("compliance-no-answer", f"the compliance checker cannot judge this log: {error}")
         return _refused(log.path, rules.ruleset, log.benchmark, [refusal], log)
-    findings = [Finding(**finding) for finding in answer]
+    findings = [RuleFinding(**finding) for finding in answer]
     placed = [
         finding if finding.position is None else replace(finding, position=positions[finding.position])
         for finding in findings
@@ -235,12 +233,12 @@ def _judge(log: ParsedLog, rules: Rules) -> Verdict:
     return _conclude(log, rules, placed)
 
 
-def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verdict:
+def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[RuleFinding]) -> Verdict:
     closed, success = log.division == "closed", log.status == "success"
     of_clock, notes = check_clock(log, rules)
     refusals = [*run_refusals(log), *of_clock, *seed_refusals(log, rules), *cache_refusals(log)]
     below: list[str] = []
-    tolerated: list[Finding] = []
+    tolerated: list[RuleFinding] = []
     for finding in findings:
         if finding.kind == "target":
             below.append(finding.sentence())
@@ -278,7 +276,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
     if not success and not refusals:
         limits.append(f"the run did not reach the target (status {log.status})")
     if not log.other_data:
-        cleared = _cache_cleared([event.value for event in log.all("cache_clear")])
+        cleared = cache_cleared([event.value for event in log.all("cache_clear")])
         if cleared is False:
             limits.append("the page cache was not cleared before the run (cache_clear is false)")
         elif cleared is None:
@@ -300,15 +298,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
     )
 
 
-def _cache_cleared(values: Sequence[Any]) -> bool | None:
-    """Return whether the page cache was cleared before the run; None if the log does not say."""
-    said = [value.strip().casefold() if isinstance(value, str) else value for value in values]
-    if any(value in NOT_CLEARED for value in said if isinstance(value, str | bool | int | float)):
-        return False
-    return True if any(value in (True, 1) for value in said if isinstance(value, bool | int | float)) else None
-
-
-def _is_value_rule(finding: Finding) -> bool:
+def _is_value_rule(finding: RuleFinding) -> bool:
     """Return whether the finding is about a value that a benchmark fixes, not about the form of the log."""
     file = finding.rule_file.rpartition("/")[2]
     return (
@@ -318,14 +308,14 @@ def _is_value_rule(finding: Finding) -> bool:
     )
 
 
-def _is_early_end(finding: Finding) -> bool:
+def _is_early_end(finding: RuleFinding) -> bool:
     """Return whether the finding is only about missing events that come after ``run_start``."""
     if finding.kind != "occurrence" or "different values" in finding.test:
         return False
     return set(re.findall(r"'(\w+)'", finding.test)) <= _KEYS_OF_PROGRESS
 
 
-def _where(finding: Finding, log: ParsedLog) -> str:
+def _where(finding: RuleFinding, log: ParsedLog) -> str:
     """Return a prefix that names the lines of a checker's complaint; empty if it has no lines."""
     if finding.position is not None:
         return f"line {log.events[finding.position].line}: "
@@ -334,7 +324,7 @@ def _where(finding: Finding, log: ParsedLog) -> str:
     return f"lines {', '.join(map(str, lines[:MOST_LINES]))}{more}: " if len(lines) > 1 else ""
 
 
-def _in_words(finding: Finding, log: ParsedLog) -> str:
+def _in_words(finding: RuleFinding, log: ParsedLog) -> str:
     """Return a complaint of the checker, with the time if initialisation took too long (the checker omits it)."""
     minutes = log.init_minutes
     if "compile_time_mins" in finding.test and minutes is not None and log.division in ("closed", "open"):

@@ -1,4 +1,7 @@
-"""Loading of pretrained ResNet weights from a file, such as torchvision's ``resnext50_32x4d-7cdf4587.pth``."""
+"""Files of pretrained ResNet weights, such as torchvision's ``resnext50_32x4d-7cdf4587.pth``.
+
+For synthetic data, the weights are random, with batch norm statistics that fit the synthetic images.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from common.data.atomic import written
 from common.errors import CheckpointError
-from common.nn.resnet import IMAGE_CHANNELS, ResNetTrunk
+from common.nn.resnet import IMAGE_CHANNELS, ResNetShape, ResNetTrunk, draw_weights
 from common.untrusted.tensor_file import read_state
 
 
@@ -117,3 +122,28 @@ def _describe(trunk: ResNetTrunk) -> str:
     shape = trunk.shape
     blocks = "bottleneck" if shape.bottleneck else "basic"
     return f"the {blocks} blocks {shape.layers} of width {shape.width} and {shape.groups} groups that are configured"
+
+
+def fitted_backbone(shape: ResNetShape, image_NCHW: Tensor, seed: int) -> dict[str, Tensor]:
+    """Return a trunk's state dict with torchvision's names, without a classifier.
+
+    The running statistics are those of ``image_NCHW``, so evaluation mode normalises these images as training does:
+    every batch norm produces mean 0 and variance 1.
+
+    Args:
+        shape: shape with a trained norm of momentum 1, so that the running statistics are those of ``image_NCHW``
+            alone.
+        image_NCHW: normalised images.
+        seed: seed of the weights.
+    """
+    trunk = ResNetTrunk(shape)
+    draw_weights(trunk, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        trunk.train().features(image_NCHW)
+    return {name: tensor.detach().contiguous() for name, tensor in trunk.state_dict().items()}
+
+
+def write_backbone(path: Path, state: dict[str, Tensor]) -> None:
+    """Write ``state`` in the format of torchvision's weight files."""
+    with written(path) as beside:
+        torch.save(state, beside)

@@ -1,4 +1,4 @@
-"""Batch norm layers on top of the fused operations of :mod:`common.ops.batch_norm`."""
+"""Batch norm layers on top of the fused operations of :mod:`common.ops.batch_norm`, and a frozen batch norm."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.distributed.layout import Layout
+from common.nn.frozen import mark_frozen
 from common.ops import batch_norm as ops
 from common.ops.batch_norm.reference import Norm
 from common.ops.operation import OperationRequest
@@ -129,3 +131,70 @@ def set_group(model: nn.Module, group: dist.ProcessGroup | None) -> None:
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.group = group
+
+
+@torch.no_grad()
+def averaged_statistics(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """Return the running means and variances of every :class:`BatchNorm2d`, averaged over the replicas.
+
+    They are for an evaluation of batch norms whose replicas each use only their own samples.
+
+    All replicas must call this; it runs one all-reduce. The result maps buffer names of the model to copies. With a
+    single replica, it has the buffers themselves.
+    """
+    buffers = {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        if isinstance(module, BatchNorm2d)
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+    group = layout.group("dp")
+    if group is None or not buffers:
+        return buffers
+    flat = torch.cat([buffer.flatten() for buffer in buffers.values()])
+    dist.all_reduce(flat, group=group)
+    flat /= layout.size("dp")
+    return dict(zip(buffers, flat.split([buffer.numel() for buffer in buffers.values()]), strict=True))
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """``y = x s + b`` per channel, with ``s = weight / sqrt(running_var + eps)`` and ``b = bias - running_mean s``.
+
+    The four tensors are buffers with the names of ``torch.nn.BatchNorm2d``, marked as frozen. They stay fp32 for
+    every dtype of the activations except fp64. Loading a state removes ``num_batches_tracked``.
+
+    Args:
+        channels: C.
+        eps: added to the variance; may be 0.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("weight", torch.ones(channels))
+        self.register_buffer("bias", torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        mark_frozen(self, ["weight", "bias", "running_mean", "running_var"])
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Return ``s`` and ``b``, each (C,), in the dtype of the buffers."""
+        scale_C = self.weight * torch.rsqrt(self.running_var + self.eps)
+        return scale_C, self.bias - self.running_mean * scale_C
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """Return ``x s + b`` in the shape and dtype of ``x_NCHW``."""
+        scale_C, shift_C = self.scale_and_shift()
+        return (x_NCHW * scale_C.view(-1, 1, 1) + shift_C.view(-1, 1, 1)).to(x_NCHW.dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.pop(prefix + "num_batches_tracked", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.nn.convolution_flops import LayerFlops, Size, convolution_flops, result_size
+from common.nn.convolution import LayerFlops, Size, convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
 
 Extra = Literal["convolutions", "max_pool", "none"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.nn.frozen_batch_norm import FrozenBatchNorm2d
+from common.nn.batch_norm import FrozenBatchNorm2d
 from common.ops import conv_bias_relu as ops
 from common.ops.operation import OperationRequest
 

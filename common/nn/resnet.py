@@ -22,11 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.errors import ConfigError
-from common.nn.batch_norm import BatchNorm2d
-from common.nn.convolution import Conv2d
-from common.nn.convolution_flops import LayerFlops, Size, convolution_flops, result_size
+from common.nn.batch_norm import BatchNorm2d, FrozenBatchNorm2d
+from common.nn.convolution import Conv2d, LayerFlops, Size, convolution_flops, result_size
 from common.nn.frozen import mark_frozen
-from common.nn.frozen_batch_norm import FrozenBatchNorm2d
 from common.nn.fused_convolution import FoldedConvolution, FusedConv2d
 
 EXPANSION = 4
@@ -125,7 +123,7 @@ class ResNetShape:
         return len(self.layers) + 1 - self.norm.trained_stages if isinstance(self.norm, FrozenNorm) else 0
 
 
-class _Convolution(NamedTuple):
+class _ConvolutionShape(NamedTuple):
     """Arguments of a convolution layer without bias."""
 
     in_channels: int
@@ -135,14 +133,14 @@ class _Convolution(NamedTuple):
     groups: int = 1
 
 
-class _Block(NamedTuple):
+class _BlockConvolutions(NamedTuple):
     """The convolutions of a block, and the projection of its shortcut; None for an identity shortcut."""
 
-    convolutions: list[_Convolution]
-    projection: _Convolution | None
+    convolutions: list[_ConvolutionShape]
+    projection: _ConvolutionShape | None
 
 
-def _blocks(shape: ResNetShape, stage: int) -> Iterator[_Block]:
+def _blocks(shape: ResNetShape, stage: int) -> Iterator[_BlockConvolutions]:
     """Yield the blocks of a stage. ``stage`` counts from 0."""
     channels = shape.width if stage == 0 else shape.out_channels[stage - 1]
     width, out_channels = shape.width * 2**stage, shape.out_channels[stage]
@@ -152,14 +150,16 @@ def _blocks(shape: ResNetShape, stage: int) -> Iterator[_Block]:
             inner = shape.groups * (shape.width_per_group or shape.width) * 2**stage
             first, second = (stride, 1) if shape.stride_in_1x1 else (1, stride)
             convolutions = [
-                _Convolution(channels, inner, 1, first),
-                _Convolution(inner, inner, 3, second, shape.groups),
-                _Convolution(inner, out_channels, 1),
+                _ConvolutionShape(channels, inner, 1, first),
+                _ConvolutionShape(inner, inner, 3, second, shape.groups),
+                _ConvolutionShape(inner, out_channels, 1),
             ]
         else:
-            convolutions = [_Convolution(channels, width, 3, stride), _Convolution(width, width, 3)]
+            convolutions = [_ConvolutionShape(channels, width, 3, stride), _ConvolutionShape(width, width, 3)]
         project = stride != 1 or channels != out_channels
-        yield _Block(convolutions, _Convolution(channels, out_channels, 1, stride) if project else None)
+        yield _BlockConvolutions(
+            convolutions, _ConvolutionShape(channels, out_channels, 1, stride) if project else None
+        )
         channels = out_channels
 
 
@@ -177,10 +177,10 @@ def _name_layers(
 class TrainedNormBlock(nn.Module):
     """Residual block whose convolutions are followed by batch norm with the batch's statistics."""
 
-    def __init__(self, block: _Block, norm: TrainedNorm) -> None:
+    def __init__(self, block: _BlockConvolutions, norm: TrainedNorm) -> None:
         super().__init__()
 
-        def layer(convolution: _Convolution, relu: bool) -> tuple[Conv2d, BatchNorm2d]:
+        def layer(convolution: _ConvolutionShape, relu: bool) -> tuple[Conv2d, BatchNorm2d]:
             return Conv2d(*convolution), BatchNorm2d(convolution.out_channels, relu, norm.epsilon, norm.momentum)
 
         *inner, last = block.convolutions
@@ -206,10 +206,10 @@ class TrainedNormBlock(nn.Module):
 class FrozenNormBlock(nn.Module):
     """Residual block whose convolutions have a frozen batch norm folded into them."""
 
-    def __init__(self, block: _Block, norm: FrozenNorm) -> None:
+    def __init__(self, block: _BlockConvolutions, norm: FrozenNorm) -> None:
         super().__init__()
 
-        def layer(convolution: _Convolution) -> tuple[FusedConv2d, FrozenBatchNorm2d]:
+        def layer(convolution: _ConvolutionShape) -> tuple[FusedConv2d, FrozenBatchNorm2d]:
             return FusedConv2d(*convolution, bias=False), FrozenBatchNorm2d(convolution.out_channels, norm.epsilon)
 
         layers = [layer(convolution) for convolution in block.convolutions]

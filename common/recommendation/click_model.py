@@ -21,16 +21,15 @@ from common.optim.precision import DTYPES
 from common.recommendation.click_network import ClickNetwork, loss
 from common.recommendation.config import EmbeddingSettings
 from common.recommendation.embeddings import ShardedEmbeddings
-from common.recommendation.made_up_ids import Distribution, made_up_ids
 from common.recommendation.planner import make_plan
-from common.recommendation.tables import Tables
+from common.recommendation.tables import Distribution, Tables, made_up_ids
 from common.step.train_step import Losses
 
 PROBED_ROWS = 1 << 12
 """Largest number of rows of a table when only the memory of an iteration is measured."""
 
 
-class Embeddings(Protocol):
+class TableEmbeddings(Protocol):
     """Computes x0, the input of the network's head."""
 
     def start(self, ids_BL: Tensor) -> None:
@@ -48,7 +47,7 @@ class ClickModel:
         embeddings: embeddings of all tables.
     """
 
-    def __init__(self, network: ClickNetwork, embeddings: Embeddings) -> None:
+    def __init__(self, network: ClickNetwork, embeddings: TableEmbeddings) -> None:
         self._network, self._embeddings = network, embeddings
 
     def logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -161,7 +160,7 @@ def made_up(
     Args:
         dense_features: D.
         samples: B.
-        distribution: distribution of the ids, see :mod:`common.recommendation.made_up_ids`.
+        distribution: distribution of the ids, see :mod:`common.recommendation.tables`.
         generator: generator on the CPU.
 
     Returns:

@@ -24,7 +24,7 @@ from common.optim.optimizer import ParameterGroup
 from common.optim.rules import Rule
 from common.recommendation.click_model import ClickModel, made_up, probed, sharded_embeddings, table_bytes
 from common.recommendation.click_network import ClickNetwork
-from common.recommendation.criteo.evaluation_rows import EvaluationRows, open_evaluation
+from common.recommendation.criteo.evaluation_rows import ClickEvaluationRows, open_evaluation
 from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.criteo.training_rows import TrainingRows, open_training
 from common.recommendation.embedding_updater import EmbeddingUpdater
@@ -146,7 +146,7 @@ class ClickPrediction(Workload):
         example = self._made_up(reader.eval_batch)
         example["count"] = torch.full((), reader.eval_batch, dtype=torch.int64, device=layout.device)
 
-        def open_source(root: Path) -> EvaluationRows:
+        def open_source(root: Path) -> ClickEvaluationRows:
             ranks, rank = layout.size("dp"), layout.index("dp")
             chosen = self.sample_format
             return open_evaluation(root, chosen, facts.tables, reader.eval_batch, ranks, rank, layout.device, reader)

@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 from common.config.ranges import AtLeast
 from common.errors import ConfigError
-from common.recommendation.criteo.row_files import ReaderSettings
+from common.recommendation.criteo.row_reader import RowReaderSettings
 from common.recommendation.criteo.sample_rows import CATEGORICAL
-from common.recommendation.made_up_ids import Distribution
 from common.recommendation.planner import PlannerSettings
-from common.recommendation.tables import Table, Tables
+from common.recommendation.tables import Distribution, Table, Tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class EmbeddingSettings(PlannerSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClickReader(ReaderSettings):
+class ClickReader(RowReaderSettings):
     """Options for reading the prepared samples.
 
     Attributes:

@@ -22,9 +22,9 @@ from common.errors import ConfigError
 from common.ops.embedding_bags import EMBEDDING_BAGS, Bag, Bags, EmbeddingBags
 from common.ops.operation import OPTION, OperationRequest, asked_for
 from common.recommendation import exchange_over_nodes
-from common.recommendation.exchange import Exchange, Meeting
+from common.recommendation.exchange import Exchange, VectorExchange
 from common.recommendation.exchange_over_nodes import ExchangeOverNodes
-from common.recommendation.placement import Plan, Shard, row_wise
+from common.recommendation.placement import Placement, TableShard, row_wise
 from common.recommendation.rare_rows import Asked, RareRows
 from common.recommendation.row_store import RowStore
 
@@ -48,7 +48,7 @@ class Lookup:
     asked: Asked | None = None
 
 
-class Recorder(Protocol):
+class LookupRecorder(Protocol):
     """Receiver of ids and gradients, which trains the rows."""
 
     def looked_up(self, lookup: Lookup) -> None:
@@ -90,7 +90,7 @@ class ShardedEmbeddings:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Placement,
         layout: Layout,
         *,
         dtype: torch.dtype,
@@ -108,7 +108,7 @@ class ShardedEmbeddings:
         with asked_for(f"{OPTION}.embedding_bags", implementation):
             chosen = EMBEDDING_BAGS.select(implementation, request)
         self.ops: EmbeddingBags = chosen.function
-        self.exchange: Meeting = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)
+        self.exchange: VectorExchange = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)
         steps = ""
         if ranks_per_node is not None and exchange_over_nodes.pays(plan, ranks_per_node):
             self.exchange = ExchangeOverNodes(plan, layout, ranks_per_node, self.ops)
@@ -121,7 +121,7 @@ class ShardedEmbeddings:
         self.choices = {"embedding_bags": chosen.name, "embeddings": where}
         seed = layout.shared_generator("embedding tables").initial_seed()
         self.store = RowStore(tables, self.exchange.shards, seed, rows_dtype, layout.device)
-        whole = [Shard(table, 0, 1) for table in plan.replicated]
+        whole = [TableShard(table, 0, 1) for table in plan.replicated]
         self.replicated = RowStore(tables, whole, seed, rows_dtype, layout.device, plan.with_frequent)
         self.bags = self.exchange.bags
         rows = [tables.tables[number].rows for number in plan.replicated]
@@ -136,11 +136,11 @@ class ShardedEmbeddings:
         if plan.hybrids:
             group = layout.group("dp")
             self.rare = RareRows(plan, layout.rank, group, self.ops, seed, rows_dtype, layout.device)
-        self._recorder: Recorder | None = None
+        self._recorder: LookupRecorder | None = None
         self._started: Lookup | None = None
         self._side = torch.cuda.Stream(layout.device) if overlap and layout.device.type == "cuda" else None
 
-    def attach(self, recorder: Recorder) -> None:
+    def attach(self, recorder: LookupRecorder) -> None:
         """Pass ids and gradients of forward and backward passes to ``recorder`` from now on."""
         self._recorder = recorder
 
@@ -175,7 +175,7 @@ class ShardedEmbeddings:
         if not bottom_BW.requires_grad:
             raise ValueError("bottom_BW has no gradient, without which the backward pass never comes to the tables")
         self._recorder.looked_up(lookup)
-        x0_BX: Tensor = _Joined.apply(bottom_BW, lookup.x0_BX, self._recorder)
+        x0_BX: Tensor = _JoinedVectors.apply(bottom_BW, lookup.x0_BX, self._recorder)
         return x0_BX
 
     @contextlib.contextmanager
@@ -235,11 +235,11 @@ class ShardedEmbeddings:
         return Lookup(ids_BL, own_NL, x0_BX, local_BL, asked)
 
 
-class _Joined(torch.autograd.Function):
+class _JoinedVectors(torch.autograd.Function):
     """Writes the bottom's vector into x0, before the vectors of the tables."""
 
     @staticmethod
-    def forward(ctx: Any, bottom_BW: Tensor, x0_BX: Tensor, recorder: Recorder) -> Tensor:
+    def forward(ctx: Any, bottom_BW: Tensor, x0_BX: Tensor, recorder: LookupRecorder) -> Tensor:
         """Return the complete x0."""
         ctx.recorder, ctx.width = recorder, bottom_BW.shape[1]
         ctx.mark_dirty(x0_BX)

@@ -18,7 +18,7 @@ from common.distributed.layout import Layout
 from common.evaluation.counts import check_whole_set
 from common.evaluation.forward import ForwardPass
 from common.recommendation.auc import PADDING, Ranking, gather_keys, rank, ranking_keys
-from common.recommendation.criteo.evaluation_rows import EvaluationRows
+from common.recommendation.criteo.evaluation_rows import ClickEvaluationRows
 
 
 class AreaUnderCurve(Scorer):
@@ -56,7 +56,7 @@ class ClickRanking(Evaluation):
         model: nn.Module,
         logits: Callable[[Mapping[str, Tensor]], Tensor],
         example: dict[str, Tensor],
-        open_source: Callable[[Path], EvaluationRows],
+        open_source: Callable[[Path], ClickEvaluationRows],
         layout: Layout,
         capture: bool,
         checked: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -65,7 +65,7 @@ class ClickRanking(Evaluation):
         self._checked = checked
         self._logits, self._open_source, self._group = logits, open_source, layout.group("dp")
         self._forward = ForwardPass(model, self._rank_batch, example, capture)
-        self._source: EvaluationRows | None = None
+        self._source: ClickEvaluationRows | None = None
         self._keys_NB = torch.empty((0, len(example["label"])), dtype=torch.int32, device=layout.device)
 
     def warm_up(self) -> None:

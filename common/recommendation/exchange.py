@@ -6,12 +6,14 @@ its samples. The receiver adds up the sums of several owners of one table. All s
 nothing can overflow. Rare rows of hybrid tables are exchanged differently (:mod:`common.recommendation.rare_rows`).
 
 Legend: B samples of this rank, G ranks, N = G B, L ids of a sample, F tables, K shards of this rank, J shards of all
-ranks, D sums that a rank computes for its own samples (:attr:`common.recommendation.placement.Plan.own_sums`), W
+ranks, D sums that a rank computes for its own samples (:attr:`common.recommendation.placement.Placement.own_sums`), W
 width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,15 +21,60 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.ops.embedding_bags import Bag, Bags, EmbeddingBags
-from common.recommendation.meeting_places import Places, places
-from common.recommendation.placement import Plan, Shard
+from common.recommendation.placement import Placement, TableShard
 
 
-class Meeting(Protocol):
+@dataclass(frozen=True)
+class ReceivedVectors:
+    """Positions of the received vectors of B samples, and which of them add up to one vector.
+
+    Attributes:
+        parts_BP: int32, rows of the received buffer that add up to the vectors of a sample, table by table.
+        sums: bags of these rows, one per table; None without tables.
+        sent_M: int64, for every vector that goes back to a sender, sender by sender and sample by sample, its row
+            among the vectors of all samples.
+    """
+
+    parts_BP: Tensor
+    sums: Bags | None
+    sent_M: Tensor
+
+
+def received_vectors(
+    batch: int, tables: int, senders: Sequence[Sequence[int]], leading: int, device: torch.device | str
+) -> ReceivedVectors:
+    """Return the positions for a batch. Copies to the device, so call it outside of captures.
+
+    Args:
+        batch: B.
+        tables: number of tables; each has a sender.
+        senders: for each sender, the tables that it sends for every sample.
+        leading: number of vectors of a sample before those of the tables.
+    """
+    sample_B = torch.arange(batch)
+    parts: list[list[Tensor]] = [[] for _ in range(tables)]
+    sent: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
+    before = 0
+    for numbers in senders:
+        for place, table in enumerate(numbers):
+            parts[table].append(before + sample_B * len(numbers) + place)
+        if numbers:
+            vector_K = leading + torch.tensor(list(numbers))
+            sent.append((sample_B.unsqueeze(1) * (leading + tables) + vector_K).flatten())
+        before += batch * len(numbers)
+    bags: list[Bag] = []
+    for found in parts:
+        bags.append(Bag(sum(bag.hotness for bag in bags), len(found), 0, before))
+    flat = [part for found in parts for part in found]
+    parts_BP = torch.stack(flat, 1).to(device, torch.int32) if flat else torch.empty(batch, 0, dtype=torch.int32)
+    return ReceivedVectors(parts_BP, Bags(bags, device) if bags else None, torch.cat(sent).to(device))
+
+
+class VectorExchange(Protocol):
     """Interface of an exchange; every rank of the group calls the same methods in the same order."""
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
+    def shards(self) -> tuple[TableShard, ...]:
         """Shards of this rank."""
 
     @property
@@ -49,7 +96,7 @@ class Meeting(Protocol):
 
         Args:
             own_NKW: sums of this rank's shards, contiguous.
-            replicated_BDW: sums that this rank computed for its own samples, in the order of ``Plan.own_sums``.
+            replicated_BDW: sums that this rank computed for its own samples, in the order of ``Placement.own_sums``.
             out_BFW: output: the vector of every table. Each vector is contiguous; the outer strides are arbitrary.
         """
 
@@ -81,7 +128,7 @@ def all_to_all(
 
 
 class Exchange:
-    """A :class:`Meeting` in which every rank sends directly to every other rank.
+    """A :class:`VectorExchange` in which every rank sends directly to every other rank.
 
     Args:
         plan: placement of the tables over the ranks of the group.
@@ -94,7 +141,7 @@ class Exchange:
     """
 
     def __init__(
-        self, plan: Plan, rank: int, group: dist.ProcessGroup | None, ops: EmbeddingBags, device: torch.device
+        self, plan: Placement, rank: int, group: dist.ProcessGroup | None, ops: EmbeddingBags, device: torch.device
     ) -> None:
         self._plan, self._group, self._ops, self._device = plan, group, ops, device
         self._shards_of = [plan.shards_of(other) for other in range(plan.ranks)]
@@ -110,10 +157,10 @@ class Exchange:
             for place in range(self._hotness(shard))
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
-        self._places_of: dict[int, Places] = {}
+        self._places_of: dict[int, ReceivedVectors] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
-        """See :meth:`Meeting.ids`."""
+        """See :meth:`VectorExchange.ids`."""
         batch, ranks = len(ids_BL), self._plan.ranks
         # Transpose, so that the ids for one rank are contiguous.
         sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
@@ -124,7 +171,7 @@ class Exchange:
         return received_GLB.transpose(1, 2).reshape(ranks * batch, self._own_lookups)
 
     def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
-        """See :meth:`Meeting.vectors`."""
+        """See :meth:`VectorExchange.vectors`."""
         batch, _, width = out_BFW.shape
         counts = [len(shards) * batch * width for shards in self._shards_of]
         parts = own_NKW.new_empty(sum(counts) + replicated_BDW.numel())
@@ -135,7 +182,7 @@ class Exchange:
         self._ops.pool(parts.view(-1, width), at.parts_BP, at.sums, out_BFW)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
-        """See :meth:`Meeting.gradients`."""
+        """See :meth:`VectorExchange.gradients`."""
         batch, width = len(gradient_BX), self._plan.tables.width
         shards, ranks = len(self.shards), self._plan.ranks
         at, counts = self._places(batch), [len(shards) * batch * width for shards in self._shards_of]
@@ -144,7 +191,7 @@ class Exchange:
         all_to_all(received, sent, [shards * batch * width] * ranks, counts, self._group)
         return received.view(ranks * batch, shards, width)
 
-    def _bags(self, shards: tuple[Shard, ...]) -> Bags | None:
+    def _bags(self, shards: tuple[TableShard, ...]) -> Bags | None:
         tables, bags = self._plan.tables, []
         column = base = 0
         for shard in shards:
@@ -153,13 +200,13 @@ class Exchange:
             column, base = column + table.hotness, base + shard.rows(tables)
         return Bags(bags, self._device) if bags else None
 
-    def _hotness(self, shard: Shard) -> int:
+    def _hotness(self, shard: TableShard) -> int:
         return self._plan.tables.tables[shard.table].hotness
 
-    def _places(self, batch: int) -> Places:
+    def _places(self, batch: int) -> ReceivedVectors:
         """Return the positions for a batch size. Warm-up creates them, because they cannot be made inside a capture."""
         if batch not in self._places_of:
             senders = [[shard.table for shard in shards] for shards in self._shards_of]
             senders.append(list(self._plan.own_sums))  # this rank itself, after all others
-            self._places_of[batch] = places(batch, len(self._plan.tables), senders, 1, self._device)
+            self._places_of[batch] = received_vectors(batch, len(self._plan.tables), senders, 1, self._device)
         return self._places_of[batch]

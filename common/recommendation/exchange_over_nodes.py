@@ -16,12 +16,11 @@ from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.ops.embedding_bags import Bag, Bags, EmbeddingBags
-from common.recommendation.exchange import all_to_all
-from common.recommendation.meeting_places import Places, places
-from common.recommendation.placement import Plan
+from common.recommendation.exchange import ReceivedVectors, all_to_all, received_vectors
+from common.recommendation.placement import Placement
 
 
-def pays(plan: Plan, ranks_per_node: int) -> bool:
+def pays(plan: Placement, ranks_per_node: int) -> bool:
     """Return whether there are several complete nodes, and a table has several shards on one of them."""
     if not 1 < ranks_per_node < plan.ranks or plan.ranks % ranks_per_node:
         return False
@@ -29,7 +28,7 @@ def pays(plan: Plan, ranks_per_node: int) -> bool:
 
 
 class ExchangeOverNodes:
-    """A :class:`common.recommendation.exchange.Meeting` along rails and among neighbours.
+    """A :class:`common.recommendation.exchange.VectorExchange` along rails and among neighbours.
 
     Args:
         plan: placement of the tables.
@@ -41,7 +40,7 @@ class ExchangeOverNodes:
         bags: bags of the shards, over the ids that :meth:`ids` returns; None if there are no shards.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, ranks_per_node: int, ops: EmbeddingBags) -> None:
+    def __init__(self, plan: Placement, layout: Layout, ranks_per_node: int, ops: EmbeddingBags) -> None:
         self._plan, self._ops, self._device = plan, ops, layout.device
         self._neighbours = layout.subgroup("dp", ranks_per_node)
         self._rail = layout.across("dp", ranks_per_node)
@@ -64,10 +63,10 @@ class ExchangeOverNodes:
             for place in range(sizes[table].hotness)
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=layout.device)
-        self._places_of: dict[int, tuple[Places, Places]] = {}
+        self._places_of: dict[int, tuple[ReceivedVectors, ReceivedVectors]] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
-        """See :meth:`common.recommendation.exchange.Meeting.ids`."""
+        """See :meth:`common.recommendation.exchange.VectorExchange.ids`."""
         batch, lookups = len(ids_BL), self._lookups
         sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
         along = sent.new_empty(self._nodes * lookups * batch)
@@ -79,7 +78,7 @@ class ExchangeOverNodes:
         return everyones_RALB.permute(1, 0, 3, 2).reshape(-1 if lookups else self._plan.ranks * batch, lookups)
 
     def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
-        """See :meth:`common.recommendation.exchange.Meeting.vectors`."""
+        """See :meth:`common.recommendation.exchange.VectorExchange.vectors`."""
         batch, _, width = out_BFW.shape
         inner, outer = self._places(batch)
         shards, rail_samples = len(self.shards), self._nodes * batch
@@ -98,7 +97,7 @@ class ExchangeOverNodes:
         self._ops.pool(parts.view(-1, width), outer.parts_BP, outer.sums, out_BFW)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
-        """See :meth:`common.recommendation.exchange.Meeting.gradients`."""
+        """See :meth:`common.recommendation.exchange.VectorExchange.gradients`."""
         batch, width = len(gradient_BX), self._plan.tables.width
         inner, outer = self._places(batch)
         counts = [len(found) * batch * width for found in self._tables_of]
@@ -126,13 +125,13 @@ class ExchangeOverNodes:
             base += shard.rows(tables)
         return Bags(bags, self._device) if bags else None
 
-    def _places(self, batch: int) -> tuple[Places, Places]:
+    def _places(self, batch: int) -> tuple[ReceivedVectors, ReceivedVectors]:
         """Return the positions among neighbours and along the rail. Warm-up creates them, not a capture."""
         if batch not in self._places_of:
             number = {table: place for place, table in enumerate(self._tables)}
             among = [[number[shard.table] for shard in shards] for shards in self._shards_of]
-            inner = places(self._nodes * batch, len(self._tables), among, 0, self._device)
+            inner = received_vectors(self._nodes * batch, len(self._tables), among, 0, self._device)
             senders = [*self._tables_of, list(self._plan.own_sums)]  # this rank itself, after all nodes
-            outer = places(batch, len(self._plan.tables), senders, 1, self._device)
+            outer = received_vectors(batch, len(self._plan.tables), senders, 1, self._device)
             self._places_of[batch] = inner, outer
         return self._places_of[batch]

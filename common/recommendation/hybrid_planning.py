@@ -23,19 +23,18 @@ from common.recommendation import plan_file
 from common.recommendation.click_model import row_bytes
 from common.recommendation.click_workload import ClickPrediction
 from common.recommendation.criteo.prepared import open_prepared
-from common.recommendation.criteo.row_files import RowFile
+from common.recommendation.criteo.row_reader import RowFile
 from common.recommendation.criteo.sample_rows import IDS, SampleFormat
-from common.recommendation.made_up_ids import made_up_ids
-from common.recommendation.placement import Hybrid, Plan
+from common.recommendation.placement import Hybrid, Placement
 from common.recommendation.planner import GIGABYTE, make_plan
-from common.recommendation.tables import Tables
+from common.recommendation.tables import Tables, made_up_ids
 
 BATCHES = 20
 """Global batches that are counted."""
 DEVIATIONS = 10
 
 
-def hybrid_plan(plan: Plan, batches: Sequence[Tensor], frequent: int, names: Sequence[str] = ()) -> Plan:
+def hybrid_plan(plan: Placement, batches: Sequence[Tensor], frequent: int, names: Sequence[str] = ()) -> Placement:
     """Return a plan with hybrid tables, over all ranks.
 
     Args:
@@ -67,7 +66,7 @@ def hybrid_plan(plan: Plan, batches: Sequence[Tensor], frequent: int, names: Seq
         hybrids = _measured(plan, batches, samples, frequent, numbers)
     hybrid_tables = {hybrid.table for hybrid in hybrids}
     holders = tuple(() if number in hybrid_tables else ranks for number, ranks in enumerate(plan.holders))
-    return Plan(tables, plan.ranks, holders, hybrids)
+    return Placement(tables, plan.ranks, holders, hybrids)
 
 
 def most_frequent(batches: Sequence[Tensor], tables: Tables, numbers: Sequence[int], frequent: int) -> list[Tensor]:
@@ -98,7 +97,7 @@ def most_frequent(batches: Sequence[Tensor], tables: Tables, numbers: Sequence[i
 
 
 def _measured(
-    plan: Plan, batches: Sequence[Tensor], samples: int, frequent: int, numbers: Sequence[int]
+    plan: Placement, batches: Sequence[Tensor], samples: int, frequent: int, numbers: Sequence[int]
 ) -> tuple[Hybrid, ...]:
     tables, made = plan.tables, []
     for number, key_R in zip(numbers, most_frequent(batches, tables, numbers, frequent), strict=True):
@@ -114,7 +113,7 @@ def _measured(
     return tuple(made)
 
 
-def _worse(plan: Plan, hybrids: Sequence[Hybrid]) -> set[int]:
+def _worse(plan: Placement, hybrids: Sequence[Hybrid]) -> set[int]:
     """Return the tables for which slots would send no fewer vectors than the shards of the plan."""
     return {
         hybrid.table

@@ -18,7 +18,7 @@ MARK_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Shard:
+class TableShard:
     """A part of a table.
 
     Attributes:
@@ -59,7 +59,7 @@ class Hybrid:
     slots: int
     samples: int
 
-    def capacity(self, shard: Shard, batch: int, tables: Tables) -> int:
+    def capacity(self, shard: TableShard, batch: int, tables: Tables) -> int:
         """Return the slots for the rows of ``shard`` that a batch of one rank requests; at most the possible rows.
 
         Args:
@@ -70,7 +70,7 @@ class Hybrid:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Placement:
     """Placement of all tables.
 
     Attributes:
@@ -128,16 +128,18 @@ class Plan:
         """Tables whose vectors a rank sums for its own samples: those of :attr:`everywhere`, then all hybrid ones."""
         return (*self.everywhere, *(hybrid.table for hybrid in self.hybrids))
 
-    def shards_of(self, rank: int) -> tuple[Shard, ...]:
+    def shards_of(self, rank: int) -> tuple[TableShard, ...]:
         """Return the shards on ``rank`` that sum their rows there, in table order; without hybrid tables."""
         return tuple(
-            Shard(table, ranks.index(rank), len(ranks)) for table, ranks in enumerate(self.holders) if rank in ranks
+            TableShard(table, ranks.index(rank), len(ranks))
+            for table, ranks in enumerate(self.holders)
+            if rank in ranks
         )
 
-    def rare_shards_of(self, rank: int) -> tuple[Shard, ...]:
+    def rare_shards_of(self, rank: int) -> tuple[TableShard, ...]:
         """Return the shards of hybrid tables on ``rank``, in the order of the tables."""
         return tuple(
-            Shard(hybrid.table, hybrid.ranks.index(rank), len(hybrid.ranks))
+            TableShard(hybrid.table, hybrid.ranks.index(rank), len(hybrid.ranks))
             for hybrid in self.hybrids
             if rank in hybrid.ranks
         )
@@ -229,7 +231,7 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
 
 
-def table_wise(tables: Tables, ranks: int) -> Plan:
+def table_wise(tables: Tables, ranks: int) -> Placement:
     """Return a plan of whole tables: by falling lookups, each goes to the rank with the fewest lookups so far."""
     load = [(0, rank) for rank in range(ranks)]
     holders: list[tuple[int, ...]] = [()] * len(tables)
@@ -237,15 +239,15 @@ def table_wise(tables: Tables, ranks: int) -> Plan:
         lookups, rank = min(load)
         load[load.index((lookups, rank))] = (lookups + tables.tables[number].hotness, rank)
         holders[number] = (rank,)
-    return Plan(tables, ranks, tuple(holders))
+    return Placement(tables, ranks, tuple(holders))
 
 
-def row_wise(tables: Tables, ranks: int) -> Plan:
+def row_wise(tables: Tables, ranks: int) -> Placement:
     """Return a plan with every table sharded over all ranks."""
-    return Plan(tables, ranks, (tuple(range(ranks)),) * len(tables))
+    return Placement(tables, ranks, (tuple(range(ranks)),) * len(tables))
 
 
-def spread_over_nodes(tables: Tables, ranks_per_node: int, nodes: int, nodes_of: Sequence[Sequence[int]]) -> Plan:
+def spread_over_nodes(tables: Tables, ranks_per_node: int, nodes: int, nodes_of: Sequence[Sequence[int]]) -> Placement:
     """Return a plan with every table sharded over all ranks of its nodes; replicated if it has no nodes.
 
     Args:
@@ -256,4 +258,4 @@ def spread_over_nodes(tables: Tables, ranks_per_node: int, nodes: int, nodes_of:
     holders = tuple(
         tuple(node * ranks_per_node + rank for node in on for rank in range(ranks_per_node)) for on in nodes_of
     )
-    return Plan(tables, nodes * ranks_per_node, holders)
+    return Placement(tables, nodes * ranks_per_node, holders)

@@ -18,7 +18,7 @@ import yaml
 from common.config.yaml_files import load_yaml
 from common.errors import ConfigError
 from common.formats import npy
-from common.recommendation.placement import Hybrid, Plan
+from common.recommendation.placement import Hybrid, Placement
 from common.recommendation.tables import Tables
 
 REPLICATED = "replicated"
@@ -29,12 +29,12 @@ KEYS = ("frequent_rows", "shards", "slots", "samples")
 """Keys of a hybrid table's entry."""
 
 
-def to_text(plan: Plan) -> str:
+def to_text(plan: Placement) -> str:
     """Return the plan as YAML, one line per table."""
     return _to_text(plan, {hybrid.table: list(hybrid.frequent) for hybrid in plan.hybrids})
 
 
-def _to_text(plan: Plan, frequent: Mapping[int, list[int] | str]) -> str:
+def _to_text(plan: Placement, frequent: Mapping[int, list[int] | str]) -> str:
     hybrids = {hybrid.table: hybrid for hybrid in plan.hybrids}
     lines = [f"ranks: {plan.ranks}", "tables:"]
     for number, (table, ranks) in enumerate(zip(plan.tables.tables, plan.holders, strict=True)):
@@ -52,7 +52,7 @@ def _one_line(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=2**30, sort_keys=False).strip()
 
 
-def from_text(text: str, origin: str, tables: Tables, ranks: int, folder: Path | None = None) -> Plan:
+def from_text(text: str, origin: str, tables: Tables, ranks: int, folder: Path | None = None) -> Placement:
     """Return the plan from YAML.
 
     Args:
@@ -87,10 +87,10 @@ def from_text(text: str, origin: str, tables: Tables, ranks: int, folder: Path |
     holders = tuple(
         () if number in hybrids else _holders(placed[name], name, origin) for number, name in enumerate(names)
     )
-    return Plan(tables, ranks, holders, tuple(hybrids.values()))
+    return Placement(tables, ranks, holders, tuple(hybrids.values()))
 
 
-def read(path: Path, tables: Tables, ranks: int) -> Plan:
+def read(path: Path, tables: Tables, ranks: int) -> Placement:
     """Return the plan in a file; see :func:`from_text`.
 
     Raises:
@@ -105,7 +105,7 @@ def read(path: Path, tables: Tables, ranks: int) -> Plan:
     return from_text(text, f"plan={path}", tables, ranks, path.parent)
 
 
-def write(plan: Plan, path: Path) -> None:
+def write(plan: Placement, path: Path) -> None:
     """Write the plan to a file for :func:`read`, and frequent rows to one file per table next to it."""
     files: dict[int, list[int] | str] = {}
     for hybrid in plan.hybrids:

@@ -22,7 +22,7 @@ from common.config.ranges import NotNegative, Positive
 from common.distributed import job_store
 from common.errors import ConfigError
 from common.recommendation import balanced_search, plan_file
-from common.recommendation.placement import Plan, row_wise, spread_over_nodes, table_wise
+from common.recommendation.placement import Placement, row_wise, spread_over_nodes, table_wise
 from common.recommendation.tables import Tables
 
 ROUNDS = 20
@@ -56,7 +56,7 @@ class PlannerSettings:
 
 def make_plan(
     tables: Tables, how: str, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
-) -> Plan:
+) -> Placement:
     """Return the plan of a run, the same on every rank.
 
     Args:
@@ -93,16 +93,16 @@ def make_plan(
     return plan
 
 
-def automatic(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Plan:
+def automatic(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Placement:
     """Return the result of the search over ranks.
 
     Args:
         ranks, row_bytes, settings: see :func:`make_plan`.
     """
-    return Plan(tables, ranks, _search(tables, ranks, row_bytes, settings, settings.memory_gb))
+    return Placement(tables, ranks, _search(tables, ranks, row_bytes, settings, settings.memory_gb))
 
 
-def balanced(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Plan:
+def balanced(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Placement:
     """Return the plan of :func:`automatic`, with shards moved, split and merged to balance the ranks.
 
     Tables that ``auto`` replicates stay replicated.
@@ -122,12 +122,12 @@ def balanced(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettin
     ]
     starts = [tuple(greedy.holders[number] for number in placed), (tuple(range(ranks)),) * len(placed)]
     found = dict(zip(placed, balanced_search.search(search_tables, ranks, capacity, starts), strict=True))
-    return Plan(tables, ranks, tuple(found.get(number, ()) for number in range(len(tables))))
+    return Placement(tables, ranks, tuple(found.get(number, ()) for number in range(len(tables))))
 
 
 def automatic_over_nodes(
     tables: Tables, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
-) -> Plan:
+) -> Placement:
     """Return the result of the search over nodes, each with the memory of its ranks; see :func:`make_plan`.
 
     Raises:
@@ -140,7 +140,7 @@ def automatic_over_nodes(
     return spread_over_nodes(tables, ranks_per_node, nodes, found)
 
 
-def cost(plan: Plan, settings: PlannerSettings) -> float:
+def cost(plan: Placement, settings: PlannerSettings) -> float:
     """Return the cost that the search minimises: that of the most expensive rank, in lookups per sample."""
     ranks = range(plan.ranks)
     return max(plan.lookups_of(rank) + len(plan.shards_of(rank)) * settings.shard_cost for rank in ranks)

@@ -20,9 +20,9 @@ from torch import Tensor
 from common.errors import ConfigError
 from common.ops.embedding_bags import Bag, Bags, EmbeddingBags, SortedKeys
 from common.recommendation.exchange import all_to_all
-from common.recommendation.placement import Plan
+from common.recommendation.placement import Placement
 from common.recommendation.row_store import RowStore
-from common.recommendation.slots import Found, SlotFinder
+from common.recommendation.slots import FoundSlots, SlotFinder
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Asked:
         row_Q1: int32, rows of this rank's store that all ranks request, rank by rank; -1 for an empty slot.
     """
 
-    found: Found
+    found: FoundSlots
     row_Q1: Tensor
 
 
@@ -60,7 +60,7 @@ class RareRows:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Placement,
         rank: int,
         group: dist.ProcessGroup | None,
         ops: EmbeddingBags,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError, DataError
-from common.recommendation.placement import Hybrid, Shard
+from common.recommendation.placement import Hybrid, TableShard
 from common.recommendation.row_store import RowStore
 from common.recommendation.tables import Tables
 from common.untrusted.strict_json import read_json_object
@@ -32,7 +32,7 @@ Stored = tuple[RowStore, Tensor | None]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ShardInFile:
     """A shard in a rank's file: its table and index, its number of rows, and the byte offsets of rows and state."""
 
     table: str
@@ -52,7 +52,7 @@ class _File:
     state: str
     width: int
     size: int
-    parts: tuple[_Part, ...]
+    parts: tuple[_ShardInFile, ...]
 
 
 def description(tables: Tables) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored
         OSError: they cannot be written.
     """
     folder.mkdir(exist_ok=True)
-    parts: list[_Part] = []
+    parts: list[_ShardInFile] = []
     path = folder / f"rows_{rank}.bin"
     with path.open("wb") as file:
         for store, state_RW in stores:
@@ -109,7 +109,9 @@ def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored
                 state_at = file.tell()
                 if state_RW is not None:
                     _write(file, store.part(number, state_RW))
-                parts.append(_Part(names[shard.table], shard.shard, shard.shards, len(rows_RW), rows_at, state_at))
+                parts.append(
+                    _ShardInFile(names[shard.table], shard.shard, shard.shards, len(rows_RW), rows_at, state_at)
+                )
         size = file.tell()
         file.flush()
         os.fsync(file.fileno())
@@ -178,7 +180,7 @@ def _opened(path: Path) -> _File:
     """Return the description in a rank's JSON file, checked against its data file."""
     try:
         head = read_json_object(path)
-        parts = tuple(_Part(**part) for part in head["parts"])
+        parts = tuple(_ShardInFile(**part) for part in head["parts"])
         counts = [head["width"], head["size"], *(n for part in parts for n in list(asdict(part).values())[1:])]
         if not _are_counts(counts) or not all(part.shards and isinstance(part.table, str) for part in parts):
             raise ValueError("a size that is no whole number")
@@ -211,7 +213,7 @@ def _check_complete(folder: Path, files: Sequence[_File], tables: Tables) -> Non
             )
 
 
-def _take(file: _File, part: _Part, shard: Shard, rows_RW: Tensor, state_RW: Tensor | None) -> None:
+def _take(file: _File, part: _ShardInFile, shard: TableShard, rows_RW: Tensor, state_RW: Tensor | None) -> None:
     """Copy the rows that ``part`` and ``shard`` have in common, and their state."""
     if (part.shard - shard.shard) % math.gcd(part.shards, shard.shards):
         return  # they have no rows in common
@@ -227,7 +229,7 @@ def _take(file: _File, part: _Part, shard: Shard, rows_RW: Tensor, state_RW: Ten
                 target_RW.index_copy_(0, row_C, chunk_CW[place_C].to(target_RW.device))
 
 
-def _choose(file: _File, part: _Part, hybrid: Hybrid, rows_RW: Tensor, state_RW: Tensor | None) -> None:
+def _choose(file: _File, part: _ShardInFile, hybrid: Hybrid, rows_RW: Tensor, state_RW: Tensor | None) -> None:
     """Copy the frequent rows in ``part``, and their state; other rows are not read."""
     key_R = torch.tensor(hybrid.frequent, dtype=torch.int64)
     row_X = (key_R % part.shards == part.shard).nonzero().squeeze(1)
@@ -244,7 +246,9 @@ def _choose(file: _File, part: _Part, hybrid: Hybrid, rows_RW: Tensor, state_RW:
                 target_RW.index_copy_(0, row_X[first:last].to(target_RW.device), chunk_CW.to(target_RW.device))
 
 
-def _kinds(file: _File, part: _Part, rows_RW: Tensor, state_RW: Tensor | None) -> list[tuple[str, Tensor, str, int]]:
+def _kinds(
+    file: _File, part: _ShardInFile, rows_RW: Tensor, state_RW: Tensor | None
+) -> list[tuple[str, Tensor, str, int]]:
     """Return the tensors to fill, rows and state, each with its dtype and byte offset in the file."""
     kinds = [("rows", rows_RW, file.dtype, part.rows_at)]
     if state_RW is not None:
@@ -260,7 +264,7 @@ def _kinds(file: _File, part: _Part, rows_RW: Tensor, state_RW: Tensor | None) -
     return kinds
 
 
-def _check_finite(chunk_CW: Tensor, kind: str, file: _File, part: _Part) -> None:
+def _check_finite(chunk_CW: Tensor, kind: str, file: _File, part: _ShardInFile) -> None:
     if not bool(torch.isfinite(chunk_CW).all()):
         raise CheckpointError(
             f"{file.path}: {kind} of table {part.table!r} with numbers that are not finite: the run had "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from common.ops.embedding_bags import Bag, Bags, SortedKeys
-from common.recommendation.placement import Plan, Shard
+from common.recommendation.placement import Placement, TableShard
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSlots:
     """Frequent rows and slots of a batch.
 
     Attributes:
@@ -64,10 +64,10 @@ class SlotFinder:
         plan: a plan with hybrid tables.
     """
 
-    def __init__(self, plan: Plan, device: torch.device) -> None:
+    def __init__(self, plan: Placement, device: torch.device) -> None:
         self._plan, self._device = plan, device
         tables = plan.tables
-        self._pieces: list[tuple[int, Shard]] = [
+        self._pieces: list[tuple[int, TableShard]] = [
             (rank, shard) for rank in range(plan.ranks) for shard in plan.rare_shards_of(rank)
         ]
         number = {hybrid.table: place for place, hybrid in enumerate(plan.hybrids)}
@@ -127,7 +127,7 @@ class SlotFinder:
             self._slots_of[batch] = made
         return self._slots_of[batch]
 
-    def find(self, ids_BL: Tensor) -> Found:
+    def find(self, ids_BL: Tensor) -> FoundSlots:
         """Return frequent rows and slots of a batch's ids (int32). Capturable."""
         slots = self.slots(len(ids_BL))
         key_BK = ids_BL.index_select(1, self._column_K)
@@ -159,7 +159,7 @@ class SlotFinder:
         keys = SortedKeys(slot_M, source_M.to(torch.int32), ours, tables, slots.total)
         beyond_P = (before_P.diff() > slots.capacity_P[:-1]).to(torch.int32)
         beyond_H = beyond_P.new_zeros(tables).index_add_(0, self._of_table_P, beyond_P)
-        return Found(local_BL, slot_BK.where(slot_BK < slots.total, -1), keys, wanted_S[:-1], beyond_H)
+        return FoundSlots(local_BL, slot_BK.where(slot_BK < slots.total, -1), keys, wanted_S[:-1], beyond_H)
 
     def _frequent(self) -> Tensor:
         """Return int32 (I,): index of each row among the frequent rows of its table, -1 for a rare row."""

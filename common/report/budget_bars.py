@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from common.report.budget import Budget
 from common.report.canvas import COLOURS, Picture, new_figure
 from common.report.lines import MANY_LINES, Line
-from common.report.markup import Html, join, table, tag
-from common.report.words import duration
+from common.report.markup import Html, duration, join, table, tag
 
 BUDGET_COLOURS = {
     "compute": "c0",

@@ -12,17 +12,17 @@ from typing import Any
 
 from common.errors import ConfigError, DataError
 from common.launch.series import RUNS_FILE
-from common.mlperf.log_targets import targets_of
-from common.mlperf.parsed_log import Evaluation, ParsedLog, read_log
+from common.mlperf.parsed_log import LoggedEvaluation, ParsedLog, read_log
+from common.mlperf.progress import targets_of
 from common.mlperf.rcp import convergence_of
-from common.mlperf.rules import Rules, Target, rules_for
+from common.mlperf.rules import QualityTarget, Rules, rules_for
 from common.mlperf.verdict import Verdict, judge_log
 from common.report.budget import Budget, budget_of
-from common.report.published import same_task
+from common.report.markup import legible
+from common.report.published_results import same_task
 from common.report.steps import RankSteps, read_steps
-from common.report.words import legible
-from common.submission.score import Score, score
-from common.submission.sources import RESULT, RunSet, find_run_sets
+from common.submission.run_sets import RESULT, RunSet, find_run_sets
+from common.submission.score import ResultScore, score
 from common.submission.tree_agreement import count_of
 from common.untrusted.strict_json import read_json_object
 
@@ -35,7 +35,7 @@ LAST_MS = 4e12
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Run:
         return (self.stop - self.start) / 60
 
     @property
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[QualityTarget, ...]:
         """Quality targets of the run. With custom or synthetic data, only those that the log states."""
         return targets_of(self.log, self.rules)
 
@@ -92,7 +92,7 @@ class Run:
         ]
 
     @property
-    def last(self) -> Evaluation | None:
+    def last(self) -> LoggedEvaluation | None:
         """Last evaluation; None if there is none."""
         return self.log.evaluations[-1] if self.log.evaluations else None
 
@@ -111,8 +111,8 @@ class Subject:
     """
 
     name: str
-    runs: tuple[Run, ...]
-    score: Score | None
+    runs: tuple[ReportedRun, ...]
+    score: ResultScore | None
     left_out: tuple[str, ...]
     system: str
     chips: int | None
@@ -236,7 +236,7 @@ def _name_of(log: Path) -> str:
     return f"{folder}/{log.stem}" if RESULT.fullmatch(log.name) else log.stem
 
 
-def _run(path: Path, metrics: Path | None, name: str, ruleset: str | None) -> Run:
+def _run(path: Path, metrics: Path | None, name: str, ruleset: str | None) -> ReportedRun:
     log = read_log(path)
     starts, stops = log.all("run_start"), log.all("run_stop")
     if not isinstance(log.benchmark, str):
@@ -250,7 +250,7 @@ def _run(path: Path, metrics: Path | None, name: str, ruleset: str | None) -> Ru
     if not 0 <= start <= stop <= LAST_MS:
         raise DataError(f"{path}: the clock starts at {start:g} and stops at {stop:g} ms since 1970: no run did that")
     ranks = read_steps(metrics, start / 1000, stop / 1000) if metrics is not None else ()
-    return Run(
+    return ReportedRun(
         name=legible(name),
         log=log,
         rules=rules,
@@ -263,7 +263,7 @@ def _run(path: Path, metrics: Path | None, name: str, ruleset: str | None) -> Ru
     )
 
 
-def _single(run: Run) -> Subject:
+def _single(run: ReportedRun) -> Subject:
     chips = _logged_chips(run.log)
     return Subject(run.name, (run,), None, (), _system(run.log, None, chips), chips)
 

@@ -9,12 +9,11 @@ import numpy as np
 
 from common.mlperf.rules import round_name
 from common.mlperf.verdict import UNVERIFIED, data_limit
-from common.report.collect import Run, Subject
+from common.report.collect import ReportedRun, Subject
 from common.report.curves import step_times
-from common.report.markup import Html, join, table, tag
+from common.report.markup import Html, duration, figure_of, join, minutes_of, number, relation, table, tag
 from common.report.outcomes import placing
 from common.report.throughput import mean_throughput
-from common.report.words import duration, figure_of, minutes_of, number, relation
 
 MOST_REASONS = 6
 MOST_COLUMNS = 8  # most tiles in a row; more tiles are distributed over equally long rows
@@ -119,7 +118,7 @@ def _quality(subject: Subject) -> dict[str, object]:
     return {"last quality": value, "target": target}
 
 
-def _speed(runs: Sequence[Run]) -> dict[str, object]:
+def _speed(runs: Sequence[ReportedRun]) -> dict[str, object]:
     rates = [rate for run in runs if (rate := mean_throughput(run)) is not None]
     measured = [rank["step_ms"] for run in runs for rank in run.ranks]
     times = step_times(np.concatenate(measured)) if measured else None

@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
 from common.report.canvas import COLOURS, Picture, new_figure
-from common.report.collect import Run
+from common.report.collect import ReportedRun
 from common.report.curves import Floats, envelope
 from common.report.lines import MANY_LINES, WIDTH, Clock, Line, clock_of, legend, say, strokes
-from common.report.words import is_number, legible, number, plural, relation
+from common.report.markup import is_number, legible, number, plural, relation
 
 Over = Literal["time", "progress"]
 LOSS_KEYS = ("train_loss", "reduced_train_loss", "loss")
@@ -107,7 +107,7 @@ class _Loss:
     values: Floats
 
 
-def _loss(run: Run) -> _Loss:
+def _loss(run: ReportedRun) -> _Loss:
     """Return the training loss from the metrics of the first rank that has one, else from the log."""
     for rank in run.ranks:
         if rank.has("loss"):
@@ -123,7 +123,7 @@ def _loss(run: Run) -> _Loss:
     return _Loss(table[:, 0], table[:, 1], table[:, 2])
 
 
-def _progress(run: Run, samples: Floats) -> Floats:
+def _progress(run: ReportedRun, samples: Floats) -> Floats:
     """Convert samples to epochs if the rules count epochs and the log has their size; else return the samples."""
     size = run.log.value("train_samples")
     if run.rules.unit.startswith("epoch") and is_number(size) and size > 0:
@@ -131,7 +131,7 @@ def _progress(run: Run, samples: Floats) -> Floats:
     return samples
 
 
-def _learning_caption(run: Run, with_loss: bool) -> str:
+def _learning_caption(run: ReportedRun, with_loss: bool) -> str:
     parts = []
     if run.log.other_data and not run.targets:
         parts.append("The data are not the benchmark's, and the log does not name the run's target, so none is drawn.")
@@ -142,7 +142,7 @@ def _learning_caption(run: Run, with_loss: bool) -> str:
     return " ".join(parts)
 
 
-def _with_targets(run: Run) -> list[tuple[str, Any]]:
+def _with_targets(run: ReportedRun) -> list[tuple[str, Any]]:
     """Return each metric of the run that has a target, with the target."""
     metrics = run.metrics
     if len(run.targets) == 1 and len(metrics) == 1:
@@ -150,7 +150,7 @@ def _with_targets(run: Run) -> list[tuple[str, Any]]:
     return [(target.metric, target) for target in run.targets if target.metric in metrics]
 
 
-def _metric_name(metric: str, run: Run) -> str:
+def _metric_name(metric: str, run: ReportedRun) -> str:
     name = metric.removeprefix("eval_").replace("_", " ") if metric == run.rules.quality_key else metric
     return legible(name, 30)
 

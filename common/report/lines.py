@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.report.canvas import COLOURS
-from common.report.collect import Run
+from common.report.collect import ReportedRun
 
 WIDTH = 6.0
 """Width of a picture in inches: half a page on a screen, the full width of a phone."""
@@ -23,7 +23,7 @@ class Clock:
     name: str
     seconds: float
 
-    def since(self, run: Run, time: Any) -> Any:
+    def since(self, run: ReportedRun, time: Any) -> Any:
         """Convert epoch seconds to the time since the start of the run, in this unit."""
         return (time - run.start) / self.seconds
 
@@ -40,7 +40,7 @@ MINUTES, SECONDS = Clock("minutes", 60.0), Clock("seconds", 1.0)
 class Line:
     """A run with the name of its subject, its colour, and its label in the legend (None: no entry)."""
 
-    run: Run
+    run: ReportedRun
     subject: str
     colour: str
     label: str | None

@@ -17,8 +17,8 @@ from common.mlperf.rules import Rules, round_name
 from common.report.canvas import COLOURS, Picture, new_figure
 from common.report.collect import Subject
 from common.report.lines import WIDTH, Line
-from common.report.published import Published, nearest, published_for
-from common.report.words import minutes_of, plural
+from common.report.markup import minutes_of, plural
+from common.report.published_results import PublishedResult, nearest, published_for
 
 MOST_PUBLISHED = 10
 MOST_LEVEL_FIGURES = 10
@@ -198,7 +198,7 @@ def beside_published(subjects: Sequence[Subject]) -> Picture | str:
     found = nearest(published_for(first.rules), first.chips or len(first.runs[0].ranks) or None, MOST_PUBLISHED)
     if not found:
         return f"No published result of {first.rules.benchmark} with these targets is known here."
-    bars: list[tuple[str, float, Published | Subject]] = [
+    bars: list[tuple[str, float, PublishedResult | Subject]] = [
         *((result.name, result.minutes, result) for result in found),
         *((f"{subject.name} (unverified)", minutes, subject) for subject, minutes in own),
     ]
@@ -246,9 +246,9 @@ def _minutes(subject: Subject) -> float | None:
     return subject.runs[0].verdict.minutes
 
 
-def _published_row(minutes: float, what: Published | Subject) -> tuple[str, ...]:
+def _published_row(minutes: float, what: PublishedResult | Subject) -> tuple[str, ...]:
     time = minutes_of(minutes)
-    if isinstance(what, Published):
+    if isinstance(what, PublishedResult):
         maker = f"{what.submitter}, {what.accelerator}"
         return (
             maker,

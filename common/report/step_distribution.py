@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from common.report.canvas import Picture, new_figure
-from common.report.collect import Run
+from common.report.collect import ReportedRun
 from common.report.curves import Floats, StepTimes, step_times
 from common.report.lines import WIDTH, Line
-from common.report.words import number
+from common.report.markup import number
 
 MANY_RANKS = 24
 
@@ -97,7 +97,7 @@ def _percentile_bands(axes: Any, boxes: Sequence[tuple[str, StepTimes, str]]) ->
     axes.set_xticks(places, [boxes[place][0] for place in places])
 
 
-def slowest(run: Run) -> str:
+def slowest(run: ReportedRun) -> str:
     """Return a sentence that names the slowest rank; empty for a single rank.
 
     Synchronized ranks have equal step times, and the slowest rank waits least for the others. Therefore exposed

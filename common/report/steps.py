@@ -15,7 +15,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.report.curves import Floats
-from common.report.words import is_number
+from common.report.markup import is_number
 from common.untrusted.regular_file import lines, open_regular
 from common.untrusted.strict_json import parse_object
 

@@ -10,10 +10,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from common.report.budget import brackets
 from common.report.canvas import COLOURS, Picture, new_figure
-from common.report.collect import Run
+from common.report.collect import ReportedRun
 from common.report.curves import mean_over_time, rate
 from common.report.lines import WIDTH, Clock, Line, clock_of, legend, strokes
-from common.report.words import figure_of, is_number
+from common.report.markup import figure_of, is_number
 
 RATE_BINS = 120
 READINGS = {
@@ -73,7 +73,7 @@ def throughput(lines: Sequence[Line]) -> Picture | None:
     )  # fmt: skip
 
 
-def _throughput_curve(run: Run, clock: Clock) -> tuple[Any, Any]:
+def _throughput_curve(run: ReportedRun, clock: Clock) -> tuple[Any, Any]:
     """Return times and samples per second from the metrics, else from the log."""
     if run.ranks:
         rank = run.ranks[0]
@@ -84,7 +84,7 @@ def _throughput_curve(run: Run, clock: Clock) -> tuple[Any, Any]:
     return clock.since(run, np.array([time for time, _ in points])), np.array([value for _, value in points])
 
 
-def logged_throughput(run: Run) -> list[tuple[float, float]]:
+def logged_throughput(run: ReportedRun) -> list[tuple[float, float]]:
     """Return epoch seconds and throughput of each entry in the log; the unit depends on the program that wrote it."""
     points = []
     for event in run.log.events:
@@ -98,7 +98,7 @@ def logged_throughput(run: Run) -> list[tuple[float, float]]:
     return points
 
 
-def mean_throughput(run: Run) -> float | None:
+def mean_throughput(run: ReportedRun) -> float | None:
     """Return the training samples per second of the whole run; None without metrics."""
     if not run.ranks or run.stop <= run.start:
         return None
@@ -121,7 +121,7 @@ def _reading(axes: Any, lines: Sequence[Line], name: str, clock: Clock) -> None:
             axes.plot(clock.since(line.run, x), y, color=line.colour, **strokes(lines))
 
 
-def _shade_evaluations(axes: Any, run: Run, clock: Clock) -> None:
+def _shade_evaluations(axes: Any, run: ReportedRun, clock: Clock) -> None:
     for begin, end in brackets(run.log, ("eval_start", "eval_stop"), round(run.stop * 1000)):
         left, right = (min(max(edge / 1000, run.start), run.stop) for edge in (begin, end))
         if left < right:

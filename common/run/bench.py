@@ -36,8 +36,8 @@ from common.distributed.layout import Layout
 from common.distributed.rank_info import Role
 from common.errors import ConfigError
 from common.evaluation.inline import InlineEvaluation
+from common.evaluation.modes import evaluation_mode
 from common.evaluation.scorer_process import ScorerProcess
-from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
 from common.ops.bench.operations import operations_of, report, time_operations
@@ -397,7 +397,7 @@ def _time_run(
     If the evaluation set is smaller than the rules' set, its time is scaled up.
     """
     ranks = run.evaluation.ranks
-    evaluations = None if ranks else way_to_evaluate(run, workload, workload.layout, scorer)
+    evaluations = None if ranks else evaluation_mode(run, workload, workload.layout, scorer)
     workload.warm_up_reader()
     with runner.on_stream():
         if evaluations is not None:

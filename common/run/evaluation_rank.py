@@ -25,9 +25,9 @@ from common.distributed.weights import Arrived, Ended, Template, Transfer, Weigh
 from common.errors import Interrupted, SuiteError
 from common.evaluation.checkpoint_queue import FOLDER
 from common.evaluation.checkpoint_scoring import CheckpointScoring
+from common.evaluation.modes import weight_senders
 from common.evaluation.offline import OrderedCheckpoints
 from common.evaluation.ranks import ScoreSender
-from common.evaluation.ways import weight_senders
 from common.mlperf.admission import admit
 from common.observe.metrics import MetricsWriter
 from common.observe.nvml import GpuMeter, device_uuid

@@ -28,9 +28,9 @@ from common.distributed.rank_info import RankInfo, Role
 from common.distributed.shared_folder import make_output
 from common.distributed.startup import set_determinism
 from common.errors import DataError, Interrupted
+from common.evaluation.modes import evaluation_mode
 from common.evaluation.offline import OfflineEvaluation, OfflineRun
 from common.evaluation.scorer_process import ScorerProcess
-from common.evaluation.ways import way_to_evaluate
 from common.launch.data_folder import require_samples
 from common.mlperf.admission import admit
 from common.mlperf.mllog import RunLog
@@ -222,7 +222,7 @@ class Trainer:
             self.step = self.workload.build_step()
             self.runner = StepRunner(self.step, self.workload.model, run.grad_accumulation_steps, run.cuda_graphs)
             stack.callback(self.runner.close)
-            self.evaluations = way_to_evaluate(run, self.workload, self.layout, self.scorer, self._offline_run())
+            self.evaluations = evaluation_mode(run, self.workload, self.layout, self.scorer, self._offline_run())
             stack.callback(self.evaluations.close)
             self.runner.warm_up(self.workload.example_batches())
             self.workload.warm_up_reader()

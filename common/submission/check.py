@@ -15,11 +15,11 @@ from common.mlperf.rules import RULESETS, Usage, rules_for
 from common.mlperf.verdict import Verdict, format_verdict
 from common.submission.found_files import find_files
 from common.submission.layout import has_layout
-from common.submission.score import Score, score
-from common.submission.sources import NAMED_AT_MOST, RunSet, find_run_sets
+from common.submission.run_sets import NAMED_AT_MOST, RunSet, find_run_sets
+from common.submission.score import ResultScore, score
 
 
-def verdict_of_set(scored: Score) -> Verdict:
+def verdict_of_set(scored: ResultScore) -> Verdict:
     """Return the verdict of a set of runs: "submittable", or "refused" with every reason."""
     rules = scored.rules
     return Verdict(

@@ -10,20 +10,20 @@ from common.errors import ConfigError
 from common.launch.series import Begin
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
-from common.submission.score import Score, score
+from common.submission.run_sets import RunSet, find_run_sets, of_logs
+from common.submission.score import ResultScore, score
 from common.submission.settings import ResultSettings, SubmissionSettings
 from common.submission.source_code import LARGEST_FILE
-from common.submission.sources import RunSet, find_run_sets, of_logs
 from common.submission.system_description import Description
 from common.submission.tree_agreement import count_of, log_disagreements
 
 
 @dataclass(frozen=True)
-class Entry:
+class SubmissionEntry:
     """The runs of one benchmark on one system."""
 
     settings: ResultSettings
-    score: Score
+    score: ResultScore
 
     @property
     def system(self) -> str:
@@ -66,14 +66,14 @@ class Entry:
         return series.doctors if series is not None else ()
 
 
-def gather(settings: SubmissionSettings, ruleset: str) -> list[Entry]:
+def gather(settings: SubmissionSettings, ruleset: str) -> list[SubmissionEntry]:
     """Return the results of a submission, scored under one ruleset.
 
     Raises:
         ConfigError: a requested series does not exist, or the ruleset is not known.
         DataError: a folder has no results, or a ``runs.jsonl`` is damaged.
     """
-    return [Entry(each, score(run_set, ruleset)) for each in settings.results for run_set in _run_sets(each)]
+    return [SubmissionEntry(each, score(run_set, ruleset)) for each in settings.results for run_set in _run_sets(each)]
 
 
 def _run_sets(settings: ResultSettings) -> list[RunSet]:
@@ -89,14 +89,14 @@ def _run_sets(settings: ResultSettings) -> list[RunSet]:
     return named
 
 
-def refusals(entries: Sequence[Entry], settings: SubmissionSettings) -> list[Refusal]:
+def refusals(entries: Sequence[SubmissionEntry], settings: SubmissionSettings) -> list[Refusal]:
     """Return all reasons that forbid packaging the entries. Each names the file."""
     found = [text for entry in entries for text in _of_entry(entry, settings)]
     scored = [entry for entry in entries if entry.score.rules is not None]
     return list(dict.fromkeys([*found, *_conflicts(scored)]))
 
 
-def _of_entry(entry: Entry, settings: SubmissionSettings) -> list[Refusal]:
+def _of_entry(entry: SubmissionEntry, settings: SubmissionSettings) -> list[Refusal]:
     found = [*entry.score.obstacles, *_code_refusals(entry)]
     division = settings.systems[entry.system].division
     for run in entry.score.runs:
@@ -120,7 +120,9 @@ def _of_entry(entry: Entry, settings: SubmissionSettings) -> list[Refusal]:
     return found
 
 
-def contradicted_descriptions(entries: Sequence[Entry], descriptions: Mapping[str, Description]) -> list[Refusal]:
+def contradicted_descriptions(
+    entries: Sequence[SubmissionEntry], descriptions: Mapping[str, Description]
+) -> list[Refusal]:
     """Return contradictions of the logs and launch scales with the system descriptions."""
     found: list[Refusal] = []
     for entry in entries:
@@ -141,7 +143,7 @@ def contradicted_descriptions(entries: Sequence[Entry], descriptions: Mapping[st
     return list(dict.fromkeys(found))
 
 
-def _code_refusals(entry: Entry) -> list[Refusal]:
+def _code_refusals(entry: SubmissionEntry) -> list[Refusal]:
     if entry.settings.code is not None:
         return []
     name = entry.score.run_set.name
@@ -156,10 +158,10 @@ def _code_refusals(entry: Entry) -> list[Refusal]:
     return []
 
 
-def _conflicts(entries: Sequence[Entry]) -> list[Refusal]:
+def _conflicts(entries: Sequence[SubmissionEntry]) -> list[Refusal]:
     """Return conflicts: two results for one folder, two codes for one implementation name, training and HPC mixed."""
-    places: dict[tuple[str, str], Entry] = {}
-    codes: dict[tuple[str, str], Entry] = {}
+    places: dict[tuple[str, str], SubmissionEntry] = {}
+    codes: dict[tuple[str, str], SubmissionEntry] = {}
     found = []
     for entry in entries:
         name, benchmark = entry.score.run_set.name, entry.benchmark
@@ -183,7 +185,7 @@ def _conflicts(entries: Sequence[Entry]) -> list[Refusal]:
     return found
 
 
-def _code(entry: Entry) -> str:
+def _code(entry: SubmissionEntry) -> str:
     if entry.settings.code is not None:
         return str(entry.settings.code)
     return f"commit {entry.begin.commit}" if entry.begin is not None else "unknown code"

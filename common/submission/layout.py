@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from common.mlperf.refusals import Refusal
 from common.submission.found_files import FoundFiles
-from common.submission.sources import RESULT
+from common.submission.run_sets import RESULT
 
 PARTS = {
     "results": "the logs results/<system>/<benchmark>/result_<i>.txt",

@@ -5,7 +5,7 @@ two crash with a traceback on unexpected input. So a checker accepts only if it 
 complaint.
 
 The repository checker reads names and sizes only and runs on the original folder. The others run on a copy
-(:mod:`common.submission.staged_copy`), because the package checker writes files.
+(:func:`common.submission.checkers.stage`), because the package checker writes files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def format_report(report: CheckerReport) -> str:
 
 
 @dataclass(frozen=True)
-class Output:
+class CheckerOutput:
     """The exit code and output of a checker.
 
     Attributes:
@@ -88,18 +88,18 @@ class Output:
         return self.code == 0 and self.death() is None and sentence in self.text
 
 
-def _run(tree: Path, module: str, arguments: Sequence[str | Path], folder: Path | None = None) -> Output:
+def _run(tree: Path, module: str, arguments: Sequence[str | Path], folder: Path | None = None) -> CheckerOutput:
     plain = [str(each) for each in arguments]
     plain += ["--log_output", "checker.log"]
     ended = run_confined(module, plain, readable=[tree], seconds=SECONDS, folder=folder)
-    return Output(ended.code, ended.text.replace(f"{tree.parent}/", ""), ended.stopped)
+    return CheckerOutput(ended.code, ended.text.replace(f"{tree.parent}/", ""), ended.stopped)
 
 
 def _name(tree: Path, path: Path) -> str:
     return str(path.relative_to(tree.parent))
 
 
-def _unsaid(output: Output, what: str) -> str:
+def _unsaid(output: CheckerOutput, what: str) -> str:
     return f"does not say that {what}: {output.text.strip()[-200:]}"
 
 
@@ -185,7 +185,7 @@ def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
     return CheckerReport("package_checker", tree.name, _refusals(complaints))
 
 
-def _package_complaints(output: Output, passed: bool) -> Iterator[str]:
+def _package_complaints(output: CheckerOutput, passed: bool) -> Iterator[str]:
     """Yield errors of the package checker, each with its file or folder.
 
     Warnings about single files count only if the checker did not pass, because a passing checker tolerates them.

@@ -18,7 +18,7 @@ from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rules import RULESETS, round_name
 from common.mlperf.verdict import UNVERIFIED
 from common.submission.checkers import format_report, judge_tree
-from common.submission.entries import Entry, contradicted_descriptions, gather, refusals
+from common.submission.entries import SubmissionEntry, contradicted_descriptions, gather, refusals
 from common.submission.layout import SCALING_FILE
 from common.submission.settings import SubmissionSettings, read_settings
 from common.submission.system_description import Description, describe
@@ -77,7 +77,7 @@ def package(
     return ok
 
 
-def _descriptions(settings: SubmissionSettings, entries: Sequence[Entry]) -> dict[str, Description]:
+def _descriptions(settings: SubmissionSettings, entries: Sequence[SubmissionEntry]) -> dict[str, Description]:
     found = {}
     for name in dict.fromkeys(entry.system for entry in entries):
         doctors = dict.fromkeys(path for entry in entries if entry.system == name for path in entry.doctors)
@@ -85,7 +85,7 @@ def _descriptions(settings: SubmissionSettings, entries: Sequence[Entry]) -> dic
     return found
 
 
-def _check(tree: Path, ruleset: str, entries: Sequence[Entry]) -> bool:
+def _check(tree: Path, ruleset: str, entries: Sequence[SubmissionEntry]) -> bool:
     """Run the checkers and copy each ``scaling.json`` of the package checker into the tree. Return True if accepted."""
     judged = judge_tree(tree, entries[0].rules.usage, ruleset, _copied_logs(tree, entries))
     for report in judged.reports:
@@ -95,7 +95,7 @@ def _check(tree: Path, ruleset: str, entries: Sequence[Entry]) -> bool:
     return judged.accepted
 
 
-def _copied_logs(tree: Path, entries: Sequence[Entry]) -> dict[Path, ParsedLog]:
+def _copied_logs(tree: Path, entries: Sequence[SubmissionEntry]) -> dict[Path, ParsedLog]:
     """Return the parsed logs of the chosen runs by their path in the tree, so that they are not read again."""
     found = {}
     for entry in entries:
@@ -107,7 +107,11 @@ def _copied_logs(tree: Path, entries: Sequence[Entry]) -> dict[Path, ParsedLog]:
 
 
 def _conclude(
-    ok: bool, target: Path, rejected: Path | None, entries: Sequence[Entry], descriptions: dict[str, Description]
+    ok: bool,
+    target: Path,
+    rejected: Path | None,
+    entries: Sequence[SubmissionEntry],
+    descriptions: dict[str, Description],
 ) -> None:
     for note in [note for each in descriptions.values() for note in each.notes]:
         print(f"note: {note}")

@@ -29,9 +29,9 @@ from common.mlperf.verdict import (
     judge_log,
     judge_together,
 )
-from common.submission.copied_runs import copy_refusals
 from common.submission.registry_evidence import log_contradictions, verdict_contradiction
-from common.submission.sources import RunSet
+from common.submission.run_sets import RunSet
+from common.submission.tree_agreement import copy_refusals
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ScoredRun:
 
 
 @dataclass(frozen=True)
-class Score:
+class ResultScore:
     """The score of a set of runs, with the values from which it was computed.
 
     Attributes:
@@ -118,7 +118,7 @@ class Score:
         )
 
 
-def score(run_set: RunSet, ruleset: str | None = None) -> Score:
+def score(run_set: RunSet, ruleset: str | None = None) -> ResultScore:
     """Return the score of a set of runs under one ruleset.
 
     Args:
@@ -133,7 +133,7 @@ def score(run_set: RunSet, ruleset: str | None = None) -> Score:
         return _score(run_set, version)
 
 
-def _score(run_set: RunSet, version: str | None) -> Score:
+def _score(run_set: RunSet, version: str | None) -> ResultScore:
     verdicts = _judge_all(run_set, version)
     version = version or verdicts[0].ruleset if verdicts else version
     rules = _rules(verdicts, version)
@@ -141,7 +141,7 @@ def _score(run_set: RunSet, version: str | None) -> Score:
     if not run_set.declared_together:
         reason = f"{run_set.name}: they were not launched as one series; name the logs of a result, in launch order"
         refusal = Refusal("not-consecutive", reason)
-        return Score(run_set, runs, rules, None, None, None, None, (refusal,), ())
+        return ResultScore(run_set, runs, rules, None, None, None, None, (refusal,), ())
     obstacles = [*run_set.complaints, *_registry_obstacles(run_set, runs), *_obstacles(run_set.name, runs, rules)]
     notes = [*run_set.notes]
     if version is not None and run_set.ruleset not in (None, version):
@@ -152,7 +152,7 @@ def _score(run_set: RunSet, version: str | None) -> Score:
     else:  # published results are not in launch order, and the order matters only if runs are chosen from more
         notes += [each.sentence for each in disorder]
     if rules is None or len(runs) < rules.runs:
-        return Score(run_set, runs, rules, None, None, None, None, tuple(obstacles), tuple(notes))
+        return ResultScore(run_set, runs, rules, None, None, None, None, tuple(obstacles), tuple(notes))
     window = pick_window([run.verdict.minutes for run in runs], rules.runs, rules.dropped)
     chosen = runs[window.start : window.start + window.runs]
     factor = None
@@ -161,7 +161,7 @@ def _score(run_set: RunSet, version: str | None) -> Score:
         obstacles += [refusal.about(f"{run_set.name}: ") for refusal in verdict.refusals]
         notes += verdict.notes
         factor = verdict.score / window.score if verdict.score is not None and window.score > 0 else None
-    return Score(
+    return ResultScore(
         run_set,
         runs,
         rules,

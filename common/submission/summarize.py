@@ -12,11 +12,11 @@ from typing import Any
 
 from common.errors import DataError, printable
 from common.mlperf.checker_process import one_checker_process
-from common.mlperf.log_names import distinct_names
+from common.mlperf.parsed_log import distinct_names
 from common.mlperf.rules import Rules
 from common.mlperf.verdict import NOT_A_RESULT, UNVERIFIED
-from common.submission.score import Score, ScoredRun, score
-from common.submission.sources import find_run_sets
+from common.submission.run_sets import find_run_sets
+from common.submission.score import ResultScore, ScoredRun, score
 
 HOW_COUNTED = (
     "runs counted: experiments that started the clock; one that ended before run_start is left out and must be made up "
@@ -24,7 +24,7 @@ HOW_COUNTED = (
 )
 
 
-def format_score(scored: Score) -> str:
+def format_score(scored: ResultScore) -> str:
     """Return a score as text: table of runs, chosen runs, RCP comparison, and the score or its obstacles."""
     rules = scored.rules
     about = f"{rules.log_name}, ruleset {rules.ruleset}" if rules is not None else "no ruleset accepts these logs"
@@ -47,7 +47,7 @@ def format_score(scored: Score) -> str:
     return "\n".join(printable(line) for line in lines)
 
 
-def _table(scored: Score) -> list[str]:
+def _table(scored: ResultScore) -> list[str]:
     unit = scored.rules.unit if scored.rules is not None else "progress"
     named = distinct_names(run.verdict.paths[0] for run in scored.runs)
     rows = [("run", "minutes", f"{unit} to converge", "seed", "verdict", "log")]
@@ -73,7 +73,7 @@ def _verdict(run: ScoredRun) -> str:
     return run.verdict.kind if run.verdict.converged else f"{run.verdict.kind}, not converged"
 
 
-def _convergence(scored: Score, rules: Rules) -> list[str]:
+def _convergence(scored: ResultScore, rules: Rules) -> list[str]:
     reference = scored.reference
     lines = []
     if scored.convergence is not None:
@@ -95,7 +95,7 @@ def _minutes(value: float | None) -> str:
     return "infinite: too many runs failed" if value is None else f"{value:.3f} minutes"
 
 
-def as_json(scored: Score) -> dict[str, Any]:
+def as_json(scored: ResultScore) -> dict[str, Any]:
     """Return the content of :func:`format_score` for JSON. Times are in minutes, convergence in ``unit``."""
     rules, series = scored.rules, scored.run_set.series
     return {

@@ -9,10 +9,10 @@ from common.data.sources import is_adopted
 from common.launch.series import Begin
 from common.mlperf.rules import round_name
 from common.mlperf.verdict import UNVERIFIED
-from common.submission.entries import Entry
+from common.submission.entries import SubmissionEntry
 
 
-def submission_readme(submitter: str, ruleset: str, entries: Sequence[Entry]) -> str:
+def submission_readme(submitter: str, ruleset: str, entries: Sequence[SubmissionEntry]) -> str:
     """Return README.md of the submitter's folder, with a table of the results.
 
     Args:
@@ -37,7 +37,7 @@ def submission_readme(submitter: str, ruleset: str, entries: Sequence[Entry]) ->
     return "\n".join(lines) + "\n"
 
 
-def system_readme(entry: Entry, own: str = "") -> str:
+def system_readme(entry: SubmissionEntry, own: str = "") -> str:
     """Return README-<system>.md: how to launch, and which runs form the result, and why.
 
     Args:
@@ -47,7 +47,7 @@ def system_readme(entry: Entry, own: str = "") -> str:
     return "\n".join([own.rstrip() or _how_to_launch(title, entry), "", *_runs(entry)]) + "\n"
 
 
-def _how_to_launch(title: str, entry: Entry) -> str:
+def _how_to_launch(title: str, entry: SubmissionEntry) -> str:
     begin = entry.begin
     assert begin is not None
     code, arguments = f"../{entry.implementation}", _arguments(begin)
@@ -74,7 +74,7 @@ def _arguments(begin: Begin) -> str:
     return shlex.join(argument for argument in begin.overrides if not argument.startswith(of_one_launch))
 
 
-def _runs(entry: Entry) -> list[str]:
+def _runs(entry: SubmissionEntry) -> list[str]:
     score, rules = entry.score, entry.rules
     series = score.run_set.series
     lines = ["## Runs", "", f"The result is {score.choice}."]
@@ -94,7 +94,7 @@ def _runs(entry: Entry) -> list[str]:
     return lines
 
 
-def setup_script(entry: Entry) -> str:
+def setup_script(entry: SubmissionEntry) -> str:
     """Return this suite's setup.sh, which installs the package into a new virtual environment."""
     return f"""#!/usr/bin/env bash
 # Installs the code into ../{entry.implementation}/.venv.
@@ -105,7 +105,7 @@ python3 -m venv .venv
 """
 
 
-def init_datasets_script(entry: Entry) -> str:
+def init_datasets_script(entry: SubmissionEntry) -> str:
     """Return this suite's init_datasets.sh, which downloads, prepares and verifies the data."""
     assert entry.begin is not None
     benchmark = entry.begin.benchmark

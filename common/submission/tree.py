@@ -25,7 +25,7 @@ from common.errors import ConfigError
 from common.mlperf.compliance import rule_records
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rules import Rules
-from common.submission.entries import Entry
+from common.submission.entries import SubmissionEntry
 from common.submission.layout import SCALINGS
 from common.submission.settings import SubmissionSettings
 from common.submission.source_code import copy_folder, export_commit
@@ -40,7 +40,7 @@ def write_tree(
     root: Path,
     settings: SubmissionSettings,
     ruleset: str,
-    entries: Sequence[Entry],
+    entries: Sequence[SubmissionEntry],
     descriptions: Mapping[str, Description],
     repository: Path,
 ) -> None:
@@ -80,11 +80,11 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=4) + "\n")
 
 
-def _implementations(root: Path, entry: Entry) -> Path:
+def _implementations(root: Path, entry: SubmissionEntry) -> Path:
     return root / "benchmarks" / entry.benchmark / "implementations"
 
 
-def _write_code(root: Path, entry: Entry, repository: Path) -> None:
+def _write_code(root: Path, entry: SubmissionEntry, repository: Path) -> None:
     target = _implementations(root, entry) / entry.implementation
     if target.exists():  # another system of this submission has the same implementation
         return
@@ -97,7 +97,7 @@ def _write_code(root: Path, entry: Entry, repository: Path) -> None:
         export_commit(repository, entry.begin.commit, target)
 
 
-def _write_launch(root: Path, submitter: str, entry: Entry) -> None:
+def _write_launch(root: Path, submitter: str, entry: SubmissionEntry) -> None:
     folder = _implementations(root, entry) / entry.system
     folder.mkdir(parents=True)
     own = entry.settings
@@ -115,7 +115,7 @@ def _write_launch(root: Path, submitter: str, entry: Entry) -> None:
     _write_json(folder / f"{entry.system}_{entry.implementation}.json", _run_description(submitter, entry))
 
 
-def _run_description(submitter: str, entry: Entry) -> dict[str, Any]:
+def _run_description(submitter: str, entry: SubmissionEntry) -> dict[str, Any]:
     begin, log = entry.begin, entry.score.chosen[0].log
     assert log is not None
     launched = {} if begin is None else {
@@ -144,13 +144,13 @@ def _hyperparameters(log: ParsedLog, rules: Rules) -> dict[str, object]:
     return {event.key: event.value for event in wanted if event.key not in later}
 
 
-def result_folder(root: Path, entry: Entry) -> Path:
+def result_folder(root: Path, entry: SubmissionEntry) -> Path:
     """Return the folder for the logs of an entry."""
     between = SCALINGS[:1] if entry.rules.usage == "hpc" else ()
     return Path(root, "results", entry.system, *between, entry.benchmark)
 
 
-def _copy_logs(root: Path, entry: Entry) -> None:
+def _copy_logs(root: Path, entry: SubmissionEntry) -> None:
     folder = result_folder(root, entry)
     folder.mkdir(parents=True)
     for index, log in enumerate(entry.logs):

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
 
 from common.errors import DataError
-from common.mlperf.parsed_log import ParsedLog
+from common.mlperf.parsed_log import LoggedEvaluation, ParsedLog
 from common.mlperf.refusals import Refusal
-from common.submission.copied_runs import copied_runs
 from common.submission.found_files import FoundFiles
 from common.submission.layout import ResultFolder
 from common.untrusted.strict_json import read_json_object
@@ -270,3 +269,64 @@ def at_most(sentences: Iterator[Sentence], number: int = 50) -> list[Sentence]:
         more = "there are more of these, such as: "
         found[number] = cast(Sentence, last.about(more) if isinstance(last, Refusal) else more + last)
     return found
+
+
+TELLING_VALUES = 6
+"""Smallest number of different evaluation results that identify a run."""
+TELLING_GAPS = 10
+"""Smallest number of different time gaps between log lines that identify a run."""
+
+
+def copied_runs(logs: Sequence[ParsedLog]) -> list[tuple[ParsedLog, ParsedLog]]:
+    """Return pairs of logs of one run, which appears twice, as (first log, log that repeats it).
+
+    Two logs are of one run if they agree in the sequence of evaluation results, in the times of these results to the
+    millisecond, or in the time gaps between all log lines.
+    """
+    first: dict[tuple[object, ...], ParsedLog] = {}
+    found = []
+    for log in logs:
+        marks = list(_marks(log))
+        owner = next((first[mark] for mark in marks if mark in first), None)
+        if owner is not None:
+            found.append((owner, log))
+        for mark in marks:
+            first.setdefault(mark, log)
+    return found
+
+
+def copy_refusals(logs: Sequence[ParsedLog]) -> list[Refusal]:
+    """Return a refusal for each pair of :func:`copied_runs`."""
+    return [
+        Refusal(
+            "run-copied",
+            f"{copy.path} and {owner.path} are one run: their evaluations or times agree to the millisecond; a result "
+            "counts each run once",
+        )
+        for owner, copy in copied_runs(logs)
+    ]
+
+
+def _marks(log: ParsedLog) -> Iterator[tuple[object, ...]]:
+    """Yield fingerprints that do not change if somebody edits seed, date, benchmark name or other lines of a log."""
+    starts = log.all("run_start")
+    values = tuple((repr(each.progress), _values(each)) for each in log.evaluations)
+    if len({value for _, value in values}) >= TELLING_VALUES:
+        yield ("values", values)
+    if starts and log.evaluations:
+        curve = [
+            (repr(each.progress), _values(each), _ms(each.time_ms - starts[0].time_ms)) for each in log.evaluations
+        ]
+        length = None if log.run_minutes is None else _ms(60_000 * log.run_minutes)
+        yield ("curve", tuple(curve), length)
+    gaps = tuple(_ms(after.time_ms - before.time_ms) for before, after in pairwise(log.events))
+    if len(set(gaps)) >= TELLING_GAPS:
+        yield ("gaps", gaps)
+
+
+def _values(evaluation: LoggedEvaluation) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in evaluation.values.items()))
+
+
+def _ms(milliseconds: float) -> float:
+    return round(milliseconds, 0)  # stays a float, because times in damaged logs can be infinite

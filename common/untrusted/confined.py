@@ -42,7 +42,7 @@ _BOOT = (
 
 
 @dataclass(frozen=True)
-class Ended:
+class ConfinedResult:
     """Result of a confined process.
 
     Attributes:
@@ -95,7 +95,7 @@ def command(
 
 def run_confined(
     module: str, arguments: Sequence[str], *, readable: Sequence[Path], seconds: float, folder: Path | None = None
-) -> Ended:
+) -> ConfinedResult:
     """Run ``mlperf_logging.<module>`` as a program.
 
     Args:
@@ -129,4 +129,4 @@ def run_confined(
         except OSError as error:
             raise SuiteError(f"{module} of mlperf-logging cannot be started: {error.strerror}") from error
         errors.seek(0)
-        return Ended(code, errors.read(OUTPUT_BYTES).decode(errors="replace"), stopped)
+        return ConfinedResult(code, errors.read(OUTPUT_BYTES).decode(errors="replace"), stopped)

@@ -20,7 +20,7 @@ from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
-from common.evaluation.model_weights import evaluating
+from common.evaluation.forward import evaluating
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from tests.capturable import Capturable

@@ -13,7 +13,7 @@ from common.data.batches import Block
 from common.data.manifest import Manifest
 from common.data.order import MicroBatches
 from common.recommendation.criteo.evaluation_rows import open_evaluation
-from common.recommendation.criteo.row_files import ReaderSettings
+from common.recommendation.criteo.row_reader import RowReaderSettings
 from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.criteo.training_rows import open_training
 from common.recommendation.tables import Table, Tables
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("files", ["auto", "buffered", "mapped"])
 @pytest.mark.parametrize("late", [False, True])
 def test_batches_of_a_side_stream_are_those_of_the_file(data: Path, files: str, late: bool) -> None:
-    settings = ReaderSettings(files=files, ahead=1)  # type: ignore[arg-type]
+    settings = RowReaderSettings(files=files, ahead=1)  # type: ignore[arg-type]
     device, stream = torch.device("cuda"), torch.cuda.Stream()
     source = open_training(data, FORMAT, TABLES, MicroBatches(BATCH), device, settings)
     found = []
@@ -63,7 +63,7 @@ def test_batches_of_a_side_stream_are_those_of_the_file(data: Path, files: str, 
 
 
 def test_resident_batches_stay_on_the_device(data: Path) -> None:
-    settings = ReaderSettings(resident_gb=1.0)
+    settings = RowReaderSettings(resident_gb=1.0)
     source = open_evaluation(data, FORMAT, TABLES, 4096, 1, 0, torch.device("cuda"), settings)
     first, second = list(source), list(source)
     assert [batch.samples for batch in first] == [4096] * 4 + [EVAL - 4 * 4096]

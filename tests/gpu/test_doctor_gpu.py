@@ -123,7 +123,7 @@ def join(rank, port, messages, leaves):
     store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     rank_info = RankInfo(rank, 2, rank, 2, 0, "torchrun")
-    plan = collectives.Plan(rank_info, [[0, 1]], torch.device("cuda", rank), 0.1, False, 5.0)
+    plan = collectives.CollectiveOptions(rank_info, [[0, 1]], torch.device("cuda", rank), 0.1, False, 5.0)
     if rank == 0:
         messages.put(collectives.run(plan).failed)
     leaves.wait(120)

@@ -15,7 +15,7 @@ from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.model import MaskRCNN
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
-from common.nn.frozen_batch_norm import FrozenBatchNorm2d
+from common.nn.batch_norm import FrozenBatchNorm2d
 from common.optim.groups import ParameterGroup
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.retinanet.model import Architecture, RetinaNet
-from common.nn.frozen_batch_norm import FrozenBatchNorm2d
+from common.nn.batch_norm import FrozenBatchNorm2d
 from common.nn.fused_convolution import FusedConv2d
 from common.ops.operation import Choice
 from common.step.capture import capturing

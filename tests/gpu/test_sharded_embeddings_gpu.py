@@ -10,11 +10,10 @@ import torch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.recommendation.embeddings import ShardedEmbeddings
-from common.recommendation.initial_rows import fill
-from common.recommendation.made_up_ids import made_up_ids
-from common.recommendation.placement import Hybrid, Plan, row_wise
+from common.recommendation.placement import Hybrid, Placement, row_wise
+from common.recommendation.row_store import fill
 from common.recommendation.slots import SlotFinder
-from common.recommendation.tables import Table, Tables
+from common.recommendation.tables import Table, Tables, made_up_ids
 from tests.common.recommendation import embedding_ranks as small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -56,7 +55,7 @@ def test_slots_are_those_of_a_cpu_captured_too(slots):
         Hybrid(0, tuple(range(0, 40_000, 7)), (2, 0, 1), 40 * slots, 512),
         Hybrid(2, (), (1, 2), 10 * slots, 512),
     )
-    plan = Plan(tables, 3, ((), (0,), ()), hybrids)
+    plan = Placement(tables, 3, ((), (0,), ()), hybrids)
     generator = torch.Generator().manual_seed(slots)
     batches = [made_up_ids(tables, 2048, "zipf", generator) for _ in range(3)]
     batches[1][::5, 0], batches[2][3, 7] = -1, 900

@@ -13,7 +13,7 @@ from oracle import kept_answers
 from common.mlperf.checker_process import one_checker_process
 from common.submission import mlcommons_checkers
 from common.submission.package import main
-from common.untrusted.confined import Ended
+from common.untrusted.confined import ConfinedResult
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,9 +87,9 @@ def content_checkers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """MLCommons' checkers accept everything; the names of those that were run."""
     asked: list[str] = []
 
-    def accept(module: str, *arguments: object, **more: object) -> Ended:
+    def accept(module: str, *arguments: object, **more: object) -> ConfinedResult:
         asked.append(module)
-        return Ended(0, CONTENT, "")
+        return ConfinedResult(0, CONTENT, "")
 
     monkeypatch.setattr(mlcommons_checkers, "run_confined", accept)
     return asked

@@ -32,8 +32,8 @@ from common.config.composition import compose
 from common.launch import experiment
 from common.launch.launch_config import LaunchConfig
 from common.submission import check
+from common.submission.run_sets import find_run_sets
 from common.submission.score import score
-from common.submission.sources import find_run_sets
 
 Change = Callable[[Path], None]
 SECOND = f"{SERIES}_2.log"

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.frozen.inference import freeze
 from benchmarks.stable_diffusion.frozen.sizes import VaeSizes
+from common.nn.convolution import UpsampleConvolution
 from common.nn.group_norm import GroupNorm
-from common.nn.upsample_convolution import UpsampleConvolution
 
 IMAGE_CHANNELS = 3
 

@@ -12,12 +12,12 @@ from common.data.batches import HostBatch
 from common.data.direct_reader import PIECE_BYTES
 from common.data.order import EvalShard
 from common.recommendation.criteo.prepared import open_prepared
-from common.recommendation.criteo.row_files import ReaderSettings, RowFile
+from common.recommendation.criteo.row_reader import RowFile, RowReaderSettings
 from common.recommendation.criteo.sample_rows import WORD, SampleFormat
 from common.recommendation.tables import Tables
 
 
-class EvaluationRows:
+class ClickEvaluationRows:
     """Evaluation batches of one replica; a :class:`common.data.batches.EvalSource`. Iterate once per evaluation.
 
     A batch has ``label`` (B,), ``dense`` (B, D) and ``ids`` (B, L) from :meth:`SampleFormat.decode`, and ``count``,
@@ -29,7 +29,7 @@ class EvaluationRows:
         words: words of a row.
         shard: this replica's part.
         device: device of the batches.
-        resident_gb: see :class:`ReaderSettings`.
+        resident_gb: see :class:`RowReaderSettings`.
 
     Attributes:
         resident: whether batches stay on the device after the first pass.
@@ -95,8 +95,8 @@ def open_evaluation(
     replicas: int,
     replica: int,
     device: torch.device,
-    settings: ReaderSettings,
-) -> EvaluationRows:
+    settings: RowReaderSettings,
+) -> ClickEvaluationRows:
     """Open the evaluation data in ``root``. Call it after ``run_start``.
 
     Args:
@@ -115,4 +115,4 @@ def open_evaluation(
     prepared = open_prepared(root, sample_format, tables)
     shard = EvalShard(prepared.eval_samples, batch, replicas, replica)
     file = RowFile(root / sample_format.eval_file, prepared.words, prepared.eval_samples, settings)
-    return EvaluationRows(file, sample_format, prepared.words, shard, device, settings.resident_gb)
+    return ClickEvaluationRows(file, sample_format, prepared.words, shard, device, settings.resident_gb)

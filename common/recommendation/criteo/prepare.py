@@ -17,8 +17,8 @@ from common.data.preparation import preparing
 from common.data.published import Published, PublishedFile
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
-from common.recommendation.criteo.preparation.pipeline import Pipeline
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, open_raw
+from common.recommendation.criteo.preparation.stages import CriteoPipeline
 from common.recommendation.criteo.prepared import FORM, HOTNESS, TABLE_ROWS, open_prepared
 from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
 
@@ -56,7 +56,7 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
         work_dir = job.begin(INTERMEDIATE)
         workers = min(workers, 1 + sum(path.stat().st_size for day in raw.files for path in day) // BYTES_PER_WORKER)
         own = _memory_per_worker(work_dir / "memory", memory // workers)
-        made = Pipeline(raw, encoding, data_dir, work_dir, workers, own).run()
+        made = CriteoPipeline(raw, encoding, data_dir, work_dir, workers, own).run()
         source = {TABLE_ROWS: json.dumps(made.table_rows), HOTNESS: json.dumps(encoding.hotness), FORM: raw.form}
         counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
         return job.finish(made.files, counts, "Criteo's click logs", {**source, "numpy": np.__version__})

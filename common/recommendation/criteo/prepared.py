@@ -19,7 +19,7 @@ FORM = "form"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedClicks:
     """A prepared data set.
 
     Attributes:
@@ -48,7 +48,7 @@ class Prepared:
         return IDS + sum(self.hotness)
 
 
-def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None = None) -> Prepared:
+def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None = None) -> PreparedClicks:
     """Read the manifest, and compare files and tables with it.
 
     Args:
@@ -66,7 +66,7 @@ def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None
         sizes, hotness = (_numbers(found.source[key]) for key in (TABLE_ROWS, HOTNESS))
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} lacks or garbles {error}; {remedy}") from error
-    prepared = Prepared(root, found, sizes, hotness)
+    prepared = PreparedClicks(root, found, sizes, hotness)
     for name, count in ((sample_format.train_file, "train_samples"), (sample_format.eval_file, "eval_samples")):
         if name not in found.files:
             raise DataError(f"{path} names no {name}; {remedy}")
@@ -80,7 +80,7 @@ def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None
     return prepared
 
 
-def _compare(prepared: Prepared, tables: Tables, command: str) -> None:
+def _compare(prepared: PreparedClicks, tables: Tables, command: str) -> None:
     path = prepared.folder / manifest.NAME
     hotness = tuple(table.hotness for table in tables.tables)
     if hotness != prepared.hotness:

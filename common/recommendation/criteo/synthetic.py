@@ -139,7 +139,7 @@ def _lines(fields: list[NDArray[np.uint8]]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Samples:
+class PlantedSamples:
     """N samples of the model.
 
     Attributes:
@@ -172,13 +172,13 @@ class LogisticModel:
     scale: float
     offset: float
 
-    def draw(self, samples: int, number: int) -> Samples:
+    def draw(self, samples: int, number: int) -> PlantedSamples:
         """Draw ``samples``; each ``number`` gives other samples."""
         random = np.random.default_rng([self.seed, 1, number])
         counts, categories = _features(random, self.table_rows, samples)
         effect = _effect(counts, categories, *weights(len(self.table_rows), self.seed))
         click = _sigmoid(self.scale * effect + self.offset)
-        return Samples(counts, categories, click, (random.random(samples) < click).astype(np.int64))
+        return PlantedSamples(counts, categories, click, (random.random(samples) < click).astype(np.int64))
 
 
 def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, seed: int) -> LogisticModel:

@@ -14,8 +14,8 @@ import torch
 from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches
 from common.errors import ConfigError
-from common.recommendation.criteo.prepared import Prepared, open_prepared
-from common.recommendation.criteo.row_files import ReaderSettings, RowFile
+from common.recommendation.criteo.prepared import PreparedClicks, open_prepared
+from common.recommendation.criteo.row_reader import RowFile, RowReaderSettings
 from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.tables import Tables
 
@@ -35,7 +35,7 @@ class TrainingRows:
         ConfigError: there are fewer samples than a global batch has.
     """
 
-    def __init__(self, prepared: Prepared, file: RowFile, mine: MicroBatches, device: torch.device) -> None:
+    def __init__(self, prepared: PreparedClicks, file: RowFile, mine: MicroBatches, device: torch.device) -> None:
         self.train_samples, self.eval_samples = prepared.train_samples, prepared.eval_samples
         self.stand_in = prepared.manifest.stand_in
         self._file, self._mine, self._pinned = file, mine, device.type == "cuda"
@@ -72,7 +72,7 @@ def open_training(
     tables: Tables,
     mine: MicroBatches,
     device: torch.device,
-    settings: ReaderSettings,
+    settings: RowReaderSettings,
 ) -> TrainingRows:
     """Open the training data in ``root``. Call it after ``run_start``.
 

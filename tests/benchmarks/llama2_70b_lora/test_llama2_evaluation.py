@@ -15,7 +15,7 @@ from benchmarks.llama2_70b_lora.data import open_evaluation
 from benchmarks.llama2_70b_lora.evaluate import RowMeans, mean_of_rows
 from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
-from common.evaluation.counted import CountedEvaluation
+from common.evaluation.counts import CountedEvaluation
 from tests.benchmarks.llama2_70b_lora.small_rows import LENGTH, Facts, write_prepared
 
 ROWS, UNSCORED = 173, 7

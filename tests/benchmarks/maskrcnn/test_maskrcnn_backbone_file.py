@@ -18,7 +18,7 @@ from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.model import trunk_shape
 from common.errors import CheckpointError, DataError, SuiteError
 from common.mlperf.fixed import fixed_facts
-from common.nn.fitted_backbone import fitted_backbone
+from common.nn.backbone_file import fitted_backbone
 from common.nn.resnet import ResNetTrunk, TrainedNorm, draw_weights
 from tests.common.untrusted.python2_pickles import python2_pickle
 

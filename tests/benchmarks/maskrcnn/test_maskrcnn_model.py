@@ -14,7 +14,7 @@ from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
 from benchmarks.maskrcnn.proposals import anchors, level_sizes
 from common.errors import UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
-from common.nn.convolution_flops import LayerFlops
+from common.nn.convolution import LayerFlops
 from common.nn.frozen import frozen_names
 from common.nn.fused_convolution import FusedConv2d
 from tests.benchmarks.maskrcnn.torchvision_parts import FROZEN, Parts

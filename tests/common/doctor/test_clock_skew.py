@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.doctor.clock_skew import offset_from_exchanges
+from common.doctor.command import offset_from_exchanges
 
 
 def test_a_symmetric_exchange_gives_the_offset_itself():

@@ -8,7 +8,7 @@ import torch
 
 from common.distributed.rank_info import RankInfo
 from common.doctor import collectives
-from common.doctor.collectives import Plan, ring_rounds
+from common.doctor.collectives import CollectiveOptions, ring_rounds
 from common.doctor.reading import Reading
 
 
@@ -35,7 +35,9 @@ def test_bus_bandwidth_does_not_depend_on_the_number_of_ranks():
 
 @pytest.fixture
 def plan():
-    return Plan(RankInfo(0, 1, 0, 1, 0, "single"), [[0]], torch.device("cpu"), 0.1, False, timeout_seconds=200)
+    return CollectiveOptions(
+        RankInfo(0, 1, 0, 1, 0, "single"), [[0]], torch.device("cpu"), 0.1, False, timeout_seconds=200
+    )
 
 
 def test_a_stage_that_hangs_is_told(plan):

@@ -2,14 +2,15 @@
 
 import pytest
 
-from common.doctor.findings import Finding, Unit
+from common.doctor.findings import Finding, MeasuredUnit
+from common.doctor.findings_table import format_report
 from common.doctor.reading import Reading
-from common.doctor.table import format_report
 
 
 def gpus(count, **values):
     return [
-        Unit("gpu", f"n{i} GPU 0", {name: Reading(value + i) for name, value in values.items()}) for i in range(count)
+        MeasuredUnit("gpu", f"n{i} GPU 0", {name: Reading(value + i) for name, value in values.items()})
+        for i in range(count)
     ]
 
 
@@ -38,9 +39,9 @@ def test_figures_without_a_heading_are_not_in_the_table():
 
 def test_a_figure_that_a_unit_does_not_have_is_a_dash_and_a_failed_one_says_so():
     units = [
-        Unit("gpu", "a", {"matrix_bf16_tflops": Reading(700.0)}),
-        Unit("gpu", "b", {"matrix_bf16_tflops": Reading(missing="no")}),
-        Unit("gpu", "c", {"matrix_bf16_tflops": Reading(failed="CUDA error")}),
+        MeasuredUnit("gpu", "a", {"matrix_bf16_tflops": Reading(700.0)}),
+        MeasuredUnit("gpu", "b", {"matrix_bf16_tflops": Reading(missing="no")}),
+        MeasuredUnit("gpu", "c", {"matrix_bf16_tflops": Reading(failed="CUDA error")}),
     ]
     assert [line.split()[-1] for line in lines(units)[4:7]] == ["700", "-", "failed"]
 
@@ -77,11 +78,13 @@ def test_the_last_line_is_the_verdict(findings, verdict):
         "cpu_governor": Reading(missing="none here"),
         "storage_read_gbs": Reading(failed="broken"),
     }
-    told = lines([Unit("node", "n1", readings)], [Finding("state", "n1", "", text, bad) for text, bad in findings])
+    told = lines(
+        [MeasuredUnit("node", "n1", readings)], [Finding("state", "n1", "", text, bad) for text, bad in findings]
+    )
     assert told[-1] == verdict
     assert [f"  {text}" in told for text, _ in findings] == [True] * len(findings)
 
 
 def test_figures_of_the_job_are_listed():
-    told = lines([Unit("job", "all ranks", {"all_reduce_64mb_gbs": Reading(345.678)})])
+    told = lines([MeasuredUnit("job", "all ranks", {"all_reduce_64mb_gbs": Reading(345.678)})])
     assert "  all-reduce of 64 MB over all ranks: 345.7 GB/s" in told

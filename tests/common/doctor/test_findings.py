@@ -2,17 +2,17 @@
 
 import pytest
 
-from common.doctor.findings import Unit, find
+from common.doctor.findings import MeasuredUnit, find
 from common.doctor.limits import Limit
 from common.doctor.reading import Reading
 
 
 def gpu(where, model="H200", **values):
-    return Unit("gpu", where, {name: Reading(value) for name, value in values.items()}, model)
+    return MeasuredUnit("gpu", where, {name: Reading(value) for name, value in values.items()}, model)
 
 
 def node(where, **values):
-    return Unit("node", where, {name: Reading(value) for name, value in values.items()})
+    return MeasuredUnit("node", where, {name: Reading(value) for name, value in values.items()})
 
 
 def texts(units, limits=None):
@@ -137,19 +137,19 @@ def test_where_no_value_is_usual_all_are_told():
 
 
 def test_a_failed_check_makes_unfit():
-    units = [Unit("node", "n1", {"storage_read_gbs@/data": Reading(failed="Input/output error")})]
+    units = [MeasuredUnit("node", "n1", {"storage_read_gbs@/data": Reading(failed="Input/output error")})]
     assert texts(units) == ["n1: storage read past the page cache (/data): Input/output error"]
     assert unfit(units) == ["n1"]
 
 
 def test_a_limit_holds_for_each_path():
-    units = [Unit("node", "n1", {"storage_read_gbs@/data": Reading(0.5)})]
+    units = [MeasuredUnit("node", "n1", {"storage_read_gbs@/data": Reading(0.5)})]
     assert unfit(units, {"node.storage_read_gbs": Limit(min=2.0)}) == ["n1"]
 
 
 def test_checks_that_could_not_run_are_told_together_and_fail_nobody():
     missing = {name: Reading(missing="not permitted") for name in ("xid_hardware", "xid_application")}
-    units = [Unit("gpu", f"n1 GPU {i}", missing) for i in range(2)]
+    units = [MeasuredUnit("gpu", f"n1 GPU {i}", missing) for i in range(2)]
     titles = "XID errors of the hardware since boot, XID errors of applications since boot"
     assert texts(units) == [f"n1 GPU 0, n1 GPU 1: {titles}: not permitted"]
     assert unfit(units, {"gpu.xid_hardware": Limit(max=0.0)}) == []

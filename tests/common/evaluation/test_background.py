@@ -19,7 +19,7 @@ from common.evaluation import background, scorer_process
 from common.evaluation.background import MOST_OWED, BackgroundEvaluation
 from common.evaluation.hand_over import ALIGNMENT, pack, unpack
 from common.evaluation.scorer_process import ScorerProcess
-from common.evaluation.scorer_service import Judged
+from common.evaluation.scorer_service import ScoreAnswer
 from tests.common.evaluation.scripted_scorers import AsPredicted, Witness
 
 WEIGHTS = Weights({"w": torch.zeros(1)})
@@ -244,19 +244,19 @@ class Scores:
         self.clock.now += 1
         self.owed.append(samples)
 
-    def poll(self) -> Judged | None:
+    def poll(self) -> ScoreAnswer | None:
         if not self.there:
             return None
         self.there -= 1
         return self._judged()
 
-    def wait(self) -> Judged:
+    def wait(self) -> ScoreAnswer:
         self.clock.now += 5
         return self._judged()
 
-    def _judged(self) -> Judged:
+    def _judged(self) -> ScoreAnswer:
         samples = self.owed.popleft()
-        return Judged({"accuracy": samples / 100}, 7.0, 1000 + samples)
+        return ScoreAnswer({"accuracy": samples / 100}, 7.0, 1000 + samples)
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_training_waits_for_a_scorer_that_is_behind(clock):
 class LastWords(Scores):
     """After its first answer it is dead."""
 
-    def _judged(self) -> Judged:
+    def _judged(self) -> ScoreAnswer:
         if len(self.owed) < 2:
             raise RankFailure("the scorer is dead")
         return super()._judged()

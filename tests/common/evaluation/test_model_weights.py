@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.contract.evaluation import Weights
 from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.evaluation.model_weights import evaluating
+from common.evaluation.forward import evaluating
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.step.train_step import Losses, TrainStep, accumulate

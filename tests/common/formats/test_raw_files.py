@@ -13,8 +13,7 @@ from benchmarks.rnnt import raw
 from common import cli
 from common.data.fetching import unpack
 from common.detection.coco_raw import SPLITS, RawData
-from common.formats import tars
-from common.formats.raw_files import is_data, listed
+from common.formats.raw_files import add_member, data_members, is_data, listed
 
 FOREIGN = (
     ".DS_Store", "._{}", "Thumbs.db", "desktop.ini", ".ipynb_checkpoints/{}", "__MACOSX/._{}", "__MACOSX/{}",
@@ -63,9 +62,9 @@ def test_prepared_data_with_foreign_files_are_as_they_were(workload: str, data_o
 def test_foreign_members_of_tars_are_passed_over(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("a.jpg", *(name.format("a.jpg") for name in FOREIGN), "b/c.jpg"):
-            tars.add(tar, name, b"1")
+            add_member(tar, name, b"1")
     with (tmp_path / "a.tar").open("rb") as file:
-        assert [name for name, _, _ in tars.members(file, tmp_path / "a.tar")] == ["a.jpg", "c.jpg"]
+        assert [name for name, _, _ in data_members(file, tmp_path / "a.tar")] == ["a.jpg", "c.jpg"]
 
 
 def test_foreign_members_of_zips_are_passed_over(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_foreign_members_of_librispeech_stay_packed(tmp_path: Path) -> None:
     archive = tmp_path / "dev-clean.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for name in ("1/a.flac", *(f"1/{name.format('a.flac')}" for name in FOREIGN)):
-            tars.add(tar, f"LibriSpeech/dev-clean/{name}", b"1")
+            add_member(tar, f"LibriSpeech/dev-clean/{name}", b"1")
     unpack(archive, tmp_path, {"LibriSpeech/dev-clean": "dev-clean"})
     assert [path.name for path in (tmp_path / "dev-clean").rglob("*") if path.is_file()] == ["a.flac"]
 

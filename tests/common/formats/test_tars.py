@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import DataError
-from common.formats import tars
+from common.formats.raw_files import add_member, data_members
 
 CONTENTS = {"a.bin": b"x" * 700, "b.bin": b"", "c.bin": b"y" * 512}
 
@@ -18,13 +18,13 @@ def _tar(**options: int) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", **options) as tar:
         for name, content in CONTENTS.items():
-            tars.add(tar, name, content)
+            add_member(tar, name, content)
     return file.getvalue()
 
 
 def _found(content: bytes, start: int = 0) -> dict[str, bytes]:
     file = io.BytesIO(content)
-    return {name: content[at : at + size] for name, at, size in tars.members(file, Path("made.tar"), start)}
+    return {name: content[at : at + size] for name, at, size in data_members(file, Path("made.tar"), start)}
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -10,7 +10,7 @@ import pytest
 from common.config.schema import BindingConfig
 from common.distributed.rank_info import RankInfo
 from common.launch import binding
-from common.launch.binding import Binding, CpuBinding, Topology, left_over, locate, parse_list, read_topology
+from common.launch.binding import CpuBinding, RankBinding, Topology, left_over, locate, parse_list, read_topology
 
 PAIRS = {cpu: cpu % 8 for cpu in range(16)}
 """8 physical cores; CPU c + 8 is the hyperthread of CPU c."""
@@ -33,7 +33,7 @@ def test_a_kernel_list_is_read(text: str, numbers: set[int]) -> None:
 
 
 def test_a_rank_gets_the_node_of_its_gpu_and_shares_it_with_its_neighbour() -> None:
-    assert locate(TWO_NODES, 2, "node", "node", range(4)) == Binding(parse_list("4-7,12-15"), frozenset({1}), 2)
+    assert locate(TWO_NODES, 2, "node", "node", range(4)) == RankBinding(parse_list("4-7,12-15"), frozenset({1}), 2)
 
 
 def test_an_exclusive_share_is_whole_cores_with_their_hyperthreads() -> None:
@@ -80,7 +80,7 @@ def test_a_rank_that_cannot_have_exclusive_cores_says_so(
 
 def test_a_cpuset_is_respected() -> None:
     halved = Topology(parse_list("0-1,4-5"), frozenset({0}), TWO_NODES.gpu_cpus, TWO_NODES.gpu_nodes, PAIRS)
-    assert locate(halved, 3, "node", "node", range(4)) == Binding(frozenset({4, 5}), frozenset(), 2)
+    assert locate(halved, 3, "node", "node", range(4)) == RankBinding(frozenset({4, 5}), frozenset(), 2)
 
 
 def test_a_gpu_whose_cores_are_not_allowed_leaves_all_allowed_ones() -> None:
@@ -97,16 +97,16 @@ def test_gpus_in_another_order_than_their_nodes_are_bound_by_their_own_node() ->
 
 def test_more_ranks_than_cores_share_them() -> None:
     small = Topology(parse_list("0,8"), frozenset({0}), (parse_list("0,8"),) * 4, (0,) * 4, PAIRS)
-    assert locate(small, 3, "exclusive", "none", range(4)) == Binding(frozenset({0, 8}), frozenset(), 4)
+    assert locate(small, 3, "exclusive", "none", range(4)) == RankBinding(frozenset({0, 8}), frozenset(), 4)
 
 
 def test_more_numa_nodes_than_gpus_is_no_problem() -> None:
     one = Topology(frozenset(range(16)), frozenset(range(4)), (parse_list("8-11"),), (2,), PAIRS)
-    assert locate(one, 0, "node", "node", [0]) == Binding(parse_list("8-11"), frozenset({2}), 1)
+    assert locate(one, 0, "node", "node", [0]) == RankBinding(parse_list("8-11"), frozenset({2}), 1)
 
 
 def test_none_leaves_everything() -> None:
-    assert locate(TWO_NODES, 1, "none", "none", range(4)) == Binding(frozenset(range(16)), frozenset(), 4)
+    assert locate(TWO_NODES, 1, "none", "none", range(4)) == RankBinding(frozenset(range(16)), frozenset(), 4)
 
 
 def test_the_kernel_files_of_a_machine_are_read(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_applying_binds_this_process_and_its_memory() -> None:
     one = frozenset({min(before)})
     pid = os.fork()
     if pid == 0:  # the policy cannot be taken back: a process of its own
-        problems = binding.apply(Binding(one, frozenset({0}), 1))
+        problems = binding.apply(RankBinding(one, frozenset({0}), 1))
         policies = {line.split()[1] for line in Path("/proc/self/numa_maps").read_text().splitlines()}
         bound = os.sched_getaffinity(0) == one and (bool(problems) or "bind:0" in policies)
         os._exit(0 if bound else 1)

@@ -20,10 +20,9 @@ from common.config.override import override
 from common.doctor.limits import parse_limits
 from common.errors import FULL_DISK, ConfigError, DataError
 from common.launch import experiment
-from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
+from common.launch.experiment import assignments, begin, configuration_hash, end, find_source, open_series, series_name
 from common.launch.launch_config import LaunchConfig
 from common.launch.series import append, going_on, read_runs
-from common.launch.source_revision import find_source
 from tests import toy
 from tests.conftest import ROOT
 

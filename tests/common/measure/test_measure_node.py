@@ -26,7 +26,7 @@ from common.measure import command, node
 from common.measure.command import counts_up_to
 from common.measure.jobs import MADE_UP, Job, jobs_of
 from common.measure.node import Node
-from common.measure.table import ATTRIBUTION, COLUMNS, Outcome, published_rates, table
+from common.measure.table import ATTRIBUTION, COLUMNS, MeasuredCopy, published_rates, table
 from common.mlperf.rules import rules_for
 from common.run.bench_figures import RankFigures
 
@@ -271,11 +271,11 @@ def test_the_table_says_what_several_gpus_keep_of_one():
     spread = {"repetitions_ms": [63.0, 64.0, 64.6], "without_traffic": {"step_ms": 62.5}}
     single, each = Job("bert", 1, "1xH200", False, copies=2), {"joules": 33.6, "reserved_bytes": 61_250_000_000}
     outcomes = [
-        Outcome(Job("bert", 2, "2xH200", True), figures(1_500.0, 96, *ranks, **spread, run=run), "", (0, 1)),
-        Outcome(single, figures(800.0, 48, **each), "", (1,)),
-        Outcome(single, figures(768.0, 48), "", (0,)),  # 62.5 ms: the slower of the two
-        Outcome(Job("resnet", 1, "1xH200", False), None, "exit code 2: no"),
-        Outcome(Job("unet3d", 1, "1xH200", False), figures(90.0, 7, updated=False)),
+        MeasuredCopy(Job("bert", 2, "2xH200", True), figures(1_500.0, 96, *ranks, **spread, run=run), "", (0, 1)),
+        MeasuredCopy(single, figures(800.0, 48, **each), "", (1,)),
+        MeasuredCopy(single, figures(768.0, 48), "", (0,)),  # 62.5 ms: the slower of the two
+        MeasuredCopy(Job("resnet", 1, "1xH200", False), None, "exit code 2: no"),
+        MeasuredCopy(Job("unet3d", 1, "1xH200", False), figures(90.0, 7, updated=False)),
     ]
     lines = table(outcomes).splitlines()
     rows = [cells(line) for line in lines[2:5]]
@@ -295,10 +295,12 @@ def test_the_table_says_what_several_gpus_keep_of_one():
 
 def test_a_gpu_that_is_missing_or_has_another_batch_is_compared_with_nothing():
     single = Job("bert", 1, "1xH200", False, copies=2)
-    both = Outcome(Job("bert", 2, "2xH200", False), figures(1_500.0, 96, without_traffic={"step_ms": 9.0}), "", (0, 1))
-    one = Outcome(single, figures(800.0, 48), "", (0,))
+    both = MeasuredCopy(
+        Job("bert", 2, "2xH200", False), figures(1_500.0, 96, without_traffic={"step_ms": 9.0}), "", (0, 1)
+    )
+    one = MeasuredCopy(single, figures(800.0, 48), "", (0,))
     assert cells(table([both, one]).splitlines()[3])[4] == ""
-    others = [Outcome(single, figures(rate, 24), "", (place,)) for place, rate in enumerate((768.0, 900.0))]
+    others = [MeasuredCopy(single, figures(rate, 24), "", (place,)) for place, rate in enumerate((768.0, 900.0))]
     lines = table([both, *others]).splitlines()
     assert cells(lines[4])[4] == "0.977"  # rates can be compared
     assert len(lines) == 5
@@ -306,7 +308,7 @@ def test_a_gpu_that_is_missing_or_has_another_batch_is_compared_with_nothing():
 
 def test_many_ranks_have_the_smallest_and_the_largest_figure():
     ranks = [RankFigures(64.0, 50.0 + rank, power_w=690.0 + rank) for rank in range(8)]
-    row = cells(table([Outcome(Job("bert", 8, "8xH200", False), figures(6_000.0, 384, *ranks))]).splitlines()[2])
+    row = cells(table([MeasuredCopy(Job("bert", 8, "8xH200", False), figures(6_000.0, 384, *ranks))]).splitlines()[2])
     assert (row[7], row[11]) == ("50.00 to 57.00", "690 to 697")
 
 
@@ -320,11 +322,11 @@ def test_published_rates_are_of_known_benchmarks():
 
 
 def test_a_row_stands_beside_the_rate_of_its_recipes_accelerator():
-    told = [Outcome(Job("bert", 2, scale, False), figures(200.0, 8)) for scale in ("4xH200", "8xH100")]
+    told = [MeasuredCopy(Job("bert", 2, scale, False), figures(200.0, 8)) for scale in ("4xH200", "8xH100")]
     h200, h100 = table(told).splitlines()[2:]
     assert "8 x H200" in h200
     assert "8 x H100" in h100
-    (only,) = table([Outcome(Job("rnnt", 2, "4xH200", False), figures(200.0, 8))]).splitlines()[2:]
+    (only,) = table([MeasuredCopy(Job("rnnt", 2, "4xH200", False), figures(200.0, 8))]).splitlines()[2:]
     assert "8 x H100" in only  # nobody has published another
 
 

@@ -25,8 +25,7 @@ from common.config.schema import (
     TargetConfig,
 )
 from common.data.batches import Block
-from common.mlperf.admission import admit
-from common.mlperf.disclosure import disclosures
+from common.mlperf.admission import admit, disclosures
 from common.mlperf.events import RunEvents
 from common.mlperf.mllog import RunLog
 from common.mlperf.rules import RULESETS, rules_for

@@ -18,10 +18,10 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from common.errors import CheckpointError, ConfigError
 from common.nn.backbone_file import load_backbone
+from common.nn.batch_norm import FrozenBatchNorm2d
+from common.nn.convolution import cast_weights
 from common.nn.frozen import frozen_names
-from common.nn.frozen_batch_norm import FrozenBatchNorm2d
 from common.nn.fused_convolution import FusedConv2d
-from common.nn.precision import cast_weights
 from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
 
 TRAINED = TrainedNorm(1e-5, 0.1)

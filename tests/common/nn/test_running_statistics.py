@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.nn.batch_norm import BatchNorm2d
-from common.nn.running_statistics import averaged_statistics
+from common.nn.batch_norm import BatchNorm2d, averaged_statistics
 
 
 class Network(nn.Module):

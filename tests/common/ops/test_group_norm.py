@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from common.errors import UnsupportedImplementation
 from common.nn.choice import choose
-from common.nn.group_norm import GroupNorm
-from common.nn.layer_norm import LayerNorm
+from common.nn.group_norm import GroupNorm, LayerNorm
 from common.ops import group_norm
 from common.ops.group_norm import apex
 from common.ops.group_norm.reference import group_norm_reference

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.errors import UnsupportedImplementation
 from common.nn.choice import choose
-from common.nn.upsample_convolution import UpsampleConvolution
+from common.nn.convolution import UpsampleConvolution
 from common.ops.operation import AUTO, OperationRequest
 from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION
 from tests.capturable import Capturable

@@ -24,8 +24,8 @@ from common.optim.updater import SendingUpdater
 from common.recommendation import row_files
 from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.embeddings import ShardedEmbeddings
-from common.recommendation.initial_rows import fill
-from common.recommendation.placement import Hybrid, Plan, row_wise, table_wise
+from common.recommendation.placement import Hybrid, Placement, row_wise, table_wise
+from common.recommendation.row_store import fill
 from common.recommendation.tables import Table, Tables
 from common.run import checkpoint
 from common.run.checkpoint import Progress
@@ -42,7 +42,7 @@ TABLES = Tables(
 RULES: dict[str, Rule] = {"adagrad": AdagradRows(EPSILON), "sgd": SgdRows()}
 
 
-def plans(ranks: int) -> dict[str, Plan]:
+def plans(ranks: int) -> dict[str, Placement]:
     """Every placement, and mixtures; some with ranks that hold nothing."""
     mixtures = {
         1: {"mixed": ((0,), (), (0,), (), (0,), (0,))},
@@ -55,12 +55,12 @@ def plans(ranks: int) -> dict[str, Plan]:
     }
     named = {"row_wise": row_wise(TABLES, ranks)}
     if ranks < 4:
-        named |= {"table_wise": table_wise(TABLES, ranks), "replicated": Plan(TABLES, ranks, ((),) * 6)}
-    named |= {name: Plan(TABLES, ranks, holders) for name, holders in mixtures[ranks].items()}
+        named |= {"table_wise": table_wise(TABLES, ranks), "replicated": Placement(TABLES, ranks, ((),) * 6)}
+    named |= {name: Placement(TABLES, ranks, holders) for name, holders in mixtures[ranks].items()}
     return named | hybrids(ranks)
 
 
-def hybrids(ranks: int) -> dict[str, Plan]:
+def hybrids(ranks: int) -> dict[str, Placement]:
     """Plans with hybrid tables: of some, no or all rows frequent; some beside tables of every other placement."""
     every = tuple(range(ranks))
     some = tuple(
@@ -73,8 +73,8 @@ def hybrids(ranks: int) -> dict[str, Plan]:
         Hybrid(4, tuple(range(25)), every[:2], 1, 1),
     )
     return {
-        "hybrid": Plan(TABLES, ranks, ((),) * 6, some),
-        "hybrid_mixed": Plan(TABLES, ranks, ((), (), every, (every[-1],), (), ()), mixed),
+        "hybrid": Placement(TABLES, ranks, ((),) * 6, some),
+        "hybrid_mixed": Placement(TABLES, ranks, ((), (), every, (every[-1],), (), ()), mixed),
     }
 
 
@@ -117,7 +117,7 @@ class Trainee:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Placement,
         layout: Layout,
         rule: Rule = RULES["adagrad"],
         dtype: torch.dtype = torch.float64,
@@ -212,7 +212,7 @@ class Trainee:
         return found
 
 
-def train(plan: Plan, layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Any]:
+def train(plan: Placement, layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Any]:
     """What some iterations end with."""
     trainee = Trainee(plan, layout, **options)
     for iteration in range(iterations):
@@ -221,7 +221,7 @@ def train(plan: Plan, layout: Layout, iterations: int = ITERATIONS, **options: A
     return trainee.parts()
 
 
-def order(plan: Plan, layout: Layout) -> list[str]:
+def order(plan: Placement, layout: Layout) -> list[str]:
     """What an iteration does from the first gradient of a table to its end, in order."""
     trainee, seen = Trainee(plan, layout, dense={"overlap": False}), []
     values = trainee.embeddings.replicated.rows_RW.numel()
@@ -240,7 +240,7 @@ def order(plan: Plan, layout: Layout) -> list[str]:
     return seen
 
 
-def changed(plan: Plan, layout: Layout, spoil: int | None, skip: float) -> dict[str, Any]:
+def changed(plan: Placement, layout: Layout, spoil: int | None, skip: float) -> dict[str, Any]:
     """What an iteration changed that is skipped, or has a lane that is not finite; and what the next one does."""
     trainee = Trainee(plan, layout)
     trainee.iterate(0)
@@ -254,7 +254,7 @@ def changed(plan: Plan, layout: Layout, spoil: int | None, skip: float) -> dict[
     return {"changed": [n for n in now if not torch.equal(now[n], before[n])], "overflow": overflow} | trainee.parts()
 
 
-def evaluated(plan: Plan, layout: Layout) -> dict[str, Tensor]:
+def evaluated(plan: Placement, layout: Layout) -> dict[str, Tensor]:
     """x0 of a larger batch without gradients, with an id that no table has, and the initial rows."""
     embeddings = ShardedEmbeddings(plan, layout, dtype=torch.float64, rows_dtype=torch.float64)
     batches = [lane(9, 2 * layout.index("dp") + number) for number in range(2)]
@@ -265,7 +265,7 @@ def evaluated(plan: Plan, layout: Layout) -> dict[str, Tensor]:
         return {"x0_BX": embeddings.forward(bottom_BW, ids_BL), "ids_BL": ids_BL, "bottom_BW": bottom_BW}
 
 
-def silenced(plan: Plan, layout: Layout) -> tuple[list[int], list[int]]:
+def silenced(plan: Placement, layout: Layout) -> tuple[list[int], list[int]]:
     """Elements of each all-reduce of an iteration, and of one in which no gradients of replicated rows are sent."""
     trainee = Trainee(plan, layout)
     found: tuple[list[int], list[int]] = [], []
@@ -291,11 +291,11 @@ def crowded(number: int) -> dict[str, Tensor]:
     return tensors
 
 
-def few_slots(ranks: int, slots: int) -> Plan:
+def few_slots(ranks: int, slots: int) -> Placement:
     """The table b hybrid, on one rank, with so many slots."""
     every = tuple(range(ranks))
     hybrids = (Hybrid(0, (1, 4), every, 9, SAMPLES), Hybrid(1, (), every[-1:], slots, SAMPLES))
-    return Plan(TABLES, ranks, ((), (), every, every, (), ()), hybrids)
+    return Placement(TABLES, ranks, ((), (), every, every, (), ()), hybrids)
 
 
 def overflown(layout: Layout, slots: int) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def overflown(layout: Layout, slots: int) -> dict[str, Any]:
     return found
 
 
-def save(plan: Plan, layout: Layout, folder: Path) -> dict[str, Any]:
+def save(plan: Placement, layout: Layout, folder: Path) -> dict[str, Any]:
     """A checkpoint after two iterations, and what is in it."""
     trainee = Trainee(plan, layout)
     for iteration in range(2):
@@ -333,7 +333,7 @@ def save(plan: Plan, layout: Layout, folder: Path) -> dict[str, Any]:
     return trainee.parts()
 
 
-def resume(plan: Plan, layout: Layout, place: Path) -> dict[str, Any]:
+def resume(plan: Placement, layout: Layout, place: Path) -> dict[str, Any]:
     """What was restored from a checkpoint, and under ``then`` what the next iteration makes of it."""
     trainee = Trainee(plan, layout)
     trainee.iterate(8)  # what was there before must not matter

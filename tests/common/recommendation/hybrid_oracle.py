@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.recommendation.placement import Plan
+from common.recommendation.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Wanted:
     beyond: list[int]
 
 
-def wanted(plan: Plan, samples: list[list[int]]) -> Wanted:
+def wanted(plan: Placement, samples: list[list[int]]) -> Wanted:
     """What a rank with these samples asks for."""
     first: dict[tuple[int, int], int] = {}  # rank and table to the first row of its shard
     for rank in range(plan.ranks):

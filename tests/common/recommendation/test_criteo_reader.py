@@ -16,7 +16,7 @@ from common.data.order import MicroBatches
 from common.errors import ConfigError, DataError
 from common.recommendation.criteo import evaluation_rows
 from common.recommendation.criteo.evaluation_rows import open_evaluation
-from common.recommendation.criteo.row_files import ReaderSettings
+from common.recommendation.criteo.row_reader import RowReaderSettings
 from common.recommendation.criteo.sample_rows import SampleFormat, row_words
 from common.recommendation.criteo.training_rows import open_training
 from common.recommendation.tables import Table, Tables
@@ -27,7 +27,11 @@ TABLES = Tables((Table("a", 50, 3), Table("b", 7, 1), Table("c", 9, 12)), 4)
 WORDS = 14 + 16
 TRAIN, EVAL = 1037, 203
 CPU = torch.device("cpu")
-EVERY_WAY = [ReaderSettings(files="auto", ahead=2), ReaderSettings(files="mapped"), ReaderSettings(files="buffered")]
+EVERY_WAY = [
+    RowReaderSettings(files="auto", ahead=2),
+    RowReaderSettings(files="mapped"),
+    RowReaderSettings(files="buffered"),
+]
 
 
 def made_rows(count, seed):
@@ -124,7 +128,7 @@ def test_every_evaluation_sample_is_seen_once_and_padding_is_counted_out(data, r
     folder, _, evaluation = data
     found = []
     for replica in range(replicas):
-        settings = ReaderSettings(resident_gb=resident_gb, ahead=2)
+        settings = RowReaderSettings(resident_gb=resident_gb, ahead=2)
         source = open_evaluation(folder, LOGARITHMS, TABLES, 50, replicas, replica, CPU, settings)
         passes = [list(source), list(source)]
         assert source.eval_samples == EVAL
@@ -144,7 +148,7 @@ def test_every_evaluation_sample_is_seen_once_and_padding_is_counted_out(data, r
 
 
 def test_a_rank_without_samples_has_batches_of_padding(data):
-    source = open_evaluation(data[0], LOGARITHMS, TABLES, 1, EVAL + 1, 0, CPU, ReaderSettings())
+    source = open_evaluation(data[0], LOGARITHMS, TABLES, 1, EVAL + 1, 0, CPU, RowReaderSettings())
     (batch,) = source
     assert int(batch.tensors["count"]) == 0
     assert not batch.tensors["label"].any()
@@ -152,7 +156,7 @@ def test_a_rank_without_samples_has_batches_of_padding(data):
 
 
 def test_what_is_resident_is_not_read_again(data, monkeypatch):
-    source = open_evaluation(data[0], LOGARITHMS, TABLES, 50, 1, 0, CPU, ReaderSettings(resident_gb=1))
+    source = open_evaluation(data[0], LOGARITHMS, TABLES, 50, 1, 0, CPU, RowReaderSettings(resident_gb=1))
     half = iter(source)
     next(half), next(half)
     half.close()
@@ -174,7 +178,7 @@ def damaged(data, tmp_path):
 
 
 def opened(folder, tables=TABLES, micro_batch=10):
-    return open_training(folder, LOGARITHMS, tables, MicroBatches(micro_batch), CPU, ReaderSettings())
+    return open_training(folder, LOGARITHMS, tables, MicroBatches(micro_batch), CPU, RowReaderSettings())
 
 
 def test_a_category_outside_its_table_is_refused(damaged):

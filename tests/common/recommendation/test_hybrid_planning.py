@@ -24,10 +24,9 @@ from common.recommendation import exchange, hybrid_planning, plan_file, rare_row
 from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.hybrid_planning import hybrid_plan, most_frequent
-from common.recommendation.made_up_ids import made_up_ids
-from common.recommendation.placement import Hybrid, Plan, row_wise, table_wise
+from common.recommendation.placement import Hybrid, Placement, row_wise, table_wise
 from common.recommendation.planner import PlannerSettings, make_plan
-from common.recommendation.tables import Table, Tables
+from common.recommendation.tables import Table, Tables, made_up_ids
 
 TABLES = Tables((Table("a", 900, 1), Table("b", 50, 2), Table("c", 3000, 3)), 16)
 RANKS, BATCH = 4, 64
@@ -91,7 +90,7 @@ def test_what_cannot_be_measured_is_named():
         hybrid_plan(hybrid_plan(row_wise(TABLES, RANKS), skewed(), 5, ["a"]), skewed(), 5)
 
 
-def sent_bytes(plan: Plan, ids_BL: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> int:
+def sent_bytes(plan: Placement, ids_BL: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes that rank 0 sends in a step to be added up or passed on: sizes depend on plan and batch alone."""
     sent: list[int] = []
 
@@ -177,7 +176,7 @@ def test_hybrid_tables_that_cannot_be_are_refused(tmp_path, entry, message):
 
 
 def test_memory_and_text_of_a_hybrid_plan():
-    plan = Plan(TABLES, 2, ((), (), (1,)), (Hybrid(0, (5, 6), (0, 1), 3, 4),))
+    plan = Placement(TABLES, 2, ((), (), (1,)), (Hybrid(0, (5, 6), (0, 1), 3, 4),))
     assert [plan.rows_of(rank) for rank in range(2)] == [450 + 2 + 50, 450 + 2 + 50 + 3000]
     assert plan.text(10**6).splitlines() == [
         "rank  lookups/sample  rows and state, GB  tables (shard/shards)",

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from common.errors import ConfigError
-from common.recommendation import initial_rows, row_store
-from common.recommendation.initial_rows import fill, fill_chosen
-from common.recommendation.placement import Shard
-from common.recommendation.row_store import RowStore
+from common.recommendation import row_store
+from common.recommendation.placement import TableShard
+from common.recommendation.row_store import RowStore, fill, fill_chosen
 from common.recommendation.tables import Table, Tables
 
 
@@ -25,14 +24,14 @@ def filled(table: int, rows: int, width: int, seed: int = 7, shard: int = 0, sha
 @pytest.mark.parametrize("shards", [2, 3, 50])
 def test_shards_have_the_rows_of_the_whole_table(width, shards, monkeypatch):
     whole = filled(3, 40, width)
-    monkeypatch.setattr(initial_rows, "CHUNK", 5 * width)
+    monkeypatch.setattr(row_store, "CHUNK", 5 * width)
     for shard in range(shards):
         assert torch.equal(filled(3, 40, width, shard=shard, shards=shards), whole[shard::shards])
 
 
 @pytest.mark.parametrize("width", [8, 6])
 def test_chosen_rows_are_those_of_the_whole_table(width, monkeypatch):
-    monkeypatch.setattr(initial_rows, "CHUNK", 3 * width)
+    monkeypatch.setattr(row_store, "CHUNK", 3 * width)
     chosen = torch.tensor([39, 0, 7, 11, 2, 38, 12])
     found = torch.full((len(chosen), width), torch.nan)
     fill_chosen(found, 3, 40, 7, chosen)
@@ -89,6 +88,6 @@ def test_rows_beyond_the_hosts_memory_are_refused_before_any_is_made(monkeypatch
     tables = Tables((Table("C1", 100, 1),), 4)
     monkeypatch.setattr(row_store, "meminfo", lambda: {"MemAvailable": 1599})
     with pytest.raises(ConfigError, match="1,600 bytes of rows for cpu, which has 1,599 left"):
-        RowStore(tables, [Shard(0, 0, 1)], 1, torch.float32, torch.device("cpu"))
+        RowStore(tables, [TableShard(0, 0, 1)], 1, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(row_store, "meminfo", lambda: {"MemAvailable": 1600})
-    assert len(RowStore(tables, [Shard(0, 0, 1)], 1, torch.float32, torch.device("cpu")).rows_RW) == 100
+    assert len(RowStore(tables, [TableShard(0, 0, 1)], 1, torch.float32, torch.device("cpu")).rows_RW) == 100

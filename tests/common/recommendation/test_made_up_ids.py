@@ -7,8 +7,7 @@ import pytest
 import torch
 from criteo_tables import HOTNESS, ROWS
 
-from common.recommendation.made_up_ids import EXPONENT, made_up_ids
-from common.recommendation.tables import Table, Tables
+from common.recommendation.tables import EXPONENT, Table, Tables, made_up_ids
 
 
 def criteo(cap: int) -> Tables:

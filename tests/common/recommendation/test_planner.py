@@ -12,7 +12,7 @@ from criteo_tables import CRITEO, ROW_BYTES
 from common.distributed import job_store
 from common.errors import ConfigError
 from common.recommendation import plan_file
-from common.recommendation.placement import Plan, row_wise, spread_over_nodes, table_wise
+from common.recommendation.placement import Placement, row_wise, spread_over_nodes, table_wise
 from common.recommendation.planner import PlannerSettings, automatic, automatic_over_nodes, cost, make_plan
 from common.recommendation.tables import Table, Tables
 
@@ -35,7 +35,7 @@ SLACK = 1.02
 """What another order of equals may cost."""
 
 
-def found(name: str) -> tuple[Plan, int, PlannerSettings]:
+def found(name: str) -> tuple[Placement, int, PlannerSettings]:
     """The plan, ranks of a place, and the settings that it was found with."""
     if name.endswith("nodes"):
         return automatic_over_nodes(CRITEO, 8 * int(name.split()[0]), 8, ROW_BYTES, NODES), 8, NODES
@@ -75,7 +75,7 @@ def test_plans_cost_about_what_published_ones_do(name):
         assert cost(plan, settings) <= expected * SLACK
 
 
-def loads(plan: Plan) -> tuple[list[float], list[float]]:
+def loads(plan: Placement) -> tuple[list[float], list[float]]:
     """Lookups of each rank, and its shards with their ids: 128 ids take as long as a vector and its gradient."""
     ranks = range(plan.ranks)
     sent = [
@@ -84,7 +84,7 @@ def loads(plan: Plan) -> tuple[list[float], list[float]]:
     return [plan.lookups_of(rank) for rank in ranks], sent
 
 
-def cost_in_lockstep(plan: Plan, settings: PlannerSettings) -> float:
+def cost_in_lockstep(plan: Placement, settings: PlannerSettings) -> float:
     """What ``balanced`` minimises."""
     lookups, sent = loads(plan)
     return max(lookups) + settings.shard_cost * max(sent)
@@ -227,7 +227,7 @@ def test_all_ranks_have_the_plan_of_rank_0(monkeypatch):
 
 def test_the_printed_plan_lists_lookups_bytes_and_shards():
     tables = Tables((Table("a", 1000, 3), Table("b", 10, 2), Table("c", 5, 1)), 4)
-    plan = Plan(tables, 2, ((0, 1), (1,), ()))
+    plan = Placement(tables, 2, ((0, 1), (1,), ()))
     assert plan.text(10**6).splitlines() == [
         "rank  lookups/sample  rows and state, GB  tables (shard/shards)",
         "   0            1.50               0.505  a 0/2",

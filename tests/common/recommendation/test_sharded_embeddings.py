@@ -19,7 +19,7 @@ from common.recommendation import exchange, exchange_over_nodes, rare_rows
 from common.recommendation.embedding_updater import not_finite
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.exchange_over_nodes import pays
-from common.recommendation.placement import Plan, row_wise
+from common.recommendation.placement import Placement, row_wise
 from common.recommendation.tables import Table, Tables
 from common.run import checkpoint
 from tests.capturable import Capturable
@@ -95,7 +95,7 @@ def test_an_exchange_in_nodes_first_is_for_tables_with_several_shards_on_a_node(
     assert all(pays(plan, 2) for name, plan in plans(4).items() if name != "hybrid")
     assert not pays(plans(4)["hybrid"], 2)  # rare rows take one step
     assert not any(pays(plan, size) for plan in plans(4).values() for size in (1, 3, 4))
-    assert not pays(Plan(TABLES, 4, ((0, 2), (3,), (), (1, 3), (2,), ())), 2)
+    assert not pays(Placement(TABLES, 4, ((0, 2), (3,), (), (1, 3), (2,), ())), 2)
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
@@ -312,7 +312,7 @@ def test_plans_of_other_ranks_are_refused():
 
 
 def test_a_bottom_without_gradient_is_refused():
-    trainee = Trainee(Plan(TABLES, 1, ((),) * 6), Layout(seed=SEED))
+    trainee = Trainee(Placement(TABLES, 1, ((),) * 6), Layout(seed=SEED))
     with pytest.raises(ValueError, match="bottom_BW has no gradient"):
         trainee.embeddings.forward(torch.zeros(3, TABLES.width, dtype=torch.float64), lane(0, 0)["ids_BL"])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hybrid_oracle import wanted
 
-from common.recommendation.placement import Hybrid, Plan, Shard
+from common.recommendation.placement import Hybrid, Placement, TableShard
 from common.recommendation.slots import SlotFinder
 from common.recommendation.tables import Table, Tables
 from tests.capturable import Capturable
@@ -16,14 +16,14 @@ CPU = torch.device("cpu")
 BATCH = 9
 
 
-def plan_of(slots: int, samples: int = BATCH) -> Plan:
+def plan_of(slots: int, samples: int = BATCH) -> Placement:
     """Three hybrid tables beside one that is not; one of them with fewer rows than ranks."""
     hybrids = (
         Hybrid(0, (7, 3, 29, 0), (0, 1, 2), slots, samples),
         Hybrid(2, (), (2,), slots, samples),
         Hybrid(3, (1,), (2, 0, 1), slots, samples),
     )
-    return Plan(TABLES, 3, ((), (0,), (), ()), hybrids)
+    return Placement(TABLES, 3, ((), (0,), (), ()), hybrids)
 
 
 def ids_of(seed: int, batch: int = BATCH) -> torch.Tensor:
@@ -94,8 +94,8 @@ def test_too_few_slots_are_counted_for_the_table_that_lacks_them(slots):
 def test_a_larger_batch_has_as_many_times_the_slots_as_parts():
     plan = plan_of(slots=4, samples=5)
     assert [SlotFinder(plan, CPU).slots(batch).total for batch in (5, 6)] == [4 * 3 + 4 + 2, 8 * 3 + 6 + 2]
-    assert plan.hybrids[0].capacity(Shard(0, 0, 3), 1, TABLES) == 3  # as many ids as there are
-    assert plan.hybrids[0].capacity(Shard(0, 0, 3), 1000, TABLES) == 10  # as many rows as there are
+    assert plan.hybrids[0].capacity(TableShard(0, 0, 3), 1, TABLES) == 3  # as many ids as there are
+    assert plan.hybrids[0].capacity(TableShard(0, 0, 3), 1000, TABLES) == 10  # as many rows as there are
     for seed in range(5):
         ids_BL = ids_of(seed, 23)
         assert SlotFinder(plan, CPU).find(ids_BL).beyond_H.tolist() == wanted(plan, ids_BL.tolist()).beyond

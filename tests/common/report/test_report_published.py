@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.mlperf.rules import BENCHMARKS, rules_for
-from common.report.published import nearest, published_for, same_task
+from common.report.published_results import nearest, published_for, same_task
 
 
 def test_every_entry_is_of_a_benchmark_and_round_that_the_rules_know():

@@ -19,7 +19,7 @@ from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
 from common.distributed.tensor_split import Split
 from common.errors import CheckpointError
-from common.evaluation.model_weights import evaluating
+from common.evaluation.forward import evaluating
 from common.nn.frozen import frozen_names, mark_frozen
 from common.optim.momentum import SGD
 from common.optim.optimizer import ParameterGroup

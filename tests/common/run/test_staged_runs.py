@@ -13,7 +13,7 @@ from common import cli
 from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.evaluation.ways import way_to_evaluate
+from common.evaluation.modes import evaluation_mode
 from common.optim.optimizer import ClipNorm
 from tests import toy
 from tests.command_line import finish, started, training
@@ -68,4 +68,4 @@ def test_micro_batches_of_a_pipeline_are_not_clipped_one_by_one(tmp_path):
 def test_a_pipelines_weights_are_handed_to_nobody(tmp_path):
     workload = admitted(tmp_path, "scale.gpus_per_node=3", "evaluation.ranks=1")
     with pytest.raises(ConfigError, match=r"layout\.pp=2: no training rank has all weights"):
-        way_to_evaluate(workload.cfg, workload, Layout({"pp": 2}))
+        evaluation_mode(workload.cfg, workload, Layout({"pp": 2}))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common.untrusted.confined import ENVIRONMENT, Ended, command, run_confined
+from common.untrusted.confined import ENVIRONMENT, ConfinedResult, command, run_confined
 
 
-def run(tmp_path: Path, code: str, readable: tuple[Path, ...] = (), cpu_seconds: int = 20) -> Ended:
+def run(tmp_path: Path, code: str, readable: tuple[Path, ...] = (), cpu_seconds: int = 20) -> ConfinedResult:
     """A confined process that executes ``code`` as the module ``tried``."""
     modules, folder = tmp_path / "modules", tmp_path / "folder"
     modules.mkdir()
@@ -23,7 +23,7 @@ def run(tmp_path: Path, code: str, readable: tuple[Path, ...] = (), cpu_seconds:
     finally:
         sys.path.remove(str(modules))
     done = subprocess.run(start, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120)
-    return Ended(done.returncode, done.stderr, "")
+    return ConfinedResult(done.returncode, done.stderr, "")
 
 
 def test_it_computes_and_prints(tmp_path: Path) -> None:

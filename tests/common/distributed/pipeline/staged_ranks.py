@@ -21,7 +21,7 @@ from common.distributed.layout import Layout
 from common.distributed.pipeline.links import Handed
 from common.distributed.pipeline.order import layers_of
 from common.evaluation.counts import Counts
-from common.evaluation.model_weights import evaluating
+from common.evaluation.forward import evaluating
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup

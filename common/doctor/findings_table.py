@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.doctor.findings import Finding, Unit
+from common.doctor.findings import Finding, MeasuredUnit
 from common.doctor.reading import MEASURES, Scope, Value, measure_of
 
 ROWS = 64
 """Largest number of units with a row each; for more, the table has lowest, median, highest and the unfit units."""
 
 
-def format_report(units: Sequence[Unit], findings: Sequence[Finding], title: str) -> str:
+def format_report(units: Sequence[MeasuredUnit], findings: Sequence[Finding], title: str) -> str:
     """Return tables of nodes and GPUs, the readings of the job, the findings, and the verdict in the last line.
 
     Args:
@@ -37,7 +37,7 @@ def format_report(units: Sequence[Unit], findings: Sequence[Finding], title: str
     return "\n\n".join(parts)
 
 
-def count_checks(units: Sequence[Unit]) -> dict[str, int]:
+def count_checks(units: Sequence[MeasuredUnit]) -> dict[str, int]:
     """Return the number of readings that were made, not made, and failed."""
     readings = [reading for unit in units for reading in unit.readings.values()]
     failed = sum(bool(reading.failed) for reading in readings)
@@ -45,7 +45,7 @@ def count_checks(units: Sequence[Unit]) -> dict[str, int]:
     return {"made": len(readings) - failed - not_made, "not_made": not_made, "failed": failed}
 
 
-def _verdict(units: Sequence[Unit], findings: Sequence[Finding]) -> str:
+def _verdict(units: Sequence[MeasuredUnit], findings: Sequence[Finding]) -> str:
     counts = count_checks(units)
     unfit = sum(finding.unfit for finding in findings)
     figures = "1 figure" if counts["made"] == 1 else f"{counts['made']} figures"
@@ -53,7 +53,7 @@ def _verdict(units: Sequence[Unit], findings: Sequence[Finding]) -> str:
     return f"UNFIT: {unfit} {'finding' if unfit == 1 else 'findings'}; {told}" if unfit else f"FIT: {told}"
 
 
-def _table(scope: Scope, rows: Sequence[Unit], named: set[str]) -> str:
+def _table(scope: Scope, rows: Sequence[MeasuredUnit], named: set[str]) -> str:
     columns = [name for name in _figures(rows) if measure_of(scope, name).heading]
     if len(rows) <= ROWS:
         body = [[unit.where, *(_cell(scope, name, unit) for name in columns)] for unit in rows]
@@ -71,14 +71,14 @@ def _table(scope: Scope, rows: Sequence[Unit], named: set[str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _figures(rows: Sequence[Unit]) -> list[str]:
+def _figures(rows: Sequence[MeasuredUnit]) -> list[str]:
     """Return the names of all readings that any row has a value of, in the order of ``MEASURES``."""
     present = {name for unit in rows for name, reading in unit.readings.items() if reading.value is not None}
     order = list(MEASURES[rows[0].scope])
     return sorted(present, key=lambda name: (order.index(name.partition("@")[0]), name))
 
 
-def _cell(scope: Scope, name: str, unit: Unit) -> str:
+def _cell(scope: Scope, name: str, unit: MeasuredUnit) -> str:
     reading = unit.readings.get(name)
     if reading is None or reading.value is None:
         return "failed" if reading is not None and reading.failed else "-"
@@ -94,7 +94,7 @@ def _number(scope: Scope, name: str, value: Value) -> str:
 SPREAD = (("lowest", 0.0), ("median", 0.5), ("highest", 1.0))
 
 
-def _spread(scope: Scope, name: str, rows: Sequence[Unit], part: float) -> str:
+def _spread(scope: Scope, name: str, rows: Sequence[MeasuredUnit], part: float) -> str:
     readings = [unit.readings[name].value for unit in rows if name in unit.readings]
     numbers = sorted(float(value) for value in readings if isinstance(value, int | float))
     if not numbers:
@@ -103,7 +103,7 @@ def _spread(scope: Scope, name: str, rows: Sequence[Unit], part: float) -> str:
     return _number(scope, name, numbers[round(part * (len(numbers) - 1))])
 
 
-def _job(units: Sequence[Unit]) -> list[str]:
+def _job(units: Sequence[MeasuredUnit]) -> list[str]:
     lines = []
     for unit in units:
         for name, reading in unit.readings.items() if unit.scope == "job" else ():

@@ -19,7 +19,7 @@ from common.recommendation.criteo.sample_rows import WORD
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReaderSettings:
+class RowReaderSettings:
     """Options for reading prepared files.
 
     Attributes:
@@ -50,7 +50,7 @@ class RowFile:
         DataError: the file is missing, has an incomplete row, or another number of rows.
     """
 
-    def __init__(self, path: Path, words: int, rows: int, settings: ReaderSettings) -> None:
+    def __init__(self, path: Path, words: int, rows: int, settings: RowReaderSettings) -> None:
         mode: Mode = "buffered" if settings.files == "mapped" else settings.files
         self._rows = DirectRows.headerless(path, torch.int32, (words,), rows, mode)
         self._settings, self._words = settings, words

@@ -16,7 +16,7 @@ TABLE = Path(__file__).with_name("published.yaml")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedResult:
     """One result of the closed division that MLCommons published.
 
     Attributes:
@@ -63,7 +63,7 @@ def same_task(one: Rules, other: Rules) -> bool:
     )
 
 
-def published_for(rules: Rules) -> list[Published]:
+def published_for(rules: Rules) -> list[PublishedResult]:
     """Return the published results of the benchmark from rounds with the same task, fastest first."""
     fitting = [
         result
@@ -73,10 +73,10 @@ def published_for(rules: Rules) -> list[Published]:
     return sorted(fitting, key=lambda result: result.minutes)
 
 
-def nearest(results: Sequence[Published], chips: int | None, count: int) -> list[Published]:
+def nearest(results: Sequence[PublishedResult], chips: int | None, count: int) -> list[PublishedResult]:
     """Return the ``count`` results with the most similar number of chips, preferring newer rounds; fastest first."""
 
-    def distance(result: Published) -> tuple[float, float]:
+    def distance(result: PublishedResult) -> tuple[float, float]:
         ratio = 1.0 if chips is None else max(result.chips / chips, chips / result.chips)
         return ratio, -float(round_name(result.ruleset)[1:])
 
@@ -84,14 +84,14 @@ def nearest(results: Sequence[Published], chips: int | None, count: int) -> list
 
 
 @cache
-def _table() -> tuple[Published, ...]:
+def _table() -> tuple[PublishedResult, ...]:
     versions = {round_name(version): version for version in RULESETS["training"]}
     entries = []
     for row in yaml.safe_load(TABLE.read_text())["results"]:
         name = row.pop("benchmark")
         try:
             version = versions[row.pop("round")]
-            entries.append(Published(rules_for(name, version).benchmark, version, **row))
+            entries.append(PublishedResult(rules_for(name, version).benchmark, version, **row))
         except (KeyError, TypeError, ConfigError) as error:
             raise ConfigError(f"{TABLE}: the entry {name} {row} is wrong: {error}") from error
     return tuple(entries)

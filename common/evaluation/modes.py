@@ -15,7 +15,7 @@ from common.evaluation.ranks import RankedEvaluation
 from common.evaluation.scorer_process import ScorerProcess
 
 
-def way_to_evaluate(
+def evaluation_mode(
     run: RunConfig,
     workload: Workload,
     layout: Layout,

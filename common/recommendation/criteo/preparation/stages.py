@@ -32,7 +32,7 @@ BLOCK_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Made:
+class CriteoFiles:
     """Result of the stages.
 
     Attributes:
@@ -106,7 +106,7 @@ def checksum(path: Path, md5: bool) -> Record:
     return asdict(file_entry(path, md5))
 
 
-class Pipeline:
+class CriteoPipeline:
     """Preparation of Criteo's training and evaluation file from raw files, in stages that resume after an interruption.
 
     Args:
@@ -126,7 +126,7 @@ class Pipeline:
         self.rows_at_once = max(1, memory // shuffle.BYTES_PER_ROW)
         self.stages = Stages(work_dir / "records", workers)
 
-    def run(self) -> Made:
+    def run(self) -> CriteoFiles:
         """Run all remaining stages, and return the files and counts.
 
         Raises:
@@ -139,7 +139,7 @@ class Pipeline:
             tasks = {output.path.name: (output.path, output.path.name in with_md5) for output in outputs}
             sums = self.stages.run("checksums", tasks, checksum)
             files = {name: FileEntry(**entry) for name, entry in sums.items()}
-            return Made(files, table_rows, train.rows, evaluation.rows)
+            return CriteoFiles(files, table_rows, train.rows, evaluation.rows)
 
     def _from_days(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
         samples = Samples(self._parsed(), self.work_dir / "ids")
