@@ -26,8 +26,8 @@ from benchmarks.stable_diffusion.synthetic_networks import NetworkSizes, fitted_
 from common.data import synthetic
 from common.data.options import Option, comma_separated
 from common.errors import ConfigError
-from common.formats import tars
 from common.formats.jpeg import encode
+from common.formats.raw_files import add_member
 
 PER_WORKER = 2048
 """Number of pictures that are worth a process."""
@@ -153,9 +153,9 @@ def _write_tars(folder: Path, pictures: Sequence[CaptionedPicture], count: int) 
             for place, drawn in enumerate(pictures[number::count]):
                 key = f"{number:05d}{place:04d}"
                 about = {"key": key, "caption": drawn.caption, "width": drawn.width, "height": drawn.height}
-                tars.add(tar, f"{key}.jpg", drawn.jpeg)
-                tars.add(tar, f"{key}.json", json.dumps(about).encode())
-                tars.add(tar, f"{key}.txt", drawn.caption.encode())
+                add_member(tar, f"{key}.jpg", drawn.jpeg)
+                add_member(tar, f"{key}.json", json.dumps(about).encode())
+                add_member(tar, f"{key}.txt", drawn.caption.encode())
 
 
 def _write_prompts(path: Path, pictures: Sequence[CaptionedPicture]) -> None:
