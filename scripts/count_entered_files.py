@@ -66,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     sys.path.insert(0, str(ROOT))
     from common import cli
+    from common.config.override import override
     from common.data.placing import assets_of
 
     benchmark = f"benchmark={chosen.benchmark}"
@@ -76,7 +77,8 @@ def main(argv: Sequence[str]) -> int:
             code = code or cli.run(["prepare", benchmark, "--raw-dir", raw, "--data-dir", data])
         if code:
             return code
-        given = [f"data_dir={data}", f"assets_dir={assets_of(Path(data))}", f"output_dir={output}"]
+        folders = {"data_dir": data, "assets_dir": assets_of(Path(data)), "output_dir": output}
+        given = [override(key, value) for key, value in folders.items()]
         files = entered(["train", benchmark, "scale=test", "device=cpu", *given])
     if chosen.list:
         print("\n".join(files))

@@ -190,7 +190,7 @@ def test_other_settings_are_refused(tmp_path):
 def test_another_format_is_refused(tmp_path):
     place = save(tmp_path, 1)
     torch.save({"format": 1}, place / "rank_0.pt")
-    with pytest.raises(CheckpointError, match="format 1, this suite reads 6"):
+    with pytest.raises(CheckpointError, match="format 1, this suite reads 7"):
         checkpoint.read(place, {}, Layout())
 
 
