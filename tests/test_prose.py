@@ -76,3 +76,24 @@ def test_fragments_and_words_are_found() -> None:
     assert list(words("Rows are dealt over ``rooms`` once more.")) == [
         f"{word!r}: {STANDARD[word]}" for word in ("dealt", "once more")
     ]
+
+
+def test_files_and_tests_that_documents_name_exist() -> None:
+    sources = [
+        path for folder in ("common", "benchmarks", "scripts", "tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    files = {path.name for path in sources}
+    tests = {name for path in sources for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
+    documents = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docker/*.md"),
+        *ROOT.glob("benchmarks/*/*.md"),
+    ]
+    missing = [
+        f"{document.relative_to(ROOT)}: {name}"
+        for document in documents
+        for name in re.findall(r"`(?:[\w/]*/)?(\w+\.py|test_\w+)`", document.read_text())
+        if name not in files and name not in tests
+    ]
+    assert missing == []

@@ -2,7 +2,7 @@
 
 A product is in the dtype of its weight (:class:`HalfProduct`) or in FP8: with a frozen weight
 (:mod:`common.language.frozen_products`), or with a trained one (:mod:`common.language.trained_products`), whose
-gradient is added to the main gradient. :mod:`common.language.adapter` adds a low-rank adapter to a product.
+gradient is added to the main gradient. :mod:`common.language.lora` adds a low-rank adapter to a product.
 
 In FP8, activations are in e4m3, gradients in e5m2, with delayed scales (:mod:`common.ops.fp8_cast`). Under tensor
 parallelism, tokens move between ranks during the product (:mod:`common.language.movement`): for a column-parallel
