@@ -52,8 +52,8 @@ class MaskedLmAccuracy(Evaluation):
         self._layout = layout
         self._data: EvaluationData | None = None
         shape = evaluation_shape(settings.facts, settings.reader.eval_rows)
-        made_up = example(shape, settings.facts.vocabulary, example_lengths(shape))
-        inputs = {name: tensor.to(layout.device) for name, tensor in made_up.items()}
+        example_batch = example(shape, settings.facts.vocabulary, example_lengths(shape))
+        inputs = {name: tensor.to(layout.device) for name, tensor in example_batch.items()}
         self._counts = Counts(layout, ("correct", "masked", "sequences"), ("loss",))
         self._forward = ForwardPass(model, self._count, inputs, capture)
         self._kept: list[dict[str, Tensor]] = []

@@ -134,7 +134,7 @@ def settings_of(source: RawText) -> Settings:
     try:
         return Settings(**source.stand_in["settings"])
     except (KeyError, TypeError) as error:
-        raise DataError(f"{MARKER} of the raw data lacks or garbles its settings: {error}") from error
+        raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 
 
 def _check_complete(parts: list[Path]) -> None:

@@ -46,8 +46,8 @@ class GptPretraining(Pretraining):
         layers_of(used_layers(facts, own.model.layers, cls.whole).layers, 0, stages, own.model.chunks)
         if cfg.chunk_graphs and own.model.put_off_head:
             raise ConfigError(
-                f"model.put_off_head={own.model.put_off_head}: cuda_graphs=chunks has no room for gradients of logits "
-                "that wait for the end of a step; use put_off_head=0, or cuda_graphs=true"
+                f"model.put_off_head={own.model.put_off_head}: cuda_graphs=chunks has no buffers for gradients of "
+                "logits that wait for the end of a step; use put_off_head=0, or cuda_graphs=true"
             )
         broken = []
         if cfg.assets_dir is None:

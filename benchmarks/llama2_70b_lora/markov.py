@@ -85,7 +85,7 @@ def languages(classes: int, words: int, generator: np.random.Generator) -> tuple
 def _words(count: int, generator: np.random.Generator) -> tuple[str, ...]:
     syllables = [consonant + vowel for consonant in CONSONANTS for vowel in VOWELS]
     if count > len(syllables) ** SYLLABLES // 2:
-        raise ConfigError(f"--words={count}: at most {len(syllables) ** SYLLABLES // 2} can be made up")
+        raise ConfigError(f"--words={count}: at most {len(syllables) ** SYLLABLES // 2} can be formed")
     numbers = generator.choice(len(syllables) ** SYLLABLES, count, replace=False)
     return tuple(_word(int(number), syllables) for number in numbers)
 

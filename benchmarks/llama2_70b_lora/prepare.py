@@ -120,9 +120,7 @@ def _read(source: RawRows, split: str, settings: Settings, workers: int) -> Rows
     asked = settings.rows(split)
     if len(tokens_RS) < (asked or 1):
         where = source.files[split][0]
-        raise DataError(
-            f"{where} gives {len(tokens_RS)} rows of {settings.row_length} tokens where {asked or 1} are due"
-        )
+        raise DataError(f"{where} gives {len(tokens_RS)} rows of {settings.row_length} tokens, expected {asked or 1}")
     return Rows(tokens_RS[:asked], scored_RS[:asked])
 
 

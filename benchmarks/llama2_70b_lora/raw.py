@@ -120,7 +120,7 @@ def settings_of(source: RawRows) -> Settings:
     try:
         return Settings(**source.stand_in["settings"])
     except (KeyError, TypeError, ConfigError) as error:
-        raise DataError(f"{MARKER} of the raw data lacks or garbles its settings: {error}") from error
+        raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 
 
 def _only_kind(raw_dir: Path) -> tuple[Path, Kind]:

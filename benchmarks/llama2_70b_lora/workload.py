@@ -150,8 +150,8 @@ class LlamaLora(LanguageModel):
 
     def example_batches(self) -> Iterable[Batch]:
         """Yield one synthetic micro-batch, because all training micro-batches have the same shape."""
-        made_up = example(self.cfg.micro_batch, self.own.facts, self.split.local_length)
-        yield Batch(self.to_device(made_up), self.nominal_samples)
+        example_batch = example(self.cfg.micro_batch, self.own.facts, self.split.local_length)
+        yield Batch(self.to_device(example_batch), self.nominal_samples)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training rows."""
@@ -163,9 +163,9 @@ class LlamaLora(LanguageModel):
     def evaluation(self, layout: Layout) -> CountedEvaluation:
         """Return the evaluation of the mean loss of rows on the ranks of ``layout``."""
         rows = self.own.reader.eval_rows
-        made_up = example(rows, self.own.facts, self.split.local_length)
-        del made_up["dropout_seed"]
-        inputs = self.to_device({**made_up, "present": torch.ones(rows, dtype=torch.bool)})
+        example_batch = example(rows, self.own.facts, self.split.local_length)
+        del example_batch["dropout_seed"]
+        inputs = self.to_device({**example_batch, "present": torch.ones(rows, dtype=torch.bool)})
 
         def open_rows(root: Path) -> EvaluationRows:
             return open_evaluation(root, self.own.facts, layout, rows, self._columns())

@@ -245,7 +245,7 @@ class MaskData(PictureData[Facts, MaskReaderConfig]):
         try:
             if size_P2[longest].max() > facts.longest_side:
                 raise DataError(
-                    f"{pictures.describe(longest)} has a side of {size_P2[longest].max()} px, and a slot has room for "
+                    f"{pictures.describe(longest)} has a side of {size_P2[longest].max()} px, and a slot holds at most "
                     f"facts.longest_side={facts.longest_side}"
                 )
             resized_P2 = resized_sizes(size_P2, facts.min_size, facts.max_size)

@@ -130,14 +130,14 @@ class Preparer:
     def warm_up(self, pictures: int, shapes: Iterable[Shape]) -> None:
         """Prepare a synthetic batch of ``pictures`` slots in each shape, which compiles the kernels."""
         side = self._facts.longest_side
-        made_up = {
+        example_batch = {
             "pixels": torch.zeros((pictures, side, side, 3), dtype=torch.uint8, device=self._device),
             "decoded_size": torch.ones((pictures, 2), dtype=torch.int32, device=self._device),
             "size": torch.ones((pictures, 2), device=self._device),
             "transform": torch.zeros((pictures, 4), device=self._device),
         }
         for shape in shapes:
-            self(made_up, shape)
+            self(example_batch, shape)
 
     def __call__(self, tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
         """Return a training batch with ``image`` instead of ``pixels`` and ``decoded_size``.

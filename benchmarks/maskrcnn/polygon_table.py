@@ -20,7 +20,7 @@ from common.config.ranges import AtLeast
 from common.detection.polygons import Polygons
 from common.errors import DataError
 
-MADE_UP_BOX = (80.0, 40.0, 240.0, 200.0)
+EXAMPLE_BOX = (80.0, 40.0, 240.0, 200.0)
 """Corners in px of the disc that all objects are in a table without data."""
 
 
@@ -48,13 +48,13 @@ class PolygonTable:
     """
 
     def __init__(self, room: PolygonRoom, device: torch.device) -> None:
-        """Fill the whole capacity with discs in :data:`MADE_UP_BOX`."""
+        """Fill the whole capacity with discs in :data:`EXAMPLE_BOX`."""
         self.room = room
         self.object_bounds = _shared_out(room.polygons, room.objects, device)
         self.polygon_bounds = _shared_out(room.points, room.polygons, device)
         around = max(room.points // room.polygons, 1)
         angle = torch.arange(room.points, device=device) % around * (2 * math.pi / around)
-        x1, y1, x2, y2 = MADE_UP_BOX
+        x1, y1, x2, y2 = EXAMPLE_BOX
         columns = (x1 + x2) / 2 + (x2 - x1) / 2 * angle.cos(), (y1 + y2) / 2 + (y2 - y1) / 2 * angle.sin()
         self.xy = torch.stack(columns, 1).float()
 
@@ -74,7 +74,7 @@ class PolygonTable:
             has = ", ".join(f"{number:,} {name}" for name, number in found.items())
             needed = ", ".join(f"{name}: {number}" for name, number in found.items())
             raise DataError(
-                f"the training pictures have {has}, but the table has room for {self.room.objects:,}, "
+                f"the training pictures have {has}, but the table holds at most {self.room.objects:,}, "
                 f"{self.room.polygons:,} and {self.room.points:,}; set reader.polygon_room={{{needed}}}"
             )
         _check(polygons.object_bounds, found["polygons"], "object_bounds")

@@ -211,7 +211,7 @@ class BlockShape:
             if any(len(line) != width for line in table):
                 raise ValueError(f"{name}={table}: {width} numbers for each hop")
             if any(a > b for line, after in pairwise(table) for a, b in zip(line, after, strict=True)):
-                raise ValueError(f"{name}={table}: later hops have room for less")
+                raise ValueError(f"{name}={table}: later hops have a smaller capacity")
 
     def __repr__(self) -> str:
         seeds, nodes, edges = self.seeds, sum(self.nodes[-1]), sum(self.edges[-1])

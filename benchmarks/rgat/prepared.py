@@ -204,7 +204,7 @@ def _described(data_dir: Path, found: Manifest) -> PreparedGraph:
         )
     except (KeyError, TypeError, ValueError) as error:
         path = data_dir / manifest.NAME
-        raise DataError(f"{path} lacks or garbles {error}; run '{PREPARE_COMMAND}' into an empty folder") from error
+        raise DataError(f"{path} has no valid {error}; run '{PREPARE_COMMAND}' into an empty folder") from error
 
 
 def nodes_count(node_type: str) -> str:

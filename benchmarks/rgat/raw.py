@@ -349,7 +349,7 @@ def _settings(marker: Path, stand_in: Mapping[str, Any]) -> GraphSettings:
         return GraphSettings.parse(stand_in["settings"])
     except (KeyError, TypeError, ValueError) as error:
         names = ", ".join(field.name for field in dataclasses.fields(GraphSettings))
-        raise DataError(f"{marker} lacks or garbles its settings ({names}): {error}") from error
+        raise DataError(f"{marker} has missing or invalid settings ({names}): {error}") from error
 
 
 def _joins(text: str, types: Sequence[str]) -> bool:

@@ -210,7 +210,7 @@ def _lines(path: Path, count: int) -> list[str]:
     except DataError as error:
         raise DataError(f"{path} cannot be read: {error}; {_remedy()}") from error
     if len(lines) != count:
-        raise DataError(f"{path} has {len(lines)} lines where {count} are due; {_remedy()}")
+        raise DataError(f"{path} has {len(lines)} lines, expected {count}; {_remedy()}")
     return lines
 
 

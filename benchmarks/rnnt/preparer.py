@@ -68,10 +68,10 @@ class FeaturePreparer:
     def warm_up(self, batch: int, keys: Iterable[Key], training: bool = True) -> None:
         """Compute features of one synthetic batch of ``batch`` utterances per key, which compiles all kernels."""
         for key in keys:
-            self.tensors(made_up(self._facts, batch, key), key[0], training)
+            self.tensors(synthetic_batch(self._facts, batch, key), key[0], training)
 
 
-def made_up(facts: AudioFacts, batch: int, key: Key) -> dict[str, Tensor]:
+def synthetic_batch(facts: AudioFacts, batch: int, key: Key) -> dict[str, Tensor]:
     """Return a reader's training batch of identical utterances of noise, with the maximum size of ``key``."""
     frames, tokens = key
     samples = facts.largest_resampled(frames)

@@ -124,7 +124,7 @@ def vocabulary_of(source: RawSpeech) -> int:
     try:
         return int(source.stand_in["vocabulary"])
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{MARKER} above {source.root} lacks or garbles its vocabulary: {error}") from error
+        raise DataError(f"{MARKER} above {source.root} has a missing or invalid vocabulary: {error}") from error
 
 
 def fingerprint(utterances: Iterable[Utterance]) -> str:

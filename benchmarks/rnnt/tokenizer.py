@@ -39,7 +39,7 @@ class Tokenizer:
         except RuntimeError as error:
             raise DataError(f"{path} is no SentencePiece model, or damaged ({error})") from error
         if vocabulary is not None and self.size != vocabulary:
-            raise DataError(f"{path} has {self.size} pieces where {vocabulary} are due: it is another tokenizer")
+            raise DataError(f"{path} has {self.size} pieces, expected {vocabulary}: it is another tokenizer")
 
     @property
     def size(self) -> int:

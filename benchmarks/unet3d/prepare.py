@@ -219,9 +219,7 @@ def _adopted(data_dir: Path, name: str) -> Record:
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read ({error}); prepare it again") from error
         if array.dtype != dtype or array.ndim != 4 or len(array) != 1 or not array.flags.c_contiguous:
-            raise DataError(
-                f"{path} holds {array.dtype} of shape {array.shape} where {dtype.__name__} of 1xDxHxW is due"
-            )
+            raise DataError(f"{path} holds {array.dtype} of shape {array.shape}, expected {dtype.__name__} of 1xDxHxW")
         made.append(array)
     image, label = made
     if image.shape != label.shape or label.max() >= CLASSES:

@@ -134,4 +134,4 @@ def _settings(marker: Path | None, stand_in: dict[str, Any] | None) -> Settings:
     try:
         return Settings(tuple(stand_in["settings"]["patch"]))
     except (KeyError, TypeError, ConfigError) as error:
-        raise DataError(f"{marker} lacks or garbles its settings: {error}") from error
+        raise DataError(f"{marker} has missing or invalid settings: {error}") from error

@@ -176,7 +176,7 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(raw, dict) or "format" not in raw:
-        raise DataError(f"{path} lacks or garbles a field (format); {remedy}")
+        raise DataError(f"{path} has a missing or invalid field (format); {remedy}")
     if raw["format"] != expected_format:
         raise DataError(f"{path}: format {raw['format']!r} where {expected_format!r} is needed; {remedy}")
     if "custom" not in raw:
@@ -257,4 +257,4 @@ def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
             custom=raw["custom"],
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise DataError(f"{path} lacks or garbles a field ({type(error).__name__}: {error}); {remedy}") from error
+        raise DataError(f"{path} has a missing or invalid field ({type(error).__name__}: {error}); {remedy}") from error

@@ -150,7 +150,7 @@ def read_sources(benchmark: str, mirrors: Mapping[str, str] | None = None) -> So
         stores[name] = (base, *stores[name])
     path = ROOT / "benchmarks" / benchmark / "sources.yaml"
     if not path.is_file():
-        raise ConfigError(f"{benchmark} has no {path}: nobody publishes data for it")
+        raise ConfigError(f"{benchmark} has no {path}: no data are published for it")
     content = _load(path)
     entries: dict[str, Any] = dict(content.get("sets", {}))
     for shared in content.get("include", []):

@@ -97,7 +97,7 @@ def generated(raw_dir: Path) -> Iterator[Path]:
         DataError: ``raw_dir`` is not empty.
     """
     if raw_dir.exists() and any(raw_dir.iterdir()):
-        raise DataError(f"{raw_dir} is not empty; generate a stand-in into a folder of its own")
+        raise DataError(f"{raw_dir} is not empty; generate synthetic data into a new or empty folder")
     partial = raw_dir.with_name(f"{raw_dir.name}.partial")
     if partial.exists():  # left by an interrupted command
         shutil.rmtree(partial)

@@ -20,7 +20,7 @@ from common.evaluation.counts import check_whole_set
 
 Part = TypeVar("Part", GroundTruth, Detections)
 
-MADE_UP_PICTURES = 64
+RANDOM_PICTURES = 64
 """Synthetic pictures of a warm-up. Sorting few numbers uses other kernels than sorting many."""
 
 
@@ -39,7 +39,7 @@ class CocoScorer(Scorer):
 
     def warm_up(self) -> None:
         """Score synthetic detections of one class in a few pictures."""
-        score(*made_up_boxes(self._device))
+        score(*random_boxes(self._device))
 
     def open_data(self, root: Path) -> None:
         """Load the ground truth."""
@@ -62,9 +62,9 @@ class CocoScorer(Scorer):
         return {"mean_average_precision": precision, **figures, "eval_samples": pictures}
 
 
-def made_up_boxes(device: torch.device) -> tuple[GroundTruth, Detections]:
+def random_boxes(device: torch.device) -> tuple[GroundTruth, Detections]:
     """Return a synthetic box in each of a few pictures, and random detections, of which some match it."""
-    pictures, random = torch.arange(MADE_UP_PICTURES), torch.Generator().manual_seed(0)
+    pictures, random = torch.arange(RANDOM_PICTURES), torch.Generator().manual_seed(0)
     box = torch.tensor([[8.0, 8.0, 16.0, 16.0]], dtype=torch.float64)
     truth = GroundTruth(
         pictures,
@@ -132,7 +132,7 @@ class MaskScorer(Scorer):
     def warm_up(self) -> None:
         """Start the processes, and score synthetic detections."""
         self._start()
-        score(*made_up_boxes(self._device))
+        score(*random_boxes(self._device))
 
     def open_data(self, root: Path) -> None:
         """Load the ground truth, and send its masks to the processes."""

@@ -85,7 +85,7 @@ def require_room(count_P: NDArray[np.integer], room: int, pictures: Pictures) ->
     if count_P[place] > room:
         pictures.close()
         raise DataError(
-            f"{pictures.describe(place)} has {count_P[place]} boxes, and a batch has room for {room}: "
+            f"{pictures.describe(place)} has {count_P[place]} boxes, and a batch holds at most {room}: "
             f"use reader.max_boxes={count_P[place]}"
         )
 

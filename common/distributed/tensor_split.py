@@ -189,10 +189,10 @@ def check_splits(splits: Mapping[str, Split], tensors: Mapping[str, Tensor]) -> 
     """
     for name, split in splits.items():
         if name not in tensors:
-            raise ValueError(f"{name!r} is said to be split over tp, but the model has no such tensor")
+            raise ValueError(f"{name!r} is declared as split over tp, but the model has no such tensor")
         if tuple(tensors[name].shape) != split.local_shape:
             raise ValueError(
-                f"{name!r} is said to be split over tp into {split.local_shape}; this rank has "
+                f"{name!r} is declared as split over tp into {split.local_shape}; this rank has "
                 f"{tuple(tensors[name].shape)}"
             )
 

@@ -66,10 +66,10 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     names = [] if on_cpu else devices()
     gpus = arguments.gpus or (counts_up_to(len(names)) if names else [])
     if not gpus and on_cpu:
-        raise ConfigError("measure: --gpus says how many processors stand in for GPUs")
+        raise ConfigError("measure: --gpus is missing; it gives the number of CPU ranks that replace GPUs")
     if not gpus:
         raise ConfigError(
-            "measure: no GPU is here; processors stand in for them with --gpus=1 --override=device=cpu and a --scale "
+            "measure: no GPU was found; CPU ranks replace GPUs with --gpus=1 --override=device=cpu and a --scale "
             "that they can carry"
         )
     if not on_cpu and max(gpus) > len(names):

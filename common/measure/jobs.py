@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _SCALE = re.compile(r"(\d+)x(\D\w*)")
 
-MADE_UP = {
+EXPENSIVE_BATCHES = {
     "rgat": ("model.example_papers=8417068",),  # of IGBH's 269 million; in a smaller graph, seeds have few neighbours
     "stable_diffusion": ("model.zero_std=0.02",),  # layers initialized to zero use less power until they are trained
 }
@@ -53,8 +53,8 @@ class Job:
         )
         only = [] if self.whole_run else ["bench.only=step"]
         traffic = ["bench.traffic=both"] if self.gpus > 1 else []
-        made_up = () if told is None else MADE_UP.get(self.benchmark, ())
-        return [f"benchmark={self.benchmark}", f"scale={self.scale}", *apart, *only, *traffic, *made_up]
+        expensive = () if told is None else EXPENSIVE_BATCHES.get(self.benchmark, ())
+        return [f"benchmark={self.benchmark}", f"scale={self.scale}", *apart, *only, *traffic, *expensive]
 
 
 def jobs_of(

@@ -22,7 +22,7 @@ from common.recommendation.click_network import ClickNetwork, loss
 from common.recommendation.config import EmbeddingSettings
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.planner import make_plan
-from common.recommendation.tables import Distribution, Tables, made_up_ids
+from common.recommendation.tables import Distribution, Tables, synthetic_ids
 from common.step.train_step import Losses
 
 PROBED_ROWS = 1 << 12
@@ -147,7 +147,7 @@ def _rows(tables: Tables, settings: EmbeddingSettings, rule: Rule, dtype: torch.
     return rows_dtype, tables.width * (rows_dtype.itemsize + state_bytes)
 
 
-def made_up(
+def synthetic_batch(
     tables: Tables,
     dense_features: int,
     samples: int,
@@ -169,6 +169,6 @@ def made_up(
     made = {
         "label": torch.randint(2, (samples,), generator=generator).float(),
         "dense": 4 * torch.rand((samples, dense_features), generator=generator),
-        "ids": made_up_ids(tables, samples, distribution, generator),
+        "ids": synthetic_ids(tables, samples, distribution, generator),
     }
     return {name: tensor.to(device) for name, tensor in made.items()}

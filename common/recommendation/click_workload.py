@@ -22,7 +22,7 @@ from common.errors import ConfigError
 from common.ops import embedding_bags
 from common.optim.optimizer import ParameterGroup
 from common.optim.rules import Rule
-from common.recommendation.click_model import ClickModel, made_up, probed, sharded_embeddings, table_bytes
+from common.recommendation.click_model import ClickModel, probed, sharded_embeddings, synthetic_batch, table_bytes
 from common.recommendation.click_network import ClickNetwork
 from common.recommendation.criteo.evaluation_rows import ClickEvaluationRows, open_evaluation
 from common.recommendation.criteo.sample_rows import SampleFormat
@@ -116,11 +116,11 @@ class ClickPrediction(Workload):
 
     def example_batches(self) -> Iterable[Batch]:
         """Yield a synthetic micro-batch, whose ids follow ``embeddings.example_ids``."""
-        yield Batch(self._made_up(self.cfg.micro_batch), self.nominal_samples)
+        yield Batch(self._synthetic_batch(self.cfg.micro_batch), self.nominal_samples)
 
-    def _made_up(self, samples: int) -> dict[str, Tensor]:
+    def _synthetic_batch(self, samples: int) -> dict[str, Tensor]:
         facts, layout = self.own.facts, self.layout
-        return made_up(
+        return synthetic_batch(
             facts.tables,
             facts.dense_features,
             samples,
@@ -143,7 +143,7 @@ class ClickPrediction(Workload):
     def evaluation(self, layout: Layout) -> ClickRanking:
         """Return the evaluation, which computes the area under the ROC curve."""
         facts, reader = self.own.facts, self.own.reader
-        example = self._made_up(reader.eval_batch)
+        example = self._synthetic_batch(reader.eval_batch)
         example["count"] = torch.full((), reader.eval_batch, dtype=torch.int64, device=layout.device)
 
         def open_source(root: Path) -> ClickEvaluationRows:

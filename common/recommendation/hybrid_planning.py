@@ -27,7 +27,7 @@ from common.recommendation.criteo.row_reader import RowFile
 from common.recommendation.criteo.sample_rows import IDS, SampleFormat
 from common.recommendation.placement import Hybrid, Placement
 from common.recommendation.planner import GIGABYTE, make_plan
-from common.recommendation.tables import Tables, made_up_ids
+from common.recommendation.tables import Tables, synthetic_ids
 
 BATCHES = 20
 """Global batches that are counted."""
@@ -166,13 +166,13 @@ def main(benchmark: str, workload_type: type[ClickPrediction], arguments: Sequen
     parser.add_argument("--frequent", type=int, required=True, help="rows to be replicated, of all tables together")
     parser.add_argument("--tables", default="", help="C1,C20,...; without it those that then send fewer vectors")
     parser.add_argument("--batches", type=int, default=BATCHES, help="global batches to be counted")
-    parser.add_argument("--made-up", action="store_true", help="count the ids that bench makes up, and no data")
+    parser.add_argument("--synthetic", action="store_true", help="count the synthetic ids of bench instead of data")
     asked, overrides = parser.parse_known_args(arguments)
     run, session = loading.load(compose([f"benchmark={benchmark}", *overrides]), lambda _: workload_type)
     tables, settings = run.workload.facts.tables, run.workload.embeddings
-    if asked.made_up:
+    if asked.synthetic:
         generator, count = torch.Generator().manual_seed(0), asked.batches * run.global_batch // run.micro_batch
-        batches = [made_up_ids(tables, run.micro_batch, settings.example_ids, generator) for _ in range(count)]
+        batches = [synthetic_ids(tables, run.micro_batch, settings.example_ids, generator) for _ in range(count)]
     else:
         batches = read_batches(session.data_dir, run, workload_type.sample_format, asked.batches)
     each = row_bytes(tables, settings, workload_type.row_rule(run), run.precision)

@@ -89,7 +89,7 @@ PLACES = 1 << 10
 """Sites of random bits per table: one for each id of a bag."""
 
 
-def made_up_ids(tables: Tables, samples: int, distribution: Distribution, generator: torch.Generator) -> Tensor:
+def synthetic_ids(tables: Tables, samples: int, distribution: Distribution, generator: torch.Generator) -> Tensor:
     """Return random ids for all tables.
 
     Args:

@@ -141,7 +141,9 @@ def _in_results(folder: Path) -> list[RunSet]:
     """Return the set of each series in the ``runs.jsonl`` of a folder."""
     known = read_runs(folder)
     if not known:
-        raise DataError(f"{folder / RUNS_FILE}: is empty; no launcher leaves it so: what it said of the logs is lost")
+        raise DataError(
+            f"{folder / RUNS_FILE}: is empty, which no launcher leaves it; what it recorded about the logs is lost"
+        )
     try:
         names = os.listdir(folder)
     except OSError as error:

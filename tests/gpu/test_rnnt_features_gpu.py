@@ -11,7 +11,7 @@ from benchmarks.rnnt.config import Facts
 from benchmarks.rnnt.ops import features
 from benchmarks.rnnt.ops.features.batch import AudioBatch
 from benchmarks.rnnt.ops.features.cases import utterances_of
-from benchmarks.rnnt.preparer import FeaturePreparer, made_up
+from benchmarks.rnnt.preparer import FeaturePreparer, synthetic_batch
 from common.data.batches import HostBatch
 from common.mlperf.fixed import fixed_facts
 from common.ops.cases import Draw
@@ -72,7 +72,9 @@ def test_a_prepared_batch_waits_for_nothing():
     preparer = FeaturePreparer(FACTS, COLUMNS, "auto", torch.device("cuda"), torch.float16)
     assert preparer.choice == "triton"
     preparer.warm_up(4, [(60, 9)])
-    host = HostBatch({name: tensor.pin_memory() for name, tensor in made_up(FACTS, 4, (60, 9)).items()}, 4, 0, (60, 9))
+    host = HostBatch(
+        {name: tensor.pin_memory() for name, tensor in synthetic_batch(FACTS, 4, (60, 9)).items()}, 4, 0, (60, 9)
+    )
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

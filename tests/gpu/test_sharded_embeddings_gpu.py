@@ -13,7 +13,7 @@ from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.placement import Hybrid, Placement, row_wise
 from common.recommendation.row_store import fill
 from common.recommendation.slots import SlotFinder
-from common.recommendation.tables import Table, Tables, made_up_ids
+from common.recommendation.tables import Table, Tables, synthetic_ids
 from tests.common.recommendation import embedding_ranks as small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -57,7 +57,7 @@ def test_slots_are_those_of_a_cpu_captured_too(slots):
     )
     plan = Placement(tables, 3, ((), (0,), ()), hybrids)
     generator = torch.Generator().manual_seed(slots)
-    batches = [made_up_ids(tables, 2048, "zipf", generator) for _ in range(3)]
+    batches = [synthetic_ids(tables, 2048, "zipf", generator) for _ in range(3)]
     batches[1][::5, 0], batches[2][3, 7] = -1, 900
     there, here = SlotFinder(plan, torch.device("cuda")), SlotFinder(plan, torch.device("cpu"))
     ids_BL = batches[0].cuda()

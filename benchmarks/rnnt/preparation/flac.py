@@ -51,10 +51,10 @@ def read(path: Path) -> NDArray[np.int16]:
 
 def _check_kind(path: Path, file: soundfile.SoundFile) -> None:
     if file.format != "FLAC" or file.subtype != "PCM_16":
-        raise DataError(f"{path} is {file.format} of {file.subtype} where FLAC of PCM_16 is due")
+        raise DataError(f"{path} is {file.format} of {file.subtype}, expected FLAC of PCM_16")
     if file.samplerate != SAMPLE_RATE:
-        raise DataError(f"{path} has a sample rate of {file.samplerate} Hz where {SAMPLE_RATE} are due")
+        raise DataError(f"{path} has a sample rate of {file.samplerate} Hz, expected {SAMPLE_RATE}")
     if file.channels != 1:
-        raise DataError(f"{path} has {file.channels} channels where one is due")
+        raise DataError(f"{path} has {file.channels} channels, expected one")
     if file.frames > MOST_SAMPLES:
         raise DataError(f"{path} has {file.frames:,} samples, and at most {MOST_SAMPLES:,} are read; {_REMEDY}")

@@ -193,7 +193,7 @@ def _settings(stand_in: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**stand_in["settings"])
     except (KeyError, TypeError, ConfigError) as error:
-        raise DataError(f"{MARKER} of the raw data lacks or garbles its settings: {error}") from error
+        raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 
 
 def _require(paths: list[Path]) -> None:

@@ -208,7 +208,7 @@ def tokenize_files(files: list[Path], tokenizer: Path, vocabulary: int, document
             for tokens in encode(chunk):
                 writer.add(tokens)
         if documents is not None and writer.documents < documents:
-            raise DataError(f"{files[-1]} ends with document {writer.documents} where {documents} are due")
+            raise DataError(f"{files[-1]} ends with document {writer.documents}, expected {documents}")
         return {"documents": writer.documents, "tokens": writer.tokens, "largest": writer.largest}
 
 

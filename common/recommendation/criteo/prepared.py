@@ -65,7 +65,7 @@ def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None
     try:
         sizes, hotness = (_numbers(found.source[key]) for key in (TABLE_ROWS, HOTNESS))
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} lacks or garbles {error}; {remedy}") from error
+        raise DataError(f"{path} has no valid {error}; {remedy}") from error
     prepared = PreparedClicks(root, found, sizes, hotness)
     for name, count in ((sample_format.train_file, "train_samples"), (sample_format.eval_file, "eval_samples")):
         if name not in found.files:

@@ -112,7 +112,7 @@ def test_too_few_rows_are_an_error(copy, tmp_path):
     raw = copy("npy")
     mark(raw, train_rows=5000)
 
-    with pytest.raises(DataError, match=r"train\.npy gives \d+ rows of 64 tokens where 5000 are due"):
+    with pytest.raises(DataError, match=r"train\.npy gives \d+ rows of 64 tokens, expected 5000"):
         prepare(raw, tmp_path / "data")
 
 

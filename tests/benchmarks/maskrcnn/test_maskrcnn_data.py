@@ -146,7 +146,7 @@ def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_boxes": 1}, r"picture \d+ has (\d+) .* room for 1: use reader\.max_boxes=\1"),
+        ({"max_boxes": 1}, r"picture \d+ has (\d+) .* at most 1: use reader\.max_boxes=\1"),
         ({"shapes": [[192, 320]]}, r"picture \d+ is resized to a height of \d+ px .* none of reader\.shapes="),
     ],
 )
@@ -157,7 +157,7 @@ def test_data_that_do_not_fit_the_settings_are_refused(prepared, changes, messag
 
 def test_pictures_larger_than_a_slot_are_refused(prepared):
     small = settings({"longest_side": 64})
-    with pytest.raises(DataError, match=r"picture \d+ has a side of \d+ px, and a slot has room for .*longest_side=64"):
+    with pytest.raises(DataError, match=r"picture \d+ has a side of \d+ px, .* slot holds at most .*longest_side=64"):
         small.open_eval(prepared, Layout(), 2)
 
 

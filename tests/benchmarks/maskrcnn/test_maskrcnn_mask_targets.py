@@ -9,7 +9,7 @@ from mask_oracle import Targets, columns, expected_targets, random_targets
 
 from benchmarks.maskrcnn.ops import mask_targets
 from benchmarks.maskrcnn.ops.mask_targets.reference import mask_targets_reference
-from benchmarks.maskrcnn.polygon_table import MADE_UP_BOX, PolygonRoom, PolygonTable
+from benchmarks.maskrcnn.polygon_table import EXAMPLE_BOX, PolygonRoom, PolygonTable
 from common.errors import DataError, UnsupportedImplementation
 from common.ops.operation import OperationRequest
 
@@ -92,7 +92,7 @@ def test_no_object_no_polygon_and_no_roi() -> None:
 
 def test_until_there_are_data_every_object_is_a_disc() -> None:
     table = PolygonTable(PolygonRoom(5, 7, 210), torch.device("cpu"))
-    case = still([[SQUARE]] * 5, MADE_UP_BOX)
+    case = still([[SQUARE]] * 5, EXAMPLE_BOX)
     masks = mask_targets_reference(table, case.object, case.boxes, case.transform, 28)
     corner = torch.arange(28) + 0.5 - 14
     disc = (corner.square() + corner[:, None].square() < 14 * 14).byte()

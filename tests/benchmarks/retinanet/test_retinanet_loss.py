@@ -10,7 +10,7 @@ from benchmarks.retinanet.model import anchors
 from common.mlperf.fixed import fixed_facts
 
 ROOM = 12
-"""Boxes that a batch has room for."""
+"""Largest number of boxes in a batch."""
 
 
 def boxes_of(counts, generator):

@@ -389,7 +389,7 @@ def test_seeds_of_another_permutation_are_refused(own_data):
 
 def test_a_manifest_without_its_settings_is_refused(own_data):
     describe_anew(own_data, settings="{}")
-    with pytest.raises(DataError, match=r"manifest.json lacks or garbles 'labelled'"):
+    with pytest.raises(DataError, match=r"manifest.json has no valid 'labelled'"):
         open_prepared(own_data)
 
 

@@ -236,7 +236,7 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     with pytest.raises(ValueError, match="another schema"):
         sampler_reference(graph, FANOUTS, other)
     rows = ((0,) * len(SCHEMA.relations), *shape.rows[1:])
-    with pytest.raises(ValueError, match="hop 1: paper__cites__paper has room for edges and no row"):
+    with pytest.raises(ValueError, match="hop 1: paper__cites__paper has capacity for edges but none for rows"):
         sampler_reference(graph, FANOUTS, replace(shape, rows=rows))
     huge = tuple((1 << 30,) * len(SCHEMA.types) for _ in shape.nodes)
     with pytest.raises(ValueError, match="more than int32 numbers"):

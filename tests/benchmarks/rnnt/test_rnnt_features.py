@@ -14,7 +14,7 @@ import torch
 from benchmarks.rnnt import lengths
 from benchmarks.rnnt.ops.features import FEATURES, reference, tables
 from benchmarks.rnnt.ops.features.batch import AudioBatch
-from benchmarks.rnnt.preparer import FeaturePreparer, made_up
+from benchmarks.rnnt.preparer import FeaturePreparer, synthetic_batch
 from common.data.batches import HostBatch
 from common.errors import UnsupportedImplementation
 from common.ops.operation import OperationRequest
@@ -245,7 +245,7 @@ def test_a_preparer_leaves_audio_out_and_hands_on_the_rest():
     preparer = FeaturePreparer(FACTS, 256, "reference", torch.device("cpu"), torch.bfloat16)
     assert preparer.choice == "reference"
     preparer.warm_up(2, [(4, 3)])
-    host = HostBatch(made_up(FACTS, 2, (4, 3)), 16, 5, (4, 3))
+    host = HostBatch(synthetic_batch(FACTS, 2, (4, 3)), 16, 5, (4, 3))
     batch = preparer(host)
     assert (batch.samples, batch.key) == (16, (4, 3))
     assert set(batch.tensors) == {"features", "feature_lengths", "tokens", "token_lengths", "seed"}

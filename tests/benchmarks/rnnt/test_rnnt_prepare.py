@@ -184,7 +184,7 @@ def test_another_tokenizer_takes_the_place_of_a_trained_one(raw_dir, data_dir, t
     shutil.copyfile(data_dir / "tokenizer.model", model)
     prepare(raw_dir, tmp_path / "data", tokenizer=model)
     assert digest(tmp_path / "data" / "tokenizer.model", "sha256") == digest(model, "sha256")
-    with pytest.raises(DataError, match=rf"given.model has {VOCABULARY} pieces where 1023 are due"):
+    with pytest.raises(DataError, match=rf"given.model has {VOCABULARY} pieces, expected 1023"):
         prepare(raw_dir, tmp_path / "other", 1023, model)
     model.write_bytes(b"no model")
     with pytest.raises(DataError, match=r"given\.model is no SentencePiece model"):
@@ -305,8 +305,8 @@ def two_channels(chapter: Path) -> None:
         (truncated_to_its_head, r"19-198-0001.flac is no FLAC file, or a damaged one"),
         (damaged, r"19-198-0001.flac is damaged: its samples have another MD5"),
         (no_flac, r"19-198-0001.flac is no FLAC file, or a damaged one"),
-        (other_rate, r"19-198-0001.flac has a sample rate of 8000 Hz where 16000 are due"),
-        (two_channels, r"19-198-0001.flac has 2 channels where one is due"),
+        (other_rate, r"19-198-0001.flac has a sample rate of 8000 Hz, expected 16000"),
+        (two_channels, r"19-198-0001.flac has 2 channels, expected one"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -319,7 +319,7 @@ def test_bad_input_is_one_clear_error(damage, says, copied, tmp_path):
 
 def test_a_stand_in_without_its_vocabulary_is_refused(copied, tmp_path):
     (copied / "STAND_IN").write_text(json.dumps({"vocabulary": "many"}))
-    with pytest.raises(DataError, match="lacks or garbles its vocabulary"):
+    with pytest.raises(DataError, match="has a missing or invalid vocabulary"):
         prepare(copied, tmp_path / "data")
 
 

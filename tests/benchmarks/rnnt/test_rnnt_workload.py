@@ -14,7 +14,7 @@ import yaml
 
 from benchmarks.rnnt import example
 from benchmarks.rnnt.model import PARTS
-from benchmarks.rnnt.preparer import made_up
+from benchmarks.rnnt.preparer import synthetic_batch
 from benchmarks.rnnt.workload import SpeechRecognition
 from common import cli
 from common.config.composition import compose
@@ -219,7 +219,7 @@ def test_examples_can_be_all_average():
 def test_batches_are_prepared_as_the_loss_takes_them():
     workload = built()
     given = next(iter(workload.example_batches()))
-    host = HostBatch(made_up(workload.own.facts, 4, given.key), workload.nominal_samples, 0, given.key)
+    host = HostBatch(synthetic_batch(workload.own.facts, 4, given.key), workload.nominal_samples, 0, given.key)
     batch = workload.prepare(host)
     assert (batch.key, batch.samples) == (given.key, given.samples)
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in batch.tensors.items()} == {

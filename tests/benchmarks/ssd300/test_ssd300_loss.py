@@ -48,7 +48,7 @@ def plain_targets(boxes: list[list[float]], labels: list[int]) -> tuple[list[int
     return classes, offsets
 
 
-def made_up_boxes(counts: list[int], room: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_boxes(counts: list[int], room: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
     corners = torch.rand((len(counts), room, 2, 2), generator=random).sort(2).values.flatten(2)
     labels = torch.randint(1, 4, (len(counts), room), generator=random)
@@ -59,7 +59,7 @@ def made_up_boxes(counts: list[int], room: int, seed: int) -> tuple[torch.Tensor
 
 
 def test_targets_are_those_of_plain_loops_and_padding_is_never_looked_for():
-    boxes, labels, count = made_up_boxes([4, 0, 1, 6], 6, seed=0)
+    boxes, labels, count = random_boxes([4, 0, 1, 6], 6, seed=0)
     boxes[3, 5] = boxes[3, 4]  # the same box twice: the last one has their default box
     labels[3, 4], labels[3, 5] = 1, 2
     classes, offsets = Targets(SMALL, {}, CPU)(boxes, labels, count)
@@ -142,7 +142,7 @@ def test_half_precision_is_computed_in_fp32():
 
 def test_the_loss_begins_where_81_equal_classes_put_it():
     """A positive and its three negatives add ln 81 each where all classes are alike."""
-    boxes, labels, count = made_up_boxes([7, 7], 7, seed=5)
+    boxes, labels, count = random_boxes([7, 7], 7, seed=5)
     classes, offsets = Targets(FACTS, {}, CPU)(boxes, labels, count)
     said = torch.zeros((2, 8732, 4))
     losses = multibox_loss(torch.zeros((2, 8732, 81)), said, classes, offsets, FACTS.negatives)

@@ -148,7 +148,7 @@ def test_a_folder_without_cases_says_where_they_are(tmp_path):
 @pytest.mark.parametrize("content", ["nothing", "[]", "{}", '{"settings": {"patch": [1, 2]}}', '{"settings": 1}'])
 def test_a_damaged_marker_is_named(raw_dir, tmp_path, content):
     (raw_dir / "STAND_IN").write_text(content)
-    with pytest.raises(DataError, match=r"raw/STAND_IN (is damaged|lacks or garbles its settings)"):
+    with pytest.raises(DataError, match=r"raw/STAND_IN (is damaged|has missing or invalid settings)"):
         prepare(raw_dir, tmp_path / "data")
 
 

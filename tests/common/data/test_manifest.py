@@ -72,7 +72,7 @@ def test_changed_byte_is_found_by_verify_alone(root):
 )
 def test_garbled_fields_are_refused(root, changes):
     edit(root, **changes)
-    with pytest.raises(DataError, match="lacks or garbles a field"):
+    with pytest.raises(DataError, match="has a missing or invalid field"):
         manifest.read(root, "f/1", "prepare it")
 
 

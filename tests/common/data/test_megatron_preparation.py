@@ -280,7 +280,7 @@ def test_a_disk_that_is_too_small_is_found_before_any_work(raw, tmp_path, monkey
 def test_too_few_documents_to_evaluate(raw, tmp_path):
     write(raw / "en" / "val.1.json.gz", TEXTS[:3])
 
-    with pytest.raises(DataError, match=r"val\.1\.json\.gz ends with document 9 where 10 are due"):
+    with pytest.raises(DataError, match=r"val\.1\.json\.gz ends with document 9, expected 10"):
         prepare(raw, tmp_path / "data", corpus())
 
 

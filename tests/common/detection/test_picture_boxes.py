@@ -97,7 +97,7 @@ def test_a_picture_with_more_boxes_than_there_is_room_for_is_named():
     pictures = SimpleNamespace(describe="abc".__getitem__, close=lambda: closed.append(True))
     require_room(found.counts, 4, pictures)
     assert not closed
-    with pytest.raises(DataError, match=r"^b has 4 boxes, and a batch has room for 3: use reader\.max_boxes=4$"):
+    with pytest.raises(DataError, match=r"^b has 4 boxes, and a batch holds at most 3: use reader\.max_boxes=4$"):
         require_room(found.counts, 3, pictures)
     assert closed
 

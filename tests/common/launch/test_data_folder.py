@@ -50,7 +50,7 @@ def test_real_data_are_downloaded_where_stand_ins_are_generated(tmp_path: Path, 
     [
         (None, "manifest.json is missing"),
         ("{", "manifest.json is not valid JSON"),
-        ("[]", "manifest.json lacks or garbles a field"),
+        ("[]", "manifest.json has a missing or invalid field"),
         (json.dumps({"format": "bert-hdf5/1"}), "format 'bert-hdf5/1' where 'imagenet-recordio/1' is needed"),
     ],
 )

@@ -24,7 +24,7 @@ from common.distributed.launcher import await_turn
 from common.errors import ConfigError
 from common.measure import command, node
 from common.measure.command import counts_up_to
-from common.measure.jobs import MADE_UP, Job, jobs_of
+from common.measure.jobs import EXPENSIVE_BATCHES, Job, jobs_of
 from common.measure.node import Node
 from common.measure.table import ATTRIBUTION, COLUMNS, MeasuredCopy, published_rates, table
 from common.mlperf.rules import rules_for
@@ -53,12 +53,12 @@ def test_one_gpu_that_nothing_is_compared_with_is_measured_once():
     assert [job.copies for job in jobs_of(SCALES, "1xH200", [1], (), 8)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("benchmark", MADE_UP)
+@pytest.mark.parametrize("benchmark", EXPENSIVE_BATCHES)
 def test_made_up_batches_are_those_of_a_known_option(benchmark):
     job = Job(benchmark, 8, "8xH200", False)
-    assert set(MADE_UP[benchmark]) <= set(job.words())
+    assert set(EXPENSIVE_BATCHES[benchmark]) <= set(job.words())
     cli.load(compose(job.words()))
-    assert not set(MADE_UP[benchmark]) & set(Job(benchmark, 1, "test", False).words())
+    assert not set(EXPENSIVE_BATCHES[benchmark]) & set(Job(benchmark, 1, "test", False).words())
 
 
 class Scripted:

@@ -214,7 +214,7 @@ def test_a_file_of_another_number_of_rows_is_refused(damaged):
 
 def test_a_manifest_without_tables_is_refused(damaged):
     describe(damaged, source={"hotness": "[3, 1, 12]"})
-    with pytest.raises(DataError, match=r"lacks or garbles 'table_rows'; run 'prepare'"):
+    with pytest.raises(DataError, match=r"has no valid 'table_rows'; run 'prepare'"):
         opened(damaged)
 
 

@@ -26,7 +26,7 @@ from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.hybrid_planning import hybrid_plan, most_frequent
 from common.recommendation.placement import Hybrid, Placement, row_wise, table_wise
 from common.recommendation.planner import PlannerSettings, make_plan
-from common.recommendation.tables import Table, Tables, made_up_ids
+from common.recommendation.tables import Table, Tables, synthetic_ids
 
 TABLES = Tables((Table("a", 900, 1), Table("b", 50, 2), Table("c", 3000, 3)), 16)
 RANKS, BATCH = 4, 64
@@ -34,7 +34,7 @@ RANKS, BATCH = 4, 64
 
 def skewed(count: int = 6, batch: int = BATCH) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return [made_up_ids(TABLES, batch, "zipf", generator) for _ in range(count)]
+    return [synthetic_ids(TABLES, batch, "zipf", generator) for _ in range(count)]
 
 
 def counted(batches: list[torch.Tensor], number: int) -> Counter[int]:
@@ -219,6 +219,6 @@ def test_the_command_measures_training_batches(tmp_path, capsys):
             "dlrm", Dlrm, ["--write", str(path), "--frequent", "2", *arguments[:-1], "hparams.global_batch_size=128"]
         )
     hybrid_planning.main(
-        "dlrm", Dlrm, ["--write", str(path), "--frequent", "2", "--made-up", "--tables", "C2", *arguments]
+        "dlrm", Dlrm, ["--write", str(path), "--frequent", "2", "--synthetic", "--tables", "C2", *arguments]
     )
     assert [hybrid.table for hybrid in plan_file.read(path, tables, 4).hybrids] == [1]

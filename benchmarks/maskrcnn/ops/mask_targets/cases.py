@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.polygon_table import MADE_UP_BOX, PolygonRoom, PolygonTable
+from benchmarks.maskrcnn.polygon_table import EXAMPLE_BOX, PolygonRoom, PolygonTable
 from common.mlperf.fixed import fixed_facts
 from common.ops.cases import Case, Draw, Pass
 
@@ -49,7 +49,7 @@ def passes(
     objects = torch.where(there, draw.integers(0, room.objects, rois), -1)
     scale = draw.uniform(rois, 2, low=1.4, high=1.9, dtype=torch.float32)
     mirrored, width = draw.integers(0, 2, rois), draw.integers(300, 641, rois)
-    boxes = torch.tensor(MADE_UP_BOX, device=draw.device) * scale.repeat(1, 2)
+    boxes = torch.tensor(EXAMPLE_BOX, device=draw.device) * scale.repeat(1, 2)
     turned = (width * scale[:, 0]).round()[:, None] - 1 - boxes[:, [2, 0]]
     boxes[:, ::2] = torch.where(mirrored[:, None] > 0, turned, boxes[:, ::2])
     boxes += noise * draw.normal(rois, 4, dtype=torch.float32)

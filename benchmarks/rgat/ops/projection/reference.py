@@ -55,7 +55,7 @@ def check_level(shape: BlockShape, level: int, x_NK: Tensor) -> None:
         raise ValueError(f"level={level}, and the block has {shape.hops} hops")
     room = shape.node_offsets(level)[-1]
     if len(x_NK) != room:
-        raise ValueError(f"inputs of {len(x_NK)} nodes, and there is room for {room} at level {level}")
+        raise ValueError(f"inputs of {len(x_NK)} nodes, but level {level} holds at most {room}")
 
 
 def check_parts(name: str, part: Tensor, room: int) -> None:
@@ -65,7 +65,7 @@ def check_parts(name: str, part: Tensor, room: int) -> None:
         ValueError: it does not have ``room`` rows.
     """
     if len(part) != room:
-        raise ValueError(f"{name} has {len(part)} rows, and there is room for {room}")
+        raise ValueError(f"{name} has {len(part)} rows, but at most {room} fit")
 
 
 def _filled(room: int, count: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ def require_capacity(graph: Graph, fanouts: Sequence[int], shape: BlockShape) ->
         for relation, source in enumerate(graph.schema.sources):
             room = min(shape.nodes[hop + 1][source], shape.rows[hop][relation])
             if shape.edges[hop][relation] > 0 and room < 1:
-                raise ValueError(f"hop {hop + 1}: {graph.schema.relations[relation]} has room for edges and no row")
+                name = graph.schema.relations[relation]
+                raise ValueError(f"hop {hop + 1}: {name} has capacity for edges but none for rows")
     drawn = [
         sum(shape.nodes[hop][target] for target in graph.schema.targets) * fanout for hop, fanout in enumerate(fanouts)
     ]

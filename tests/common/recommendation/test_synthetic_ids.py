@@ -7,7 +7,7 @@ import pytest
 import torch
 from criteo_tables import HOTNESS, ROWS
 
-from common.recommendation.tables import EXPONENT, Table, Tables, made_up_ids
+from common.recommendation.tables import EXPONENT, Table, Tables, synthetic_ids
 
 
 def criteo(cap: int) -> Tables:
@@ -19,7 +19,7 @@ def criteo(cap: int) -> Tables:
 def test_a_batch_has_as_many_different_rows_as_computed(distribution, distinct):
     # 6,912 samples, five tables capped at 5 million rows; expectations over the exact distributions
     tables = criteo(5_000_000)
-    ids = made_up_ids(tables, 6912, distribution, torch.Generator().manual_seed(0)).numpy()
+    ids = synthetic_ids(tables, 6912, distribution, torch.Generator().manual_seed(0)).numpy()
     assert ids.shape == (6912, 214)
     found = 0
     for table, column in zip(tables.tables, tables.columns, strict=True):
@@ -31,7 +31,7 @@ def test_a_batch_has_as_many_different_rows_as_computed(distribution, distinct):
 
 def test_skewed_first_ids_follow_zipfs_law_and_the_others_follow_them():
     tables = Tables((Table("a", 50, 3), Table("b", 50, 1)), 8)
-    ids = made_up_ids(tables, 200_000, "zipf", torch.Generator().manual_seed(1)).numpy()
+    ids = synthetic_ids(tables, 200_000, "zipf", torch.Generator().manual_seed(1)).numpy()
     weight = np.arange(1, 51) ** -EXPONENT
     expected = weight / weight.sum()
     shares = np.bincount(ids[:, 0], minlength=50) / len(ids)
