@@ -348,7 +348,7 @@ def test_impossible_stand_ins(tmp_path, monkeypatch):
 
 def test_a_garbled_stand_in(raw, tmp_path):
     synthetic.mark(raw, {"settings": {"vocabulary": 0}})
-    with pytest.raises(DataError, match="garbles its settings: vocabulary=0"):
+    with pytest.raises(DataError, match="invalid settings: vocabulary=0"):
         open_raw(raw, corpus())
 
 

@@ -386,9 +386,9 @@ def test_what_cannot_be_measured_is_one_error(words, message):
 @pytest.mark.parametrize(
     ("visible", "words", "message"),
     [
-        ("", [], "no GPU is here; .*device=cpu"),
+        ("", [], "no GPU was found; .*device=cpu"),
         ("5", ["--gpus=2"], "1 GPUs are here; --gpus=2 needs others"),
-        ("5", ["--override=device=cpu"], "--gpus says how many processors"),
+        ("5", ["--override=device=cpu"], "--gpus is missing"),
     ],
 )
 def test_gpus_that_are_not_there_are_one_error(monkeypatch, visible, words, message):
