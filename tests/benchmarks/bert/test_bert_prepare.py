@@ -319,7 +319,7 @@ def test_rebuilt_articles_with_another_evaluation_set_are_custom(articles, tmp_p
         (lambda raw: (raw / "vocab.txt").unlink(), r"vocab\.txt is missing"),
         (lambda raw: (raw / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n"), r"has no \[MASK\]"),
         (lambda raw: (raw / "STAND_IN").write_text("{"), "STAND_IN is damaged"),
-        (lambda raw: (raw / "STAND_IN").write_text('{"settings": {"shard": 2}}'), "garbles its settings"),
+        (lambda raw: (raw / "STAND_IN").write_text('{"settings": {"shard": 2}}'), "invalid settings"),
     ],
 )
 def test_bad_input_is_named(tmp_path, damage, message):
