@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.bert.preparation import hdf5
 from benchmarks.bert.preparation.packing import MAX_SEQUENCES
-from benchmarks.bert.preparation.pipeline import EVALUATION_FILE, PACKED, Made
+from benchmarks.bert.preparation.pipeline import EVALUATION_FILE, PACKED, PreparedText
 from common.data.manifest import FileEntry, file_entry
 from common.data.shard_order import shard_sizes
 from common.data.stages import Record, Stages
@@ -49,7 +49,7 @@ def shards_of(packed_dir: Path) -> list[Path]:
     return found
 
 
-def adopt(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Path, workers: int) -> Made:
+def adopt(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Path, workers: int) -> PreparedText:
     """Count the rows of all shards and create symbolic links to the files in ``data_dir``.
 
     Args:
@@ -75,7 +75,7 @@ def adopt(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Path, wor
     _link(eval_file, data_dir / EVALUATION_FILE)
     sizes = np.sum([record["packs"] for record in records.values()], axis=0).tolist()
     files = {f"{PACKED}/{name}": FileEntry(record["bytes"], record["sha256"]) for name, record in records.items()}
-    return Made(
+    return PreparedText(
         {**files, EVALUATION_FILE: file_entry(eval_file)},
         {
             "train_samples": sum(size * count for size, count in enumerate(sizes, 1)),

@@ -15,9 +15,9 @@ from typing import Annotated
 
 from benchmarks.bert import adopt, raw
 from benchmarks.bert.preparation import sentences
-from benchmarks.bert.preparation.pipeline import Pipeline
+from benchmarks.bert.preparation.pipeline import TextPipeline
 from benchmarks.bert.preparation.tokenizer import read_vocabulary
-from benchmarks.bert.raw import RawText, Settings
+from benchmarks.bert.raw import PreparationSizes, RawText
 from benchmarks.bert.synthetic import generate
 from common.data import manifest, preparation
 from common.data.commands import DataCommands
@@ -75,7 +75,7 @@ def prepare(raw_dir: Path, data_dir: Path, options: PrepareOptions = PrepareOpti
         if not (work_dir / "records").exists():
             per_byte = DISK_PER_TEXT_BYTE[options.unpacked, options.keep_intermediate]
             preparation.require_space(data_dir, _text_bytes(source) * per_byte, more=False)
-        pipeline = Pipeline(
+        pipeline = TextPipeline(
             source,
             settings,
             data_dir,
@@ -125,7 +125,7 @@ def adopt_packed(
         return job.finish(made.files, made.counts, "", {"description": f"packed by other tools: {folder}"})
 
 
-def _settings(source: RawText, options: PrepareOptions) -> Settings:
+def _settings(source: RawText, options: PrepareOptions) -> PreparationSizes:
     if source.stand_in is None and options.max_sequence_length is not None:
         raise ConfigError("--max-sequence-length: Wikipedia's sequences have 512 tokens, only a stand-in's may differ")
     sizes = {"shards": options.shards, "max_sequence_length": options.max_sequence_length}
@@ -146,7 +146,7 @@ def _check_real(source: RawText) -> None:
             )
 
 
-def _identity(source: RawText, settings: Settings, options: PrepareOptions) -> dict[str, str]:
+def _identity(source: RawText, settings: PreparationSizes, options: PrepareOptions) -> dict[str, str]:
     """Return the values that identify a preparation: it can only continue if they are equal."""
     chosen = {**dataclasses.asdict(settings), "unpacked": options.unpacked}
     if source.articles:

@@ -31,7 +31,7 @@ _PART = f"part-{'[0-9]' * 5}-of-{'[0-9]' * 5}"
 
 
 @dataclass(frozen=True)
-class Settings:
+class PreparationSizes:
     """Sizes of a preparation; the defaults are those of the benchmark.
 
     Attributes:
@@ -123,16 +123,16 @@ def open_raw(raw_dir: Path) -> RawText:
     return RawText([], None, articles, vocabulary, description_of(raw_dir, article, vocabulary))
 
 
-def settings_of(source: RawText) -> Settings:
+def settings_of(source: RawText) -> PreparationSizes:
     """Return the sizes from ``STAND_IN``, or those of the benchmark.
 
     Raises:
         DataError: the settings in ``STAND_IN`` are missing or invalid.
     """
     if source.stand_in is None:
-        return Settings()
+        return PreparationSizes()
     try:
-        return Settings(**source.stand_in["settings"])
+        return PreparationSizes(**source.stand_in["settings"])
     except (KeyError, TypeError) as error:
         raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from benchmarks.bert import raw
 from benchmarks.bert.preparation.tokenizer import MAX_VOCABULARY, words
-from benchmarks.bert.raw import Settings
+from benchmarks.bert.raw import PreparationSizes
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError, DataError
@@ -33,7 +33,7 @@ _WORD_SHARE = 0.75
 
 @dataclass(frozen=True)
 class SyntheticArticles(Options):
-    """Options of ``generate``; see :class:`benchmarks.bert.raw.Settings` for the sizes that the data keep."""
+    """Options of ``generate``; see :class:`benchmarks.bert.raw.PreparationSizes` for the sizes that the data keep."""
 
     articles: Annotated[int | None, Option("articles (default: all that Python's library holds)")] = None
     vocabulary: Annotated[int, Option("pieces of the vocabulary", least=SMALLEST_VOCABULARY, most=MAX_VOCABULARY)] = (
@@ -53,9 +53,9 @@ class SyntheticArticles(Options):
         _ = self.settings  # raises an error for impossible sizes
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> PreparationSizes:
         """Sizes for the preparation."""
-        return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
+        return PreparationSizes(**{field.name: getattr(self, field.name) for field in fields(PreparationSizes)})
 
 
 def generate(raw_dir: Path, options: SyntheticArticles = SyntheticArticles()) -> str:

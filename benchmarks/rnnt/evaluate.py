@@ -27,7 +27,7 @@ from benchmarks.rnnt.decoder import DecodingLimits, GreedyDecoder
 from benchmarks.rnnt.model import JOINED, Rnnt
 from benchmarks.rnnt.prepared import open_prepared
 from benchmarks.rnnt.preparer import FeaturePreparer
-from benchmarks.rnnt.tokenizer import Tokenizer
+from benchmarks.rnnt.tokenizer import TranscriptTokenizer
 from benchmarks.rnnt.wer import WordErrors
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.data.batches import EvalSource
@@ -46,7 +46,7 @@ class WordErrorRate(Scorer):
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: TranscriptTokenizer | None = None
         self._errors: WordErrors | None = None
         self._utterances = 0
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.rnnt import raw
-from benchmarks.rnnt.preparation.pipeline import Pipeline
+from benchmarks.rnnt.preparation.pipeline import SpeechPipeline
 from benchmarks.rnnt.prepared import FORMAT, PREPARE_COMMAND, SPLITS
 from benchmarks.rnnt.raw import TRAIN_SUBSETS, VOCABULARY
 from benchmarks.rnnt.synthetic import generate
-from benchmarks.rnnt.tokenizer import Tokenizer
+from benchmarks.rnnt.tokenizer import TranscriptTokenizer
 from common.data import manifest
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest, digest
@@ -59,7 +59,7 @@ def prepare(
     if not 1 <= pieces <= LARGEST_VOCABULARY:
         raise ConfigError(f"--vocabulary={pieces}: 1 to {LARGEST_VOCABULARY}")
     if tokenizer is not None:
-        Tokenizer(tokenizer, pieces)  # checks the vocabulary before the work
+        TranscriptTokenizer(tokenizer, pieces)  # checks the vocabulary before the work
     utterances = {split: source.utterances(split) for split in SPLITS}
     wanted = {
         "fingerprint": raw.fingerprint(utterance for split in SPLITS for utterance in utterances[split]),
@@ -71,7 +71,7 @@ def prepare(
     with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
         if job.found is not None:
             return job.found
-        made = Pipeline(utterances, data_dir, job.begin(WORK), pieces, tokenizer, workers).run()
+        made = SpeechPipeline(utterances, data_dir, job.begin(WORK), pieces, tokenizer, workers).run()
         subsets = (*source.subsets["train"], *source.subsets["eval"])
         return job.finish(made.files, made.counts, f"LibriSpeech: {', '.join(subsets)}")
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rnnt.tokenizer import Tokenizer
+from benchmarks.rnnt.tokenizer import TranscriptTokenizer
 from common.data import atomic, manifest
 from common.data.manifest import Manifest
 from common.data.ragged import bounds_of, starts_of
@@ -138,9 +138,9 @@ class PreparedSpeech:
                 f"prepare it anew with --vocabulary {pieces}"
             )
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> TranscriptTokenizer:
         """Return the tokenizer; raises :class:`DataError` if its file is damaged."""
-        return Tokenizer(self.root / TOKENIZER, self.vocabulary)
+        return TranscriptTokenizer(self.root / TOKENIZER, self.vocabulary)
 
     def split(self, name: str) -> SpeechSplit:
         """Return the utterances of ``train`` or ``eval``; raises :class:`DataError` if a file is damaged."""

@@ -268,7 +268,7 @@ def _pieces_of(words: list[str], model: bytes) -> NDArray[np.int64]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.model"
         path.write_bytes(model)
-        return np.array([len(pieces) for pieces in tokenizer.Tokenizer(path).encode(words)])
+        return np.array([len(pieces) for pieces in tokenizer.TranscriptTokenizer(path).encode(words)])
 
 
 def train_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ THREADS = 16
 UNKNOWN = 0
 
 
-class Tokenizer:
+class TranscriptTokenizer:
     """A trained tokenizer.
 
     Args:

@@ -15,7 +15,7 @@ from benchmarks.stable_diffusion.frozen.clip import TextTower
 from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.frozen.published import load_text
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes
-from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 
 
 class TokenEncoder:
@@ -57,7 +57,7 @@ class CaptionEncoder:
     def __init__(
         self, sizes: TextSizes, checkpoint: Path, digest: str | None, vocabulary: Path, device: torch.device
     ) -> None:
-        self._tokenize = Tokenizer(vocabulary, sizes.vocabulary, sizes.context)
+        self._tokenize = ClipTokenizer(vocabulary, sizes.vocabulary, sizes.context)
         self._encode, self._device = TokenEncoder(sizes, checkpoint, digest, device, torch.float32), device
 
     def __call__(self, captions: Sequence[str]) -> Tensor:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape, decode_caption
-from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.order import ResampledLane
 from benchmarks.stable_diffusion.prepared import PreparedLatents, open_prepared
 from common.data.batches import Block, HostBatch
@@ -59,7 +59,7 @@ class MomentsSource:
         own: StableDiffusionConfig,
         micro_batches: MicroBatches,
         seed: int,
-        tokenizer: Tokenizer | None,
+        tokenizer: ClipTokenizer | None,
         pin_memory: bool,
     ) -> None:
         counts = prepared.manifest.counts
@@ -214,7 +214,7 @@ def open_train(
     if own.reader.captions == "tokens":
         if assets_dir is None:
             raise ConfigError("assets_dir=null: reader.captions=tokens needs the tokenizer's merges in it")
-        tokenizer = Tokenizer(assets_dir / own.assets.vocabulary, own.text.vocabulary, own.text.context)
+        tokenizer = ClipTokenizer(assets_dir / own.assets.vocabulary, own.text.vocabulary, own.text.context)
     elif not MEMBERS[prepared.kind].encoded:
         raise ConfigError(
             f"reader.captions=encoded: {root} has .{prepared.kind} members, without encoded captions; prepare them, or "

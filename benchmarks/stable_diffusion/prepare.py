@@ -27,9 +27,9 @@ from benchmarks.stable_diffusion.prepared import (
     write_index,
 )
 from benchmarks.stable_diffusion.prompts import read_prompts, read_reference
-from benchmarks.stable_diffusion.raw import FORMS, RawData
+from benchmarks.stable_diffusion.raw import FORMS, RawLaion
 from benchmarks.stable_diffusion.synthetic import generate
-from benchmarks.stable_diffusion.tar_maker import Plan, forget_networks, make_tar, numbered_processes
+from benchmarks.stable_diffusion.tar_maker import ConversionSettings, forget_networks, make_tar, numbered_processes
 from common.data import manifest
 from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import FileEntry, Manifest
@@ -142,8 +142,8 @@ def _processes(device: str, tars: int, workers: int) -> int:
     return max(1, min(tars, torch.cuda.device_count() if device == "cuda" else workers))
 
 
-def _plan(source: RawData, member: str, assets_dir: Path, device: str, threads: int) -> Plan:
-    return Plan(
+def _plan(source: RawLaion, member: str, assets_dir: Path, device: str, threads: int) -> ConversionSettings:
+    return ConversionSettings(
         source.form,
         member,
         source.image_size,
@@ -157,24 +157,24 @@ def _plan(source: RawData, member: str, assets_dir: Path, device: str, threads: 
     )
 
 
-def _settings(plan: Plan) -> str:
+def _settings(plan: ConversionSettings) -> str:
     """Return the settings that determine the prepared bytes, besides the raw data."""
     chosen = {"source": plan.form, "member": plan.member, "image_size": plan.image_size}
     sizes = {"vae": dataclasses.asdict(plan.vae), "text": dataclasses.asdict(plan.text)}
     return json.dumps(chosen | sizes, sort_keys=True)
 
 
-def _require_same_tars(source: RawData, found: Manifest, data_dir: Path) -> None:
+def _require_same_tars(source: RawLaion, found: Manifest, data_dir: Path) -> None:
     if found.source.get(RAW_TARS) != raw.tar_sizes(source.tars):
         raise DataError(f"{data_dir} was prepared from tars of other sizes; delete it or name another --data-dir")
 
 
-def _place_assets(source: RawData, assets_dir: Path) -> None:
+def _place_assets(source: RawLaion, assets_dir: Path) -> None:
     for path in source.assets:
         place(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
 
 
-def _require_assets(plan: Plan) -> None:
+def _require_assets(plan: ConversionSettings) -> None:
     """Raise DataError if a file is missing that the networks need."""
     needed = [plan.checkpoint] if plan.encodes_pictures or plan.encodes_captions else []
     needed += [plan.vocabulary] if plan.encodes_captions else []
@@ -186,7 +186,7 @@ def _require_assets(plan: Plan) -> None:
             )
 
 
-def _run(source: RawData, data_dir: Path, plan: Plan, processes: int) -> dict[str, dict[str, Any]]:
+def _run(source: RawLaion, data_dir: Path, plan: ConversionSettings, processes: int) -> dict[str, dict[str, Any]]:
     """Make the missing tars in ``processes``; see :func:`_make_tars`."""
     before = torch.get_num_threads()
     threads = 1 if plan.device == "cuda" else plan.threads  # with a GPU, the decoding threads use the CPU
@@ -199,7 +199,7 @@ def _run(source: RawData, data_dir: Path, plan: Plan, processes: int) -> dict[st
         forget_networks()
 
 
-def _make_tars(source: RawData, data_dir: Path, plan: Plan, stages: Stages) -> dict[str, dict[str, Any]]:
+def _make_tars(source: RawLaion, data_dir: Path, plan: ConversionSettings, stages: Stages) -> dict[str, dict[str, Any]]:
     """Make the missing tars and their indexes; return the records of all tars by tar name."""
     names = {path.stem: f"{TRAIN}/{path.name}" for path in source.tars}
     for path in source.tars:
@@ -208,7 +208,7 @@ def _make_tars(source: RawData, data_dir: Path, plan: Plan, stages: Stages) -> d
     return {names[task]: record for task, record in stages.run(STAGE, tasks, make_indexed).items()}
 
 
-def make_indexed(source: Path, data_dir: Path, name: str, plan: Plan) -> dict[str, Any]:
+def make_indexed(source: Path, data_dir: Path, name: str, plan: ConversionSettings) -> dict[str, Any]:
     """Make the tar ``name`` below ``data_dir`` from ``source``, and its index; return its record."""
     source_bytes = source.stat().st_size
     record = make_tar(source, data_dir / name, plan)

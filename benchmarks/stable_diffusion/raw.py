@@ -58,7 +58,7 @@ _NAMED = 3  # largest number of files named in a message
 
 
 @dataclass(frozen=True)
-class RawData:
+class RawLaion:
     """A raw folder.
 
     Attributes:
@@ -105,7 +105,7 @@ def tar_sizes(paths: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join(f"{path.name} {path.stat().st_size}" for path in paths).encode()).hexdigest()
 
 
-def open_raw(raw_dir: Path, form: str | None = None) -> RawData:
+def open_raw(raw_dir: Path, form: str | None = None) -> RawLaion:
     """Find the raw data in ``raw_dir`` without reading samples.
 
     Args:
@@ -144,7 +144,7 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawData:
     image_size, vae, text = IMAGE_SIZE, VaeSizes(), TextSizes()
     if marker is not None and stand_in is not None:
         image_size, vae, text = _sizes_of(marker, stand_in)
-    return RawData(chosen, tars, (captions, statistics), assets, image_size, vae, text, stand_in)
+    return RawLaion(chosen, tars, (captions, statistics), assets, image_size, vae, text, stand_in)
 
 
 def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]:

@@ -16,7 +16,7 @@ from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.operations import choose_layers
 from common.errors import ConfigError
@@ -127,7 +127,7 @@ def published_networks(
             "assets_dir=null: an evaluation makes and scores pictures with the networks of "
             f"{own.assets.checkpoint}, {own.assets.clip} and {own.assets.inception} in it"
         )
-    tokenize = Tokenizer(assets_dir / own.assets.vocabulary, own.text.vocabulary, own.text.context)
+    tokenize = ClipTokenizer(assets_dir / own.assets.vocabulary, own.text.vocabulary, own.text.context)
     requested = own.model.implementations
     networks = random_networks(tokenize, own.vae, own.text, own.vision, own.inception, device, dtype, requested)
     checkpoint, clip = assets_dir / own.assets.checkpoint, assets_dir / own.assets.clip

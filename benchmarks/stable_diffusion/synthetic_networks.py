@@ -46,7 +46,7 @@ from benchmarks.stable_diffusion.frozen.sizes import (
 from benchmarks.stable_diffusion.frozen.tokenizer import (
     BYTE_TOKENS,
     MARKS,
-    Tokenizer,
+    ClipTokenizer,
     byte_characters,
     byte_symbols,
     merge_pair,
@@ -127,7 +127,7 @@ class SyntheticNetworks:
     text: TextTower
     vision: VisionTower
     inception: Inception
-    tokenize: Tokenizer
+    tokenize: ClipTokenizer
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def fitted_networks(
     vocabulary = assets / raw.VOCABULARY
     try:
         vocabulary.write_bytes(small_merges(captions, sizes.text.vocabulary - BYTE_TOKENS - MARKS))
-        tokenize = Tokenizer(vocabulary, sizes.text.vocabulary, sizes.text.context)
+        tokenize = ClipTokenizer(vocabulary, sizes.text.vocabulary, sizes.text.context)
         pixels = ClipTransform(sizes.vision.resolution, torch.float32)(to_bytes(images_N3SS.clamp(0, 1)))
         text, vision = fit_clip(pixels, captions, tokenize, sizes.text, sizes.vision, seed)
     except ValueError as error:
@@ -360,7 +360,7 @@ def _standardize(network: AutoencoderKL, images_N3HW: Tensor) -> None:
 def fit_clip(
     pixels_N3HW: Tensor,
     captions: Sequence[str],
-    tokenizer: Tokenizer,
+    tokenizer: ClipTokenizer,
     text: TextSizes,
     vision: VisionSizes,
     seed: int,

@@ -38,7 +38,7 @@ TOGETHER = 16
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionSettings:
     """Settings of the conversion, the same in all processes.
 
     Attributes:
@@ -140,7 +140,7 @@ def _take_number(counter: Any, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def make_tar(source: Path, target: Path, plan: Plan) -> dict[str, Any]:
+def make_tar(source: Path, target: Path, plan: ConversionSettings) -> dict[str, Any]:
     """Make ``target`` from ``source``; when this returns, the file is complete and on disk.
 
     Returns:
@@ -176,7 +176,7 @@ def forget_networks() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _networks(plan: Plan) -> _Networks:
+def _networks(plan: ConversionSettings) -> _Networks:
     device = torch.device("cpu")
     if plan.device == "cuda":
         device = torch.device("cuda", _process % torch.cuda.device_count())
@@ -189,7 +189,9 @@ def _networks(plan: Plan) -> _Networks:
     return _Networks(moments, captions)
 
 
-def _loaded(source: Path, places: Mapping[str, Mapping[str, tuple[int, int]]], plan: Plan) -> Iterator[Loaded]:
+def _loaded(
+    source: Path, places: Mapping[str, Mapping[str, tuple[int, int]]], plan: ConversionSettings
+) -> Iterator[Loaded]:
     """Yield the samples of a raw tar in the order of their keys, decoded in threads and checked."""
     suffix = FORMS[plan.form]
     with open(source, "rb") as file, ThreadPoolExecutor(plan.threads) as pool:
@@ -211,7 +213,7 @@ def _content(descriptor: int, where: tuple[int, int]) -> bytes:
     return os.pread(descriptor, size, offset)
 
 
-def _decoded(key: str, content: bytes, caption: str, name: str, plan: Plan) -> Loaded:
+def _decoded(key: str, content: bytes, caption: str, name: str, plan: ConversionSettings) -> Loaded:
     if FORMS[plan.form] == PICTURE:
         try:
             return Loaded(key, read_picture(content, plan.image_size), None, None, caption)
@@ -224,7 +226,7 @@ def _decoded(key: str, content: bytes, caption: str, name: str, plan: Plan) -> L
     return Loaded(key, None, sample.moments_CHW, sample.captions_TK, caption)
 
 
-def _encoded(samples: Iterator[Loaded], plan: Plan) -> Iterator[tuple[str, bytes, str]]:
+def _encoded(samples: Iterator[Loaded], plan: ConversionSettings) -> Iterator[tuple[str, bytes, str]]:
     """Yield key, content of the prepared member, and caption."""
     networks = _networks(plan)
     while group := list(itertools.islice(samples, TOGETHER)):

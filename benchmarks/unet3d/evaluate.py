@@ -27,7 +27,7 @@ from benchmarks.unet3d.evaluation_volumes import (
     synthetic_voxels,
 )
 from benchmarks.unet3d.sliding_window import INTERSECTION, LABELLED, PREDICTED, SlidingWindow
-from benchmarks.unet3d.volumes import Case, open_volumes
+from benchmarks.unet3d.volumes import VolumeEntry, open_volumes
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
@@ -117,9 +117,9 @@ class MeanDice(Evaluation):
         empty_NCDHW = torch.empty(shape, dtype=dtype, device=layout.device, memory_format=memory_format)
         inputs = {"image": empty_NCDHW.zero_()}
         self._forward: ForwardPass[Tensor] = ForwardPass(model, lambda batch: model(batch["image"]), inputs, capture)
-        self._cases: Sequence[Case] = ()
+        self._cases: Sequence[VolumeEntry] = ()
         self._volumes: list[CachedVolume] = []
-        self._synthetic: Sequence[Case] = ()
+        self._synthetic: Sequence[VolumeEntry] = ()
 
     def warm_up(self) -> None:
         """Run forward passes on zeros, and the operations that follow."""
@@ -147,7 +147,7 @@ class MeanDice(Evaluation):
         self._synthetic = synthetic_cases(volumes, self._settings.window.shape)
         return self
 
-    def cache(self, cases: Sequence[Case], read: Read) -> None:
+    def cache(self, cases: Sequence[VolumeEntry], read: Read) -> None:
         """Make ``cases`` the evaluation set, and read the volumes that this rank needs.
 
         Args:
@@ -194,7 +194,7 @@ class MeanDice(Evaluation):
                 image_NCDHW[slot, 0].copy_(image_DHW[self._sums.place(origin)])
             yield from self._forward()[: len(filled)]
 
-    def _windows_of(self, case: Case) -> int:
+    def _windows_of(self, case: VolumeEntry) -> int:
         return len(self._settings.window.geometry(case.shape).origins)
 
 

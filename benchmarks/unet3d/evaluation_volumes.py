@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.unet3d.evaluation_shares import deal_volumes, deal_windows
 from benchmarks.unet3d.sliding_window import Geometry, Origin, SlidingWindow
-from benchmarks.unet3d.volumes import Case
+from benchmarks.unet3d.volumes import VolumeEntry
 
 READERS = 4
 """Volumes that a rank reads at the same time; each takes up to 400 MB of host memory."""
@@ -26,7 +26,7 @@ SYNTHETIC_SHAPES = (
 )  # fmt: skip
 """Shapes of synthetic volumes, in multiples of the window; they are used in turn."""
 
-Read = Callable[[Case], tuple[NDArray[np.float32], NDArray[np.uint8]]]
+Read = Callable[[VolumeEntry], tuple[NDArray[np.float32], NDArray[np.uint8]]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def shares_of_rank(windows: Sequence[int], ranks: int, rank: int, share: int) ->
 
 
 def cache_volumes(
-    cases: Sequence[Case],
+    cases: Sequence[VolumeEntry],
     read: Read,
     shares: Sequence[Share],
     window: SlidingWindow,
@@ -106,17 +106,17 @@ def cache_volumes(
     return volumes
 
 
-def synthetic_cases(count: int, window: tuple[int, int, int]) -> list[Case]:
+def synthetic_cases(count: int, window: tuple[int, int, int]) -> list[VolumeEntry]:
     """Return ``count`` cases of several shapes for windows of ``window`` voxels."""
     cases = []
     for number in range(count):
         factors = SYNTHETIC_SHAPES[number % len(SYNTHETIC_SHAPES)]
         depth, height, width = (round(factor * size) for factor, size in zip(factors, window, strict=True))
-        cases.append(Case(f"case_{number:05d}", (depth, height, width), "eval"))
+        cases.append(VolumeEntry(f"case_{number:05d}", (depth, height, width), "eval"))
     return cases
 
 
-def synthetic_voxels(case: Case) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+def synthetic_voxels(case: VolumeEntry) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Return noise, and labels that do not depend on it; both (D, H, W)."""
     generator = np.random.default_rng(0)
     image = generator.standard_normal(case.shape, dtype=np.float32)

@@ -25,7 +25,7 @@ from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import CLASSES, load_scan, preprocess, voxels_of
 from benchmarks.unet3d.raw import RawCase, RawScans
 from benchmarks.unet3d.synthetic import generate
-from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
+from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, VolumeEntry
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest, file_entry
@@ -178,7 +178,7 @@ def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> 
     scan = load_scan(case.image, case.label)
     image, label = preprocess(scan, patch)
     _, depth, height, width = image.shape
-    made = Case(case.name, (depth, height, width), case.split)
+    made = VolumeEntry(case.name, (depth, height, width), case.split)
     files = {made.image_file: _save(data_dir / made.image_file, image)}
     files[made.label_file] = _save(data_dir / made.label_file, label)
     return dataclasses.asdict(Record(made.shape, scan.spacing, files))

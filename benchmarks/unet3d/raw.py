@@ -26,7 +26,7 @@ EVALUATION_CASES = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScanSettings:
     """Settings of a preparation; the default is the benchmark's.
 
     Attributes:
@@ -56,7 +56,7 @@ class RawScans:
 
     cases: list[RawCase]
     stand_in: dict[str, Any] | None
-    settings: Settings
+    settings: ScanSettings
 
     def fingerprint(self) -> str:
         """Return a SHA-256 over names and sizes of the cases; the folder's path has no influence."""
@@ -128,10 +128,10 @@ def _numbers(folder: Path) -> list[int]:
     return sorted(number for name in names if (number := int(name[-5:])) < LABELLED_CASES)
 
 
-def _settings(marker: Path | None, stand_in: dict[str, Any] | None) -> Settings:
+def _settings(marker: Path | None, stand_in: dict[str, Any] | None) -> ScanSettings:
     if stand_in is None:
-        return Settings()
+        return ScanSettings()
     try:
-        return Settings(tuple(stand_in["settings"]["patch"]))
+        return ScanSettings(tuple(stand_in["settings"]["patch"]))
     except (KeyError, TypeError, ConfigError) as error:
         raise DataError(f"{marker} has missing or invalid settings: {error}") from error

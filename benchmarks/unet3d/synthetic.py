@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import TARGET_SPACING
-from benchmarks.unet3d.raw import EVALUATION_CASES, LABELLED_CASES, Settings
+from benchmarks.unet3d.raw import EVALUATION_CASES, LABELLED_CASES, ScanSettings
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
@@ -59,10 +59,10 @@ class SyntheticScans(Options):
         _ = self.settings  # raises an error for an impossible crop
 
     @property
-    def settings(self) -> Settings:
-        """Settings of the preparation that the scans are for."""
+    def settings(self) -> ScanSettings:
+        """ScanSettings of the preparation that the scans are for."""
         depth, height, width = self.patch if len(self.patch) == 3 else self.patch * 3
-        return Settings((depth, height, width))
+        return ScanSettings((depth, height, width))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ CASES = "cases.json"
 
 
 @dataclass(frozen=True)
-class Case:
+class VolumeEntry:
     """A volume: name such as ``case_00000``, shape (D, H, W) in voxels, and split."""
 
     name: str
@@ -63,11 +63,11 @@ class Volumes:
     """
 
     root: Path
-    train: tuple[Case, ...]
-    eval: tuple[Case, ...]
+    train: tuple[VolumeEntry, ...]
+    eval: tuple[VolumeEntry, ...]
     stand_in: bool
 
-    def read(self, case: Case) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    def read(self, case: VolumeEntry) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         """Read image (D, H, W) float32 and labels (D, H, W) uint8 of ``case`` into memory; both are contiguous.
 
         Raises:
@@ -112,7 +112,7 @@ def open_volumes(root: Path, patch: tuple[int, int, int]) -> Volumes:
     return Volumes(root, splits["train"], splits["eval"], described.stand_in)
 
 
-def read_cases(root: Path) -> list[Case]:
+def read_cases(root: Path) -> list[VolumeEntry]:
     """Return the cases in ``cases.json`` of a prepared folder, sorted by name.
 
     Raises:
@@ -129,14 +129,14 @@ def read_cases(root: Path) -> list[Case]:
         raise DataError(f"{path} is damaged ({problem}); delete {root} and run '{PREPARE_COMMAND}'") from error
 
 
-def _parse(name: str, entry: dict[str, Any]) -> Case:
+def _parse(name: str, entry: dict[str, Any]) -> VolumeEntry:
     depth, height, width = (int(axis) for axis in entry["shape"])
     if entry["split"] not in ("train", "eval"):
         raise ValueError(f"{name} is for {entry['split']!r}")
-    return Case(name, (depth, height, width), entry["split"])
+    return VolumeEntry(name, (depth, height, width), entry["split"])
 
 
-def _load(path: Path, dtype: np.dtype[Any], case: Case) -> NDArray[Any]:
+def _load(path: Path, dtype: np.dtype[Any], case: VolumeEntry) -> NDArray[Any]:
     remedy = f"run 'mlperf-suite verify benchmark=unet3d --data-dir {path.parent}'"
     try:
         array = npy.load(path, dtype, (1, *case.shape))

@@ -10,7 +10,7 @@ import torch
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits, count_classes
-from benchmarks.unet3d.volumes import Case
+from benchmarks.unet3d.volumes import VolumeEntry
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
@@ -22,7 +22,7 @@ pytestmark = [
 
 SMALL = SlidingWindow((64, 64, 64), 0.5, -2.2)
 CASES = [
-    Case(f"case_{number:05d}", shape, "eval")
+    VolumeEntry(f"case_{number:05d}", shape, "eval")
     for number, shape in enumerate([(64, 70, 75), (90, 100, 81), (129, 64, 96), (64, 64, 64)])
 ]
 

@@ -20,7 +20,7 @@ from benchmarks.bert.preparation import exchange, hdf5, holdout
 from benchmarks.bert.preparation.packing import MAX_SEQUENCES, pack
 from benchmarks.bert.preparation.samples import SampleSettings, create_samples, read_documents
 from benchmarks.bert.preparation.tokenizer import WordPieceTokenizer, read_vocabulary
-from benchmarks.bert.raw import EVALUATION, RawText, Settings
+from benchmarks.bert.raw import EVALUATION, PreparationSizes, RawText
 from common.data.atomic import written
 from common.data.manifest import FileEntry, file_entry
 from common.data.ragged import bounds_of
@@ -35,7 +35,7 @@ UNPACKED_SEED = 24
 
 
 @dataclass(frozen=True)
-class Made:
+class PreparedText:
     """Result of the pipeline, for the manifest.
 
     Attributes:
@@ -49,7 +49,7 @@ class Made:
     evaluation_md5: str | None = None
 
 
-class Pipeline:
+class TextPipeline:
     """One run of the preparation.
 
     Args:
@@ -63,7 +63,7 @@ class Pipeline:
     def __init__(
         self,
         source: RawText,
-        settings: Settings,
+        settings: PreparationSizes,
         data_dir: Path,
         work_dir: Path,
         workers: int,
@@ -80,7 +80,7 @@ class Pipeline:
         self.kinds = (PACKED, UNPACKED) if unpacked else (PACKED,)
         self.stages = Stages(work_dir / "records", workers)
 
-    def run(self) -> Made:
+    def run(self) -> PreparedText:
         """Run all stages that are not complete.
 
         Raises:
@@ -169,7 +169,7 @@ class Pipeline:
         }
         return self.stages.run(f"gather-{kind}", tasks, gather_shard)
 
-    def _made(self, plan: Record, evaluation: Record, shards: dict[str, dict[str, Record]]) -> Made:
+    def _made(self, plan: Record, evaluation: Record, shards: dict[str, dict[str, Record]]) -> PreparedText:
         files = {EVALUATION_FILE: FileEntry(evaluation["bytes"], evaluation["sha256"])}
         for kind, records in shards.items():
             for name, record in records.items():
@@ -183,7 +183,7 @@ class Pipeline:
             raise DataError(f"{self.data_dir / PACKED} has {sequences} sequences of {plan['train_samples']}")
         counts = {name: plan[name] for name in plan if name.startswith(("train_", "packs_of_"))}
         text = self.stages.record("text", EVALUATION)
-        return Made(
+        return PreparedText(
             files,
             {**counts, "shards": self.settings.shards, "eval_samples": evaluation["samples"]},
             str(text["md5"]) if text else None,
@@ -238,7 +238,9 @@ def make_evaluation_set(text: Path, vocabulary: Path, settings: SampleSettings, 
     return {**made, **_entry(path)}
 
 
-def make_plan(lengths: list[Path], samples: list[int], settings: Settings, places: dict[str, list[Path]]) -> Record:
+def make_plan(
+    lengths: list[Path], samples: list[int], settings: PreparationSizes, places: dict[str, list[Path]]
+) -> Record:
     """Compute the position of every sequence in the data set, and write the positions of each part to a file.
 
     Args:

@@ -21,7 +21,7 @@ from benchmarks.rnnt import tokenizer as tokenizers
 from benchmarks.rnnt.preparation import flac
 from benchmarks.rnnt.prepared import SPLITS, TOKENIZER, shard_name, write_split
 from benchmarks.rnnt.raw import Utterance
-from benchmarks.rnnt.tokenizer import UNKNOWN, Tokenizer
+from benchmarks.rnnt.tokenizer import UNKNOWN, TranscriptTokenizer
 from common.data import atomic, preparation
 from common.data.manifest import FileEntry, describe_files
 from common.data.stages import Record, Stages
@@ -38,14 +38,14 @@ _ENCODED_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True)
-class Made:
+class PreparedCorpus:
     """Files in the data folder, and counts for the manifest."""
 
     files: dict[str, FileEntry]
     counts: dict[str, int]
 
 
-class Pipeline:
+class SpeechPipeline:
     """Preparation of tokenizer, audio files and columns of LibriSpeech, in stages that resume after an interruption.
 
     Args:
@@ -73,7 +73,7 @@ class Pipeline:
         self.stages = Stages(work_dir / "records", workers)
         self.workers = workers
 
-    def run(self) -> Made:
+    def run(self) -> PreparedCorpus:
         """Run all unfinished stages.
 
         Raises:
@@ -94,7 +94,7 @@ class Pipeline:
             files |= self._entries(split, shards[split])
             counts |= _counts(split, columns)
         files |= describe_files(self.data_dir, names)
-        return Made(files, {**counts, "vocabulary": tokenizer.size})
+        return PreparedCorpus(files, {**counts, "vocabulary": tokenizer.size})
 
     def _require_space(self, runs: Mapping[str, list[list[Utterance]]]) -> None:
         """Check the disk space for all missing files of samples."""
@@ -107,10 +107,10 @@ class Pipeline:
         ]
         preparation.require_space(self.data_dir, int(sum(left) * GROWTH))
 
-    def _tokenizer(self) -> Tokenizer:
+    def _tokenizer(self) -> TranscriptTokenizer:
         arguments = (self.utterances["train"], self.vocabulary, self.model, self.data_dir / TOKENIZER)
         self.stages.run("tokenizer", {TOKENIZER: arguments}, make_tokenizer)
-        return Tokenizer(self.data_dir / TOKENIZER, self.vocabulary)
+        return TranscriptTokenizer(self.data_dir / TOKENIZER, self.vocabulary)
 
     def _shards(self, split: str, runs: list[list[Utterance]]) -> dict[str, Record]:
         tasks = {
@@ -119,7 +119,9 @@ class Pipeline:
         }
         return self.stages.run(split, tasks, write_shard)
 
-    def _columns(self, split: str, tokenizer: Tokenizer, shards: Mapping[str, Record]) -> dict[str, NDArray[Any]]:
+    def _columns(
+        self, split: str, tokenizer: TranscriptTokenizer, shards: Mapping[str, Record]
+    ) -> dict[str, NDArray[Any]]:
         utterances = self.utterances[split]
         tokens, lengths = self._encoded(utterances, tokenizer)
         if split == "train" and (unknown := tokens == UNKNOWN).any():
@@ -136,7 +138,7 @@ class Pipeline:
         }
 
     def _encoded(
-        self, utterances: Sequence[Utterance], tokenizer: Tokenizer
+        self, utterances: Sequence[Utterance], tokenizer: TranscriptTokenizer
     ) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
         """Return the pieces of all transcripts, and the number of each."""
         tokens, lengths = [], []
@@ -187,7 +189,7 @@ def make_tokenizer(utterances: Sequence[Utterance], vocabulary: int, model: Path
         DataError: the transcripts do not suffice for the vocabulary, or ``model`` has another one or is damaged.
     """
     if model is not None:
-        Tokenizer(model, vocabulary)  # checks the vocabulary
+        TranscriptTokenizer(model, vocabulary)  # checks the vocabulary
         with atomic.written(path) as partial:
             shutil.copyfile(model, partial)
     else:

@@ -40,7 +40,7 @@ MOST_BYTES = 2**26
 _KEPT_WORDS = 2**16
 
 
-class Tokenizer:
+class ClipTokenizer:
     """Function that maps captions to rows of token ids.
 
     Args:

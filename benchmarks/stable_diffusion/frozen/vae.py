@@ -130,7 +130,7 @@ class _Decoder(nn.Module):
         self.mid = _Middle(sizes, channels)
         levels: list[nn.Module] = []
         for level, width in reversed(list(enumerate(widths))):
-            upsample = _Upsample(width) if level else None
+            upsample = _VaeUpsample(width) if level else None
             levels.append(_Level(sizes, channels, width, sizes.blocks + 1, upsample))
             channels = width
         self.up = nn.ModuleList(reversed(levels))  # index 0 is full resolution; runs in reverse
@@ -149,14 +149,14 @@ class _Level(nn.Module):
     """Residual blocks of one resolution, and the resampling to the next."""
 
     def __init__(
-        self, sizes: VaeSizes, channels: int, width: int, blocks: int, resample: _Downsample | _Upsample | None
+        self, sizes: VaeSizes, channels: int, width: int, blocks: int, resample: _Downsample | _VaeUpsample | None
     ) -> None:
         super().__init__()
         self.block = nn.ModuleList(
             _ResidualBlock(sizes, width if index else channels, width) for index in range(blocks)
         )
         self.downsample = resample if isinstance(resample, _Downsample) else None
-        self.upsample = resample if isinstance(resample, _Upsample) else None
+        self.upsample = resample if isinstance(resample, _VaeUpsample) else None
 
     def forward(self, x: _Sum) -> _Sum:
         for block in self.block:
@@ -178,7 +178,7 @@ class _Downsample(nn.Module):
         return _convolved(self.conv, F.pad(x.written(), (0, 1, 0, 1)))
 
 
-class _Upsample(nn.Module):
+class _VaeUpsample(nn.Module):
     """Upsampling that doubles height and width."""
 
     def __init__(self, channels: int) -> None:

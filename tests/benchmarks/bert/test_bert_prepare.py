@@ -13,7 +13,7 @@ import small_text
 
 from benchmarks.bert import raw as raw_module
 from benchmarks.bert.prepare import COMMANDS, PrepareOptions, adopt_packed, prepare, verify
-from benchmarks.bert.raw import Settings
+from benchmarks.bert.raw import PreparationSizes
 from benchmarks.bert.synthetic import SyntheticArticles, generate
 from common.data.published import Published
 from common.data.stages import Stages
@@ -295,7 +295,7 @@ def test_rebuilt_articles_with_another_evaluation_set_are_custom(articles, tmp_p
     (real / "text").symlink_to(articles / "text")
     monkeypatch.setattr("benchmarks.bert.prepare.digest", lambda *_: raw_module.VOCABULARY_MD5)
     sizes = {"max_sequence_length": 64, "shards": 3, "parts": 2, "eval_articles": 10, "eval_samples": 30}
-    monkeypatch.setattr("benchmarks.bert.raw.settings_of", lambda source: Settings(**sizes))
+    monkeypatch.setattr("benchmarks.bert.raw.settings_of", lambda source: PreparationSizes(**sizes))
     assert (
         COMMANDS.run("prepare", ["--raw-dir", str(real), "--data-dir", str(tmp_path / "data"), "--workers", "1"]) == 0
     )
@@ -478,7 +478,7 @@ def test_counts_that_are_not_the_benchmark_s_are_said(raw_dir, tmp_path, monkeyp
         (real / name).symlink_to(raw_dir / name)
     monkeypatch.setattr("benchmarks.bert.prepare._check_real", lambda source: None)
     sizes = {"max_sequence_length": 64, "shards": 3, "eval_samples": 20}
-    monkeypatch.setattr("benchmarks.bert.raw.settings_of", lambda source: Settings(**sizes))
+    monkeypatch.setattr("benchmarks.bert.raw.settings_of", lambda source: PreparationSizes(**sizes))
     assert COMMANDS.run("prepare", ["--raw-dir", str(real), "--data-dir", str(tmp_path / "data")]) == 0
     output = capsys.readouterr().out
     assert "Wikipedia, train_samples" in output

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CLIPTokenizer
 
-from benchmarks.stable_diffusion.frozen.tokenizer import BYTE_TOKENS, Tokenizer, byte_characters, read_merges
+from benchmarks.stable_diffusion.frozen.tokenizer import BYTE_TOKENS, ClipTokenizer, byte_characters, read_merges
 from benchmarks.stable_diffusion.synthetic_networks import small_merges
 from common.errors import DataError
 
@@ -37,7 +37,7 @@ def merges(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(merges):
-    return Tokenizer(merges, VOCABULARY, context=200)
+    return ClipTokenizer(merges, VOCABULARY, context=200)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_some_words_are_merged_and_others_stay_bytes(tokenizer):
 def test_ids_of_a_hand_made_file(tmp_path):
     path = tmp_path / "bpe.txt.gz"
     path.write_bytes(gzip.compress(b"#version: 0.2\na b\nab c</w>\nignored pair\n"))
-    tokenizer = Tokenizer(path, BYTE_TOKENS + 2 + 2, context=8)
+    tokenizer = ClipTokenizer(path, BYTE_TOKENS + 2 + 2, context=8)
     begin, end, first = BYTE_TOKENS + 2, BYTE_TOKENS + 3, BYTE_TOKENS
 
     a, b, c = (ord(letter) - ord("!") for letter in "abc")
@@ -85,7 +85,7 @@ def test_ids_of_a_hand_made_file(tmp_path):
 
 
 def test_what_is_too_long_is_cut_and_ends(merges):
-    tokenizer = Tokenizer(merges, VOCABULARY)
+    tokenizer = ClipTokenizer(merges, VOCABULARY)
     long = tokenizer(["red " * 200, "z " * 75, "z " * 76])
 
     assert long.shape == (3, 77)
@@ -111,7 +111,7 @@ def test_it_travels_to_other_processes(tokenizer):
 
 def test_it_is_open_clips_on_the_published_merges():
     theirs = pytest.importorskip("open_clip.tokenizer")
-    ours = Tokenizer(theirs.default_bpe())
+    ours = ClipTokenizer(theirs.default_bpe())
     captions = [
         *CAPTIONS,
         *made_up(300),
@@ -160,9 +160,9 @@ def test_bad_files_are_refused(tmp_path, content, message):
     path.write_bytes(content)
 
     with pytest.raises(DataError, match=message):
-        Tokenizer(path, BYTE_TOKENS + 2 + 2)
+        ClipTokenizer(path, BYTE_TOKENS + 2 + 2)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"bpe\.txt\.gz"):
-        Tokenizer(tmp_path / "bpe.txt.gz")
+        ClipTokenizer(tmp_path / "bpe.txt.gz")

@@ -20,7 +20,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from benchmarks.stable_diffusion import prepare as module
 from benchmarks.stable_diffusion import raw
-from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.prepare import COMMANDS, prepare, verify
 from benchmarks.stable_diffusion.prepared import open_prepared
 from common.data.placing import assets_of
@@ -123,7 +123,7 @@ def test_moments_are_those_of_torchvision_and_a_vae_in_numpy(moments):
 
 
 def test_encoded_samples_are_moments_and_captions_in_bf16(encoded, moments):
-    tokenize = Tokenizer(assets_of(encoded) / raw.VOCABULARY, TEXT.vocabulary, TEXT.context)
+    tokenize = ClipTokenizer(assets_of(encoded) / raw.VOCABULARY, TEXT.vocabulary, TEXT.context)
     for number in range(len(RAW)):
         found, plain = (read_tar(data / f"train/{number:05d}.tar") for data in (encoded, moments))
         keys = [name[:-4] for name in found if name.endswith(".txt")]
@@ -274,7 +274,7 @@ def test_moments_of_another_shape_are_an_error(tmp_path):
 
 
 def test_a_checkpoint_of_another_digest_is_an_error(copied, tmp_path, monkeypatch):
-    monkeypatch.setattr(raw.RawData, "checkpoint_digest", raw.DIGESTS[raw.CHECKPOINT])
+    monkeypatch.setattr(raw.RawLaion, "checkpoint_digest", raw.DIGESTS[raw.CHECKPOINT])
     with pytest.raises(CheckpointError, match=rf"{raw.CHECKPOINT}.*{raw.DIGESTS[raw.CHECKPOINT]}"):
         prepare(copied, tmp_path / "data")
 

@@ -18,7 +18,7 @@ from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.prepare import COMMANDS
 from benchmarks.stable_diffusion.synthetic import COLOURS, ShapePlan, SyntheticPictures, draw, generate
@@ -116,7 +116,7 @@ def test_the_networks_load_as_published_ones_do(made):
     load_text(assets / raw.CLIP, None, clip_text)
     load_vision(assets / raw.CLIP, None, vision)
 
-    tokens = Tokenizer(assets / raw.VOCABULARY, 546)(["a red circle on a blue background"])
+    tokens = ClipTokenizer(assets / raw.VOCABULARY, 546)(["a red circle on a blue background"])
     assert text.encode(tokens).isfinite().all()
     assert torch.equal(text.encode(tokens), clip_text.encode(tokens))
     assert vision.project(torch.zeros(1, 3, 16, 16)).shape == (1, 8)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.stable_diffusion.frozen.sizes import SMALL_INCEPTION, SMALL_TEXT, SMALL_VISION, VaeSizes
-from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.synthetic_networks import fit_clip, fit_vae, random_inception, small_merges
 from common.nn.frozen import frozen_names
 from tests.benchmarks.stable_diffusion.drawn_shapes import drawn
@@ -89,7 +89,7 @@ def captioned(tmp_path_factory):
     images, captions = drawn(500, 32, seed=2)
     path = tmp_path_factory.mktemp("merges") / "bpe.txt.gz"
     path.write_bytes(small_merges(captions, 32))
-    return (images - 0.5) / 0.27, captions, Tokenizer(path, SMALL_TEXT.vocabulary)
+    return (images - 0.5) / 0.27, captions, ClipTokenizer(path, SMALL_TEXT.vocabulary)
 
 
 def test_fitted_towers_tell_a_caption_from_anothers(captioned):

@@ -6,13 +6,13 @@ import torch
 
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.sliding_window import SlidingWindow
-from benchmarks.unet3d.volumes import Case
+from benchmarks.unet3d.volumes import VolumeEntry
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
 from tests.benchmarks.unet3d.evaluation_oracle import Pattern
 
-EVAL_CASES = [Case(f"case_{number:05d}", shape, "eval") for number, shape in enumerate(oracle.SHAPES)]
+EVAL_CASES = [VolumeEntry(f"case_{number:05d}", shape, "eval") for number, shape in enumerate(oracle.SHAPES)]
 SMALL = SlidingWindow((16, 16, 16), 0.5, oracle.PADDING_VALUE)
 
 

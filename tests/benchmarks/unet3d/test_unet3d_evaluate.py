@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.unet3d.evaluate import DiceOfCounts, EvaluationSettings, MeanDice
 from benchmarks.unet3d.sliding_window import count_classes
-from benchmarks.unet3d.volumes import CASES, FORMAT, Case
+from benchmarks.unet3d.volumes import CASES, FORMAT, VolumeEntry
 from common.contract.evaluation import Predictions
 from common.data import manifest
 from common.distributed.layout import Layout
@@ -79,7 +79,7 @@ def numbered(case):
 @pytest.mark.parametrize("shape", oracle.SHAPES)
 def test_logits_are_added_where_their_window_was_cut(shape):
     model = SeesItsCorner().eval()
-    case = Case("case_00000", shape, "eval")
+    case = VolumeEntry("case_00000", shape, "eval")
     evaluation = MeanDice(model, EvaluationSettings(SMALL, 3, None, 1e-6), Layout(), torch.float64, capture=False)
     evaluation.cache([case], numbered)
     assert counts_of(evaluation, model)["case_00000"] == oracle.counts(*numbered(case), model)
@@ -169,7 +169,7 @@ def write_data(root, cases):
     return root
 
 
-TRAINING_CASE = Case("case_00099", (16, 16, 16), "train")
+TRAINING_CASE = VolumeEntry("case_00099", (16, 16, 16), "train")
 
 
 def unopened(model):

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from benchmarks.unet3d.evaluation_shares import choose_share, deal_volumes, deal_windows, shares_to_try
 from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.sliding_window import SlidingWindow
-from benchmarks.unet3d.volumes import Case
+from benchmarks.unet3d.volumes import VolumeEntry
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
@@ -47,7 +47,9 @@ def test_every_layout_counts_what_one_rank_counts(ranks, tmp_path):
 
 
 FLAT = SlidingWindow((64, 32, 32), 0.5, oracle.PADDING_VALUE)  # windows as small as the network takes
-FLAT_CASES = [Case(f"case_{number:05d}", shape, "eval") for number, shape in enumerate([(64, 32, 50), (97, 35, 32)])]
+FLAT_CASES = [
+    VolumeEntry(f"case_{number:05d}", shape, "eval") for number, shape in enumerate([(64, 32, 50), (97, 35, 32)])
+]
 
 
 def counts_of_the_network(layout):

@@ -7,7 +7,7 @@ import pytest
 import small_scans
 
 from benchmarks.unet3d.prepare import prepare
-from benchmarks.unet3d.volumes import Case, open_volumes
+from benchmarks.unet3d.volumes import VolumeEntry, open_volumes
 from common.errors import DataError
 
 SHAPES = {  # by hand: voxels times spacing over 1.6 and 1.2, cut off, then padded to 24 x 20 x 20
@@ -36,8 +36,8 @@ def edit(root, name, change):
 
 def test_cases_are_sorted_and_dealt_to_their_splits(root):
     volumes = open_volumes(root, small_scans.PATCH)
-    assert volumes.train == tuple(Case(name, SHAPES[name], "train") for name in ("case_00001", "case_00002"))
-    assert volumes.eval == tuple(Case(name, SHAPES[name], "eval") for name in ("case_00000", "case_00003"))
+    assert volumes.train == tuple(VolumeEntry(name, SHAPES[name], "train") for name in ("case_00001", "case_00002"))
+    assert volumes.eval == tuple(VolumeEntry(name, SHAPES[name], "eval") for name in ("case_00000", "case_00003"))
     assert volumes.stand_in
 
 
@@ -56,7 +56,7 @@ def test_volumes_are_those_of_the_files(root):
 
 def test_bytes_of_a_volume_that_the_benchmark_knows():
     # The largest of KiTS19, in the hints that NVIDIA gives its reader: 313,997,472 and 78,499,368 bytes without headers
-    case = Case("case_00000", (1, 1, 78_499_368), "train")
+    case = VolumeEntry("case_00000", (1, 1, 78_499_368), "train")
     assert case.file_bytes == {"case_00000_x.npy": 313_997_472 + 128, "case_00000_y.npy": 78_499_368 + 128}
 
 
