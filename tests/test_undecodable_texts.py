@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bert.preparation.articles import read_lines as read_articles
-from benchmarks.bert.preparation.samples import read_documents as read_sentences
-from benchmarks.bert.preparation.tokenizer import read_vocabulary
+from benchmarks.bert.preparation.sentence_pairs import read_documents as read_sentences
+from benchmarks.bert.preparation.wordpiece import read_vocabulary
 from benchmarks.llama2_70b_lora.preparation.examples import read_texts
 from benchmarks.retinanet.raw import read_boxes
 from benchmarks.rnnt.raw import RawSpeech
-from benchmarks.stable_diffusion.frozen.tokenizer import read_merges
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import read_merges
 from benchmarks.stable_diffusion.prepared import PROMPTS
 from benchmarks.stable_diffusion.prompts import read_prompts
 from common.data.megatron.preparation import read_documents

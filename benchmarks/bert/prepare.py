@@ -16,7 +16,7 @@ from typing import Annotated
 from benchmarks.bert import adopt, raw
 from benchmarks.bert.preparation import sentences
 from benchmarks.bert.preparation.pipeline import TextPipeline
-from benchmarks.bert.preparation.tokenizer import read_vocabulary
+from benchmarks.bert.preparation.wordpiece import read_vocabulary
 from benchmarks.bert.raw import PreparationSizes, RawText
 from benchmarks.bert.synthetic import generate
 from common.data import manifest, preparation

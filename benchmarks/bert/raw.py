@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bert.preparation.samples import SampleSettings
+from benchmarks.bert.preparation.sentence_pairs import SampleSettings
 from common.data.raw_layout import find_file, packed_hint
 from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError

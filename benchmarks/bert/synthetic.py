@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from benchmarks.bert import raw
-from benchmarks.bert.preparation.tokenizer import MAX_VOCABULARY, words
+from benchmarks.bert.preparation.wordpiece import MAX_VOCABULARY, words
 from benchmarks.bert.raw import PreparationSizes
 from common.data import synthetic
 from common.data.options import Option, Options

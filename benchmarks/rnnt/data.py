@@ -1,6 +1,7 @@
 """RNN-T's data: batches of prepared utterances (see :mod:`benchmarks.rnnt.prepared`).
 
-A training batch, whose key is :meth:`benchmarks.rnnt.order.UtteranceStream.key`, has the longest utterance first:
+A training batch has the longest utterance first. Its key is
+:meth:`benchmarks.rnnt.utterance_order.UtteranceStream.key`. Its tensors:
 
 - ``audio`` (A,) int16, ``audio_offsets``, ``audio_lengths`` (B,) int64: recorded samples, with gaps between
   utterances;
@@ -23,9 +24,9 @@ from numpy.typing import NDArray
 
 from benchmarks.rnnt.data_settings import AudioFacts, SpeechDataSettings
 from benchmarks.rnnt.lengths import spliced_frames
-from benchmarks.rnnt.order import UtteranceStream
 from benchmarks.rnnt.prepared import open_prepared
-from benchmarks.rnnt.reader import UtteranceReader
+from benchmarks.rnnt.utterance_order import UtteranceStream
+from benchmarks.rnnt.utterance_reader import UtteranceReader
 from common.data.batches import DataSource, EvalSource
 from common.data.order import MicroBatches, sample_generator
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
@@ -39,7 +40,7 @@ PREFETCH = 4
 """Micro-batches that are read ahead."""
 
 _EVALUATION = 9
-"""Purpose of random numbers; :mod:`benchmarks.rnnt.order` uses the lower numbers."""
+"""Purpose of random numbers; :mod:`benchmarks.rnnt.utterance_order` uses the lower numbers."""
 
 
 def open_train(

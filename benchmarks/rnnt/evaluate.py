@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.rnnt.config import RnntConfig
 from benchmarks.rnnt.data import PADDING
-from benchmarks.rnnt.decoder import DecodingLimits, GreedyDecoder
+from benchmarks.rnnt.greedy_decoder import DecodingLimits, GreedyDecoder
 from benchmarks.rnnt.model import JOINED, Rnnt
 from benchmarks.rnnt.prepared import open_prepared
 from benchmarks.rnnt.preparer import FeaturePreparer

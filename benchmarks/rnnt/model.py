@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.rnnt.config import ModelConfig, RnntArchitecture
-from benchmarks.rnnt.decoder import START
+from benchmarks.rnnt.greedy_decoder import START
 from benchmarks.rnnt.joint import Joint
 from benchmarks.rnnt.lstm import Initial, LstmStack, State
 from benchmarks.rnnt.packed_rows import packed_rows
@@ -157,7 +157,7 @@ class Rnnt(nn.Module):
         """Return the prediction network's part of the joint network (B, J) after one more token, and the new state.
 
         Args:
-            tokens_B: int64; :data:`benchmarks.rnnt.decoder.START` before the first token.
+            tokens_B: int64; :data:`benchmarks.rnnt.greedy_decoder.START` before the first token.
             state: state before the token.
         """
         embedded_BP = self.pred_embed(tokens_B.clamp(min=0)) * (tokens_B != START).unsqueeze(1)

@@ -14,10 +14,10 @@ from benchmarks.rnnt.data import open_eval, open_train
 from benchmarks.rnnt.data_settings import Key, SpeechDataSettings
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
-from benchmarks.rnnt.order import kept_samples
 from benchmarks.rnnt.prepared import FORMAT
 from benchmarks.rnnt.preparer import FeaturePreparer
 from benchmarks.rnnt.synthetic_speech import SyntheticTranscription, SyntheticUtterances, synthetic_lengths
+from benchmarks.rnnt.utterance_order import kept_samples
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.stable_diffusion.frozen.clip import TextTower
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.frozen.published import load_text
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes
-from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 
 
 class TokenEncoder:

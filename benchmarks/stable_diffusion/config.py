@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.operations import OPERATIONS
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
+from benchmarks.stable_diffusion.unet_operations import OPERATIONS
 from common.config.ranges import AtLeast, FiniteNotNegative, NotNegative, Positive, ShareAboveZero, ShareBelowOne
 from common.errors import ConfigError
 from common.ops.operation import all_implementations

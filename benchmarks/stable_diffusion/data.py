@@ -4,7 +4,7 @@ A batch has ``moments`` (N, 2C, H, W), fp32 or bf16 as in the tars; either encod
 the same dtype, or ``tokens`` (N, T) int64; and ``sample_ids`` (N,) int64. The ids count samples over the whole
 training. Noise and times are functions of them, so a picture that is repeated gets other noise.
 
-The shuffle buffer of :mod:`benchmarks.stable_diffusion.order` holds sample numbers instead of samples, because the
+The shuffle buffer of :mod:`benchmarks.stable_diffusion.tar_order` holds sample numbers instead of samples, because the
 index of a tar gives the offset of any sample. Only prefetched batches need memory, and training can resume at any
 position.
 
@@ -29,9 +29,9 @@ from torch import Tensor
 
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape, decode_caption
-from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
-from benchmarks.stable_diffusion.order import ResampledLane
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.prepared import PreparedLatents, open_prepared
+from benchmarks.stable_diffusion.tar_order import ResampledLane
 from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches
 from common.data.threads import PendingBatch, SampleThreads

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.stable_diffusion.diffusion import SamplingTimes
 from benchmarks.stable_diffusion.frozen.vae import pictures_of
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.sampling import Sampler, initial_noise
+from benchmarks.stable_diffusion.sampler import Sampler, initial_noise
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks
 from common.evaluation.forward import ForwardPass
 from common.evaluation.stage_times import StageTimes

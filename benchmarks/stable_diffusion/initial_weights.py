@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import Residual, UNetArchitecture
-from benchmarks.stable_diffusion.blocks import CaptionProjections, TimeProjections
+from benchmarks.stable_diffusion.unet_architecture import Residual, UNetArchitecture
+from benchmarks.stable_diffusion.unet_blocks import CaptionProjections, TimeProjections
 from common.nn.convolution import UpsampleConvolution
 from common.nn.group_norm import GroupNorm, LayerNorm
 

@@ -14,10 +14,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import UNetArchitecture
-from benchmarks.stable_diffusion.blocks import CaptionProjections, TimeEmbedding, TimeProjections, UNetBlock, UNetOutput
 from benchmarks.stable_diffusion.initial_weights import draw_weights
-from benchmarks.stable_diffusion.operations import choose_layers, choose_operations
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
+from benchmarks.stable_diffusion.unet_blocks import (
+    CaptionProjections,
+    TimeEmbedding,
+    TimeProjections,
+    UNetBlock,
+    UNetOutput,
+)
+from benchmarks.stable_diffusion.unet_operations import choose_layers, choose_operations
 
 
 class UNet(nn.Module):

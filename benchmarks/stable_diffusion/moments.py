@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.stable_diffusion.frozen.published import load_vae
 from benchmarks.stable_diffusion.frozen.sizes import VaeSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.operations import choose_layers
+from benchmarks.stable_diffusion.unet_operations import choose_layers
 from common.formats import jpeg
 
 

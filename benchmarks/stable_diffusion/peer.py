@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import UNetArchitecture
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 from benchmarks.stable_diffusion.workload import StableDiffusion
 from common.config.schema import RunConfig
 from common.contract.peer import Peer

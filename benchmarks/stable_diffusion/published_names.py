@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from benchmarks.stable_diffusion.architecture import Transformer, UNetArchitecture
-from benchmarks.stable_diffusion.blocks import caption_rows, time_rows
+from benchmarks.stable_diffusion.unet_architecture import Transformer, UNetArchitecture
+from benchmarks.stable_diffusion.unet_blocks import caption_rows, time_rows
 from common.errors import CheckpointError
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.operations import choose_layers
+from benchmarks.stable_diffusion.unet_operations import choose_layers
 from common.errors import ConfigError
 
 Network = TypeVar("Network", bound=nn.Module)

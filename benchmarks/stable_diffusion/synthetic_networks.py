@@ -30,6 +30,15 @@ from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.diffusion import abar, sampling_times
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FrechetDistance, statistics_of_features
 from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import (
+    BYTE_TOKENS,
+    MARKS,
+    ClipTokenizer,
+    byte_characters,
+    byte_symbols,
+    merge_pair,
+    words,
+)
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.inference import freeze
 from benchmarks.stable_diffusion.frozen.published import save_clip, save_inception, save_stable_diffusion
@@ -42,15 +51,6 @@ from benchmarks.stable_diffusion.frozen.sizes import (
     TextSizes,
     VaeSizes,
     VisionSizes,
-)
-from benchmarks.stable_diffusion.frozen.tokenizer import (
-    BYTE_TOKENS,
-    MARKS,
-    ClipTokenizer,
-    byte_characters,
-    byte_symbols,
-    merge_pair,
-    words,
 )
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL, pictures_of
 from common.config.loading import build

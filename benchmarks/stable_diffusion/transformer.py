@@ -12,9 +12,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import Transformer, UNetArchitecture
-from benchmarks.stable_diffusion.operations import Operations
 from benchmarks.stable_diffusion.residual import add_residual, maps_of, rows_of
+from benchmarks.stable_diffusion.unet_architecture import Transformer, UNetArchitecture
+from benchmarks.stable_diffusion.unet_operations import Operations
 from common.nn.group_norm import GroupNorm, LayerNorm
 
 

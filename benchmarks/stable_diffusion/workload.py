@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from benchmarks.stable_diffusion.architecture import training_flops
 from benchmarks.stable_diffusion.captions import TokenEncoder
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.diffusion import abar, noised, velocity_loss
@@ -18,6 +17,7 @@ from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, 
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.prepared import FORMAT
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks, published_networks, synthetic_networks
+from benchmarks.stable_diffusion.unet_architecture import training_flops
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch

@@ -21,7 +21,7 @@ from benchmarks.unet3d.config import CachePlace, Facts, Variant, VolumeReaderSet
 from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, Draws, Slab, VolumeCrop, crop_origin
 from benchmarks.unet3d.ops.augment import AUGMENT
 from benchmarks.unet3d.ops.augment.reference import parameters
-from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
+from benchmarks.unet3d.volume_order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.volumes import Volumes, open_volumes
 from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.rnnt.config import RnntConfig
-from benchmarks.rnnt.decoder import DecodingLimits, GreedyDecoder
 from benchmarks.rnnt.evaluate import Transcription
+from benchmarks.rnnt.greedy_decoder import DecodingLimits, GreedyDecoder
 from benchmarks.rnnt.preparer import FeaturePreparer
 from benchmarks.rnnt.synthetic_speech import SyntheticUtterances, find_rate, give_weights
 from benchmarks.rnnt.workload import SpeechRecognition

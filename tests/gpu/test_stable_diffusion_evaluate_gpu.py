@@ -14,7 +14,7 @@ from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FeatureSums, FrechetDistance
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.pillow_resize import resize_bicubic
-from benchmarks.stable_diffusion.sampling import initial_noise
+from benchmarks.stable_diffusion.sampler import initial_noise
 from benchmarks.stable_diffusion.scoring_networks import published_networks
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout

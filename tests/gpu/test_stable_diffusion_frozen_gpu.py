@@ -14,7 +14,7 @@ from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.operations import LAYERS, choose_layers
+from benchmarks.stable_diffusion.unet_operations import LAYERS, choose_layers
 from common.ops.operation import REFERENCE
 from common.step.capture import capturing
 from tests.benchmarks.stable_diffusion.frozen_names import randomized

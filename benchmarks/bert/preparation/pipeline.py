@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.bert.preparation import exchange, hdf5, holdout
+from benchmarks.bert.preparation import hdf5, holdout, sequence_exchange
 from benchmarks.bert.preparation.packing import MAX_SEQUENCES, pack
-from benchmarks.bert.preparation.samples import SampleSettings, create_samples, read_documents
-from benchmarks.bert.preparation.tokenizer import WordPieceTokenizer, read_vocabulary
+from benchmarks.bert.preparation.sentence_pairs import SampleSettings, create_samples, read_documents
+from benchmarks.bert.preparation.wordpiece import WordPieceTokenizer, read_vocabulary
 from benchmarks.bert.raw import EVALUATION, PreparationSizes, RawText
 from common.data.atomic import written
 from common.data.manifest import FileEntry, file_entry
@@ -291,7 +291,7 @@ def scatter_part(
     """
     if samples.exists() or not all(path.exists() for _, _, path in destinations):
         for places, boundaries, path in destinations:
-            exchange.scatter(hdf5.read_fixed(samples), np.load(places), boundaries, path)
+            sequence_exchange.scatter(hdf5.read_fixed(samples), np.load(places), boundaries, path)
     if delete_samples:
         samples.unlink(missing_ok=True)
     return {"bytes": sum(path.stat().st_size for _, _, path in destinations)}
@@ -306,7 +306,7 @@ def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, pat
         shards: number of all shards.
         packed: whether to write packs of sequences instead of single ones.
     """
-    places, sequences = exchange.gather(sources, shard, shards)
+    places, sequences = sequence_exchange.gather(sources, shard, shards)
     if packed:
         _, sizes = np.unique(places // MAX_SEQUENCES, return_counts=True)
         hdf5.write_packed(path, sequences, sizes)

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.bert.preparation import exchange, hdf5
+from benchmarks.bert.preparation import hdf5, sequence_exchange
 from benchmarks.bert.sequences import Sequences, concatenate
 from common.data.shard_order import shard_sizes
 from common.errors import DataError
@@ -152,10 +152,10 @@ def test_exchange_brings_every_sequence_to_its_shard_in_order(tmp_path, shards):
     for number, path in enumerate(paths):
         half = np.arange(10 * number, 10 * number + 10)
         pieces = [made.take(half[:4]), made.take(half[4:])]
-        exchange.scatter(pieces, places[half], boundaries, path)
+        sequence_exchange.scatter(pieces, places[half], boundaries, path)
     found = []
     for shard in range(shards):
-        own, group = exchange.gather(paths, shard, shards)
+        own, group = sequence_exchange.gather(paths, shard, shards)
         assert ((own >= boundaries[shard]) & (own < boundaries[shard + 1])).all()
         found += list(zip(own.tolist(), rows(group), strict=True))
     wanted = [(int(place), row) for place, row in zip(places, rows(made), strict=True) if place >= 0]
@@ -184,11 +184,13 @@ def test_damaged_files_are_named(tmp_path, damage):
 
 
 def test_a_truncated_exchange_file_is_named(tmp_path):
-    exchange.scatter([sequences([7, 8, 9])], np.arange(3, dtype=np.int32), np.array([0, 2, 3]), tmp_path / "part")
+    sequence_exchange.scatter(
+        [sequences([7, 8, 9])], np.arange(3, dtype=np.int32), np.array([0, 2, 3]), tmp_path / "part"
+    )
     (tmp_path / "part").write_bytes((tmp_path / "part").read_bytes()[:-5])
-    exchange.gather([tmp_path / "part"], 0, 2)
+    sequence_exchange.gather([tmp_path / "part"], 0, 2)
     with pytest.raises(DataError, match="part is truncated"):
-        exchange.gather([tmp_path / "part"], 1, 2)
+        sequence_exchange.gather([tmp_path / "part"], 1, 2)
 
 
 def test_a_packed_file_does_not_pass_as_unpacked_nor_the_other_way_round(tmp_path):

@@ -7,14 +7,14 @@ import pytest
 import small_text
 
 from benchmarks.bert.preparation.pipeline import pick
-from benchmarks.bert.preparation.samples import (
+from benchmarks.bert.preparation.sentence_pairs import (
     SampleSettings,
     create_samples,
     read_documents,
     shuffle,
     truncate,
 )
-from benchmarks.bert.preparation.tokenizer import WordPieceTokenizer, read_vocabulary
+from benchmarks.bert.preparation.wordpiece import WordPieceTokenizer, read_vocabulary
 from common.errors import DataError
 
 

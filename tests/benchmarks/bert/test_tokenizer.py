@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from benchmarks.bert.preparation.tokenizer import WordPieceTokenizer, read_vocabulary, words
+from benchmarks.bert.preparation.wordpiece import WordPieceTokenizer, read_vocabulary, words
 from common.errors import DataError
 
 PIECES = [

@@ -7,7 +7,7 @@ import torch
 from small_transducer import BLANK, JOINT, SmallTransducer, token_by_token
 from torch import Tensor
 
-from benchmarks.rnnt.decoder import DecodingLimits, GreedyDecoder
+from benchmarks.rnnt.greedy_decoder import DecodingLimits, GreedyDecoder
 from tests.capturable import Capturable
 
 FRAMES = 12

@@ -11,7 +11,7 @@ from plain_rnnt import PlainRnnt
 
 from benchmarks.rnnt import example
 from benchmarks.rnnt.config import Facts, ModelConfig, RnntArchitecture
-from benchmarks.rnnt.decoder import START
+from benchmarks.rnnt.greedy_decoder import START
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, join_frames, training_flops
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts

@@ -10,7 +10,7 @@ import small_corpus
 
 from benchmarks.rnnt.data_settings import RowStatistics
 from benchmarks.rnnt.lengths import resampled, spliced_frames
-from benchmarks.rnnt.order import UtteranceStream, interleaved, kept_samples
+from benchmarks.rnnt.utterance_order import UtteranceStream, interleaved, kept_samples
 from common.data.batches import Block
 from common.data.order import MicroBatches
 from common.errors import ConfigError, DataError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.stable_diffusion.architecture import UNetArchitecture
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 
 _RESIDUAL = {
     "in_layers.0": "norm1",

@@ -12,7 +12,7 @@ from torchvision import transforms
 from benchmarks.stable_diffusion.clip_score import DEVIATION, MEAN
 from benchmarks.stable_diffusion.diffusion import abar
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.sampling import initial_noise
+from benchmarks.stable_diffusion.sampler import initial_noise
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks
 from tests.benchmarks.stable_diffusion.small_evaluation import ARCHITECTURE, GUIDANCE, PROMPTS, VISION, read_reference
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.model import UNet
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 
 SMALL = UNetArchitecture(
     latent_channels=4,

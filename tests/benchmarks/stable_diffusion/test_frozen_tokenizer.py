@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CLIPTokenizer
 
-from benchmarks.stable_diffusion.frozen.tokenizer import BYTE_TOKENS, ClipTokenizer, byte_characters, read_merges
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import BYTE_TOKENS, ClipTokenizer, byte_characters, read_merges
 from benchmarks.stable_diffusion.synthetic_networks import small_merges
 from common.errors import DataError
 

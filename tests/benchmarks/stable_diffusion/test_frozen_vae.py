@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.stable_diffusion.frozen.sizes import VaeSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.operations import choose_layers
+from benchmarks.stable_diffusion.unet_operations import choose_layers
 from common.errors import ConfigError
 from common.nn.frozen import frozen_names
 from common.ops.operation import AUTO

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.stable_diffusion.diffusion import abar, sampling_times
-from benchmarks.stable_diffusion.sampling import Sampler, initial_noise
+from benchmarks.stable_diffusion.sampler import Sampler, initial_noise
 from common.contract.evaluation import Weights
 from tests.benchmarks.stable_diffusion.small_unet import SMALL, small_unet
 from tests.capturable import Capturable

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.stable_diffusion import order
-from benchmarks.stable_diffusion.order import ResampledLane
+from benchmarks.stable_diffusion import tar_order
+from benchmarks.stable_diffusion.tar_order import ResampledLane
 from common.errors import ConfigError
 
 SAMPLES = [5, 1, 9, 4]
@@ -43,8 +43,8 @@ def _taken(lane: ResampledLane, first: int, count: int) -> list[tuple[int, int]]
 
 @pytest.mark.parametrize("buffer", [1, 2, 7, 40])
 def test_samples_are_those_that_a_buffer_gives(buffer, monkeypatch):
-    monkeypatch.setattr(order, "_SMALLEST_CHUNK", 16)
-    monkeypatch.setattr(order, "_CHUNK_BUFFERS", 1)  # so small that many draws have to be sought in chunks before
+    monkeypatch.setattr(tar_order, "_SMALLEST_CHUNK", 16)
+    monkeypatch.setattr(tar_order, "_CHUNK_BUFFERS", 1)  # so small that many draws have to be sought in chunks before
 
     lane = ResampledLane(SAMPLES, buffer, seed=3, lane=1)
 

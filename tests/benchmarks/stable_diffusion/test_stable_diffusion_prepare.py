@@ -20,7 +20,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from benchmarks.stable_diffusion import prepare as module
 from benchmarks.stable_diffusion import raw
-from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.prepare import COMMANDS, prepare, verify
 from benchmarks.stable_diffusion.prepared import open_prepared
 from common.data.placing import assets_of

@@ -16,9 +16,9 @@ from PIL import Image
 
 from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.prepare import COMMANDS
 from benchmarks.stable_diffusion.synthetic import COLOURS, ShapePlan, SyntheticPictures, draw, generate

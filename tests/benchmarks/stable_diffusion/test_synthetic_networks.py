@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.sizes import SMALL_INCEPTION, SMALL_TEXT, SMALL_VISION, VaeSizes
-from benchmarks.stable_diffusion.frozen.tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.synthetic_networks import fit_clip, fit_vae, random_inception, small_merges
 from common.nn.frozen import frozen_names
 from tests.benchmarks.stable_diffusion.drawn_shapes import drawn

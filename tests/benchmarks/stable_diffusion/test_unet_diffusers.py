@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.peer import build, step_of
 from benchmarks.stable_diffusion.published_names import to_published
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 from common.mlperf.fixed import fixed_facts
 from tests.benchmarks.stable_diffusion.diffusers_names import diffusers_name
 from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_unet

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.stable_diffusion.architecture import UNetArchitecture
 from benchmarks.stable_diffusion.diffusion import abar, eps_of, noised, sampling_times, velocity_loss, x0_of
 from benchmarks.stable_diffusion.model import UNet
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 
 ARCHITECTURE = UNetArchitecture(
     latent_channels=4,

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 import torch
 
-from benchmarks.stable_diffusion.architecture import multiply_adds, training_flops
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.published_names import from_published, to_published
+from benchmarks.stable_diffusion.unet_architecture import multiply_adds, training_flops
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
 from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_unet

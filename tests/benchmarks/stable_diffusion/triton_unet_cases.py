@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.operations import OPERATIONS
+from benchmarks.stable_diffusion.unet_operations import OPERATIONS
 from common.ops.operation import REFERENCE
 from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_unet
 

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.stable_diffusion.frozen.sizes import VaeSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.operations import choose_layers
+from benchmarks.stable_diffusion.unet_operations import choose_layers
 from tests.benchmarks.stable_diffusion.frozen_names import randomized
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.stable_diffusion.architecture import UNetArchitecture
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 
 State = Mapping[str, Tensor]
 

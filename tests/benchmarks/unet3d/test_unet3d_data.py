@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.unet3d import cache as cache_module
 from benchmarks.unet3d.data import VolumeDataSettings, VolumeSource, open_train, order_of_data, warm_up
-from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
+from benchmarks.unet3d.volume_order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.volumes import Volumes
 from common.data.batches import Block
 from common.data.order import MicroBatches

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import (
+from benchmarks.stable_diffusion.residual import add_residual, add_shortcut, maps_of, rows_of
+from benchmarks.stable_diffusion.transformer import SpatialTransformer
+from benchmarks.stable_diffusion.unet_architecture import (
     BlockPlan,
     Convolution,
     Downsampling,
@@ -24,9 +26,7 @@ from benchmarks.stable_diffusion.architecture import (
     Transformer,
     UNetArchitecture,
 )
-from benchmarks.stable_diffusion.operations import Operations
-from benchmarks.stable_diffusion.residual import add_residual, add_shortcut, maps_of, rows_of
-from benchmarks.stable_diffusion.transformer import SpatialTransformer
+from benchmarks.stable_diffusion.unet_operations import Operations
 from common.nn.convolution import UpsampleConvolution
 from common.nn.group_norm import GroupNorm
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bert.preparation.tokenizer import Vocabulary, WordPieceTokenizer
+from benchmarks.bert.preparation.wordpiece import Vocabulary, WordPieceTokenizer
 from benchmarks.bert.sequences import Sequences
 from common.data.ragged import starts_of
 from common.errors import DataError

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.architecture import Transformer, UNetArchitecture
+from benchmarks.stable_diffusion.unet_architecture import Transformer, UNetArchitecture
 from common.nn import choice
 from common.nn.convolution import UpsampleConvolution
 from common.nn.group_norm import GroupNorm, LayerNorm
