@@ -78,22 +78,29 @@ def test_fragments_and_words_are_found() -> None:
     ]
 
 
-def test_files_and_tests_that_documents_name_exist() -> None:
-    sources = [
-        path for folder in ("common", "benchmarks", "scripts", "tests") for path in (ROOT / folder).rglob("*.py")
-    ]
-    files = {path.name for path in sources}
-    tests = {name for path in sources for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
+def test_files_and_names_that_documents_give_exist() -> None:
+    """Every ``file.py`` exists; a name that directly follows it is in one of the files with this name."""
+    texts: dict[str, str] = {}
+    for folder in ("common", "benchmarks", "scripts", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            texts[path.name] = texts.get(path.name, "") + path.read_text()
+    tests = {name for text in texts.values() for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
     documents = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("docker/*.md"),
         *ROOT.glob("benchmarks/*/*.md"),
     ]
-    missing = [
-        f"{document.relative_to(ROOT)}: {name}"
-        for document in documents
-        for name in re.findall(r"`(?:[\w/]*/)?(\w+\.py|test_\w+)`", document.read_text())
-        if name not in files and name not in tests
-    ]
+    missing = []
+    for document in documents:
+        for file, names in re.findall(r"`(?:[\w/]*/)?(\w+\.py)`((?:,? `\w+`)*)", document.read_text()):
+            given = re.findall(r"\w+", names)
+            missing += [f"{document.name}: {file}"] * (file not in texts)
+            missing += [
+                f"{document.name}: {file} {name}"
+                for name in given
+                if not re.search(rf"\b{name}\b", texts.get(file, ""))
+            ]
+        named = re.findall(r"`(test_\w+)`", document.read_text())
+        missing += [f"{document.name}: {name}" for name in named if name not in tests and f"{name}.py" not in texts]
     assert missing == []

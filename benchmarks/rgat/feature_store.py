@@ -149,7 +149,7 @@ def build_features(
             return ExchangedFeatures(partition, memory.own.view(-1, width), exchange)
         return InPlaceFeatures(name, partition, memory, width, layout.device)
 
-    return first_supported(names, build)
+    return first_supported("features", names, build)
 
 
 def order_of(ranks: Ranks) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ from benchmarks.rgat.sharded import (
 )
 from common.data.direct_rows import DirectRows
 from common.distributed.layout import Layout
-from common.errors import DataError
+from common.errors import DataError, UnsupportedImplementation
+from common.ops.operation import AUTO
 
 SMALL = 0.25
 """Maximum fraction of a GPU's free memory for a whole graph with ``auto``; the rest is for features."""
@@ -55,8 +56,16 @@ def open_graph(
     free, size = MemoryBytes.free(layout), graph_bytes(schema, nodes, files.edges)
     shared = ranks.gpus and ranks.on_node > 1 and size > SMALL * free.device
     order = (PEERS, LOCAL) if shared else (LOCAL,)
-    names = candidates("edges", placement, order, ranks, free, lambda shards: size / shards, node_copies=True)
-    return first_supported(names, lambda name: files.graph(name, layout, ranks_per_node))
+
+    def usable(order: Sequence[str]) -> tuple[str, ...]:
+        return candidates("edges", placement, order, ranks, free, lambda shards: size / shards, node_copies=True)
+
+    try:
+        return first_supported("edges", usable(order), lambda name: files.graph(name, layout, ranks_per_node))
+    except UnsupportedImplementation:
+        if placement == AUTO:
+            usable((LOCAL,))  # raises an error with the memory that every rank would need for all edges
+        raise
 
 
 def graph_bytes(schema: Schema, nodes: tuple[int, ...], edges: Sequence[int]) -> int:

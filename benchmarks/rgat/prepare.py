@@ -35,7 +35,6 @@ from common.data.manifest import Manifest
 from common.data.options import Option
 from common.data.preparation import preparing
 from common.data.published import Published
-from common.errors import ConfigError
 from common.mlperf.fixed import benchmark_settings
 
 INTERMEDIATE = "intermediate"
@@ -58,7 +57,8 @@ def prepare(
     workers: int = 1,
     size: Annotated[str | None, Option("of IGBH (default: by the number of papers)", choices=raw.NODES)] = None,
     memory_gb: Annotated[
-        float, Option("for sorting, of all processes; permutations take 2 GB, labels and seeds 3 GB beside it")
+        float,
+        Option("for sorting, of all processes; permutations take 2 GB, labels and seeds 3 GB beside it", least=1e-9),
     ] = min(32, max(1, psutil.virtual_memory().total // 2_000_000_000)),
 ) -> Manifest:
     """Write the prepared data set. Do nothing if it is complete, and resume an interrupted preparation.
@@ -76,8 +76,6 @@ def prepare(
             from another source or with other settings, or another process is preparing them.
     """
     memory = round(memory_gb * 1e9)
-    if memory < 1:
-        raise ConfigError(f"--memory-gb={memory_gb:g}: more than nothing")
     source = raw.open_raw(raw_dir, size)
     settings = {**dataclasses.asdict(source.settings), "features": FEATURES}
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}

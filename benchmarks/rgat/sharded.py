@@ -200,8 +200,11 @@ def _described(needs: MemoryBytes) -> str:
     return f"{needs.device / GB:.1f} GB of each GPU" if needs.device else f"{needs.host / GB:.1f} GB of each host"
 
 
-def first_supported(names: Sequence[str], build: Callable[[str], T]) -> T:
+def first_supported(what: str, names: Sequence[str], build: Callable[[str], T]) -> T:
     """Return the result of ``build`` for the first placement whose memory the GPUs can map.
+
+    Args:
+        what: name of the array in messages, a plural.
 
     Raises:
         UnsupportedImplementation: ``build`` raises it for all names.
@@ -211,7 +214,10 @@ def first_supported(names: Sequence[str], build: Callable[[str], T]) -> T:
             return build(name)
         except UnsupportedImplementation:
             continue
-    return build(names[-1])
+    try:
+        return build(names[-1])
+    except UnsupportedImplementation as error:
+        raise UnsupportedImplementation(f"{what} cannot be placed as {names[-1]!r}: {error}") from error
 
 
 class ShardedArray:
@@ -243,7 +249,7 @@ class ShardedArray:
             assert group is not None  # one rank has no peers
             self._peers, reason = attempt(lambda: PeerMemory.allocate(size, group, device), group, device)
             if self._peers is None:
-                raise UnsupportedImplementation(f"placement {PEERS!r}: {reason}")
+                raise UnsupportedImplementation(reason)
             self.shards = self._peers.tensors((size,), torch.uint8)
         elif placement == HOST:
             self.shards = self._host_shards(size)
@@ -330,12 +336,10 @@ class RowLoader:
 
     Args:
         device: device of the rank, which must be current; for a GPU, rows pass through pinned buffers.
-        piece_bytes: bytes per read.
     """
 
-    def __init__(self, device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
-        self._piece_bytes = piece_bytes
-        self._buffers = AlignedBuffers(2 * AHEAD + 1, piece_bytes, pin_memory=device.type == "cuda")
+    def __init__(self, device: torch.device) -> None:
+        self._buffers = AlignedBuffers(2 * AHEAD + 1, PIECE_BYTES, pin_memory=device.type == "cuda")
 
     def __enter__(self) -> RowLoader:
         return self
@@ -356,7 +360,7 @@ class RowLoader:
         Raises:
             DataError: the file has become shorter or cannot be read.
         """
-        for piece in rows.read(first, last, self._piece_bytes, buffers=self._buffers):
+        for piece in rows.read(first, last, PIECE_BYTES, buffers=self._buffers):
             begin = piece.first - first
             end = begin + len(piece.values)
             into[begin:end].copy_(piece.values, non_blocking=True)

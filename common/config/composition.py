@@ -170,7 +170,8 @@ def _with_origin(error: ConfigError, chosen: HydraConf) -> ConfigError:
     """Return an error about a setting with the file that sets it; ``error`` itself if the command line or none does."""
     from common.config.workload_files import WorkloadFiles
 
-    key = re.split(r"[^\w.]", str(error), maxsplit=1)[0]
+    setting = re.match(r"([\w.]+)[=:]", str(error))
+    key = "" if setting is None else setting[1]
     names = {text.partition("=")[0].lstrip("+~") for text in chosen.overrides.task} - set(chosen.runtime.choices)
     if not key or any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in names):
         return error
@@ -180,6 +181,8 @@ def _with_origin(error: ConfigError, chosen: HydraConf) -> ConfigError:
         if source.schema == "file"
     ]
     for group in ("recipe", "hparams"):
+        if group not in chosen.runtime.choices:  # a recipe need not choose a set of hyperparameters
+            continue
         path = f"{group}/{chosen.runtime.choices[group]}"
         inner = key if group == "recipe" else key.removeprefix("hparams.")
         folder = next((folder for folder in folders if folder.is_config(path)), None)

@@ -430,8 +430,9 @@ class RunConfig:
 
     @property
     def config_file(self) -> str:
-        """Path in the repository of the file with the recipe, for the log."""
-        return f"configs/recipe/{self.recipe.partition('/')[0]}.yaml"
+        """Path in the repository of the file with the recipe, and its scale, for the log."""
+        workload, _, scale = self.recipe.partition("/")
+        return f"configs/recipe/{workload}.yaml:{scale}"
 
     @property
     def world_size(self) -> int:

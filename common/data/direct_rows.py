@@ -105,14 +105,13 @@ class DirectRows:
         dtype: torch.dtype,
         row_shape: tuple[int, ...],
         rows: int | None = None,
-        mode: Mode = "auto",
     ) -> DirectRows:
         """Open an .npy file with an array [rows, *row_shape].
 
         For a dtype that numpy lacks (bfloat16, 8-bit floats), the file must have integers of the same size.
 
         Args:
-            path, dtype, row_shape, rows, mode: as :meth:`headerless`.
+            path, dtype, row_shape, rows: as :meth:`headerless`.
 
         Raises:
             DataError: the header is missing or damaged, or has another dtype, shape or order; the file size does not
@@ -133,7 +132,7 @@ class DirectRows:
             wanted = ", ".join(str(size) for size in ("rows" if rows is None else rows, *row_shape))
             raise DataError(f"{path} holds an array {found} and not ({wanted}) in C order; prepare it again")
         size = header.offset + count * _row_bytes(dtype, row_shape)
-        return cls(DirectFile(path, size, mode), header.offset, dtype, row_shape, count)
+        return cls(DirectFile(path, size), header.offset, dtype, row_shape, count)
 
     def __len__(self) -> int:
         return self._count

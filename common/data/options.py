@@ -104,6 +104,8 @@ class Parameter:
         if choices and value not in choices:
             raise ConfigError(f"{self.flag}={value}: one of {', '.join(choices)}")
         values = value if isinstance(value, tuple) else (value,)
+        if not all(math.isfinite(each) for each in values if isinstance(each, float)):
+            raise ConfigError(f"{self.flag}={value}: a finite number")
         if (least, most) != (-math.inf, math.inf) and not all(least <= each <= most for each in values):
             shown = " ".join(map(str, values))
             needed = f"{least} to {most}" if most < math.inf else f"at least {least}"

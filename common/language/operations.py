@@ -130,7 +130,7 @@ def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> 
         kept: Sequence[Saved],
         into: Gradients | None = None,
     ) -> tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]:
-        if into is not None:
+        if into is not None and split.ranks == 1:
             (saved,) = kept
             attention.backward_into(do_BLHD, saved._replace(q=q_BLHD, k=k_BSKD, v=v_BSKD, o=o_BLHD), into)
             return into[0], lambda: into[1:]

@@ -207,18 +207,15 @@ def train_source(
     return ThreadedTrainSource(stream, eval_samples, stand_in, threads, begin, _nothing)
 
 
-def eval_source(
-    rows: Rows, shape: RowShape, shard: EvalShard, pin_memory: bool = False, ahead: int = AHEAD
-) -> ThreadedEvalSource:
+def eval_source(rows: Rows, shape: RowShape, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
     """Return the evaluation batches of one replica; a damaged row raises :class:`common.errors.DataError`.
 
     Args:
         rows: rows of the whole set, in natural order.
         shard: this replica's rows; all replicas have the same number of batches.
         pin_memory: whether to pin the tensors.
-        ahead: number of batches that are read ahead.
     """
-    threads = SampleThreads(1, ahead)
+    threads = SampleThreads(1, AHEAD)
 
     def begin(places: Sequence[int]) -> PendingBatch:
         present = torch.zeros(shard.batch, dtype=torch.bool, pin_memory=pin_memory)

@@ -11,7 +11,6 @@ import psutil
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.options import Option
-from common.errors import ConfigError
 from common.recommendation.criteo import adopt, synthetic
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.raw_days import PARQUET
@@ -42,10 +41,8 @@ def click_log_commands(
         data_dir: Path,
         workers: int,
         table_cap: Annotated[int | None, Option("most rows of a table (default: the benchmark's)", least=1)] = None,
-        memory_gb: Annotated[float, Option("for rows, of all processes")] = _usual_memory_gb(),
+        memory_gb: Annotated[float, Option("for rows, of all processes", least=1e-9)] = _usual_memory_gb(),
     ) -> Manifest:
-        if not memory_gb > 0:
-            raise ConfigError(f"--memory-gb={memory_gb:g}: more than nothing")
         chosen = encoding() if table_cap is None else encoding().capped(table_cap)
         return prepare(raw_dir, data_dir, chosen, workers, int(memory_gb * 1e9))
 

@@ -511,3 +511,12 @@ def test_generate_refuses_used_folders_and_impossible_numbers(articles, tmp_path
     ):
         with pytest.raises(ConfigError, match=message):
             COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), *options])
+
+
+def test_data_go_into_the_default_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLPERF_DATA_DIR", str(tmp_path / "d"))
+    assert COMMANDS.run("generate", SMALL) == 0
+    raw = tmp_path / "d" / "bert-synthetic-raw"
+    assert COMMANDS.run("prepare", ["--raw-dir", str(raw), "--workers", "1"]) == 0
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {"bert", "bert-synthetic-raw"}

@@ -217,7 +217,7 @@ def test_what_cannot_be_dealt_is_refused_before_anything_is_built(overrides, mes
         (["model.blocks=autograd", "model.token_products=collective"], r"token_products=.* give model\.blocks=written"),
         (["model.blocks=autograd", "model.put_off_head=2"], r"put_off_head=2: .* give model\.blocks=written"),
         (["model.implementations.accumulation=reference"], r"accumulation=reference: .* set model\.linear=fp8"),
-        (["model.put_off_head=2", "cuda_graphs=chunks"], r"put_off_head=2: cuda_graphs=chunks has no room"),
+        (["model.put_off_head=2", "cuda_graphs=chunks"], r"put_off_head=2: cuda_graphs=chunks has no buffers"),
     ],
 )
 def test_options_of_other_ways_are_refused(given, message):

@@ -77,7 +77,7 @@ def test_more_layers_than_the_base_has_are_refused():
     ("layout", "message"),
     [
         ("layout.cp=3", r"layout\.cp=3 deals a row in 6 equal chunks, which a row of 64 tokens does not give"),
-        ("layout.tp=3", r"layout\.tp=3 does not divide the 4 query heads"),
+        ("layout.tp=3", r"layout\.tp=3 does not divide the 4 heads"),
         ("layout.tp=4", r"layout\.tp=4 does not divide the 2 key/value heads"),
         ("layout.pp=2", r"layout\.pp=2: Llama 2's ranks .* use 1"),
     ],

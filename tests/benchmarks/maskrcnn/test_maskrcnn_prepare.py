@@ -262,6 +262,14 @@ def test_bad_annotations_are_one_error(drawn, tmp_path, change, says):
     assert not (tmp_path / "data" / "manifest.json").exists()
 
 
+def test_data_of_another_format_are_refused(prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "data")
+    content = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps({**content, "format": "coco-boxes/1"}))
+    with pytest.raises(DataError, match="'coco-boxes/1' where 'coco-masks/1' is needed"):
+        open_prepared(tmp_path / "data")
+
+
 def test_records_of_other_pictures_are_found(prepared, tmp_path):
     shutil.copytree(prepared, tmp_path / "data")
     ids = tmp_path / "data" / "val" / "picture_id.npy"

@@ -58,7 +58,7 @@ def test_the_product_of_a_row_worked_by_hand() -> None:
 def test_inputs_of_another_level_are_refused() -> None:
     given = small(0, 2, torch.float32, torch.float32)
     for level in (1, 3):
-        with pytest.raises(ValueError, match=f"at level {level}"):
+        with pytest.raises(ValueError, match=f"level {level} holds at most"):
             PLAIN.project(given.x_NK, given.block, level, given.weight_RKD, given.att_source_RAd)
     with pytest.raises(ValueError, match="the block has 3 hops"):
         PLAIN.target_terms(given.x_NK, given.block, 4, given.v_RKA)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat import sharded
+from benchmarks.rgat import graph_store, sharded
 from benchmarks.rgat.feature_store import build_features, open_features, order_of
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.graph_store import graph_bytes, open_graph
@@ -162,9 +162,9 @@ def test_the_next_placement_is_taken_if_the_first_cannot_be_mapped():
             raise UnsupportedImplementation("no mapping")
         return name
 
-    assert first_supported(("peers", "exchange", "host"), build) == "exchange"
+    assert first_supported("features", ("peers", "exchange", "host"), build) == "exchange"
     with pytest.raises(UnsupportedImplementation, match="no mapping"):
-        first_supported(("peers",), build)
+        first_supported("features", ("peers",), build)
 
 
 def test_a_store_without_room_is_one_error(tmp_path, monkeypatch):
@@ -310,6 +310,28 @@ def test_a_graph_of_peers_needs_gpus(tmp_path):
     small.write(tmp_path, small.made())
     with pytest.raises(ConfigError, match="edges cannot be placed as 'peers': it needs GPUs; choose 'local'"):
         opened_graph(tmp_path, "peers")
+
+
+@pytest.mark.parametrize(("placement", "error"), [("auto", ConfigError), ("peers", UnsupportedImplementation)])
+def test_a_graph_that_fits_no_gpu_and_cannot_be_shared_is_named(tmp_path, monkeypatch, placement, error):
+    """GPUs that cannot map each other's memory; with ``auto`` the message has the sizes of what was tried last."""
+
+    def refuse(self: object, name: str, *arguments: object) -> None:
+        raise UnsupportedImplementation("no mapping")
+
+    tried: list[tuple[str, ...]] = []
+
+    def usable(what: str, requested: str, order: tuple[str, ...], *arguments: object, **options: object) -> tuple[str]:
+        tried.append(order)
+        if len(tried) == 2:
+            raise ConfigError("edges of 9.0 GB do not fit")
+        return ("peers",)
+
+    small.write(tmp_path, small.made())
+    monkeypatch.setattr(graph_store.GraphFiles, "graph", refuse)
+    monkeypatch.setattr(graph_store, "candidates", usable)
+    with pytest.raises(error, match=r"edges of 9\.0 GB|edges cannot be placed as 'peers': no mapping"):
+        opened_graph(tmp_path, placement)
 
 
 def test_bytes_of_a_graph():

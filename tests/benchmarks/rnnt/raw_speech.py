@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-SUBSETS = ("train-clean-100", "train-clean-360", "train-other-500", "dev-clean")
 VOCABULARY = 24
 TEXTS = {
     "train-clean-100/19/198": ["THE RIVER RUNS", "IT'S A RIVER"],

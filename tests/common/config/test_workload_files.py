@@ -151,6 +151,11 @@ def test_a_wrong_hyperparameter_is_named_with_the_file_of_its_set(folder, capsys
     assert line == f"hparams.momentum=-1.0: at least 0 and below 1; {file} sets hparams.momentum"
 
 
+def test_an_error_of_a_recipe_without_hyperparameters_is_shown(folder, capsys):
+    (folder / "recipe" / "resnet.yaml").write_text("scales: {mine: {precision: fp32, micro_batch: 8}}")
+    assert refusal(folder, capsys, "benchmark=resnet", "scale=mine").startswith("reader: expected a section of keys")
+
+
 def test_of_a_setting_on_the_command_line_no_file_is_named(folder, capsys):
     line = refusal(folder, capsys, "benchmark=resnet", "scale=test", "hparams.momentum=-1.0")
     assert line == "hparams.momentum=-1.0: at least 0 and below 1"

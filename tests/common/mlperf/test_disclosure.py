@@ -51,7 +51,7 @@ EXPECTED = {
     "context_parallelism": 2,
     "expert_parallelism": 1,
     "micro_batch_size": 1,
-    "config_filename": "configs/recipe/llama2_70b_lora.yaml",
+    "config_filename": "configs/recipe/llama2_70b_lora.yaml:64xH100",
 }
 """What NVIDIA's layout of 64 GPUs, tensor parallel 4 and context parallel 2 with FP8 products, has to say."""
 
@@ -148,7 +148,9 @@ def test_the_lowest_precision_is_that_of_the_weights_unless_the_workload_says_an
 
 def test_the_configuration_is_named_by_its_recipe():
     run, _ = cli.load(compose(["benchmark=bert", "scale=8xH200", "assets_dir=assets"]))
-    assert (ROOT / run.config_file).is_file()
+    file, _, scale = run.config_file.partition(":")
+    assert (ROOT / file).is_file()
+    assert scale == "8xH200"
     with toy.known():
         run, _ = cli.load(compose([f"benchmark={toy.NAME}", "scale=test"]))
-    assert run.config_file == f"configs/recipe/{toy.NAME}.yaml"
+    assert run.config_file == f"configs/recipe/{toy.NAME}.yaml:test"

@@ -29,7 +29,6 @@ from tests.gloo_ranks import on_ranks, results
 TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 WORLDS = (2, 4)
 CASES = [(world, name) for world in WORLDS for name in SHARDED if world == 4 or not name.startswith("node")]
-SEVERAL = [(world, name) for world, name in CASES if name != "none"]
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,8 @@ def test_a_whole_tensor_of_another_shape_is_another_model(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("missing", "'missing' is declared .* no such tensor"), ("norm", r"'norm' .* \(28, 6\); .* \(7,\)")]
+    ("name", "words"),
+    [("missing", "'missing' is declared .* no such tensor"), ("norm", r"'norm' .* \(28, 6\); .* \(7,\)")],
 )
 def test_a_split_that_is_none_of_the_model_is_an_error(tmp_path, name, words):
     split = Split.over_tp(Layout(), SHAPES["qkv"])
