@@ -236,10 +236,15 @@ class LanguageModel(Workload):
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the groups of trained parameters by weight decay and by the axes over which gradients are summed.
 
-        The gradient of an embedding that the head shares is summed over the first and the last stage.
+        The gradient of an embedding that the head shares is summed over the first and the last stage. A network that
+        can be split into stages has weight decay on all parameters.
         """
         partial, decay = partial_parameters(self.model), self.own.hparams.weight_decay
         groups: dict[tuple[tuple[str, ...], tuple[str, ...], bool], dict[str, torch.nn.Parameter]] = {}
+        if (
+            "pp" in self.axes
+        ):  # creating process groups is collective: every stage has all groups, some without parameters
+            groups = {((), (), True): {}, ((), ("tp",), True): {}, (("pp",), (), True): {}}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 tied: tuple[str, ...] = ("pp",) if name == EMBEDDING and self.architecture.tied_head else ()
