@@ -353,9 +353,12 @@ def test_data_with_features_of_another_dtype_are_refused(raw_dir, own_data):
         open_prepared(own_data)
 
 
-def test_no_memory_is_refused(raw_dir, tmp_path):
-    with pytest.raises(ConfigError, match="--memory-gb=0: more than nothing"):
-        COMMANDS.run("prepare", ["--raw-dir", str(raw_dir), "--data-dir", str(tmp_path), "--memory-gb", "0"])
+@pytest.mark.parametrize(
+    ("memory", "needed"), [("0", "0.0: at least 1e-09"), ("nan", "nan: a finite number"), ("inf", "inf: a fin")]
+)
+def test_no_memory_is_refused(raw_dir, tmp_path, memory, needed):
+    with pytest.raises(ConfigError, match=f"--memory-gb={needed}"):
+        COMMANDS.run("prepare", ["--raw-dir", str(raw_dir), "--data-dir", str(tmp_path), "--memory-gb", memory])
 
 
 @pytest.fixture
