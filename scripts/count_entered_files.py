@@ -67,7 +67,6 @@ def main(argv: Sequence[str]) -> int:
     sys.path.insert(0, str(ROOT))
     from common import cli
     from common.config.override import override
-    from common.data.placing import assets_of
 
     benchmark = f"benchmark={chosen.benchmark}"
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
             code = code or cli.run(["prepare", benchmark, "--raw-dir", raw, "--data-dir", data])
         if code:
             return code
-        folders = {"data_dir": data, "assets_dir": assets_of(Path(data)), "output_dir": output}
+        folders = {"data_dir": data, "output_dir": output}
         given = [override(key, value) for key, value in folders.items()]
         files = entered(["train", benchmark, "scale=test", "device=cpu", *given])
     if chosen.list:
