@@ -67,7 +67,7 @@ def load(
         near = did_you_mean(unknown[0], _SHARED | own)
         raise ConfigError(f"{unknown[0]}: unknown configuration key{near or '; see `mlperf-suite train --cfg job`'}")
     kinds = get_type_hints(cls.config_type)
-    sections = {name: convert(kinds[name], tree.get(name), name) for name in own - {"facts"}}
+    sections = {name: convert(kinds[name], tree.get(name), name) for name in sorted(own - {"facts"})}
     if "facts" in own:
         sections["facts"] = convert(kinds["facts"], benchmark.facts, "benchmark.facts")
     workload = cls.config_type(**sections)

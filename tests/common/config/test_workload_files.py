@@ -153,7 +153,7 @@ def test_a_wrong_hyperparameter_is_named_with_the_file_of_its_set(folder, capsys
 
 def test_an_error_of_a_recipe_without_hyperparameters_is_shown(folder, capsys):
     (folder / "recipe" / "resnet.yaml").write_text("scales: {mine: {precision: fp32, micro_batch: 8}}")
-    assert refusal(folder, capsys, "benchmark=resnet", "scale=mine").startswith("reader: expected a section of keys")
+    assert refusal(folder, capsys, "benchmark=resnet", "scale=mine").startswith("hparams: expected a section of keys")
 
 
 def test_of_a_setting_on_the_command_line_no_file_is_named(folder, capsys):
