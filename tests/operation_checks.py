@@ -102,7 +102,7 @@ class _Limits(NamedTuple):
     Attributes:
         case: the case, for its tolerance.
         dtype: dtype of the activations.
-        least: relative error that is allowed to every result, before the case's tolerance.
+        least: relative error that is always allowed, before the case's factor for libraries.
     """
 
     case: Case
@@ -112,7 +112,7 @@ class _Limits(NamedTuple):
     def of(self, same: Tensor, expected: Tensor) -> float:
         """Return the largest allowed relative error of a result. ``same`` is the reference in the same dtype."""
         own = min(2 * _error(same, expected), TOLERANCE[self.dtype])
-        return self.case.tolerance * max(TOLERANCE[same.dtype], own, self.least)
+        return max(self.case.tolerance * max(TOLERANCE[same.dtype], own), self.case.library_tolerance * self.least)
 
 
 def _assert_same(place: str, found: Any, expected: Any, same: Any, limits: _Limits) -> None:

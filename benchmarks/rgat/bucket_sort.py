@@ -78,7 +78,7 @@ def write_feature_piece(
     Args:
         permutations: folder of the permutations.
         memory: upper bound of the size of a block that is read, in bytes.
-        path: output file; the numbers are in a file beside it.
+        path: output file; a second file in its folder has the numbers.
 
     Raises:
         DataError: a feature is not finite.

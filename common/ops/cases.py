@@ -133,6 +133,7 @@ class Case:
             interpreter. On a GPU they use all of them for the first sizes, and the last one for ``gpu``.
         only: names of the implementations that the case applies to; empty for all.
         tolerance: factor on :data:`TOLERANCE`.
+        library_tolerance: factor on the error that is always allowed to implementations from other libraries.
         exact: whether results must equal those of the reference in the same dtype, bit for bit.
         wide: whether the reference computes the expected values in float64. Otherwise it uses the dtype of the
             activations.
@@ -147,6 +148,7 @@ class Case:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     only: tuple[str, ...] = ()
     tolerance: float = 1.0
+    library_tolerance: float = 1.0
     exact: bool = False
     wide: bool = True
     tf32: bool = False

@@ -138,7 +138,7 @@ def ranks_found(world: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def gathered(layout: Layout, folder: Path) -> dict[str, tuple[str, int]]:
-    """By what is asked for: the name of what comes, and bytes that were wrong."""
+    """Return the placement in use and the number of wrong bytes, for each requested placement."""
     found, graph = {}, made()
     for asked in PLACED:
         placement, _, over_nodes = asked.partition(" ")

@@ -173,7 +173,7 @@ def test_both_traps_are_there(tmp_path):
     opened = open_raw(tmp_path / "raw")
     assert opened.labelled == 240
     labels = opened.labels.read(0, 300)[:, 0]
-    assert np.isnan(labels[240:]).all()  # whoever takes all papers for labelled notices
+    assert np.isnan(labels[240:]).all()  # a reader that takes all papers for labelled fails on NaN
     assert labels[:240].astype(int).tolist() == classes_of(SMALL)[:240].tolist()
     assert {array.dtype.str for array in opened.edges.values()} == {"<i4", "<i8"}
     marker = json.loads((tmp_path / "raw" / "STAND_IN").read_text())
