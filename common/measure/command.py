@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -22,6 +24,9 @@ TIMED = 5.0
 """Upper limit in seconds for the timed iterations of a step, all repetitions together (``bench.seconds``)."""
 REPETITIONS = 3
 """Number of repetitions of the timed iterations; the median counts (``bench.repetitions``)."""
+
+RESULTS = "results.json"
+"""Name of the file with all figures, which ``scripts/write_tables.py`` reads."""
 
 
 def devices() -> list[str]:
@@ -90,7 +95,13 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     outcomes: list[MeasuredCopy] = []
     for outcome in node.measure(jobs):
         outcomes.append(outcome)
-        (arguments.output / "table.md").write_text(table(outcomes) + "\n")  # an interrupted command leaves a table too
+        # Both files are complete after each measurement, so an interrupted command leaves its results too.
+        results = {
+            "command": shlex.join(["mlperf-suite", "measure", *argv]),
+            "results": [each.to_json() for each in outcomes],
+        }
+        (arguments.output / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
+        (arguments.output / "table.md").write_text(table(outcomes) + "\n")
     print(table(outcomes))
     return int(any(outcome.figures is None for outcome in outcomes))
 

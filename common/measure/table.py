@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,15 @@ class MeasuredCopy:
     figures: Mapping[str, Any] | None
     failure: str = ""
     places: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values; :meth:`of_json` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> MeasuredCopy:
+        """Return the result that ``values`` describe."""
+        return cls(Job(**values["job"]), values["figures"], values["failure"], tuple(values["places"]))
 
     @property
     def name(self) -> str:

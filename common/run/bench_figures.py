@@ -19,6 +19,7 @@ from common.data import atomic
 from common.ops.bench.stopwatch import peak_flops
 from common.optional_packages import broken_packages
 from common.run.kernel_profile import Breakdown
+from common.run.provenance import provenance
 from common.step.graphs import CaptureCost
 
 LABEL = 36
@@ -285,7 +286,6 @@ def figures(
     return {
         "benchmark": config.benchmark.name,
         "device": torch.cuda.get_device_name(device) if cuda else "CPU",
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()},
         "ranks": config.training_ranks,
         "micro_batch": config.micro_batch,
         "precision": config.precision,
@@ -324,7 +324,7 @@ def _step_figures(step: Timing, by_rank: Sequence[RankFigures]) -> dict[str, Any
 
 
 def write_figures(path: Path, values: dict[str, Any]) -> None:
-    """Write ``values`` as JSON atomically."""
+    """Write ``values`` with their :func:`~common.run.provenance.provenance` as JSON atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic.written(path) as partial:
-        partial.write_text(json.dumps(values, indent=1) + "\n")
+        partial.write_text(json.dumps({**values, "provenance": provenance()}, indent=1) + "\n")

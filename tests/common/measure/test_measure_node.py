@@ -344,6 +344,9 @@ def test_a_node_of_two_ranks_is_measured(tmp_path, capsys):
     assert [one["without_traffic"] is None for one in found] == [True, True, False]
     assert found[0]["samples_per_second"] == pytest.approx(found[0]["samples"] / found[0]["step_ms"] * 1e3)
     assert (tmp_path / "table.md").read_text() in said
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["command"].startswith("mlperf-suite measure dlrm --scale test")
+    assert table([MeasuredCopy.of_json(each) for each in results["results"]]) in said
     assert said.count("| dlrm |") == 4
     slower = max(one["step_ms"] for one in found[:2])
     assert f" {slower / found[2]['step_ms']:.3f} |" in said

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from common import cli
 from common.config.schema import BenchConfig
 from common.errors import ConfigError
+from common.launch.experiment import find_source
 from common.ops.catalogue import all_operations
 from common.run.bench import _breakdown
 from common.run.bench_figures import LABEL, capture_rows, table
@@ -110,6 +113,12 @@ def test_the_median_of_the_repetitions_counts_and_phases_say_where_time_went(tmp
     assert found["step_ms"] == sorted(found["repetitions_ms"])[1]
     assert [rank["step_ms"] for rank in found["by_rank"]] == [found["step_ms"]]
     assert found["without_traffic"] is None
+    origin = found["provenance"]
+    assert datetime.fromisoformat(origin["date"]).tzinfo == UTC
+    assert origin["commit"] == find_source().commit
+    assert "bench.only=step bench.repetitions=3" in origin["command"]
+    assert "bench.report" not in origin["command"]
+    assert origin["machine"]["other_software_stack"]["torch_version"] == torch.__version__
     phases = ["imports", "waiting for a turn", "joining ranks", "build", "warm-up", "capture", "measuring"]
     assert list(found["seconds"]) == phases
     assert re.search(rf"^seconds of this process +{phases[0]} \d", said, re.MULTILINE)
