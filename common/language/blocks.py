@@ -306,17 +306,22 @@ class _AttentionHalf(torch.autograd.Function):
         residual_sE, moments, y_sE, y8 = half.norm.forward(
             Pair(residual_sE, delta_sE, before), half.qkv, tokens.inference
         )
-        qkv_TN, y, qkv_u = half.qkv.forward(y_sE, y8, tokens)
-        del y_sE, y8
+        underway, y = half.qkv.start_adapter(y_sE, tokens), half.qkv.operand(y_sE, y8, tokens.inference)
+        del y_sE, y8  # a temporary that lives longer than the next kept tensor leaves a gap in a CUDA graph's memory
+        qkv_TN, qkv_u = half.qkv.forward(y, underway)
+        kept_y = _kept_of_input(y, half.qkv, scale=half.recompute)
+        del y
         q, k, v = half.gathered_heads(qkv_TN, tokens)
         del qkv_TN
         o_BLhD, ctx.attended = half.operations.attention.forward(q, k, v)
-        out_sE, o, output_u = half.output.forward(o_BLhD.flatten(0, 1).flatten(1), None, tokens)
+        o_TI = o_BLhD.flatten(0, 1).flatten(1)
+        underway, o = half.output.start_adapter(o_TI, tokens), half.output.operand(o_TI, None, tokens.inference)
+        out_sE, output_u = half.output.forward(o, underway)
         ctx.save_for_backward(
             residual_sE,
             moments,
             *((None, None, None) if half.recompute else (q, k, v)),
-            *_kept_of_input(y, half.qkv, scale=half.recompute),
+            *kept_y,
             o_BLhD,
             data_and_scale(o)[1] if half.output.trained else None,
             qkv_u,
@@ -380,21 +385,26 @@ class _MlpHalf(torch.autograd.Function):
         inference = tokens.inference
         residual_sE, moments, y_sE, y8 = half.norm.forward(Pair(residual_sE, delta_sE, before), half.first, inference)
         buffer = half.buffer(residual_sE, tokens)
-        first_TF, y, _ = half.first.forward(y_sE, y8, tokens, buffer)
+        y = half.first.operand(y_sE, y8, inference)
         del y_sE, y8
+        first_TF, _ = half.first.forward(y, y=buffer)
+        kept_y = _kept_of_input(y, half.first)
+        del y, buffer
         save_fp8 = None if inference or half.recompute else half.saved
         act_TF, act8, saved = half.activation.forward(
             first_TF, fp8=half.second.input_scaling(), save_fp8=save_fp8,
             frozen_scales=half.second.frozen(inference),
         )  # fmt: skip
-        out_sE, act, _ = half.second.forward(act_TF, act8, tokens)
+        act = half.second.operand(act_TF, act8, inference)
+        del act_TF, act8
+        out_sE, _ = half.second.forward(act)
         kept: tuple[Tensor | None, ...] = ()
         if save_fp8 is not None:
             kept = (*in_fp8(saved), data_and_scale(act)[0] if half.second.trained else None)
         elif half.keeps_product(tokens):
             kept = (first_TF,)
         act_scale = data_and_scale(act)[1] if half.second.trained else None
-        ctx.save_for_backward(residual_sE, moments, *_kept_of_input(y, half.first), act_scale, *kept)
+        ctx.save_for_backward(residual_sE, moments, *kept_y, act_scale, *kept)
         ctx.in_fp8 = save_fp8 is not None
         ctx.half, ctx.tokens, ctx.before, ctx.after = half, tokens, before, after
         return residual_sE, out_sE

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.tensor_parallel.products import RowProduct, TokenProducts, times
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 from common.language.lora import ProductAdapter
 from common.language.movement import GatheredFp8, Movement, Operand, data_and_scale
 from common.language.scales import Scales, WeightCasts
@@ -35,20 +35,6 @@ from common.ops.linear.fp8 import multiply
 from common.ops.operation import AUTO, OperationRequest
 from common.ops.row_norm.reference import RowNorm
 from common.ops.weight_gradient.half import add_product_
-
-
-class Forward(NamedTuple):
-    """Result of a product.
-
-    Attributes:
-        y: ``x W^T``, plus the bias if the product adds one.
-        x: the input as the product read it.
-        u: for the backward pass of the adapter; None without one.
-    """
-
-    y: Tensor
-    x: Operand
-    u: Tensor | None = None
 
 
 class Backward(NamedTuple):
@@ -140,25 +126,38 @@ class Product(ABC):
         """Return an uninitialised tensor in the dtype of results."""
         return self.weight.new_empty(rows, columns)
 
-    def forward(self, x: Tensor | None, x8: Fp8Tensor | None, tokens: Tokens, y: Tensor | None = None) -> Forward:
-        """Return the product, with the adapter. Collective.
+    def start_adapter(self, x: Tensor | None, tokens: Tokens) -> Underway | None:
+        """Start to compute u of the adapter from the input in 16 or more bits; None without an adapter. Collective."""
+        if self.adapter is None:
+            return None
+        assert x is not None
+        return self.adapter.start_forward(x, tokens)
+
+    def operand(self, x: Tensor | None, x8: Fp8Tensor | None, inference: bool) -> Operand:
+        """Return the input as the product reads it: ``x8`` if its producer has cast it, else ``x``, cast if needed."""
+        if x8 is not None:
+            return x8
+        assert x is not None
+        return self.cast_input(x, inference)
+
+    def forward(
+        self, x: Operand, underway: Underway | None = None, y: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the product with the adapter, and u of the adapter for the backward pass. Collective.
+
+        The caller releases other copies of the input before, so that the result can take their memory.
 
         Args:
-            x, x8: input in 16 or more bits, see :attr:`needs_half`, and in FP8; one of them may be None.
-            y: buffer for the result; None to allocate one.
+            x: result of :meth:`operand`.
+            underway: result of :meth:`start_adapter`.
+            y: buffer for the product; None to allocate one.
         """
-        operand: Operand | None = x8
-        if operand is None:
-            assert x is not None
-            operand = self.cast_input(x, tokens.inference)
-        if self.adapter is None:
-            return Forward(self.multiply(operand, y), operand)
-        assert x is not None
-        underway = self.adapter.start_forward(x, tokens)
-        y = self.multiply(operand, y)
+        y = self.multiply(x, y)
+        if self.adapter is None or underway is None:
+            return y, None
         u = underway.wait()
         self.adapter.add(y, u)
-        return Forward(y, operand, u)
+        return y, u
 
     def multiply(self, x: Operand, y: Tensor | None = None) -> Tensor:
         """Return ``y = x W^T``, plus the bias, without the adapter. ``y`` is an optional buffer for it. Collective."""
@@ -185,7 +184,7 @@ class Product(ABC):
         Args:
             dy, dy8: gradient of the result in 16 or more bits, see :attr:`half_gradient`, and in FP8; one may be None.
             x: the input as the product read it; None if the weight is frozen.
-            u: see :class:`Forward`.
+            u: second result of :meth:`forward`.
             needed: whether the input needs a gradient.
             dx: buffer for the input's gradient, if the weight is frozen.
         """
