@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +14,7 @@ from common.distributed.startup import find_rank_info
 from common.errors import ConfigError
 from common.measure.jobs import Job, jobs_of
 from common.measure.node import Node
-from common.measure.table import MeasuredCopy, table
+from common.measure.table import MeasuredCopy, table, write_results
 
 SCALE = "8xH200"
 SECONDS = 300.0
@@ -96,11 +95,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     for outcome in node.measure(jobs):
         outcomes.append(outcome)
         # Both files are complete after each measurement, so an interrupted command leaves its results too.
-        results = {
-            "command": shlex.join(["mlperf-suite", "measure", *argv]),
-            "results": [each.to_json() for each in outcomes],
-        }
-        (arguments.output / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
+        write_results(arguments.output / RESULTS, shlex.join(["mlperf-suite", "measure", *argv]), outcomes)
         (arguments.output / "table.md").write_text(table(outcomes) + "\n")
     print(table(outcomes))
     return int(any(outcome.figures is None for outcome in outcomes))

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 _SCALE = re.compile(r"(\d+)x(\D\w*)")
 
-EXPENSIVE_BATCHES = {
+OVERRIDES = {
+    "dlrm": ("hparams.base_learning_rate=0.1",),  # hundreds of updates with one batch overflow at the rate of training
     "rgat": ("model.example_papers=8417068",),  # of IGBH's 269 million; in a smaller graph, seeds have few neighbours
     "stable_diffusion": ("model.zero_std=0.02",),  # layers initialized to zero use less power until they are trained
 }
-"""Overrides by benchmark that make a step on synthetic batches as expensive as in training; for GPU recipes only."""
+"""Overrides by benchmark that make a step on a synthetic batch valid and as expensive as in training; for recipes of
+GPUs only."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,16 @@ class Job:
 
     def words(self) -> list[str]:
         """Return the arguments of ``bench``."""
-        told = _SCALE.fullmatch(self.scale)
+        sizes = _SCALE.fullmatch(self.scale)
         apart = (
             []
-            if told is not None and int(told[1]) == self.gpus
+            if sizes is not None and int(sizes[1]) == self.gpus
             else ["scale.nodes=1", f"scale.gpus_per_node={self.gpus}"]
         )
         only = [] if self.whole_run else ["bench.only=step"]
         traffic = ["bench.traffic=both"] if self.gpus > 1 else []
-        expensive = () if told is None else EXPENSIVE_BATCHES.get(self.benchmark, ())
-        return [f"benchmark={self.benchmark}", f"scale={self.scale}", *apart, *only, *traffic, *expensive]
+        overrides = () if sizes is None else OVERRIDES.get(self.benchmark, ())
+        return [f"benchmark={self.benchmark}", f"scale={self.scale}", *apart, *only, *traffic, *overrides]
 
 
 def jobs_of(
@@ -78,8 +80,8 @@ def jobs_of(
         if scale not in known:
             continue
         for count in sorted(set(gpus)):
-            told = _SCALE.fullmatch(scale)
-            own = f"{count}x{told[2]}" if told is not None else scale
+            sizes = _SCALE.fullmatch(scale)
+            own = f"{count}x{sizes[2]}" if sizes is not None else scale
             whole_run = count == max(gpus) and benchmark in with_data
             copies = node if count == 1 < max(gpus) else 1
             made.append(Job(benchmark, count, own if own in known else scale, whole_run, copies))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,19 +61,24 @@ class MeasuredCopy:
     failure: str = ""
     places: tuple[int, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values; :meth:`of_json` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> MeasuredCopy:
-        """Return the result that ``values`` describe."""
-        return cls(Job(**values["job"]), values["figures"], values["failure"], tuple(values["places"]))
-
     @property
     def name(self) -> str:
         """Name of the measurement; with several copies, it includes the GPU."""
         return self.job.name if self.job.copies == 1 else f"{self.job.name} (GPU {self.places[0]})"
+
+
+def write_results(path: Path, command: str, outcomes: Sequence[MeasuredCopy]) -> None:
+    """Write results as JSON, one line for each; :func:`read_results` reads them."""
+    lines = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
+    path.write_text(f'{{"command": {json.dumps(command)}, "results": [\n{lines}\n]}}\n')
+
+
+def read_results(path: Path) -> list[MeasuredCopy]:
+    """Return the results in a file of :func:`write_results`."""
+    return [
+        MeasuredCopy(Job(**each["job"]), each["figures"], each["failure"], tuple(each["places"]))
+        for each in json.loads(path.read_text())["results"]
+    ]
 
 
 def published_rates(scale: str = "") -> dict[str, str]:
