@@ -40,6 +40,7 @@ for family in "${chosen[@]}"; do
     printf '%q ' "${command[@]}"
     echo
   else
-    DOCKER_BUILDKIT=1 "${command[@]}"
+    # Podman's default format, OCI, has neither SHELL nor HEALTHCHECK.
+    DOCKER_BUILDKIT=1 BUILDAH_FORMAT=docker "${command[@]}"
   fi
 done

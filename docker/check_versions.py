@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Ends an image's build when a pinned package is missing, or the base image's PyTorch has been replaced.
+"""End the build of an image if a pinned package is missing, or if PyTorch has another version or is for another CUDA.
 
-Run as ``check_versions.py REQUIREMENTS…``. The base image's versions are those in ``constraints.txt`` beside this file.
+Run ``check_versions.py REQUIREMENTS…``. The versions of PyTorch are those in ``constraints.txt`` beside this file.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
 BASE_IMAGE = ("torch", "torchvision", "triton")
-CUDA = "cu130"
-"""The local version of the base image's PyTorch; the registry's packages have none."""
+CUDA = "13.0"
+"""CUDA version that PyTorch is built for. The version of an official package need not name it."""
 
 
 def read_pins(path: Path) -> dict[str, str]:
-    """The ``name==version`` lines of a requirements file.
+    """Return the ``name==version`` lines of a requirements file.
 
     Raises:
         ValueError: a line is no pin.
@@ -37,15 +37,24 @@ def read_pins(path: Path) -> dict[str, str]:
 
 
 def installed(name: str) -> str | None:
-    """The installed version; None if the package is not installed."""
+    """Return the installed version; None if the package is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def problems(required: dict[str, str], constraints: dict[str, str], cuda: str = CUDA) -> list[str]:
-    """What is wrong with the installed packages, one sentence each."""
+def cuda_of_torch() -> str | None:
+    """Return the CUDA version that the installed PyTorch is built for; None without PyTorch or CUDA."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.version.cuda
+
+
+def problems(required: dict[str, str], constraints: dict[str, str]) -> list[str]:
+    """Return what is wrong with the installed packages, one sentence each."""
     found = []
     for name, wanted in {**{name: constraints[name] for name in BASE_IMAGE}, **required}.items():
         have = installed(name)
@@ -53,16 +62,16 @@ def problems(required: dict[str, str], constraints: dict[str, str], cuda: str = 
             found.append(f"{name} {wanted} is not installed")
         elif have.partition("+")[0] != wanted:
             found.append(f"{name} is {have}, not {wanted}")
-        elif name == "torch" and have.partition("+")[2] != cuda:
-            found.append(f"torch {have} is not the base image's, which ends in +{cuda}")
+        elif name == "torch" and (cuda := cuda_of_torch()) != CUDA:
+            found.append(f"torch {have} is for CUDA {cuda}, not {CUDA}")
     return found
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the pins of the named files; returns 1 if something is wrong."""
+    """Check the pins of the named files; return 1 if something is wrong."""
     required = {name: wanted for path in argv for name, wanted in read_pins(Path(path)).items()}
     found = problems(required, read_pins(CONSTRAINTS))
-    print("\n".join(found) or f"{len(required)} pinned packages and the base image's PyTorch are in place")
+    print("\n".join(found) or f"{len(required)} pinned packages and PyTorch have the right versions")
     return 1 if found else 0
 
 

@@ -237,6 +237,13 @@ def test_the_build_script_leaves_credentials_of_the_remote_out(checkout: Path):
     assert "SUITE_SOURCE=https://example.com/suite.git" in build(checkout, "graph").stdout.split("\n")
 
 
+def test_the_build_script_keeps_shell_and_health_command_with_podman(checkout: Path):
+    podman = checkout.parent / "stub" / "docker"  # DOCKER names the program; this one prints the format of the image
+    podman.write_text('#!/bin/sh\necho "format $BUILDAH_FORMAT"\n')
+
+    assert build(checkout, "vision").stdout == "format docker\n"
+
+
 def test_the_build_script_builds_all_families(checkout: Path):
     words = build(checkout, "all").stdout.split("\n")
 

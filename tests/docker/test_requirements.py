@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -82,16 +83,28 @@ def test_a_replaced_pytorch_ends_the_build(monkeypatch: pytest.MonkeyPatch):
     assert CHECK.problems({}, CONSTRAINTS) == ["torch is 2.15.0, not 2.11.0"]
 
 
-def test_a_pytorch_of_the_registry_ends_the_build(monkeypatch: pytest.MonkeyPatch):
-    versions = {"torch": "2.11.0", "torchvision": "0.26.0+cu130", "triton": "3.6.0"}
+@pytest.mark.parametrize("version", ["2.11.0", "2.11.0+cu130"])
+@pytest.mark.parametrize(
+    ("cuda", "problem"), [("13.0", []), ("12.8", ["for CUDA 12.8, not 13.0"]), (None, ["for CUDA None, not 13.0"])]
+)
+def test_pytorch_for_another_cuda_ends_the_build(
+    monkeypatch: pytest.MonkeyPatch, version: str, cuda: str | None, problem: list[str]
+):
+    versions = {"torch": version, "torchvision": "0.26.0", "triton": "3.6.0"}
     monkeypatch.setattr(CHECK, "installed", versions.get)
+    monkeypatch.setattr(CHECK, "cuda_of_torch", lambda: cuda)
 
-    assert CHECK.problems({}, CONSTRAINTS) == ["torch 2.11.0 is not the base image's, which ends in +cu130"]
+    assert CHECK.problems({}, CONSTRAINTS) == [f"torch {version} is {text}" for text in problem]
+
+
+def test_the_cuda_of_the_installed_pytorch_is_read_from_it():
+    assert CHECK.cuda_of_torch() == torch.version.cuda
 
 
 def test_a_missing_package_ends_the_build(monkeypatch: pytest.MonkeyPatch):
     versions = {"torch": "2.11.0+cu130", "torchvision": "0.26.0+cu130", "triton": "3.6.0"}
     monkeypatch.setattr(CHECK, "installed", versions.get)
+    monkeypatch.setattr(CHECK, "cuda_of_torch", lambda: "13.0")
 
     assert CHECK.problems({"tqdm": "4.70.1"}, CONSTRAINTS) == ["tqdm 4.70.1 is not installed"]
 

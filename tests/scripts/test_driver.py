@@ -107,6 +107,22 @@ def test_only_the_results_are_writable_in_docker_and_nobody_is_root(one_node) ->
     assert "-t" not in words, "there may be no terminal"
 
 
+def test_a_stopped_docker_container_has_minutes_to_write_a_checkpoint(one_node) -> None:
+    words, _ = one_node("docker")
+    assert words[words.index("--stop-timeout") + 1] == "300"
+
+
+def test_an_init_process_is_started_only_where_the_program_is_process_1(tmp_path: Path, one_node) -> None:
+    """Podman refuses an init beside the host's process ids."""
+    words, _ = one_node("docker")
+    assert "--init" in words
+    assert "--pid" not in words
+    settings = "launch.container=docker", "launch.image=suite:vision"
+    in_job = the_training(planned(tmp_path, *ONE_NODE, *settings, SLURM_JOB_ID="7"))
+    assert in_job[in_job.index("--pid") + 1] == "host"
+    assert "--init" not in in_job
+
+
 def test_apptainer_binds_the_same_folders(one_node) -> None:
     words, _ = one_node("apptainer")
     assert words[:3] == ["apptainer", "exec", "--nv"]
