@@ -13,26 +13,40 @@ TASK_VARIABLES='SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_STEP_ID SLURM_STEP
 # Those that the configuration reads: configs/train.yaml.
 SETTING_VARIABLES='NEXP LOGDIR CONTAINER CONT CLEAR_CACHES DROPCACHE_CMD'
 
-# Ends the job if a folder cannot be written as HOST:CONTAINER, which has no quotes in any of the three programs.
+# Ends the job if a folder cannot be written as HOST:CONTAINER, which has no quotes in pyxis and apptainer.
 check_mounts() {
-  local path separators=$'\n:'
-  [[ $container == docker ]] || separators+=,
+  local path separators=$'\n\t'
+  [[ $container == docker ]] || separators+=:,
   for path in "$MLPERF_SUITE_ROOT" "$PWD" "$results" "${read_only[@]}"; do
     [[ $path != *["$separators"]* ]] || die "$path cannot be mounted with launch.container=$container: its path has a" \
-      "colon, a comma or a line break; use another folder, or mount it elsewhere on this machine (mount --bind)"
+      "colon, a comma, a tab or a line break; use another folder, or mount it elsewhere on this machine (mount --bind)"
   done
 }
 
-# Prints HOST:CONTAINER[:ro], one a line.
+# Prints HOST, CONTAINER and, if it is read-only, ro, with tabs between them; one mount a line.
 all_mounts() {
-  local path
-  printf '%s:%s:ro\n' "$MLPERF_SUITE_ROOT" "$MLPERF_SUITE_ROOT"
-  [[ $PWD/ == "$MLPERF_SUITE_ROOT"/* ]] || printf '%s:%s:ro\n' "$PWD" "$PWD"
-  for path in "${read_only[@]}"; do
-    printf '%s:%s:ro\n' "$path" "$path"
+  local path mount
+  for path in "$MLPERF_SUITE_ROOT" "$PWD" "${read_only[@]}"; do
+    [[ $path != "$PWD" || $PWD/ != "$MLPERF_SUITE_ROOT"/* ]] || continue
+    printf '%s\t%s\tro\n' "$path" "$path"
   done
-  [[ -z $results ]] || printf '%s:%s\n' "$results" "$results"
-  ((${#mounts[@]} == 0)) || printf '%s\n' "${mounts[@]}"
+  [[ -z $results ]] || printf '%s\t%s\n' "$results" "$results"
+  for mount in "${mounts[@]}"; do
+    printf '%s\n' "${mount//:/$'\t'}"
+  done
+}
+
+# Prints the mounts as HOST:CONTAINER[:ro], one a line.
+mounts_with_colons() {
+  all_mounts | tr '\t' ':'
+}
+
+# Prints the mounts as values of docker's --mount, one a line. They are CSV, in which quotes are doubled.
+docker_mounts() {
+  local host inside mode
+  while IFS=$'\t' read -r host inside mode; do
+    printf 'type=bind,"source=%s","target=%s"%s\n' "${host//\"/\"\"}" "${inside//\"/\"\"}" "${mode:+,readonly}"
+  done < <(all_mounts)
 }
 
 # Sets step_flags, which srun needs, and wrapper, which precedes the program.
@@ -48,12 +62,12 @@ choose_container() {
     none) return ;;
     pyxis)
       step_flags=(--container-image="$image" --container-workdir="$PWD" --no-container-mount-home
-        --container-mounts="$(all_mounts | paste -sd, -)")
+        --container-mounts="$(mounts_with_colons | paste -sd, -)")
       wrapper=("${inside[@]}")
       ;;
     apptainer)
       wrapper=(apptainer exec --nv --pwd "$PWD" --no-home)
-      while IFS= read -r mount; do wrapper+=(--bind "$mount"); done < <(all_mounts)
+      while IFS= read -r mount; do wrapper+=(--bind "$mount"); done < <(mounts_with_colons)
       wrapper+=("$image" "${inside[@]}")
       ;;
     docker)
@@ -70,7 +84,7 @@ choose_container() {
       if [[ -n ${SLURM_JOB_ID:-} ]]; then wrapper+=(--pid host); else wrapper+=(--init); fi
       wrapper+=(--label "mlperf.job=$job")
       [[ ! -d /dev/infiniband ]] || wrapper+=(--device /dev/infiniband)
-      while IFS= read -r mount; do wrapper+=(--volume "$mount"); done < <(all_mounts)
+      while IFS= read -r mount; do wrapper+=(--mount "$mount"); done < <(docker_mounts)
       while read -r name; do wrapper+=(--env "$name"); done < <(passed_variables)
       wrapper+=("$image" "${inside[@]}")
       ;;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shlex
 import shutil
@@ -35,6 +36,11 @@ def planned(tmp_path: Path, *arguments: str, script_name: str = "run.sub", **env
     commands = [shlex.split(line) for line in done.output.splitlines() if not line.startswith(("#", "PROLOG_"))]
     assert list(tmp_path.iterdir()) == [], "a dry run writes nothing"
     return commands
+
+
+def bind_mounts(words: list[str]) -> list[list[str]]:
+    """Return the fields of each --mount of a docker command, which are CSV."""
+    return list(csv.reader(words[i + 1] for i, word in enumerate(words) if word == "--mount"))
 
 
 def fake_docker(tmp_path: Path) -> Path:

@@ -15,7 +15,7 @@ import pytest
 from common.launch.series import read_runs
 from common.mlperf.parsed_log import read_log
 from tests.conftest import ROOT, Finished
-from tests.scripts.driver import SCRIPTS, fake_docker, planned, script
+from tests.scripts.driver import SCRIPTS, bind_mounts, fake_docker, planned, script
 
 pytestmark = pytest.mark.timeout(1200)  # a series is a dozen processes, one after the other
 
@@ -88,10 +88,8 @@ def test_a_dry_run_outside_of_a_job_shows_what_the_driver_would_do(tmp_path: Pat
 
 def test_only_the_results_are_writable_in_docker_and_nobody_is_root(one_node) -> None:
     words, folder = one_node("docker")
-    volumes = [words[i + 1] for i, word in enumerate(words) if word == "--volume"]
-    assert [volume for volume in volumes if not volume.endswith(":ro")] == [
-        f"{folder}/results/resnet:{folder}/results/resnet"
-    ]
+    writable = [mount for mount in bind_mounts(words) if "readonly" not in mount]
+    assert writable == [["type=bind", f"source={folder}/results/resnet", f"target={folder}/results/resnet"]]
     assert "--read-only" in words
     user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "10000:10000"
     assert words[words.index("--user") + 1] == user

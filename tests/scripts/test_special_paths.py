@@ -12,7 +12,7 @@ import pytest
 from common.config.override import override, parsed
 from common.launch.series import read_runs
 from tests.conftest import ROOT, SECONDS
-from tests.scripts.driver import script
+from tests.scripts.driver import bind_mounts, script
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -49,7 +49,7 @@ def test_a_typed_value_without_quotes_is_answered_with_the_quoted_form(tmp_path:
 
 
 def test_a_docker_container_gets_folders_of_any_name(tmp_path: Path, data_of) -> None:
-    folder = tmp_path / f" {NAME} "
+    folder = tmp_path / f' {NAME}, "b:c" '
     data = shutil.copytree(data_of("resnet"), folder / "data")
     commands = script("run.sub", "--dry-run", *OF_RESNET, *DOCKER, override("data_dir", data), cwd=folder)
     assert commands.code == 0, commands.errors
@@ -57,14 +57,16 @@ def test_a_docker_container_gets_folders_of_any_name(tmp_path: Path, data_of) ->
     words = subprocess.run(
         ["bash", "-c", f"printf '%s\\n' {training}"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    volumes = [words[i + 1] for i, word in enumerate(words) if word == "--volume"]
     results = folder / "results" / "resnet"
-    assert volumes == [f"{ROOT}:{ROOT}:ro", f"{folder}:{folder}:ro", f"{data}:{data}:ro", f"{results}:{results}"]
+    assert bind_mounts(words) == [
+        *(["type=bind", f"source={path}", f"target={path}", "readonly"] for path in (ROOT, folder, data)),
+        ["type=bind", f"source={results}", f"target={results}"],
+    ]
 
 
 @pytest.mark.parametrize(
     ("container", "name"),
-    [(DOCKER, "a:b"), (DOCKER, "a\nb"), (PYXIS, "a,b"), (PYXIS, "a:b"), (APPTAINER, "a,b"), (APPTAINER, "a\nb")],
+    [(DOCKER, "a\tb"), (DOCKER, "a\nb"), (PYXIS, "a,b"), (PYXIS, "a:b"), (APPTAINER, "a,b"), (APPTAINER, "a\nb")],
 )
 def test_a_folder_that_a_container_cannot_mount_is_named(tmp_path: Path, container: tuple[str, ...], name: str) -> None:
     data = override("data_dir", tmp_path / name)
