@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from common.ops.embedding_bags import AdagradRows, Bags, Rule, SortedKeys
-from common.ops.embedding_bags.rounding import round_by_chance
+from common.ops.embedding_bags.reference import round_by_chance
 from common.optim.precision import LossScale
 from common.recommendation import row_files
 from common.recommendation.embeddings import Lookup, ShardedEmbeddings
