@@ -81,15 +81,15 @@ def check(
     if device.type == "cuda" and dtype == torch.float32 and (case.tf32 or name in LIBRARIES):
         least = TF32_TOLERANCE
 
-    def run(name: str, wide: bool, strided: Container[int] = ()) -> dict[str, Any]:
-        draw = Draw(device, dtype, wide=wide, strided=strided)
+    def run(name: str, fp64: bool, strided: Container[int] = ()) -> dict[str, Any]:
+        draw = Draw(device, dtype, fp64=fp64, strided=strided)
         found = {}
         for each in case.passes(operation.function(name), draw, **sizes):
             found[each.name] = each.run(), None if each.facts is None else each.facts()
         return found
 
     same = run(REFERENCE, False)
-    expected = run(REFERENCE, True) if case.wide and not case.exact else same
+    expected = run(REFERENCE, True) if case.fp64 and not case.exact else same
     found = run(name, False, strided)
     assert found.keys() == same.keys()
     for pass_ in found:

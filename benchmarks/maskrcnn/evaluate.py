@@ -20,8 +20,7 @@ from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig
 from benchmarks.maskrcnn.data import MaskData
 from benchmarks.maskrcnn.heads import RpnOutput
 from benchmarks.maskrcnn.model import MaskRCNN
-from benchmarks.maskrcnn.ops.paste import PASTE
-from benchmarks.maskrcnn.ops.paste.masks import find_runs
+from benchmarks.maskrcnn.ops.paste import PASTE, find_runs
 from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
 from benchmarks.maskrcnn.ops.roi_align.reference import LEVELS, RoiAlign
 from benchmarks.maskrcnn.pictures import Preparer

@@ -20,8 +20,7 @@ from torch import Tensor
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.proposals import CODING, PIXEL, Proposals
 from common.detection.coding import BoxCoding
-from common.ops.anchor_matching import ANCHOR_MATCHING
-from common.ops.anchor_matching.reference import BELOW, MatchingRule
+from common.ops.anchor_matching import ANCHOR_MATCHING, BELOW, MatchingRule
 from common.ops.operation import OperationRequest, select
 from common.ops.random_bits.reference import words
 

@@ -20,8 +20,7 @@ from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.model import HeadOutput
 from benchmarks.retinanet.ops.focal_loss import FOCAL_LOSS
 from common.detection.coding import BoxCoding
-from common.ops.anchor_matching import ANCHOR_MATCHING
-from common.ops.anchor_matching.reference import BELOW, BETWEEN, MatchingRule
+from common.ops.anchor_matching import ANCHOR_MATCHING, BELOW, BETWEEN, MatchingRule
 from common.ops.operation import OperationRequest, select
 
 CODING = BoxCoding(weights=(1.0, 1.0, 1.0, 1.0), most_growth=1000 / 16)

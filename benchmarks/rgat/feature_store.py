@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.rgat.graph import SampledBlock, Schema
 from benchmarks.rgat.ops import gather_rows
-from benchmarks.rgat.ops.gather_rows.reference import LARGEST, ShardedRows
+from benchmarks.rgat.ops.gather_rows import LARGEST, ShardedRows
 from benchmarks.rgat.prepared import features_name
 from benchmarks.rgat.sharded import (
     EXCHANGE,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.rnnt.data_settings import AudioFacts, Key
 from benchmarks.rnnt.ops import features
-from benchmarks.rnnt.ops.features.batch import NAMES, AudioBatch
+from benchmarks.rnnt.ops.features.reference import NAMES, AudioBatch
 from common.data.batches import Batch, HostBatch
 from common.ops.operation import OPTION, OperationRequest, asked_for
 

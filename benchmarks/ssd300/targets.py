@@ -18,8 +18,7 @@ from torch import Tensor
 
 from benchmarks.ssd300.config import Facts
 from common.detection.coding import BoxCoding
-from common.ops.anchor_matching import ANCHOR_MATCHING
-from common.ops.anchor_matching.reference import MatchingRule
+from common.ops.anchor_matching import ANCHOR_MATCHING, MatchingRule
 from common.ops.operation import OperationRequest, select
 
 

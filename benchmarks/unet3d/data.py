@@ -19,8 +19,7 @@ from torch import Tensor
 from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_place
 from benchmarks.unet3d.config import CachePlace, Facts, Variant, VolumeReaderSettings
 from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, Draws, Slab, VolumeCrop, crop_origin
-from benchmarks.unet3d.ops.augment import AUGMENT
-from benchmarks.unet3d.ops.augment.reference import parameters
+from benchmarks.unet3d.ops.augment import AUGMENT, parameters
 from benchmarks.unet3d.volume_order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.volumes import Volumes, open_volumes
 from common.data.batches import Block, HostBatch

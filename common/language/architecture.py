@@ -17,8 +17,7 @@ from common.config.ranges import AtLeast, Positive
 from common.errors import ConfigError
 from common.language.norms import LayerNorm1p, Norm, RMSNorm
 from common.ops import rope
-from common.ops.bias_gelu import BIAS_GELU_PASSES
-from common.ops.bias_gelu.reference import BiasGelu
+from common.ops.bias_gelu import BIAS_GELU_PASSES, BiasGelu
 from common.ops.operation import Operation
 from common.ops.qkv_gradient import QKV_GRADIENT
 from common.ops.row_norm import LAYER_NORM_1P, RMS_NORM
@@ -66,11 +65,11 @@ class GeluPasses:
     gelu: BiasGelu
 
     def forward(self, x_TF: Tensor, **casts: Any) -> Any:
-        """See :func:`common.ops.bias_gelu.reference.forward_reference`."""
+        """See :func:`common.ops.bias_gelu.forward_reference`."""
         return self.gelu.forward(x_TF, None, **casts)
 
     def backward(self, dy_TF: Tensor, saved: Any, **casts: Any) -> Any:
-        """See :func:`common.ops.bias_gelu.reference.backward_reference`."""
+        """See :func:`common.ops.bias_gelu.backward_reference`."""
         return self.gelu.backward(dy_TF, saved, None, **casts)
 
 

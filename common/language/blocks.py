@@ -41,7 +41,7 @@ from common.nn import main_gradient
 from common.nn.scratch import Scratch
 from common.ops.bias_gradient import RowSums
 from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
-from common.ops.row_norm.reference import Normed, RowNorm
+from common.ops.row_norm import Normed, RowNorm
 from common.ops.triton_support import widen
 
 

@@ -38,9 +38,9 @@ from torch.autograd.function import once_differentiable
 from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED, chunks_of, next_token_loss
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 from common.nn.main_gradient import dtype_of, finish, main_gradient
-from common.ops.cross_entropy.reference import OfAPart
+from common.ops.cross_entropy import OfAPart
 from common.ops.triton_support import widen
-from common.ops.weight_gradient.half import add_product_
+from common.ops.weight_gradient import add_product_
 
 CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
 """See :mod:`common.ops.cross_entropy`."""

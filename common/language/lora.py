@@ -19,8 +19,8 @@ from common.distributed.tensor_parallel.layers import Adapter, Dropout
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 from common.language.tokens import TokenPlaces, Tokens
 from common.ops.dropout.reference import DropoutMask, keep_mask, scale_of_kept, threshold
-from common.ops.lora_input.reference import Region
-from common.ops.row_norm.reference import RowNorm
+from common.ops.lora_input import Region
+from common.ops.row_norm import RowNorm
 
 
 @dataclass(frozen=True)

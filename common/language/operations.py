@@ -16,7 +16,7 @@ from common.ops.causal_attention import CAUSAL_ATTENTION
 from common.ops.causal_attention.reference import DROPPED, CausalAttention, Saved
 from common.ops.lora_input import LORA_INPUT
 from common.ops.operation import AUTO, Operation, OperationRequest, choose
-from common.ops.row_norm.reference import RowNorm
+from common.ops.row_norm import RowNorm
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 

@@ -33,8 +33,8 @@ from common.ops import fp8_cast, transpose_fp8
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling
 from common.ops.linear.fp8 import multiply
 from common.ops.operation import AUTO, OperationRequest
-from common.ops.row_norm.reference import RowNorm
-from common.ops.weight_gradient.half import add_product_
+from common.ops.row_norm import RowNorm
+from common.ops.weight_gradient import add_product_
 
 
 class Backward(NamedTuple):

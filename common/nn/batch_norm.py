@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from common.distributed.layout import Layout
 from common.nn.frozen import mark_frozen
 from common.ops import batch_norm as ops
-from common.ops.batch_norm.reference import Norm
+from common.ops.batch_norm.reference import BatchNormState
 from common.ops.operation import OperationRequest
 
 
@@ -65,9 +65,9 @@ class BatchNorm2d(nn.Module):
         return self._batch_norm.name
 
     @property
-    def norm(self) -> Norm:
+    def norm(self) -> BatchNormState:
         """Parameters and running statistics in the form that the operations expect."""
-        return Norm(self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
+        return BatchNormState(self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
 
     def forward(self, x_NCHW: Tensor, moments: Tensor | None = None) -> Tensor:
         """Return ``BN(x)``, or ``relu(BN(x))`` if the layer has ``relu``, in the shape and dtype of ``x_NCHW``.

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from common.ops.add_layer_norm import ADD_LAYER_NORM
-from common.ops.group_norm import GROUP_NORM
-from common.ops.group_norm.reference import GroupNormResult
+from common.ops.group_norm import GROUP_NORM, GroupNormResult
 from common.ops.operation import OperationRequest
 
 
@@ -38,7 +37,7 @@ class LayerNorm(nn.Module):
         """Return the sum ``x + residual + added`` and the normalised sum, (R, C) each.
 
         ``added`` (C,) is added to every row. See
-        :func:`common.ops.add_layer_norm.reference.add_layer_norm_reference`.
+        :func:`common.ops.add_layer_norm.add_layer_norm_reference`.
         """
         result: tuple[Tensor, Tensor] = self._add_layer_norm.function(
             x_RC, residual_RC, self.weight, self.bias, self.eps, added_C=added
@@ -89,7 +88,7 @@ class GroupNorm(nn.Module):
         return self._group_norm.name
 
     def forward(self, *inputs: Tensor, added: Tensor | None = None, keep: bool = False) -> GroupNormResult:
-        """Normalise the inputs; see :func:`common.ops.group_norm.reference.group_norm_reference`.
+        """Normalise the inputs; see :func:`common.ops.group_norm.group_norm_reference`.
 
         Args:
             inputs: one tensor or a pair, (N, C_i, H, W).

@@ -1,6 +1,6 @@
 """Stacks of linear layers with ReLU between them.
 
-Legend: B samples, K inputs, N outputs.
+Shapes: B samples, K inputs, N outputs.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ _ALL: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
 @triton.jit
 def load_corners(boxes_ptr, row, mask):
     """Return x1, y1, x2, y2 in fp32 for the given rows of (rows, 4) boxes, 0 where the mask is false."""
-    place = boxes_ptr + row * 4
-    x1 = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    y1 = tl.load(place + 1, mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(place + 2, mask=mask, other=0.0).to(tl.float32)
-    y2 = tl.load(place + 3, mask=mask, other=0.0).to(tl.float32)
+    corner_ptr = boxes_ptr + row * 4
+    x1 = tl.load(corner_ptr, mask=mask, other=0.0).to(tl.float32)
+    y1 = tl.load(corner_ptr + 1, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(corner_ptr + 2, mask=mask, other=0.0).to(tl.float32)
+    y2 = tl.load(corner_ptr + 3, mask=mask, other=0.0).to(tl.float32)
     return x1, y1, x2, y2
 
 

@@ -27,12 +27,9 @@ def area(boxes_N4: Tensor, pixel: float = 0.0) -> Tensor:
 
 
 def intersection_over_union(boxes_N4: Tensor, others_M4: Tensor, pixel: float = 0.0) -> Tensor:
-    """Return the overlaps of all pairs, (..., N, M); 0 where the intersection has no area.
+    """Return the overlaps (..., N, M) of all pairs of boxes (..., N, 4) and (..., M, 4).
 
-    Args:
-        boxes_N4: (..., N, 4).
-        others_M4: (..., M, 4); leading dimensions broadcast.
-        pixel: see the module's docstring.
+    Leading dimensions broadcast. An overlap is 0 where the intersection has no area.
     """
     boxes, others = widen(boxes_N4).unsqueeze(-2), widen(others_M4).unsqueeze(-3)
     width, height = (

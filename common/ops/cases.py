@@ -42,7 +42,7 @@ class Draw:
     Args:
         device: device of the tensors.
         dtype: dtype of the activations.
-        wide: round floating-point values to their dtype, but return them in float64.
+        fp64: round floating-point values to their dtype, but return them in float64.
         strided: numbers, in the order of drawing, of the tensors whose elements are two apart in memory.
 
     Attributes:
@@ -50,19 +50,19 @@ class Draw:
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, *, wide: bool = False, strided: Container[int] = ()
+        self, device: torch.device, dtype: torch.dtype, *, fp64: bool = False, strided: Container[int] = ()
     ) -> None:
         self.device = device
         self.dtype = dtype
-        self.wide = wide
+        self.fp64 = fp64
         self.strided = strided
         self.drawn = 0
         self._generator = torch.Generator(device).manual_seed(0)
 
     def rounded(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Round ``x`` to ``dtype``, by default that of the activations. If ``wide``, return it in float64."""
+        """Round ``x`` to ``dtype``, by default that of the activations. If ``fp64``, return it in float64."""
         x = x.to(dtype or self.dtype)
-        return self._laid_out(x.double() if self.wide else x)
+        return self._laid_out(x.double() if self.fp64 else x)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         self.drawn += 1
@@ -135,7 +135,7 @@ class Case:
         tolerance: factor on :data:`TOLERANCE`.
         library_tolerance: factor on the error that is always allowed to implementations from other libraries.
         exact: whether results must equal those of the reference in the same dtype, bit for bit.
-        wide: whether the reference computes the expected values in float64. Otherwise it uses the dtype of the
+        fp64: whether the reference computes the expected values in float64. Otherwise it uses the dtype of the
             activations.
         tf32: whether kernels multiply matrices in fp32, for which a GPU uses TF32.
     """
@@ -150,7 +150,7 @@ class Case:
     tolerance: float = 1.0
     library_tolerance: float = 1.0
     exact: bool = False
-    wide: bool = True
+    fp64: bool = True
     tf32: bool = False
 
     def passes(self, function: Any, draw: Draw, **sizes: Any) -> list[Pass]:

@@ -123,7 +123,7 @@ def _check(status: int, what: str) -> None:
         raise RuntimeError(f"{what}: {(message.value or b'unknown error').decode()} (CUDA driver, {status})")
 
 
-class Kernel:
+class CudaKernel:
     """A kernel of a cubin on one device.
 
     Args:

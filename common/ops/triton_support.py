@@ -1,6 +1,4 @@
-"""Helpers of operations with Triton kernels: checks of device, dtype, sizes and layout, and the number of
-multiprocessors.
-"""
+"""Helpers of operations with Triton kernels: checks of device, dtype, sizes and layout, and numbers of programs."""
 
 from __future__ import annotations
 
@@ -41,7 +39,6 @@ def triton_kernels(
     """Declare an implementation with Triton kernels.
 
     Args:
-        source: see :class:`common.ops.operation.Implementation`.
         most: largest supported value of a size, by name.
         multiple_of: number that must divide a size, by name.
         dtypes: supported dtypes of the activations; empty for all.
@@ -69,6 +66,19 @@ def _refusal(
 def widen(x: Tensor) -> Tensor:
     """Return ``x`` in the dtype of the arithmetic: fp64 unchanged, all others as fp32."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def programs_for(tiles: int, per_multiprocessor: int, device: torch.device, shares: int = 1) -> int:
+    """Return how many programs of a launch take ``tiles`` tiles in turn.
+
+    Args:
+        per_multiprocessor: limit of programs per multiprocessor, see :class:`common.ops.tile.Tile`; 0 for one program
+            per tile.
+        shares: number of such sets of tiles in the launch, which share the multiprocessors.
+    """
+    if not per_multiprocessor:
+        return tiles
+    return min(tiles, max(1, multiprocessors(device) * per_multiprocessor // shares))
 
 
 @functools.cache

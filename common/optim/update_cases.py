@@ -56,7 +56,7 @@ def shard_of(
 
     masters = flat(weight_scale, torch.float32)
     parameters = masters if dtype == torch.float32 else draw.rounded(masters, dtype)
-    if remainders and not draw.wide:
+    if remainders and not draw.fp64:
         parameters, masters = split_masters(masters)
     return Shard(parameters, flat(gradient_scale, gradient_dtype or dtype), masters, tuple(fragments))
 
@@ -120,7 +120,7 @@ def passes(
         for part, flat in zip(parts, flats, strict=True):
             flat.copy_(draw.uniform(len(flat), low=0.5, high=1.5, dtype=torch.float32)).mul_(state_scale)
             without_padding(flat, part.fragments)
-    stats = torch.zeros(2, dtype=torch.float64 if draw.wide else torch.float32, device=draw.device)
+    stats = torch.zeros(2, dtype=torch.float64 if draw.fp64 else torch.float32, device=draw.device)
     rates_G = rate * torch.arange(1, 1 + len(settings), device=draw.device)
     grad_factor, steps = torch.full_like(stats[0], factor), torch.full((), step, device=draw.device)
     writes = not skip and (last is None or math.isfinite(last))

@@ -1,6 +1,6 @@
 """A click model: a dense network around embeddings, from a batch of samples to logits and loss.
 
-Legend: B samples, D dense features, L ids of a sample, W width of an embedding, X = (1 + tables) W.
+Shapes: B samples, D dense features, L ids of a sample, W width of an embedding, X = (1 + tables) W.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The embeddings are not part of a network: the caller computes x0 between :meth:`ClickNetwork.bottom` and
 :meth:`ClickNetwork.head`.
 
-Legend: B samples, D dense features, W width of an embedding, X = (1 + tables) W.
+Shapes: B samples, D dense features, W width of an embedding, X = (1 + tables) W.
 """
 
 from __future__ import annotations

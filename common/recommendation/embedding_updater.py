@@ -1,6 +1,6 @@
 """Training of the rows of sharded embeddings, in parallel to the optimizer of the dense network.
 
-Legend: see :mod:`common.recommendation.exchange`; M micro-batches, R rows of a store.
+Shapes: see :mod:`common.recommendation.exchange`; M micro-batches, R rows of a store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from common.ops.embedding_bags import AdagradRows, Bags, Rule, SortedKeys
-from common.ops.embedding_bags.rounding import round_by_chance
+from common.ops.embedding_bags.reference import round_by_chance
 from common.optim.precision import LossScale
 from common.recommendation import row_files
 from common.recommendation.embeddings import Lookup, ShardedEmbeddings
@@ -302,17 +302,17 @@ class EmbeddingUpdater:
     def _sorted(self, ids_NL: Tensor, bags: Bags | None) -> SortedKeys | None:
         return None if bags is None else self._embeddings.ops.sort(ids_NL, bags)
 
-    def _next_seed(self, place: int) -> Tensor | None:
-        """Return the seed for this step and for the rows that ``place`` stands for.
+    def _next_seed(self, sequence: int) -> Tensor | None:
+        """Return the seed for this step and one of the random sequences.
 
-        A rank's number stands for its shards, ``ranks`` for replicated rows, ``ranks + 1 + rank`` for a rank's rare
-        rows.
+        A rank's number is the sequence of its shards, ``ranks`` that of replicated rows, ``ranks + 1 + rank`` that of
+        a rank's rare rows.
         """
         if self._rounding is None:
             return None
         plan = self._embeddings.plan
-        places = 2 * plan.ranks if plan.hybrids else plan.ranks
-        return self._rounding.copy_(self._step).mul_(places + 1).add_(self._rounding_seed + place)
+        sequences = 2 * plan.ranks if plan.hybrids else plan.ranks
+        return self._rounding.copy_(self._step).mul_(sequences + 1).add_(self._rounding_seed + sequence)
 
     def _forget(self) -> None:
         self._lookups, self._gradients, self._not_finite = [], [], []

@@ -4,7 +4,7 @@ The tables are neither parameters nor buffers nor part of a workload's weights, 
 :class:`common.recommendation.embedding_updater.EmbeddingUpdater` trains them: while it is attached and gradients are
 enabled, the forward pass passes ids and gradients to it.
 
-Legend: see :mod:`common.recommendation.exchange`; X = (1 + F) W.
+Shapes: see :mod:`common.recommendation.exchange`; X = (1 + F) W.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def most_frequent(batches: Sequence[Tensor], tables: Tables, numbers: Sequence[i
     chosen = flat.argsort(descending=True, stable=True)[:frequent]
     of_table = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(found) for found in ids]))
     every = torch.cat(ids)
-    return [every[chosen[of_table[chosen] == place]] for place in range(len(ids))]
+    return [every[chosen[of_table[chosen] == index]] for index in range(len(ids))]
 
 
 def _measured(

@@ -175,54 +175,54 @@ class _Shards:
 
 
 def _search(
-    tables: Tables, places: int, row_bytes: int, settings: PlannerSettings, memory_gb: float
+    tables: Tables, owners: int, row_bytes: int, settings: PlannerSettings, memory_gb: float
 ) -> tuple[tuple[int, ...], ...]:
-    """Return for each table the places (ranks or nodes) of its shards; empty if it is replicated."""
+    """Return for each table the owners (ranks or nodes) of its shards; empty if it is replicated."""
     size = [table.rows * row_bytes / GIGABYTE for table in tables.tables]
-    everywhere = (sum(size) / places, (tuple(range(places)),) * len(tables))
+    everywhere = (sum(size) / owners, (tuple(range(owners)),) * len(tables))
     if everywhere[0] > memory_gb:
         raise ConfigError(
-            f"plan: {int(sum(size) * GIGABYTE):,} bytes of tables do not fit {places} times "
+            f"plan: {int(sum(size) * GIGABYTE):,} bytes of tables do not fit {owners} times "
             f"{int(memory_gb * GIGABYTE):,} bytes; use more ranks"
         )
-    fallback = (tables.lookups / places + len(tables) * settings.shard_cost, everywhere[1])
+    fallback = (tables.lookups / owners + len(tables) * settings.shard_cost, everywhere[1])
     replicated = [number for number in range(len(tables)) if size[number] < settings.replicate_below_gb]
-    room = memory_gb - sum(size[number] for number in replicated)
-    if room < 0:
+    capacity_gb = memory_gb - sum(size[number] for number in replicated)
+    if capacity_gb < 0:
         raise ConfigError("plan: the tables below replicate_below_gb fill the memory; lower it")
     candidates = [fallback]
-    dealt = _Shards(tables, [number for number in range(len(tables)) if number not in replicated])
+    queue = _Shards(tables, [number for number in range(len(tables)) if number not in replicated])
     for _ in range(ROUNDS):
-        placed, stuck = _place(tables, places, size, room, settings.shard_cost, dealt)
+        placed, stuck = _assign(tables, owners, size, capacity_gb, settings.shard_cost, queue)
         if stuck is None:
             assert placed is not None
             candidates.append(placed)
-            stuck = next((number for number in dealt.in_order if 2 * dealt.shards[number] <= places), None)
-        elif 2 * dealt.shards[stuck] > places:
+            stuck = next((number for number in queue.in_order if 2 * queue.shards[number] <= owners), None)
+        elif 2 * queue.shards[stuck] > owners:
             break
         if stuck is not None:
-            dealt.split(stuck)
-        dealt.sort()
+            queue.split(stuck)
+        queue.sort()
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _place(
-    tables: Tables, places: int, size: list[float], room: float, shard_cost: float, dealt: _Shards
+def _assign(
+    tables: Tables, owners: int, size: list[float], capacity_gb: float, shard_cost: float, queue: _Shards
 ) -> tuple[tuple[float, tuple[tuple[int, ...], ...]] | None, int | None]:
     """Return a plan with its cost, and None; or None, and the table with a shard that fits nowhere."""
-    costs, used = np.zeros(places), np.zeros(places)
+    costs, used = np.zeros(owners), np.zeros(owners)
     found: list[list[int]] = [[] for _ in range(len(tables))]
-    for number in dealt.in_order:
-        shards = dealt.shards[number]
+    for number in queue.in_order:
+        shards = queue.shards[number]
         fitting = (
-            int(place)
-            for place in np.argsort(costs)
-            if int(place) not in found[number] and used[place] + size[number] / shards <= room
+            int(owner)
+            for owner in np.argsort(costs)
+            if int(owner) not in found[number] and used[owner] + size[number] / shards <= capacity_gb
         )
-        place = next(fitting, None)
-        if place is None:
+        owner = next(fitting, None)
+        if owner is None:
             return None, number
-        found[number].append(place)
-        used[place] += size[number] / shards
-        costs[place] += tables.tables[number].hotness / shards + shard_cost
+        found[number].append(owner)
+        used[owner] += size[number] / shards
+        costs[owner] += tables.tables[number].hotness / shards + shard_cost
     return (float(costs.max()), tuple(tuple(sorted(ranks)) for ranks in found)), None

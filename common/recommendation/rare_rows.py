@@ -5,7 +5,7 @@ of data depends on the plan's slots (:mod:`common.recommendation.slots`), not on
 gradients of several ranks for the same row. The frequent rows, which every rank has, are stored with the replicated
 tables (:attr:`common.recommendation.embeddings.ShardedEmbeddings.replicated`).
 
-Legend: see :mod:`common.recommendation.slots`; Q slots of all ranks for the shards of this one, W width.
+Shapes: see :mod:`common.recommendation.slots`; Q slots of all ranks for the shards of this one, W width.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RareRows:
         self.tables_H = torch.tensor([hybrid.table for hybrid in plan.hybrids], dtype=torch.int64, device=device)
         self._finder = SlotFinder(plan, device)
         self._beyond_H = torch.zeros(len(plan.hybrids), dtype=torch.int32, device=device)
-        self._place_X, self._frequent_X = (torch.tensor(v, dtype=torch.int64, device=device) for v in self._shared())
+        self._own_X, self._frequent_X = (torch.tensor(v, dtype=torch.int64, device=device) for v in self._shared())
 
     def ask(self, ids_BL: Tensor) -> Asked:
         """Request the rare rows of a micro-batch's ids (int32)."""
@@ -121,7 +121,7 @@ class RareRows:
             frequent_RW: rows of the store with the frequent rows, or their state.
             rows_RW: rows of this store, or their state; output.
         """
-        rows_RW.index_copy_(0, self._place_X, frequent_RW.index_select(0, self._frequent_X))
+        rows_RW.index_copy_(0, self._own_X, frequent_RW.index_select(0, self._frequent_X))
 
     def count(self, asked: Asked) -> None:
         """Record for :meth:`check` whether there were too few slots. Capturable."""
@@ -167,7 +167,7 @@ class RareRows:
 
     def _shared(self) -> tuple[list[int], list[int]]:
         """Return for each frequent row of this rank's shards its row here and in the store of frequent rows."""
-        places, rows, tables = [], [], self._plan.tables.tables
+        own_rows, rows, tables = [], [], self._plan.tables.tables
         base = {shard.table: (shard, at) for shard, at in zip(self.store.shards, self.store.bases, strict=True)}
         first = sum(tables[table].rows for table in self._plan.replicated)
         for hybrid in self._plan.with_frequent:
@@ -175,7 +175,7 @@ class RareRows:
                 shard, at = base[hybrid.table]
                 for number, key in enumerate(hybrid.frequent):
                     if key % shard.shards == shard.shard:
-                        places.append(at + key // shard.shards)
+                        own_rows.append(at + key // shard.shards)
                         rows.append(first + number)
             first += len(hybrid.frequent)
-        return places, rows
+        return own_rows, rows

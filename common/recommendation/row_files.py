@@ -224,9 +224,9 @@ def _take(file: _File, part: _ShardInFile, shard: TableShard, rows_RW: Tensor, s
                 chunk_CW = _read(stream, last - first, file, dtype)
                 _check_finite(chunk_CW, kind, file, part)
                 key_C = torch.arange(first, last) * part.shards + part.shard
-                place_C = (key_C % shard.shards == shard.shard).nonzero().squeeze(1)
-                row_C = (key_C[place_C] // shard.shards).to(target_RW.device)
-                target_RW.index_copy_(0, row_C, chunk_CW[place_C].to(target_RW.device))
+                index_C = (key_C % shard.shards == shard.shard).nonzero().squeeze(1)
+                row_C = (key_C[index_C] // shard.shards).to(target_RW.device)
+                target_RW.index_copy_(0, row_C, chunk_CW[index_C].to(target_RW.device))
 
 
 def _choose(file: _File, part: _ShardInFile, hybrid: Hybrid, rows_RW: Tensor, state_RW: Tensor | None) -> None:
@@ -234,13 +234,13 @@ def _choose(file: _File, part: _ShardInFile, hybrid: Hybrid, rows_RW: Tensor, st
     key_R = torch.tensor(hybrid.frequent, dtype=torch.int64)
     row_X = (key_R % part.shards == part.shard).nonzero().squeeze(1)
     row_X = row_X[key_R[row_X].argsort()]  # in the order of the file
-    place_X = key_R[row_X] // part.shards
+    file_row_X = key_R[row_X] // part.shards
     for kind, target_RW, dtype, at in _kinds(file, part, rows_RW, state_RW):
         with file.path.open("rb") as stream:
             for first, last in _chunks(target_RW, len(row_X)):
                 chunk_CW = torch.empty(last - first, file.width, dtype=DTYPES[dtype])
-                for row_W, place in zip(chunk_CW, place_X[first:last].tolist(), strict=True):
-                    stream.seek(at + place * row_W.nbytes)
+                for row_W, file_row in zip(chunk_CW, file_row_X[first:last].tolist(), strict=True):
+                    stream.seek(at + file_row * row_W.nbytes)
                     _read_into(stream, row_W, file)
                 _check_finite(chunk_CW, kind, file, part)
                 target_RW.index_copy_(0, row_X[first:last].to(target_RW.device), chunk_CW.to(target_RW.device))

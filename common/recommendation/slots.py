@@ -4,7 +4,7 @@ Ids of hybrid tables are frequent, rare, or outside of their table. The rare ids
 ids share one slot, and the slots of a shard are consecutive. Counts stay on the device, and shapes depend only on the
 batch size. If a shard has too few slots, rows share its last one, which makes the batch invalid; this is counted.
 
-Legend: B samples of this rank, L ids of a sample, K of them of hybrid tables, M = B K, H hybrid tables, P shards of
+Shapes: B samples of this rank, L ids of a sample, K of them of hybrid tables, M = B K, H hybrid tables, P shards of
 hybrid tables on all ranks, S slots for all of them, I rows of hybrid tables.
 """
 
@@ -70,7 +70,7 @@ class SlotFinder:
         self._pieces: list[tuple[int, TableShard]] = [
             (rank, shard) for rank in range(plan.ranks) for shard in plan.rare_shards_of(rank)
         ]
-        number = {hybrid.table: place for place, hybrid in enumerate(plan.hybrids)}
+        number = {hybrid.table: index for index, hybrid in enumerate(plan.hybrids)}
         piece_HT = torch.zeros(len(number), max(len(hybrid.ranks) for hybrid in plan.hybrids), dtype=torch.int64)
         starts, bases, within = [0], [], [0] * plan.ranks
         for piece, (rank, shard) in enumerate(self._pieces):
@@ -88,18 +88,18 @@ class SlotFinder:
         self._piece_HT = piece_HT.to(device)
         self._frequent_I = self._frequent().to(device)
 
-        column, place, rows, shards, first, row = [], [], [], [], [], 0
+        column, hybrids, rows, shards, first, row = [], [], [], [], [], 0
         for hybrid in plan.hybrids:
             table = tables.tables[hybrid.table]
             for lookup in range(table.hotness):
                 column.append(tables.columns[hybrid.table] + lookup)
-                place.append(number[hybrid.table])
+                hybrids.append(number[hybrid.table])
                 rows.append(table.rows)
                 shards.append(len(hybrid.ranks))
                 first.append(row)
             row += table.rows
-        self._column_K, self._place_K, self._first_K = (
-            torch.tensor(values, dtype=torch.int64, device=device) for values in (column, place, first)
+        self._column_K, self._hybrid_K, self._first_K = (
+            torch.tensor(values, dtype=torch.int64, device=device) for values in (column, hybrids, first)
         )
         self._rows_K, self._shards_K = (
             torch.tensor(values, dtype=torch.int32, device=device) for values in (rows, shards)
@@ -135,11 +135,11 @@ class SlotFinder:
         key_BK = key_BK.where(inside_BK, 0)
         frequent_BK = self._frequent_I[key_BK + self._first_K].where(inside_BK, -1)
         local_BL = ids_BL.index_copy(1, self._column_K, frequent_BK)
-        piece_BK = self._piece_HT[self._place_K, (key_BK % self._shards_K).long()]
+        piece_BK = self._piece_HT[self._hybrid_K, (key_BK % self._shards_K).long()]
         number_BK = self._start_P[piece_BK] + key_BK // self._shards_K
         number_BK = number_BK.where(inside_BK & (frequent_BK < 0), self._none)
 
-        number_M, place_M = number_BK.flatten().sort(stable=True)
+        number_M, index_M = number_BK.flatten().sort(stable=True)
         piece_M = torch.searchsorted(self._start_P, number_M, right=True) - 1
         new_M = torch.ones_like(number_M, dtype=torch.bool)
         new_M[1:] = number_M[1:] != number_M[:-1]
@@ -152,9 +152,9 @@ class SlotFinder:
         wanted_S.scatter_(0, slot_M, row_M.to(torch.int32))
 
         slot_M = slot_M.to(torch.int32)
-        slot_BK = torch.empty_like(slot_M).scatter_(0, place_M, slot_M).view_as(key_BK)
+        slot_BK = torch.empty_like(slot_M).scatter_(0, index_M, slot_M).view_as(key_BK)
         per_sample, tables = key_BK.shape[1], len(self._plan.hybrids)
-        source_M = place_M // per_sample * tables + self._place_K[place_M % per_sample]
+        source_M = index_M // per_sample * tables + self._hybrid_K[index_M % per_sample]
         ours = (slot_M < slots.total).sum(dtype=torch.int32)
         keys = SortedKeys(slot_M, source_M.to(torch.int32), ours, tables, slots.total)
         beyond_P = (before_P.diff() > slots.capacity_P[:-1]).to(torch.int32)
@@ -165,9 +165,9 @@ class SlotFinder:
         """Return int32 (I,): index of each row among the frequent rows of its table, -1 for a rare row."""
         parts = []
         for hybrid in self._plan.hybrids:
-            place_R = torch.full((self._plan.tables.tables[hybrid.table].rows,), -1, dtype=torch.int32)
-            place_R[torch.tensor(hybrid.frequent, dtype=torch.int64)] = torch.arange(
+            index_R = torch.full((self._plan.tables.tables[hybrid.table].rows,), -1, dtype=torch.int32)
+            index_R[torch.tensor(hybrid.frequent, dtype=torch.int64)] = torch.arange(
                 len(hybrid.frequent), dtype=torch.int32
             )
-            parts.append(place_R)
+            parts.append(index_R)
         return torch.cat(parts)

@@ -9,11 +9,9 @@ from torch import Tensor
 from benchmarks.retinanet.ops.focal_loss import FOCAL_LOSS
 from common.detection.coco_scoring import Detections, GroundTruth, score
 from common.detection.coding import BoxCoding, clip
-from common.ops.anchor_matching import ANCHOR_MATCHING
+from common.ops.anchor_matching import ANCHOR_MATCHING, MatchingRule, match_reference
 from common.ops.anchor_matching.cases import RETINANET, SSD
-from common.ops.anchor_matching.reference import MatchingRule, match_reference
-from common.ops.suppression import SUPPRESSION
-from common.ops.suppression.reference import suppress_reference
+from common.ops.suppression import SUPPRESSION, suppress_reference
 from tests.common.detection.test_coco_scoring import made_up
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

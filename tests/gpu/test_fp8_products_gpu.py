@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.ops.fp8_cast import triton as fp8_cast_triton
 from common.ops.fp8_cast.reference import E4M3, E5M2, Scaling, cast_reference
-from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Product
+from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8LinearProduct
 from tests import fp8_oracle as oracle
 from tests.gpu.captures import captured
 
@@ -45,7 +45,7 @@ class Problem:
         self.bias = torch.randn(rows, device="cuda").to(dtype).requires_grad_()
         self.x = torch.randn(tokens, columns, device="cuda").to(dtype).requires_grad_()
         self.dy = torch.randn(tokens, rows, device="cuda").mul(1e-3).to(dtype)
-        self.product = Fp8Product(self.weight)
+        self.product = Fp8LinearProduct(self.weight)
 
     def step(self) -> list[Tensor]:
         """The result, and the gradients of x, weight and bias."""

@@ -16,7 +16,7 @@ from benchmarks.maskrcnn.proposals import PIXEL, Proposer, Selection, anchors, w
 from benchmarks.maskrcnn.targets import RoiTargets, RpnTargets
 from common.mlperf.fixed import fixed_facts
 from common.ops import anchor_matching, suppression
-from common.ops.anchor_matching.reference import MatchingRule
+from common.ops.anchor_matching import MatchingRule
 
 pytestmark = [
     pytest.mark.gpu,

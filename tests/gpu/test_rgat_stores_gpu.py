@@ -13,8 +13,7 @@ from torch import Tensor
 
 from benchmarks.rgat.feature_store import ExchangedFeatures, build_features, open_features
 from benchmarks.rgat.graph_store import open_graph
-from benchmarks.rgat.ops.gather_rows import GATHER_ROWS
-from benchmarks.rgat.ops.gather_rows.reference import ShardedRows, gather_rows_reference
+from benchmarks.rgat.ops.gather_rows import GATHER_ROWS, ShardedRows, gather_rows_reference
 from benchmarks.rgat.sharded import LEFT_FREE, NodePartition, ShardedArray
 from common.distributed.layout import Layout
 from common.errors import ConfigError

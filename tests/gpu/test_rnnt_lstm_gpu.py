@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.rnnt.lstm import Initial, LstmStack
 from benchmarks.rnnt.ops.lstm import LSTM, LstmWeights, persistent
 from benchmarks.rnnt.ops.lstm.cases import CASES
-from benchmarks.rnnt.ops.lstm.plan import Plan, Wait, plans
+from benchmarks.rnnt.ops.lstm.plan import LstmPlan, Wait, plans
 from common.ops.cases import Draw
 from common.ops.operation import OperationRequest
 from tests.generators import generator_of
@@ -153,7 +153,7 @@ def test_six_hundred_frames_give_the_same_bits_every_time(wait: Wait, monkeypatc
         assert all(torch.equal(*pair) for pair in zip(case.run(), expected, strict=True))
 
 
-def divisions() -> list[Plan]:
+def divisions() -> list[LstmPlan]:
     shared_bytes = torch.cuda.get_device_properties(CUDA).shared_memory_per_block_optin
     multiprocessors = torch.cuda.get_device_properties(CUDA).multi_processor_count
     found = []
@@ -165,7 +165,7 @@ def divisions() -> list[Plan]:
 
 
 @pytest.mark.parametrize("plan", divisions(), ids=str)
-def test_every_division_gives_the_formula(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_division_gives_the_formula(plan: LstmPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = 192 if plan.groups * plan.rows >= 192 else 32
     if not persistent.fits(plan, torch.float16, CUDA):
         pytest.skip("clusters keep the GPU from having all blocks at a time")

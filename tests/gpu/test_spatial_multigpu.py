@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.unet3d.model import NetworkSettings, UNet3D, UNet3DArchitecture
-from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
+from benchmarks.unet3d.ops.dice_cross_entropy import dice_cross_entropy_reference
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.spatial.halo import TRANSPORTS, build_exchange

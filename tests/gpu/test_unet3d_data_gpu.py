@@ -11,8 +11,7 @@ from torch import Tensor
 
 from benchmarks.unet3d.crop import Draws, Slab, VolumeCrop
 from benchmarks.unet3d.data import VolumeDataSettings, open_train, warm_up
-from benchmarks.unet3d.ops.augment import AUGMENT
-from benchmarks.unet3d.ops.augment.reference import parameters
+from benchmarks.unet3d.ops.augment import AUGMENT, parameters
 from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout

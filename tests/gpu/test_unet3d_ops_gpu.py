@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
-from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_reference
-from benchmarks.unet3d.ops.upsample.reference import upsample_reference
+from benchmarks.unet3d.ops.instance_norm import instance_norm_relu_reference
+from benchmarks.unet3d.ops.upsample import upsample_reference
 from common.ops import local_convolution
 from tests.gpu.captures import captured
 
@@ -85,7 +85,7 @@ def test_operations_are_captured_and_give_the_same_bits_in_every_run() -> None:
     )
     leaves = [value.requires_grad_() for value in (x, 1 + random(32, seed=2) / 2, random(32, seed=3) / 2)]
     label = torch.zeros((2, 48, 48, 48), device="cuda", dtype=torch.uint8)
-    convolution = local_convolution.LOCAL_CONVOLUTION.function("triton")()
+    convolution = local_convolution.LOCAL_CONVOLUTION.function("triton")
     kernel = random(32, 1, 3, 3, 3, dtype=torch.bfloat16, seed=4)
     shapes = ((2, 64, 24, 24, 24), (64, 32, 2, 2, 2), (32,), (3, 64, 1, 1, 1), (3,))
     coarse, up_weight, up_bias, weight, bias = (random(*shape, dtype=torch.bfloat16) for shape in shapes)

@@ -16,7 +16,7 @@ from common.nn.scratch import Scratch
 from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.operation import OperationRequest
-from common.ops.weight_gradient.half import add_product_
+from common.ops.weight_gradient import add_product_
 from tests.gpu.captures import captured
 
 pytestmark = pytest.mark.gpu

@@ -68,7 +68,6 @@ def block_of_cases(
         seeds: number of seeds.
         papers: papers of the graph.
         fanouts: edges of each relation that a node draws, by hop.
-        skew: see :data:`SKEW`.
 
     Raises:
         RuntimeError: the capacities are too small for the block.

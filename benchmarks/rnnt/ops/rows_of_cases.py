@@ -68,8 +68,8 @@ def case_rows(utterances: int | Sequence[tuple[int, int]], device: torch.device)
 def tokens_of(rows: PackedRows, classes: int, draw: Draw) -> Tensor:
     """Return tokens as int32, (B, U). Blanks, which must not be read, follow the tokens of each utterance."""
     tokens_BU = draw.integers(0, classes - 1, rows.utterances, rows.most_tokens, dtype=torch.int32)
-    place_U = torch.arange(rows.most_tokens, device=draw.device)
-    return tokens_BU.masked_fill_(place_U >= rows.tokens_B[:, None], classes - 1)
+    position_U = torch.arange(rows.most_tokens, device=draw.device)
+    return tokens_BU.masked_fill_(position_U >= rows.tokens_B[:, None], classes - 1)
 
 
 def networks(rows: PackedRows, width: int, draw: Draw) -> tuple[Tensor, Tensor]:

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from common.distributed.spatial.halo import HaloExchange, Halos
-from common.ops.local_convolution import LOCAL_CONVOLUTION
-from common.ops.local_convolution.reference import LocalConvolution
+from common.ops.local_convolution import LOCAL_CONVOLUTION, LocalConvolution
 from common.ops.operation import AUTO, OperationRequest
 
 LOW, HIGH = 0, 2
@@ -76,7 +75,7 @@ class SpatialConv3d(nn.Module):
         self.stride = stride
         chosen = LOCAL_CONVOLUTION.select(implementation, OperationRequest(device, dtype, {"channels": in_channels}))
         self.implementation = chosen.name
-        self._local: LocalConvolution = chosen.function()
+        self._local: LocalConvolution = chosen.function
         self._exchange = exchange
 
     def forward(self, x_NCDHW: Tensor) -> Tensor:

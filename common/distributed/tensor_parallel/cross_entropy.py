@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.ops.weight_gradient.half import add_product_
+from common.ops.weight_gradient import add_product_
 
 NOT_SCORED = -1
 """Label of tokens that are excluded from the loss."""

@@ -76,9 +76,5 @@ CASES = tuple(
         gpu={"rows": 2 * level.side**2 + 1},
         dtypes=diffusion.DTYPES,
     )
-    for level, tests in zip(
-        diffusion.LEVELS,
-        TESTS,
-        strict=True,
-    )
+    for level, tests in zip(diffusion.LEVELS, TESTS, strict=True)
 )

@@ -1,6 +1,14 @@
-"""Residual addition and LayerNorm with the Triton kernels of :mod:`common.ops.add_layer_norm.kernels`.
+# mypy: allow-untyped-defs
+"""Triton kernels of a residual addition and LayerNorm over R rows of C features.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: R rows, C features.
+Forward reads each input once and writes the sum and the normalised rows; it keeps mean and 1 / standard deviation of
+each row. Backward reads the gradients of both results and the sum, and writes one gradient.
+
+A program holds ``ROWS`` whole rows at a time; a thread has the same columns of all of them. Sums over rows have two
+levels: backward runs as many programs as fit the GPU, each writes the sum of its rows, and
+:mod:`common.ops.tiling` adds these partial sums in a fixed order.
+
+Bytes at 131,072 rows of 320 and 16 bit: forward 336 MB, backward 336 MB.
 """
 
 from __future__ import annotations
@@ -9,14 +17,101 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from common.ops.add_layer_norm import kernels
-from common.ops.norm.row_programs import row_programs
+from common.ops.norm.rows import (
+    load_fp32,
+    load_moments,
+    offset_of_rows,
+    standardised,
+    standardised_again,
+    store_moments,
+    through_norm,
+)
 from common.ops.tile import Tile
-from common.ops.tiling.column_sums import column_sums
-from common.ops.triton_support import require_contiguous
+from common.ops.tiling import sums_by_dtype
+from common.ops.triton_support import programs_for, require_contiguous
+
+
+@triton.jit
+def add_layer_norm_forward_kernel(
+    x_ptr,  # (R, C)
+    residual_ptr,  # (R, C) if RESIDUAL
+    added_ptr,  # (C,) if ADDED
+    weight_ptr, bias_ptr,  # (C,)
+    sum_ptr,  # (R, C), written if RESIDUAL or ADDED
+    normed_ptr,  # (R, C)
+    moments_ptr,  # (2, R) fp32: mean, 1 / standard deviation
+    R, eps,
+    C: tl.constexpr, RESIDUAL: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Write the sum and the normalised rows. Grid (programs,); programs take groups of ROWS rows in turn."""
+    column = tl.arange(0, BLOCK_C)
+    inside = column < C
+    weight = load_fp32(weight_ptr, column, inside)[None, :]
+    bias = load_fp32(bias_ptr, column, inside)[None, :]
+    if ADDED:
+        added = load_fp32(added_ptr, column, inside)[None, :]
+    for group in range(tl.program_id(0), tl.cdiv(R, ROWS), tl.num_programs(0)):
+        row = group * ROWS + tl.arange(0, ROWS)
+        offset, mask = offset_of_rows(row, R, C, BLOCK_C)
+        total = load_fp32(x_ptr, offset, mask)
+        if ADDED:
+            total += added
+        if RESIDUAL:
+            total += load_fp32(residual_ptr, offset, mask)
+        if RESIDUAL or ADDED:
+            rounded = total.to(sum_ptr.dtype.element_ty)
+            tl.store(sum_ptr + offset, rounded, mask=mask)
+            total = rounded.to(tl.float32)
+        normal, mean, rstd = standardised(total, eps, C, BLOCK_C)
+        tl.store(normed_ptr + offset, (normal * weight + bias).to(normed_ptr.dtype.element_ty), mask=mask)
+        store_moments(moments_ptr, mean, rstd, row, R)
+
+
+@triton.jit
+def add_layer_norm_backward_kernel(
+    d_sum_ptr,  # (R, C) if READ: gradient of the sum from its other users
+    d_normed_ptr,  # (R, C)
+    sum_ptr,  # (R, C)
+    weight_ptr,  # (C,)
+    moments_ptr,  # (2, R) fp32
+    dx_ptr,  # (R, C)
+    partial_ptr,  # (programs, 3 if ADDED else 2, C) fp32: partial gradients of weight, bias and the added vector
+    R, READ: tl.constexpr,
+    C: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of x and partial sums. Grid (programs,); programs take groups of ROWS rows in turn."""
+    column = tl.arange(0, BLOCK_C)
+    inside = column < C
+    weight = load_fp32(weight_ptr, column, inside)[None, :]
+    d_weight = tl.zeros((BLOCK_C,), tl.float32)
+    d_bias = tl.zeros((BLOCK_C,), tl.float32)
+    if ADDED:
+        d_added = tl.zeros((BLOCK_C,), tl.float32)
+    for group in range(tl.program_id(0), tl.cdiv(R, ROWS), tl.num_programs(0)):
+        row = group * ROWS + tl.arange(0, ROWS)
+        offset, mask = offset_of_rows(row, R, C, BLOCK_C)
+        mean, rstd = load_moments(moments_ptr, row, R)
+        normal = standardised_again(load_fp32(sum_ptr, offset, mask), mean, rstd, C, BLOCK_C)
+        d_normed = load_fp32(d_normed_ptr, offset, mask)
+        d_weight += tl.sum(d_normed * normal, 0)  # reduced in the loop: registers for one row, not for ROWS
+        d_bias += tl.sum(d_normed, 0)
+        dx = through_norm(d_normed * weight, normal, rstd, C)
+        if READ:
+            dx += load_fp32(d_sum_ptr, offset, mask)
+        tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if ADDED:
+            d_added += tl.sum(tl.where(mask, dx, 0.0), 0)
+    KINDS: tl.constexpr = 3 if ADDED else 2
+    target = partial_ptr + tl.program_id(0) * (KINDS * C) + column
+    tl.store(target, d_weight, mask=inside)
+    tl.store(target + C, d_bias, mask=inside)
+    if ADDED:
+        tl.store(target + 2 * C, d_added, mask=inside)
+
 
 TILES: dict[str, Tile] = {
     "forward": Tile(elements=4096, warps=2, programs=0),
@@ -34,7 +129,7 @@ def _launch(tile: Tile, x_RC: Tensor) -> tuple[tuple[int], dict[str, Any]]:
     held = max(1, tile.elements // block)
     warps = min(tile.warps * max(1, block // tile.elements), _MOST_WARPS)
     arguments = {"C": features, "ROWS": held, "BLOCK_C": block, "num_warps": warps}
-    return (row_programs(rows, held, tile.programs, x_RC.device),), arguments
+    return (programs_for(triton.cdiv(rows, held), tile.programs, x_RC.device),), arguments
 
 
 def forward(
@@ -47,7 +142,7 @@ def forward(
     normed_RC = torch.empty_like(x_RC)
     moments_2R = x_RC.new_empty((2, x_RC.shape[0]), dtype=torch.float32)
     grid, arguments = _launch(TILES["forward"], x_RC)
-    kernels.add_layer_norm_forward_kernel[grid](
+    add_layer_norm_forward_kernel[grid](
         x_RC, residual_RC, added_C, weight_C, bias_C, sum_RC, normed_RC, moments_2R, x_RC.shape[0], eps,
         RESIDUAL=residual_RC is not None, ADDED=added_C is not None, **arguments,
     )  # fmt: skip
@@ -72,7 +167,7 @@ def backward(
     dx_RC = torch.empty_like(sum_RC)
     grid, arguments = _launch(TILES["backward"], sum_RC)
     partial = moments_2R.new_empty((grid[0], (3 if added else 2) * sum_RC.shape[1]))
-    kernels.add_layer_norm_backward_kernel[grid](
+    add_layer_norm_backward_kernel[grid](
         d_sum_RC, d_normed_RC, sum_RC, weight_C, moments_2R, dx_RC, partial, sum_RC.shape[0],
         READ=d_sum_RC is not None, ADDED=added, **arguments,
     )  # fmt: skip
@@ -106,12 +201,8 @@ class _AddLayerNorm(torch.autograd.Function):
             return d_sum_RC, d_sum_RC if ctx.residual else None, d_added_C, None, None, None
         sum_RC, weight_C, moments_2R = ctx.saved_tensors
         dx_RC, partial = backward(d_sum_RC, d_normed_RC, sum_RC, weight_C, moments_2R, added)
-        # one launch writes all sums in the dtype of the parameters if they share one, as in our models
-        shared = ctx.dtypes[0] if len(set(ctx.dtypes)) == 1 else torch.float32
-        sums = column_sums(partial, shared).view(len(ctx.dtypes), -1).unbind()
-        d_parameters = [total.to(dtype) for total, dtype in zip(sums, ctx.dtypes, strict=True)]
-        d_added_C = d_parameters[2] if added else None
-        return dx_RC, dx_RC if ctx.residual else None, d_added_C, d_parameters[0], d_parameters[1], None
+        d_weight_C, d_bias_C, *others = sums_by_dtype(partial, ctx.dtypes)
+        return dx_RC, dx_RC if ctx.residual else None, others[0] if added else None, d_weight_C, d_bias_C, None
 
 
 def add_layer_norm(
@@ -123,6 +214,6 @@ def add_layer_norm(
     *,
     added_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.add_layer_norm.reference.add_layer_norm_reference`."""
+    """See :func:`common.ops.add_layer_norm.add_layer_norm_reference`."""
     result: tuple[Tensor, Tensor] = _AddLayerNorm.apply(x_RC, residual_RC, added_C, weight_C, bias_C, eps)
     return result

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from common.ops.anchor_matching.reference import MatchingRule
+from common.ops.anchor_matching import MatchingRule
 from common.ops.cases import Case, Draw, Pass
 from common.ops.sizes import detection as size
 

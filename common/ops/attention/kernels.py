@@ -44,7 +44,7 @@ import triton
 import triton.language as tl
 
 from common.ops.attention.reference import GRADIENT_MARGIN
-from common.ops.dropout.kernels import keep_of_rows, mask_keys
+from common.ops.dropout.triton import keep_of_rows, mask_keys
 from common.ops.fp8_cast.device import INFINITY_BITS, magnitude_bits, no_peak, peak_of, round_to_fp8, scale_of
 
 GAP_ROWS = 64
@@ -62,8 +62,8 @@ def _outside_all(row, T, starts_ptr, lengths_ptr, S, CHUNK: tl.constexpr):
         sequence = first + tl.arange(0, CHUNK)
         start = tl.load(starts_ptr + sequence, mask=sequence < S, other=0)
         length = tl.load(lengths_ptr + sequence, mask=sequence < S, other=0)
-        place = row[:, None] - start[None, :]
-        covered += tl.sum(((place >= 0) & (place < length[None, :])).to(tl.int32), 1)
+        position = row[:, None] - start[None, :]
+        covered += tl.sum(((position >= 0) & (position < length[None, :])).to(tl.int32), 1)
     return (covered == 0) & (row < T)
 
 
@@ -82,7 +82,7 @@ def _fill_gap(target_ptr, T, starts_ptr, lengths_ptr, S, WIDTH: tl.constexpr, GA
 
 
 @triton.jit
-def _mask_places(first_key, token, head, words_of_row, T, BLOCK_N: tl.constexpr):
+def _mask_offsets(first_key, token, head, words_of_row, T, BLOCK_N: tl.constexpr):
     """Return the offsets of the words of the dropout mask for a tile, (tokens, BLOCK_N / 32)."""
     word = head * words_of_row + first_key // 32 + tl.arange(0, BLOCK_N // 32)
     return word.to(tl.int64)[None, :] * T + token[:, None]
@@ -127,7 +127,7 @@ def attention_forward_kernel(
     feature = tl.arange(0, D)
     column = tl.arange(0, BLOCK_N)
     sequence_ptr = qkv_ptr + start * (3 * H * D) + head * D
-    place = column[:, None] * (3 * H * D) + feature[None, :]
+    offset = column[:, None] * (3 * H * D) + feature[None, :]
     q = tl.load(sequence_ptr + query[:, None] * (3 * H * D) + feature[None, :], mask=exists[:, None], other=0.0)
     exponent_scale = scale * _LOG2_E
 
@@ -140,8 +140,8 @@ def attention_forward_kernel(
     for first in range(0, length, BLOCK_N):
         valid = first + column < length
         tile_ptr = sequence_ptr + first * (3 * H * D)
-        k = tl.load(tile_ptr + H * D + place, mask=valid[:, None], other=0.0)
-        v = tl.load(tile_ptr + 2 * H * D + place, mask=valid[:, None], other=0.0)
+        k = tl.load(tile_ptr + H * D + offset, mask=valid[:, None], other=0.0)
+        v = tl.load(tile_ptr + 2 * H * D + offset, mask=valid[:, None], other=0.0)
         # adding -inf masks the keys after the end; scaling and masking are one multiply-add
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score = score * exponent_scale + tl.where(valid, 0.0, float("-inf"))[None, :]
@@ -157,7 +157,9 @@ def attention_forward_kernel(
             # probability that underflows to zero loses its bit, but it is zero in the gradients as well.
             bits = tl.where(probability > 0.0, (1 << (column % 32))[None, :], 0)
             words = tl.sum(tl.reshape(bits, (BLOCK_M, BLOCK_N // 32, 32)), 2)
-            tl.store(mask_ptr + _mask_places(first, token, head, words_of_row, T, BLOCK_N), words, mask=exists[:, None])
+            tl.store(
+                mask_ptr + _mask_offsets(first, token, head, words_of_row, T, BLOCK_N), words, mask=exists[:, None]
+            )
         context = context * shrink[:, None]
         context = tl.dot(probability.to(v.dtype), v, context, input_precision=PRECISION)
 
@@ -208,7 +210,7 @@ def attention_query_gradient_kernel(
     exists = query < length
     column = tl.arange(0, BLOCK_N)
     sequence_ptr = qkv_ptr + start * (3 * H * D) + head * D
-    place = column[:, None] * (3 * H * D) + feature[None, :]
+    offset = column[:, None] * (3 * H * D) + feature[None, :]
     q = tl.load(sequence_ptr + query[:, None] * (3 * H * D) + feature[None, :], mask=exists[:, None], other=0.0)
     output = (token * H + head)[:, None] * D + feature[None, :]
     context = tl.load(context_ptr + output, mask=exists[:, None], other=0.0)
@@ -224,16 +226,16 @@ def attention_query_gradient_kernel(
     for first in range(0, length, BLOCK_N):
         valid = column < length - first
         tile_ptr = sequence_ptr + first * (3 * H * D)
-        k = tl.load(tile_ptr + H * D + place, mask=valid[:, None], other=0.0)
-        v = tl.load(tile_ptr + 2 * H * D + place, mask=valid[:, None], other=0.0)
+        k = tl.load(tile_ptr + H * D + offset, mask=valid[:, None], other=0.0)
+        v = tl.load(tile_ptr + 2 * H * D + offset, mask=valid[:, None], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         # A logarithm of at most 0 bounds probabilities by 1; -inf makes them 0 for keys after the end.
         bound = tl.where(valid, 0.0, float("-inf"))
         probability = tl.exp2(tl.minimum(score * exponent_scale - lse[:, None], bound[None, :]))
         d_probability = tl.dot(d_context, tl.trans(v), input_precision=PRECISION)
         if THRESHOLD:
-            places = _mask_places(first, token, head, words_of_row, T, BLOCK_N)
-            words = tl.load(mask_ptr + places, mask=exists[:, None], other=0)
+            offsets = _mask_offsets(first, token, head, words_of_row, T, BLOCK_N)
+            words = tl.load(mask_ptr + offsets, mask=exists[:, None], other=0)
             d_probability = tl.where(_bits(words, BLOCK_M, BLOCK_N), d_probability, 0.0)
         d_score = probability * (d_probability - delta[:, None])
         dq = tl.dot(d_score.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -285,9 +287,9 @@ def attention_key_value_gradient_kernel(
     sequence_ptr = qkv_ptr + start * (3 * H * D) + head * D
     d_sequence_ptr = d_context_ptr + (start * H + head) * D
     row = head.to(tl.int64) * T + start
-    place = key[:, None] * (3 * H * D) + feature[None, :]
-    k = tl.load(sequence_ptr + H * D + place, mask=exists[:, None], other=0.0)
-    v = tl.load(sequence_ptr + 2 * H * D + place, mask=exists[:, None], other=0.0)
+    offset = key[:, None] * (3 * H * D) + feature[None, :]
+    k = tl.load(sequence_ptr + H * D + offset, mask=exists[:, None], other=0.0)
+    v = tl.load(sequence_ptr + 2 * H * D + offset, mask=exists[:, None], other=0.0)
 
     exponent_scale = scale * _LOG2_E
     row_of_tile = tl.arange(0, BLOCK_M)
@@ -297,19 +299,19 @@ def attention_key_value_gradient_kernel(
         query = first + row_of_tile
         valid = row_of_tile < length - first
         q = tl.load(sequence_ptr + query[:, None] * (3 * H * D) + feature[None, :], mask=valid[:, None], other=0.0)
-        d_place = query[:, None] * (H * D) + feature[None, :]
-        d_context = tl.load(d_sequence_ptr + d_place, mask=valid[:, None], other=0.0)
+        d_offset = query[:, None] * (H * D) + feature[None, :]
+        d_context = tl.load(d_sequence_ptr + d_offset, mask=valid[:, None], other=0.0)
         # Load lse and delta as one tensor with an element for each thread of 4 warps: if there were fewer elements,
         # all threads would load copies. After the end all factors are zero, so a probability of 1 adds nothing.
-        row_place = query[:, None] + (tl.arange(0, 2) * (H * T))[None, :]
-        lse, delta = tl.split(tl.load(rows_ptr + row + row_place, mask=valid[:, None], other=0.0))
+        row_offset = query[:, None] + (tl.arange(0, 2) * (H * T))[None, :]
+        lse, delta = tl.split(tl.load(rows_ptr + row + row_offset, mask=valid[:, None], other=0.0))
         score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         probability = tl.exp2(score * exponent_scale - lse[None, :])
         d_probability = tl.dot(v, tl.trans(d_context), input_precision=PRECISION)
         kept = probability
         if THRESHOLD:
-            places = _mask_places(tl.program_id(0) * BLOCK_N, start + query, head, words_of_row, T, BLOCK_N)
-            words = tl.load(mask_ptr + places, mask=valid[:, None], other=0)
+            offsets = _mask_offsets(tl.program_id(0) * BLOCK_N, start + query, head, words_of_row, T, BLOCK_N)
+            words = tl.load(mask_ptr + offsets, mask=valid[:, None], other=0)
             keep = tl.trans(_bits(words, BLOCK_M, BLOCK_N))
             kept = tl.where(keep, probability, 0.0)
         dv = tl.dot(kept.to(d_context.dtype), d_context, dv, input_precision=PRECISION)
@@ -317,7 +319,7 @@ def attention_key_value_gradient_kernel(
         dk = tl.dot(d_score.to(q.dtype), q, dk, input_precision=PRECISION)
     dk *= scale * INVERSE_KEEP
     dv *= INVERSE_KEEP
-    target = dqkv_ptr + start * (3 * H * D) + H * D + head * D + place
+    target = dqkv_ptr + start * (3 * H * D) + H * D + head * D + offset
     dk = tl.where(exists[:, None], dk, 0.0)
     dv = tl.where(exists[:, None], dv, 0.0)
     if FP8:

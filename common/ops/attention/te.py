@@ -1,8 +1,8 @@
 """Attention with Transformer Engine's fused kernels (of cuDNN) for sequences of any length.
 
 The kernels draw the dropout mask from PyTorch's CUDA generator, which is seeded per rank and saved in checkpoints, not
-from the seed of a micro-batch. So masks depend on the number of ranks. Everything is enqueued on the current stream and
-nothing waits for the device. Shapes: T tokens, S sequences, H heads, D head dimension.
+from the seed of a micro-batch. So masks depend on the number of ranks.
+Shapes: T tokens, S sequences, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.fp8_cast.reference import Handover
 
 
-class _Attention(torch.autograd.Function):
+class _TeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv_T3HD: Tensor, bias_3HD: Tensor | None, bounds: tuple[Tensor, Tensor], max_length: int, p: float
@@ -103,5 +103,5 @@ def attention(
         handover: ignored, because the library writes 16-bit gradients.
     """
     bounds = _bounds(starts_S, lengths_S, len(qkv_T3HD))
-    result: Tensor = _Attention.apply(qkv_T3HD, bias_3HD, bounds, max_length, dropout.p)
+    result: Tensor = _TeAttention.apply(qkv_T3HD, bias_3HD, bounds, max_length, dropout.p)
     return result

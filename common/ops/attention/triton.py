@@ -1,7 +1,7 @@
-"""Attention with the Triton kernels of :mod:`common.ops.attention.kernels`: launches and autograd function.
+"""Launches and autograd function of the Triton kernels of :mod:`common.ops.attention.kernels`.
 
-Everything is enqueued on the current stream, nothing waits for the device, and grids depend on shapes only, so one
-captured graph serves every batch. Shapes: T tokens, S sequences, H heads, D head dimension.
+Grids depend on shapes only, so one captured graph serves every batch.
+Shapes: T tokens, S sequences, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from common.ops.attention.reference import HEAD_DIMS
 from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import Rate, rate
 from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS_OF_COMPUTED, Handover, Scaling
-from common.ops.fp8_cast.triton import Result, result
+from common.ops.fp8_cast.triton import Output, output
 from common.ops.tile import Tile
-from common.ops.tiling.column_sums import column_sums
+from common.ops.tiling import column_sums
 from common.ops.triton_support import require_contiguous
 
 _WORD = 32  # keys per word of the dropout mask
@@ -36,7 +36,7 @@ FLOAT32_TILES: dict[str, Tile] = dict.fromkeys(TILES, Tile(queries=32, keys=32, 
 """Tiles for fp32. Its full precision does not use tensor cores, and larger tiles do not fit the registers."""
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """Numbers that forward and backward of one call share."""
 
     max_length: int
@@ -62,7 +62,7 @@ def _tile(kernel: str, qkv_T3HD: Tensor) -> Tile:
     return (FLOAT32_TILES if qkv_T3HD.dtype == torch.float32 else TILES)[kernel]
 
 
-def _words(call: Call) -> int:
+def _words(call: AttentionCall) -> int:
     """Return the number of mask words per query."""
     return triton.cdiv(triton.cdiv(call.max_length, _WORD), _WORDS_MULTIPLE) * _WORDS_MULTIPLE
 
@@ -74,7 +74,7 @@ def _grid_with_gaps(blocks: int, qkv_T3HD: Tensor, sequences: int) -> tuple[int,
 
 
 def forward(
-    qkv_T3HD: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor, call: Call
+    qkv_T3HD: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor, call: AttentionCall
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the context and the tensors that the backward pass needs.
 
@@ -117,15 +117,16 @@ class Target(NamedTuple):
         return self.scale is not None
 
 
-def gradient_in_fp8(d_context_THD: Tensor, scaling: Scaling) -> tuple[Target, Result]:
+def gradient_in_fp8(d_context_THD: Tensor, scaling: Scaling) -> tuple[Target, Output]:
     """Compute the scale of e5m2 gradients and allocate them.
 
     Returns:
-        The buffers for the gradient kernels, and the same memory as a result of shape (T, 3 * H * D).
+        The buffers for the gradient kernels, and the same memory as an output of shape (T, 3 * H * D).
     """
     tokens, heads, dimension = d_context_THD.shape
-    dqkv8 = result(scaling, E5M2, (tokens, 3 * heads * dimension))
-    scale = torch.empty_like(dqkv8.scale_inverse)
+    dqkv8 = output(d_context_THD, 3 * heads * dimension, E5M2, scaling, half=False)
+    assert dqkv8.data is not None
+    scale = torch.empty_like(scaling.scale)
     kernels.attention_gradient_scale_kernel[(1,)](
         d_context_THD, scaling.scale, scale, dqkv8.scale_inverse, tokens,
         WIDTH=heads * dimension, SAMPLED_ROWS=SAMPLED_ROWS_OF_COMPUTED,
@@ -143,7 +144,7 @@ def query_gradient(
     lse_HT: Tensor,
     mask_HWT: Tensor | None,
     target: Target,
-    call: Call,
+    call: AttentionCall,
     sums: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Write the gradient of the queries, and zeros outside all sequences, into the target.
@@ -173,7 +174,7 @@ def key_value_gradient(
     rows_2HT: Tensor,
     mask_HWT: Tensor | None,
     target: Target,
-    call: Call,
+    call: AttentionCall,
     sums: bool,
 ) -> Tensor | None:
     """Write the gradients of keys and values into the target.
@@ -196,8 +197,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        qkv_T3HD: Tensor, bias_3HD: Tensor | None, starts_S: Tensor, lengths_S: Tensor, seed: Tensor, call: Call,
-        handover: Handover | None,
+        qkv_T3HD: Tensor, bias_3HD: Tensor | None, starts_S: Tensor, lengths_S: Tensor, seed: Tensor,
+        call: AttentionCall, handover: Handover | None,
     ) -> Tensor:  # fmt: skip
         qkv_T3HD = qkv_T3HD.contiguous()
         context_THD, lse_HT, mask_HWT = forward(qkv_T3HD, starts_S, lengths_S, seed, call)
@@ -225,8 +226,10 @@ class _Attention(torch.autograd.Function):
         )
         dqkv_T3HD = target.memory
         if handover is not None and dqkv8 is not None:
-            kernels.attention_next_scale_kernel[(1,)](*dqkv8.scaling)
-            dqkv_T3HD = handover.leave(dqkv8.tensor(qkv_T3HD.dtype)).view(qkv_T3HD.shape)
+            kernels.attention_next_scale_kernel[(1,)](dqkv8.scale, dqkv8.pending)
+            gradient8 = dqkv8.fp8(qkv_T3HD.dtype)
+            assert gradient8 is not None
+            dqkv_T3HD = handover.leave(gradient8).view(qkv_T3HD.shape)
         d_bias = None
         if dq_partial is not None and dkv_partial is not None:
             shape, dtype = ctx.bias
@@ -255,6 +258,6 @@ def attention(
     """
     if qkv_T3HD.shape[3] not in HEAD_DIMS:
         raise ValueError(f"head dimension {qkv_T3HD.shape[3]} is none of {HEAD_DIMS}")
-    call = Call(max_length, rate(dropout.p), dropout.site)
+    call = AttentionCall(max_length, rate(dropout.p), dropout.site)
     result: Tensor = _Attention.apply(qkv_T3HD, bias_3HD, starts_S, lengths_S, dropout.seed, call, handover)
     return result

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.batch_norm.reference import Norm
+from common.ops.batch_norm.reference import BatchNormState
 from common.ops.cases import Case, Draw, Pass, size_of, with_gradients
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,10 +30,10 @@ def gradient(draw: Draw, shape: Sequence[int], channels_last: bool) -> Tensor:
     return dy.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
-def norm(draw: Draw, channels: int) -> Norm:
+def norm(draw: Draw, channels: int) -> BatchNormState:
     """Return parameters and running statistics, which are fp32 whatever the dtype of the activations."""
     weight, bias, mean = (draw.normal(channels, dtype=torch.float32) for _ in range(3))
-    return Norm(weight, bias, mean, draw.uniform(channels, low=0.5, high=2.0, dtype=torch.float32))
+    return BatchNormState(weight, bias, mean, draw.uniform(channels, low=0.5, high=2.0, dtype=torch.float32))
 
 
 def moments_of(x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def moments_of(x: Tensor) -> Tensor:
 def both_directions(
     forward: Callable[[], Sequence[Tensor]],
     inputs: Sequence[Tensor],
-    norms: Sequence[Norm],
+    norms: Sequence[BatchNormState],
     gradients: Sequence[Tensor],
     readers: Sequence[int],
     moved: tuple[float, float],

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.tiling.kernels import load_tile, store_tile
+from common.ops.tiling import load_tile, store_tile
 
 
 @triton.jit
@@ -87,9 +87,9 @@ def moments_kernel(
             shifted = tl.where(mask, shifted, 0.0)
         total += shifted
         square += shifted * shifted
-    place = first * C + column
-    tl.store(partial_ptr + place, tl.sum(total, 0), mask=inside)
-    tl.store(partial_ptr + programs * C + place, tl.sum(square, 0), mask=inside)
+    position = first * C + column
+    tl.store(partial_ptr + position, tl.sum(total, 0), mask=inside)
+    tl.store(partial_ptr + programs * C + position, tl.sum(square, 0), mask=inside)
 
 
 @triton.jit
@@ -180,12 +180,12 @@ def group_statistics_kernel(
     squares = tl.zeros((BLOCK_C,), tl.float32)
     count = tl.zeros((BLOCK_C,), tl.float32)
     for rank in range(ranks):
-        place = moments_ptr + rank * 3 * C + column
-        other = tl.load(place + 2 * C, mask=inside, other=1.0)
-        difference = tl.load(place, mask=inside, other=0.0) - mean
+        own_ptr = moments_ptr + rank * 3 * C + column
+        other = tl.load(own_ptr + 2 * C, mask=inside, other=1.0)
+        difference = tl.load(own_ptr, mask=inside, other=0.0) - mean
         both = count + other
         mean += difference * (other / both)
-        squares += tl.load(place + C, mask=inside, other=0.0) + difference * difference * (count * other / both)
+        squares += tl.load(own_ptr + C, mask=inside, other=0.0) + difference * difference * (count * other / both)
         count = both
     weight, bias, running_mean, running_var = _load_parameters(
         weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, column, inside
@@ -236,8 +236,8 @@ def normalise_kernel(
             if RESIDUAL:
                 bit = tl.reshape((y > 0.0).to(tl.int32), (BLOCK_M, BLOCK_C // 8, 8))
                 packed = tl.sum(bit << tl.arange(0, 8)[None, None, :], 2).to(tl.uint8)
-                place, valid = _bit_addresses(index, tiles, M, C, BLOCK_M, BLOCK_C, REVERSE)
-                store_tile(bits_ptr, place, packed, valid, EVEN)
+                byte, valid = _bit_addresses(index, tiles, M, C, BLOCK_M, BLOCK_C, REVERSE)
+                store_tile(bits_ptr, byte, packed, valid, EVEN)
             y = tl.maximum(y, 0.0)
         store_tile(y_ptr + base, offset, y, mask, EVEN)
 
@@ -285,11 +285,11 @@ def gradient_sums_kernel(
         if FORK:
             dz += load_tile(other_dy_ptr + base, offset, mask, EVEN)
         if RESIDUAL:
-            place, valid = _bit_addresses(index, tiles, M, C, BLOCK_M, BLOCK_C, REVERSE)
+            byte, valid = _bit_addresses(index, tiles, M, C, BLOCK_M, BLOCK_C, REVERSE)
             if EVEN:
-                packed = tl.load(bits_ptr + place).to(tl.int32)
+                packed = tl.load(bits_ptr + byte).to(tl.int32)
             else:
-                packed = tl.load(bits_ptr + place, mask=valid, other=0).to(tl.int32)
+                packed = tl.load(bits_ptr + byte, mask=valid, other=0).to(tl.int32)
             bit = (packed[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
             dz = tl.where(tl.reshape(bit, (BLOCK_M, BLOCK_C)) != 0, dz, 0.0)
             rounded = dz.to(dz_ptr.dtype.element_ty)
@@ -301,11 +301,11 @@ def gradient_sums_kernel(
         product += dz * (x - mean)
         if RESIDUAL_NORM:
             residual_product += dz * (load_tile(residual_ptr + base, offset, mask, EVEN) - residual_mean)
-    place = first * C + column
-    tl.store(partial_ptr + place, tl.sum(total, 0), mask=inside)
-    tl.store(partial_ptr + programs * C + place, tl.sum(product, 0), mask=inside)
+    position = first * C + column
+    tl.store(partial_ptr + position, tl.sum(total, 0), mask=inside)
+    tl.store(partial_ptr + programs * C + position, tl.sum(product, 0), mask=inside)
     if RESIDUAL_NORM:
-        tl.store(partial_ptr + 2 * programs * C + place, tl.sum(residual_product, 0), mask=inside)
+        tl.store(partial_ptr + 2 * programs * C + position, tl.sum(residual_product, 0), mask=inside)
 
 
 @triton.jit

@@ -10,10 +10,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.ops.norm.ranks import SumOverRanks
+from common.ops.norm.autograd import SumOverRanks
 
 
-class Norm(NamedTuple):
+class BatchNormState(NamedTuple):
     """Parameters and running statistics of one batch norm.
 
     Attributes:
@@ -32,7 +32,7 @@ class Norm(NamedTuple):
     eps: float = 1e-5
 
 
-def _normalise(x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None) -> Tensor:
+def _normalise(x_NCHW: Tensor, norm: BatchNormState, group: dist.ProcessGroup | None) -> Tensor:
     if group is None:
         return F.batch_norm(
             x_NCHW,
@@ -44,14 +44,14 @@ def _normalise(x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None) -> T
             momentum=norm.momentum,
             eps=norm.eps,
         )
-    wide = x_NCHW.to(norm.weight.dtype)
+    widened = x_NCHW.to(norm.weight.dtype)
     shape = (1, -1, 1, 1)
-    count = wide.new_tensor([wide.numel() // wide.shape[1]])
+    count = widened.new_tensor([widened.numel() // widened.shape[1]])
     sum_in_place = functools.partial(dist.all_reduce, group=group)
-    total_C1 = SumOverRanks.apply(torch.cat([wide.sum((0, 2, 3)), count]), sum_in_place)
+    total_C1 = SumOverRanks.apply(torch.cat([widened.sum((0, 2, 3)), count]), sum_in_place)
     elements = total_C1[-1]
     mean_C = total_C1[:-1] / elements
-    centred = wide - mean_C.view(shape)
+    centred = widened - mean_C.view(shape)
     variance_C = SumOverRanks.apply(centred.square().sum((0, 2, 3)), sum_in_place) / elements
     with torch.no_grad():
         norm.running_mean.lerp_(mean_C, norm.momentum)
@@ -62,7 +62,7 @@ def _normalise(x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None) -> T
 
 def batch_norm_reference(
     x_NCHW: Tensor,
-    norm: Norm,
+    norm: BatchNormState,
     *,
     relu: bool = False,
     group: dist.ProcessGroup | None = None,
@@ -85,9 +85,9 @@ def batch_norm_reference(
 
 def batch_norm_add_relu_reference(
     x_NCHW: Tensor,
-    norm: Norm,
+    norm: BatchNormState,
     residual_NCHW: Tensor,
-    residual_norm: Norm | None = None,
+    residual_norm: BatchNormState | None = None,
     *,
     group: dist.ProcessGroup | None = None,
     moments: Tensor | None = None,
@@ -97,7 +97,6 @@ def batch_norm_add_relu_reference(
 
     Args:
         residual_norm: batch norm of the residual, or None to add the residual unchanged.
-        group, moments, residual_moments: see :func:`batch_norm_reference`.
 
     Returns:
         The same values twice, shape and dtype of ``x_NCHW``: one for each consumer. Do not change them in place.
@@ -108,7 +107,9 @@ def batch_norm_add_relu_reference(
     return y_NCHW, y_NCHW
 
 
-def batch_norm_relu_max_pool_reference(x_NCHW: Tensor, norm: Norm, *, group: dist.ProcessGroup | None = None) -> Tensor:
+def batch_norm_relu_max_pool_reference(
+    x_NCHW: Tensor, norm: BatchNormState, *, group: dist.ProcessGroup | None = None
+) -> Tensor:
     """Return ``max_pool(relu(BN(x)), kernel 3, stride 2, padding 1)``.
 
     Returns:
@@ -119,11 +120,11 @@ def batch_norm_relu_max_pool_reference(x_NCHW: Tensor, norm: Norm, *, group: dis
 
 def batch_norm_evaluate_reference(
     x_NCHW: Tensor,
-    norm: Norm,
+    norm: BatchNormState,
     *,
     relu: bool = False,
     residual_NCHW: Tensor | None = None,
-    residual_norm: Norm | None = None,
+    residual_norm: BatchNormState | None = None,
 ) -> Tensor:
     """Normalise with the running statistics, add the residual, then apply ReLU if ``relu``.
 
@@ -136,7 +137,7 @@ def batch_norm_evaluate_reference(
         Tensor of the shape and dtype of ``x_NCHW``.
     """
 
-    def normalise(value_NCHW: Tensor, by: Norm) -> Tensor:
+    def normalise(value_NCHW: Tensor, by: BatchNormState) -> Tensor:
         return F.batch_norm(value_NCHW, by.running_mean, by.running_var, by.weight, by.bias, training=False, eps=by.eps)
 
     y_NCHW = normalise(x_NCHW, norm)

@@ -1,6 +1,5 @@
-"""Batch norm with the Triton kernels of :mod:`common.ops.batch_norm.kernels`: launches and autograd functions.
+"""Launches and autograd functions of the Triton kernels of :mod:`common.ops.batch_norm.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device, so it can be captured in a CUDA graph.
 Activations are channels_last; others are copied into that format first. Shapes: M = N * H * W rows, C channels.
 """
 
@@ -14,10 +13,10 @@ import triton
 from torch import Tensor
 
 from common.ops.batch_norm import kernels
-from common.ops.batch_norm.reference import Norm, batch_norm_evaluate_reference
-from common.ops.norm.readers import second_reader
+from common.ops.batch_norm.reference import BatchNormState, batch_norm_evaluate_reference
+from common.ops.norm.autograd import second_reader
 from common.ops.tile import Tile
-from common.ops.triton_support import multiprocessors, require_contiguous
+from common.ops.triton_support import programs_for, require_contiguous
 
 TILES: dict[str, Tile] = {
     "moments": Tile(columns=64, elements=8192, warps=4, programs=2, stages=3),
@@ -36,7 +35,7 @@ _FINALISE_COLUMNS = 16
 _FINALISE_CHUNK = 512
 
 
-class Cut(NamedTuple):
+class RowCut(NamedTuple):
     """The launch of one pass.
 
     Attributes:
@@ -49,15 +48,12 @@ class Cut(NamedTuple):
     programs: int
 
 
-def cut(tile: Tile, rows: int, channels: int, device: torch.device, reverse: bool) -> Cut:
+def cut(tile: Tile, rows: int, channels: int, device: torch.device, reverse: bool) -> RowCut:
     """Divide a (rows, channels) matrix into tiles for one pass; ``reverse`` starts with the last tile."""
     block_c = min(triton.next_power_of_2(channels), tile.columns)
     block_m = max(tile.elements // block_c, 1)
     column_blocks = triton.cdiv(channels, block_c)
-    tiles = triton.cdiv(rows, block_m)
-    programs = tiles
-    if tile.programs:
-        programs = min(tiles, max(1, multiprocessors(device) * tile.programs // column_blocks))
+    programs = programs_for(triton.cdiv(rows, block_m), tile.programs, device, column_blocks)
     arguments = {
         "M": rows,
         "C": channels,
@@ -68,7 +64,7 @@ def cut(tile: Tile, rows: int, channels: int, device: torch.device, reverse: boo
         "REVERSE": reverse,
         "num_warps": tile.warps,
     }
-    return Cut((column_blocks * programs,), arguments, programs)
+    return RowCut((column_blocks * programs,), arguments, programs)
 
 
 def _rows(x_NCHW: Tensor) -> int:
@@ -89,7 +85,7 @@ def partial_moments(x_NCHW: Tensor) -> Tensor:
 
 
 def statistics(
-    x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None, moments_21C: Tensor | None = None
+    x_NCHW: Tensor, norm: BatchNormState, group: dist.ProcessGroup | None, moments_21C: Tensor | None = None
 ) -> Tensor:
     """Return the statistics of a channels_last ``x_NCHW`` and update the running ones of ``norm``.
 
@@ -245,7 +241,7 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x_NCHW: Tensor, weight: Tensor, bias: Tensor, norm: Norm, relu: bool, group: dist.ProcessGroup | None,
+        x_NCHW: Tensor, weight: Tensor, bias: Tensor, norm: BatchNormState, relu: bool, group: dist.ProcessGroup | None,
         moments: Tensor | None,
     ) -> Tensor:  # fmt: skip
         x_NCHW = _channels_last(x_NCHW)
@@ -269,9 +265,10 @@ class _BatchNormAddReLU(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x_NCHW: Tensor, weight: Tensor, bias: Tensor, norm: Norm,
-        residual_NCHW: Tensor, residual_weight: Tensor | None, residual_bias: Tensor | None, residual_norm: Norm | None,
-        group: dist.ProcessGroup | None, moments: Tensor | None, residual_moments: Tensor | None,
+        x_NCHW: Tensor, weight: Tensor, bias: Tensor, norm: BatchNormState,
+        residual_NCHW: Tensor, residual_weight: Tensor | None, residual_bias: Tensor | None,
+        residual_norm: BatchNormState | None, group: dist.ProcessGroup | None,
+        moments: Tensor | None, residual_moments: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         x_NCHW, residual_NCHW = _channels_last(x_NCHW), _channels_last(residual_NCHW)
         statistics_5C = statistics(x_NCHW, norm, group, moments)
@@ -312,7 +309,7 @@ class _BatchNormAddReLU(torch.autograd.Function):
 
 def batch_norm(
     x_NCHW: Tensor,
-    norm: Norm,
+    norm: BatchNormState,
     *,
     relu: bool = False,
     group: dist.ProcessGroup | None = None,
@@ -325,9 +322,9 @@ def batch_norm(
 
 def batch_norm_add_relu(
     x_NCHW: Tensor,
-    norm: Norm,
+    norm: BatchNormState,
     residual_NCHW: Tensor,
-    residual_norm: Norm | None = None,
+    residual_norm: BatchNormState | None = None,
     *,
     group: dist.ProcessGroup | None = None,
     moments: Tensor | None = None,
@@ -342,7 +339,7 @@ def batch_norm_add_relu(
     return result
 
 
-def _running_map(norm: Norm) -> Tensor:
+def _running_map(norm: BatchNormState) -> Tensor:
     """Return scale and shift of the running statistics, fp32 (2, C), in the layout of :func:`statistics`."""
     scale_C = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     return torch.stack((scale_C, norm.bias - norm.running_mean * scale_C))
@@ -350,11 +347,11 @@ def _running_map(norm: Norm) -> Tensor:
 
 def batch_norm_evaluate(
     x_NCHW: Tensor,
-    norm: Norm,
+    norm: BatchNormState,
     *,
     relu: bool = False,
     residual_NCHW: Tensor | None = None,
-    residual_norm: Norm | None = None,
+    residual_norm: BatchNormState | None = None,
 ) -> Tensor:
     """See :func:`common.ops.batch_norm.reference.batch_norm_evaluate_reference`.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from common.ops.bias_gelu.reference import BiasGelu
+from common.ops.bias_gelu import BiasGelu
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.fp8_cast.reference import E4M3, Fp8Tensor, Handover, cast_reference
 from common.ops.sizes import gpt3, transformer

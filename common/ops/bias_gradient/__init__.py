@@ -11,9 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from common.ops.bias_gradient.reference import row_sums_reference
 from common.ops.operation import Operation
-from common.ops.triton_support import triton_kernels
+from common.ops.triton_support import triton_kernels, widen
+
+
+def row_sums_reference(d_RC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sums over the rows as (C,) in ``dtype``. They are taken in fp32, or fp64 for fp64 inputs."""
+    return d_RC.sum(0, dtype=widen(d_RC[:0]).dtype).to(dtype)
+
 
 RowSums = Callable[[Tensor, torch.dtype], Tensor]
 """Signature of :func:`row_sums_reference`."""

@@ -22,7 +22,7 @@ def passes(function: RowSums, draw: Draw, rows: int, columns: int, spare: int = 
 
     def backward() -> Tensor:
         d_RC = next(gradients)
-        return function(d_RC, torch.float32 if single and not draw.wide else d_RC.dtype)
+        return function(d_RC, torch.float32 if single and not draw.fp64 else d_RC.dtype)
 
     return [Pass("backward", backward, moved)]
 

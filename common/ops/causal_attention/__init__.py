@@ -13,7 +13,7 @@ calls.
 
 from __future__ import annotations
 
-from common.ops.causal_attention import cudnn, cudnn_frontend, flash, flash_attention_4, requirements, te
+from common.ops.causal_attention import cudnn_frontend, libraries
 from common.ops.causal_attention.parts import Saved, merge, through
 from common.ops.causal_attention.reference import (
     CausalAttention,
@@ -29,11 +29,11 @@ CAUSAL_ATTENTION = Operation(
     "causal_attention",
     CausalAttention(forward_reference, backward_reference, backward_into_reference),
     {
-        "flash_attention_4": Implementation(through(flash_attention_4.LIBRARY), requirements.flash_4_unsupported),
-        "cudnn": Implementation(through(cudnn.LIBRARY), requirements.cudnn_unsupported),
-        "flash": Implementation(through(flash.LIBRARY), requirements.flash_unsupported),
-        "cudnn_frontend": Implementation(through(cudnn_frontend.LIBRARY), requirements.frontend_unsupported),
-        "te": Implementation(through(te.LIBRARY), requirements.te_unsupported),
+        "flash_attention_4": Implementation(through(libraries.FLASH_4), libraries.flash_4_unsupported),
+        "cudnn": Implementation(through(libraries.CUDNN), libraries.cudnn_unsupported),
+        "flash": Implementation(through(libraries.FLASH), libraries.flash_unsupported),
+        "cudnn_frontend": Implementation(through(cudnn_frontend.LIBRARY), libraries.frontend_unsupported),
+        "te": Implementation(through(libraries.TE), libraries.te_unsupported),
     },
     kernel_names=(("attention", r"cudnn.*(sdpa|fmha|flash)|(flash|pytorch_flash).*(fwd|bwd)|sdpa_sm"),),
     cases="common.ops.causal_attention.cases",

@@ -18,14 +18,14 @@ from common.ops.causal_attention.reference import Saved
 from common.ops.libraries import cudnn_handle
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """Shape and strides of a (B, S, H, D) tensor, in cuDNN's order (B, H, S, D)."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
-class Key(NamedTuple):
+class GraphKey(NamedTuple):
     """Everything that a graph depends on, as a cache key.
 
     Attributes:
@@ -36,15 +36,15 @@ class Key(NamedTuple):
 
     device: torch.device
     dtype: torch.dtype
-    q: Layout
-    k: Layout
-    v: Layout
+    q: TensorLayout
+    k: TensorLayout
+    v: TensorLayout
     scale: float
     causal: bool
     deterministic: bool
 
 
-class Graph(NamedTuple):
+class BuiltGraph(NamedTuple):
     """A built graph.
 
     Attributes:
@@ -66,7 +66,7 @@ class Graph(NamedTuple):
 
 
 def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, None]:
-    """See :class:`common.ops.causal_attention.parts.Forward`."""
+    """See :class:`common.ops.causal_attention.parts.ForwardCall`."""
     o_BQHD = torch.empty_like(q_BQHD, memory_format=torch.contiguous_format)
     lse_BHQ = q_BQHD.new_empty((q_BQHD.shape[0], q_BQHD.shape[2], q_BQHD.shape[1]), dtype=torch.float32)
     key = _key(q_BQHD, k_BSKD, v_BSKD, scale, causal)
@@ -75,14 +75,14 @@ def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal
 
 
 def backward(do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """See :class:`common.ops.causal_attention.parts.Backward`."""
+    """See :class:`common.ops.causal_attention.parts.BackwardCall`."""
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved[:3])
     backward_into(do_BQHD, saved, causal, (dq, dk, dv))
     return dq, dk, dv
 
 
 def backward_into(do_BQHD: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
-    """See :class:`common.ops.causal_attention.parts.BackwardInto`."""
+    """See :class:`common.ops.causal_attention.parts.BackwardIntoCall`."""
     q, k, v = saved[:3]
     dq, dk, dv = gradients
     given = (x.contiguous() for x in (saved.o, do_BQHD, saved.lse))
@@ -90,33 +90,33 @@ def backward_into(do_BQHD: Tensor, saved: Saved, causal: bool, gradients: tuple[
     graph.run(q, k, v, *given, dq, dk, dv)
 
 
-def _key(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> Key:
+def _key(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> GraphKey:
     q, k, v = (_layout(x) for x in (q_BQHD, k_BSKD, v_BSKD))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    return Key(q_BQHD.device, q_BQHD.dtype, q, k, v, scale, causal, deterministic)
+    return GraphKey(q_BQHD.device, q_BQHD.dtype, q, k, v, scale, causal, deterministic)
 
 
-def _layout(x_BSHD: Tensor) -> Layout:
+def _layout(x_BSHD: Tensor) -> TensorLayout:
     x_BHSD = x_BSHD.transpose(1, 2)
-    return Layout(tuple(x_BHSD.shape), x_BHSD.stride())
+    return TensorLayout(tuple(x_BHSD.shape), x_BHSD.stride())
 
 
-def _contiguous(like: Layout) -> Layout:
+def _contiguous(like: TensorLayout) -> TensorLayout:
     """Return the layout of a contiguous (B, S, H, D) tensor of the same shape."""
     _, heads, length, size = like.shape
-    return Layout(like.shape, (length * heads * size, size, heads * size, 1))
+    return TensorLayout(like.shape, (length * heads * size, size, heads * size, 1))
 
 
-def _statistics(q: Layout) -> Layout:
+def _statistics(q: TensorLayout) -> TensorLayout:
     """Return the layout of the log-sum-exp, which has one number per query."""
     rows, heads, queries, _ = q.shape
-    return Layout((rows, heads, queries, 1), (heads * queries, queries, 1, 1))
+    return TensorLayout((rows, heads, queries, 1), (heads * queries, queries, 1, 1))
 
 
 class _Builder:
     """Builder of a graph for ``key``: declares inputs and outputs and compiles the graph."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: GraphKey) -> None:
         import cudnn
 
         self.dtype = {torch.float16: cudnn.data_type.HALF, torch.bfloat16: cudnn.data_type.BFLOAT16}[key.dtype]
@@ -135,26 +135,26 @@ class _Builder:
         }
         self._heuristics = [cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK]
 
-    def input(self, name: str, layout: Layout, dtype: Any = None) -> Any:
+    def input(self, name: str, layout: TensorLayout, dtype: Any = None) -> Any:
         return self.graph.tensor(
             name=name, dim=list(layout.shape), stride=list(layout.strides), data_type=dtype or self.dtype
         )
 
-    def output(self, tensor: Any, layout: Layout, dtype: Any = None) -> None:
+    def output(self, tensor: Any, layout: TensorLayout, dtype: Any = None) -> None:
         tensor.set_output(True).set_dim(list(layout.shape)).set_stride(list(layout.strides))
         tensor.set_data_type(dtype or self.dtype)
 
-    def finish(self, *operands: Any) -> Graph:
+    def finish(self, *operands: Any) -> BuiltGraph:
         self.graph.validate()
         self.graph.build_operation_graph()
         self.graph.create_execution_plans(self._heuristics)
         self.graph.check_support()
         self.graph.build_plans()
-        return Graph(self.graph, operands, self.graph.get_workspace_size())
+        return BuiltGraph(self.graph, operands, self.graph.get_workspace_size())
 
 
 @functools.cache
-def _forward_graph(key: Key) -> Graph:
+def _forward_graph(key: GraphKey) -> BuiltGraph:
     builder = _Builder(key)
     q, k, v = (builder.input(name, getattr(key, name)) for name in "qkv")
     o, lse = builder.graph.sdpa(
@@ -166,7 +166,7 @@ def _forward_graph(key: Key) -> Graph:
 
 
 @functools.cache
-def _backward_graph(key: Key, layouts: tuple[Layout, Layout, Layout]) -> Graph:
+def _backward_graph(key: GraphKey, layouts: tuple[TensorLayout, TensorLayout, TensorLayout]) -> BuiltGraph:
     builder = _Builder(key)
     q, k, v = (builder.input(name, getattr(key, name)) for name in "qkv")
     o, do = (builder.input(name, _contiguous(key.q)) for name in ("o", "do"))

@@ -19,7 +19,7 @@ from common.ops.triton_support import widen
 __all__ = ["Library", "Saved", "merge", "through"]
 
 
-class Forward(Protocol):
+class ForwardCall(Protocol):
     """Attention of queries (B, Sq, H, D) to keys (B, Sk, K, D), with or without a causal mask. K divides H."""
 
     def __call__(
@@ -28,15 +28,15 @@ class Forward(Protocol):
         """Return context (B, Sq, H, D), natural log-sum-exp (B, H, Sq), and the state that backward needs."""
 
 
-class Backward(Protocol):
+class BackwardCall(Protocol):
     """Gradients of q, k and v, given that of the context."""
 
     def __call__(self, do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients for the keys in ``saved``, whose context and log-sum-exp may include more keys."""
 
 
-class BackwardInto(Protocol):
-    """Like :class:`Backward`, but writes the gradients into given tensors."""
+class BackwardIntoCall(Protocol):
+    """Like :class:`BackwardCall`, but writes the gradients into given tensors."""
 
     def __call__(self, do_BQHD: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
         """Write to ``gradients``: shapes of q, k and v, any strides, but 1 for the last dimension."""
@@ -51,10 +51,10 @@ class Library(NamedTuple):
         into: backward function that writes into given tensors, or None if the library has none.
     """
 
-    forward: Forward
-    backward: Backward
+    forward: ForwardCall
+    backward: BackwardCall
     prefixes: bool = False
-    into: BackwardInto | None = None
+    into: BackwardIntoCall | None = None
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ def _usable(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % BYTE_ALIGNMENT == 0 else tensor.clone(memory_format=torch.channels_last)
 
 
-class Plan:
+class ConvolutionPlan:
     """A convolution with moments for fixed shapes, executed by one engine of cuDNN.
 
     Args:
@@ -147,14 +147,14 @@ def _graph_ms(launch: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-_PLANS: dict[tuple[Any, ...], Plan | None] = {}
+_PLANS: dict[tuple[Any, ...], ConvolutionPlan | None] = {}
 """Plans by shapes; None if PyTorch's convolution and a pass over y are faster."""
 
 
 @torch.no_grad()
-def _choose(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> Plan | None:
+def _choose(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> ConvolutionPlan | None:
     try:
-        plan = Plan(x_NCHW, weight, stride, padding)
+        plan = ConvolutionPlan(x_NCHW, weight, stride, padding)
         plan.tune(x_NCHW, weight)
     except cudnn.cudnnGraphNotSupportedError:
         return None
@@ -167,7 +167,7 @@ def _choose(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> Plan |
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_NCHW: Tensor, weight: Tensor, stride: int, padding: int, plan: Plan
+        ctx: Any, x_NCHW: Tensor, weight: Tensor, stride: int, padding: int, plan: ConvolutionPlan
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x_NCHW, weight)
         ctx.stride, ctx.padding = stride, padding
@@ -186,7 +186,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def convolution(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
-    """See :func:`common.ops.convolution.reference.convolution_reference`. Returns moments if this saves time."""
+    """See :func:`common.ops.convolution.convolution_reference`. Returns moments if this saves time."""
     key = (x_NCHW.device, tuple(x_NCHW.shape), tuple(weight.shape), stride, padding)
     if key not in _PLANS and torch.backends.cudnn.benchmark and not torch.cuda.is_current_stream_capturing():
         _PLANS[key] = _choose(_usable(x_NCHW.detach()), _usable(weight.detach()), stride, padding)

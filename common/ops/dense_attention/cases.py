@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.ops.cases import Case, Draw, Pass, size_of
-from common.ops.dense_attention.reference import Attention
+from common.ops.dense_attention import Attention
 from common.ops.sizes import diffusion
 
 

@@ -56,7 +56,6 @@ def keep_mask(seed: Tensor, site: int, elements: int | Tensor, p: float) -> Tens
 
     Args:
         seed: 0-d int64, on the device of the result.
-        site: see :class:`DropoutMask`.
         elements: indices (int64, any shape, 0 ... 2**32 - 1), or the number of elements with indices from 0.
         p: probability of dropping an element.
     """
@@ -73,7 +72,6 @@ def keep_rows(seed: Tensor, site: int, rows: Tensor, width: int, p: float) -> Te
     Rows of even width need one hash for two elements.
 
     Args:
-        seed, site, p: see :func:`keep_mask`.
         rows: indices of the rows, int64, any shape.
         width: number of elements per row.
 
@@ -94,7 +92,6 @@ def dropout_reference(x: Tensor, p: float, seed: Tensor, site: int) -> Tensor:
     Args:
         x: contiguous, any shape.
         p: probability of dropping an element; for 0 the function returns ``x`` itself and does not read the seed.
-        seed, site: see :class:`DropoutMask`.
 
     Returns:
         Tensor of the shape and dtype of ``x``: kept elements times :func:`scale_of_kept`, zeros elsewhere.

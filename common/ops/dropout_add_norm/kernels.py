@@ -8,7 +8,7 @@ less), take as much memory, and round it.
 
 A program works on ``ROWS`` whole rows at a time and reduces over its warps once for all of them. Sums over tokens have
 two levels: backward runs as many programs as fit the GPU, each writes the sum of its rows, and
-:mod:`common.ops.tiling.column_sums` adds these partial sums in a fixed order.
+:mod:`common.ops.tiling` adds these partial sums in a fixed order.
 
 If two operations read the result, backward gets two gradients and adds them in registers. A separate pass would read
 both and write their sum.
@@ -26,12 +26,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.dropout.kernels import keep_of_rows, mask_keys
+from common.ops.dropout.triton import keep_of_rows, mask_keys
 from common.ops.fp8_cast.device import finish, first_scale, no_peak, peak_of, round_to_fp8
 from common.ops.norm.rows import (
+    load_fp32,
     load_moments,
-    load_wide,
-    place_of_rows,
+    offset_of_rows,
     standardised,
     standardised_again,
     store_moments,
@@ -63,18 +63,18 @@ def _normalised(
     """Return y of whole rows, 0 outside the tensor, and their means and 1 / standard deviations."""
     column = tl.arange(0, BLOCK_E)
     inside = column < E
-    place, mask = place_of_rows(row, T, E, BLOCK_E)
-    total = load_wide(x_ptr, place, mask)
+    offset, mask = offset_of_rows(row, T, E, BLOCK_E)
+    total = load_fp32(x_ptr, offset, mask)
     if BIAS:
-        total += load_wide(bias_ptr, column, inside)[None, :]
+        total += load_fp32(bias_ptr, column, inside)[None, :]
     if THRESHOLD:
         keep = _keep(row, E, BLOCK_E, first, second, THRESHOLD)
         total = tl.where(keep, total * INVERSE_KEEP, 0.0)
     if RESIDUAL:
-        total += load_wide(residual_ptr, place, mask)
+        total += load_fp32(residual_ptr, offset, mask)
     normal, mean, rstd = standardised(total, epsilon, E, BLOCK_E)
-    y = normal * load_wide(weight_ptr, column, inside)[None, :]
-    y += load_wide(norm_bias_ptr, column, inside)[None, :]
+    y = normal * load_fp32(weight_ptr, column, inside)[None, :]
+    y += load_fp32(norm_bias_ptr, column, inside)[None, :]
     return tl.where(mask, y, 0.0), mean, rstd
 
 
@@ -85,11 +85,11 @@ def _gradients(
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Return dy, the normalised sum before the weight, and the gradients of residual and x, all for whole rows."""
-    place, mask = place_of_rows(row, T, E, BLOCK_E)
-    dy = load_wide(dy_ptr, place, mask)
+    offset, mask = offset_of_rows(row, T, E, BLOCK_E)
+    dy = load_fp32(dy_ptr, offset, mask)
     if TWO:
-        dy += load_wide(other_dy_ptr, place, mask)
-    total = load_wide(x_ptr, place, mask)
+        dy += load_fp32(other_dy_ptr, offset, mask)
+    total = load_fp32(x_ptr, offset, mask)
     if BIAS:
         total += bias
     mean, rstd = load_moments(moments_ptr, row, T)
@@ -97,7 +97,7 @@ def _gradients(
         keep = _keep(row, E, BLOCK_E, first, second, THRESHOLD)
         total = tl.where(keep, total * INVERSE_KEEP, 0.0)
     if RESIDUAL:
-        total += load_wide(residual_ptr, place, mask)
+        total += load_fp32(residual_ptr, offset, mask)
     normal = standardised_again(total, mean, rstd, E, BLOCK_E)
     d_total = through_norm(dy * weight, normal, rstd, E)
     dx = d_total
@@ -111,8 +111,8 @@ def _store_normalised(
     y, mean, rstd, row, y_ptr, moments_ptr, T, E: tl.constexpr, BLOCK_E: tl.constexpr
 ):  # fmt: skip
     """Write y and the moments of whole rows."""
-    place, mask = place_of_rows(row, T, E, BLOCK_E)
-    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
+    offset, mask = offset_of_rows(row, T, E, BLOCK_E)
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
     store_moments(moments_ptr, mean, rstd, row, T)
 
 
@@ -179,8 +179,8 @@ def dropout_add_norm_forward_to_fp8_kernel(
         _store_normalised(y, mean, rstd, row, y_ptr, moments_ptr, T, E, BLOCK_E)
         rounded = y.to(y_ptr.dtype.element_ty).to(tl.float32)
         peak = peak_of(peak, rounded, ROWS, BLOCK_E, GROUP)
-        place, mask = place_of_rows(row, T, E, BLOCK_E)
-        tl.store(y8_ptr + place, round_to_fp8(rounded, scale, False), mask=mask)
+        offset, mask = offset_of_rows(row, T, E, BLOCK_E)
+        tl.store(y8_ptr + offset, round_to_fp8(rounded, scale, False), mask=mask)
     finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, False, False)
 
 
@@ -205,10 +205,10 @@ def dropout_add_norm_backward_kernel(
     """Write the gradients and partial sums. Grid (programs,); programs take groups of ROWS rows in turn."""
     column = tl.arange(0, BLOCK_E)
     inside = column < E
-    weight = load_wide(weight_ptr, column, inside)[None, :]
+    weight = load_fp32(weight_ptr, column, inside)[None, :]
     bias = 0.0
     if BIAS:
-        bias = load_wide(bias_ptr, column, inside)[None, :]
+        bias = load_fp32(bias_ptr, column, inside)[None, :]
     first, second = _keys(seed_ptr, site, THRESHOLD)
     d_weight = tl.zeros((BLOCK_E,), tl.float32)
     d_norm_bias = tl.zeros((BLOCK_E,), tl.float32)
@@ -234,18 +234,18 @@ def dropout_add_norm_backward_kernel(
             dy_ptr, other_dy_ptr, x_ptr, bias, residual_ptr, weight, first, second, moments_ptr, row, T, TWO,
             E, BIAS, RESIDUAL, THRESHOLD, INVERSE_KEEP, BLOCK_E,
         )  # fmt: skip
-        place, mask = place_of_rows(row, T, E, BLOCK_E)
+        offset, mask = offset_of_rows(row, T, E, BLOCK_E)
         d_weight += tl.sum(dy * normal, 0)
         d_norm_bias += tl.sum(dy, 0)
         if BIAS:
             d_bias += tl.sum(dx, 0)
         if RESIDUAL:
-            tl.store(d_residual_ptr + place, d_total.to(d_residual_ptr.dtype.element_ty), mask=mask)
+            tl.store(d_residual_ptr + offset, d_total.to(d_residual_ptr.dtype.element_ty), mask=mask)
         if FP8:
             peak = peak_of(peak, dx, ROWS, BLOCK_E, GROUP)
-            tl.store(dx8_ptr + place, round_to_fp8(dx, scale, True), mask=mask)
+            tl.store(dx8_ptr + offset, round_to_fp8(dx, scale, True), mask=mask)
         else:
-            tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     KINDS: tl.constexpr = 3 if BIAS else 2
     target = partial_ptr + tl.program_id(0) * (KINDS * E) + column
     tl.store(target, d_weight, mask=inside)

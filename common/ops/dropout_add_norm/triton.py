@@ -1,7 +1,4 @@
-"""``LayerNorm(residual + dropout(x + bias))`` with Triton kernels: launches and autograd function.
-
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: T tokens, E features.
-"""
+"""Launches and autograd function of the kernels of :mod:`common.ops.dropout_add_norm.kernels`. Shapes as there."""
 
 from __future__ import annotations
 
@@ -16,11 +13,10 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import Rate, rate
 from common.ops.dropout_add_norm import kernels
 from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
-from common.ops.fp8_cast.triton import arguments, fields_for_autograd, result
-from common.ops.norm.row_programs import row_programs
+from common.ops.fp8_cast.triton import fields_for_autograd, output
 from common.ops.tile import Tile
-from common.ops.tiling.column_sums import column_sums
-from common.ops.triton_support import require_contiguous
+from common.ops.tiling import sums_by_dtype
+from common.ops.triton_support import programs_for, require_contiguous
 
 TILES: dict[str, Tile] = {
     "forward": Tile(rows=4, warps=4, programs=0),
@@ -31,7 +27,7 @@ TILES: dict[str, Tile] = {
 """Tiles by pass."""
 
 
-class Call(NamedTuple):
+class NormCall(NamedTuple):
     """Numbers that forward and backward of one call share."""
 
     rate: Rate
@@ -43,11 +39,11 @@ def _tile(name: str, fp8: Scaling | None) -> Tile:
 
 
 def _programs(tile: Tile, x_TE: Tensor) -> int:
-    return row_programs(x_TE.shape[0], tile.rows, tile.programs, x_TE.device)
+    return programs_for(triton.cdiv(x_TE.shape[0], tile.rows), tile.programs, x_TE.device)
 
 
 def _constants(
-    x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, call: Call, tile: Tile
+    x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, call: NormCall, tile: Tile
 ) -> dict[str, Any]:
     features = x_TE.shape[1]
     return {
@@ -73,7 +69,7 @@ def forward(
     norm_bias_E: Tensor,
     epsilon: float,
     seed: Tensor,
-    call: Call,
+    call: NormCall,
     fp8: Scaling | None = None,
 ) -> tuple[Tensor, Fp8Tensor | None, Tensor]:
     """Return y (T, E), y in e4m3 or None, and mean and 1 / standard deviation of each row, fp32 (2, T).
@@ -81,20 +77,21 @@ def forward(
     ``source`` of the FP8 tensor is y.
     """
     require_contiguous(bias=bias_E, weight=weight_E, norm_bias=norm_bias_E)
-    tokens = x_TE.shape[0]
+    tokens, features = x_TE.shape
     tile = _tile("forward", fp8)
     grid, constants = (_programs(tile, x_TE),), _constants(x_TE, bias_E, residual_TE, call, tile)
-    y_TE = torch.empty_like(x_TE)
+    y = output(x_TE, features, E4M3, fp8, half=True)
     moments_2T = x_TE.new_empty((2, tokens), dtype=torch.float32)
-    given = (x_TE, bias_E, residual_TE, weight_E, norm_bias_E, seed, y_TE)
-    if fp8 is None:
+    given = (x_TE, bias_E, residual_TE, weight_E, norm_bias_E, seed, y.half)
+    y_TE, y8 = y.half, y.fp8(x_TE.dtype)
+    assert y_TE is not None
+    if y8 is None:
         kernels.dropout_add_norm_forward_kernel[grid](*given, moments_2T, tokens, call.site, epsilon, **constants)
         return y_TE, None, moments_2T
-    y8 = result(fp8, E4M3, x_TE.shape)
     kernels.dropout_add_norm_forward_to_fp8_kernel[grid](
-        *given, *y8.arguments(), moments_2T, tokens, call.site, epsilon, **_fp8_constants(x_TE), **constants
+        *given, *y.pointers(), moments_2T, tokens, call.site, epsilon, **_fp8_constants(x_TE), **constants
     )
-    return y_TE, replace(y8.tensor(y_TE.dtype), source=y_TE), moments_2T
+    return y_TE, replace(y8, source=y_TE), moments_2T
 
 
 def backward(
@@ -106,7 +103,7 @@ def backward(
     weight_E: Tensor,
     moments_2T: Tensor,
     seed: Tensor,
-    call: Call,
+    call: NormCall,
     fp8: Scaling | None = None,
 ) -> tuple[Tensor | Fp8Tensor, Tensor | None, Tensor]:
     """Compute the gradients of x and of the residual, and partial sums for those of the parameters.
@@ -122,19 +119,17 @@ def backward(
     tokens, features = x_TE.shape
     tile = _tile("backward", fp8)
     programs = _programs(tile, x_TE)
-    dx8 = None if fp8 is None else result(fp8, E5M2, x_TE.shape)
-    dx_TE = torch.empty_like(x_TE) if dx8 is None else None
+    dx = output(x_TE, features, E5M2, fp8, half=fp8 is None)
     d_residual_TE = None if residual_TE is None else torch.empty_like(residual_TE)
     partial = moments_2T.new_empty((programs, (2 if bias_E is None else 3) * features))
     kernels.dropout_add_norm_backward_kernel[(programs,)](
-        dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx_TE, *arguments(dx8),
-        d_residual_TE, partial, tokens, call.site, TWO=other_dy_TE is not None, FP8=dx8 is not None,
+        dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx.half, *dx.pointers(),
+        d_residual_TE, partial, tokens, call.site, TWO=other_dy_TE is not None, FP8=fp8 is not None,
         **_fp8_constants(x_TE), **_constants(x_TE, bias_E, residual_TE, call, tile),
     )  # fmt: skip
-    if dx8 is not None:
-        return dx8.tensor(x_TE.dtype), d_residual_TE, partial
-    assert dx_TE is not None
-    return dx_TE, d_residual_TE, partial
+    found = dx.fp8(x_TE.dtype) or dx.half
+    assert found is not None
+    return found, d_residual_TE, partial
 
 
 class _DropoutAddNorm(torch.autograd.Function):
@@ -142,7 +137,7 @@ class _DropoutAddNorm(torch.autograd.Function):
     def forward(
         ctx: Any,
         x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, weight_E: Tensor, norm_bias_E: Tensor,
-        epsilon: float, seed: Tensor, call: Call, fp8: Scaling | None, handover: Handover | None,
+        epsilon: float, seed: Tensor, call: NormCall, fp8: Scaling | None, handover: Handover | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x_TE = x_TE.contiguous()
         residual_TE = None if residual_TE is None else residual_TE.contiguous()
@@ -167,12 +162,8 @@ class _DropoutAddNorm(torch.autograd.Function):
         )
         dx_TE = ctx.handover.leave(dx) if isinstance(dx, Fp8Tensor) else dx
         dtypes = [weight_E.dtype, ctx.norm_bias_dtype] + ([] if bias_E is None else [bias_E.dtype])
-        # one launch writes all sums in the dtype of the parameters if they share one, as in our models
-        widest = dtypes[0] if len(set(dtypes)) == 1 else torch.float32
-        sums = column_sums(partial, widest).view(len(dtypes), -1).unbind()
-        d_parameters = [total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)]
-        d_bias = None if bias_E is None else d_parameters[2]
-        return dx_TE, d_bias, d_residual_TE, d_parameters[0], d_parameters[1], *(None,) * 5
+        d_weight, d_norm_bias, *d_bias = sums_by_dtype(partial, dtypes)
+        return dx_TE, d_bias[0] if d_bias else None, d_residual_TE, d_weight, d_norm_bias, *(None,) * 5
 
 
 def dropout_add_norm(
@@ -188,11 +179,11 @@ def dropout_add_norm(
     fp8: Scaling | None = None,
     handover: Handover | None = None,
 ) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
-    """See :func:`common.ops.dropout_add_norm.reference.dropout_add_norm_reference`.
+    """See :func:`common.ops.dropout_add_norm.dropout_add_norm_reference`.
 
     Without FP8 both results share memory. The backward kernel adds their gradients.
     """
-    call = Call(rate(dropout.p), dropout.site)
+    call = NormCall(rate(dropout.p), dropout.site)
     second: Tensor
     *results, second = _DropoutAddNorm.apply(
         x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, dropout.seed, call, fp8, handover

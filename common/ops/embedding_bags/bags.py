@@ -80,7 +80,9 @@ class Bags:
         self.columns = max(bag.column + bag.hotness for bag in self.bags)
         self.hotness = max(bag.hotness for bag in self.bags)
         fields = [(bag.column, bag.hotness, bag.base, bag.rows, bag.shard, bag.shards) for bag in self.bags]
-        lookups = [(number, bag.column + place) for number, bag in enumerate(self.bags) for place in range(bag.hotness)]
+        lookups = [
+            (number, bag.column + lookup) for number, bag in enumerate(self.bags) for lookup in range(bag.hotness)
+        ]
         order = sorted(range(len(self.bags)), key=lambda number: -self.bags[number].hotness)
         self.table_B6 = torch.tensor(fields, dtype=torch.int32, device=device)
         self.lookup_K2 = torch.tensor(lookups, dtype=torch.int32, device=device)
@@ -155,10 +157,12 @@ def check_update(keys: SortedKeys, gradient_NBW: Tensor, rows_RW: Tensor, state_
         if state_RW is not None:
             raise ValueError("SGD without momentum has no state")
         return
-    wide = torch.float64 if rows_RW.dtype == torch.float64 else torch.float32
-    if state_RW is None or state_RW.shape != shape or state_RW.dtype != wide or not state_RW.is_contiguous():
+    state_dtype = torch.float64 if rows_RW.dtype == torch.float64 else torch.float32
+    if state_RW is None or state_RW.shape != shape or state_RW.dtype != state_dtype or not state_RW.is_contiguous():
         found = "none" if state_RW is None else f"{state_RW.dtype} {tuple(state_RW.shape)}"
-        raise ValueError(f"Adagrad's state of rows in {rows_RW.dtype} is contiguous {wide} {tuple(shape)}, not {found}")
+        raise ValueError(
+            f"Adagrad's state of rows in {rows_RW.dtype} is contiguous {state_dtype} {tuple(shape)}, not {found}"
+        )
 
 
 def check_sums(keys: SortedKeys, gradient_NBW: Tensor, rows_RW: Tensor) -> None:

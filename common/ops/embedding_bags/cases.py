@@ -50,8 +50,8 @@ def keys(draw: Draw, samples: int, tables: Sequence[tuple[int, int]], skewed: bo
         chance = draw.uniform(samples, 1, dtype=torch.float64)
         first = ((1 - chance * (1 - (rows + 1.0) ** (1 - EXPONENT))) ** (1 / (1 - EXPONENT))).int() - 1
         first = first.clamp(0, rows - 1)
-        place = torch.arange(1, hotness, device=draw.device)
-        others = words(first, seed, number * 128 + place).long() & 0xFFFFFFFF
+        position = torch.arange(1, hotness, device=draw.device)
+        others = words(first, seed, number * 128 + position).long() & 0xFFFFFFFF
         columns.append(torch.cat([first, (others % rows).int()], 1))
     return torch.cat(columns, 1)
 

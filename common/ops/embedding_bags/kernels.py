@@ -46,20 +46,20 @@ def embedding_rows_kernel(
     LOOKUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the row of every key; ``rows`` for keys without a row in the store. Grid (ceil(keys / BLOCK),)."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < keys
-    sample, lookup = place // LOOKUPS, place % LOOKUPS
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < keys
+    sample, lookup = position // LOOKUPS, position % LOOKUPS
     bag, column = tl.load(lookup_ptr + 2 * lookup), tl.load(lookup_ptr + 2 * lookup + 1)
     _, _, base, table_rows, shard, shards = _bag_of(table_ptr, bag)
     key = tl.load(ids_ptr + sample.to(tl.int64) * ids_stride + column, mask=inside, other=-1)
     own = (key >= 0) & (key < table_rows) & (key % shards == shard)
-    tl.store(row_ptr + place, tl.where(own, base + key // shards, rows).to(tl.int32), mask=inside)
+    tl.store(row_ptr + position, tl.where(own, base + key // shards, rows).to(tl.int32), mask=inside)
 
 
 @triton.jit
 def embedding_sources_kernel(
     row_ptr,  # (M,) int32, sorted
-    place_ptr,  # (M,) int64
+    unsorted_ptr,  # (M,) int64
     lookup_ptr,  # (K, 2) int32
     source_ptr,  # (M,) int32, written
     ours_ptr,  # 0-d int32, written
@@ -73,9 +73,9 @@ def embedding_sources_kernel(
     """
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = position < keys
-    place = tl.load(place_ptr + position, mask=inside, other=0).to(tl.int32)
-    bag = tl.load(lookup_ptr + 2 * (place % LOOKUPS))
-    tl.store(source_ptr + position, place // LOOKUPS * BAGS + bag, mask=inside)
+    unsorted = tl.load(unsorted_ptr + position, mask=inside, other=0).to(tl.int32)
+    bag = tl.load(lookup_ptr + 2 * (unsorted % LOOKUPS))
+    tl.store(source_ptr + position, unsorted // LOOKUPS * BAGS + bag, mask=inside)
     row = tl.load(row_ptr + position, mask=inside, other=rows)
     before = tl.load(row_ptr + position - 1, mask=(position > 0) & (position <= keys), other=-1)
     first_behind = (position <= keys) & (row >= rows) & (before < rows)
@@ -102,12 +102,12 @@ def embedding_pool_kernel(
     lookup = tl.arange(0, LOOKUPS)[None, :]
     value = tl.arange(0, BLOCK_W)
     inside = (sample < samples)[:, None]
-    place = ids_ptr + sample.to(tl.int64)[:, None] * ids_stride + column + lookup
+    key_ptr = ids_ptr + sample.to(tl.int64)[:, None] * ids_stride + column + lookup
     total = tl.zeros((SAMPLES, LOOKUPS, BLOCK_W), tl.float32)
-    key = tl.load(place, mask=inside & (lookup < hotness), other=-1)
+    key = tl.load(key_ptr, mask=inside & (lookup < hotness), other=-1)
     for first in range(0, hotness, LOOKUPS):
         later = first + LOOKUPS
-        key_later = tl.load(place + later, mask=inside & (later + lookup < hotness), other=-1)
+        key_later = tl.load(key_ptr + later, mask=inside & (later + lookup < hotness), other=-1)
         own = (key >= 0) & (key < table_rows) & (key % shards == shard)
         row = (base + key // shards).to(tl.int64)
         total += tl.load(
@@ -122,7 +122,7 @@ def embedding_pool_kernel(
 
 @triton.jit
 def _round_by_chance(x, row, column, seed_ptr):
-    """Round fp32 (rows, columns) to values of fp16 as :func:`common.ops.embedding_bags.rounding.round_by_chance`."""
+    """Round fp32 (rows, columns) to values of fp16 as :func:`common.ops.embedding_bags.reference.round_by_chance`."""
     first, second = site_keys(seed_ptr, row)
     bits = word(column.to(tl.uint32)[None, :], first[:, None], second[:, None])
     chance = (bits >> 8).to(tl.float32) * (2.0**-24)
@@ -134,19 +134,19 @@ def _round_by_chance(x, row, column, seed_ptr):
 
 
 @triton.jit
-def _load_rows(rows_ptr, state_ptr, place, mask, RULE: tl.constexpr):
+def _load_rows(rows_ptr, state_ptr, offset, mask, RULE: tl.constexpr):
     """Return rows and state in fp32; 0 if the rule does not need them."""
     before, state = 0.0, 0.0
     if RULE != DENSE:
-        before = tl.load(rows_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        before = tl.load(rows_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     if RULE == ADAGRAD:
-        state = tl.load(state_ptr + place, mask=mask, other=0.0)
+        state = tl.load(state_ptr + offset, mask=mask, other=0.0)
     return before, state
 
 
 @triton.jit
 def _store_rows(
-    rows_ptr, state_ptr, place, mask, before, state, sums, row, column,
+    rows_ptr, state_ptr, offset, mask, before, state, sums, row, column,
     learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE: tl.constexpr,
 ):  # fmt: skip
     """Update the loaded rows by the sums (rows, columns), or store the sums. With a seed, round stochastically."""
@@ -156,12 +156,12 @@ def _store_rows(
         gradient = sums * tl.load(grad_factor_ptr)
         if RULE == ADAGRAD:
             state += gradient * gradient
-            tl.store(state_ptr + place, state, mask=mask)
+            tl.store(state_ptr + offset, state, mask=mask)
             gradient = gradient / (tl.sqrt(state) + epsilon)
         after = before - tl.load(learning_rate_ptr) * gradient
         if seed_ptr is not None:
             after = _round_by_chance(after, row, column, seed_ptr)
-    tl.store(rows_ptr + place, after.to(rows_ptr.dtype.element_ty), mask=mask)
+    tl.store(rows_ptr + offset, after.to(rows_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -193,11 +193,11 @@ def embedding_update_kernel(
         last_row = tl.load(row_ptr + stop - 1)
         outgoing = tl.where(outgoing == last_row, last_row, -1)
 
-        place = start + position
-        inside = place < count
-        row = tl.load(row_ptr + place, mask=inside, other=-1)
-        before = tl.load(row_ptr + place - 1, mask=inside & (place > 0), other=-1)
-        source = tl.load(source_ptr + place, mask=inside, other=0)
+        index = start + position
+        inside = index < count
+        row = tl.load(row_ptr + index, mask=inside, other=-1)
+        before = tl.load(row_ptr + index - 1, mask=inside & (index > 0), other=-1)
+        source = tl.load(source_ptr + index, mask=inside, other=0)
         begins = row != before
         comes_in = (position == 0) & (row == incoming)
         goes_out = row == outgoing

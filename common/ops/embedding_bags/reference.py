@@ -13,8 +13,31 @@ import torch
 from torch import Tensor
 
 from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
-from common.ops.embedding_bags.rounding import round_by_chance
+from common.ops.random_bits.reference import words
 from common.ops.triton_support import widen
+
+
+def round_by_chance(x_SW: Tensor, seed: Tensor, row_S: Tensor) -> Tensor:
+    """Round rows stochastically to fp16: the distance to the lower neighbour is the probability of rounding up.
+
+    The result is correct on average, whereas rounding to nearest would lose updates that are much smaller than a row
+    (Gupta et al., arXiv:1502.02551). Values above the largest fp16 number become infinite. The bits are those of
+    :mod:`common.ops.random_bits` with the row as site and the column as index.
+
+    Args:
+        x_SW: fp32.
+        seed: 0-d int64, different for every update.
+        row_S: indices of the rows in the store.
+    """
+    column_W = torch.arange(x_SW.shape[1], device=x_SW.device)
+    bits_SW = words(column_W, seed, row_S.unsqueeze(1))
+    chance_SW = ((bits_SW >> 8) & 0xFFFFFF).float() * 2.0**-24
+    exponent_SW = (x_SW.view(torch.int32) >> 23) & 0xFF  # with a bias of 127
+    step_SW = (exponent_SW - 10).clamp(min=127 - 24, max=254)  # spacing of fp16, at least 2**-24
+    scaled_SW = x_SW * ((254 - step_SW) << 23).view(torch.float32)
+    below_SW = scaled_SW.floor()
+    up_SW = chance_SW < scaled_SW - below_SW
+    return ((below_SW + up_SW) * (step_SW << 23).view(torch.float32)).half()
 
 
 class EmbeddingBags(NamedTuple):
@@ -66,8 +89,8 @@ def sort_reference(ids_NL: Tensor, bags: Bags) -> SortedKeys:
     key_NK = ids_NL[:, column_K]
     own_NK = (key_NK >= 0) & (key_NK < rows_K) & (key_NK % shards_K == shard_K)
     row_NK = torch.where(own_NK, base_K + key_NK // shards_K, bags.rows)
-    row_M, place_M = row_NK.flatten().to(torch.int32).sort(stable=True)
-    source_M = place_M // bags.lookups * len(bags) + bag_K[place_M % bags.lookups]
+    row_M, unsorted_M = row_NK.flatten().to(torch.int32).sort(stable=True)
+    source_M = unsorted_M // bags.lookups * len(bags) + bag_K[unsorted_M % bags.lookups]
     ours = (row_M < bags.rows).sum(dtype=torch.int32)
     return SortedKeys(row_M, source_M.to(torch.int32), ours, len(bags), bags.rows)
 

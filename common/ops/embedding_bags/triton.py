@@ -1,7 +1,7 @@
-"""Embedding bags with the Triton kernels of :mod:`common.ops.embedding_bags.kernels`.
+"""Launches of the Triton kernels of :mod:`common.ops.embedding_bags.kernels`.
 
-``pool`` is one launch, ``sort`` is two and PyTorch's sort between them, ``update`` is two, all on the current stream.
-Nothing waits for the device, and there are no atomics. Shapes: see :mod:`common.ops.embedding_bags.bags`.
+``pool`` is one launch, ``sort`` is two and PyTorch's sort between them, ``update`` is two. There are no atomics.
+Shapes: see :mod:`common.ops.embedding_bags.bags`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from common.ops.embedding_bags import kernels
 from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
 from common.ops.tile import Tile
-from common.ops.triton_support import multiprocessors
+from common.ops.triton_support import programs_for
 
 BLOCK = 1024
 """Keys per program of kernels that read no vectors."""
@@ -75,9 +75,9 @@ def sort(ids_NL: Tensor, bags: Bags) -> SortedKeys:
             ids_NL, bags.table_B6, bags.lookup_K2, row_M, keys, bags.rows, ids_NL.stride(0),
             LOOKUPS=bags.lookups, BLOCK=BLOCK,
         )  # fmt: skip
-        row_M, place_M = row_M.sort(stable=True)
+        row_M, unsorted_M = row_M.sort(stable=True)
         kernels.embedding_sources_kernel[(triton.cdiv(keys + 1, BLOCK),)](
-            row_M, place_M, bags.lookup_K2, source_M, ours, keys, bags.rows,
+            row_M, unsorted_M, bags.lookup_K2, source_M, ours, keys, bags.rows,
             BAGS=len(bags), LOOKUPS=bags.lookups, BLOCK=BLOCK,
         )  # fmt: skip
     return SortedKeys(row_M, source_M, ours, len(bags), bags.rows)
@@ -131,18 +131,18 @@ def _add_up(
         return
     tile = TILES["update"]
     long_runs = TILES["long_runs"]
-    tiles, processors = triton.cdiv(count, tile.keys), multiprocessors(rows_RW.device)
+    tiles = triton.cdiv(count, tile.keys)
     partial_PW = torch.empty((2 * tiles, width), dtype=torch.float32, device=rows_RW.device)
     constants = {
         "RULE": rule, "WIDTH": width, "BLOCK_W": max(NARROWEST, triton.next_power_of_2(width)), "TILE": tile.keys,
     }  # fmt: skip
-    kernels.embedding_update_kernel[(min(tiles, tile.programs * processors),)](
+    kernels.embedding_update_kernel[(programs_for(tiles, tile.programs, rows_RW.device),)](
         keys.row_M, keys.source_M, keys.ours, gradient_NBW, rows_RW, state_RW, partial_PW, *scalars, seed,
         gradient_NBW.stride(0), gradient_NBW.stride(1), epsilon,
         BAGS=keys.bags, STAGES=tile.stages, num_warps=tile.warps, **constants,
     )  # fmt: skip
     if tiles > 1:
-        kernels.embedding_long_runs_kernel[(min(tiles - 1, long_runs.programs * processors),)](
+        kernels.embedding_long_runs_kernel[(programs_for(tiles - 1, long_runs.programs, rows_RW.device),)](
             keys.row_M, keys.ours, rows_RW, state_RW, partial_PW, *scalars, seed, epsilon,
             TOGETHER=long_runs.partial_sums, num_warps=long_runs.warps, **constants,
         )  # fmt: skip

@@ -113,8 +113,8 @@ def load_tile(pointer, row, columns, T, width, inverse=None):
     ``columns`` begins with the indices of the columns and the mask of the valid ones.
     """
     mask = (row < T)[:, None] & columns[1][None, :]
-    place = row.to(tl.int64)[:, None] * width + columns[0][None, :]
-    x = tl.load(pointer + place, mask=mask, other=0.0).to(tl.float32)
+    offset = row.to(tl.int64)[:, None] * width + columns[0][None, :]
+    x = tl.load(pointer + offset, mask=mask, other=0.0).to(tl.float32)
     if inverse is not None:
         x *= inverse
     return x
@@ -165,17 +165,17 @@ def store_result(output, scale, peak, parts, columns, row, T, GROUP: tl.constexp
     A part is a pair: the values and their first column in the output.
     """
     mask = (row < T)[:, None] & columns[1][None, :]
-    place = row.to(tl.int64)[:, None] * output.columns + columns[0][None, :]
+    offset = row.to(tl.int64)[:, None] * output.columns + columns[0][None, :]
     for number in tl.static_range(len(parts)):
         x = parts[number][0]
         behind = parts[number][1]
         if output.half is not None:
-            tl.store(output.half + behind + place, x.to(output.half.dtype.element_ty), mask=mask)
+            tl.store(output.half + behind + offset, x.to(output.half.dtype.element_ty), mask=mask)
         if output.data is not None:
             to = output.data.dtype.element_ty
             peak = peak_of(peak, x, x.shape[0], x.shape[1], GROUP)
             fp8 = round_to_fp8(x, scale, to == tl.float8e5).to(to, bitcast=True)
-            tl.store(output.data + behind + place, fp8, mask=mask)
+            tl.store(output.data + behind + offset, fp8, mask=mask)
             if output.transposed is not None:
                 turned = (behind + columns[0]).to(tl.int64)[:, None] * T + row[None, :]
                 tl.store(output.transposed + turned, tl.trans(fp8), mask=columns[1][:, None] & (row < T)[None, :])

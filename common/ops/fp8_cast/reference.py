@@ -52,6 +52,20 @@ class Fp8Tensor:
     source: Tensor
 
 
+class Activated(NamedTuple):
+    """Results of the forward pass of an activation; either ``y`` or ``y8`` is None.
+
+    Attributes:
+        y: (T, F), dtype of the input.
+        y8: (T, F), e4m3.
+        saved: input of the backward pass: the input of the activation, or its e4m3 form.
+    """
+
+    y: Tensor | None
+    y8: Fp8Tensor | None
+    saved: Tensor | Fp8Tensor
+
+
 @dataclass
 class Handover:
     """Transfer of an FP8 gradient from the consumer of a matrix product's result to the matrix product.
@@ -147,21 +161,21 @@ def widen_fp8(x8: Fp8Tensor, to: torch.dtype = torch.float32) -> Tensor:
 
 
 def _cast(
-    wide_MK: Tensor, scaling: Scaling, dtype: torch.dtype, sampled: int, source: Tensor, frozen_scales: bool
+    widened_MK: Tensor, scaling: Scaling, dtype: torch.dtype, sampled: int, source: Tensor, frozen_scales: bool
 ) -> Fp8Tensor:
     largest = torch.finfo(dtype).max
     known = scaling.scale
-    scale = torch.where(known > 0, known, _first_scale(wide_MK, largest, sampled))
-    rounded_MK = (wide_MK * scale).clamp(-largest, largest)
-    data_MK = rounded_MK.masked_fill(~wide_MK.isfinite(), float("nan")).to(dtype)
+    scale = torch.where(known > 0, known, _first_scale(widened_MK, largest, sampled))
+    rounded_MK = (widened_MK * scale).clamp(-largest, largest)
+    data_MK = rounded_MK.masked_fill(~widened_MK.isfinite(), float("nan")).to(dtype)
     if not frozen_scales:
-        known.copy_(scale_of(wide_MK.abs().amax(), largest, otherwise=known))
+        known.copy_(scale_of(widened_MK.abs().amax(), largest, otherwise=known))
     return Fp8Tensor(data_MK, None, scale.reciprocal(), source)
 
 
-def _first_scale(wide_MK: Tensor, largest: float, sampled: int) -> Tensor:
-    step = -(-wide_MK.shape[0] // sampled)
-    amax = wide_MK[::step].abs().amax() * FIRST_MARGIN
+def _first_scale(widened_MK: Tensor, largest: float, sampled: int) -> Tensor:
+    step = -(-widened_MK.shape[0] // sampled)
+    amax = widened_MK[::step].abs().amax() * FIRST_MARGIN
     return scale_of(amax, largest, otherwise=torch.ones_like(amax))
 
 

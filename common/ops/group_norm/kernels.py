@@ -22,9 +22,47 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.group_norm.device import activated, before_activation, load_statistics
 from common.ops.norm.moments import voxels_of
-from common.ops.tiling.kernels import load_row, load_tile, own_columns, store_tile, tile_at
+from common.ops.tiling import load_row, load_tile, own_columns, store_tile, tile_at
+
+_MINUS_LOG2_E: tl.constexpr = tl.constexpr(-1.4426950408889634)
+
+
+@triton.jit
+def _sigmoid(z):
+    return 1.0 / (1.0 + tl.exp2(z * _MINUS_LOG2_E))
+
+
+@triton.jit
+def activated(z, SILU: tl.constexpr):
+    """Return SiLU of z, ``z * sigmoid(z)``, or z itself without SILU."""
+    if SILU:
+        return z * _sigmoid(z)
+    else:
+        return z
+
+
+@triton.jit
+def before_activation(dy, z, SILU: tl.constexpr):
+    """Return the gradient of z from the gradient of ``activated(z)``."""
+    if SILU:
+        sigmoid = _sigmoid(z)
+        return dy * sigmoid * (1.0 + z * (1.0 - sigmoid))
+    else:
+        return dy
+
+
+@triton.jit
+def load_statistics(
+    statistics_ptr, added_ptr, channel, inside, sample, samples, C, G, WIDTH: tl.constexpr, ADDED: tl.constexpr
+):
+    """Return mean(x + added) - added, which centres x, and 1 / standard deviation, for channels of a sample."""
+    group = channel // WIDTH
+    centre = tl.load(statistics_ptr + sample * G + group, mask=inside, other=0.0)
+    rstd = tl.load(statistics_ptr + (samples + sample) * G + group, mask=inside, other=0.0)
+    if ADDED:
+        centre -= tl.load(added_ptr + sample * C + channel, mask=inside, other=0.0).to(tl.float32)
+    return centre, rstd
 
 
 @triton.jit
@@ -34,8 +72,8 @@ def _load_partial(first_ptr, second_ptr, kind, program, programs, column, mask, 
     first_mask = mask & (column < SPLIT)[None, :]
     value = tl.load(first_ptr + row * SPLIT + column[None, :], mask=first_mask, other=0.0)
     if PAIR:
-        place = row * (C - SPLIT) + (column - SPLIT)[None, :]
-        value += tl.load(second_ptr + place, mask=mask & (column >= SPLIT)[None, :], other=0.0)
+        offset = row * (C - SPLIT) + (column - SPLIT)[None, :]
+        value += tl.load(second_ptr + offset, mask=mask & (column >= SPLIT)[None, :], other=0.0)
     return value
 
 
@@ -66,9 +104,9 @@ def group_norm_statistics_kernel(
     mean = pivot + tl.sum(tl.sum((means - pivot) * shares, 1), 0)
     away = means - mean
     variance = tl.sum(tl.sum(squares / (V * WIDTH) + away * away * shares, 1), 0)
-    place = sample * tl.num_programs(0) + group
-    tl.store(statistics_ptr + place, mean)
-    tl.store(statistics_ptr + tl.num_programs(1) * tl.num_programs(0) + place, 1.0 / tl.sqrt(variance + eps))
+    offset = sample * tl.num_programs(0) + group
+    tl.store(statistics_ptr + offset, mean)
+    tl.store(statistics_ptr + tl.num_programs(1) * tl.num_programs(0) + offset, 1.0 / tl.sqrt(variance + eps))
 
 
 @triton.jit
@@ -145,11 +183,11 @@ def group_norm_gradient_sums_kernel(
         if ADDED:
             normals += normal
     plane = samples * tl.num_programs(0) * own
-    place = partial_ptr + (sample * tl.num_programs(0) + tl.program_id(0)) * own + column
-    tl.store(place, tl.sum(total, 0), mask=inside)
-    tl.store(place + plane, tl.sum(product, 0), mask=inside)
+    target_ptr = partial_ptr + (sample * tl.num_programs(0) + tl.program_id(0)) * own + column
+    tl.store(target_ptr, tl.sum(total, 0), mask=inside)
+    tl.store(target_ptr + plane, tl.sum(product, 0), mask=inside)
     if ADDED:
-        tl.store(place + 2 * plane, tl.sum(normals, 0), mask=inside)
+        tl.store(target_ptr + 2 * plane, tl.sum(normals, 0), mask=inside)
 
 
 @triton.jit
@@ -175,12 +213,12 @@ def group_norm_coefficients_kernel(
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     constant = tl.sum(weight * total, 0) / (V * WIDTH)
     slope = tl.sum(weight * product, 0) / (V * WIDTH)
-    place, plane = sample * tl.num_programs(0) + group, tl.num_programs(1) * tl.num_programs(0)
-    tl.store(coefficients_ptr + place, constant)
-    tl.store(coefficients_ptr + plane + place, slope)
+    offset, plane = sample * tl.num_programs(0) + group, tl.num_programs(1) * tl.num_programs(0)
+    tl.store(coefficients_ptr + offset, constant)
+    tl.store(coefficients_ptr + plane + offset, slope)
     if ADDED:
         normals = tl.sum(_load_partial(first_ptr, second_ptr, 2, program, programs, column, mask, C, SPLIT, PAIR), 0)
-        rstd = tl.load(statistics_ptr + plane + place)
+        rstd = tl.load(statistics_ptr + plane + offset)
         d_added = rstd * (weight * total - constant * V - slope * normals)
         tl.store(d_added_ptr + sample * C + column, d_added.to(d_added_ptr.dtype.element_ty), mask=inside)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.group_norm.device import activated, before_activation, load_statistics
+from common.ops.group_norm.kernels import activated, before_activation, load_statistics
 
 
 @triton.jit
@@ -127,15 +127,15 @@ def group_norm_slab_forward_kernel(
     y = y_ptr + sample * V * C
     if HELD:
         z = (x - centre[None, :]) * scale[None, :] + bias[None, :]
-        place = voxel[:, None] * C + column[None, :]
-        tl.store(y + place, activated(z, SILU).to(y_ptr.dtype.element_ty), mask=mask)
+        offset = voxel[:, None] * C + column[None, :]
+        tl.store(y + offset, activated(z, SILU).to(y_ptr.dtype.element_ty), mask=mask)
     else:
         for start in tl.range(0, V, BLOCK_V, num_stages=STAGES):
             voxel, mask = _tile(start, V, inside, BLOCK_V)
             x = _load(first_ptr, second_ptr, voxel, column, mask, sample, V, C, SPLIT, PAIR)
             z = (x - centre[None, :]) * scale[None, :] + bias[None, :]
-            place = voxel[:, None] * C + column[None, :]
-            tl.store(y + place, activated(z, SILU).to(y_ptr.dtype.element_ty), mask=mask)
+            offset = voxel[:, None] * C + column[None, :]
+            tl.store(y + offset, activated(z, SILU).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -158,12 +158,12 @@ def _with_kept(
 ):  # fmt: skip
     """Return ``dx`` plus the gradients of the returned inputs (``keep``)."""
     if KEPT_FIRST:
-        first, place = kept_first_ptr + sample * V * SPLIT, voxel[:, None] * SPLIT + column[None, :]
-        dx += tl.load(first + place, mask=mask & (column < SPLIT)[None, :], other=0.0).to(tl.float32)
+        first, offset = kept_first_ptr + sample * V * SPLIT, voxel[:, None] * SPLIT + column[None, :]
+        dx += tl.load(first + offset, mask=mask & (column < SPLIT)[None, :], other=0.0).to(tl.float32)
     if KEPT_SECOND:
         second = kept_second_ptr + sample * V * (C - SPLIT)
-        place = voxel[:, None] * (C - SPLIT) + (column - SPLIT)[None, :]
-        dx += tl.load(second + place, mask=mask & (column >= SPLIT)[None, :], other=0.0).to(tl.float32)
+        offset = voxel[:, None] * (C - SPLIT) + (column - SPLIT)[None, :]
+        dx += tl.load(second + offset, mask=mask & (column >= SPLIT)[None, :], other=0.0).to(tl.float32)
     return dx
 
 

@@ -1,7 +1,6 @@
-"""Group norm with the Triton kernels of :mod:`common.ops.group_norm`.
+"""Launches and autograd function of the Triton kernels of group norm.
 
-Small samples use :mod:`common.ops.group_norm.slab_kernels`, others :mod:`common.ops.group_norm.kernels`. All work is
-enqueued on the current stream, and the host never waits for the device, so a CUDA graph can capture it. Activations in
+Small samples use :mod:`common.ops.group_norm.slab_kernels`, others :mod:`common.ops.group_norm.kernels`. Activations in
 another memory format are first copied to channels_last. Shapes: N samples, V pixels, C channels.
 """
 
@@ -15,12 +14,10 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from common.ops.group_norm import kernels, slab_kernels
-from common.ops.group_norm.reference import GroupNormResult, check
+from common.ops.group_norm import GroupNormResult, check, kernels, slab_kernels
 from common.ops.norm.moments import moments_kernel
 from common.ops.tile import Tile
-from common.ops.tiling.column_sums import column_sums
-from common.ops.tiling.tiles import block_of_columns, cut
+from common.ops.tiling import block_of_columns, cut, sums_by_dtype
 from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {
@@ -243,7 +240,7 @@ def forward(inputs: Sequence[Tensor], affine: Affine, groups: int, eps: float) -
     return y_NCHW, statistics_2NG
 
 
-class Gradients(NamedTuple):
+class GroupNormGradients(NamedTuple):
     """Results of the backward pass.
 
     Attributes:
@@ -263,7 +260,7 @@ def backward(
     inputs: Sequence[Tensor],
     affine: Affine,
     statistics_2NG: Tensor,
-) -> Gradients:
+) -> GroupNormGradients:
     """Return the gradients, from channels_last tensors.
 
     Launches one kernel; for large samples three, or five with a pair of inputs.
@@ -271,11 +268,10 @@ def backward(
     Args:
         dy_NCHW: gradient of the result.
         kept: gradient of each returned input; None for no gradient.
-        inputs, affine, statistics_2NG: as in :func:`forward`.
     """
     samples, groups = statistics_2NG.shape[1:]
     sizes = Sizes.of(inputs, groups)
-    found = Gradients(
+    found = GroupNormGradients(
         [torch.empty_like(x_NCHW) for x_NCHW in inputs],
         None if affine.added_NC is None else torch.empty_like(affine.added_NC),
         statistics_2NG.new_empty((samples, 2, sizes.channels)),
@@ -349,13 +345,8 @@ class _GroupNorm(torch.autograd.Function):
         if dy_NCHW is None:  # the result was not used
             return (None,) * 7 + tuple(kept)
         found = backward(dy_NCHW, kept, inputs, Affine(weight_C, bias_C, added_NC, ctx.silu), statistics_2NG)
-        # one launch sums both gradients over the samples
-        same = weight_C.dtype == bias_C.dtype
-        sums = column_sums(found.sums_N2C.flatten(1), weight_C.dtype if same else torch.float32).view(2, -1)
-        return (
-            sums[1].to(weight_C.dtype), sums[0].to(bias_C.dtype), found.added_NC, None, None, None, None,
-            *found.inputs,
-        )  # fmt: skip
+        d_bias_C, d_weight_C = sums_by_dtype(found.sums_N2C.flatten(1), (bias_C.dtype, weight_C.dtype))
+        return d_weight_C, d_bias_C, found.added_NC, None, None, None, None, *found.inputs
 
 
 def group_norm(
@@ -369,7 +360,7 @@ def group_norm(
     added_NC: Tensor | None = None,
     keep: bool = False,
 ) -> GroupNormResult:
-    """See :func:`common.ops.group_norm.reference.group_norm_reference`."""
+    """See :func:`common.ops.group_norm.group_norm_reference`."""
     check(inputs, weight_C, groups, added_NC)
     result = _GroupNorm.apply(weight_C, bias_C, added_NC, groups, eps, silu, keep, *inputs)
     if not keep:

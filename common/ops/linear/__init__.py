@@ -14,7 +14,7 @@ from common.ops.operation import Implementation, Operation, OperationRequest
 
 Product = Callable[..., Tensor]
 """Signature: ``product(x, weight, bias or None)``. Returns ``x weight^T + bias`` with autograd. In FP8 it is a
-:class:`fp8.Fp8Product`."""
+:class:`fp8.Fp8LinearProduct`."""
 
 
 class Linear(nn.Module):
@@ -52,11 +52,11 @@ class Linear(nn.Module):
 
     def input_scaling(self) -> Scaling | None:
         """Return the scaling state for a producer that writes the input in FP8; None if it must write 16 bits."""
-        return self.product.input_scaling() if isinstance(self.product, fp8.Fp8Product) else None
+        return self.product.input_scaling() if isinstance(self.product, fp8.Fp8LinearProduct) else None
 
     def handover(self) -> Handover | None:
         """Return a handover for a consumer that writes one result's gradient in FP8; None if it must write 16 bits."""
-        return self.product.handover() if isinstance(self.product, fp8.Fp8Product) else None
+        return self.product.handover() if isinstance(self.product, fp8.Fp8LinearProduct) else None
 
     def forward(
         self,
@@ -87,7 +87,7 @@ LINEAR = Operation(
     "linear",
     _reference_product,
     {
-        "fp8": Implementation(fp8.Fp8Product, fp8.unsupported, automatic=False),
+        "fp8": Implementation(fp8.Fp8LinearProduct, fp8.unsupported, automatic=False),
         "te": Implementation(te.TeProduct, te.unsupported, automatic=False),
     },
     cases="common.ops.linear.cases",

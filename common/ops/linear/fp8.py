@@ -60,7 +60,7 @@ def unsupported(request: OperationRequest) -> str | None:
     return None
 
 
-class Fp8Product(nn.Module):
+class Fp8LinearProduct(nn.Module):
     """An FP8 product ``x weight^T + bias`` with the scales of one layer.
 
     Args:
@@ -148,10 +148,10 @@ class Fp8Product(nn.Module):
             self._weight = self._cast(weight.detach(), self.scaling(WEIGHT), E4M3, True)
         elif self._weight is None:
             raise RuntimeError("same_weights() before any forward pass: there is no FP8 weight yet")
-        result: Tensor = _Product.apply(x8.source, weight, bias, x8, self._weight, self, handover)
+        result: Tensor = _Fp8Function.apply(x8.source, weight, bias, x8, self._weight, self, handover)
         return result
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Fp8Product:
+    def _apply(self, fn: Any, recurse: bool = True) -> Fp8LinearProduct:
         """Move the buffers, but keep the scales in fp32 when the model is cast to half precision."""
         scales = self.scales
         super()._apply(fn, recurse)
@@ -168,7 +168,7 @@ def same_weights(model: nn.Module) -> Iterator[None]:
     captured step casts the weights in its first micro-batch in every replay. After the context, even a failed one,
     passes cast again.
     """
-    products = [module for module in model.modules() if isinstance(module, Fp8Product)]
+    products = [module for module in model.modules() if isinstance(module, Fp8LinearProduct)]
     for product in products:
         product._same_weight = True
     try:
@@ -178,7 +178,7 @@ def same_weights(model: nn.Module) -> Iterator[None]:
             product._same_weight = False
 
 
-class _Product(torch.autograd.Function):
+class _Fp8Function(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -187,7 +187,7 @@ class _Product(torch.autograd.Function):
         bias: Tensor | None,
         x8: Fp8Tensor,
         w8: Fp8Tensor,
-        product: Fp8Product,
+        product: Fp8LinearProduct,
         handover: Handover | None,
     ) -> Tensor:
         kept = x8.data if x8.transposed is None else x8.transposed

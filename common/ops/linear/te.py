@@ -7,7 +7,7 @@ fp32 registers between steps of the tensor cores. Without gradients, as in evalu
 weights and scales do not change.
 
 The buffers here hold the state. The library's modules keep theirs outside of buffers, so neither checkpoints nor a
-warm-up that restores buffers would include it. Legend: T tokens, K inputs, N outputs.
+warm-up that restores buffers would include it. Shapes: T tokens, K inputs, N outputs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TeProduct(nn.Module):
             return F.linear(x, weight, bias)
         x_TK = x.flatten(0, -2)
         fp8.check_rows(len(x_TK))
-        result: Tensor = _Product.apply(x_TK, weight, bias, self)
+        result: Tensor = _TeFunction.apply(x_TK, weight, bias, self)
         return result.view(*x.shape[:-1], -1)
 
     def cast(self, tensor: Tensor, role: int, transpose: bool) -> Any:
@@ -137,7 +137,7 @@ def first_gradient_scale(dtype: torch.dtype) -> float:
     return 2.0**16 if dtype == torch.bfloat16 else 1.0
 
 
-class _Product(torch.autograd.Function):
+class _TeFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TK: Tensor, weight: Tensor, bias: Tensor | None, product: TeProduct) -> Tensor:
         from transformer_engine.pytorch import prepare_for_saving

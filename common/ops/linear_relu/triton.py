@@ -1,16 +1,13 @@
-"""Linear layer with ReLU: products by PyTorch, and a Triton kernel for the gradient in front of the ReLU.
-
-All work is enqueued on the current stream, and the host never waits for the device.
-"""
+"""Linear layer with ReLU: products by PyTorch, and a Triton kernel for the gradient in front of the ReLU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from common.ops.linear_relu.reference import Passes, apply
+from common.ops.linear_relu import LinearReluPasses, apply
+from common.ops.relu_gradient import relu_gradient
 from common.ops.tile import Tile
-from common.ops.tiling.relu_gradient import relu_gradient
 
 TILES: dict[str, Tile] = {"gradient": Tile(columns=128, elements=4096, warps=4, programs=4, stages=2)}
 """Tile of each pass."""
@@ -32,9 +29,9 @@ def masked(dy_BN: Tensor, y_BN: Tensor) -> tuple[Tensor, Tensor]:
     return dz_BN, d_bias_N
 
 
-PASSES = Passes(forward, masked)
+PASSES = LinearReluPasses(forward, masked)
 
 
 def linear_relu(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """See :func:`common.ops.linear_relu.reference.linear_relu_reference`."""
+    """See :func:`common.ops.linear_relu.linear_relu_reference`."""
     return apply(PASSES, x_BK, weight_NK, bias_N)

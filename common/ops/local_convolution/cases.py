@@ -6,13 +6,13 @@ channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from common.ops.cases import Case, Draw, Pass, size_of
-from common.ops.local_convolution.reference import LocalConvolution
+from common.ops.local_convolution import LocalConvolution
 
 
 def volumes(
@@ -24,7 +24,7 @@ def volumes(
 
 
 def passes(
-    function: Callable[[], LocalConvolution],
+    convolution: LocalConvolution,
     draw: Draw,
     samples: int,
     channels: int,
@@ -39,7 +39,6 @@ def passes(
         volume: (D, H, W) of the input.
         channels_last: whether input, weight and gradient are in ``channels_last_3d``.
     """
-    convolution = function()
     x = volumes(draw, samples, channels, volume, channels_last=channels_last)
     weight = volumes(draw, filters, channels, (3, 3, 3), channels_last=channels_last)
     dy = volumes(draw, samples, filters, [(size - 1) // stride + 1 for size in volume], channels_last=channels_last)

@@ -6,7 +6,7 @@ import torch
 
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.dropout.reference import DropoutMask
-from common.ops.lora_input.reference import LoraInput, Region
+from common.ops.lora_input import LoraInput, Region
 from common.ops.sizes import decoder, transformer
 
 MOST_ROWS = 1 << 18

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.tiling.kernels import load_tile, own_columns, tile_at
+from common.ops.tiling import load_tile, own_columns, tile_at
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def moments_kernel(
         square += shifted * shifted
     voxels = voxels_of(program, programs, tiles, V, BLOCK_V, REVERSE)
     shift = tl.sum(total, 0) / voxels
-    place = (sample * programs + program) * C + column
-    tl.store(partial_ptr + place, pivot + shift, mask=inside)
+    position = (sample * programs + program) * C + column
+    tl.store(partial_ptr + position, pivot + shift, mask=inside)
     about_mean = tl.maximum(tl.sum(square, 0) - shift * shift * voxels, 0.0)
-    tl.store(partial_ptr + tl.num_programs(2) * programs * C + place, about_mean, mask=inside)
+    tl.store(partial_ptr + tl.num_programs(2) * programs * C + position, about_mean, mask=inside)

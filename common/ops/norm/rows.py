@@ -12,13 +12,13 @@ import triton.language as tl
 
 
 @triton.jit
-def load_wide(pointer, place, mask):
+def load_fp32(pointer, offset, mask):
     """Load values as fp32, with 0 for masked elements."""
-    return tl.load(pointer + place, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(pointer + offset, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def place_of_rows(row, T, E: tl.constexpr, BLOCK_E: tl.constexpr):
+def offset_of_rows(row, T, E: tl.constexpr, BLOCK_E: tl.constexpr):
     """Return the int64 element offsets of whole rows, and a mask of the elements that exist."""
     column = tl.arange(0, BLOCK_E)
     return row.to(tl.int64)[:, None] * E + column[None, :], (row < T)[:, None] & (column < E)[None, :]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.ops.cases import Case, Draw, Pass, rotating
-from common.ops.qkv_gradient.reference import JoinQkv
+from common.ops.qkv_gradient import JoinQkv
 from common.ops.sizes import gpt3
 
 

@@ -1,4 +1,4 @@
-"""Reference implementation of :mod:`common.ops.random_bits`."""
+"""Reference of :mod:`common.ops.random_bits`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def normal_pairs(
 
     Args:
         index: integers, 0 ... 2**31 - 1.
-        seed, site: as in :func:`words`.
         dtype: fp32, or fp64 for more digits of the same numbers.
     """
     dims = max(index.dim(), seed.dim(), site.dim() if isinstance(site, Tensor) else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from common.ops.cases import Case, Draw, Pass, size_of
-from common.ops.rope.reference import Rope, tables
+from common.ops.rope import Rope, tables
 from common.ops.sizes import decoder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from common.ops.cases import Case, Draw, Pass, rotating
-from common.ops.row_norm.reference import RowNorm, forward_reference
+from common.ops.row_norm import RowNorm, forward_reference
 from common.ops.sizes import decoder, gpt3
 
 

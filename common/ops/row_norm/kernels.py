@@ -32,13 +32,13 @@ import triton.language as tl
 
 from common.ops.fp8_cast.device import finish, first_scale, no_peak, peak_of, round_to_fp8
 from common.ops.fp8_cast.reference import SAMPLED_ROWS_OF_COMPUTED
-from common.ops.norm.rows import load_wide
+from common.ops.norm.rows import load_fp32
 
 SAMPLED_ROWS = tl.constexpr(SAMPLED_ROWS_OF_COMPUTED)
 
 
 @triton.jit
-def _place(row, T, part, E: tl.constexpr, BLOCK: tl.constexpr):
+def _offset(row, T, part, E: tl.constexpr, BLOCK: tl.constexpr):
     """Return the int64 element offsets of a part of rows, and a mask of the elements that exist."""
     column = part * BLOCK + tl.arange(0, BLOCK)
     mask = (row < T)[:, None] & (column < E)[None, :]
@@ -49,7 +49,7 @@ def _place(row, T, part, E: tl.constexpr, BLOCK: tl.constexpr):
 def _parameter(pointer, part, E: tl.constexpr, BLOCK: tl.constexpr):
     """Return a part of a parameter, fp32 (1, BLOCK); 0 beyond its end."""
     column = part * BLOCK + tl.arange(0, BLOCK)
-    return load_wide(pointer, column, column < E)[None, :]
+    return load_fp32(pointer, column, column < E)[None, :]
 
 
 @triton.jit
@@ -97,16 +97,16 @@ def _normed(
     residual_ptr, delta_ptr, sum_ptr, moments_ptr, y_ptr, weight, bias, added, epsilon = given
     xs, squares, ys, mean = (), (), (), 0.0
     for part in tl.static_range(PARTS):
-        place, mask = _place(row, T, part, E, BLOCK)
-        x = load_wide(residual_ptr, place, mask)
+        offset, mask = _offset(row, T, part, E, BLOCK)
+        x = load_fp32(residual_ptr, offset, mask)
         if delta_ptr is not None:
-            x += load_wide(delta_ptr, place, mask)
+            x += load_fp32(delta_ptr, offset, mask)
         if len(added) > 0:
             x += added[part]
         if sum_ptr is not None:
             x = x.to(sum_ptr.dtype.element_ty).to(tl.float32)
             if WRITE:
-                tl.store(sum_ptr + place, x.to(sum_ptr.dtype.element_ty), mask=mask)
+                tl.store(sum_ptr + offset, x.to(sum_ptr.dtype.element_ty), mask=mask)
         xs += (x,)
     if MEAN:
         mean = _mean(xs, E, PARTS)
@@ -122,7 +122,7 @@ def _normed(
             moments_ptr += T
         tl.store(moments_ptr + row, tl.reshape(rstd, (ROWS,)), mask=row < T)
     for part in tl.static_range(PARTS):
-        place, mask = _place(row, T, part, E, BLOCK)
+        offset, mask = _offset(row, T, part, E, BLOCK)
         y = (xs[part] - mean) * rstd * _factor(weight[part], MEAN)
         if MEAN:
             y = tl.where(mask, y + bias[part], 0.0)
@@ -142,10 +142,10 @@ def _gradient(
     mean, rstd = _moments(moments_ptr, row, T, MEAN)
     d_normals, normals, products, gradients, along_one = (), (), (), (), 0.0
     for part in tl.static_range(PARTS):
-        place, mask = _place(row, T, part, E, BLOCK)
-        normal = (load_wide(residual_ptr, place, mask) - mean) * rstd
+        offset, mask = _offset(row, T, part, E, BLOCK)
+        normal = (load_fp32(residual_ptr, offset, mask) - mean) * rstd
         # 0 beyond the end of a row, because dy is 0 there
-        d_normal = load_wide(dy_ptr, place, mask) * _factor(weight[part], MEAN)
+        d_normal = load_fp32(dy_ptr, offset, mask) * _factor(weight[part], MEAN)
         d_normals += (d_normal,)
         normals += (normal,)
         products += (d_normal * normal,)
@@ -153,10 +153,10 @@ def _gradient(
         along_one = _mean(d_normals, E, PARTS)
     along = _mean(products, E, PARTS)
     for part in tl.static_range(PARTS):
-        place, mask = _place(row, T, part, E, BLOCK)
+        offset, mask = _offset(row, T, part, E, BLOCK)
         dx = (d_normals[part] - along_one - normals[part] * along) * rstd
         if d_residual_ptr is not None:
-            dx += load_wide(d_residual_ptr, place, mask)
+            dx += load_fp32(d_residual_ptr, offset, mask)
         gradients += (tl.where(mask, dx, 0.0) if MEAN else dx,)
     return gradients
 
@@ -186,13 +186,13 @@ def _visit_rows(
         row = group * ROWS + tl.arange(0, ROWS)
         parts = parts_of(given, row, T, True, MEAN, E, PARTS, ROWS, BLOCK)
         for part in tl.static_range(PARTS):
-            place, mask = _place(row, T, part, E, BLOCK)
+            offset, mask = _offset(row, T, part, E, BLOCK)
             if x_ptr is not None:
-                tl.store(x_ptr + place, parts[part].to(x_ptr.dtype.element_ty), mask=mask)
+                tl.store(x_ptr + offset, parts[part].to(x_ptr.dtype.element_ty), mask=mask)
             if x8_ptr is not None:
                 x = parts[part].to(tl.float32)
                 peak = peak_of(peak, x, ROWS, BLOCK, GROUP)
-                tl.store(x8_ptr + place, round_to_fp8(x, scale, E5M2), mask=mask)
+                tl.store(x8_ptr + offset, round_to_fp8(x, scale, E5M2), mask=mask)
     if x8_ptr is not None:
         finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, E5M2, FROZEN)
 
@@ -254,13 +254,13 @@ def row_norm_recompute_kernel(
     """Store one of PARTS parts of ROWS normalised rows, from sum and moments. Grid (ceil(T / ROWS) * PARTS,)."""
     part = tl.program_id(0) % PARTS
     row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
-    place, mask = _place(row, T, part, E, BLOCK)
+    offset, mask = _offset(row, T, part, E, BLOCK)
     mean, rstd = _moments(moments_ptr, row, T, MEAN)
     weight = _factor(_parameter(weight_ptr, part, E, BLOCK), MEAN)
-    y = (load_wide(residual_ptr, place, mask) - mean) * rstd * weight
+    y = (load_fp32(residual_ptr, offset, mask) - mean) * rstd * weight
     if MEAN:
         y += _parameter(bias_ptr, part, E, BLOCK)
-    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -285,14 +285,14 @@ def row_norm_parameter_gradients_kernel(
         d_added = tl.zeros((ROWS, BLOCK), tl.float32)
     for group in range(tl.program_id(1), tl.cdiv(T, ROWS), tl.num_programs(1)):
         row = group * ROWS + tl.arange(0, ROWS)
-        place, mask = _place(row, T, part, E, BLOCK)
+        offset, mask = _offset(row, T, part, E, BLOCK)
         mean, rstd = _moments(moments_ptr, row, T, MEAN)
-        dy = load_wide(dy_ptr, place, mask)
-        d_weight += dy * ((load_wide(residual_ptr, place, mask) - mean) * rstd)
+        dy = load_fp32(dy_ptr, offset, mask)
+        d_weight += dy * ((load_fp32(residual_ptr, offset, mask) - mean) * rstd)
         if MEAN:
             d_bias += dy
         if dx_ptr is not None:
-            d_added += load_wide(dx_ptr, place, mask)
+            d_added += load_fp32(dx_ptr, offset, mask)
     column = part * BLOCK + tl.arange(0, BLOCK)
     target = partial_ptr + tl.program_id(1) * (KINDS * E) + column
     tl.store(target, tl.sum(d_weight, 0), mask=column < E)

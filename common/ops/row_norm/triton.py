@@ -1,8 +1,4 @@
-"""Residual addition and norms of rows with the Triton kernels of :mod:`common.ops.row_norm.kernels`.
-
-Each function serves both norms: LayerNorm has a bias and two moments of each row, RMSNorm has no bias and one moment.
-All work is enqueued on the current stream, and the host never waits for the device. Shapes: T tokens, E features.
-"""
+"""Launches of the Triton kernels of :mod:`common.ops.row_norm.kernels`. Shapes: T tokens, E features."""
 
 from __future__ import annotations
 
@@ -15,13 +11,11 @@ import triton
 from torch import Tensor
 
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling
-from common.ops.fp8_cast.triton import arguments, result
-from common.ops.norm.row_programs import row_programs
-from common.ops.row_norm import kernels
-from common.ops.row_norm.reference import Normed
+from common.ops.fp8_cast.triton import output
+from common.ops.row_norm import Normed, kernels
 from common.ops.tile import Tile
-from common.ops.tiling.column_sums import column_sums
-from common.ops.triton_support import multiprocessors, require_contiguous
+from common.ops.tiling import column_sums
+from common.ops.triton_support import programs_for, require_contiguous
 
 TILES: dict[str, Tile] = {
     "forward": Tile(rows=1, warps=16, programs=1, stages=3),
@@ -74,7 +68,7 @@ def _rows(name: str, mean: bool, read: Sequence[Tensor | None]) -> tuple[tuple[i
     rows = tile.rows * min(8, max(1, _ROW_OF_TILES // (parts * columns)))
     rows = 1 << (rows.bit_length() - 1)
     in_flight = rows * parts * columns * sum(x.element_size() for x in given)
-    return (row_programs(tokens, rows, tile.programs, device),), {
+    return (programs_for(triton.cdiv(tokens, rows), tile.programs, device),), {
         "MEAN": mean,
         "E": features,
         "PARTS": parts,
@@ -106,21 +100,20 @@ def forward(
 ) -> Normed:
     """Add to the residual and normalise the sum, in one launch.
 
-    See :func:`common.ops.row_norm.reference.forward_reference`.
+    See :func:`common.ops.row_norm.forward_reference`.
     """
     require_contiguous(residual=residual_TE, delta=delta_TE, added=added_E, weight=weight_E, bias=bias_E)
     tokens, mean = residual_TE.shape[0], bias_E is not None
     unchanged = delta_TE is None and added_E is None
     sum_TE = residual_TE if unchanged else torch.empty_like(residual_TE)
     moments = residual_TE.new_empty((2, tokens) if mean else (tokens,), dtype=torch.float32)
-    y_TE = torch.empty_like(residual_TE) if half else None
-    y8 = None if fp8 is None else result(fp8, E4M3, residual_TE.shape)
+    y = output(residual_TE, residual_TE.shape[1], E4M3, fp8, half=half, frozen_scales=frozen_scales)
     grid, constants = _rows("forward", mean, (residual_TE, delta_TE))
     kernels.row_norm_forward_kernel[grid](
-        residual_TE, delta_TE, added_E, weight_E, bias_E, None if unchanged else sum_TE, moments, y_TE, *arguments(y8),
+        residual_TE, delta_TE, added_E, weight_E, bias_E, None if unchanged else sum_TE, moments, y.half, *y.pointers(),
         tokens, epsilon, FROZEN=frozen_scales, **constants,
     )  # fmt: skip
-    return Normed(sum_TE, moments, y_TE, None if y8 is None else y8.tensor(residual_TE.dtype))
+    return Normed(sum_TE, moments, y.half, y.fp8(residual_TE.dtype))
 
 
 def backward(
@@ -133,20 +126,20 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
-    """See :func:`common.ops.row_norm.reference.backward_reference`. One launch."""
+    """See :func:`common.ops.row_norm.backward_reference`. One launch."""
     require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments, weight=weight_E, d_residual=d_residual_TE)
-    dx_TE = torch.empty_like(dy_TE)
-    dx8 = None if fp8 is None else result(fp8, E5M2, dy_TE.shape)
+    dx = output(dy_TE, dy_TE.shape[1], E5M2, fp8, half=True, frozen_scales=frozen_scales)
     grid, constants = _rows("backward", moments.dim() == 2, (dy_TE, residual_TE, d_residual_TE))
     kernels.row_norm_backward_kernel[grid](
-        dy_TE, residual_TE, moments, weight_E, d_residual_TE, dx_TE, *arguments(dx8), dy_TE.shape[0],
+        dy_TE, residual_TE, moments, weight_E, d_residual_TE, dx.half, *dx.pointers(), dy_TE.shape[0],
         FROZEN=frozen_scales, **constants,
     )  # fmt: skip
-    return dx_TE, None if dx8 is None else dx8.tensor(dy_TE.dtype)
+    assert dx.half is not None
+    return dx.half, dx.fp8(dy_TE.dtype)
 
 
 def recompute(residual_TE: Tensor, moments: Tensor, weight_E: Tensor, bias_E: Tensor | None = None) -> Tensor:
-    """See :func:`common.ops.row_norm.reference.recompute_reference`. One launch."""
+    """See :func:`common.ops.row_norm.recompute_reference`. One launch."""
     require_contiguous(residual=residual_TE, moments=moments, weight=weight_E, bias=bias_E)
     tokens, features = residual_TE.shape
     constants = _blocks(TILES["recompute"], features)
@@ -160,13 +153,13 @@ def recompute(residual_TE: Tensor, moments: Tensor, weight_E: Tensor, bias_E: Te
 def parameter_gradients(
     dy_TE: Tensor, residual_TE: Tensor, moments: Tensor, dx_TE: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """See :func:`common.ops.row_norm.reference.parameter_gradients_reference`. Two launches, no atomics."""
+    """See :func:`common.ops.row_norm.parameter_gradients_reference`. Two launches, no atomics."""
     require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments, dx=dx_TE)
     tokens, features = residual_TE.shape
     tile, kinds = TILES["parameter_gradients"], moments.dim() + (dx_TE is not None)
     constants = _blocks(tile, features)
-    most = tile.programs * multiprocessors(dy_TE.device) // constants["PARTS"]
-    programs = max(1, min(most, triton.cdiv(tokens, tile.rows)))
+    groups = triton.cdiv(tokens, tile.rows)
+    programs = max(1, programs_for(groups, tile.programs, dy_TE.device, constants["PARTS"]))
     partial = torch.empty((programs, kinds * features), dtype=torch.float32, device=dy_TE.device)
     kernels.row_norm_parameter_gradients_kernel[(constants["PARTS"], programs)](
         dy_TE, residual_TE, moments, dx_TE, partial, tokens, KINDS=kinds, MEAN=moments.dim() == 2, **constants

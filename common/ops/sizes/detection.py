@@ -32,8 +32,8 @@ def anchors(levels: Sequence[int], device: torch.device) -> Tensor:
     found = []
     for cells in levels:
         stride = IMAGE_SIZE // cells
-        place = torch.arange(cells, device=device) * stride
-        corner = torch.stack(torch.meshgrid(place, place, indexing="xy"), -1).reshape(-1, 1, 2)
+        position = torch.arange(cells, device=device) * stride
+        corner = torch.stack(torch.meshgrid(position, position, indexing="xy"), -1).reshape(-1, 1, 2)
         size = 4 * stride * 2 ** (torch.arange(3, device=device) / 3)
         root = torch.tensor([0.5, 1.0, 2.0], device=device).sqrt().unsqueeze(1)
         half = torch.stack([size / root, size * root], -1).reshape(1, ANCHORS, 2) / 2

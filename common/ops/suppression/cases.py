@@ -35,8 +35,8 @@ def passes(
         absent: whether the second picture lacks half of its candidates and the third lacks all. Their boxes are NaN.
         grid: corners are rounded to multiples of it, so that overlaps often equal the threshold; 0 for no rounding.
     """
-    places = size.boxes(draw, pictures, candidates // near, 1, side=200.0)
-    boxes = (places + draw.uniform(*places.shape[:2], near, 4, high=60.0)).flatten(1, 2)
+    positions = size.boxes(draw, pictures, candidates // near, 1, side=200.0)
+    boxes = (positions + draw.uniform(*positions.shape[:2], near, 4, high=60.0)).flatten(1, 2)
     if grid:
         boxes = (boxes / grid).round() * grid
     score = draw.rounded(draw.integers(0, 1000, pictures, candidates) / 1000)  # some are equal

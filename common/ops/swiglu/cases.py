@@ -7,7 +7,7 @@ import torch
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.fp8_cast.reference import E4M3, cast_reference
 from common.ops.sizes import decoder
-from common.ops.swiglu.reference import SwiGlu
+from common.ops.swiglu import SwiGlu
 
 
 def passes(

@@ -77,7 +77,7 @@ CASES = (
         ],
         gpu={},
         dtypes=(torch.bfloat16,),
-        wide=False,
+        fp64=False,
     ),
     Fp8Case("BERT inputs", passes, {"matrices": BERT}, dtypes=(torch.bfloat16,)),
     Fp8Case("GPT-3", passes, {"matrices": GPT3}, dtypes=(torch.bfloat16,)),

@@ -15,13 +15,40 @@ Shapes: N pictures, I input and O output channels, H W of the input. The result 
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from common.ops.operation import Implementation, Operation
-from common.ops.triton_support import triton_unsupported
-from common.ops.upsample_convolution.reference import upsample_convolution_reference
-from common.ops.upsample_convolution.taps import summed_taps
+from common.ops.triton_support import triton_unsupported, widen
+
+
+def upsample_convolution_reference(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Return ``conv(upsample(x)) + bias``, (N, O, 2H, 2W). The reference writes the upsampled picture.
+
+    Args:
+        weight_OI33, bias_O: parameters of the convolution, in the dtype of the input; None for no bias.
+    """
+    return F.conv2d(F.interpolate(x_NIHW, scale_factor=2.0, mode="nearest"), weight_OI33, bias_O, padding=1)
+
+
+def summed_taps(weight_OI33: Tensor) -> Tensor:
+    """Return the weights of the transposed convolution, (I, O, 4, 4) in channels_last memory, in the dtype of the
+    weight.
+
+    Sums are rounded once and have a gradient.
+
+    Args:
+        weight_OI33: weight of the convolution of the upsampled picture.
+    """
+    taps = _summed(_summed(widen(weight_OI33), 2), 3).to(weight_OI33.dtype)
+    return taps.transpose(0, 1).contiguous(memory_format=torch.channels_last)
+
+
+def _summed(weight: Tensor, axis: int) -> Tensor:
+    """Return the four taps for three weights along an axis."""
+    first, middle, last = weight.unbind(axis)
+    return torch.stack((last, middle + last, first + middle, first), axis)
 
 
 def _transposed(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:

@@ -32,7 +32,7 @@ def passes(
         values = draw.integers(-1, 2, rows, tokens) if exact else draw.normal(rows, tokens, dtype=torch.float32)
         return (values * scale).to(dtype)
 
-    def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def scratch(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=draw.device)
 
     dy, x = operand(outputs, DY_SCALE, dy_format), operand(inputs, X_SCALE, E4M3)
@@ -42,7 +42,7 @@ def passes(
     gradient = bucket[offset : offset + weights].view(outputs, inputs)
 
     def add() -> Tensor:
-        function(dy, x, dy_inverse, x_inverse, gradient, room)
+        function(dy, x, dy_inverse, x_inverse, gradient, scratch)
         return bucket
 
     return [Pass("addition", add, size_of(dy, x, gradient, gradient), 2.0 * weights * tokens)]

@@ -12,14 +12,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from common.ops.operation import OperationRequest
 from common.ops.triton_support import require_contiguous
-from common.ops.weight_gradient.reference import Room
+
+Scratch = Callable[[Sequence[int], torch.dtype], Tensor]
+"""``scratch(shape, dtype)`` returns uninitialised memory that the operation may use until it returns."""
 
 WORKSPACE = 32 * 1024**2
 """Size of the workspace in bytes; NVIDIA's recommendation for Hopper GPUs."""
@@ -81,7 +83,7 @@ class _Shape(NamedTuple):
     alignments: tuple[int, int, int]
 
 
-class _Plan(NamedTuple):
+class _ProductPlan(NamedTuple):
     """Plan for products of one shape.
 
     Attributes:
@@ -95,25 +97,10 @@ class _Plan(NamedTuple):
     chosen: _Heuristic
 
 
-def unsupported(request: OperationRequest) -> str | None:
-    """Return why cuBLASLt cannot serve ``request``; None if it can."""
-    if request.device.type != "cuda":
-        return f"cuBLASLt needs a CUDA device, not {request.device.type}"
-    if request.dtype not in (torch.bfloat16, torch.float32):
-        return f"gradients of weights in {request.dtype} may be so, which it can't add to; bf16 and fp32 it can"
-    if torch.version.cuda is None:
-        return "PyTorch is built without CUDA"
-    try:
-        _library()
-    except OSError as error:
-        return f"cuBLASLt cannot be loaded: {error}"
-    return None
-
-
 def accumulate(
-    dy_OT: Tensor, x_IT: Tensor, dy_inverse: Tensor, x_inverse: Tensor, gradient_OI: Tensor, room: Room
+    dy_OT: Tensor, x_IT: Tensor, dy_inverse: Tensor, x_inverse: Tensor, gradient_OI: Tensor, scratch: Scratch
 ) -> None:
-    """See :func:`common.ops.weight_gradient.reference.accumulate_reference`. ``room`` provides cuBLASLt's workspace.
+    """See :func:`common.ops.weight_gradient.accumulate_reference`. ``scratch`` provides cuBLASLt's workspace.
 
     Raises:
         RuntimeError: cuBLASLt has no kernel for these matrices, or refuses them.
@@ -132,7 +119,7 @@ def accumulate(
     device = dy_OT.device.index
     dtypes = (x_IT.dtype, dy_OT.dtype, gradient_OI.dtype)
     alignments = (_alignment(x_IT), _alignment(dy_OT), _alignment(gradient_OI))
-    workspace = room((WORKSPACE,), torch.uint8)
+    workspace = scratch((WORKSPACE,), torch.uint8)
     one = ctypes.c_float(1.0)
     with torch.cuda.device(device):
         plan = _plan(_Shape(device, outputs, inputs, tokens, *dtypes, alignments))
@@ -151,7 +138,7 @@ def accumulate(
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     """Return the library that PyTorch has loaded.
 
     Raises:
@@ -166,13 +153,13 @@ def _call(name: str, *arguments: object) -> None:
     Raises:
         RuntimeError: it failed.
     """
-    status = getattr(_library(), name)(*arguments)
+    status = getattr(library(), name)(*arguments)
     if status:
         raise RuntimeError(f"{name} failed with cuBLAS status {status} ({_status_name(status)})")
 
 
 def _status_name(status: int) -> str:
-    name = _library().cublasLtGetStatusName
+    name = library().cublasLtGetStatusName
     name.restype = ctypes.c_char_p
     found: bytes | None = name(ctypes.c_int(status))
     return "unknown" if found is None else found.decode()
@@ -210,11 +197,11 @@ def _alignment(tensor: Tensor) -> int:
     return min(address & -address, _MOST_ALIGNED)
 
 
-_PLANS: dict[_Shape, _Plan] = {}
+_PLANS: dict[_Shape, _ProductPlan] = {}
 _LOCK = threading.Lock()
 
 
-def _plan(shape: _Shape) -> _Plan:
+def _plan(shape: _Shape) -> _ProductPlan:
     """Return the plan for a shape on the current device: cuBLASLt's first proposal, requested once per shape."""
     with _LOCK:
         if shape not in _PLANS:
@@ -222,7 +209,7 @@ def _plan(shape: _Shape) -> _Plan:
         return _PLANS[shape]
 
 
-def _proposed(shape: _Shape) -> _Plan:
+def _proposed(shape: _Shape) -> _ProductPlan:
     x, dy = _layout(shape.x, shape.tokens, shape.inputs), _layout(shape.dy, shape.tokens, shape.outputs)
     gradient = _layout(shape.gradient, shape.inputs, shape.outputs)
     preference, found, count = ctypes.c_void_p(), _Heuristic(), ctypes.c_int()
@@ -242,7 +229,7 @@ def _proposed(shape: _Shape) -> _Plan:
         _call("cublasLtMatmulDescDestroy", description)
     if not count.value or found.state:
         raise RuntimeError(f"cuBLASLt has no product that adds, for {shape}")
-    return _Plan(x, dy, gradient, found)
+    return _ProductPlan(x, dy, gradient, found)
 
 
 def _prefer(preference: ctypes.c_void_p, name: int, value: ctypes.c_uint64 | ctypes.c_uint32) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from dot_interaction_oracle import expected, inputs
 
-from benchmarks.dlrm.ops.dot_interaction.reference import dot_interaction_reference
+from benchmarks.dlrm.ops.dot_interaction import dot_interaction_reference
 from tests.capturable import Capturable
 
 

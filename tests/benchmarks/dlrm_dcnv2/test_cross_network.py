@@ -9,7 +9,7 @@ import pytest
 import torch
 from cross_network_oracle import expected, inputs
 
-from benchmarks.dlrm_dcnv2.ops.cross_network.reference import apply, cross_network_reference, gradient_reference
+from benchmarks.dlrm_dcnv2.ops.cross_network import apply, cross_network_reference, gradient_reference
 from tests.capturable import Capturable
 
 

@@ -11,7 +11,7 @@ from pycocotools import mask as coco
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.maskrcnn.ops.paste.masks import MaskRuns, Masks
+from benchmarks.maskrcnn.ops.paste import MaskRuns, Masks
 from benchmarks.maskrcnn.polygon_table import PolygonRoom, PolygonTable
 from common.detection.polygons import Polygons
 

@@ -8,7 +8,7 @@ import torch
 from mask_oracle import Targets, columns, expected_targets, random_targets
 
 from benchmarks.maskrcnn.ops import mask_targets
-from benchmarks.maskrcnn.ops.mask_targets.reference import mask_targets_reference
+from benchmarks.maskrcnn.ops.mask_targets import mask_targets_reference
 from benchmarks.maskrcnn.polygon_table import EXAMPLE_BOX, PolygonRoom, PolygonTable
 from common.errors import DataError, UnsupportedImplementation
 from common.ops.operation import OperationRequest

@@ -8,8 +8,7 @@ import torch
 from mask_oracle import codes, pasted, random_masks
 from pycocotools import mask as coco
 
-from benchmarks.maskrcnn.ops.paste import PASTE
-from benchmarks.maskrcnn.ops.paste.masks import MaskRuns, Masks, find_runs
+from benchmarks.maskrcnn.ops.paste import PASTE, MaskRuns, Masks, find_runs
 
 
 def check(masks: Masks, threshold: float = 0.5) -> list[np.ndarray]:

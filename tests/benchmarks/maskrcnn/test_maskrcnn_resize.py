@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.maskrcnn.ops.resize.reference import resize_reference
+from benchmarks.maskrcnn.ops.resize import resize_reference
 from tests.capturable import Capturable
 
 MEAN = (102.9801, 115.9465, 122.7717)  # blue, green, red

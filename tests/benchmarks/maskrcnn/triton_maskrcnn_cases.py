@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "
 CPU = torch.device("cpu")
 STRIDES = (2, 4, 8, 16)
 SMALL: dict[str, tuple[Operation, dict[str, Any]]] = {
-    "mask_targets": (mask_targets.MASK_TARGETS, {"rois": 3, "room": PolygonRoom(5, 7, 70)}),
+    "mask_targets": (mask_targets.MASK_TARGETS, {"rois": 3, "capacity": PolygonRoom(5, 7, 70)}),
     "paste": (paste.PASTE, {"detections": 2, "height": (5, 9), "width": (5, 9)}),
     "resize": (resize.RESIZE, {"slot": 6, "shape": (9, 9), "pictures": (((5, 6), (7, 9), True),)}),
     "roi_align": (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from focal_loss_oracle import ALPHA, GAMMA, by_torchvision, level
 
-from benchmarks.retinanet.ops.focal_loss.reference import focal_loss_reference
+from benchmarks.retinanet.ops.focal_loss import focal_loss_reference
 
 
 def found(case, scale=1.0, alpha=ALPHA, gamma=GAMMA, incoming=None):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.rgat.feature_store import build_features
+from benchmarks.rgat.ops.gather_rows import ShardedRows
 from benchmarks.rgat.ops.gather_rows import triton as gather_triton
-from benchmarks.rgat.ops.gather_rows.reference import ShardedRows
 from common.distributed.layout import Layout
 from tests.benchmarks.rgat import store_ranks as small
 

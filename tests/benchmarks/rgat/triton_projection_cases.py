@@ -24,7 +24,7 @@ TRITON = projection.PROJECTION.function("triton")
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles each way, and several splits of a sum, on a device of several multiprocessors."""
     monkeypatch.setattr(projection_triton, "multiprocessors", lambda device: 4)
-    for table in (projection_triton.TILES, projection_triton.WIDE_TILES):
+    for table in (projection_triton.TILES, projection_triton.FP32_TILES):
         for kernel, tile in table.items():
             small = {"rows": 32, "columns": 32, "depth": 16, "stages": 1}
             given = {name: number for name, number in small.items() if name in vars(tile)}

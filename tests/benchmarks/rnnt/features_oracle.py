@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from benchmarks.rnnt.ops.features.batch import AudioBatch
+from benchmarks.rnnt.ops.features.reference import AudioBatch
 
 WINDOW, HOP, LOBES = 2048, 160, 16
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks.rnnt.config import Facts
-from benchmarks.rnnt.ops.features import reference, tables
-from benchmarks.rnnt.ops.features.batch import AudioBatch
+from benchmarks.rnnt.ops.features import reference
+from benchmarks.rnnt.ops.features.reference import AudioBatch
 from common.mlperf.fixed import fixed_facts
 
 dali = pytest.importorskip("nvidia.dali")
@@ -64,7 +64,7 @@ def test_normalised_logarithms_are_those_of_dalis_operators():
             nfft=FACTS.fft,
             window_length=FACTS.window,
             window_step=FACTS.hop,
-            window_fn=tables.hann(FACTS.window).tolist(),
+            window_fn=reference.hann(FACTS.window).tolist(),
         )
         mel = fn.mel_filter_bank(
             spectrum,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.rnnt.ops.lstm import persistent
 from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent
-from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, Plan, Wait, plans
+from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, LstmPlan, Wait, plans
 from benchmarks.rnnt.ops.lstm.reference import LstmWeights, lstm_reference
 from common.ops.cuda_program import compiled, no_compiler
 from tests.generators import generator_of
@@ -43,9 +43,9 @@ extern "C" bool launch(int blocks, int shared_bytes, void** p, const int* n) {
 
 
 class Machine:
-    """A kernel on the CPU, in place of :class:`common.ops.cuda_program.Kernel`."""
+    """A kernel on the CPU, in place of :class:`common.ops.cuda_program.CudaKernel`."""
 
-    def __init__(self, plan: Plan, bfloat: bool, folder: Path) -> None:
+    def __init__(self, plan: LstmPlan, bfloat: bool, folder: Path) -> None:
         macros = "".join(f"#define {name} {value}\n" for name, value in plan.macros(bfloat).items())
         kernels = Path(persistent.__file__).with_name("kernels.cu").read_text()
         file = folder / f"{abs(hash((plan, bfloat)))}.cpp"
@@ -107,7 +107,7 @@ def test_the_source_computes_results_and_gradients(name: str, machine: None, mon
     width, *divisions, batch, dtype, kind = DIVISIONS[name]
     inputs, frames = 24, 6
     for backward, division in zip((False, True), divisions, strict=True):
-        monkeypatch.setitem(persistent.FIXED_PLANS, (backward, width, batch), Plan(backward, width, *division))
+        monkeypatch.setitem(persistent.FIXED_PLANS, (backward, width, batch), LstmPlan(backward, width, *division))
     x = drawn(frames, batch, inputs, dtype=dtype)
     ih, hh = drawn(4 * width, inputs, dtype=dtype, scale=0.3), drawn(4 * width, width, dtype=dtype, scale=0.15)
     weights = LstmWeights(ih, hh, drawn(4 * width, dtype=dtype), drawn(4 * width, dtype=dtype, scale=0.5))
@@ -130,8 +130,8 @@ def test_the_source_computes_results_and_gradients(name: str, machine: None, mon
 
 def test_more_rows_than_a_launch_takes_run_in_turn(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     width, batch, frames = 128, MOST_ROWS + 5, 2
-    monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, MOST_ROWS), Plan(False, width, 2, 128, 32, 1))
-    monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, 5), Plan(False, width, 1, 16, 32, 1))
+    monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, MOST_ROWS), LstmPlan(False, width, 2, 128, 32, 1))
+    monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, 5), LstmPlan(False, width, 1, 16, 32, 1))
     x, lengths = drawn(frames, batch, 8, dtype=torch.float16), lengths_of(batch, frames, "mixed")
     weights = LstmWeights(
         *(drawn(*shape, dtype=torch.float16, scale=0.2) for shape in ((512, 8), (512, 128), (512,), (512,)))
@@ -146,7 +146,7 @@ def test_more_rows_than_a_launch_takes_run_in_turn(machine: None, monkeypatch: p
 def test_gates_and_cell_states_are_saved_for_a_backward_pass_alone(
     autograd: bool, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(persistent.FIXED_PLANS, (False, 128, 3), Plan(False, 128, 1, 16, 32, 1))
+    monkeypatch.setitem(persistent.FIXED_PLANS, (False, 128, 3), LstmPlan(False, 128, 1, 16, 32, 1))
     launch = persistent.launch
     kept: list[tuple[int, list[int]]] = []
 
@@ -164,7 +164,7 @@ def test_gates_and_cell_states_are_saved_for_a_backward_pass_alone(
 
 def test_the_backward_pass_refuses_to_run_twice(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for backward in (False, True):
-        monkeypatch.setitem(persistent.FIXED_PLANS, (backward, 128, 3), Plan(backward, 128, 1, 16, 32, 1))
+        monkeypatch.setitem(persistent.FIXED_PLANS, (backward, 128, 3), LstmPlan(backward, 128, 1, 16, 32, 1))
     x = drawn(1, 3, 8, dtype=torch.float16)
     weights = LstmWeights(*(drawn(*shape, dtype=torch.float16) for shape in ((512, 8), (512, 128), (512,), (512,))))
     y = lstm_persistent(x, weights, torch.ones(3, dtype=torch.int32))
@@ -226,7 +226,7 @@ MEASURED = {
 
 @pytest.mark.parametrize(("batch", "backward"), MEASURED)
 def test_the_first_division_is_the_fastest_that_was_measured(batch: int, backward: bool) -> None:
-    measured = {Plan(backward, 1024, *division): took for division, took in MEASURED[batch, backward].items()}
+    measured = {LstmPlan(backward, 1024, *division): took for division, took in MEASURED[batch, backward].items()}
     assert plans(backward, 1024, batch, *H200)[0] == min(measured, key=lambda plan: measured[plan])
     for plan, took in measured.items():
         assert abs(plan.microseconds / took - 1) < 0.25

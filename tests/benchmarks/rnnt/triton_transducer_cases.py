@@ -39,7 +39,7 @@ def test_small_tiles_without_descriptors_of_several_programs_give_the_same(monke
             monkeypatch.setitem(loss_triton.TILES, key, tile.replace(rows=16, columns=16, depth=16, programs=8))
     for key, tile in (
         ("gradient", Tile(elements=64, warps=1, programs=3, stages=1)),
-        ("recursion", Tile(lanes=32, stages=1)),
+        ("recursion", Tile(columns=32, stages=1)),
     ):
         monkeypatch.setitem(loss_triton.TILES, key, tile)
     monkeypatch.setattr(loss_triton, "BLOCK", 8)

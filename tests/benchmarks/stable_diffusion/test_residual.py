@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.stable_diffusion.residual import add_residual, maps_of, rows_of
-from common.ops.bias_gradient.reference import row_sums_reference
+from common.ops.bias_gradient import row_sums_reference
 
 
 def test_the_bias_gets_its_gradient_behind_the_sum():

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.stable_diffusion.residual import add_shortcut, rows_of
-from common.ops.bias_gradient.reference import row_sums_reference
+from common.ops.bias_gradient import row_sums_reference
 
 
 def drawn(*shape: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.unet3d.crop import Draws, Slab, VolumeCrop
 from benchmarks.unet3d.data import draw
-from benchmarks.unet3d.ops.augment.reference import augment_reference, noise_of, parameters
+from benchmarks.unet3d.ops.augment import augment_reference, noise_of, parameters
 from tests.benchmarks.unet3d.small_volumes import PERIOD, facts, numbered
 
 SHAPES = [(9, 14, 13), (8, 12, 10), (20, 15, 11)]

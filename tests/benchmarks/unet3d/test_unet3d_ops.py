@@ -15,10 +15,10 @@ from monai.losses import DiceCELoss
 from torch import Tensor
 
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
-from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
-from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_library, instance_norm_relu_reference
-from benchmarks.unet3d.ops.output_convolution.reference import output_convolution_reference
-from benchmarks.unet3d.ops.upsample.reference import upsample_reference
+from benchmarks.unet3d.ops.dice_cross_entropy import dice_cross_entropy_reference
+from benchmarks.unet3d.ops.instance_norm import instance_norm_relu_library, instance_norm_relu_reference
+from benchmarks.unet3d.ops.output_convolution import output_convolution_reference
+from benchmarks.unet3d.ops.upsample import upsample_reference
 from common.errors import UnsupportedImplementation
 from common.ops.operation import AUTO, OperationRequest
 

@@ -14,8 +14,8 @@ from benchmarks.unet3d.ops.dice_cross_entropy import triton as dice_cross_entrop
 from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
 from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
 from benchmarks.unet3d.ops.upsample import triton as upsample_triton
+from common.ops import tiling, triton_support
 from common.ops.catalogue import cases_of
-from common.ops.tiling import tiles
 from tests.operation_checks import check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -33,7 +33,7 @@ def in_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(SMALL, direction, tile.replace(voxels=0))
     for name, large in instance_norm_triton.TILES.items():
         monkeypatch.setitem(instance_norm_triton.TILES, name, large.replace(elements=512))
-    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 5)
+    monkeypatch.setattr(triton_support, "multiprocessors", lambda device: 5)
 
 
 # Norm
@@ -87,7 +87,7 @@ def test_both_results_of_a_norm_share_their_memory() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 32, 48, 64, 256, 320, 1000])
 def test_columns_of_programs_cover_all_channels_without_waste_where_they_can(channels: int) -> None:
-    block = tiles.block_of_columns(channels, 64)
+    block = tiling.block_of_columns(channels, 64)
     assert block <= 64
     assert block & (block - 1) == 0
     if channels % 16 == 0:

@@ -18,8 +18,8 @@ from common.distributed.tensor_parallel.products import RowProduct
 from common.language.blocks import MlpHalf
 from common.language.decoder import HandwrittenDecoder
 from common.language.network import Decoder, DecoderBlock
-from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor
-from common.ops.swiglu.reference import Activated, SwiGlu
+from common.ops.fp8_cast.reference import E4M3, E5M2, Activated, Fp8Tensor
+from common.ops.swiglu import SwiGlu
 
 
 @dataclasses.dataclass

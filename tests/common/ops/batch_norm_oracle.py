@@ -6,21 +6,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.ops.batch_norm.reference import Norm
+from common.ops.batch_norm.reference import BatchNormState
 
 KINDS = ("plain", "relu", "add", "dual", "pool")
 MOMENTUM, EPS = 0.1, 1e-5
 
 
-def parameters(channels: int, seed: int, dtype: torch.dtype) -> Norm:
+def parameters(channels: int, seed: int, dtype: torch.dtype) -> BatchNormState:
     generator = torch.Generator().manual_seed(seed)
     weight, bias = (torch.randn(channels, generator=generator).to(dtype).requires_grad_() for _ in range(2))
     mean = torch.randn(channels, generator=generator).to(dtype)
     variance = torch.rand(channels, generator=generator).to(dtype)
-    return Norm(weight, bias, mean, variance, MOMENTUM, EPS)
+    return BatchNormState(weight, bias, mean, variance, MOMENTUM, EPS)
 
 
-def formula(x_NCHW: Tensor, norm: Norm) -> Tensor:
+def formula(x_NCHW: Tensor, norm: BatchNormState) -> Tensor:
     """Normalise with the batch's own statistics (arXiv:1502.03167, algorithm 1); the running ones get its unbiased
     variance."""
     axes, shape, count = (0, 2, 3), (1, -1, 1, 1), x_NCHW.numel() // x_NCHW.shape[1]
@@ -38,19 +38,24 @@ class Formula:
     """The three operations by formula, with the signatures of the implementations."""
 
     @staticmethod
-    def batch_norm(x: Tensor, norm: Norm, *, relu: bool = False, group: object = None) -> Tensor:
+    def batch_norm(x: Tensor, norm: BatchNormState, *, relu: bool = False, group: object = None) -> Tensor:
         y = formula(x, norm)
         return y.clamp(min=0) if relu else y
 
     @staticmethod
     def batch_norm_add_relu(
-        x: Tensor, norm: Norm, residual: Tensor, residual_norm: Norm | None = None, *, group: object = None
+        x: Tensor,
+        norm: BatchNormState,
+        residual: Tensor,
+        residual_norm: BatchNormState | None = None,
+        *,
+        group: object = None,
     ) -> tuple[Tensor, Tensor]:
         y = formula(x, norm) + (residual if residual_norm is None else formula(residual, residual_norm))
         return y.clamp(min=0), y.clamp(min=0)
 
     @staticmethod
-    def batch_norm_relu_max_pool(x: Tensor, norm: Norm, *, group: object = None) -> Tensor:
+    def batch_norm_relu_max_pool(x: Tensor, norm: BatchNormState, *, group: object = None) -> Tensor:
         y = F.pad(formula(x, norm).clamp(min=0), (1, 1, 1, 1), value=float("-inf"))
         windows = y.unfold(2, 3, 2).unfold(3, 3, 2)
         return windows.amax((-1, -2))

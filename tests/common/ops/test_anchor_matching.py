@@ -5,8 +5,8 @@ import torch
 from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
-from common.ops.anchor_matching import reference
-from common.ops.anchor_matching.reference import BELOW, BETWEEN, MatchingRule, match_reference
+from common.ops import anchor_matching
+from common.ops.anchor_matching import BELOW, BETWEEN, MatchingRule, match_reference
 
 RETINANET = MatchingRule(0.4, 0.5, rescue="every_best")
 PROPOSALS = MatchingRule(0.5, 0.5)
@@ -123,6 +123,6 @@ def test_a_box_that_overlaps_no_anchor_rescues_none(rule):
 @pytest.mark.parametrize("rule", [RETINANET, SSD])
 def test_a_few_anchors_at_a_time_change_nothing(rule, monkeypatch):
     arguments = made_up(7)
-    whole = reference.match_reference(*arguments, rule)
-    monkeypatch.setattr(reference, "OVERLAPS_AT_ONCE", 7 * 12 * len(COUNTS))
-    assert torch.equal(reference.match_reference(*arguments, rule), whole)
+    whole = match_reference(*arguments, rule)
+    monkeypatch.setattr(anchor_matching, "OVERLAPS_AT_ONCE", 7 * 12 * len(COUNTS))
+    assert torch.equal(match_reference(*arguments, rule), whole)

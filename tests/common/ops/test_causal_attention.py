@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common import optional_packages
 from common.errors import UnsupportedImplementation
-from common.ops.causal_attention import CAUSAL_ATTENTION, cudnn, flash, merge, reference
+from common.ops.causal_attention import CAUSAL_ATTENTION, libraries, merge, reference
 from common.ops.causal_attention.parts import Library, through
 from common.ops.causal_attention.reference import CausalAttention, Saved
 from common.ops.operation import OperationRequest
@@ -180,7 +180,7 @@ def test_a_part_that_nobody_sees_counts_nothing() -> None:
 # The libraries' operators: shapes only, without a GPU
 
 
-@pytest.mark.parametrize("library", [cudnn.LIBRARY, flash.LIBRARY], ids=["cudnn", "flash"])
+@pytest.mark.parametrize("library", [libraries.CUDNN, libraries.FLASH], ids=["cudnn", "flash"])
 @pytest.mark.parametrize("keys", [16, 48])
 def test_a_librarys_operators_take_what_they_are_given(library: Library, keys: int) -> None:
     q, k, v, do = (x.to("meta", torch.bfloat16) for x in tensors(16, keys, 4, 2))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from conv_bias_relu_oracle import SHAPES, inputs
 
-from common.ops.conv_bias_relu.reference import conv_bias_relu_reference
+from common.ops.conv_bias_relu import conv_bias_relu_reference
 
 
 def by_parts(x, weight, bias, stride, padding, groups, relu, residual=None):

@@ -12,7 +12,7 @@ from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.convolution import Conv2d
 from common.ops import convolution as ops
-from common.ops.convolution.reference import convolution_reference
+from common.ops.convolution import convolution_reference
 from common.ops.operation import Choice, OperationRequest
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.ops.cross_entropy import OF_A_PART
-from common.ops.cross_entropy.reference import NO_LABEL
+from common.ops.cross_entropy import NO_LABEL, OF_A_PART
 
 M, WORDS, COLUMNS = 9, 20, 8
 """Of three parts the last has 4 columns of padding; a fourth has nothing else."""

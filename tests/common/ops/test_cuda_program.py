@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.ops import cuda_program
-from common.ops.cuda_program import Kernel, compiled, no_compiler
+from common.ops.cuda_program import CudaKernel, compiled, no_compiler
 
 SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }'
 
@@ -76,7 +76,7 @@ def test_the_driver_is_told_of_grid_memory_cluster_and_arguments(cluster: int, m
 
     monkeypatch.setattr(torch.cuda, "device", Nothing)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    kernel = Kernel.__new__(Kernel)
+    kernel = CudaKernel.__new__(CudaKernel)
     kernel.__dict__ |= {
         "_name": "k", "_threads": 256, "_shared_bytes": 1000, "_cluster": cluster, "_device": torch.device("cpu"),
         "_function": None,

@@ -8,20 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops import transpose_fp8
+from common.ops import rope, swiglu, transpose_fp8
 from common.ops.dropout.reference import DropoutMask, keep_mask
 from common.ops.fp8_cast.reference import Fp8Tensor, Scaling, widen_fp8
-from common.ops.lora_input.reference import (
+from common.ops.lora_input import (
     Region,
     add_input_gradient_reference,
     dropped_norm_reference,
     dropped_reference,
 )
 from common.ops.operation import OperationRequest
-from common.ops.rope import reference as rope
 from common.ops.row_norm import RMS_NORM
-from common.ops.swiglu import reference as swiglu
-from common.ops.transpose_fp8.reference import transpose_reference
+from common.ops.transpose_fp8 import transpose_reference
 from tests.fp8_oracle import E4M3, E5M2, check_fp8
 
 rms_norm = RMS_NORM.reference

@@ -16,9 +16,7 @@ from common.errors import UnsupportedImplementation
 from common.ops.causal_attention import cudnn_frontend
 from common.ops.causal_attention.parts import Library
 from common.ops.causal_attention.reference import Saved
-from common.ops.dense_attention import DENSE_ATTENTION
-from common.ops.dense_attention.library import LibraryAttention
-from common.ops.dense_attention.reference import Attention
+from common.ops.dense_attention import DENSE_ATTENTION, Attention, LibraryAttention
 from common.ops.operation import AUTO, OperationRequest
 from tests.capturable import Capturable
 
@@ -214,8 +212,8 @@ def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.Mo
 def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs that compute on a CPU what cuDNN's would."""
 
-    class Forward:
-        def __init__(self, key: cudnn_frontend.Key) -> None:
+    class ForwardCall:
+        def __init__(self, key: cudnn_frontend.GraphKey) -> None:
             self.key = key
 
         def run(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> None:
@@ -224,8 +222,8 @@ def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pyt
             o.copy_(found[0])
             lse.copy_(found[1])
 
-    class Backward(Forward):
-        def __init__(self, key: cudnn_frontend.Key, layouts: tuple[cudnn_frontend.Layout, ...]) -> None:
+    class BackwardCall(ForwardCall):
+        def __init__(self, key: cudnn_frontend.GraphKey, layouts: tuple[cudnn_frontend.TensorLayout, ...]) -> None:
             super().__init__(key)
             self.layouts = layouts
 
@@ -239,6 +237,6 @@ def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pyt
         x_BHSD = x_BSHD.transpose(1, 2)
         return tuple(x_BHSD.shape), x_BHSD.stride()
 
-    monkeypatch.setattr(cudnn_frontend, "_forward_graph", Forward)
-    monkeypatch.setattr(cudnn_frontend, "_backward_graph", Backward)
+    monkeypatch.setattr(cudnn_frontend, "_forward_graph", ForwardCall)
+    monkeypatch.setattr(cudnn_frontend, "_backward_graph", BackwardCall)
     check_both_ways(DENSE_ATTENTION.function("cudnn_frontend"), tolerance=1e-6)  # log-sum-exp is fp32

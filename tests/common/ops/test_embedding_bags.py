@@ -15,10 +15,10 @@ from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags, SgdRows
 from common.ops.embedding_bags.reference import (
     dense_gradient_reference,
     pool_reference,
+    round_by_chance,
     sort_reference,
     update_reference,
 )
-from common.ops.embedding_bags.rounding import round_by_chance
 from tests.capturable import Capturable
 
 TABLES = ((7, 3), (1, 2), (40, 1), (5, 9))

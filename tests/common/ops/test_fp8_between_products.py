@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops.bias_gelu.reference import bias_gelu_reference
+from common.ops.bias_gelu import bias_gelu_reference
 from common.ops.dropout.reference import DropoutMask
-from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
+from common.ops.dropout_add_norm import dropout_add_norm_reference
 from common.ops.linear import Linear
-from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Product
+from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8LinearProduct
 from tests import fp8_oracle as oracle
 from tests.fp8_oracle import E4M3, E5M2
 
@@ -37,7 +37,7 @@ def linear(columns: int, rows: int) -> Linear:
 
 
 def scale(layer: Linear, role: int) -> np.float32:
-    assert isinstance(layer.product, Fp8Product)
+    assert isinstance(layer.product, Fp8LinearProduct)
     return np.float32(layer.product.scales[role].item())
 
 

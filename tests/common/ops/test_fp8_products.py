@@ -16,7 +16,7 @@ from common.distributed.layout import Layout
 from common.errors import UnsupportedImplementation
 from common.ops.fp8_cast.reference import LARGEST_SCALE, Fp8Tensor, Scaling, cast_reference
 from common.ops.linear import fp8
-from common.ops.linear.fp8 import Fp8Product, same_weights
+from common.ops.linear.fp8 import Fp8LinearProduct, same_weights
 from common.ops.operation import OperationRequest
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
@@ -46,14 +46,14 @@ class Layer(nn.Module):
         weight = normal(rows, columns, seed=rows + columns, dtype=torch.float32) / math.sqrt(columns)
         self.weight = nn.Parameter(weight.to(dtype))
         self.bias = nn.Parameter(normal(rows, seed=1, dtype=dtype))
-        self.product: Callable[..., Tensor] = Fp8Product(self.weight) if in_fp8 else F.linear
+        self.product: Callable[..., Tensor] = Fp8LinearProduct(self.weight) if in_fp8 else F.linear
 
     def forward(self, x: Tensor | Fp8Tensor) -> Tensor:
         return self.product(x, self.weight, self.bias)
 
 
 def scales_of(layer: Layer) -> np.ndarray:
-    assert isinstance(layer.product, Fp8Product)
+    assert isinstance(layer.product, Fp8LinearProduct)
     return layer.product.scales.numpy().copy()
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from common.errors import UnsupportedImplementation
 from common.ops import add_layer_norm, geglu
-from common.ops.add_layer_norm.reference import add_layer_norm_reference
-from common.ops.geglu.reference import geglu_reference
+from common.ops.add_layer_norm import add_layer_norm_reference
+from common.ops.geglu import geglu_reference
 from common.ops.operation import OperationRequest
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops.bias_gelu import reference as bias_gelu
+from common.ops import bias_gelu, qkv_gradient
 from common.ops.fp8_cast.reference import Fp8Tensor, Scaling, widen_fp8
 from common.ops.operation import OperationRequest
-from common.ops.qkv_gradient import reference as qkv_gradient
 from common.ops.row_norm import LAYER_NORM_1P as LAYER_NORM
 from tests.fp8_oracle import E4M3, E5M2, check_fp8
 

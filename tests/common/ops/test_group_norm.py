@@ -15,8 +15,7 @@ from common.errors import UnsupportedImplementation
 from common.nn.choice import choose
 from common.nn.group_norm import GroupNorm, LayerNorm
 from common.ops import group_norm
-from common.ops.group_norm import apex
-from common.ops.group_norm.reference import group_norm_reference
+from common.ops.group_norm import apex, group_norm_reference
 from common.ops.operation import OperationRequest
 from tests.capturable import Capturable
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.ops.linear_relu.reference import linear_relu_reference
+from common.ops.linear_relu import linear_relu_reference
 from tests.capturable import Capturable
 
 

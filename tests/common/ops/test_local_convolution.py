@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UnsupportedImplementation
-from common.ops.local_convolution import LOCAL_CONVOLUTION, folded
+from common.ops import local_convolution
+from common.ops.local_convolution import LOCAL_CONVOLUTION
 from common.ops.operation import AUTO, OperationRequest
 
 CPU = torch.device("cpu")
-FOLDED = LOCAL_CONVOLUTION.function("folded")()
+FOLDED = LOCAL_CONVOLUTION.function("folded")
 
 
 def case(channels: int, filters: int, volume: tuple[int, int, int], stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,20 +50,20 @@ def test_the_folded_gradient_of_the_weight_is_that_of_the_whole(
     channels: int, filters: int, volume: tuple[int, int, int], memory_format: torch.memory_format
 ) -> None:
     dy, x, weight = (tensor.contiguous(memory_format=memory_format) for tensor in case(channels, filters, volume))
-    assert_equal(folded.folded_weight_gradient(dy, x, weight), whole(dy, x, weight, 1)[1])
+    assert_equal(local_convolution.folded_weight_gradient(dy, x, weight), whole(dy, x, weight, 1)[1])
 
 
 def test_narrow_layers_of_even_width_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folded, "folded_weight_gradient", refuse)
+    monkeypatch.setattr(local_convolution, "folded_weight_gradient", refuse)
     with pytest.raises(AssertionError, match="folded"):
-        FOLDED.backward(*case(3, folded.FOLDED_CHANNELS, (2, 3, 4)), 1, (True, True))
+        FOLDED.backward(*case(3, local_convolution.FOLDED_CHANNELS, (2, 3, 4)), 1, (True, True))
 
 
 @pytest.mark.parametrize(
     ("filters", "width", "stride"), [(5, 7, 1), (33, 4, 1), (5, 4, 2)], ids=["odd width", "wide", "stride"]
 )
 def test_other_layers_are_not_folded(filters: int, width: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folded, "folded_weight_gradient", refuse)
+    monkeypatch.setattr(local_convolution, "folded_weight_gradient", refuse)
     dy, x, weight = case(3, filters, (4, 2, width), stride)
     found = FOLDED.backward(dy, x, weight, stride, (True, True))
     for gradient, expected in zip(found, whole(dy, x, weight, stride), strict=True):
@@ -86,7 +87,7 @@ def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatc
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     request = OperationRequest(CPU, dtype, {"channels": channels})
     assert LOCAL_CONVOLUTION.select(AUTO, request).name == "reference"
-    with pytest.raises(UnsupportedImplementation, match="with cuDNN only, not on cpu"):
+    with pytest.raises(UnsupportedImplementation, match="only with cuDNN, not on cpu"):
         LOCAL_CONVOLUTION.select("folded", request)
 
 

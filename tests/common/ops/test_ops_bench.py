@@ -222,16 +222,16 @@ def test_the_compiled_reference_has_the_functions_of_the_reference(monkeypatch: 
     assert worker.function_of(operation, REFERENCE) is operation.reference
 
 
-def test_a_draw_gives_the_same_values_wide_and_narrow() -> None:
-    narrow, wide = (Draw(torch.device("cpu"), torch.bfloat16, wide=wide) for wide in (False, True))
+def test_a_draw_gives_the_same_values_in_fp64() -> None:
+    in_bf16, in_fp64 = (Draw(torch.device("cpu"), torch.bfloat16, fp64=fp64) for fp64 in (False, True))
     for make in (
         lambda draw: draw.normal(3, 4),
         lambda draw: draw.uniform(5, low=-1),
         lambda draw: draw.integers(0, 9, 4),
     ):
-        first, second = make(narrow), make(wide)
+        first, second = make(in_bf16), make(in_fp64)
         assert torch.equal(first.double(), second.double())
-    assert (narrow.normal(1).dtype, wide.normal(1).dtype) == (torch.bfloat16, torch.float64)
+    assert (in_bf16.normal(1).dtype, in_fp64.normal(1).dtype) == (torch.bfloat16, torch.float64)
 
 
 def test_a_case_asks_for_its_integers() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchvision
 
-from common.ops.suppression import reference
+from common.ops import suppression
 
 
 def candidates(seed, pictures, count, classes, decimals=4):
@@ -16,7 +16,7 @@ def candidates(seed, pictures, count, classes, decimals=4):
 
 
 def assert_as_torchvision(boxes, score, classes, threshold, keep):
-    kept, there = reference.suppress_reference(boxes, score, classes, threshold, keep)
+    kept, there = suppression.suppress_reference(boxes, score, classes, threshold, keep)
     assert kept.shape == there.shape == (len(boxes), min(keep, boxes.shape[1]))
     for row in range(len(boxes)):
         real = (score[row] > -torch.inf).nonzero().squeeze(1)
@@ -33,7 +33,7 @@ def test_batches_are_suppressed_as_torchvision_does(count, classes, decimals, th
 
 def test_the_best_are_kept_where_only_some_may_be():
     boxes, score, classes = candidates(1, 3, 150, 4)
-    _, there = reference.suppress_reference(boxes, score, classes, 0.5, keep=10)
+    _, there = suppression.suppress_reference(boxes, score, classes, 0.5, keep=10)
     assert there.all()
     assert_as_torchvision(boxes, score, classes, 0.5, keep=10)
 
@@ -57,15 +57,15 @@ def test_many_candidates_with_fractions_of_pixels():
 
 def test_a_chain_longer_than_a_block_alternates():
     """Each box overlaps its neighbours alone: the first suppresses the second, which then leaves the third."""
-    length = 2 * reference.BLOCK + 7
+    length = 2 * suppression.BLOCK + 7
     left = torch.arange(length, dtype=torch.float32)
     boxes = torch.stack([left, torch.zeros(length), left + 2, torch.ones(length)], 1)
-    kept, there = reference.suppress_reference(boxes[None], -left[None], torch.zeros(1, length), 0.25, length)
+    kept, there = suppression.suppress_reference(boxes[None], -left[None], torch.zeros(1, length), 0.25, length)
     assert kept[there].tolist() == list(range(0, length, 2))
 
 
 def test_no_candidates():
-    kept, there = reference.suppress_reference(torch.zeros(2, 0, 4), torch.zeros(2, 0), torch.zeros(2, 0), 0.5, 10)
+    kept, there = suppression.suppress_reference(torch.zeros(2, 0, 4), torch.zeros(2, 0), torch.zeros(2, 0), 0.5, 10)
     assert kept.shape == there.shape == (2, 0)
 
 
@@ -97,7 +97,7 @@ def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel, presorted
     boxes[..., 2:] = boxes[..., :2] + (boxes[..., 2:] - boxes[..., :2]) // 4  # small, so that a pixel is much
     if presorted:
         score = score.sort(descending=True).values
-    kept, there = reference.suppress_reference(boxes, score, classes, 0.5, 150, pixel=pixel, presorted=presorted)
+    kept, there = suppression.suppress_reference(boxes, score, classes, 0.5, 150, pixel=pixel, presorted=presorted)
     for row in range(3):
         expected = kept_by_a_loop(boxes[row].tolist(), score[row].tolist(), classes[row].tolist(), 0.5, pixel)
         assert kept[row, there[row]].tolist() == expected
@@ -106,12 +106,12 @@ def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel, presorted
 def test_a_pixel_more_suppresses_others():
     boxes = torch.tensor([[[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 2.0, 1.0]]])  # touching, or a third in common
     score = torch.tensor([[2.0, 1.0]])
-    assert reference.suppress_reference(boxes, score, None, 0.3, 2)[1].tolist() == [[True, True]]
-    assert reference.suppress_reference(boxes, score, None, 0.3, 2, pixel=1.0)[1].tolist() == [[True, False]]
+    assert suppression.suppress_reference(boxes, score, None, 0.3, 2)[1].tolist() == [[True, True]]
+    assert suppression.suppress_reference(boxes, score, None, 0.3, 2, pixel=1.0)[1].tolist() == [[True, False]]
 
 
 def test_without_classes_all_are_of_one():
     boxes, score, classes = candidates(6, 2, 100, 1)
-    found = reference.suppress_reference(boxes, score, None, 0.5, 100)
-    expected = reference.suppress_reference(boxes, score, classes, 0.5, 100)
+    found = suppression.suppress_reference(boxes, score, None, 0.5, 100)
+    expected = suppression.suppress_reference(boxes, score, classes, 0.5, 100)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from common.errors import UnsupportedImplementation
 from common.ops.attention.reference import attention_reference
-from common.ops.bias_gelu.reference import bias_gelu_reference
-from common.ops.cross_entropy.reference import masked_cross_entropy_reference
+from common.ops.bias_gelu import bias_gelu_reference
+from common.ops.cross_entropy import masked_cross_entropy_reference
 from common.ops.dropout.reference import DropoutMask, dropout_reference, keep_mask, keep_rows, threshold
-from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
+from common.ops.dropout_add_norm import dropout_add_norm_reference
 from common.ops.linear import Linear
 
 SCALE = 65536 / (65536 - 6554)  # of p = 0.1

@@ -14,8 +14,7 @@ from common.errors import UnsupportedImplementation
 from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2
 from common.ops.operation import AUTO, OperationRequest
-from common.ops.weight_gradient import cublaslt
-from common.ops.weight_gradient.reference import accumulate_reference
+from common.ops.weight_gradient import accumulate_reference, cublaslt
 
 CPU = torch.device("cpu")
 
@@ -58,7 +57,7 @@ def test_a_cpu_takes_the_reference_and_the_library_says_why_not() -> None:
 def test_cublaslt_holds_what_it_was_told() -> None:
     """Structures and constants are ours: the library, where it is, says what it has understood of them."""
     try:
-        library = cublaslt._library()
+        library = cublaslt.library()
     except OSError as error:
         pytest.skip(str(error))
     description, layout = cublaslt._description(512, 1024), cublaslt._layout(E5M2, 4096, 512)
@@ -86,7 +85,7 @@ def test_cublaslt_holds_what_it_was_told() -> None:
 
 def test_cublaslt_says_which_call_failed() -> None:
     try:
-        cublaslt._library()
+        cublaslt.library()
     except OSError as error:
         pytest.skip(str(error))
     with pytest.raises(RuntimeError, match=r"cublasLtMatmulDescSetAttribute failed .*INVALID_VALUE"):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from common.ops.dropout.reference import DropoutMask
 from common.ops.fp8_cast.reference import Fp8Tensor, Scaling
+from common.ops.lora_input import Region
 from common.ops.lora_input import triton as lora_triton
-from common.ops.lora_input.reference import Region
 from common.ops.row_norm import triton as row_norm_triton
 from common.ops.swiglu import SWIGLU
 from common.ops.swiglu import triton as swiglu_triton

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from common.ops import anchor_matching, suppression
+from common.ops.anchor_matching import BELOW, MatchingRule
 from common.ops.anchor_matching import triton as matching_triton
 from common.ops.anchor_matching.cases import RETINANET, SAMPLED, SSD
-from common.ops.anchor_matching.reference import BELOW, MatchingRule
 from common.ops.operation import AUTO, OperationRequest
 from common.ops.suppression import triton as suppression_triton
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from common.ops import bias_gradient
+from common.ops.add_layer_norm import add_layer_norm_reference
 from common.ops.add_layer_norm import triton as norm_triton
-from common.ops.add_layer_norm.reference import add_layer_norm_reference
 from common.ops.geglu import triton as geglu_triton
 from common.ops.operation import AUTO, OperationRequest
 from tests.capturable import Capturable

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops.group_norm import GROUP_NORM
+from common.ops.group_norm import GROUP_NORM, group_norm_reference
 from common.ops.group_norm import triton as group_norm_triton
 from common.ops.group_norm.cases import CASES
-from common.ops.group_norm.reference import group_norm_reference
 from common.ops.tile import Tile
 from tests.operation_checks import check
 

@@ -21,10 +21,9 @@ from common.ops.attention.reference import attention_reference
 from common.ops.bias_gelu import triton as bias_gelu_triton
 from common.ops.cross_entropy import triton as cross_entropy_triton
 from common.ops.dropout.reference import DropoutMask
-from common.ops.dropout_add_norm import DROPOUT_ADD_NORM
+from common.ops.dropout_add_norm import DROPOUT_ADD_NORM, dropout_add_norm_reference
 from common.ops.dropout_add_norm import triton as norm_triton
 from common.ops.dropout_add_norm.cases import CASES as NORM_CASES
-from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
 from common.ops.fp8_cast import device
 from common.ops.fp8_cast.reference import Handover, Scaling
 from common.ops.tile import Tile

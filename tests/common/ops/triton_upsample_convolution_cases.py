@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from common.ops.operation import AUTO, OperationRequest
-from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION, triton
-from common.ops.upsample_convolution.taps import summed_taps
+from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION, summed_taps, triton
 from tests.capturable import Capturable
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")

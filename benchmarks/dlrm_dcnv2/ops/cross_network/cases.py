@@ -43,7 +43,7 @@ CASES = (
         tests=[
             {"samples": 64, "inputs": 256, "rank": 32, "layers": 1},
             {"samples": 70, "inputs": 72, "rank": 40, "layers": 3},
-            {"samples": 530, "inputs": 72, "rank": 24, "layers": 1},  # more row blocks than ``group``
+            {"samples": 530, "inputs": 72, "rank": 24, "layers": 1},
             {"samples": 70, "inputs": 40, "rank": 24, "layers": 2, "training": False},
         ],
         gpu={"samples": 1000},

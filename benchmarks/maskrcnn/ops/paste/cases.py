@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.ops.paste.masks import Masks, Paste
+from benchmarks.maskrcnn.ops.paste import Masks, Paste
 from common.mlperf.fixed import fixed_facts
 from common.ops.cases import Case, Draw, Pass, size_of
 

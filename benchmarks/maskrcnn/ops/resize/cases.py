@@ -48,7 +48,7 @@ def passes(
 def _published(*sizes: Size) -> tuple[tuple[Size, Size, bool], ...]:
     """Return pictures of these published sizes with their sizes in training. Every other picture is mirrored."""
     resized = [resized_size(*size, FACTS.min_size, FACTS.max_size) for size in sizes]
-    return tuple((size, resized[place], place % 2 == 0) for place, size in enumerate(sizes))
+    return tuple((size, resized[index], index % 2 == 0) for index, size in enumerate(sizes))
 
 
 SMALL = (

@@ -9,7 +9,7 @@ read nothing. Boxes have no gradient.
 Box head and mask head use regions of the same levels. If both sets are passed together, they share one backward pass,
 which writes the gradient of each level once in its own dtype, without an fp32 buffer and without adding two gradients.
 
-Legend: B pictures, R regions of a picture, C channels, S bins along each side of a region.
+Shapes: B pictures, R regions of a picture, C channels, S bins along each side of a region.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ would need a zeroed fp32 buffer of 1.1 GB, which is added to and read again for 
 A 16-bit weight is represented by two numbers, of which the second is the rounding error of the first. The matrix units
 then give the sums of fp32 weights with an error of 2^-16 for bf16 and 2^-22 for fp16.
 
-Legend: B pictures, R regions of a picture, C channels, S bins along each side, K samples of a bin along each side, T
+Shapes: B pictures, R regions of a picture, C channels, S bins along each side, K samples of a bin along each side, T
 tiles of a picture.
 """
 
@@ -56,14 +56,14 @@ def _corners(position, size):
 
 
 @triton.jit
-def _weight(place, bin, first, bin_size, size, K: tl.constexpr):
+def _weight(cell, bin, first, bin_size, size, K: tl.constexpr):
     """Return the weight of a cell in the mean of a bin's samples along one axis."""
-    total = tl.zeros((place + bin).shape, tl.float32)
+    total = tl.zeros((cell + bin).shape, tl.float32)
     for sample in tl.static_range(K):
         position = first + (bin.to(tl.float32) + (sample + 0.5) / K) * bin_size
         inside = (position >= -1.0) & (position <= size)
         position = tl.minimum(tl.maximum(position, 0.0), size - 1.0)
-        total += tl.where(inside, tl.maximum(1.0 - tl.abs(position - place.to(tl.float32)), 0.0), 0.0)
+        total += tl.where(inside, tl.maximum(1.0 - tl.abs(position - cell.to(tl.float32)), 0.0), 0.0)
     return total / K
 
 
@@ -98,7 +98,7 @@ def roi_align_forward_kernel(
         height = _of_level(level, height_0, height_1, height_2, height_3)
         width = _of_level(level, width_0, width_1, width_2, width_3)
         picture = (region // R).to(tl.int64) * height * width * C
-        places = _of_level(level, level_0, level_1, level_2, level_3) + picture
+        own_level = _of_level(level, level_0, level_1, level_2, level_3) + picture
         first_y = y1 * scale
         first_x = x1 * scale
         bin_height = _bin_size(first_y, y2 * scale, S)
@@ -112,8 +112,8 @@ def roi_align_forward_kernel(
                 seen = exists & ((inside_x & inside_y)[:, None] != 0)
                 left = left[:, None] * C + channel[None, :]
                 right = right[:, None] * C + channel[None, :]
-                upper = places + above * width * C
-                lower = places + below * width * C
+                upper = own_level + above * width * C
+                lower = own_level + below * width * C
                 here = tl.load(upper + left, mask=seen, other=0.0).to(tl.float32) * weight_left[:, None]
                 here += tl.load(upper + right, mask=seen, other=0.0).to(tl.float32) * weight_right[:, None]
                 total += here * weight_above
@@ -121,8 +121,8 @@ def roi_align_forward_kernel(
                 here += tl.load(lower + right, mask=seen, other=0.0).to(tl.float32) * weight_right[:, None]
                 total += here * weight_below
     out_ptr += tl.program_id(0).to(tl.int64) * S * C
-    place = bin[:, None] * C + channel[None, :]
-    tl.store(out_ptr + place, (total / (K * K)).to(out_ptr.dtype.element_ty), mask=exists)
+    offset = bin[:, None] * C + channel[None, :]
+    tl.store(out_ptr + offset, (total / (K * K)).to(out_ptr.dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -179,8 +179,8 @@ def roi_align_lists_kernel(
         hit &= _touches(y1 * scale, _bin_size(y1 * scale, y2 * scale, S), height, S, tile_y, K, TILE)
         hit &= _touches(x1 * scale, _bin_size(x1 * scale, x2 * scale, S), width, S, tile_x, K, TILE)
         hits = hit.to(tl.int32)
-        place = found + tl.cumsum(hits, 0) - 1
-        tl.store(list_ptr + place, region.to(tl.int16), mask=hit)
+        position = found + tl.cumsum(hits, 0) - 1
+        tl.store(list_ptr + position, region.to(tl.int16), mask=hit)
         found += tl.sum(hits, 0)
     tl.store(count_ptr + picture * T + tile, found)
 
@@ -220,8 +220,8 @@ def _add_regions(
             row = begin + bin // BLOCK_S
             y_weight = _weight(y[:, None], row[None, :], first_y, bin_height, height, K)
             wanted = (wanted_x & (row <= end_y))[:, None] & (channel < C)[None, :]
-            place = (row * S + column)[:, None] * C + channel[None, :]
-            gradient = tl.load(bins + place, mask=wanted, other=0.0)
+            offset = (row * S + column)[:, None] * C + channel[None, :]
+            gradient = tl.load(bins + offset, mask=wanted, other=0.0)
             weight = tl.reshape(y_weight[:, None, :] * x_weight[None, :, :], (TILE * TILE, ROWS * BLOCK_S))
             rounded = weight.to(gradient.dtype)
             total = tl.dot(rounded, gradient, total, input_precision="ieee")
@@ -273,10 +273,10 @@ def roi_align_backward_kernel(
             tile_x, channel, scale, height, width, OTHER_R, T, C, OTHER_S, K, OTHER_BLOCK_S, OTHER_ROWS, TILE,
         )  # fmt: skip
     d_level = _of_level(level, d_level_0, d_level_1, d_level_2, d_level_3) + picture * height * width * C
-    place = tl.reshape(y[:, None] * width + x[None, :], (TILE * TILE,))
+    offset = tl.reshape(y[:, None] * width + x[None, :], (TILE * TILE,))
     exists = tl.reshape((y < height)[:, None] & (x < width)[None, :], (TILE * TILE,))
     tl.store(
-        d_level + place[:, None] * C + channel[None, :],
+        d_level + offset[:, None] * C + channel[None, :],
         total.to(d_level.dtype.element_ty),
         mask=exists[:, None] & (channel < C)[None, :],
     )

@@ -1,6 +1,6 @@
 """Reference of :mod:`benchmarks.maskrcnn.ops.roi_align`, and code that both implementations share.
 
-Legend: B pictures, R regions of a picture, N regions of all pictures, C channels, S bins along each side, K samples of
+Shapes: B pictures, R regions of a picture, N regions of all pictures, C channels, S bins along each side, K samples of
 a bin along each side, P cells of all levels and pictures.
 """
 
@@ -125,8 +125,8 @@ def _along(first_BR: Tensor, last_BR: Tensor, size_BR: Tensor, bins: int, sample
 
 def _joined(levels: Sequence[Tensor]) -> Tensor:
     """Return the channels of all cells, level by level, and a last row of zeros: (P + 1, C), fp32 (or fp64)."""
-    wide = torch.promote_types(levels[0].dtype, torch.float32)
-    rows = [level.permute(0, 2, 3, 1).flatten(0, 2).to(wide) for level in levels]
+    sum_dtype = torch.promote_types(levels[0].dtype, torch.float32)
+    rows = [level.permute(0, 2, 3, 1).flatten(0, 2).to(sum_dtype) for level in levels]
     return torch.cat([*rows, rows[0].new_zeros((1, rows[0].shape[1]))])
 
 
@@ -155,12 +155,12 @@ def _aligned(
     row_BRSK2 = y_BRSK2 * width_BR[:, :, None, None, None] + start_BR[:, :, None, None, None]
     y_weight_BRSK2 = y_weight_BRSK2 * there_BR[:, :, None, None, None] / samples**2
     # (B, R, S, S, K, K, 2, 2): cells that the samples of a bin interpolate, rows before columns
-    place = row_BRSK2[:, :, :, None, :, None, :, None] + x_BRSK2[:, :, None, :, None, :, None, :]
+    cell = row_BRSK2[:, :, :, None, :, None, :, None] + x_BRSK2[:, :, None, :, None, :, None, :]
     weight = y_weight_BRSK2[:, :, :, None, :, None, :, None] * x_weight_BRSK2[:, :, None, :, None, :, None, :]
     nowhere = len(rows_PC) - 1
     seen = _CORNERS * samples**2
     features = F.embedding_bag(
-        torch.where(weight != 0, place, nowhere).reshape(-1, seen), rows_PC,
+        torch.where(weight != 0, cell, nowhere).reshape(-1, seen), rows_PC,
         per_sample_weights=weight.reshape(-1, seen), mode="sum", padding_idx=nowhere,
     )  # fmt: skip
     return features.view(-1, bins, bins, rows_PC.shape[1]).permute(0, 3, 1, 2)
@@ -169,7 +169,7 @@ def _aligned(
 def roi_align_reference(
     levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], samples: int
 ) -> tuple[Tensor, ...]:
-    """Reference implementation of RoIAlign.
+    """Return the features of all regions.
 
     Args:
         levels: the four finest levels of the pyramid, (B, C, H, W) each.

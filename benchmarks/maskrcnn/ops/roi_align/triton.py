@@ -1,8 +1,7 @@
-"""RoIAlign with the Triton kernels of :mod:`benchmarks.maskrcnn.ops.roi_align.kernels`.
+"""Launches and autograd function of the kernels of :mod:`benchmarks.maskrcnn.ops.roi_align.kernels`. Shapes as there.
 
-Forward has one launch per set of regions; backward has one per set and one for all. Nothing waits for the device, sums
-use no atomics, and gradients are bit-identical in every run. Legend: see
-:mod:`benchmarks.maskrcnn.ops.roi_align.kernels`.
+Forward has one launch per set of regions; backward has one per set and one for all. Sums use no atomics, and gradients
+are bit-identical in every run.
 """
 
 from __future__ import annotations
@@ -88,14 +87,14 @@ class _RoiAlign(Function):
         across = [triton.cdiv(shape[3], tile.side) for shape in ctx.shapes]
         tiles = [triton.cdiv(shape[2], tile.side) * count for shape, count in zip(ctx.shapes, across, strict=True)]
         starts = [sum(tiles[index + 1 :]) for index in range(len(tiles) - 1)]
-        sizes, places = _sizes(d_levels), (*starts, *across)
+        sizes, tile_grid = _sizes(d_levels), (*starts, *across)
         sets, cuts = [], []
         for gradient, boxes_BR4, there_BR, bins in zip(
             gradients, ctx.saved_tensors[::2], ctx.saved_tensors[1::2], ctx.resolutions, strict=True
         ):
             if gradient is None or not there_BR.numel():
                 continue
-            lists = _lists(boxes_BR4, there_BR, sum(tiles), (*sizes, *ctx.scales, *ctx.areas, *places), bins, ctx)
+            lists = _lists(boxes_BR4, there_BR, sum(tiles), (*sizes, *ctx.scales, *ctx.areas, *tile_grid), bins, ctx)
             sets.append((gradient.contiguous(memory_format=torch.channels_last), boxes_BR4, *lists))
             width = triton.next_power_of_2(bins)
             cuts.append((bins, width, max(max(tile.bins, _LEAST) // width, 1)))
@@ -104,7 +103,7 @@ class _RoiAlign(Function):
         other, other_cut = sets[-1], cuts[-1]
         block = min(tile.channels, max(triton.next_power_of_2(channels), _LEAST))
         kernels.roi_align_backward_kernel[(pictures * sum(tiles), triton.cdiv(channels, block))](
-            *d_levels, *sets[0], *other, *sizes, *ctx.scales, *places,
+            *d_levels, *sets[0], *other, *sizes, *ctx.scales, *tile_grid,
             sets[0][1].shape[1], other[1].shape[1], pictures, sum(tiles), channels,
             *cuts[0], *other_cut, SETS=len(sets), K=ctx.samples, TILE=tile.side, BLOCK_C=block, num_warps=tile.warps,
         )  # fmt: skip
@@ -130,7 +129,7 @@ def _lists(
 def roi_align(
     levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], samples: int
 ) -> tuple[Tensor, ...]:
-    """Triton implementation; see :func:`benchmarks.maskrcnn.ops.roi_align.reference.roi_align_reference`.
+    """See :func:`benchmarks.maskrcnn.ops.roi_align.reference.roi_align_reference`.
 
     Raises:
         ValueError: the shapes don't fit, or there are more than 32,768 regions per picture or more than two sets.
@@ -144,4 +143,3 @@ def roi_align(
 
 
 ROI_ALIGN = RoiAlign(roi_align)
-"""Triton implementation; see :class:`benchmarks.maskrcnn.ops.roi_align.reference.RoiAlign`."""

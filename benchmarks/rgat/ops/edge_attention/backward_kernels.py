@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from benchmarks.rgat.ops.edge_attention.kernels import LOG2_E, leaky, load_row, load_rows, record_of, store_row
-from common.ops.dropout.kernels import keep_of_rows, mask_keys
+from common.ops.dropout.triton import keep_of_rows, mask_keys
 
 
 @triton.jit(do_not_specialize=["site"])
@@ -58,17 +58,17 @@ def edge_attention_gradient_kernel(
     for start in range(first, end, BLOCK):
         node = start + tl.arange(0, BLOCK)
         row = (first_row + node).to(tl.int64)
-        place = row[:, None] * D + column[None, :]
+        offset = row[:, None] * D + column[None, :]
         mask = (node < end)[:, None] & (column < D)[None, :]
-        gradient = tl.load(dout_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        gradient = tl.load(dout_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
             keep = keep_of_rows((node.to(tl.int64) * D).to(tl.uint32), BLOCK_D, D % 2 == 0, key, second_key, THRESHOLD)
             gradient = tl.where(keep, gradient * INVERSE_KEEP, 0.0)
         if ACTIVATION:  # the sign of dropped elements is lost, but their gradient is 0
-            out = tl.load(out_ptr + place, mask=mask, other=0.0).to(tl.float32)
+            out = tl.load(out_ptr + offset, mask=mask, other=0.0).to(tl.float32)
             gradient = tl.where(out > 0, gradient, gradient * activation_slope)
         if ACTIVATION or THRESHOLD > 0:
-            tl.store(gradient_ptr + place, gradient.to(gradient_ptr.dtype.element_ty), mask=mask)
+            tl.store(gradient_ptr + offset, gradient.to(gradient_ptr.dtype.element_ty), mask=mask)
         total += gradient
     tl.store(partial_ptr + program.to(tl.int64) * D + column, tl.sum(total, 0), mask=column < D)
 
@@ -91,8 +91,8 @@ def edge_attention_sums_kernel(
     total = tl.zeros((ROWS, BLOCK_D), tl.float32)
     for start in tl.range(0, count, ROWS, loop_unroll_factor=4):
         index = start + tl.arange(0, ROWS)
-        place = (first + index * distance)[:, None] * D + column[None, :]
-        total += tl.load(partial_ptr + place, mask=(index < count)[:, None] & (column < D)[None, :], other=0.0)
+        offset = (first + index * distance)[:, None] * D + column[None, :]
+        total += tl.load(partial_ptr + offset, mask=(index < count)[:, None] & (column < D)[None, :], other=0.0)
     tl.store(sums_ptr + relation * D + column, tl.sum(total, 0), mask=column < D)
 
 
@@ -102,8 +102,8 @@ def _shares(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Return, for edges of a target: rows of z, attention weights, their gradients, and slopes of the logits."""
-    term_place = row.to(tl.int64)[:, None] * A + tl.arange(0, A)[None, :]
-    source_term = tl.load(source_term_ptr + term_place, mask=exists[:, None], other=0.0)
+    term_offset = row.to(tl.int64)[:, None] * A + tl.arange(0, A)[None, :]
+    source_term = tl.load(source_term_ptr + term_offset, mask=exists[:, None], other=0.0)
     z = load_rows(z_ptr, row, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
     logit = source_term + target_term[None, :]
     share = tl.exp2((leaky(logit, slope) - log_sum[None, :]) * LOG2_E)
@@ -117,10 +117,10 @@ def _dlogits(z, share, dshare, factor, mean, shares_ptr, first, end, A: tl.const
     """Store weights and gradients of logits; return the latter summed over edges, alone and times z."""
     dlogit = share * (dshare - mean[None, :]) * factor
     edge = first + tl.arange(0, EDGES)
-    place = edge[:, None] * (2 * A) + tl.arange(0, A)[None, :]
+    offset = edge[:, None] * (2 * A) + tl.arange(0, A)[None, :]
     mask = (edge < end)[:, None]
-    tl.store(shares_ptr + place, share, mask=mask)
-    tl.store(shares_ptr + place + A, dlogit, mask=mask)
+    tl.store(shares_ptr + offset, share, mask=mask)
+    tl.store(shares_ptr + offset + A, dlogit, mask=mask)
     return tl.sum(dlogit, 0), tl.sum(dlogit[:, :, None] * z, 0)
 
 
@@ -136,7 +136,7 @@ def edge_attention_targets_kernel(
     partial_ptr,  # (programs, D) fp32: sums of the logits' gradients times z
     counts_ptr, indptr_ptr, edge_row_ptr,  # of the block
     kinds_ptr, relations_ptr,  # see ByKind
-    edges_place,  # offset of the level's edge counts in counts
+    edges_offset,  # offset of the level's edge counts in counts
     slope,
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, KINDS: tl.constexpr,
     TARGETS: tl.constexpr, EDGES: tl.constexpr,
@@ -161,7 +161,7 @@ def edge_attention_targets_kernel(
     shares_ptr += first_edge.to(tl.int64) * (2 * A)
     first_row = tl.load(relation_ptr + 3)
     first_target = tl.load(relation_ptr + 4)
-    edges = tl.load(counts_ptr + edges_place + relation)
+    edges = tl.load(counts_ptr + edges_offset + relation)
     head = tl.arange(0, A)
     slot = tl.arange(0, EDGES)
     total = tl.zeros((A, BLOCK_D), tl.float32)
@@ -173,12 +173,12 @@ def edge_attention_targets_kernel(
         # Prefetch for the next target, whose edges follow directly.
         next_end = tl.load(indptr_ptr + node + 2, mask=node + 1 < stop, other=0)
         next_row = tl.load(row_ptr + end + slot, mask=end + slot < edges, other=0)
-        place = (first_target + node).to(tl.int64) * A + head
+        position = (first_target + node).to(tl.int64) * A + head
         dtarget_term = tl.zeros((A,), tl.float32)
         if begin < end:
             gradient = load_row(gradient_ptr, first_node + node, A, WIDTH, BLOCK_D)
-            target_term = tl.load(target_term_ptr + place)
-            log_sum = tl.load(log_sum_ptr + place)
+            target_term = tl.load(target_term_ptr + position)
+            log_sum = tl.load(log_sum_ptr + position)
             z, share, dshare, factor = _shares(
                 gradient, target_term, log_sum, z_ptr, source_term_ptr, first_row + row, begin + slot < end, slope,
                 A, WIDTH, BLOCK_D,
@@ -204,13 +204,13 @@ def edge_attention_targets_kernel(
                 dmore, dsource = _dlogits(z, share, dshare, factor, mean, shares_ptr, start, end, A, EDGES)
                 dtarget_term += dmore
                 total += dsource
-        tl.store(dtarget_term_ptr + place, dtarget_term)
+        tl.store(dtarget_term_ptr + position, dtarget_term)
         begin = end
         end = next_end
         row = next_row
     for node in range(tl.maximum(first, stop), last):
-        place = (first_target + node).to(tl.int64) * A + head
-        tl.store(dtarget_term_ptr + place, tl.zeros((A,), tl.float32))
+        position = (first_target + node).to(tl.int64) * A + head
+        tl.store(dtarget_term_ptr + position, tl.zeros((A,), tl.float32))
     column = tl.arange(0, BLOCK_D)
     offset = program.to(tl.int64) * (A * WIDTH) + head[:, None] * WIDTH + column[None, :]
     tl.store(partial_ptr + offset, total, mask=(column < WIDTH)[None, :])
@@ -219,9 +219,9 @@ def edge_attention_targets_kernel(
 @triton.jit
 def _shares_of(shares_ptr, edge, exists, A: tl.constexpr):
     """Return attention weights and gradients of logits of some edges, [edges, A] each."""
-    place = edge.to(tl.int64)[:, None] * (2 * A) + tl.arange(0, A)[None, :]
-    share = tl.load(shares_ptr + place, mask=exists[:, None], other=0.0)
-    return share, tl.load(shares_ptr + place + A, mask=exists[:, None], other=0.0)
+    offset = edge.to(tl.int64)[:, None] * (2 * A) + tl.arange(0, A)[None, :]
+    share = tl.load(shares_ptr + offset, mask=exists[:, None], other=0.0)
+    return share, tl.load(shares_ptr + offset + A, mask=exists[:, None], other=0.0)
 
 
 @triton.jit
@@ -325,19 +325,19 @@ def edge_attention_long_rows_kernel(
                 index = start + tl.arange(0, CHUNKS)
                 edge = tl.load(row_edges_ptr + index * CHUNK, mask=index < chunk + behind, other=edges)
                 exists = edge < edges
-                place = (before + index).to(tl.int64) * A + head
+                offset = (before + index).to(tl.int64) * A + head
                 mask = exists[:, None] & (column < WIDTH)[None, :]
                 total += tl.sum(
-                    tl.load(partial_ptr + place[:, None] * WIDTH + column[None, :], mask=mask, other=0.0), 0
+                    tl.load(partial_ptr + offset[:, None] * WIDTH + column[None, :], mask=mask, other=0.0), 0
                 )
-                total_term += tl.sum(tl.load(partial_term_ptr + place, mask=exists, other=0.0), 0)
+                total_term += tl.sum(tl.load(partial_term_ptr + offset, mask=exists, other=0.0), 0)
                 start += CHUNKS
                 if tl.max(edge, 0) >= edges:  # a row's edges ascend, so all that follow are of later hops, too
                     start = chunk + behind
             tl.debug_barrier()  # all threads must have read before one overwrites
-            place = (before + chunk).to(tl.int64) * A + head
-            tl.store(partial_ptr + place * WIDTH + column, total, mask=column < WIDTH)
-            tl.store(partial_term_ptr + place, total_term)
+            offset = (before + chunk).to(tl.int64) * A + head
+            tl.store(partial_ptr + offset * WIDTH + column, total, mask=column < WIDTH)
+            tl.store(partial_term_ptr + offset, total_term)
 
 
 @triton.jit
@@ -399,8 +399,8 @@ def edge_attention_rows_kernel(
             exists = edge < edges
             chunk = before + border // CHUNK
             total += load_rows(partial_ptr, chunk, exists, A, WIDTH, BLOCK_D, "")
-            place = chunk[:, None] * A + tl.arange(0, A)[None, :]
-            total_term += tl.load(partial_term_ptr + place, mask=exists[:, None], other=0.0)
+            position = chunk[:, None] * A + tl.arange(0, A)[None, :]
+            total_term += tl.load(partial_term_ptr + position, mask=exists[:, None], other=0.0)
 
         total = tl.sum(tl.reshape(total, (ROWS, EDGES, A, BLOCK_D)), 1)
         total_term = tl.sum(tl.reshape(total_term, (ROWS, EDGES, A)), 1)
@@ -408,7 +408,7 @@ def edge_attention_rows_kernel(
         total += total_term[:, :, None] * att_source[None, :, :]
         row = first_own + tl.arange(0, ROWS)
         column = tl.arange(0, BLOCK_D)
-        place = tl.arange(0, A)[:, None] * WIDTH + column[None, :]
-        offset = (first_row + row).to(tl.int64)[:, None, None] * (A * WIDTH) + place[None, :, :]
+        position = tl.arange(0, A)[:, None] * WIDTH + column[None, :]
+        offset = (first_row + row).to(tl.int64)[:, None, None] * (A * WIDTH) + position[None, :, :]
         mask = (row < rows)[:, None, None] & (column < WIDTH)[None, None, :]
         tl.store(dz_ptr + offset, total.to(dz_ptr.dtype.element_ty), mask=mask)

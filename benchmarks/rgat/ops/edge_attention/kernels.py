@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.dropout.kernels import keep_of_rows, mask_keys
+from common.ops.dropout.triton import keep_of_rows, mask_keys
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -44,8 +44,8 @@ def load_rows(
 ):  # fmt: skip
     """Return rows of A heads in their stored dtype, [rows, A, BLOCK_D]; zeros where ``exists`` is false."""
     column = tl.arange(0, BLOCK_D)
-    place = tl.arange(0, A)[:, None] * WIDTH + column[None, :]
-    offset = row.to(tl.int64)[:, None, None] * (A * WIDTH) + place[None, :, :]
+    position = tl.arange(0, A)[:, None] * WIDTH + column[None, :]
+    offset = row.to(tl.int64)[:, None, None] * (A * WIDTH) + position[None, :, :]
     mask = exists[:, None, None] & (column < WIDTH)[None, None, :]
     return tl.load(pointer + offset, mask=mask, other=0.0, eviction_policy=EVICT)
 
@@ -99,16 +99,16 @@ def edge_attention_forward_kernel(
             if begin < end:
                 first_edge = tl.load(relation_ptr + 2)
                 first_row = tl.load(relation_ptr + 3)
-                place = (tl.load(relation_ptr + 4) + node).to(tl.int64) * A + head
-                target_term = tl.load(target_term_ptr + place)
+                offset = (tl.load(relation_ptr + 4) + node).to(tl.int64) * A + head
+                target_term = tl.load(target_term_ptr + offset)
                 highest = tl.full((A,), float("-inf"), tl.float32)
                 denominator = tl.zeros((A,), tl.float32)
                 weighted = tl.zeros((A, BLOCK_D), tl.float32)
                 for first in range(begin, end, EDGES):
                     exists = first + slot < end
                     row = first_row + tl.load(edge_row_ptr + first_edge + first + slot, mask=exists, other=0)
-                    term_place = row.to(tl.int64)[:, None] * A + head[None, :]
-                    source_term = tl.load(source_term_ptr + term_place, mask=exists[:, None], other=0.0)
+                    term_offset = row.to(tl.int64)[:, None] * A + head[None, :]
+                    source_term = tl.load(source_term_ptr + term_offset, mask=exists[:, None], other=0.0)
                     z = load_rows(z_ptr, row, exists, A, WIDTH, BLOCK_D, "evict_first").to(tl.float32)
                     logit = leaky(source_term + target_term[None, :], slope)
                     logit = tl.where(exists[:, None], logit, float("-inf"))
@@ -119,7 +119,7 @@ def edge_attention_forward_kernel(
                     weighted = weighted * shrink[:, None] + tl.sum(share[:, :, None] * z, 0)
                     highest = higher
                 total += weighted / denominator[:, None]
-                tl.store(log_sum_ptr + place, highest + tl.log(denominator))
+                tl.store(log_sum_ptr + offset, highest + tl.log(denominator))
         if ACTIVATION:
             total = leaky(total, activation_slope)
         if THRESHOLD > 0:

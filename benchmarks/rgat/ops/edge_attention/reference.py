@@ -1,7 +1,7 @@
-"""Reference implementation of edge attention, with the legend of :mod:`benchmarks.rgat.ops.edge_attention`.
+"""Reference of edge attention, with the shapes of :mod:`benchmarks.rgat.ops.edge_attention`.
 
 Also: E edges, m rows and n targets of a relation. Tensors have the size of the capacities, and unfilled entries are
-masked, so that nothing waits for the device.
+masked.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def relations_at(block: SampledBlock, level: int) -> Iterator[RelationEdges]:
     shape = block.shape
     row_start, target_start = shape.row_offsets(level), shape.target_offsets(level)
     node_start = shape.node_offsets(level - 1)
-    for relation, room in enumerate(shape.edges[level - 1]):
+    for relation, capacity in enumerate(shape.edges[level - 1]):
         target = shape.schema.targets[relation]
         count = block.edge_counts[level - 1, relation]
         targets = target_start[relation + 1] - target_start[relation]
-        if not (room and targets and row_start[relation + 1] > row_start[relation]):
+        if not (capacity and targets and row_start[relation + 1] > row_start[relation]):
             continue
-        exists_E = torch.arange(room, device=count.device) < count
-        edges = slice(shape.edge_offsets[relation], shape.edge_offsets[relation] + room)
+        exists_E = torch.arange(capacity, device=count.device) < count
+        edges = slice(shape.edge_offsets[relation], shape.edge_offsets[relation] + capacity)
         first = shape.indptr_offsets[relation]
         filled_n1 = torch.arange(targets + 1, device=count.device) <= block.node_counts[level - 1, target]
         first_n1 = torch.where(filled_n1, block.indptr[first : first + targets + 1], count).minimum(count)
@@ -90,8 +90,10 @@ def _sum_by_row(values_E: Tensor, row_E: Tensor, rows: int, deterministic: bool)
 
 def filled_nodes(block: SampledBlock, hop: int) -> Tensor:
     """Return which nodes within ``hop`` hops exist, (nodes, 1)."""
-    rooms, counts = block.shape.nodes[hop], block.node_counts[hop]
-    exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
+    capacities, counts = block.shape.nodes[hop], block.node_counts[hop]
+    exists = [
+        torch.arange(capacity, device=counts.device) < count for capacity, count in zip(capacities, counts, strict=True)
+    ]
     return torch.cat(exists)[:, None]
 
 
@@ -118,10 +120,10 @@ def attention(leaky_EA: Tensor, log_sum_nA: Tensor, edges: RelationEdges) -> Ten
 
 def biases(bias_RD: Tensor, block: SampledBlock, level: int) -> Tensor:
     """Return the sum of the biases of all relations into each node's type, (P, D)."""
-    rooms, schema = block.shape.nodes[level - 1], block.shape.schema
+    capacities, schema = block.shape.nodes[level - 1], block.shape.schema
     nothing_D = torch.zeros_like(bias_RD[0])
-    sums = [sum((bias_RD[relation] for relation in schema.into(kind)), nothing_D) for kind in range(len(rooms))]
-    return torch.cat([sum_D.expand(room, -1) for sum_D, room in zip(sums, rooms, strict=True)])
+    sums = [sum((bias_RD[relation] for relation in schema.into(kind)), nothing_D) for kind in range(len(capacities))]
+    return torch.cat([sum_D.expand(capacity, -1) for sum_D, capacity in zip(sums, capacities, strict=True)])
 
 
 def finish(
@@ -140,16 +142,16 @@ def _kept(x_PD: Tensor, block: SampledBlock, level: int, dropout: DropoutMask) -
 
     With T types, type t has the site T * site + t.
     """
-    rooms = block.shape.nodes[level - 1]
+    capacities = block.shape.nodes[level - 1]
     kept = [
         keep_rows(
             dropout.seed,
-            dropout.site * len(rooms) + kind,
-            torch.arange(room, device=x_PD.device),
+            dropout.site * len(capacities) + kind,
+            torch.arange(capacity, device=x_PD.device),
             x_PD.shape[1],
             dropout.p,
         )
-        for kind, room in enumerate(rooms)
+        for kind, capacity in enumerate(capacities)
     ]
     return torch.cat(kept)
 

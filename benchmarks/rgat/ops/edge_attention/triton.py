@@ -1,7 +1,6 @@
 """Edge attention with Triton kernels; see :mod:`benchmarks.rgat.ops.edge_attention`.
 
-All work is queued on the current stream, without synchronization. Grids have the size of the capacities, and programs
-for unfilled entries end at once.
+Grids have the size of the capacities, and programs for unfilled entries end at once.
 
 Device tables map the programs of a launch to parts of a block: each node type or relation has a range of programs.
 Types with most relations into them come first, so that the longest programs do not run at the end of a launch. The
@@ -61,7 +60,7 @@ class ByRelation(NamedTuple):
     chunks: int
 
 
-def edge_counts_place(shape: BlockShape, level: int) -> int:
+def edge_counts_offset(shape: BlockShape, level: int) -> int:
     """Return the offset of the relations' edge counts at ``level`` in ``SampledBlock.counts``."""
     return (shape.hops + 1) * len(shape.schema.types) + (level - 1) * len(shape.schema.relations)
 
@@ -81,23 +80,23 @@ def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, eac
         each_relation: whether every relation into a type has separate programs; those with the same nodes are
             neighbours.
     """
-    schema, rooms = shape.schema, shape.nodes[level - 1]
-    order = sorted(range(len(rooms)), key=lambda kind: -len(schema.into(kind)))
+    schema, capacities = shape.schema, shape.nodes[level - 1]
+    order = sorted(range(len(capacities)), key=lambda kind: -len(schema.into(kind)))
     kinds: list[list[int]] = []
     relations: list[list[int]] = []
     partials = [[0, 1, 0] for _ in schema.relations]
     programs = 0
     for kind in order:
         into = schema.into(kind)
-        node_count = (level - 1) * len(rooms) + kind
+        node_count = (level - 1) * len(capacities) + kind
         first_node = shape.node_offsets(level - 1)[kind]
-        kinds.append([programs, first_node, node_count, rooms[kind], len(relations), len(into), kind])
-        ranges, lanes = -(-rooms[kind] // nodes), len(into) if each_relation else 1
-        for lane, relation in enumerate(into):
-            partials[relation] = [programs + (lane if each_relation else 0), lanes, ranges]
+        kinds.append([programs, first_node, node_count, capacities[kind], len(relations), len(into), kind])
+        ranges, per_range = -(-capacities[kind] // nodes), len(into) if each_relation else 1
+        for number, relation in enumerate(into):
+            partials[relation] = [programs + (number if each_relation else 0), per_range, ranges]
             offsets = (shape.indptr_offsets, shape.edge_offsets, shape.row_offsets(level), shape.target_offsets(level))
             relations.append([relation, *(table[relation] for table in offsets)])
-        programs += ranges * lanes
+        programs += ranges * per_range
     return ByKind(_on(device, kinds), _on(device, relations), _on(device, partials), programs)
 
 
@@ -114,7 +113,7 @@ def by_relation(
         rows, group: rows or chunks per program; exactly one of them is given.
     """
     schema, edges = shape.schema, shape.edges[-1]
-    edge_counts = edge_counts_place(shape, level)
+    edge_counts = edge_counts_offset(shape, level)
     row_counts = edge_counts + shape.hops * len(schema.relations)
     records, programs, chunks = [], 0, 0
     for relation in sorted(range(len(edges)), key=lambda one: -edges[one] / max(shape.rows[-1][one], 1)):
@@ -244,7 +243,7 @@ def backward(
     backward_kernels.edge_attention_targets_kernel[(table.programs,)](
         gradient_PD, z_MD, source_term_MA, target_term_TA, log_sum_TA, dtarget_term_TA, shares_E2A, partial,
         block.counts, block.indptr, block.edge_row, table.kinds, table.relations,
-        edge_counts_place(block.shape, level), slope,
+        edge_counts_offset(block.shape, level), slope,
         **widths, KINDS=len(table.kinds), TARGETS=tile.items, EDGES=tile.edges, num_warps=tile.warps,
     )  # fmt: skip
     datt_source_RAd = _sums(partial, table).view(att_source_RAd.shape)

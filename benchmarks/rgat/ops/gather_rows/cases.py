@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.rgat.ops.block_of_cases import SEEDS, block_of_cases
-from benchmarks.rgat.ops.gather_rows.reference import ShardedRows
+from benchmarks.rgat.ops.gather_rows import ShardedRows
 from benchmarks.rgat.sharded import NodePartition
 from benchmarks.rgat.synthetic import IGBH_EIGHTH, igbh_proportions
 from common.ops.cases import Case, Draw, Pass
@@ -31,7 +31,6 @@ def passes(
     """Return the forward pass, which gathers the rows of all nodes around ``seeds`` papers.
 
     Args:
-        seeds: see :func:`benchmarks.rgat.ops.block_of_cases.block_of_cases`, also for ``papers``.
         row_bytes: bytes per row.
         shards: number of shards, all on this GPU. The kernel looks up their addresses like those of other GPUs.
         host: whether rows are in host memory.

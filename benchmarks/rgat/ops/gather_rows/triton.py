@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""Gathering of rows with a Triton kernel, in one launch on the current stream, without synchronization.
+"""Gathering of rows with a Triton kernel, in one launch.
 
 The shards may be in the memory of this GPU, of other GPUs, or of the host. The kernel reads them in place. To hide
 the latency of NVLink or PCIe, a program has several rows in flight, in pieces of up to 16 bytes, and loads its next
@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.rgat.graph import device_table
-from benchmarks.rgat.ops.gather_rows.reference import ShardedRows, check
+from benchmarks.rgat.ops.gather_rows import ShardedRows, check
 from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
@@ -42,19 +42,19 @@ def gather_rows_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     begun = tl.full((), 0, tl.int32)
     for number in range(TYPES):
-        first_place = tl.load(type_ptr + number)
+        first_entry = tl.load(type_ptr + number)
         per_shard = tl.load(type_ptr + TYPES + number).to(tl.int32)
         first_row = tl.load(type_ptr + 2 * TYPES + number)
         count = tl.load(count_ptr + number)
         blocks = tl.cdiv(count, ROWS)
         own = (program + programs - begun % programs) % programs
         begun += blocks
-        own_nodes = node_ptr + first_place
-        place = own * ROWS + lane
-        node = tl.load(own_nodes + place, mask=place < count, other=0)
+        own_nodes = node_ptr + first_entry
+        entry = own * ROWS + lane
+        node = tl.load(own_nodes + entry, mask=entry < count, other=0)
         for block in range(own, blocks, programs):
-            place = block * ROWS + lane
-            later = place + programs * ROWS
+            entry = block * ROWS + lane
+            later = entry + programs * ROWS
             node_later = tl.load(own_nodes + later, mask=later < count, other=0)
             if ONE_SHARD:
                 row = node
@@ -65,9 +65,9 @@ def gather_rows_kernel(
                 start = tl.load(address_ptr + shard)
             start += (first_row + row) * (WORDS * WORD_BYTES)
             source = tl.multiple_of(start.to(out_ptr.dtype), ALIGNMENT)[:, None] + column
-            there = (place < count)[:, None] & (column < WORDS)
+            there = (entry < count)[:, None] & (column < WORDS)
             words = tl.load(source, mask=there)
-            target = tl.multiple_of((first_place + place) * WORDS, ALIGNMENT // WORD_BYTES)
+            target = tl.multiple_of((first_entry + entry) * WORDS, ALIGNMENT // WORD_BYTES)
             tl.store(out_ptr + target[:, None] + column, words, mask=there)
             node = node_later
 
@@ -85,7 +85,7 @@ TILES: dict[str, Tile] = {"forward": Tile(bytes=16384, warps=4, programs=4)}
 
 @torch.no_grad()
 def gather_rows(rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[int], out_NB: Tensor) -> None:
-    """See :func:`benchmarks.rgat.ops.gather_rows.reference.gather_rows_reference`."""
+    """See :func:`benchmarks.rgat.ops.gather_rows.gather_rows_reference`."""
     check(rows, node_N, count_T, offsets, out_NB)
     alignment = math.gcd(VECTOR, rows.row_bytes)
     if any(tensor.data_ptr() % alignment for tensor in (*rows.shards, out_NB)):

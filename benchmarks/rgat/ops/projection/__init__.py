@@ -9,7 +9,7 @@ The kernels gather rows inside the product and convert e4m3 features to its dtyp
 The functions work without autograd. The caller composes the backward pass: it adds the gradient through the source
 term to that of z, and passes the gradient of the target terms.
 
-Legend: N nodes within ``level`` hops, M rows and T pairs of relation and target at ``level``, K inputs, D = A d
+Shapes: N nodes within ``level`` hops, M rows and T pairs of relation and target at ``level``, K inputs, D = A d
 outputs of A heads, R relations.
 """
 

@@ -29,7 +29,6 @@ def passes(
     Args:
         level: level of the inputs, which is their distance from the seeds in hops.
         inputs: features per node.
-        seeds: see :func:`benchmarks.rgat.ops.block_of_cases.block_of_cases`, also for ``papers`` and ``fanouts``.
         fp8: whether features are in e4m3.
     """
     block = block_of_cases(draw.device, seeds, papers, fanouts)

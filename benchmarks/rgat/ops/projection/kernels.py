@@ -18,7 +18,7 @@ clamped to it, which avoids masks; their results are not stored.
   ms, compared with 4 ms for the products. Atomics could not save more, and would make results irreproducible.
   Neighbouring programs have tiles of the same split, and read the same rows.
 
-Legend: N nodes, M rows, K inputs, D outputs of A heads, R relations, S splits, T pairs of relation and target.
+Shapes: N nodes, M rows, K inputs, D outputs of A heads, R relations, S splits, T pairs of relation and target.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ def projection_rows_kernel(
             weight = tl.load(weight_ptrs + k * D, mask=(k + depth < K)[:, None] & (column < D)[None, :], other=0.0)
         z = tl.dot(brought(x, weight.dtype), weight, z, input_precision="ieee")
     exists = row < count
-    place = (tl.load(offsets + ROWS_OF_LEVEL) + row).to(tl.int64)
+    offset = (tl.load(offsets + ROWS_OF_LEVEL) + row).to(tl.int64)
     for own in tl.static_range(heads):
         head = start // head_size + own
         inside = (column // head_size == head) & (column < D)
         att = tl.load(att_ptr + relation * D + column, mask=inside, other=0.0)
-        tl.store(term_ptr + place * A + head, tl.sum(z * att[None, :], 1), mask=row < tl.where(head < A, count, 0))
+        tl.store(term_ptr + offset * A + head, tl.sum(z * att[None, :], 1), mask=row < tl.where(head < A, count, 0))
     mask = exists[:, None] & (column < D)[None, :]
-    tl.store(z_ptr + place[:, None] * D + column[None, :], z.to(z_ptr.dtype.element_ty), mask=mask)
+    tl.store(z_ptr + offset[:, None] * D + column[None, :], z.to(z_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["counts_ptr", "row_counts_ptr", "target_counts_ptr"])
@@ -154,8 +154,8 @@ def projection_input_gradient_kernel(
         row = tl.load(node_row_ptr + tl.load(offsets + NODE_ROWS) + node, mask=exists, other=-1)
         found = (row >= 0) & (row < tl.load(row_counts_ptr + relation))
         if tl.max(found.to(tl.int32), 0) > 0:
-            place = (tl.load(offsets + ROWS_OF_LEVEL) + tl.where(found, row, 0)).to(tl.int64)
-            dz_ptrs = dz_ptr + place[:, None] * D + depth[None, :]
+            offset = (tl.load(offsets + ROWS_OF_LEVEL) + tl.where(found, row, 0)).to(tl.int64)
+            dz_ptrs = dz_ptr + offset[:, None] * D + depth[None, :]
             weight_ptrs = weight_ptr + relation * (K * D) + column[:, None] * D + depth[None, :]
             for d in range(0, D, BLOCK_D):
                 if D % BLOCK_D == 0:
@@ -172,9 +172,9 @@ def projection_input_gradient_kernel(
     if first < targets:
         relation, head = columns_into(into_ptr, node_type, COLUMNS, A)
         known = relation >= 0
-        place = tl.load(relations_ptr + relation * FIELDS + TARGETS, mask=known, other=0).to(tl.int64)
-        place = (place[None, :] + node[:, None]) * A + head[None, :]
-        dterm = tl.load(dterm_ptr + place, mask=(node < targets)[:, None] & known[None, :], other=0.0)
+        offset = tl.load(relations_ptr + relation * FIELDS + TARGETS, mask=known, other=0).to(tl.int64)
+        offset = (offset[None, :] + node[:, None]) * A + head[None, :]
+        dterm = tl.load(dterm_ptr + offset, mask=(node < targets)[:, None] & known[None, :], other=0.0)
         v = tl.load(
             v_ptr + (relation * K * A + head)[:, None] + column[None, :] * A,
             mask=known[:, None] & (column < K)[None, :],
@@ -230,9 +230,9 @@ def projection_terms_kernel(
             x = tl.load(x_ptrs + k, mask=(k + depth < K)[None, :], other=0.0)
             v = tl.load(v_ptrs + k * A, mask=known[None, :] & (k + depth < K)[:, None], other=0.0)
         term = add_product(brought(x, PRODUCT), v, term, "ieee")
-    place = tl.load(relations_ptr + relation * FIELDS + TARGETS, mask=known, other=0).to(tl.int64)
-    place = (place[None, :] + target[:, None]) * A + head[None, :]
-    tl.store(term_ptr + place, term, mask=known[None, :] & (target < count)[:, None])
+    offset = tl.load(relations_ptr + relation * FIELDS + TARGETS, mask=known, other=0).to(tl.int64)
+    offset = (offset[None, :] + target[:, None]) * A + head[None, :]
+    tl.store(term_ptr + offset, term, mask=known[None, :] & (target < count)[:, None])
 
 
 @triton.jit
@@ -297,8 +297,8 @@ def projection_weight_gradient_kernel(
             x = loaded
         else:
             dw = tl.dot(tl.trans(brought(loaded, dz.dtype)), dz, dw, input_precision="ieee")
-    place = (split.to(tl.int64) * K + depth)[:, None] * D + column[None, :]
-    tl.store(partial_ptr + place, dw, mask=(depth < K)[:, None] & (column < D)[None, :])
+    offset = (split.to(tl.int64) * K + depth)[:, None] * D + column[None, :]
+    tl.store(partial_ptr + offset, dw, mask=(depth < K)[:, None] & (column < D)[None, :])
 
 
 @triton.jit(do_not_specialize_on_alignment=["counts_ptr"])
@@ -336,11 +336,11 @@ def projection_terms_gradient_kernel(
             x = tl.load(x_ptrs)
         else:
             x = tl.load(x_ptrs, mask=(depth < K)[None, :], other=0.0)
-        place = (start[None, :] + target[:, None]) * A + head[None, :]
-        dterm = tl.load(dterm_ptr + place, mask=(target < count)[:, None] & known[None, :], other=0.0)
+        offset = (start[None, :] + target[:, None]) * A + head[None, :]
+        dterm = tl.load(dterm_ptr + offset, mask=(target < count)[:, None] & known[None, :], other=0.0)
         dv = add_product(tl.trans(brought(x, PRODUCT)), dterm, dv, PRECISION)
-    place = (split.to(tl.int64) * K + depth)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    tl.store(partial_ptr + place, dv, mask=(depth < K)[:, None])
+    offset = (split.to(tl.int64) * K + depth)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(partial_ptr + offset, dv, mask=(depth < K)[:, None])
 
 
 @triton.jit(do_not_specialize_on_alignment=["counts_ptr"])
@@ -359,8 +359,8 @@ def projection_sums_kernel(
     splits = tl.minimum(tl.cdiv(tl.load(counts_ptr + tl.load(part)), chunk), tl.load(part + 2))
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = element < K * W
-    places = partial_ptr + (element // W * P + element % W + tl.load(part + 3))
+    element_ptr = partial_ptr + (element // W * P + element % W + tl.load(part + 3))
     total = tl.zeros((BLOCK,), tl.float32)
     for split in tl.range(0, splits, loop_unroll_factor=4):
-        total += tl.load(places + (first + split) * (K * P), mask=inside, other=0.0)
+        total += tl.load(element_ptr + (first + split) * (K * P), mask=inside, other=0.0)
     tl.store(sums_ptr + relation.to(tl.int64) * (K * W) + element, total.to(sums_ptr.dtype.element_ty), mask=inside)

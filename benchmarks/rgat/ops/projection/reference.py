@@ -1,4 +1,4 @@
-"""Reference implementation of :mod:`benchmarks.rgat.ops.projection`.
+"""Reference of :mod:`benchmarks.rgat.ops.projection`.
 
 Tensors have the size of the capacities, so shapes are static. Unfilled entries are replaced by zeros where they could
 reach a result.
@@ -53,31 +53,31 @@ def check_level(shape: BlockShape, level: int, x_NK: Tensor) -> None:
     """
     if not 1 <= level <= shape.hops:
         raise ValueError(f"level={level}, and the block has {shape.hops} hops")
-    room = shape.node_offsets(level)[-1]
-    if len(x_NK) != room:
-        raise ValueError(f"inputs of {len(x_NK)} nodes, but level {level} holds at most {room}")
+    capacity = shape.node_offsets(level)[-1]
+    if len(x_NK) != capacity:
+        raise ValueError(f"inputs of {len(x_NK)} nodes, but level {level} holds at most {capacity}")
 
 
-def check_parts(name: str, part: Tensor, room: int) -> None:
+def check_parts(name: str, part: Tensor, capacity: int) -> None:
     """Check that a tensor of rows or targets belongs to a level.
 
     Raises:
-        ValueError: it does not have ``room`` rows.
+        ValueError: it does not have ``capacity`` rows.
     """
-    if len(part) != room:
-        raise ValueError(f"{name} has {len(part)} rows, but at most {room} fit")
+    if len(part) != capacity:
+        raise ValueError(f"{name} has {len(part)} rows, but at most {capacity} fit")
 
 
-def _filled(room: int, count: Tensor) -> Tensor:
-    """Return which of ``room`` entries are among the first ``count`` (0-d tensor): (room, 1)."""
-    return (torch.arange(room, device=count.device) < count).unsqueeze(1)
+def _filled(capacity: int, count: Tensor) -> Tensor:
+    """Return which of ``capacity`` entries are among the first ``count`` (0-d tensor): (capacity, 1)."""
+    return (torch.arange(capacity, device=count.device) < count).unsqueeze(1)
 
 
 def _rows(block: SampledBlock, level: int, relation: int) -> tuple[Tensor, Tensor]:
     """Return the node of each row of a relation, 0 for unfilled rows, and which rows are filled, (rows, 1)."""
-    start, room = block.shape.row_offsets(block.shape.hops)[relation], block.shape.rows[level - 1][relation]
-    filled = _filled(room, block.row_counts[level - 1, relation])
-    return torch.where(filled.squeeze(1), block.rows[start : start + room], 0), filled
+    start, capacity = block.shape.row_offsets(block.shape.hops)[relation], block.shape.rows[level - 1][relation]
+    filled = _filled(capacity, block.row_counts[level - 1, relation])
+    return torch.where(filled.squeeze(1), block.rows[start : start + capacity], 0), filled
 
 
 def _of_type(x_NK: Tensor, shape: BlockShape, level: int, node_type: int, hop: int | None = None) -> Tensor:
@@ -93,7 +93,7 @@ def _gathered(x_nK: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     return x_nK.index_select(0, index).to(dtype)
 
 
-def _wide_dtype(x: Tensor) -> torch.dtype:
+def _sum_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -123,7 +123,7 @@ def project_reference(
     shape = block.shape
     check_level(shape, level, x_NK)
     parts = [weight_RKD.new_empty((0, weight_RKD.shape[2]))]
-    terms = [torch.empty((0, att_source_RAd.shape[1]), dtype=_wide_dtype(weight_RKD), device=weight_RKD.device)]
+    terms = [torch.empty((0, att_source_RAd.shape[1]), dtype=_sum_dtype(weight_RKD), device=weight_RKD.device)]
     for relation, source in enumerate(shape.schema.sources):
         if shape.rows[level - 1][relation]:
             node, _ = _rows(block, level, relation)
@@ -170,7 +170,6 @@ def target_terms_reference(x_NK: Tensor, block: SampledBlock, level: int, v_RKA:
     """Return the terms that targets add to the logits of their edges: x v, without projecting the targets.
 
     Args:
-        x_NK, block, level: see :func:`project_reference`.
         v_RKA: for each relation and head, the head's columns of the weight times ``att_target``; any dtype.
 
     Returns:
@@ -182,7 +181,7 @@ def target_terms_reference(x_NK: Tensor, block: SampledBlock, level: int, v_RKA:
     """
     shape = block.shape
     check_level(shape, level, x_NK)
-    terms = [torch.empty((0, v_RKA.shape[2]), dtype=_wide_dtype(v_RKA), device=v_RKA.device)]
+    terms = [torch.empty((0, v_RKA.shape[2]), dtype=_sum_dtype(v_RKA), device=v_RKA.device)]
     for relation, target in enumerate(shape.schema.targets):
         terms.append(_of_type(x_NK, shape, level, target, level - 1).to(terms[0].dtype) @ widen(v_RKA[relation]))
     return torch.cat(terms)
@@ -193,7 +192,6 @@ def target_terms_gradient_reference(x_NK: Tensor, dterm_TA: Tensor, block: Sampl
     """Return the gradient of ``v_RKA`` of :func:`target_terms_reference`.
 
     Args:
-        x_NK, block, level: see :func:`project_reference`.
         dterm_TA: gradient of the terms, fp32; unfilled entries may be undefined.
 
     Returns:
@@ -236,7 +234,7 @@ def input_gradient_reference(
     check_parts("dz", dz_MD, shape.row_offsets(level)[-1])
     check_parts("dterm", dterm_TA, shape.target_offsets(level)[-1])
     size = (shape.node_offsets(level)[-1], weight_RKD.shape[1])
-    dx_NK = torch.zeros(size, dtype=_wide_dtype(dz_MD), device=dz_MD.device)
+    dx_NK = torch.zeros(size, dtype=_sum_dtype(dz_MD), device=dz_MD.device)
     for relation, (source, target) in enumerate(zip(shape.schema.sources, shape.schema.targets, strict=True)):
         if shape.rows[level - 1][relation]:
             first, last = shape.row_offsets(level)[relation : relation + 2]

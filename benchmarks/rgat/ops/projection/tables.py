@@ -41,11 +41,11 @@ def _tensor(values: Sequence[int] | Sequence[Sequence[int]], device: torch.devic
 
 
 @functools.cache
-def tiles(rooms: tuple[int, ...], size: int, device: torch.device) -> Tiles:
-    """Return tiles of ``size`` entries for parts with capacities ``rooms``; an empty part has no tile."""
-    pieces = [[part, first] for part, room in enumerate(rooms) for first in range(0, room, size)]
-    of_part = tuple(triton.cdiv(room, size) for room in rooms)
-    firsts = tuple(sum(of_part[:part]) for part in range(len(rooms)))
+def tiles(capacities: tuple[int, ...], size: int, device: torch.device) -> Tiles:
+    """Return tiles of ``size`` entries for parts with capacities ``capacities``; an empty part has no tile."""
+    pieces = [[part, first] for part, capacity in enumerate(capacities) for first in range(0, capacity, size)]
+    of_part = tuple(triton.cdiv(capacity, size) for capacity in capacities)
+    firsts = tuple(sum(of_part[:part]) for part in range(len(capacities)))
     return Tiles(_tensor(pieces, device), firsts, of_part)
 
 
@@ -122,10 +122,10 @@ def from_types(shape: BlockShape, level: int, device: torch.device) -> From:
     return From(_tensor(indptr, device), _tensor(found, device))
 
 
-def target_rooms(shape: BlockShape, level: int) -> tuple[int, ...]:
+def target_capacities(shape: BlockShape, level: int) -> tuple[int, ...]:
     """Return the capacity of targets of each type at a level; 0 for types without incoming relations."""
-    rooms = shape.nodes[level - 1]
-    return tuple(room if shape.schema.into(node_type) else 0 for node_type, room in enumerate(rooms))
+    capacities = shape.nodes[level - 1]
+    return tuple(capacity if shape.schema.into(node_type) else 0 for node_type, capacity in enumerate(capacities))
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Products with the Triton kernels of this package.
 
-All work is queued on the current stream, without synchronization. Gradients that are sums take two launches,
-everything else one. Legend: see :mod:`benchmarks.rgat.ops.projection`; S splits.
+Gradients that are sums take two launches, everything else one. Shapes: those of
+:mod:`benchmarks.rgat.ops.projection`; S splits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TILES: dict[str, Tile] = {
 }
 """Tile of each kernel."""
 
-WIDE_TILES: dict[str, Tile] = {
+FP32_TILES: dict[str, Tile] = {
     "rows": Tile(rows=64, columns=64, depth=32, warps=4, stages=2),
     "weight_gradient": Tile(rows=32, columns=64, depth=64, warps=4, stages=2, programs=8),
     "terms": Tile(rows=64, depth=32, warps=4, stages=2),
@@ -49,7 +49,7 @@ WIDE_TILES: dict[str, Tile] = {
 
 
 def _tile(kernel: str, dtype: torch.dtype) -> Tile:
-    return (WIDE_TILES if dtype == torch.float32 else TILES)[kernel]
+    return (FP32_TILES if dtype == torch.float32 else TILES)[kernel]
 
 
 def _block(size: int, most: int) -> int:
@@ -72,10 +72,10 @@ def project(x_NK: Tensor, block: SampledBlock, level: int, weight_RKD: Tensor, a
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
     (_, inputs, outputs), (heads, head_size) = weight_RKD.shape, att_source_RAd.shape[1:]
-    tile, room = _tile("rows", weight_RKD.dtype), shape.row_offsets(level)[-1]
+    tile, capacity = _tile("rows", weight_RKD.dtype), shape.row_offsets(level)[-1]
     cut = tables.tiles(shape.rows[level - 1], tile.rows, device)
     columns = _block(outputs, _whole_heads(tile.columns, head_size))
-    found = Projected(weight_RKD.new_empty((room, outputs)), x_NK.new_empty((room, heads), dtype=torch.float32))
+    found = Projected(weight_RKD.new_empty((capacity, outputs)), x_NK.new_empty((capacity, heads), dtype=torch.float32))
     if len(cut.table):
         kernels.projection_rows_kernel[(len(cut.table) * triton.cdiv(outputs, columns),)](
             x_NK, block.rows, block.row_counts[level - 1], weight_RKD, _vectors(att_source_RAd), *found,
@@ -118,7 +118,7 @@ def target_terms(x_NK: Tensor, block: SampledBlock, level: int, v_RKA: Tensor) -
     check_level(shape, level, x_NK)
     _, inputs, heads = v_RKA.shape
     tile, columns = _tile("terms", x_NK.dtype), tables.into(shape, heads, device)
-    cut = tables.tiles(tables.target_rooms(shape, level), tile.rows, device)
+    cut = tables.tiles(tables.target_capacities(shape, level), tile.rows, device)
     term_TA = x_NK.new_empty((shape.target_offsets(level)[-1], heads), dtype=torch.float32)
     if len(cut.table):
         kernels.projection_terms_kernel[(len(cut.table),)](
@@ -138,19 +138,19 @@ def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: SampledBlock, l
     check_parts("dterm", dterm_TA, shape.target_offsets(level)[-1])
     inputs, heads = x_NK.shape[1], dterm_TA.shape[1]
     # gradients may underflow in fp16, so fp16 inputs are converted to fp32 instead
-    wide = x_NK.dtype in (torch.float16, torch.float32)
-    tile, columns = _tile("terms_gradient", torch.float32 if wide else x_NK.dtype), tables.into(shape, heads, device)
-    depth, rooms = _block(inputs, tile.depth), tables.target_rooms(shape, level)
+    fp32 = x_NK.dtype in (torch.float16, torch.float32)
+    tile, columns = _tile("terms_gradient", torch.float32 if fp32 else x_NK.dtype), tables.into(shape, heads, device)
+    depth, capacities = _block(inputs, tile.depth), tables.target_capacities(shape, level)
     tiles = triton.cdiv(inputs, depth)
-    chunk = _chunk(tile, sum(rooms), tiles, device)
-    cut = tables.tiles(rooms, chunk, device)
+    chunk = _chunk(tile, sum(capacities), tiles, device)
+    cut = tables.tiles(capacities, chunk, device)
     partial_SKC = x_NK.new_empty((len(cut.table), inputs, columns.columns), dtype=torch.float32)
     counts = block.node_counts[level - 1]
     if len(cut.table):
         kernels.projection_terms_gradient_kernel[(len(cut.table) * tiles,)](
             x_NK, counts, dterm_TA, partial_SKC, tables.relations(shape, level, device), columns.table,
             tables.node_offsets(shape, level, device), cut.table, chunk,
-            K=inputs, A=heads, COLUMNS=columns.columns, PRODUCT=triton.language.float32 if wide else _product(x_NK),
+            K=inputs, A=heads, COLUMNS=columns.columns, PRODUCT=triton.language.float32 if fp32 else _product(x_NK),
             PRECISION="ieee" if x_NK.dtype == torch.float32 else "tf32", BLOCK_T=tile.rows, BLOCK_K=depth,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip

@@ -30,12 +30,12 @@ STAMPS = tl.constexpr(2)  # offset of the source type's stamps
 SOURCE_NODES = tl.constexpr(3)  # offset of the source type in the block's nodes
 TARGET_NODES = tl.constexpr(4)  # offset of the target type in the block's nodes
 TARGETS = tl.constexpr(5)  # offset of the relation in the targets of the hop
-TARGET_ROOM = tl.constexpr(6)  # capacity of targets
+TARGET_CAPACITY = tl.constexpr(6)  # capacity of targets
 EDGES = tl.constexpr(7)  # offset of the relation in the edges of the block
 HOP_EDGES = tl.constexpr(8)  # offset of the relation in the edges up to this hop
-EDGE_ROOM = tl.constexpr(9)  # capacity of edges up to this hop
-SOURCE_ROOM = tl.constexpr(10)  # capacity of sources up to this hop
-ROW_ROOM = tl.constexpr(11)  # capacity of rows up to this hop
+EDGE_CAPACITY = tl.constexpr(9)  # capacity of edges up to this hop
+SOURCE_CAPACITY = tl.constexpr(10)  # capacity of sources up to this hop
+ROW_CAPACITY = tl.constexpr(11)  # capacity of rows up to this hop
 INDPTR = tl.constexpr(12)  # offset of the relation in ``indptr``
 ROWS = tl.constexpr(13)  # offset of the relation in ``rows``
 ROW_INDPTR = tl.constexpr(14)  # offset of the relation in ``row_indptr``
@@ -118,7 +118,7 @@ def sample_degree_kernel(
     """Look up the number of edges of each target. HOP counts from 0."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     kind = tl.load(table_ptr + TARGET * R + relation)
-    room = tl.load(table_ptr + TARGET_ROOM * R + relation)
+    capacity = tl.load(table_ptr + TARGET_CAPACITY * R + relation)
     start = tl.load(table_ptr + TARGETS * R + relation)
     low, high = nodes_within(counts_ptr, HOP - 1, kind, T), nodes_within(counts_ptr, HOP, kind, T)
     if (first + BLOCK > low) & (first < high):
@@ -127,14 +127,14 @@ def sample_degree_kernel(
         per_shard = tl.load(per_shard_ptr + relation)
         shard = node // per_shard
         indptr = tl.load(pointers_ptr + relation * shards + shard, mask=fresh, other=0).to(tl.pointer_type(tl.int64))
-        place = node - shard * per_shard
-        begin = tl.load(indptr + place, mask=fresh, other=0)
-        degree = (tl.load(indptr + place + 1, mask=fresh, other=0) - begin).to(tl.int32)
+        index = node - shard * per_shard
+        begin = tl.load(indptr + index, mask=fresh, other=0)
+        degree = (tl.load(indptr + index + 1, mask=fresh, other=0) - begin).to(tl.int32)
         tl.store(begin_ptr + start + item, begin, mask=fresh)
         tl.store(degree_ptr + start + item, degree, mask=fresh)
-        tl.store(take_ptr + start + item, tl.minimum(degree, FANOUT), mask=item < room)
+        tl.store(take_ptr + start + item, tl.minimum(degree, FANOUT), mask=item < capacity)
     else:
-        tl.store(take_ptr + start + item, tl.zeros((BLOCK,), tl.int32), mask=item < room)
+        tl.store(take_ptr + start + item, tl.zeros((BLOCK,), tl.int32), mask=item < capacity)
 
 
 @triton.jit
@@ -153,16 +153,16 @@ def sample_draw_kernel(
     relation, first, item = items_of(programs_ptr, BLOCK)
     kind = tl.load(table_ptr + TARGET * R + relation)
     start = tl.load(table_ptr + TARGETS * R + relation)
-    room = tl.load(table_ptr + EDGE_ROOM * R + relation).to(tl.int32)
+    capacity = tl.load(table_ptr + EDGE_CAPACITY * R + relation).to(tl.int32)
     low, high = nodes_within(counts_ptr, HOP - 1, kind, T), nodes_within(counts_ptr, HOP, kind, T)
     earlier = edges_within(counts_ptr, HOP, relation, R, T, H)
     others = before(sums_ptr, start)
     indptr_ptr += tl.load(table_ptr + INDPTR * R + relation)
     if first == 0:
-        all_edges = earlier + before(sums_ptr, start + tl.load(table_ptr + TARGET_ROOM * R + relation)) - others
-        tl.store(counts_ptr + (H + 1) * T + HOP * R + relation, tl.minimum(all_edges, room))
-        tl.store(indptr_ptr + high, tl.minimum(all_edges, room))
-        if all_edges > room:
+        all_edges = earlier + before(sums_ptr, start + tl.load(table_ptr + TARGET_CAPACITY * R + relation)) - others
+        tl.store(counts_ptr + (H + 1) * T + HOP * R + relation, tl.minimum(all_edges, capacity))
+        tl.store(indptr_ptr + high, tl.minimum(all_edges, capacity))
+        if all_edges > capacity:
             tl.store(counts_ptr + last_count, 1)
     if (first + BLOCK > low) & (first < high):
         fresh = (item >= low) & (item < high)
@@ -170,8 +170,8 @@ def sample_draw_kernel(
         degree = tl.load(degree_ptr + start + item, mask=fresh, other=0)
         take = tl.load(take_ptr + start + item, mask=fresh, other=0)
         edge = earlier + tl.load(sums_ptr + start + item, mask=fresh, other=0) - take - others
-        tl.store(indptr_ptr + item, tl.minimum(edge, room), mask=fresh)
-        take = tl.minimum(take, room - edge)  # edges beyond the capacity are not drawn
+        tl.store(indptr_ptr + item, tl.minimum(edge, capacity), mask=fresh)
+        take = tl.minimum(take, capacity - edge)  # edges beyond the capacity are not drawn
         picks = tl.tuple(())
         for slot in tl.static_range(FANOUT):
             one, other = site_keys(seed_ptr, relation * SITES + slot)
@@ -211,7 +211,7 @@ def sample_flag_kernel(
 ):  # fmt: skip
     """Flag the edges whose position is the stamp of their source."""
     relation, first, item = items_of(programs_ptr, BLOCK)
-    room = tl.load(table_ptr + EDGE_ROOM * R + relation)
+    capacity = tl.load(table_ptr + EDGE_CAPACITY * R + relation)
     edges = tl.load(table_ptr + EDGES * R + relation)
     low, high = edges_within(counts_ptr, HOP, relation, R, T, H), edges_within(counts_ptr, HOP + 1, relation, R, T, H)
     flag = tl.zeros((BLOCK,), tl.int32)
@@ -220,7 +220,7 @@ def sample_flag_kernel(
         source = tl.load(source_ptr + edges + item, mask=fresh, other=0).to(tl.int64)
         stamps_ptr += tl.load(table_ptr + STAMPS * R + relation)
         flag = (tl.load(stamps_ptr + source, mask=fresh, other=-1) == edges + item).to(tl.int32)
-    tl.store(flag_ptr + tl.load(table_ptr + HOP_EDGES * R + relation) + item, flag, mask=item < room)
+    tl.store(flag_ptr + tl.load(table_ptr + HOP_EDGES * R + relation) + item, flag, mask=item < capacity)
 
 
 @triton.jit
@@ -230,7 +230,7 @@ def _opened(table_ptr, sums_ptr, R: tl.constexpr, R_LANES: tl.constexpr):
     there = lane < R
     source = tl.load(table_ptr + SOURCE * R + lane, mask=there, other=-1)
     start = tl.load(table_ptr + HOP_EDGES * R + lane, mask=there, other=0)
-    end = start + tl.load(table_ptr + EDGE_ROOM * R + lane, mask=there, other=0)
+    end = start + tl.load(table_ptr + EDGE_CAPACITY * R + lane, mask=there, other=0)
     return lane, source, before(sums_ptr, end) - before(sums_ptr, start)
 
 
@@ -238,7 +238,7 @@ def _opened(table_ptr, sums_ptr, R: tl.constexpr, R_LANES: tl.constexpr):
 def sample_number_kernel(
     programs_ptr, table_ptr, counts_ptr, stamps_ptr, source_ptr, flag_ptr,
     sums_ptr,  # inclusive sums of ``flag_ptr``
-    room_ptr,  # (T,) capacity of nodes after this hop
+    capacity_ptr,  # (T,) capacity of nodes after this hop
     nodes_ptr, last_count,
     HOP: tl.constexpr, R: tl.constexpr, R_LANES: tl.constexpr, T: tl.constexpr, T_LANES: tl.constexpr,
     H: tl.constexpr, BLOCK: tl.constexpr,
@@ -256,7 +256,7 @@ def sample_number_kernel(
         base = nodes_within(counts_ptr, HOP, kind, T) + tl.sum(tl.where((kinds == kind) & (lane < relation), opened, 0))
         rank = tl.load(sums_ptr + start + item, mask=opens, other=1) - 1 - before(sums_ptr, start)
         number = base + rank
-        fits = number < tl.load(table_ptr + SOURCE_ROOM * R + relation)
+        fits = number < tl.load(table_ptr + SOURCE_CAPACITY * R + relation)
         tl.store(nodes_ptr + tl.load(table_ptr + SOURCE_NODES * R + relation) + number, source, mask=opens & fits)
         stamps_ptr += tl.load(table_ptr + STAMPS * R + relation)
         tl.store(stamps_ptr + source.to(tl.int64), tl.where(fits, -1 - number, UNSEEN), mask=opens)
@@ -266,9 +266,9 @@ def sample_number_kernel(
         lane, kinds, opened = _opened(table_ptr, sums_ptr, R, R_LANES)
         new = tl.sum(tl.where(kinds[None, :] == types[:, None], opened[None, :], 0), 1)
         total = tl.load(counts_ptr + HOP * T + types, mask=there, other=0) + new
-        room = tl.load(room_ptr + types, mask=there, other=0)
-        tl.store(counts_ptr + (HOP + 1) * T + types, tl.minimum(total, room), mask=there)
-        if tl.sum((total > room).to(tl.int32)) > 0:
+        capacity = tl.load(capacity_ptr + types, mask=there, other=0)
+        tl.store(counts_ptr + (HOP + 1) * T + types, tl.minimum(total, capacity), mask=there)
+        if tl.sum((total > capacity).to(tl.int32)) > 0:
             tl.store(counts_ptr + last_count, 1)
 
 
@@ -290,15 +290,15 @@ def sample_clear_kernel(
 
 
 @triton.jit
-def _room_at_hop(table_ptr, counts_ptr, field: tl.constexpr, relation, item, R, T: tl.constexpr, H: tl.constexpr):
+def _capacity_at_hop(table_ptr, counts_ptr, field: tl.constexpr, relation, item, R, T: tl.constexpr, H: tl.constexpr):
     """Return a table field of the hop to which each edge belongs; ``table_ptr`` has the tables of all hops."""
-    room = tl.zeros_like(item) + tl.load(table_ptr + (H - 1) * FIELDS * R + field * R + relation).to(tl.int32)
+    capacity = tl.zeros_like(item) + tl.load(table_ptr + (H - 1) * FIELDS * R + field * R + relation).to(tl.int32)
     for back in tl.static_range(2, H + 1):
         end = edges_within(counts_ptr, H - back + 1, relation, R, T, H)
-        room = tl.where(
-            item < end, tl.load(table_ptr + (H - back) * FIELDS * R + field * R + relation).to(tl.int32), room
+        capacity = tl.where(
+            item < end, tl.load(table_ptr + (H - back) * FIELDS * R + field * R + relation).to(tl.int32), capacity
         )
-    return room
+    return capacity
 
 
 @triton.jit
@@ -317,7 +317,7 @@ def sample_source_kernel(
         source_ptr += tl.load(last_ptr + EDGES * R + relation)
         source = tl.load(source_ptr + item, mask=there, other=0).to(tl.int64)
         stamp = tl.load(stamps_ptr + tl.load(last_ptr + STAMPS * R + relation) + source, mask=there, other=-1)
-        last = _room_at_hop(table_ptr, counts_ptr, SOURCE_ROOM, relation, item, R, T, H) - 1
+        last = _capacity_at_hop(table_ptr, counts_ptr, SOURCE_CAPACITY, relation, item, R, T, H) - 1
         number = tl.where(stamp < 0, tl.minimum(-1 - stamp, last), last)
         tl.store(source_ptr + item, number, mask=there)
         row_stamps_ptr += tl.load(last_ptr + ROW_STAMPS * R + relation)
@@ -345,7 +345,7 @@ def sample_row_flag_kernel(
         opening = tl.load(row_stamps_ptr + source, mask=there, other=-1)
         tl.store(opening_ptr + start + item, opening, mask=there)
         flag = (opening == item).to(tl.int32)
-    tl.store(flag_ptr + start + item, flag, mask=item < tl.load(last_ptr + EDGE_ROOM * R + relation))
+    tl.store(flag_ptr + start + item, flag, mask=item < tl.load(last_ptr + EDGE_CAPACITY * R + relation))
 
 
 @triton.jit
@@ -363,28 +363,28 @@ def sample_row_kernel(
     count = edges_within(counts_ptr, H, relation, R, T, H)
     start = tl.load(last_ptr + EDGES * R + relation)
     others = before(sums_ptr, start)
-    most = tl.load(last_ptr + ROW_ROOM * R + relation).to(tl.int32)
+    most = tl.load(last_ptr + ROW_CAPACITY * R + relation).to(tl.int32)
     key = tl.zeros((BLOCK,), tl.int32) + most
     if first < count:
         there = item < count
         opening = tl.load(opening_ptr + start + item, mask=there, other=0)
         number = tl.load(sums_ptr + start + opening, mask=there, other=1) - 1 - others
-        room = _room_at_hop(table_ptr, counts_ptr, ROW_ROOM, relation, item, R, T, H)
-        row = tl.minimum(number, room - 1)
+        capacity = _capacity_at_hop(table_ptr, counts_ptr, ROW_CAPACITY, relation, item, R, T, H)
+        row = tl.minimum(number, capacity - 1)
         tl.store(edge_row_ptr + start + item, row, mask=there)
         opens = there & (opening == item) & (number < most)
         source = tl.load(source_ptr + start + item, mask=opens, other=0)
         tl.store(rows_ptr + tl.load(last_ptr + ROWS * R + relation) + number, source, mask=opens)
         key = tl.where(there, row, key)
     key += tl.load(last_ptr + ROW_INDPTR * R + relation).to(tl.int32)
-    tl.store(key_ptr + start + item, key, mask=item < tl.load(last_ptr + EDGE_ROOM * R + relation))
+    tl.store(key_ptr + start + item, key, mask=item < tl.load(last_ptr + EDGE_CAPACITY * R + relation))
     if first == 0:
         for hop in tl.static_range(H):
             end = edges_within(counts_ptr, hop + 1, relation, R, T, H)
             rows = before(sums_ptr, start + end) - others
-            room = tl.load(table_ptr + hop * FIELDS * R + ROW_ROOM * R + relation).to(tl.int32)
-            tl.store(counts_ptr + (H + 1) * T + (H + hop) * R + relation, tl.minimum(rows, room))
-            if rows > room:
+            capacity = tl.load(table_ptr + hop * FIELDS * R + ROW_CAPACITY * R + relation).to(tl.int32)
+            tl.store(counts_ptr + (H + 1) * T + (H + hop) * R + relation, tl.minimum(rows, capacity))
+            if rows > capacity:
                 tl.store(counts_ptr + last_count, 1)
 
 
@@ -437,5 +437,5 @@ def sample_node_row_kernel(
         start = tl.load(last_ptr + EDGES * R + relation)
         has = there & (stamp != UNSEEN)
         row = tl.load(sums_ptr + start + stamp, mask=has, other=0) - 1 - before(sums_ptr, start)
-        has &= row < tl.load(last_ptr + ROW_ROOM * R + relation)
+        has &= row < tl.load(last_ptr + ROW_CAPACITY * R + relation)
         tl.store(node_row_ptr + tl.load(last_ptr + NODE_ROW * R + relation) + item, tl.where(has, row, -1), mask=there)

@@ -1,6 +1,6 @@
-"""Interface of all samplers, and the reference implementation: PyTorch, hop by hop; it waits for the device.
+"""Interface of all samplers, and the reference: hop by hop. It waits for the device.
 
-Legend: H hops, R relations, S seeds, M targets of a hop, E edges, F fanout.
+Shapes: H hops, R relations, S seeds, M targets of a hop, E edges, F fanout.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def require_capacity(graph: Graph, fanouts: Sequence[int], shape: BlockShape) ->
         raise ValueError("the shape is one of another schema")
     for hop in range(shape.hops):
         for relation, source in enumerate(graph.schema.sources):
-            room = min(shape.nodes[hop + 1][source], shape.rows[hop][relation])
-            if shape.edges[hop][relation] > 0 and room < 1:
+            capacity = min(shape.nodes[hop + 1][source], shape.rows[hop][relation])
+            if shape.edges[hop][relation] > 0 and capacity < 1:
                 name = graph.schema.relations[relation]
                 raise ValueError(f"hop {hop + 1}: {name} has capacity for edges but none for rows")
     drawn = [
@@ -141,21 +141,21 @@ class ReferenceSampler:
         for relation, (pick, there, take) in enumerate(
             zip(pick_MF.split(sizes), there_MF.split(sizes), take_M.split(sizes), strict=True)
         ):
-            target, room = schema.targets[relation], shape.edges[hop][relation]
+            target, capacity = schema.targets[relation], shape.edges[hop][relation]
             before, wanted = sampled[relation].last, sampled[relation].last + int(take.sum())
-            now = min(wanted, room)
-            if wanted > room:
+            now = min(wanted, capacity)
+            if wanted > capacity:
                 block.overflow.fill_(1)
             indptr = block.indptr[shape.indptr_offsets[relation] :]
             indptr[expanded[target]] = before
-            indptr[expanded[target] + 1 : known[target] + 1] = (before + take.cumsum(0)).clamp(max=room)
+            indptr[expanded[target] + 1 : known[target] + 1] = (before + take.cumsum(0)).clamp(max=capacity)
             drawn = there.flatten().nonzero().flatten()[: now - before]
-            place = drawn // fanout
-            position = spans[relation][0].index_select(0, place) + pick.flatten().index_select(0, drawn)
+            index = drawn // fanout
+            position = spans[relation][0].index_select(0, index) + pick.flatten().index_select(0, drawn)
             start = shape.edge_offsets[relation]
-            block.edge_target[start + before : start + now] = expanded[target] + place
+            block.edge_target[start + before : start + now] = expanded[target] + index
             sampled[relation].sources.append(
-                self._sources(relation, targets[relation].index_select(0, place), position)
+                self._sources(relation, targets[relation].index_select(0, index), position)
             )
             sampled[relation].edges.append(now)
         block.edge_counts[hop] = block.counts.new_tensor([each.last for each in sampled])
@@ -166,12 +166,12 @@ class ReferenceSampler:
         if len(shards) == 1:
             first = _read(shards[0], targets)
             return first, _read(shards[0], targets + 1) - first
-        shard, place = targets // per_shard, targets % per_shard
+        shard, index = targets // per_shard, targets % per_shard
         first, end = torch.zeros_like(targets), torch.zeros_like(targets)
         for number, indptr in enumerate(shards):
             here = shard == number
-            first[here] = _read(indptr, place[here])
-            end[here] = _read(indptr, place[here] + 1)
+            first[here] = _read(indptr, index[here])
+            end[here] = _read(indptr, index[here] + 1)
         return first, end - first
 
     def _sources(self, relation: int, targets: Tensor, position: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ class ReferenceSampler:
             first = first_of.index_select(0, local)
             opens = first == position
             number = opens.cumsum(0) - 1
-            room_E = torch.cat(
+            capacity_E = torch.cat(
                 [
                     position.new_full((end - start,), shape.rows[hop][relation])
                     for hop, (start, end) in enumerate(pairwise([0, *each.edges]))
@@ -234,7 +234,7 @@ class ReferenceSampler:
                 if rows > shape.rows[hop][relation]:
                     block.overflow.fill_(1)
             rows, start = counts[-1][relation], shape.edge_offsets[relation]
-            edge_row = torch.minimum(number.index_select(0, first), room_E - 1)
+            edge_row = torch.minimum(number.index_select(0, first), capacity_E - 1)
             block.edge_row[start : start + each.last] = edge_row
             begin = shape.row_offsets(shape.hops)[relation]
             block.rows[begin : begin + rows] = local.index_select(0, opens.nonzero().flatten()[:rows])
@@ -253,13 +253,13 @@ class ReferenceSampler:
     def _local(self, source: int, hop: int, sources: Tensor) -> Tensor:
         """Return the number of each source of a hop in its type, [E], int64; clamped to the capacity."""
         stamp = self._stamps[source].index_select(0, sources).long()
-        room = self._shape.nodes[hop + 1][source]
-        return torch.where(stamp < 0, -1 - stamp, room - 1).clamp(max=room - 1)
+        capacity = self._shape.nodes[hop + 1][source]
+        return torch.where(stamp < 0, -1 - stamp, capacity - 1).clamp(max=capacity - 1)
 
 
-def _read(shard: Tensor, places: Tensor) -> Tensor:
+def _read(shard: Tensor, index: Tensor) -> Tensor:
     """Return entries of a shard, on the device of ``places``."""
-    return shard.index_select(0, places.to(shard.device)).to(places.device)
+    return shard.index_select(0, index.to(shard.device)).to(index.device)
 
 
 def _floyd(node_M: Tensor, degree_M: Tensor, site_M: Tensor, fanout: int, seed: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Sampling with the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels`.
-
-A call queues these kernels, prefix sums and one sort on the current stream, without synchronization.
-"""
+"""Sampling with the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels`, prefix sums and one sort."""
 
 from __future__ import annotations
 
@@ -46,7 +43,9 @@ def _grid(items: tuple[int, ...], tile: Tile, device: torch.device) -> _Grid:
 
     Cached forever, because captured graphs keep reading the table.
     """
-    each = [(number, first) for number, room in enumerate(items) for first in range(0, max(room, 1), tile.items)]
+    each = [
+        (number, first) for number, capacity in enumerate(items) for first in range(0, max(capacity, 1), tile.items)
+    ]
     table = torch.tensor(each, dtype=torch.int32).t().contiguous()
     return _Grid(to_device(table, device), (len(each),), tile)
 
@@ -60,7 +59,7 @@ class TritonSampler:
         schema, device, hops = graph.schema, graph.device, range(shape.hops)
         self._stamp_offsets = (0, *accumulate(graph.nodes))
         self._tables = device_table([self._fields(hop) for hop in hops], torch.int64, device)
-        self._rooms = device_table(shape.nodes, torch.int32, device)
+        self._capacities = device_table(shape.nodes, torch.int32, device)
         self._per_shard = device_table(graph.targets_per_shard, torch.int32, device)
         self._types = device_table([shape.node_offsets(shape.hops)[:-1], self._stamp_offsets[:-1]], torch.int64, device)
         self._pointers = graph.pointers
@@ -87,12 +86,12 @@ class TritonSampler:
             kernels.SOURCE_NODES: [nodes[source] for source in schema.sources],
             kernels.TARGET_NODES: [nodes[target] for target in schema.targets],
             kernels.TARGETS: shape.target_offsets(hop + 1),
-            kernels.TARGET_ROOM: [shape.nodes[hop][target] for target in schema.targets],
+            kernels.TARGET_CAPACITY: [shape.nodes[hop][target] for target in schema.targets],
             kernels.EDGES: shape.edge_offsets,
             kernels.HOP_EDGES: (0, *accumulate(shape.edges[hop])),
-            kernels.EDGE_ROOM: shape.edges[hop],
-            kernels.SOURCE_ROOM: [shape.nodes[hop + 1][source] for source in schema.sources],
-            kernels.ROW_ROOM: shape.rows[hop],
+            kernels.EDGE_CAPACITY: shape.edges[hop],
+            kernels.SOURCE_CAPACITY: [shape.nodes[hop + 1][source] for source in schema.sources],
+            kernels.ROW_CAPACITY: shape.rows[hop],
             kernels.INDPTR: shape.indptr_offsets,
             kernels.ROWS: shape.row_offsets(shape.hops),
             kernels.ROW_INDPTR: shape.row_indptr_offsets,
@@ -164,7 +163,8 @@ class TritonSampler:
         )  # fmt: skip
         torch.cumsum(flag, 0, dtype=torch.int32, out=sums)
         kernels.sample_number_kernel[grid.programs](
-            grid.table, table, block.counts, self._stamps, self._source, flag, sums, self._rooms[hop + 1], block.nodes,
+            grid.table, table, block.counts, self._stamps, self._source, flag, sums, self._capacities[hop + 1],
+            block.nodes,
             shape.counts - 1, HOP=hop, **sizes, R_LANES=triton.next_power_of_2(sizes["R"]),
             T_LANES=triton.next_power_of_2(sizes["T"]), BLOCK=grid.tile.items, num_warps=grid.tile.warps,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from benchmarks.rnnt.config import Facts
 from benchmarks.rnnt.example import real_lengths
 from benchmarks.rnnt.lengths import resampled
-from benchmarks.rnnt.ops.features.batch import AudioBatch
+from benchmarks.rnnt.ops.features.reference import AudioBatch
 from common.mlperf.fixed import fixed_facts
 from common.ops.cases import Case, Draw, Pass
 
@@ -62,7 +62,6 @@ def passes(
     Bytes count samples, features, and five times the resampled samples in fp32 between them.
 
     Args:
-        utterances: see :func:`utterances_of`.
         frames: frames of the longest utterance.
         columns: columns of a frame, including the zeros at its end.
         augmented: whether SpecAugment masks the features.
@@ -70,7 +69,7 @@ def passes(
     audio = utterances_of(utterances, draw)
     samples = float(audio.resampled_B.sum())
     moved = 2 * samples + 5 * 4 * samples + frames * len(audio) * columns * draw.dtype.itemsize
-    precision = (torch.float64, torch.float64) if draw.wide else (draw.dtype,)
+    precision = (torch.float64, torch.float64) if draw.fp64 else (draw.dtype,)
     return [Pass("forward", lambda: function(audio, FACTS, frames, columns, augmented, *precision), moved)]
 
 

@@ -20,13 +20,13 @@ def _window_power(row_ptr, block, samples, WINDOW: tl.constexpr):
 
     Each sum has a part in this block and one in the next. All terms are positive, so nothing cancels.
     """
-    place = tl.arange(0, WINDOW)
+    position = tl.arange(0, WINDOW)
     start = block * WINDOW
-    here = tl.load(row_ptr + start + place, mask=start + place < samples, other=0.0)
-    next_place = start + WINDOW - 1 + place
-    there = tl.load(row_ptr + next_place, mask=(place > 0) & (next_place < samples), other=0.0)
+    here = tl.load(row_ptr + start + position, mask=start + position < samples, other=0.0)
+    next_position = start + WINDOW - 1 + position
+    there = tl.load(row_ptr + next_position, mask=(position > 0) & (next_position < samples), other=0.0)
     power = tl.cumsum(here * here, 0, reverse=True) + tl.cumsum(there * there, 0)
-    return tl.where(start + place + WINDOW <= samples, power, -1.0)
+    return tl.where(start + position + WINDOW <= samples, power, -1.0)
 
 
 @triton.jit
@@ -73,13 +73,13 @@ def features_sounding_kernel(
         enough = largest * threshold
         loud = loudest >= enough
         row_ptr = signal_ptr + row.to(tl.int64) * N
-        place = tl.arange(0, WINDOW)
+        position = tl.arange(0, WINDOW)
         first_block = tl.min(tl.where(loud, block, BLOCKS), 0)
         power = _window_power(row_ptr, first_block, samples, WINDOW)
-        first = first_block * WINDOW + tl.min(tl.where(power >= enough, place, WINDOW - 1), 0)
+        first = first_block * WINDOW + tl.min(tl.where(power >= enough, position, WINDOW - 1), 0)
         last_block = tl.max(tl.where(loud, block, 0), 0)
         power = _window_power(row_ptr, last_block, samples, WINDOW)
-        last = last_block * WINDOW + tl.max(tl.where(power >= enough, place, 0), 0)
+        last = last_block * WINDOW + tl.max(tl.where(power >= enough, position, 0), 0)
         kept = last + WINDOW - first
     tl.store(first_ptr + row, first)
     tl.store(kept_ptr + row, kept)

@@ -1,22 +1,107 @@
-"""Reference implementation of :mod:`benchmarks.rnnt.ops.features`: PyTorch, on any device, in fp32 or fp64.
+"""Reference of :mod:`benchmarks.rnnt.ops.features` in fp32 or fp64: its input, its constants and its steps.
 
-Legend: B utterances of a micro-batch, N samples after resampling (padded), T spliced frames (padded), S = splice * T
-frames (padded), W samples of a window, C taps and P phases of the resampling filter, K bins of the spectrogram, M mel
-filters, F features of a spliced frame.
+Shapes: B utterances of a micro-batch, A recorded samples of all of them, with gaps, N samples after resampling
+(padded), T spliced frames (padded), S = splice * T frames (padded), W samples of a window, C taps and P phases of the
+resampling filter, K bins of the spectrogram, M mel filters, F features of a spliced frame.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.rnnt.data_settings import AudioFacts
-from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
-from benchmarks.rnnt.ops.features.tables import hann, mask_widths, mel_filters
 from common.ops.random_bits.reference import normal_pairs, words
+
+_LINEAR_UNTIL = 1000.0
+"""Upper end in Hz of the linear part of Slaney's scale (Auditory Toolbox, version 2, 1998)."""
+_LINEAR_STEP = 200.0 / 3.0
+"""Hz per mel in the linear part."""
+_LOG_STEP = np.log(6.4) / 27.0
+"""Increase of the natural logarithm of the frequency per mel above it."""
+
+
+def mel_of_hz(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert Hz to Slaney's mel scale."""
+    above = np.maximum(frequency, _LINEAR_UNTIL) / _LINEAR_UNTIL
+    linear = np.minimum(frequency, _LINEAR_UNTIL) / _LINEAR_STEP
+    return linear + np.log(above) / _LOG_STEP
+
+
+def hz_of_mel(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert Slaney's mel scale to Hz."""
+    turn = _LINEAR_UNTIL / _LINEAR_STEP
+    return np.minimum(mel, turn) * _LINEAR_STEP * np.exp(np.maximum(mel - turn, 0.0) * _LOG_STEP)
+
+
+@functools.lru_cache(maxsize=4)
+def mel_filters(facts: AudioFacts) -> NDArray[np.float64]:
+    """Return triangles of equal area over the power spectrum, (M, K), with K = fft / 2 + 1."""
+    bins = np.fft.rfftfreq(facts.fft, 1.0 / facts.sample_rate)
+    ends = mel_of_hz(np.array([facts.mel_min, facts.mel_max]))
+    corners = hz_of_mel(np.linspace(ends[0], ends[1], facts.mel_filters + 2))
+    low, peak, high = (corners[first : first + facts.mel_filters, None] for first in range(3))
+    triangles = np.minimum((bins - low) / (peak - low), (high - bins) / (high - peak))
+    filters: NDArray[np.float64] = np.maximum(triangles, 0.0) * (2.0 / (high - low))
+    filters.flags.writeable = False
+    return filters
+
+
+def hann(window: int) -> NDArray[np.float64]:
+    """Return the periodic Hann window: its first value is 0, and its maximum in the middle is 1."""
+    return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(window) / window)
+
+
+def mask_widths(share: float, frames: int) -> NDArray[np.int32]:
+    """Return widths of masks over frames for utterances of 0 to ``frames`` frames, rounded half to even."""
+    return np.rint(np.arange(frames + 1) * share).astype(np.int32)
+
+
+LOBES = 16
+"""Zeros of the resampling filter to each side of its middle, the default of DALI."""
+
+DITHER, MASKS = 1, 2
+"""Sites of the random bits that an utterance's seed generates."""
+
+NAMES = ("audio", "audio_lengths", "audio_offsets", "speeds", "resampled_lengths", "utterance_seeds")
+"""Names of a reader's tensors, in the order of :class:`AudioBatch`."""
+
+
+@dataclass(frozen=True)
+class AudioBatch:
+    """Utterances of a micro-batch, on one device.
+
+    Attributes:
+        audio_A: int16.
+        length_B: int64, recorded samples.
+        offset_B: int64, first sample in ``audio_A``.
+        speed_B: fp64, factor of the duration.
+        resampled_B: int64, samples after resampling: :func:`benchmarks.rnnt.lengths.resampled`.
+        seed_B: int64, random seed of noise and masks.
+    """
+
+    audio_A: Tensor
+    length_B: Tensor
+    offset_B: Tensor
+    speed_B: Tensor
+    resampled_B: Tensor
+    seed_B: Tensor
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> AudioBatch:
+        """Return the batch of a reader's tensors."""
+        return cls(*(tensors[name] for name in NAMES))
+
+    def __len__(self) -> int:
+        return len(self.length_B)
+
 
 PHASES = 512
 """Phases of the resampling filter per sample; linear interpolation has an error of at most 2e-6 of the maximum."""
@@ -89,10 +174,10 @@ def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torc
     made_BN = torch.empty((len(audio), samples), dtype=precision, device=device)
     chunk = max(1, _CHUNK[device.type] // len(audio))
     for first in range(0, samples, chunk):
-        place_N = torch.arange(first, min(first + chunk, samples), device=device)
-        place_BN = place_N / audio.speed_B[:, None]
-        below_BN = place_BN.floor()
-        phase_BN = (place_BN - below_BN) * PHASES
+        position_N = torch.arange(first, min(first + chunk, samples), device=device)
+        position_BN = position_N / audio.speed_B[:, None]
+        below_BN = position_BN.floor()
+        phase_BN = (position_BN - below_BN) * PHASES
         table_BN = phase_BN.floor().clamp(max=PHASES - 1)
         share_BN1 = (phase_BN - table_BN)[:, :, None].to(precision)
         low_BNC, high_BNC = (table_BPC[row_B1, table_BN.long() + more] for more in (0, 1))
@@ -104,9 +189,9 @@ def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torc
 
 def _recorded(audio: AudioBatch, first: int, end: int, precision: torch.dtype) -> Tensor:
     """Return the recorded samples ``first`` ... ``end - 1``, (B, end - first); zeros outside of an utterance."""
-    place_N = torch.arange(first, end, device=audio.length_B.device)
-    inside_BN = (place_N >= 0) & (place_N < audio.length_B[:, None])
-    source_BN = torch.where(inside_BN, place_N + audio.offset_B[:, None], 0)
+    position_N = torch.arange(first, end, device=audio.length_B.device)
+    inside_BN = (position_N >= 0) & (position_N < audio.length_B[:, None])
+    source_BN = torch.where(inside_BN, position_N + audio.offset_B[:, None], 0)
     return torch.where(inside_BN, audio.audio_A[source_BN].to(precision) / 32768.0, 0.0)
 
 
@@ -133,17 +218,17 @@ def sounding(signal_BN: Tensor, samples_B: Tensor, facts: AudioFacts) -> tuple[T
 
     Args:
         signal_BN: the utterances, zero beyond their ends.
-        samples_B: length of each utterance.
+        samples_B: samples of each utterance.
     """
     window, samples = facts.silence_window, signal_BN.shape[1]
     power_BN = torch.nn.functional.pad(signal_BN.double().square().cumsum(1), (1, window))
     power_BN[:, samples + 1 :] = power_BN[:, samples : samples + 1]
     windows_B = samples_B - window + 1
-    place_N = torch.arange(samples, device=signal_BN.device)
+    position_N = torch.arange(samples, device=signal_BN.device)
     sum_BN = power_BN[:, window : window + samples] - power_BN[:, :samples]
-    sum_BN = torch.where(place_N < windows_B[:, None], sum_BN, 0.0)
+    sum_BN = torch.where(position_N < windows_B[:, None], sum_BN, 0.0)
     largest_B = sum_BN.amax(1)
-    loud_BN = (sum_BN >= largest_B[:, None] * 10.0 ** (facts.silence_db / 10.0)) & (place_N < windows_B[:, None])
+    loud_BN = (sum_BN >= largest_B[:, None] * 10.0 ** (facts.silence_db / 10.0)) & (position_N < windows_B[:, None])
     whole_B = (windows_B < 1) | (largest_B <= 0)
     first_B = torch.where(whole_B, 0, loud_BN.int().argmax(1))
     last_B = samples - 1 - loud_BN.flip(1).int().argmax(1)
@@ -155,11 +240,11 @@ def emphasise(signal_BN: Tensor, first_B: Tensor, seed_B: Tensor, facts: AudioFa
 
     The first sample, at ``first_B``, uses itself as previous sample. Values before it are undefined.
     """
-    place_N = torch.arange(signal_BN.shape[1], device=signal_BN.device)
-    pairs = normal_pairs(place_N[: (len(place_N) + 1) // 2], seed_B[:, None], DITHER, signal_BN.dtype)
-    noise_BN = torch.stack(pairs, 2).flatten(1)[:, : len(place_N)]
+    position_N = torch.arange(signal_BN.shape[1], device=signal_BN.device)
+    pairs = normal_pairs(position_N[: (len(position_N) + 1) // 2], seed_B[:, None], DITHER, signal_BN.dtype)
+    noise_BN = torch.stack(pairs, 2).flatten(1)[:, : len(position_N)]
     noisy_BN = signal_BN + facts.dither * noise_BN
-    before_BN = torch.where(place_N == first_B[:, None], noisy_BN, noisy_BN.roll(1, 1))
+    before_BN = torch.where(position_N == first_B[:, None], noisy_BN, noisy_BN.roll(1, 1))
     return noisy_BN - facts.preemphasis * before_BN
 
 
@@ -174,12 +259,12 @@ def log_mel(signal_BN: Tensor, first_B: Tensor, samples_B: Tensor, frames: int, 
         frames: S.
     """
     device, half = signal_BN.device, facts.window // 2
-    place_SW = (
+    position_SW = (
         torch.arange(frames, device=device)[:, None] * facts.hop + torch.arange(-half, half, device=device)[None, :]
     )
     # Reflected positions are a triangle wave from 0 to the last sample and back.
     last_B11 = (samples_B - 1)[:, None, None]
-    turning_BSW = place_SW.remainder((2 * last_B11).clamp(min=1))
+    turning_BSW = position_SW.remainder((2 * last_B11).clamp(min=1))
     reflected_BSW = turning_BSW.minimum(2 * last_B11 - turning_BSW).clamp(min=0)
     source_BSW = (reflected_BSW + first_B[:, None, None]).clamp(max=signal_BN.shape[1] - 1)
     window_W, filters_KM = _constants(facts, device, signal_BN.dtype)
@@ -208,7 +293,6 @@ def masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> t
     the number of features, or for masks over frames the length of the longest utterance of the micro-batch.
 
     Args:
-        seed_B: random seed of each utterance.
         length_B: frames of each utterance.
         frames: upper bound of the frames.
     """
@@ -228,8 +312,8 @@ def kept_by_masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFac
     first_BC, width_BC = masks(seed_B, length_B, frames, facts)
     kept = []
     for chosen, size in ((slice(facts.freq_masks), facts.mel_filters), (slice(facts.freq_masks, None), frames)):
-        place, first_BC1 = torch.arange(size, device=seed_B.device), first_BC[:, chosen, None]
-        covered = (place >= first_BC1) & (place < first_BC1 + width_BC[:, chosen, None])
+        position, first_BC1 = torch.arange(size, device=seed_B.device), first_BC[:, chosen, None]
+        covered = (position >= first_BC1) & (position < first_BC1 + width_BC[:, chosen, None])
         kept.append(~covered.any(1))
     return kept[1], kept[0]
 
@@ -238,7 +322,7 @@ def kept_by_masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFac
 def widths_by_length(facts: AudioFacts, frames: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return minimum and maximum width of a mask over frames, by the utterance's frames, (frames + 1,) int32.
 
-    The first call copies them to the device and waits.
+    The first call copies them to the device.
     """
     shares = facts.time_mask_min, facts.time_mask_max
     least, most = (torch.from_numpy(mask_widths(share, frames)).to(device) for share in shares)
@@ -247,7 +331,7 @@ def widths_by_length(facts: AudioFacts, frames: int, device: torch.device) -> tu
 
 @functools.lru_cache(maxsize=8)
 def _constants(facts: AudioFacts, device: torch.device, precision: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return window and mel filters. The first call copies them to the device and waits."""
+    """Return window and mel filters. The first call copies them to the device."""
     window_W, filters_KM = hann(facts.window), mel_filters(facts).T.copy()
     return torch.from_numpy(window_W).to(device, precision), torch.from_numpy(filters_KM).to(device, precision)
 

@@ -40,12 +40,12 @@ def _cosine(x):
 
 
 @triton.jit
-def _heard(place_ptr, near, length, tap: tl.constexpr, INSIDE: tl.constexpr):
+def _heard(sample_ptr, near, length, tap: tl.constexpr, INSIDE: tl.constexpr):
     """Return recorded samples at ``near + tap``, zero beyond the ends; with INSIDE all are within the recording."""
     if INSIDE:
-        sample = tl.load(place_ptr + tap)
+        sample = tl.load(sample_ptr + tap)
     else:
-        sample = tl.load(place_ptr + tap, mask=(near + tap >= 0) & (near + tap < length), other=0)
+        sample = tl.load(sample_ptr + tap, mask=(near + tap >= 0) & (near + tap < length), other=0)
     return sample.to(tl.float32)
 
 
@@ -77,7 +77,7 @@ def _turned(sine, cosine, turn_sine, turn_cosine):
 
 @triton.jit
 def _far_taps_longer(
-    place_ptr,
+    sample_ptr,
     near,
     length,
     fraction,
@@ -103,7 +103,7 @@ def _far_taps_longer(
             sign = -sign
             right_sine, right_cosine = _turned(left_sine, left_cosine, turn_sine, turn_cosine)
             left, right = _two_taps(
-                place_ptr - start, place_ptr + start, near - start, near + start, length, fraction,
+                sample_ptr - start, sample_ptr + start, near - start, near + start, length, fraction,
                 _inverse(product + tap * (tap + 1.0)), tap, step, INSIDE,
             )  # fmt: skip
             even += sign * left
@@ -153,7 +153,7 @@ def _six_sums(
 
 @triton.jit
 def _far_taps_shorter(
-    place_ptr,
+    sample_ptr,
     near,
     length,
     fraction,
@@ -189,7 +189,7 @@ def _far_taps_shorter(
                 slow_left_sine, slow_left_cosine, slow_turn_sine, slow_turn_cosine
             )
             left, right = _two_taps(
-                place_ptr - start, place_ptr + start, near - start, near + start, length, fraction,
+                sample_ptr - start, sample_ptr + start, near - start, near + start, length, fraction,
                 _inverse(product + tap * (tap + 1.0)), tap, step, INSIDE,
             )  # fmt: skip
             even, even_cosine, even_sine, odd, odd_cosine, odd_sine = _six_sums(
@@ -202,7 +202,7 @@ def _far_taps_shorter(
         right_sine, right_cosine = _turned(left_sine, left_cosine, turn_sine, turn_cosine)
         slow_right_sine, slow_right_cosine = _turned(slow_left_sine, slow_left_cosine, slow_turn_sine, slow_turn_cosine)
         shared = _inverse(product + tap * (tap + 1.0))
-        left, right = _two_taps(place_ptr, place_ptr, near, near, length, fraction, shared, tap, tap, INSIDE)
+        left, right = _two_taps(sample_ptr, sample_ptr, near, near, length, fraction, shared, tap, tap, INSIDE)
         left = tl.where(cut * (fraction + tap) < LOBES, left, 0.0)
         right = tl.where(cut * ((tap + 1.0) - fraction) < LOBES, right, 0.0)
         even, even_cosine, even_sine, odd, odd_cosine, odd_sine = _six_sums(
@@ -218,7 +218,7 @@ def _far_taps_shorter(
 
 @triton.jit
 def _filtered(
-    place_ptr,
+    sample_ptr,
     near,
     length,
     fraction,
@@ -239,18 +239,18 @@ def _filtered(
     slow_sine, slow_cosine = _sine(slow * fraction), _cosine(slow * fraction)
     slow_turn_sine, slow_turn_cosine = _sine(slow), _cosine(slow)
     ratio = _sinc(angle * fraction)
-    total = ratio * (0.5 + 0.5 * slow_cosine) * _heard(place_ptr, near, length, 0, INSIDE)
+    total = ratio * (0.5 + 0.5 * slow_cosine) * _heard(sample_ptr, near, length, 0, INSIDE)
     window = 0.5 + 0.5 * (slow_cosine * slow_turn_cosine + slow_sine * slow_turn_sine)
-    total += _sinc(angle * (1.0 - fraction)) * window * _heard(place_ptr, near, length, 1, INSIDE)
+    total += _sinc(angle * (1.0 - fraction)) * window * _heard(sample_ptr, near, length, 1, INSIDE)
     sine = angle * fraction * ratio
     if LONGER:
         far = sine * _far_taps_longer(
-            place_ptr, near, length, fraction, slow_sine, slow_cosine, slow_turn_sine, slow_turn_cosine, LOBES, 5,
+            sample_ptr, near, length, fraction, slow_sine, slow_cosine, slow_turn_sine, slow_turn_cosine, LOBES, 5,
             INSIDE,
         )  # fmt: skip
     else:
         far = _far_taps_shorter(
-            place_ptr, near, length, fraction, cut, sine, slow_sine, slow_cosine, slow_turn_sine, slow_turn_cosine,
+            sample_ptr, near, length, fraction, cut, sine, slow_sine, slow_cosine, slow_turn_sine, slow_turn_cosine,
             SIDE, LOBES, 7, INSIDE,
         )  # fmt: skip
     return (total + far * (0.5 / angle)) * cut
@@ -277,28 +277,28 @@ def features_resample_kernel(
         length = tl.load(length_ptr + row).to(tl.int32)
         row_ptr = audio_ptr + tl.load(offset_ptr + row)
         speed = tl.load(speed_ptr + row)
-        place = first + tl.arange(0, BLOCK)
-        out_ptr = signal_ptr + row.to(tl.int64) * N + place
-        used = place < samples
+        sample = first + tl.arange(0, BLOCK)
+        out_ptr = signal_ptr + row.to(tl.int64) * N + sample
+        used = sample < samples
         if speed == 1.0:
-            tl.store(out_ptr, tl.load(row_ptr + place, mask=used, other=0).to(tl.float32) * _SCALE, mask=used)
+            tl.store(out_ptr, tl.load(row_ptr + sample, mask=used, other=0).to(tl.float32) * _SCALE, mask=used)
         else:
-            wanted = tl.minimum(place, samples - 1)
+            wanted = tl.minimum(sample, samples - 1)
             at = wanted.to(tl.float64) * (1.0 / speed)
             floor = tl.floor(at)
             fraction = (at - floor).to(tl.float32)
             near = floor.to(tl.int32)
-            place_ptr = row_ptr + near
+            sample_ptr = row_ptr + near
             cut = tl.minimum(speed, 1.0).to(tl.float32)
             inside = (tl.min(near, 0) >= SIDE) & (tl.max(near, 0) + SIDE < length)
             if speed > 1.0:
                 if inside:
-                    value = _filtered(place_ptr, near, length, fraction, cut, SIDE, LOBES, True, True)
+                    value = _filtered(sample_ptr, near, length, fraction, cut, SIDE, LOBES, True, True)
                 else:
-                    value = _filtered(place_ptr, near, length, fraction, cut, SIDE, LOBES, True, False)
+                    value = _filtered(sample_ptr, near, length, fraction, cut, SIDE, LOBES, True, False)
             else:
                 if inside:
-                    value = _filtered(place_ptr, near, length, fraction, cut, SIDE, LOBES, False, True)
+                    value = _filtered(sample_ptr, near, length, fraction, cut, SIDE, LOBES, False, True)
                 else:
-                    value = _filtered(place_ptr, near, length, fraction, cut, SIDE, LOBES, False, False)
+                    value = _filtered(sample_ptr, near, length, fraction, cut, SIDE, LOBES, False, False)
             tl.store(out_ptr, value * _SCALE, mask=used)

@@ -1,6 +1,6 @@
 """Features with the Triton kernels of this package: six launches per micro-batch.
 
-Legend: B utterances, N samples after resampling (padded), T spliced frames (padded), S = splice * T frames, M mel
+Shapes: B utterances, N samples after resampling (padded), T spliced frames (padded), S = splice * T frames, M mel
 filters, F features of a spliced frame (padded).
 """
 
@@ -17,9 +17,16 @@ from torch import Tensor
 
 from benchmarks.rnnt.data_settings import AudioFacts
 from benchmarks.rnnt.ops.features import kernels, resample_kernels
-from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
-from benchmarks.rnnt.ops.features.reference import taps_each_side, widths_by_length
-from benchmarks.rnnt.ops.features.tables import hann, mel_filters
+from benchmarks.rnnt.ops.features.reference import (
+    DITHER,
+    LOBES,
+    MASKS,
+    AudioBatch,
+    hann,
+    mel_filters,
+    taps_each_side,
+    widths_by_length,
+)
 from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
@@ -110,10 +117,10 @@ def emphasise(signal: Signal, audio: AudioBatch, facts: AudioFacts) -> Tensor:
     """
     batch, samples = signal.samples_BN.shape
     half, tile = facts.window // 2, TILES["emphasise"]
-    places = -(-(samples + facts.window) // 16) * 16
-    emphasised_2BP = torch.empty((2, batch, places), dtype=torch.float16, device=signal.samples_BN.device)
+    positions = -(-(samples + facts.window) // 16) * 16
+    emphasised_2BP = torch.empty((2, batch, positions), dtype=torch.float16, device=signal.samples_BN.device)
     kernels.features_emphasise_kernel[(triton.cdiv(samples, 2 * tile.rows), batch)](
-        signal.samples_BN, signal.first_B, signal.kept_B, audio.seed_B, emphasised_2BP, samples, places,
+        signal.samples_BN, signal.first_B, signal.kept_B, audio.seed_B, emphasised_2BP, samples, positions,
         facts.dither, facts.preemphasis, _SAMPLE_SCALE, SITE=DITHER, HALF=half, BLOCK=tile.rows, num_warps=tile.warps,
     )  # fmt: skip
     return emphasised_2BP
@@ -123,14 +130,14 @@ def log_mel(
     emphasised_2BP: Tensor, kept_B: Tensor, frames: int, facts: AudioFacts
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return logarithms of the power in the mel filters, (B, S, M) fp32, and means and spreads of tiles of frames."""
-    (batch, places), tile, device = emphasised_2BP.shape[1:], TILES["log_mel"], emphasised_2BP.device
+    (batch, positions), tile, device = emphasised_2BP.shape[1:], TILES["log_mel"], emphasised_2BP.device
     constants = _constants(facts, device)
     tiles, mels = triton.cdiv(frames * facts.splice, tile.rows), constants.filters.shape[2]
     mel_BSM = torch.empty((batch, frames * facts.splice, facts.mel_filters), dtype=torch.float32, device=device)
     mean_BKM, spread_BKM = torch.empty((2, batch, tiles, mels), dtype=torch.float32, device=device)
     kernels.features_log_mel_kernel[(tiles, batch)](
         emphasised_2BP, kept_B, constants.cosine, constants.sine, constants.filters, mel_BSM, mean_BKM, spread_BKM,
-        places, frames * facts.splice, facts.mel_filters, facts.log_floor, HOP=facts.hop, WINDOW=facts.window,
+        positions, frames * facts.splice, facts.mel_filters, facts.log_floor, HOP=facts.hop, WINDOW=facts.window,
         BINS=facts.fft // 2, MELS=mels, FRAMES=tile.rows, DEPTH=tile.depth, WIDTH=min(tile.columns, facts.fft // 2),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -174,7 +181,7 @@ class _Constants(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _constants(facts: AudioFacts, device: torch.device) -> _Constants:
-    """Return tables of transform and filters, in two parts each. The first call copies them and waits."""
+    """Return tables of transform and filters, in two parts each. The first call copies them to the device."""
     bins, window = facts.fft // 2, hann(facts.window)[:, None]
     angle = 2.0 * np.pi / facts.fft * np.outer(np.arange(facts.window), np.arange(bins))
     filters = np.zeros((bins, max(16, triton.next_power_of_2(facts.mel_filters))))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.rnnt.ops.joint.reference import JointPasses
+from benchmarks.rnnt.ops.joint import JointPasses
 from benchmarks.rnnt.ops.rows_of_cases import FACTS, UTTERANCES, case_rows, networks
 from common.ops.cases import Case, Draw, Pass
 from common.ops.dropout.reference import DropoutMask
@@ -23,7 +23,6 @@ def passes(
     """Return the forward pass, which writes rows, and the backward pass, which reads the gradient of rows.
 
     Args:
-        utterances: see :func:`benchmarks.rnnt.ops.rows_of_cases.case_rows`.
         width: features of a row.
         p: probability of dropout.
         live: fraction of the rows that have a gradient.

@@ -5,7 +5,7 @@ and weights. In between, one kernel runs all frames of a batch and reads W_hh on
 takes nearly all multiprocessors, and releases those of a group of rows when the group's longest row has ended.
 Concurrent work on other streams, such as a reduction, waits or uses the few remaining ones.
 
-Gates are stored unit by unit: gate j of unit u is in column 4 u + j. Legend: T frames, B rows, I inputs, H width, G =
+Gates are stored unit by unit: gate j of unit u is in column 4 u + j. Shapes: T frames, B rows, I inputs, H width, G =
 4 H.
 """
 
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, THREADS, TILE_ROWS, Plan, plans
+from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, THREADS, TILE_ROWS, LstmPlan, plans
 from benchmarks.rnnt.ops.lstm.reference import GATES, LstmWeights, check
-from common.ops.cuda_program import Kernel, compiled, no_compiler
+from common.ops.cuda_program import CudaKernel, compiled, no_compiler
 from common.ops.operation import OperationRequest
 from common.ops.triton_support import multiprocessors
 
@@ -34,7 +34,7 @@ _MISSING = -1
 """Value of a word that no block has written yet."""
 _WIDTHS = range(128, 1025, TILE_ROWS)
 
-FIXED_PLANS: dict[tuple[bool, int, int], Plan] = {}
+FIXED_PLANS: dict[tuple[bool, int, int], LstmPlan] = {}
 """Plan by (backward, H, B) that replaces the one with the best estimate."""
 
 
@@ -56,7 +56,7 @@ def unsupported(request: OperationRequest) -> str | None:
     return no_compiler()
 
 
-def source(plan: Plan, bfloat: bool) -> str:
+def source(plan: LstmPlan, bfloat: bool) -> str:
     """Return the kernel source of a plan, in CUDA C++ without includes."""
     macros = "".join(f"#define {name} {value}\n" for name, value in plan.macros(bfloat).items())
     folder = Path(__file__).parent
@@ -83,30 +83,26 @@ __device__ __forceinline__ void multiply(float (&sums)[{count}], u32 left0, u32 
 """
 
 
-def fitting_plans(backward: bool, width: int, batch: int, device: torch.device, every: bool = False) -> list[Plan]:
-    """Return the plans that fit a GPU, except for limits of clusters.
-
-    Args:
-        backward, width, batch, every: see :func:`plan.plans`.
-    """
+def fitting_plans(backward: bool, width: int, batch: int, device: torch.device, every: bool = False) -> list[LstmPlan]:
+    """Return the plans that fit a GPU, except for limits of clusters."""
     shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return plans(backward, width, batch, multiprocessors(device), shared_bytes, every)
 
 
 @functools.cache
-def _kernel(plan: Plan, bfloat: bool, device: torch.device) -> Kernel:
+def _kernel(plan: LstmPlan, bfloat: bool, device: torch.device) -> CudaKernel:
     direction = "backward" if plan.backward else "forward"
     cubin = compiled(source(plan, bfloat), f"lstm_{direction}.cu", _ARCHITECTURE)
-    return Kernel(cubin, f"lstm_recurrence_{direction}", THREADS, plan.shared_bytes, plan.cluster, device)
+    return CudaKernel(cubin, f"lstm_recurrence_{direction}", THREADS, plan.shared_bytes, plan.cluster, device)
 
 
-def fits(plan: Plan, dtype: torch.dtype, device: torch.device) -> bool:
+def fits(plan: LstmPlan, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether all blocks of a plan can run on a GPU at once, which clusters may prevent."""
     return _kernel(plan, dtype == torch.bfloat16, device).resident_blocks() >= plan.blocks
 
 
 @functools.cache
-def fastest(backward: bool, width: int, batch: int, dtype: torch.dtype, device: torch.device) -> Plan:
+def fastest(backward: bool, width: int, batch: int, dtype: torch.dtype, device: torch.device) -> LstmPlan:
     """Return the plan to use.
 
     Raises:

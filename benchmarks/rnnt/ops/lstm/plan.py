@@ -44,7 +44,7 @@ class Wait(IntEnum):
     LOAD = 1
 
 
-class Plan(NamedTuple):
+class LstmPlan(NamedTuple):
     """A division of the work.
 
     Attributes:
@@ -144,7 +144,7 @@ class Plan(NamedTuple):
 
 def plans(
     backward: bool, width: int, batch: int, multiprocessors: int, shared_bytes: int, every: bool = False
-) -> list[Plan]:
+) -> list[LstmPlan]:
     """Return all plans that fit, the fastest by estimate first.
 
     Forward blocks wait with ``LOAD`` if a thread has registers for everything it loads; this was faster in all
@@ -159,13 +159,13 @@ def plans(
         every: whether to include both ways of waiting.
     """
 
-    def fitting() -> Iterator[Plan]:
+    def fitting() -> Iterator[LstmPlan]:
         for groups in range(1, -(-batch // 16) + 1):
             rows = -(-batch // (16 * groups)) * 16
             if -(-batch // rows) != groups or rows > _TILES * TILE_ROWS:
                 continue
             for cluster, units in itertools.product((1, 2, 4, 8), range(_UNITS, width + 1, _UNITS)):
-                plan = Plan(backward, width, groups, rows, units, cluster)
+                plan = LstmPlan(backward, width, groups, rows, units, cluster)
                 if (
                     plan.inner % (TILE_ROWS * cluster) == 0
                     and plan.columns <= _COLUMNS

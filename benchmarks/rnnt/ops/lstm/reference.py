@@ -1,4 +1,4 @@
-"""Reference implementation of :mod:`benchmarks.rnnt.ops.lstm`: a loop over the frames."""
+"""Reference of :mod:`benchmarks.rnnt.ops.lstm`: a loop over the frames."""
 
 from __future__ import annotations
 

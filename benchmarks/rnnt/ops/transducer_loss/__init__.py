@@ -10,7 +10,7 @@ at blank and label``, so backward needs only logits and occupancies.
 An implementation consists of passes without autograd; :mod:`benchmarks.rnnt.ops.transducer_loss.passes` adds
 autograd.
 
-Legend: S frames, U tokens, B utterances, H width of the joint network, V classes, R rows.
+Shapes: S frames, U tokens, B utterances, H width of the joint network, V classes, R rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ __all__ = ["TRANSDUCER_LOSS", "LossPasses", "joint_loss"]
 
 MOST_CLASSES = 8192
 """Maximum classes, because a program keeps a whole row of logits in registers."""
-
 
 TRANSDUCER_LOSS = Operation(
     "transducer_loss",

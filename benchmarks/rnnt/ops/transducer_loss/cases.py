@@ -30,7 +30,6 @@ def passes(
     The choice of rows is not compared, because the reference uses all rows.
 
     Args:
-        utterances: see :func:`benchmarks.rnnt.ops.rows_of_cases.case_rows`.
         width: features of the hidden layer.
         classes: tokens with the blank.
         confidence: standard deviation of the logits.

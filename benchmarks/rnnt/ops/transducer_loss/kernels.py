@@ -2,11 +2,11 @@
 """Triton kernels of the transducer loss, except the products.
 
 - ``combine`` computes the statistics of the logits from partial results of the product.
-- ``recursion`` computes alpha and beta in one program each per utterance. Lane u handles token position u. The
-  program loops over the anti-diagonals: lane u is at frame step - u, its own last value belongs to the previous
-  frame, and that of its neighbour to the previous token. beta counts frames and tokens from the end, so both use the
-  same code. One warp exchanges values by shuffles, without a barrier, and prefetches probabilities of later steps.
-  310 frames and 125 tokens take 434 steps.
+- ``recursion`` computes alpha and beta in one program each per utterance. Element u of a block is token position u.
+  The program loops over the anti-diagonals: element u is at frame step - u, its own last value belongs to the
+  previous frame, and that of element u - 1 to the previous token. beta counts frames and tokens from the end, so both
+  use the same code. One warp exchanges values by shuffles, without a barrier, and prefetches probabilities of later
+  steps. 310 frames and 125 tokens take 434 steps.
 - ``transitions`` computes the occupancy of each arc from alpha and beta.
 - ``gradient`` reads logits, writes their gradient, which may overwrite them, and sums the gradient of the bias.
 
@@ -14,7 +14,7 @@ For 192 utterances of real lengths (2.45 million rows of 1,024 logits in 16 bit)
 are chosen, 2.3 ms at 4.3 TB/s on an H200; the others move 0.2 GB. Offsets of logits need 64 bits, because there are
 2.5 billion.
 
-Legend: R rows, V classes, B utterances, U tokens, N = U + 1.
+Shapes: R rows, V classes, B utterances, U tokens, N = U + 1.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def transducer_labels_kernel(
     utterance, frames, columns, start, own = _rows_of_utterance(frames_ptr, tokens_ptr, offsets_ptr, BLOCK)
     token = own % columns
     exists = own < frames * columns
-    place = tokens_BU_ptr + utterance.to(tl.int64) * row_stride + token
-    label = tl.load(place, mask=exists & (token < columns - 1), other=NO_LABEL)
+    label_of_row = tokens_BU_ptr + utterance.to(tl.int64) * row_stride + token
+    label = tl.load(label_of_row, mask=exists & (token < columns - 1), other=NO_LABEL)
     tl.store(label_ptr + start + own, label.to(tl.int32), mask=exists)
 
 
@@ -105,28 +105,28 @@ def transducer_recursion_kernel(
     backward, utterance = tl.program_id(0), tl.program_id(1)
     frames, tokens = tl.load(frames_ptr + utterance), tl.load(tokens_ptr + utterance)
     columns, start = tokens + 1, tl.load(offsets_ptr + utterance)
-    lane = tl.arange(0, BLOCK_N)
-    shifted = tl.maximum(lane - 1, 0)
+    token = tl.arange(0, BLOCK_N)
+    shifted = tl.maximum(token - 1, 0)
     # rows at step 0, relative to the utterance's first one; arcs of alpha begin at previous rows
-    place = tl.where(backward == 1, (frames - 1 + lane) * columns + tokens - lane, lane - lane * columns)
+    offset = tl.where(backward == 1, (frames - 1 + token) * columns + tokens - token, token - token * columns)
     stride = tl.where(backward == 1, -columns, columns)
     before_blank, before_label = tl.where(backward == 1, 0, columns), tl.where(backward == 1, 0, 1)
     least = 1 - backward  # first frame that a blank can reach
     blank_ptr += start
     label_ptr += start
     found_ptr += backward * R.to(tl.int64) + start
-    before = tl.where(lane == 0, 0.0, IMPOSSIBLE)
+    before = tl.where(token == 0, 0.0, IMPOSSIBLE)
     for step in tl.range(0, frames + tokens, num_stages=STAGES):
-        frame = step - lane
-        inside = (frame >= 0) & (frame < frames) & (lane < columns)
-        here = place + step * stride
+        frame = step - token
+        inside = (frame >= 0) & (frame < frames) & (token < columns)
+        here = offset + step * stride
         blank = tl.load(blank_ptr + here - before_blank, mask=inside & (frame >= least), other=0.0)
-        label = tl.load(label_ptr + here - before_label, mask=inside & (lane > 0), other=IMPOSSIBLE)
+        label = tl.load(label_ptr + here - before_label, mask=inside & (token > 0), other=IMPOSSIBLE)
         waited = before + blank
         emitted = tl.gather(before, shifted, 0) + label
         before = tl.maximum(waited, emitted) + tl.log(1.0 + tl.exp(-tl.abs(waited - emitted)))
         tl.store(found_ptr + here, before, mask=inside)
-    total = tl.sum(tl.where(lane == tokens, before, 0.0), 0)
+    total = tl.sum(tl.where(token == tokens, before, 0.0), 0)
     if backward == 1:
         tl.store(total_ptr + utterance, tl.where(frames > 0, total, float("-inf")))
 
@@ -198,9 +198,9 @@ def transducer_gradient_kernel(
         rank = tile * BLOCK_R + tl.arange(0, BLOCK_R)
         exists = rank < count
         row = tl.load(row_ptr + begin + rank, mask=exists, other=0) - first
-        place = row.to(tl.int64)[:, None] * V + column[None, :]
+        offset = row.to(tl.int64)[:, None] * V + column[None, :]
         mask = exists[:, None] & (column < V)[None, :]
-        logits = tl.load(logits_ptr + place, mask=mask, other=float("-inf")).to(tl.float32)
+        logits = tl.load(logits_ptr + offset, mask=mask, other=float("-inf")).to(tl.float32)
         lse = tl.load(lse_ptr + row, mask=exists, other=0.0)
         by_blank = tl.load(by_blank_ptr + row, mask=exists, other=0.0)
         by_label = tl.load(by_label_ptr + row, mask=exists, other=0.0)
@@ -209,5 +209,5 @@ def transducer_gradient_kernel(
         gradient -= tl.where((column == V - 1)[None, :], by_blank[:, None], 0.0)
         gradient -= tl.where(column[None, :] == label[:, None], by_label[:, None], 0.0)
         total += gradient
-        tl.store(d_logits_ptr + place, gradient.to(d_logits_ptr.dtype.element_ty), mask=mask)
+        tl.store(d_logits_ptr + offset, gradient.to(d_logits_ptr.dtype.element_ty), mask=mask)
     tl.store(partial_ptr + tl.program_id(0) * V + column, tl.sum(total, 0), mask=column < V)

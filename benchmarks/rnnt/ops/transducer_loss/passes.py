@@ -1,6 +1,6 @@
 """Interface of implementations of :mod:`benchmarks.rnnt.ops.transducer_loss`, and the autograd function around them.
 
-Legend: R rows of a :class:`~benchmarks.rnnt.packed_rows.PackedRows`, or a consecutive part of them from row
+Shapes: R rows of a :class:`~benchmarks.rnnt.packed_rows.PackedRows`, or a consecutive part of them from row
 ``first``, V classes, H width of the joint network, B utterances, U tokens.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from benchmarks.rnnt.ops.joint.reference import JointPasses
+from benchmarks.rnnt.ops.joint import JointPasses
 from benchmarks.rnnt.packed_rows import PackedRows
 from common.ops.dropout.reference import DropoutMask
 
@@ -215,7 +215,6 @@ def joint_loss(
 
     Args:
         joint, loss: implementations.
-        f_SBH, g_NBH: see :func:`benchmarks.rnnt.ops.joint.reference.forward_reference`.
         weight_VH, bias_V: last layer of the joint network, whose last class is blank.
         tokens_BU: integers, 0 ... V - 2; not read beyond an utterance's length.
         rows: layout of the rows.

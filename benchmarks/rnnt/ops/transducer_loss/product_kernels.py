@@ -24,7 +24,7 @@ Tiles are loaded by pointers or, where available, by the tensor memory accelerat
 registers and instructions. It returns zeros beyond a tensor, but also loads unused rows, whose results are ignored;
 it cannot load rows of a list. Results are stored by pointers, which takes less shared memory.
 
-Legend: M rows from ``first``, H width, V classes.
+Shapes: M rows from ``first``, H width, V classes.
 """
 
 from __future__ import annotations
@@ -121,12 +121,12 @@ def transducer_input_gradient_kernel(
             else:
                 right = tl.load(weight_ptrs + k * H, mask=(k + depth < V)[:, None], other=0.0)
             total = tl.dot(left, right, total)
-        place = h_ptr + row.to(tl.int64)[:, None] * H + column[None, :]
+        own_ptrs = h_ptr + row.to(tl.int64)[:, None] * H + column[None, :]
         mask = exists[:, None]
         if H % BLOCK_H:
             mask = mask & (column < H)[None, :]
-        own = tl.load(place, mask=mask, other=0.0)
-        tl.store(place, tl.where(own == 0, 0.0, total).to(own.dtype), mask=mask)
+        own = tl.load(own_ptrs, mask=mask, other=0.0)
+        tl.store(own_ptrs, tl.where(own == 0, 0.0, total).to(own.dtype), mask=mask)
 
 
 @triton.jit
@@ -168,5 +168,5 @@ def transducer_weight_gradient_kernel(
         else:
             right = tl.load(h_ptrs, mask=exists & (column < H)[None, :], other=0.0)
         total = tl.dot(tl.trans(left), right, total)
-    place = (share.to(tl.int64) * V + v)[:, None] * H + column[None, :]
-    tl.store(partial_ptr + place, total, mask=(v < V)[:, None] & (column < H)[None, :])
+    offset = (share.to(tl.int64) * V + v)[:, None] * H + column[None, :]
+    tl.store(partial_ptr + offset, total, mask=(v < V)[:, None] & (column < H)[None, :])

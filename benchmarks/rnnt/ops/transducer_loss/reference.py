@@ -1,4 +1,4 @@
-"""Reference implementation of :mod:`benchmarks.rnnt.ops.transducer_loss`.
+"""Reference of :mod:`benchmarks.rnnt.ops.transducer_loss`.
 
 The recursions run over anti-diagonals, for alpha and beta of all utterances at once.
 """
@@ -26,22 +26,22 @@ IMPOSSIBLE = -1e30
 
 def labels_reference(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
     """Return the token that each row can emit, int32: ``NO_LABEL`` after the last token, ``NO_ROW`` for unused rows."""
-    place = places(rows)
-    after_R = place.token_R >= rows.tokens_B[place.utterance_R]
+    reserved = places(rows)
+    after_R = reserved.token_R >= rows.tokens_B[reserved.utterance_R]
     if tokens_BU.shape[1]:
-        label_R = tokens_BU[place.utterance_R, place.token_R.clamp(max=tokens_BU.shape[1] - 1)].int()
+        label_R = tokens_BU[reserved.utterance_R, reserved.token_R.clamp(max=tokens_BU.shape[1] - 1)].int()
     else:
         label_R = torch.full_like(after_R, NO_LABEL, dtype=torch.int32)
-    return label_R.masked_fill_(after_R, NO_LABEL).masked_fill_(~place.exists_R, NO_ROW)
+    return label_R.masked_fill_(after_R, NO_LABEL).masked_fill_(~reserved.exists_R, NO_ROW)
 
 
 def _statistics(logits_RV: Tensor, label_R: Tensor) -> Statistics:
     """Return the statistics of logits, whose last class is blank."""
-    wide_RV = widen(logits_RV).masked_fill((label_R == NO_ROW)[:, None], 0)
-    lse_R = wide_RV.logsumexp(1)
+    widened_RV = widen(logits_RV).masked_fill((label_R == NO_ROW)[:, None], 0)
+    lse_R = widened_RV.logsumexp(1)
     label_R1 = label_R.clamp(min=0).long()[:, None]
-    of_label_R = (wide_RV.gather(1, label_R1)[:, 0] - lse_R).masked_fill_(label_R < 0, IMPOSSIBLE)
-    return Statistics(lse_R, wide_RV[:, -1] - lse_R, of_label_R)
+    of_label_R = (widened_RV.gather(1, label_R1)[:, 0] - lse_R).masked_fill_(label_R < 0, IMPOSSIBLE)
+    return Statistics(lse_R, widened_RV[:, -1] - lse_R, of_label_R)
 
 
 def product_reference(
@@ -92,12 +92,14 @@ def recursion_reference(statistics: Statistics, rows: PackedRows) -> Recursion:
     for step in range(diagonals):
         shifted[..., 1:] = before[..., :-1]
         before = torch.logaddexp(before + blank_D2BN[step], shifted + label_D2BN[step], out=found_D2BN[step])
-    place = places(rows)
-    own_frames_R, own_tokens_R = frames_B1[place.utterance_R, 0], tokens_B1[place.utterance_R, 0]
-    left_R = (own_tokens_R - place.token_R).clamp(0, columns - 1)
-    remaining_R = (own_frames_R - 1 - place.frame_R + left_R).clamp(0, diagonals - 1)
-    alpha_R = found_D2BN[(place.frame_R + place.token_R).clamp(max=diagonals - 1), 0, place.utterance_R, place.token_R]
-    beta_R = found_D2BN[remaining_R, 1, place.utterance_R, left_R]
+    reserved = places(rows)
+    own_frames_R, own_tokens_R = frames_B1[reserved.utterance_R, 0], tokens_B1[reserved.utterance_R, 0]
+    left_R = (own_tokens_R - reserved.token_R).clamp(0, columns - 1)
+    remaining_R = (own_frames_R - 1 - reserved.frame_R + left_R).clamp(0, diagonals - 1)
+    alpha_R = found_D2BN[
+        (reserved.frame_R + reserved.token_R).clamp(max=diagonals - 1), 0, reserved.utterance_R, reserved.token_R
+    ]
+    beta_R = found_D2BN[remaining_R, 1, reserved.utterance_R, left_R]
     last_B = (rows.frames_B.long() - 1 + rows.tokens_B.long()).clamp(0, diagonals - 1)
     utterance_B = torch.arange(rows.utterances, device=rows.device)
     total_B = found_D2BN[last_B, 1, utterance_B, rows.tokens_B.long()]
@@ -109,21 +111,21 @@ def transitions_reference(
     statistics: Statistics, recursion: Recursion, d_loss_B: Tensor, rows: PackedRows
 ) -> Transitions:
     """Return the occupancy of each arc times the loss's gradient."""
-    place = places(rows)
-    own_frames_R = rows.frames_B.long()[place.utterance_R]
-    own_tokens_R = rows.tokens_B.long()[place.utterance_R]
+    reserved = places(rows)
+    own_frames_R = rows.frames_B.long()[reserved.utterance_R]
+    own_tokens_R = rows.tokens_B.long()[reserved.utterance_R]
     row_R = torch.arange(rows.capacity, device=rows.device)
     most = max(rows.capacity - 1, 0)
     alpha_R, beta_R, total_B = recursion
-    last_frame_R, last_token_R = place.frame_R + 1 >= own_frames_R, place.token_R >= own_tokens_R
+    last_frame_R, last_token_R = reserved.frame_R + 1 >= own_frames_R, reserved.token_R >= own_tokens_R
     below_R = beta_R[(row_R + own_tokens_R + 1).clamp(max=most)]
     below_R = torch.where(last_frame_R, torch.where(last_token_R, 0.0, IMPOSSIBLE), below_R)
     right_R = beta_R[(row_R + 1).clamp(max=most)].masked_fill(last_token_R, IMPOSSIBLE)
-    before_R = alpha_R - total_B[place.utterance_R]
-    d_loss_R = d_loss_B.to(alpha_R.dtype)[place.utterance_R]
+    before_R = alpha_R - total_B[reserved.utterance_R]
+    d_loss_R = d_loss_B.to(alpha_R.dtype)[reserved.utterance_R]
 
     def used(arc_R: Tensor, after_R: Tensor) -> Tensor:
-        return ((before_R + arc_R + after_R).exp() * d_loss_R).masked_fill(~place.exists_R, 0)
+        return ((before_R + arc_R + after_R).exp() * d_loss_R).masked_fill(~reserved.exists_R, 0)
 
     return Transitions(used(statistics.blank_R, below_R), used(statistics.label_R, right_R))
 

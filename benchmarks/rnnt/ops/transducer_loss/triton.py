@@ -1,7 +1,6 @@
 """Transducer loss with the Triton kernels of this package, which include the products.
 
-All work is queued on the current stream, without synchronization and without atomics. Unused rows are neither read
-nor written.
+There are no atomics. Unused rows are neither read nor written.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from benchmarks.rnnt.ops.transducer_loss import kernels, product_kernels
 from benchmarks.rnnt.ops.transducer_loss.passes import NO_ROW, Chosen, Recursion, Statistics, Transitions
 from benchmarks.rnnt.packed_rows import PackedRows
 from common.ops.tile import Tile
-from common.ops.tiling.column_sums import column_sums
+from common.ops.tiling import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
 
 BLOCK = 1024
@@ -28,12 +27,12 @@ ROUNDED_TO_ZERO = 2.0**-25
 
 TILES: dict[str, Tile] = {
     "gradient": Tile(elements=4096, warps=8, programs=4, stages=2),
-    "recursion": Tile(lanes=128, stages=8),
+    "recursion": Tile(columns=128, stages=8),
     "product": Tile(rows=128, columns=256, depth=64, warps=8, stages=3, programs=1),
     "input_gradient": Tile(rows=128, columns=256, depth=64, warps=8, stages=3, programs=1),
     "weight_gradient": Tile(rows=128, columns=256, depth=64, warps=8, stages=5, programs=1),
 }
-"""Tile of each pass; ``lanes``: maximum token positions per warp in ``recursion``; more need more warps."""
+"""Tile of each pass. ``columns`` of ``recursion``: maximum token positions per warp; more need more warps."""
 
 
 def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
@@ -53,10 +52,10 @@ def recursion(found: Statistics, rows: PackedRows) -> Recursion:
     both_2R = found.blank_R.new_empty(2, rows.capacity)
     total_B = found.blank_R.new_empty(rows.utterances)
     tile = TILES["recursion"]
-    lanes = max(triton.next_power_of_2(rows.most_tokens + 1), 32)
+    columns = max(triton.next_power_of_2(rows.most_tokens + 1), 32)
     kernels.transducer_recursion_kernel[(2, rows.utterances)](
         found.blank_R, found.label_R, *rows[:3], both_2R, total_B, rows.capacity,
-        BLOCK_N=lanes, STAGES=tile.stages, num_warps=max(lanes // tile.lanes, 1),
+        BLOCK_N=columns, STAGES=tile.stages, num_warps=max(columns // tile.columns, 1),
     )  # fmt: skip
     return Recursion(both_2R[0], both_2R[1], total_B)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.unet3d.crop import NOISE_DEVIATION, Draws, Size3, Slab, VolumeCrop
-from benchmarks.unet3d.ops.augment.reference import parameters
+from benchmarks.unet3d.ops.augment import parameters
 from benchmarks.unet3d.ops.sizes import FACTS, SAMPLES
 from common.ops.cases import Case, Draw, Pass, size_of
 
@@ -79,7 +79,7 @@ CASES = (
             {**SMALL, "noisy": 3, "planes": 2, "first_plane": 2},
         ],
         gpu={**LARGE, "noisy": 5, "brightness": 0.1},
-        wide=False,
+        fp64=False,
     ),
     Case(
         "3D U-Net without noise",

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from common.ops.norm.moments import voxels_of
-from common.ops.tiling.kernels import load_row, load_tile, own_columns, store_tile, tile_at
+from common.ops.tiling import load_row, load_tile, own_columns, store_tile, tile_at
 
 
 @triton.jit
@@ -48,10 +48,10 @@ def statistics_kernel(
     mean = pivot + tl.sum((means - pivot[None, :]) * voxels, 0) / V
     difference = means - mean[None, :]
     square = tl.sum(squares + difference * difference * voxels, 0)
-    place = sample * C + column
-    tl.store(result_ptr + place, mean, mask=inside)
+    position = sample * C + column
+    tl.store(result_ptr + position, mean, mask=inside)
     second = square if SLAB else 1.0 / tl.sqrt(square / V + epsilon)
-    tl.store(result_ptr + samples * C + place, second, mask=inside)
+    tl.store(result_ptr + samples * C + position, second, mask=inside)
 
 
 @triton.jit
@@ -67,10 +67,10 @@ def slab_statistics_kernel(
     mean = tl.zeros((BLOCK,), tl.float32)
     square = tl.zeros((BLOCK,), tl.float32)
     for rank in range(ranks):
-        place = gathered_ptr + rank * 2 * NC + instance
-        difference = tl.load(place, mask=inside, other=0.0) - mean
+        slab_ptr = gathered_ptr + rank * 2 * NC + instance
+        difference = tl.load(slab_ptr, mask=inside, other=0.0) - mean
         mean += difference / (rank + 1.0)
-        square += tl.load(place + NC, mask=inside, other=0.0) + difference * difference * (V * (rank / (rank + 1.0)))
+        square += tl.load(slab_ptr + NC, mask=inside, other=0.0) + difference * difference * (V * (rank / (rank + 1.0)))
     tl.store(statistics_ptr + instance, mean, mask=inside)
     tl.store(statistics_ptr + NC + instance, 1.0 / tl.sqrt(square / (V * 1.0 * ranks) + epsilon), mask=inside)
 
@@ -142,9 +142,9 @@ def gradient_sums_kernel(
         dz = tl.where(centred * scale + bias > 0.0, dy, 0.0)
         total += dz
         product += dz * centred
-    place = (sample * programs + program) * C + column
-    tl.store(partial_ptr + place, tl.sum(total, 0), mask=inside)
-    tl.store(partial_ptr + tl.num_programs(2) * programs * C + place, tl.sum(product, 0) * rstd, mask=inside)
+    position = (sample * programs + program) * C + column
+    tl.store(partial_ptr + position, tl.sum(total, 0), mask=inside)
+    tl.store(partial_ptr + tl.num_programs(2) * programs * C + position, tl.sum(product, 0) * rstd, mask=inside)
 
 
 @triton.jit
@@ -171,8 +171,8 @@ def sums_kernel(
         values = tl.load(partial_ptr + row[:, :, None] * C + column[None, None, :], mask=mask, other=0.0)
         of_samples = tl.sum(values, 1)
         if SUMS:
-            place = (which * N + sample)[:, None] * C + column[None, :]
-            tl.store(sums_ptr + place, of_samples, mask=(sample < N)[:, None] & inside[None, :])
+            offset = (which * N + sample)[:, None] * C + column[None, :]
+            tl.store(sums_ptr + offset, of_samples, mask=(sample < N)[:, None] & inside[None, :])
         whole += tl.sum(of_samples, 0)
     tl.store(gradients_ptr + which * C + column, whole.to(gradients_ptr.dtype.element_ty), mask=inside)
 
@@ -238,9 +238,9 @@ def small_forward_kernel(
     scale = rstd[None, :] * load_row(weight_ptr, column, inside)
     y = centred * scale + load_row(bias_ptr, column, inside)
     store_tile(y_ptr + base, offset, tl.maximum(y, 0.0), mask, EVEN)
-    place = tl.program_id(2) * C + column
-    tl.store(statistics_ptr + place, tl.sum(pivot, 0) + shift, mask=inside)
-    tl.store(statistics_ptr + tl.num_programs(2) * C + place, rstd, mask=inside)
+    position = tl.program_id(2) * C + column
+    tl.store(statistics_ptr + position, tl.sum(pivot, 0) + shift, mask=inside)
+    tl.store(statistics_ptr + tl.num_programs(2) * C + position, rstd, mask=inside)
 
 
 @triton.jit

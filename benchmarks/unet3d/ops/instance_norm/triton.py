@@ -1,7 +1,6 @@
-"""Instance norm and ReLU with the Triton kernels of :mod:`benchmarks.unet3d.ops.instance_norm.kernels`.
+"""Launches and autograd function of the kernels of :mod:`benchmarks.unet3d.ops.instance_norm.kernels`.
 
-Everything is queued on the current stream without waiting for the device, so it can be captured. Activations in other
-formats are copied to channels_last_3d first. Shapes: N samples, V voxels, C channels.
+Activations in other formats are copied to channels_last_3d first. Shapes: N samples, V voxels, C channels.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from benchmarks.unet3d.ops.instance_norm import kernels
-from benchmarks.unet3d.ops.instance_norm.reference import whole_volume
+from benchmarks.unet3d.ops.instance_norm import kernels, whole_volume
 from common.distributed.spatial.split import VolumeSplit
+from common.ops.norm.autograd import second_reader
 from common.ops.norm.moments import moments_kernel
-from common.ops.norm.readers import second_reader
 from common.ops.tile import Tile
-from common.ops.tiling.tiles import Cut, block_of_columns, channels_last_rows, cut
+from common.ops.tiling import Cut, block_of_columns, channels_last_rows, cut
 from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {
@@ -254,7 +252,7 @@ class _InstanceNormReLU(torch.autograd.Function):
 def instance_norm_relu(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.unet3d.ops.instance_norm.reference.instance_norm_relu_reference`.
+    """See :func:`benchmarks.unet3d.ops.instance_norm.instance_norm_relu_reference`.
 
     The results are channels_last_3d.
     """

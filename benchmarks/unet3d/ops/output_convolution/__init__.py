@@ -6,9 +6,25 @@ this. The layer is memory-bound: forward reads its input once, backward reads it
 
 from __future__ import annotations
 
-from benchmarks.unet3d.ops.output_convolution.reference import MOST_CHANNELS, output_convolution_reference
+import torch.nn.functional as F
+from torch import Tensor
+
 from common.ops.operation import Operation
 from common.ops.triton_support import triton_kernels
+
+MOST_CHANNELS = 64
+"""Largest number of input channels that the Triton kernels support."""
+
+
+def output_convolution_reference(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
+    """Return logits (N, K, D, H, W), computed by PyTorch.
+
+    Args:
+        weight: (K, C, 1, 1, 1).
+        bias_K: (K,); all three have the same dtype.
+    """
+    return F.conv3d(x_NCDHW, weight, bias_K)
+
 
 OUTPUT_CONVOLUTION = Operation(
     "output_convolution",

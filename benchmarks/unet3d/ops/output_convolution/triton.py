@@ -1,7 +1,13 @@
-"""The last layer with the Triton kernels of :mod:`benchmarks.unet3d.ops.output_convolution.kernels`.
+# mypy: allow-untyped-defs
+"""Triton kernels of a 1x1x1 convolution from C channels to K <= 16 classes over N samples of V voxels.
 
-Everything is queued on the current stream without waiting for the device. Shapes: N samples, V voxels, C channels, K
-classes.
+The input is (N, V, C) in memory, the logits are (N, K, V): every class is a separate plane, which a warp writes and
+the loss reads in whole cache lines. Tiles of logits are transposed, classes by voxels, and padded to the 16 rows of a
+tensor core's tile. Backward reads input and gradient once and writes dx. Each program keeps its part of the gradients
+of weight and bias in registers until its end.
+
+At 7 samples of 128^3 voxels, C = 32, K = 3, 16 bit: forward 1.03 GB, 0.24 ms at 4.3 TB/s on an H200; backward 1.97
+GB, 0.46 ms.
 """
 
 from __future__ import annotations
@@ -10,13 +16,87 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from benchmarks.unet3d.ops.output_convolution import kernels
-from benchmarks.unet3d.ops.output_convolution.reference import MOST_CHANNELS
+from benchmarks.unet3d.ops.output_convolution import MOST_CHANNELS
 from common.ops.tile import Tile
-from common.ops.triton_support import multiprocessors, require_contiguous
+from common.ops.triton_support import programs_for, require_contiguous
+
+CLASSES: tl.constexpr = tl.constexpr(16)
+
+
+@triton.jit
+def _weight(weight_ptr, K, C, BLOCK_C: tl.constexpr):
+    """Load the weight as (16, BLOCK_C), padded with zeros."""
+    class_, channel = tl.arange(0, CLASSES), tl.arange(0, BLOCK_C)
+    inside = (class_ < K)[:, None] & (channel < C)[None, :]
+    return tl.load(weight_ptr + class_[:, None] * C + channel[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _input_tile(V, C, voxel, BLOCK_C: tl.constexpr):
+    """Return offsets and mask of a tile (voxels, BLOCK_C) of this program's sample."""
+    channel = tl.arange(0, BLOCK_C)
+    offset = (tl.program_id(1).to(tl.int64) * V + voxel)[:, None] * C + channel[None, :]
+    return offset, (voxel < V)[:, None] & (channel < C)[None, :]
+
+
+@triton.jit
+def output_convolution_kernel(
+    x_ptr,  # (N, V, C)
+    weight_ptr,  # (K, C)
+    bias_ptr,  # (K,)
+    logits_ptr,  # (N, K, V)
+    V, K, C,
+    PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Compute logits. Grid (ceil(voxels / BLOCK_V), N)."""
+    voxel = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    offset, inside = _input_tile(V, C, voxel, BLOCK_C)
+    x = tl.load(x_ptr + offset, mask=inside, other=0.0)
+    class_ = tl.arange(0, CLASSES)
+    logits = tl.dot(_weight(weight_ptr, K, C, BLOCK_C), tl.trans(x), input_precision=PRECISION)
+    logits += tl.load(bias_ptr + class_, mask=class_ < K, other=0.0).to(tl.float32)[:, None]
+    target = (tl.program_id(1).to(tl.int64) * K + class_)[:, None] * V + voxel[None, :]
+    mask = (class_ < K)[:, None] & (voxel < V)[None, :]
+    tl.store(logits_ptr + target, logits.to(logits_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def output_convolution_backward_kernel(
+    dlogits_ptr,  # (N, K, V) or (N, V, K)
+    x_ptr,  # (N, V, C)
+    weight_ptr,  # (K, C)
+    dx_ptr,  # (N, V, C)
+    dweight_ptr,  # (N * programs, K, C) fp32
+    dbias_ptr,  # (N * programs, K) fp32
+    V, K, C, voxel_stride, class_stride,
+    PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute gradients; a program takes every programs-th block of its sample. Grid (programs, N)."""
+    weight = _weight(weight_ptr, K, C, BLOCK_C)
+    class_, channel = tl.arange(0, CLASSES), tl.arange(0, BLOCK_C)
+    dweight = tl.zeros((CLASSES, BLOCK_C), tl.float32)
+    dbias = tl.zeros((CLASSES, BLOCK_V), tl.float32)
+    dlogits_ptr += tl.program_id(1).to(tl.int64) * V * K
+    for index in tl.range(tl.program_id(0), tl.cdiv(V, BLOCK_V), tl.num_programs(0), num_stages=STAGES):
+        voxel = index * BLOCK_V + tl.arange(0, BLOCK_V)
+        offset, inside = _input_tile(V, C, voxel, BLOCK_C)
+        x = tl.load(x_ptr + offset, mask=inside, other=0.0)
+        source = class_.to(tl.int64)[:, None] * class_stride + voxel.to(tl.int64)[None, :] * voxel_stride
+        mask = (class_ < K)[:, None] & (voxel < V)[None, :]
+        dlogits = tl.load(dlogits_ptr + source, mask=mask, other=0.0)
+        dx = tl.dot(tl.trans(dlogits), weight, input_precision=PRECISION)
+        tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dweight = tl.dot(dlogits, x, dweight, input_precision=PRECISION)
+        dbias += dlogits.to(tl.float32)
+    share = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    inside = (class_ < K)[:, None] & (channel < C)[None, :]
+    tl.store(dweight_ptr + (share * K + class_)[:, None] * C + channel[None, :], dweight, mask=inside)
+    tl.store(dbias_ptr + share * K + class_, tl.sum(dbias, 1), mask=class_ < K)
+
 
 TILES: dict[str, Tile] = {
     "forward": Tile(voxels=512, warps=8, programs=0, stages=1),
@@ -47,7 +127,7 @@ def forward(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
     voxels, classes = x_NCDHW[0, 0].numel(), len(weight)
     arguments = _arguments(x_NCDHW, TILES["forward"])
     logits_NKDHW = x_NCDHW.new_empty((samples, classes, *volume))
-    kernels.output_convolution_kernel[triton.cdiv(voxels, arguments["BLOCK_V"]), samples](
+    output_convolution_kernel[triton.cdiv(voxels, arguments["BLOCK_V"]), samples](
         x_NCDHW, weight, bias_K, logits_NKDHW, voxels, classes, channels, **arguments
     )
     return logits_NKDHW
@@ -65,13 +145,12 @@ def backward(dlogits_NKDHW: Tensor, x_NCDHW: Tensor, weight: Tensor) -> tuple[Te
     voxels, classes = x_NCDHW[0, 0].numel(), len(weight)
     tile = TILES["backward"]
     arguments = _arguments(x_NCDHW, tile)
-    room = multiprocessors(x_NCDHW.device) * tile.programs // samples
-    programs = min(triton.cdiv(voxels, arguments["BLOCK_V"]), max(1, room))
+    programs = programs_for(triton.cdiv(voxels, arguments["BLOCK_V"]), tile.programs, x_NCDHW.device, samples)
     strides = (1, voxels) if dlogits_NKDHW.is_contiguous() else (classes, 1)
     dx_NCDHW = torch.empty_like(x_NCDHW)
     dweight = x_NCDHW.new_empty((samples * programs, classes, channels), dtype=torch.float32)
     dbias = x_NCDHW.new_empty((samples * programs, classes), dtype=torch.float32)
-    kernels.output_convolution_backward_kernel[programs, samples](
+    output_convolution_backward_kernel[programs, samples](
         dlogits_NKDHW, x_NCDHW, weight, dx_NCDHW, dweight, dbias, voxels, classes, channels, *strides,
         STAGES=tile.stages, **arguments,
     )  # fmt: skip
@@ -96,7 +175,7 @@ class _OutputConvolution(torch.autograd.Function):
 
 
 def output_convolution(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.output_convolution.reference.output_convolution_reference`.
+    """See :func:`benchmarks.unet3d.ops.output_convolution.output_convolution_reference`.
 
     The logits are contiguous.
 
@@ -104,10 +183,9 @@ def output_convolution(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tenso
         ValueError: the kernels do not support so many channels or classes.
     """
     classes, channels = weight.shape[:2]
-    if channels > MOST_CHANNELS or classes > kernels.CLASSES.value:
+    if channels > MOST_CHANNELS or classes > CLASSES.value:
         raise ValueError(
-            f"a weight {tuple(weight.shape)}: the kernels hold {MOST_CHANNELS} channels and "
-            f"{kernels.CLASSES.value} classes"
+            f"a weight {tuple(weight.shape)}: the kernels hold {MOST_CHANNELS} channels and {CLASSES.value} classes"
         )
     logits_NKDHW: Tensor = _OutputConvolution.apply(x_NCDHW, weight, bias_K)
     return logits_NKDHW

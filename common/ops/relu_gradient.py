@@ -2,7 +2,7 @@
 """Gradient in front of a ReLU, and its sums over the rows for a bias, in one pass.
 
 The pass reads the gradient and the result and writes the masked gradient. Each program keeps its sums in registers
-until its end, as in :mod:`common.ops.bias_gelu.kernels`. For 32 pictures of 100 x 100 and 256 channels in 16 bits, the
+until its end, as in :mod:`common.ops.bias_gelu.triton`. For 32 pictures of 100 x 100 and 256 channels in 16 bits, the
 pass moves 492 MB, 115 us at 4.26 TB/s on an H200.
 """
 
@@ -14,9 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.ops.tile import Tile
-from common.ops.tiling.column_sums import column_sums
-from common.ops.tiling.kernels import load_tile, own_columns, store_tile, tile_at
-from common.ops.tiling.tiles import cut
+from common.ops.tiling import column_sums, cut, load_tile, own_columns, store_tile, tile_at
 
 
 @triton.jit
