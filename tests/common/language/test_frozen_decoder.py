@@ -25,7 +25,7 @@ from common.language.operations import Gradients, choose_operations
 from common.language.products import Product
 from common.language.tokens import TokenPlaces
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, cast_reference
-from common.ops.row_norm.reference import Normed
+from common.ops.row_norm import Normed
 from tests.common.language.fp8_operands import noted, take
 from tests.generators import generator_of
 
