@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.config.override import override
 from common.launch.series import read_runs
 from common.mlperf.parsed_log import read_log
 from tests.conftest import ROOT, Finished
@@ -156,7 +157,7 @@ def test_a_folder_that_is_not_there_is_never_mounted(tmp_path: Path) -> None:
     """docker would make it, as root's; here docker is a program that runs what follows the image."""
     done = script(
         "run_with_docker.sh", *ONE_NODE, "launch.image=the-image", f"data_dir={tmp_path}/nowhere", cwd=tmp_path,
-        DOCKER_CALLS="/dev/null", PATH=f"{fake_docker(tmp_path).parent}:{os.environ['PATH']}",
+        DOCKER_CALLS=f"{tmp_path}/calls", PATH=f"{fake_docker(tmp_path).parent}:{os.environ['PATH']}",
     )  # fmt: skip
     assert done.code == 2
     assert f"{tmp_path}/nowhere is not on" in done.errors
@@ -292,6 +293,22 @@ def test_without_docker_the_script_says_so(tmp_path: Path) -> None:
     assert "docker is not installed" in done.errors
 
 
+def test_a_container_that_a_killed_driver_left_is_named_with_the_command_that_removes_it(
+    tmp_path: Path, data_of
+) -> None:
+    fake, calls, data = fake_docker(tmp_path), tmp_path / "calls", data_of("resnet")
+    text = fake.read_text().replace("|| exit 0", "|| { echo 4f2a; echo 77bc; exit 0; }")
+    fake.write_text(text)
+    done = script(
+        "run_with_docker.sh", "launch.image=the-image", "benchmark=resnet", "scale=test", "device=cpu",
+        override("data_dir", data), "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path,
+        DOCKER_CALLS=str(calls), PATH=f"{fake.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.code == 2
+    assert "docker rm --force 4f2a 77bc" in done.errors
+    assert not list(tmp_path.rglob("*.log")), "nothing has begun"
+
+
 def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_path: Path, data_of) -> None:
     """docker is replaced by a program that runs what follows the image: what is composed must work."""
     fake, calls, data = fake_docker(tmp_path), tmp_path / "calls", data_of("resnet")
@@ -306,3 +323,5 @@ def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_p
     (series,) = read_runs(tmp_path / "logs")
     assert [run.end.exit_code for run in series.experiments if run.end] == [10]
     assert set(calls.read_text().split()) == {"run", "ps"}
+    label = f"mlperf.series={tmp_path}/logs/{series.name}"
+    assert {label, f"label={label}"} <= set(Path(f"{calls}.labels").read_text().splitlines())
