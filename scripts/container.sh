@@ -71,13 +71,13 @@ choose_container() {
       wrapper+=("$image" "${inside[@]}")
       ;;
     docker)
-      # ipc: shared memory of readers and NCCL. memlock: pinned memory and RDMA. SYS_NICE: binding memory to a node.
+      # ipc: shared memory of readers and NCCL. SYS_NICE: binding memory to a node.
       # Entrypoint: those of some images print a banner, which would end up among what Python answers.
       # shellcheck disable=SC2054 # the commas are docker's
       # Stop timeout: a run that is stopped writes a checkpoint and closes its log, which may take minutes.
-      wrapper=(docker run --rm --stop-timeout 300 --no-healthcheck --entrypoint '' --network host --ipc host
-        --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=1048576:1048576 --cap-add SYS_NICE
-        --read-only --tmpfs /tmp:rw,exec,mode=1777 --user "$(container_user)" --workdir "$PWD")
+      wrapper=(bash "$MLPERF_SUITE_ROOT/scripts/docker_run.sh" --rm --stop-timeout 300 --no-healthcheck --entrypoint ''
+        --network host --ipc host --cap-add SYS_NICE --read-only --tmpfs /tmp:rw,exec,mode=1777
+        --user "$(container_user)" --workdir "$PWD")
       [[ ${MLPERF_GPUS:-all} == none ]] || wrapper+=(--gpus "${MLPERF_GPUS:-all}")
       # Ranks in separate containers reach each other's memory through the host's process ids. There the program is not
       # process 1, which would need an init, and podman refuses both together.
