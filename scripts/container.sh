@@ -3,7 +3,7 @@
 # Sourced: how a program runs in the chosen container. Source, data and results keep their paths inside; of the host
 # only the folder of results is writable.
 #
-# Reads: container, image, job, results, read_only, mounts, passed_on, MLPERF_SUITE_ROOT.
+# Reads: container, image, job, series, results, read_only, mounts, passed_on, MLPERF_SUITE_ROOT.
 
 # Variables that enter a docker container, by prefix and by name; pyxis and apptainer pass on all. The named ones are
 # those of a Slurm task, which the shell that composes the command does not have yet.
@@ -71,18 +71,19 @@ choose_container() {
       wrapper+=("$image" "${inside[@]}")
       ;;
     docker)
-      # ipc: shared memory of readers and NCCL. memlock: pinned memory and RDMA. SYS_NICE: binding memory to a node.
+      # ipc: shared memory of readers and NCCL. SYS_NICE: binding memory to a node.
       # Entrypoint: those of some images print a banner, which would end up among what Python answers.
       # shellcheck disable=SC2054 # the commas are docker's
       # Stop timeout: a run that is stopped writes a checkpoint and closes its log, which may take minutes.
-      wrapper=(docker run --rm --stop-timeout 300 --no-healthcheck --entrypoint '' --network host --ipc host
-        --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=1048576:1048576 --cap-add SYS_NICE
-        --read-only --tmpfs /tmp:rw,exec,mode=1777 --user "$(container_user)" --workdir "$PWD")
+      wrapper=(bash "$MLPERF_SUITE_ROOT/scripts/docker_run.sh" --rm --stop-timeout 300 --no-healthcheck --entrypoint ''
+        --network host --ipc host --cap-add SYS_NICE --read-only --tmpfs /tmp:rw,exec,mode=1777
+        --user "$(container_user)" --workdir "$PWD")
       [[ ${MLPERF_GPUS:-all} == none ]] || wrapper+=(--gpus "${MLPERF_GPUS:-all}")
       # Ranks in separate containers reach each other's memory through the host's process ids. There the program is not
       # process 1, which would need an init, and podman refuses both together.
       if [[ -n ${SLURM_JOB_ID:-} ]]; then wrapper+=(--pid host); else wrapper+=(--init); fi
       wrapper+=(--label "mlperf.job=$job")
+      [[ -z $series ]] || wrapper+=(--label "mlperf.series=$results/$series")
       [[ ! -d /dev/infiniband ]] || wrapper+=(--device /dev/infiniband)
       while IFS= read -r mount; do wrapper+=(--mount "$mount"); done < <(docker_mounts)
       while read -r name; do wrapper+=(--env "$name"); done < <(passed_variables)
@@ -118,3 +119,10 @@ passed_variables() {
 REMOVE_CACHES='rm -rf "/tmp/mlperf-suite-$MLPERF_JOB"'
 # shellcheck disable=SC2016 # expanded on that machine
 REMOVE_CONTAINERS='docker ps --quiet --filter "label=mlperf.job=$MLPERF_JOB" | xargs -r docker rm --force >/dev/null'
+# A container outlives a driver that was killed by SIGKILL, and still trains.
+# shellcheck disable=SC2016 # expanded on that machine
+FIND_CONTAINERS='left=$(docker ps --quiet --filter "label=mlperf.series=$MLPERF_SERIES" | paste -sd " " -)
+[[ -z $left ]] || {
+  echo "run.sub: a container of this series still runs on $(hostname), without its driver: docker rm --force $left" >&2
+  exit 1
+}'

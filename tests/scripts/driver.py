@@ -44,11 +44,15 @@ def bind_mounts(words: list[str]) -> list[list[str]]:
 
 
 def fake_docker(tmp_path: Path) -> Path:
-    """A program that notes its command in the file DOCKER_CALLS, and runs what follows the image ``the-image``."""
+    """Write a program that runs what follows the image ``the-image``.
+
+    It notes its commands in the file DOCKER_CALLS, and their labels and filters in DOCKER_CALLS.labels.
+    """
     fake = tmp_path / "bin" / "docker"
     fake.parent.mkdir()
     fake.write_text(
-        '#!/bin/bash\necho "$1" >>"$DOCKER_CALLS"\n[[ $1 == run ]] || exit 0\n'
+        '#!/bin/bash\necho "$1" >>"$DOCKER_CALLS"\n'
+        'printf "%s\\n" "$@" | grep "mlperf[.]" >>"$DOCKER_CALLS.labels"\n[[ $1 == run ]] || exit 0\n'
         'while [[ $1 != the-image ]]; do shift; done\nshift\nexec "$@"\n'
     )
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
+import resource
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from common.config.override import override
 from common.launch.series import read_runs
 from common.mlperf.parsed_log import read_log
-from tests.conftest import ROOT, Finished
+from tests.conftest import ROOT, SECONDS, Finished
 from tests.scripts.driver import SCRIPTS, bind_mounts, fake_docker, planned, script
 
 pytestmark = pytest.mark.timeout(1200)  # a series is a dozen processes, one after the other
@@ -97,7 +100,7 @@ def test_only_the_results_are_writable_in_docker_and_nobody_is_root(one_node) ->
     assert words[words.index("--ipc") + 1] == "host"
     assert words[words.index("--gpus") + 1] == "all"
     assert words[words.index("--tmpfs") + 1].startswith("/tmp:")
-    assert {"memlock=-1", "stack=67108864"} <= {words[i + 1] for i, word in enumerate(words) if word == "--ulimit"}
+    assert words[:2] == ["bash", f"{SCRIPTS}/docker_run.sh"]
     passed = {words[i + 1] for i, word in enumerate(words) if word == "--env"}
     assert {"NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "SLURM_PROCID"} <= passed
     assert {"NEXP", "LOGDIR", "CLEAR_CACHES", "DROPCACHE_CMD"} <= passed, "what the configuration reads"
@@ -121,6 +124,57 @@ def test_an_init_process_is_started_only_where_the_program_is_process_1(tmp_path
     assert "--init" not in in_job
 
 
+def without_raising(limits: Mapping[int, int]) -> Callable[[], None]:
+    """Return a function for a new process that lowers limits and gives up root's right to raise them again."""
+    drop_capability, sys_resource = 24, 24  # PR_CAPBSET_DROP and CAP_SYS_RESOURCE, linux/prctl.h and capability.h
+    libc = ctypes.CDLL(None)
+
+    def lower() -> None:
+        libc.prctl(drop_capability, sys_resource, 0, 0, 0)
+        for kind, limit in limits.items():
+            resource.setrlimit(kind, (limit, limit))
+
+    return lower
+
+
+@pytest.mark.parametrize(
+    ("engine", "podman", "security", "expected"),
+    [
+        ("docker", 1, "[name=seccomp]", ["memlock=-1", "stack=67108864", "nofile=1048576:1048576"]),
+        ("rootless docker", 1, "[name=rootless]", ["memlock=65536", "stack=8388608", "nofile=4096:4096"]),
+        ("podman", 0, "", ["memlock=65536", "stack=8388608", "nofile=4096:4096"]),
+    ],
+)
+def test_limits_are_those_that_the_caller_may_set_unless_a_daemon_may_raise_them(
+    tmp_path: Path, engine: str, podman: int, security: str, expected: list[str]
+) -> None:
+    fake = tmp_path / "docker"
+    fake.write_text(
+        f'#!/bin/bash\ncase "$*" in\n*Rootless*) exit {podman} ;;\n*SecurityOptions*) echo "{security}" ;;\n'
+        '*) printf "%s\\n" "$@" ;;\nesac\n'
+    )
+    fake.chmod(0o755)
+    limits = {resource.RLIMIT_MEMLOCK: 65536, resource.RLIMIT_STACK: 8388608, resource.RLIMIT_NOFILE: 4096}
+    words = subprocess.run(
+        ["bash", SCRIPTS / "docker_run.sh", "--rm", "the image"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True, check=True, timeout=SECONDS, preexec_fn=without_raising(limits),
+    ).stdout.splitlines()  # fmt: skip
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--ulimit"] == expected
+    assert words[-2:] == ["--rm", "the image"]
+
+
+def test_a_limit_that_may_be_raised_is_the_wanted_one(tmp_path: Path) -> None:
+    fake = tmp_path / "docker"
+    fake.write_text('#!/bin/bash\n[[ "$*" == *Rootless* ]] || printf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    words = subprocess.run(
+        ["bash", SCRIPTS / "docker_run.sh", "image"], env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=True, timeout=SECONDS,
+    ).stdout.splitlines()  # fmt: skip
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    assert "stack=67108864" in words or 0 <= hard < 67108864
+
+
 def test_apptainer_binds_the_same_folders(one_node) -> None:
     words, _ = one_node("apptainer")
     assert words[:3] == ["apptainer", "exec", "--nv"]
@@ -133,7 +187,8 @@ def test_apptainer_binds_the_same_folders(one_node) -> None:
 @pytest.mark.parametrize(("container", "image"), [("apptainer", "suite.sif"), ("docker", "suite:vision")])
 def test_compiled_kernels_and_sources_are_found_where_the_container_has_them(one_node, container, image) -> None:
     words, _ = one_node(container)
-    inside = words[words.index(image) + 1 : words.index("bash")]
+    after = words[words.index(image) + 1 :]
+    inside = after[: after.index("bash")]
     assert f"PYTHONPATH={ROOT}" in inside
     assert [word for word in inside if word.startswith("HOME=/tmp/")]
     assert not [word for word in words if "/of/the/host" in word]
@@ -156,7 +211,7 @@ def test_a_folder_that_is_not_there_is_never_mounted(tmp_path: Path) -> None:
     """docker would make it, as root's; here docker is a program that runs what follows the image."""
     done = script(
         "run_with_docker.sh", *ONE_NODE, "launch.image=the-image", f"data_dir={tmp_path}/nowhere", cwd=tmp_path,
-        DOCKER_CALLS="/dev/null", PATH=f"{fake_docker(tmp_path).parent}:{os.environ['PATH']}",
+        DOCKER_CALLS=f"{tmp_path}/calls", PATH=f"{fake_docker(tmp_path).parent}:{os.environ['PATH']}",
     )  # fmt: skip
     assert done.code == 2
     assert f"{tmp_path}/nowhere is not on" in done.errors
@@ -292,6 +347,22 @@ def test_without_docker_the_script_says_so(tmp_path: Path) -> None:
     assert "docker is not installed" in done.errors
 
 
+def test_a_container_that_a_killed_driver_left_is_named_with_the_command_that_removes_it(
+    tmp_path: Path, data_of
+) -> None:
+    fake, calls, data = fake_docker(tmp_path), tmp_path / "calls", data_of("resnet")
+    text = fake.read_text().replace("|| exit 0", "|| { echo 4f2a; echo 77bc; exit 0; }")
+    fake.write_text(text)
+    done = script(
+        "run_with_docker.sh", "launch.image=the-image", "benchmark=resnet", "scale=test", "device=cpu",
+        override("data_dir", data), "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path,
+        DOCKER_CALLS=str(calls), PATH=f"{fake.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.code == 2
+    assert "docker rm --force 4f2a 77bc" in done.errors
+    assert not list(tmp_path.rglob("*.log")), "nothing has begun"
+
+
 def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_path: Path, data_of) -> None:
     """docker is replaced by a program that runs what follows the image: what is composed must work."""
     fake, calls, data = fake_docker(tmp_path), tmp_path / "calls", data_of("resnet")
@@ -305,4 +376,6 @@ def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_p
     assert done.code == 0, done.errors
     (series,) = read_runs(tmp_path / "logs")
     assert [run.end.exit_code for run in series.experiments if run.end] == [10]
-    assert set(calls.read_text().split()) == {"run", "ps"}
+    assert set(calls.read_text().split()) == {"info", "run", "ps"}
+    label = f"mlperf.series={tmp_path}/logs/{series.name}"
+    assert {label, f"label={label}"} <= set(Path(f"{calls}.labels").read_text().splitlines())
