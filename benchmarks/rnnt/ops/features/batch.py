@@ -29,7 +29,7 @@ class AudioBatch:
         length_B: int64, recorded samples of each utterance.
         offset_B: int64, first sample of each utterance.
         speed_B: fp64, factor of each utterance's duration.
-        resampled_B: int64, samples of each after resampling: see :func:`benchmarks.rnnt.lengths.resampled`.
+        resampled_B: int64, samples of each after resampling: see :func:`benchmarks.rnnt.data_settings.resampled`.
         seed_B: int64, random seed of each utterance's noise and masks.
     """
 
