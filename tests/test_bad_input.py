@@ -101,7 +101,7 @@ CASES = [
     Case(
         "prepare scans from an empty folder",
         ("prepare", "benchmark=unet3d", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"),
-        ("holds no case_00000", "mlperf-suite download benchmark=unet3d"), DATA,
+        ("has no folders case_00000", "mlperf-suite download benchmark=unet3d"), DATA,
     ),
     Case(
         "verify of an empty folder of scans", ("verify", "benchmark=unet3d", "--data-dir", "EMPTY"),

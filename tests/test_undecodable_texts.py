@@ -16,8 +16,7 @@ from benchmarks.llama2_70b_lora.preparation.examples import read_texts
 from benchmarks.retinanet.raw import read_boxes
 from benchmarks.rnnt.raw import RawSpeech
 from benchmarks.stable_diffusion.frozen.clip_tokenizer import read_merges
-from benchmarks.stable_diffusion.prepared import PROMPTS
-from benchmarks.stable_diffusion.prompts import read_prompts
+from benchmarks.stable_diffusion.prepared import PROMPTS, read_prompts
 from common.data.megatron.preparation import read_documents
 from common.detection.annotations import read_coco
 from common.errors import DataError

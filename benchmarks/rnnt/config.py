@@ -38,8 +38,8 @@ OPERATIONS: dict[str, Operation] = {
 
 
 @dataclass(frozen=True)
-class RnntArchitecture:
-    """Sizes and initial values of the network.
+class Facts(AudioFacts):
+    """Constants that the rules fix: audio features, network and decoding.
 
     Attributes:
         classes: number of tokens plus one for blank, which is the last class.
@@ -51,6 +51,9 @@ class RnntArchitecture:
             including the last, and before the last layer of the joint network.
         forget_bias: initial value of the forget gates' ``bias_ih``, before all LSTM parameters are scaled.
         hidden_bias_scale: factor of the drawn ``bias_hh`` of the forget gates.
+        max_frame_symbols, max_symbols: maximum tokens per frame, after which decoding moves to the next frame, and
+            maximum tokens per utterance.
+        learning_rate_min: lower bound of the decaying learning rate.
     """
 
     classes: Annotated[int, AtLeast(2)]
@@ -65,6 +68,9 @@ class RnntArchitecture:
     joint_dropout: Annotated[float, ProbabilityBelowOne]
     forget_bias: Annotated[float, Finite]
     hidden_bias_scale: Annotated[float, Finite]
+    max_frame_symbols: Annotated[int, AtLeast(1)]
+    max_symbols: Annotated[int, AtLeast(1)]
+    learning_rate_min: Annotated[float, FiniteNotNegative]
 
     @property
     def blank(self) -> int:
@@ -72,28 +78,8 @@ class RnntArchitecture:
         return self.classes - 1
 
     @property
-    def features(self) -> int | None:
-        """Features of a frame without padding; None where frames are never padded."""
-        return None
-
-
-@dataclass(frozen=True)
-class Facts(AudioFacts, RnntArchitecture):
-    """Constants that the rules fix: audio features, network and decoding.
-
-    Attributes:
-        max_frame_symbols, max_symbols: maximum tokens per frame, after which decoding moves to the next frame, and
-            maximum tokens per utterance.
-        learning_rate_min: lower bound of the decaying learning rate.
-    """
-
-    max_frame_symbols: Annotated[int, AtLeast(1)]
-    max_symbols: Annotated[int, AtLeast(1)]
-    learning_rate_min: Annotated[float, FiniteNotNegative]
-
-    @property
     def features(self) -> int:
-        """Features of a spliced frame."""
+        """Features of a spliced frame, without padding."""
         return self.mel_filters * self.splice
 
 

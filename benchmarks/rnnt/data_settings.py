@@ -1,10 +1,16 @@
-"""Settings of RNN-T's reader and feature computation."""
+"""Settings of RNN-T's reader and feature computation, and the lengths that follow from them.
+
+Lengths are exact on the host. The device trims silence later, so the final lengths are never larger.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.config.ranges import (
     AtLeast,
@@ -103,7 +109,7 @@ class RowStatistics:
     deviation: Annotated[float, NotNegativeOrInfinite] = math.inf
 
     def capacity(self, utterances: int, key: Key) -> int:
-        """Return the capacity of packed rows for nearly every micro-batch of ``utterances``, at most for all."""
+        """Return a number of packed rows that nearly every micro-batch of ``utterances`` padded to ``key`` fits."""
         frames, tokens = key
         largest = utterances * -(-frames // 2) * (tokens + 1)
         wanted = utterances * self.mean + SIGMAS * math.sqrt(utterances) * self.deviation
@@ -132,7 +138,7 @@ class ReaderConfig:
 
     def __post_init__(self) -> None:
         if not self.buckets:
-            raise ConfigError("buckets=[]: at least one number of frames and tokens that micro-batches are padded to")
+            raise ConfigError("buckets=[]: at least one pair of frames and tokens")
         frames, tokens = self.buckets[-1]
         for bucket in self.buckets:
             EvenFrames.check("buckets: frames", bucket[0])
@@ -141,7 +147,7 @@ class ReaderConfig:
             if bucket[0] > frames or bucket[1] > tokens:
                 raise ConfigError(f"buckets={list(self.buckets)}: the last is the largest in frames and in tokens")
         if not self.eval_buckets or sorted(set(self.eval_buckets)) != list(self.eval_buckets):
-            raise ConfigError(f"eval_buckets={list(self.eval_buckets)}: numbers of frames, the fewest first")
+            raise ConfigError(f"eval_buckets={list(self.eval_buckets)}: different numbers of frames, ascending")
         for frames in self.eval_buckets:
             EvenFrames.check("eval_buckets", frames)
 
@@ -161,3 +167,18 @@ class SpeechDataSettings:
     max_duration: float
     num_buckets: int
     train_samples: int
+
+
+def resampled(samples: NDArray[np.int64], speed: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the samples after durations are multiplied by ``speed``: rounded up, like DALI with fp32 speeds."""
+    return np.ceil(samples * speed).astype(np.int64)
+
+
+def spliced_frames(samples: NDArray[np.int64], facts: AudioFacts) -> NDArray[np.int64]:
+    """Return the network's input frames. A spectrogram has a frame at each multiple of the hop."""
+    return -(-(samples // facts.hop + 1) // facts.splice)
+
+
+def joint_rows(frames_B: NDArray[np.int64], tokens_B: NDArray[np.int64]) -> int:
+    """Return a micro-batch's rows in the joint network, where pairs of spliced frames are joined."""
+    return int((-(-frames_B // 2) * (tokens_B + 1)).sum())

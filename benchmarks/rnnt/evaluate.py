@@ -7,34 +7,121 @@ reference's evaluation).
 Batches of utterances of similar length go through the encoder one after another. The outputs of all batches are kept
 and then decoded together.
 
+Word errors of an utterance are the minimum number of substitutions, insertions and deletions of words (Levenshtein
+distance). The rate divides by the words of all references, so it can exceed 1.
+
 Legend: N utterances of this rank, rounded up to whole batches, B of a batch, T spliced frames, S frames after the
-encoder, F features, J width of the joint network, M maximum tokens.
+encoder, F features, J width of the joint network, M maximum tokens, R words of a reference, W words of a hypothesis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.rnnt.config import RnntConfig
-from benchmarks.rnnt.data import PADDING
+from benchmarks.rnnt.data import PADDING, FeaturePreparer
 from benchmarks.rnnt.greedy_decoder import DecodingLimits, GreedyDecoder
 from benchmarks.rnnt.model import JOINED, Rnnt
 from benchmarks.rnnt.prepared import open_prepared
-from benchmarks.rnnt.preparer import FeaturePreparer
 from benchmarks.rnnt.tokenizer import TranscriptTokenizer
-from benchmarks.rnnt.wer import WordErrors
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.evaluation.counts import check_whole_set
 from common.evaluation.forward import ForwardPass, evaluating
+
+CHUNK = 256
+"""Number of utterances, of similar length, that are compared at once."""
+
+_NOWHERE, _NO_REFERENCE, _NO_HYPOTHESIS = -1, -2, -3
+"""Numbers for words that occur in no reference, and for padding."""
+
+
+class WordErrors:
+    """Counter of word errors against fixed references.
+
+    Args:
+        references: transcript of each utterance; words are separated by white space.
+
+    Attributes:
+        words: number of words of all references.
+
+    Raises:
+        ValueError: the references have no word.
+    """
+
+    def __init__(self, references: Sequence[str]) -> None:
+        self._numbers: dict[str, int] = {}
+        self._references = [
+            [self._numbers.setdefault(word, len(self._numbers)) for word in text.split()] for text in references
+        ]
+        self.words = sum(len(reference) for reference in self._references)
+        if not self.words:
+            raise ValueError(f"{len(references)} references have no words, so no error rate exists")
+        # Utterances of similar length are compared together, which needs little padding.
+        lengths = np.array([len(reference) for reference in self._references])
+        longest_first = np.argsort(-lengths, kind="stable")
+        self._chunks = [longest_first[at : at + CHUNK].tolist() for at in range(0, len(longest_first), CHUNK)]
+
+    def edits(self, hypotheses: Sequence[str]) -> int:
+        """Return the word errors of ``hypotheses``, which are in the order of the references.
+
+        Raises:
+            ValueError: the number of hypotheses differs from that of the references.
+        """
+        if len(hypotheses) != len(self._references):
+            raise ValueError(f"{len(hypotheses)} hypotheses for {len(self._references)} references")
+        # Words that occur in no reference are always wrong.
+        numbered = [[self._numbers.get(word, _NOWHERE) for word in text.split()] for text in hypotheses]
+        return sum(
+            int(_distances([self._references[i] for i in chunk], [numbered[i] for i in chunk]).sum())
+            for chunk in self._chunks
+        )
+
+    def rate(self, hypotheses: Sequence[str]) -> float:
+        """Return the word error rate of ``hypotheses``."""
+        return self.edits(hypotheses) / self.words
+
+
+def _distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """Return the distance of each pair, (N,). References must be sorted by length, the longest first.
+
+    Each step computes a row of the Wagner-Fischer table, for one more word of each reference and all utterances.
+    Insertions in a row, d[w] = min over v <= w of (t[v] + w - v), are a running minimum of t[v] - v, whose range
+    doubles at each step.
+    """
+    reference_RN, lengths_N = _padded(references, _NO_REFERENCE)
+    hypothesis_WN, widths_N = _padded(hypotheses, _NO_HYPOTHESIS)
+    index_W1 = np.arange(len(hypothesis_WN) + 1, dtype=np.int32)[:, None]
+    distance_WN = np.repeat(index_W1, len(references), axis=1)
+    for word, reference_N in enumerate(reference_RN):
+        active = int(np.count_nonzero(lengths_N > word))  # a prefix, because the longest come first
+        before_WN, wrong_WN = distance_WN[:, :active], hypothesis_WN[:, :active] != reference_N[:active]
+        found_WN = before_WN + 1
+        np.minimum(found_WN[1:], before_WN[:-1] + wrong_WN, out=found_WN[1:])
+        found_WN -= index_W1
+        reach = 1
+        while reach < len(found_WN):
+            np.minimum(found_WN[reach:], found_WN[:-reach], out=found_WN[reach:])
+            reach *= 2
+        np.add(found_WN, index_W1, out=before_WN)
+    return distance_WN[widths_N, np.arange(len(references))]
+
+
+def _padded(rows: Sequence[Sequence[int]], padding: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the rows, padded, as columns of one array, and the length of each."""
+    lengths_N = np.array([len(row) for row in rows])
+    padded = np.full((len(rows), int(lengths_N.max(initial=0))), padding, dtype=np.int32)
+    padded[np.arange(padded.shape[1]) < lengths_N[:, None]] = [number for row in rows for number in row]
+    return np.ascontiguousarray(padded.T), lengths_N
 
 
 class WordErrorRate(Scorer):
@@ -73,7 +160,7 @@ class WordErrorRate(Scorer):
         """Return word errors divided by words.
 
         Raises:
-            RuntimeError: an utterance was not recognised exactly once.
+            RuntimeError: an utterance was not recognised, or more than once.
         """
         assert self._tokenizer is not None, "open_data comes first"
         assert self._errors is not None
@@ -82,22 +169,18 @@ class WordErrorRate(Scorer):
         check_whole_set(len(utterance_N), self._utterances, "utterances")
         ends_N = np.cumsum(predictions.values["token_lengths"])
         starts_N = ends_N - predictions.values["token_lengths"]
-        places = np.argsort(utterance_N).tolist()
-        hypotheses = self._tokenizer.decode([tokens[starts_N[place] : ends_N[place]].tolist() for place in places])
+        rows = np.argsort(utterance_N).tolist()
+        hypotheses = self._tokenizer.decode([tokens[starts_N[row] : ends_N[row]].tolist() for row in rows])
         return {"word_error_rate": self._errors.rate(hypotheses), "eval_samples": len(utterance_N)}
 
 
 class Transcription(Evaluation):
-    """Evaluation that recognises every utterance once; a rank decodes all its utterances together.
-
-    It can use the network that is being trained.
+    """Evaluation that recognises every utterance once. It can use the network that is being trained.
 
     Args:
-        open_source: opens this rank's share of the evaluation set in a folder
-            (:func:`benchmarks.rnnt.data.open_eval`).
-        eval_samples: utterances of the set.
+        open_source: opens this rank's share of the evaluation set in a data folder.
+        eval_samples: utterances of the set, over all ranks.
         layout: ranks that share the set.
-        preparer: computes the features of a batch.
         capture: whether to replay encoder and decoder as CUDA graphs.
 
     Attributes:
@@ -154,7 +237,7 @@ class Transcription(Evaluation):
         self._utterance_N = torch.full_like(self.decoder.length_N, PADDING)
 
     def warm_up(self) -> None:
-        """Run features, encoder and decoder on noise, and gather tokens. Collective."""
+        """Run features, encoder and decoder on noise, and gather tokens. All ranks must call this."""
         if self._layout.device.type == "cuda":
             self._preparer.warm_up(self._batch, [(frames, 0) for frames in self._buckets], training=False)
         for frames in sorted(self._buckets, reverse=True):  # largest first, so that the others fit into its memory
@@ -178,7 +261,7 @@ class Transcription(Evaluation):
             )
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Return the tokens of all utterances of all ranks, on rank 0. Collective."""
+        """Return the tokens of all ranks' utterances on rank 0, None on others. All ranks must call this."""
         with evaluating(self._model, weights):
             self.encode()
             self.decoder()
@@ -200,10 +283,10 @@ class Transcription(Evaluation):
         for number, (frames, batch) in enumerate(self._host_batches()):
             tensors = self._preparer.tensors(batch, frames, training=False)
             f_SBJ, length_B = self._encoders[frames](tensors)
-            place = slice(number * self._batch, (number + 1) * self._batch)
-            decoder.f_SNJ[: len(f_SBJ), place].copy_(f_SBJ)
-            self._utterance_N[place].copy_(tensors["utterance"])
-            decoder.length_N[place].copy_(length_B * (tensors["utterance"] != PADDING))
+            rows = slice(number * self._batch, (number + 1) * self._batch)
+            decoder.f_SNJ[: len(f_SBJ), rows].copy_(f_SBJ)
+            self._utterance_N[rows].copy_(tensors["utterance"])
+            decoder.length_N[rows].copy_(length_B * (tensors["utterance"] != PADDING))
 
     def close(self) -> None:
         """Free the graphs, close the reader and drop the audio."""

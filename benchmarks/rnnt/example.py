@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.rnnt.data_settings import AudioFacts, Key
-from benchmarks.rnnt.lengths import resampled, spliced_frames
+from benchmarks.rnnt.data_settings import AudioFacts, Key, resampled, spliced_frames
+from common.data.order import sample_generator
 
 AVERAGE_SAMPLES, AVERAGE_TOKENS = 195_840, 56
-"""Samples and tokens of an average utterance, the sizes of NVIDIA's benchmarks."""
+"""Audio samples and tokens of an average utterance, as in NVIDIA's benchmarks."""
 
 _SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.95, 1.0)
 _SECONDS = (1.3, 3.5, 5.2, 11.3, 13.85, 15.2, 16.1, 16.7)
@@ -59,8 +59,15 @@ def real_lengths(utterances: int, facts: AudioFacts, generator: np.random.Genera
     return Lengths(frames_B[order_B], tokens_B[order_B])
 
 
+def lengths_of(examples: str, utterances: int, facts: AudioFacts) -> Lengths:
+    """Return the lengths that the option ``model.examples`` selects, ``real`` or ``average``; always the same ones."""
+    if examples == "average":
+        return average_lengths(utterances, facts)
+    return real_lengths(utterances, facts, sample_generator(0))
+
+
 def own_key(lengths: Lengths, keys: Sequence[Key]) -> Key:
-    """Return the smallest of ``keys`` that a micro-batch fits, or the last."""
+    """Return the first of ``keys`` that a micro-batch fits, or the last."""
     longest = lengths.frames_B.max(), lengths.tokens_B.max()
     return next((key for key in keys if all(np.less_equal(longest, key))), keys[-1])
 

@@ -72,19 +72,19 @@ class DecodingPositions:
 
     Attributes:
         time_N: next frame to evaluate, int64.
-        here_N: tokens that this frame has emitted, int64.
-        count_N: tokens in total, int64.
-        going_N: whether the utterance is active, bool.
+        here_N: tokens that this frame has emitted so far, int64.
+        count_N: tokens of the utterance so far, int64.
+        active_N: whether the utterance is active, bool.
     """
 
     time_N: Tensor
     here_N: Tensor
     count_N: Tensor
-    going_N: Tensor
+    active_N: Tensor
 
     def first(self, rows: int) -> DecodingPositions:
         """Return the positions of the first ``rows`` utterances."""
-        return DecodingPositions(*(part[:rows] for part in (self.time_N, self.here_N, self.count_N, self.going_N)))
+        return DecodingPositions(*(part[:rows] for part in (self.time_N, self.here_N, self.count_N, self.active_N)))
 
 
 class GreedyDecoder:
@@ -95,10 +95,10 @@ class GreedyDecoder:
         utterances, frames, width: N, S, J.
         look_ahead: A.
         unroll: iterations per graph, which are also the iterations between two checks for active rows.
-        halvings: number of smaller graphs: for half of the rows, a quarter, and so on.
+        halvings: number of additional graphs, for half of the rows, a quarter, and so on.
         device, dtype: device and dtype of the network.
         capture: whether to replay the iterations as CUDA graphs; without a GPU they run eagerly.
-        pool: memory pool that is shared with other graphs, which must not run at the same time.
+        pool: memory pool, may be shared with graphs that never run at the same time.
 
     Attributes:
         f_SNJ: input: the encoder's part of the joint network; frames beyond an utterance's length are ignored.
@@ -129,21 +129,21 @@ class GreedyDecoder:
         self.f_SNJ = torch.zeros((frames, utterances, width), dtype=dtype, device=device)
         self.length_N = torch.zeros(utterances, dtype=torch.int64, device=device)
         # The extra column receives the writes of rows that emit no token.
-        self._written = torch.zeros((utterances, limits.symbols + 1), dtype=torch.int64, device=device)
-        self.token_NM = self._written[:, : limits.symbols]
+        self._tokens = torch.zeros((utterances, limits.symbols + 1), dtype=torch.int64, device=device)
+        self.token_NM = self._tokens[:, : limits.symbols]
         time_N, here_N, count_N = (torch.zeros_like(self.length_N) for _ in range(3))
-        self._places = DecodingPositions(time_N, here_N, count_N, torch.zeros_like(self.length_N, dtype=torch.bool))
-        self.count_N = self._places.count_N
+        self._positions = DecodingPositions(time_N, here_N, count_N, torch.zeros_like(self.length_N, dtype=torch.bool))
+        self.count_N = self._positions.count_N
         self._row_N = torch.arange(utterances, device=device)
         self._ahead_A = torch.arange(look_ahead, device=device)
         self._start_N = torch.full_like(self.length_N, START)
         self._g_NJ = torch.zeros((utterances, width), dtype=dtype, device=device)
         hidden_LNH, cell_LNH = self._network.initial_state(utterances)
         self._state: State = (hidden_LNH.clone(), cell_LNH.clone())
-        self._going_rows = torch.zeros((), dtype=torch.int64, device=device)
+        self._active_rows = torch.zeros((), dtype=torch.int64, device=device)
         on_gpu = device.type == "cuda"
-        self._told = [torch.zeros((), dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)]
-        self._events = [torch.cuda.Event() for _ in self._told] if on_gpu else []
+        self._host_rows = [torch.zeros((), dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)]
+        self._events = [torch.cuda.Event() for _ in self._host_rows] if on_gpu else []
         inputs = {"f": self.f_SNJ, "lengths": self.length_N}
         self._passes = {
             rows: ForwardPass(model, functools.partial(self._iterate, rows), inputs, capture, pool)
@@ -169,7 +169,7 @@ class GreedyDecoder:
         self._replay(rows)
         while rows:
             self._replay(rows)  # runs while the host waits for the one before
-            rows = self._rows_that_went_on()
+            rows = self._rows_to_continue()
 
     def close(self) -> None:
         """Free the graphs."""
@@ -177,27 +177,27 @@ class GreedyDecoder:
             forward.close()
 
     def _replay(self, rows: int) -> None:
-        """Queue iterations of at least the first ``rows`` rows, and the copy of the last active row's position."""
-        slot = self.replays % len(self._told)
+        """Queue iterations of at least the first ``rows`` rows, and a copy of the number of rows still needed."""
+        slot = self.replays % len(self._host_rows)
         self._passes[min(of for of in self._passes if of >= rows)]()
-        self._told[slot].copy_(self._going_rows, non_blocking=True)
+        self._host_rows[slot].copy_(self._active_rows, non_blocking=True)
         if self._events:
             self._events[slot].record()
         self.replays += 1
 
-    def _rows_that_went_on(self) -> int:
-        """Wait for the replay before the last one, and return the number of rows up to its last active one."""
-        slot = self.replays % len(self._told)
+    def _rows_to_continue(self) -> int:
+        """Wait for the replay before the last one, and return its number of rows up to the last active one."""
+        slot = self.replays % len(self._host_rows)
         if self._events:
             self._events[slot].synchronize()
-        return int(self._told[slot])
+        return int(self._host_rows[slot])
 
     def _begin(self) -> None:
         """Go to the first frame of every utterance."""
-        places = self._places
-        for numbers_N in (places.time_N, places.here_N, places.count_N):
+        positions = self._positions
+        for numbers_N in (positions.time_N, positions.here_N, positions.count_N):
             numbers_N.zero_()
-        places.going_N.copy_(self.length_N > 0)
+        positions.active_N.copy_(self.length_N > 0)
         g_NJ, state = self._network.predict_step(self._start_N, self._network.initial_state(len(self._start_N)))
         self._g_NJ.copy_(g_NJ)
         for kept, part in zip(self._state, state, strict=True):
@@ -206,47 +206,47 @@ class GreedyDecoder:
     def _iterate(self, rows: int, inputs: dict[str, Tensor]) -> None:
         for _ in range(self._unroll):
             self._step(rows)
-        going_N = self._places.going_N[:rows]
-        self._going_rows.copy_((self._row_N[:rows] + 1).where(going_N, 0).amax())
+        active_N = self._positions.active_N[:rows]
+        self._active_rows.copy_((self._row_N[:rows] + 1).where(active_N, 0).amax())
 
     def _step(self, rows: int) -> None:
         """Find the next token of each of the first ``rows`` utterances, or advance by A frames without one."""
-        places, limits, length_N = self._places.first(rows), self._limits, self.length_N[:rows]
-        time_NA = places.time_N[:, None] + self._ahead_A
+        positions, limits, length_N = self._positions.first(rows), self._limits, self.length_N[:rows]
+        time_NA = positions.time_N[:, None] + self._ahead_A
         class_NA = self._classes(time_NA)
-        tells_NA = (class_NA != limits.blank) & (time_NA < length_N[:, None])
+        emits_NA = (class_NA != limits.blank) & (time_NA < length_N[:, None])
         none = self._look_ahead
-        ahead_N = self._ahead_A.where(tells_NA, none).amin(dim=1)  # frames to go to the first token
-        tells_N = (ahead_N < none) & places.going_N
+        ahead_N = self._ahead_A.where(emits_NA, none).amin(dim=1)  # frames before the first that emits a token
+        emits_N = (ahead_N < none) & positions.active_N
         token_N = class_NA.gather(1, ahead_N.clamp(max=none - 1)[:, None]).squeeze(1)
-        column_N = places.count_N.where(tells_N, limits.symbols)
-        self._written[:rows].scatter_(1, column_N[:, None], token_N[:, None])
+        column_N = positions.count_N.where(emits_N, limits.symbols)
+        self._tokens[:rows].scatter_(1, column_N[:, None], token_N[:, None])
         # A newly reached frame has emitted no token yet.
-        here_N = (places.here_N.where(ahead_N == 0, 0) + 1).where(tells_N, 0)
+        here_N = (positions.here_N.where(ahead_N == 0, 0) + 1).where(emits_N, 0)
         full_N = here_N == limits.frame_symbols
-        places.here_N.copy_(here_N.where(~full_N, 0))
-        places.time_N.add_(ahead_N + full_N)
-        places.count_N.add_(tells_N)
-        places.going_N.copy_((places.time_N < length_N) & (places.count_N < limits.symbols))
-        self._predict(token_N, tells_N)
+        positions.here_N.copy_(here_N.where(~full_N, 0))
+        positions.time_N.add_(ahead_N + full_N)
+        positions.count_N.add_(emits_N)
+        positions.active_N.copy_((positions.time_N < length_N) & (positions.count_N < limits.symbols))
+        self._predict(token_N, emits_N)
 
     def _classes(self, time_NA: Tensor) -> Tensor:
         """Return the most probable classes of the first utterances at some frames; undefined beyond the last frame."""
         frames, utterances, width = self.f_SNJ.shape
         rows = len(time_NA)
-        place_NA = time_NA.clamp(max=frames - 1) * utterances + self._row_N[:rows, None]
-        f_NAJ = self.f_SNJ.view(-1, width).index_select(0, place_NA.flatten()).view(*place_NA.shape, width)
+        index_NA = time_NA.clamp(max=frames - 1) * utterances + self._row_N[:rows, None]
+        f_NAJ = self.f_SNJ.view(-1, width).index_select(0, index_NA.flatten()).view(*index_NA.shape, width)
         return self._network.joint.logits(f_NAJ, self._g_NJ[:rows, None]).argmax(dim=-1)
 
-    def _predict(self, token_N: Tensor, tells_N: Tensor) -> None:
+    def _predict(self, token_N: Tensor, emits_N: Tensor) -> None:
         """Advance the prediction network where a token was emitted."""
         rows = len(token_N)
         g_NJ, hidden_LNH, cell_LNH = self._g_NJ[:rows], self._state[0][:, :rows], self._state[1][:, :rows]
-        stepped_NJ, after = self._network.predict_step(token_N.where(tells_N, 0), (hidden_LNH, cell_LNH))
-        tells_N1 = tells_N[:, None]
+        stepped_NJ, after = self._network.predict_step(token_N.where(emits_N, 0), (hidden_LNH, cell_LNH))
+        emits_N1 = emits_N[:, None]
         pairs = [(g_NJ, stepped_NJ), (hidden_LNH, after[0]), (cell_LNH, after[1])]
         for kept, new in pairs:
-            torch.where(tells_N1, new, kept, out=kept)  # broadcasts over the layers
+            torch.where(emits_N1, new, kept, out=kept)  # broadcasts over the layers
 
 
 def _halved(rows: int, halvings: int) -> list[int]:

@@ -39,14 +39,13 @@ class Initial(NamedTuple):
 
 
 class LstmStack(nn.Module):
-    """Stack of LSTM layers.
+    """LSTM layers, each followed by dropout in training mode.
 
     Args:
         inputs, width, layers: I, H, L.
         dropout_p: probability of dropout between layers and after the last.
         generator: CPU generator for the initial weights.
-        device, dtype: device and dtype of weights and activations.
-        implementation: name of an implementation of :mod:`benchmarks.rnnt.ops.lstm`.
+        implementation: requested implementation of :mod:`benchmarks.rnnt.ops.lstm`.
         real_inputs: number of inputs that are not padding, which are the first ones; None: all. The others must be
             zero in every frame.
 
@@ -114,13 +113,13 @@ class LstmStack(nn.Module):
         """Return the parameters of one layer."""
         return LstmWeights(*(self.get_parameter(f"{kind}_l{layer}") for kind in _KINDS))
 
-    def forward(self, x_TBI: Tensor, lengths_B: Tensor, seed: Tensor, place: int) -> Tensor:
+    def forward(self, x_TBI: Tensor, lengths_B: Tensor, seed: Tensor, site: int) -> Tensor:
         """Return the output of the last layer.
 
         Args:
             lengths_B: frames of each row, int32 on the device.
             seed: seed of dropout, one int64 on the device; only read in training.
-            place: call site of the first layer's dropout in the network; the other layers use the next ones.
+            site: call site of the first layer's dropout in the network; the other layers use the next numbers.
 
         Returns:
             (T, B, H), 0 beyond each row's length.
@@ -131,7 +130,7 @@ class LstmStack(nn.Module):
         for layer, function in enumerate(self._functions):
             y = function(y, self.weights(layer), lengths_B)
             if p:
-                y = self._drop(y, p, seed, place + layer)
+                y = self._drop(y, p, seed, site + layer)
         return y
 
     def initial_state(self, batch: int) -> State:

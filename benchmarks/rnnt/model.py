@@ -7,8 +7,8 @@ Joint network: sum of both, ReLU, dropout, and one layer over all classes, of wh
 The prediction network runs first. Its backward pass is therefore last, and overlaps the reduction of the encoder's
 gradients, 88 % of all.
 
-Shapes: T spliced frames, S joined frames, U tokens, N = U + 1 token positions, B utterances, F features, V classes; P
-and J widths of prediction and joint network, L layers. All lengths are on the device.
+Shapes: T spliced frames, S joined frames, U tokens, N = U + 1 token positions, B utterances, F features, V classes; H,
+P and J widths of encoder, prediction and joint network, L layers. All lengths are on the device.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.rnnt.config import ModelConfig, RnntArchitecture
+from benchmarks.rnnt.config import Facts, ModelConfig
 from benchmarks.rnnt.greedy_decoder import START
-from benchmarks.rnnt.joint import Joint
 from benchmarks.rnnt.lstm import Initial, LstmStack, State
-from benchmarks.rnnt.packed_rows import packed_rows
-from common.ops.operation import OPTION, asked_for
+from benchmarks.rnnt.ops.joint import JOINT
+from benchmarks.rnnt.ops.transducer_loss import TRANSDUCER_LOSS, joint_loss
+from benchmarks.rnnt.packed_rows import PackedRows, packed_rows
+from common.ops.dropout.reference import DropoutMask
+from common.ops.operation import OPTION, OperationRequest, asked_for, choose
 
 JOINED = 2
 """Frames that the encoder joins to one."""
 
 PARTS = ("pre_rnn", "post_rnn", "pred_embed", "dec_rnn", "joint_pred", "joint_enc", "joint_net")
-"""Parts of the network, with their names in the rules' logs."""
+"""Names of the network's parts in the rules' logs."""
 
 IN_ORDER = (
     "pred_embed",
@@ -44,12 +46,88 @@ IN_ORDER = (
 """The same parts, as module names, in the order of the forward pass."""
 
 
-class Rnnt(nn.Module):
-    """The network.
+class Joint(nn.Module):
+    """Module of ``joint_net(dropout(relu(joint_enc(encoded) + joint_pred(predicted))))`` and its transducer loss.
 
     Args:
-        architecture: sizes.
-        config: padded features per frame, and implementations.
+        generator: CPU generator. Weights and biases are drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)).
+        device, dtype: device and dtype of later use; parameters are created on the CPU in fp32.
+        site: call site of the dropout in the network.
+
+    Attributes:
+        choices: implementation of each operation.
+
+    Raises:
+        UnsupportedImplementation: a requested implementation cannot be used.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        config: ModelConfig,
+        generator: torch.Generator,
+        device: torch.device,
+        dtype: torch.dtype,
+        site: int,
+    ) -> None:
+        super().__init__()
+        self.joint_enc = _linear(facts.encoder_width, facts.joint_width, generator)
+        self.joint_pred = _linear(facts.prediction_width, facts.joint_width, generator)
+        self.joint_net = _linear(facts.joint_width, facts.classes, generator)
+        self._dropout, self._site, self._parts = facts.joint_dropout, site, config.batch_split
+        request = OperationRequest(device, dtype, {"width": facts.joint_width, "classes": facts.classes})
+        chosen = choose(config.implementations, {"joint": JOINT, "transducer_loss": TRANSDUCER_LOSS}, request)
+        self.choices = {name: choice.name for name, choice in chosen.items()}
+        self._joint, self._loss = chosen["joint"].function, chosen["transducer_loss"].function
+
+    def encoded(self, encoded: Tensor) -> Tensor:
+        """Return f (..., J) from the encoder's output (..., H)."""
+        f: Tensor = self.joint_enc(encoded)
+        return f
+
+    def predicted(self, predicted: Tensor) -> Tensor:
+        """Return g (..., J) from the prediction network's output (..., P)."""
+        g: Tensor = self.joint_pred(predicted)
+        return g
+
+    def logits(self, f_BJ: Tensor, g_BJ: Tensor) -> Tensor:
+        """Return the logits (B, V) of pairs of one f and one g, without dropout. For decoding."""
+        logits_BV: Tensor = self.joint_net(F.relu(f_BJ + g_BJ))
+        return logits_BV
+
+    def loss(self, f_SBJ: Tensor, g_NBJ: Tensor, tokens_BU: Tensor, rows: PackedRows, seed: Tensor) -> Tensor:
+        """Return the transducer loss of each utterance; with dropout in training mode.
+
+        Args:
+            f_SBJ, g_NBJ: results of :meth:`encoded` and :meth:`predicted`; padding is not read, and its gradient is
+                zero.
+            tokens_BU: integers; not read beyond an utterance's length.
+            seed: seed of dropout, one int64 on the device.
+
+        Returns:
+            (B,) losses, fp32 (fp64 for fp64); infinite for utterances without frames. If the batch exceeds the
+            capacity of ``rows``, all losses are infinite.
+        """
+        dropout = DropoutMask(self._dropout if self.training else 0.0, seed.reshape(()), self._site)
+        weight_VJ, bias_V = self.joint_net.weight, self.joint_net.bias
+        return joint_loss(
+            self._joint, self._loss, f_SBJ, g_NBJ, weight_VJ, bias_V, tokens_BU, rows, dropout, self._parts
+        )
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    bound = inputs**-0.5
+    with torch.no_grad():
+        layer.weight.uniform_(-bound, bound, generator=generator)
+        layer.bias.uniform_(-bound, bound, generator=generator)
+    return layer
+
+
+class Rnnt(nn.Module):
+    """The whole network.
+
+    Args:
         init_scale: factor of the LSTMs' drawn weights and biases.
         generator: CPU generator for the weights.
         device, dtype: device and dtype of the weights after initialisation.
@@ -63,7 +141,7 @@ class Rnnt(nn.Module):
 
     def __init__(
         self,
-        architecture: RnntArchitecture,
+        facts: Facts,
         config: ModelConfig,
         init_scale: float,
         generator: torch.Generator,
@@ -71,9 +149,8 @@ class Rnnt(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        shape = self.architecture = architecture
         requested_lstm = config.implementations["lstm"]
-        initial = Initial(shape.forget_bias, shape.hidden_bias_scale, init_scale)
+        initial = Initial(facts.forget_bias, facts.hidden_bias_scale, init_scale)
 
         def stack(inputs: int, width: int, layers: int, dropout: float, real: int | None = None) -> LstmStack:
             with asked_for(f"{OPTION}.lstm", requested_lstm):
@@ -81,28 +158,18 @@ class Rnnt(nn.Module):
                     inputs, width, layers, dropout, initial, generator, device, dtype, requested_lstm, real
                 )
 
-        width, predicted = shape.encoder_width, shape.prediction_width
-        self.pred_embed = nn.Embedding(shape.blank, predicted, device="meta").to_empty(device="cpu")
+        width, predicted = facts.encoder_width, facts.prediction_width
+        # Created on "meta", so that the default initialisation does not advance the global generator.
+        self.pred_embed = nn.Embedding(facts.blank, predicted, device="meta").to_empty(device="cpu")
         nn.init.normal_(self.pred_embed.weight, generator=generator)
-        self.dec_rnn = stack(predicted, predicted, shape.prediction_layers, shape.prediction_dropout)
-        self.pre_rnn = stack(config.features, width, shape.pre_layers, shape.encoder_dropout, shape.features)
-        self.post_rnn = stack(JOINED * width, width, shape.post_layers, shape.encoder_dropout)
-        # Call sites of dropout: one for every layer of each LSTM.
-        self._post_site = shape.pre_layers
-        self._prediction_site = self._post_site + shape.post_layers
-        self.joint = Joint(
-            width,
-            predicted,
-            shape.joint_width,
-            shape.classes,
-            shape.joint_dropout,
-            generator,
-            device=device,
-            dtype=dtype,
-            site=self._prediction_site + shape.prediction_layers,
-            batch_split=config.batch_split,
-            implementations=config.implementations,
-        )
+        self.dec_rnn = stack(predicted, predicted, facts.prediction_layers, facts.prediction_dropout)
+        self.pre_rnn = stack(config.features, width, facts.pre_layers, facts.encoder_dropout, facts.features)
+        self.post_rnn = stack(JOINED * width, width, facts.post_layers, facts.encoder_dropout)
+        # Call sites of dropout: one for every layer of each LSTM, and one for the joint network.
+        self._post_site = facts.pre_layers
+        self._prediction_site = self._post_site + facts.post_layers
+        joint_site = self._prediction_site + facts.prediction_layers
+        self.joint = Joint(facts, config, generator, device, dtype, joint_site)
         self.to(device, dtype)
         lstm = "+".join(dict.fromkeys(part.choice for part in (self.pre_rnn, self.post_rnn, self.dec_rnn)))
         self.choices = {"lstm": lstm, **self.joint.choices}
@@ -142,9 +209,9 @@ class Rnnt(nn.Module):
         return self.joint.encoded(encoded_SBH), joined_B
 
     def encode(self, features_TBF: Tensor, frames_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the encoder's part of the joint network (S, B, J), and frames of each utterance (B,), for decoding.
+        """Return the encoder's input of the joint network (S, B, J), and joined frames of each utterance (B,).
 
-        Dropout follows the module's mode, so switch to evaluation mode first.
+        Decoding uses it in evaluation mode; in training mode dropout would be active.
         """
         seed = torch.zeros(1, dtype=torch.int64, device=features_TBF.device)
         return self._encode(features_TBF, frames_B, seed)
@@ -154,7 +221,7 @@ class Rnnt(nn.Module):
         return self.dec_rnn.initial_state(utterances)
 
     def predict_step(self, tokens_B: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the prediction network's part of the joint network (B, J) after one more token, and the new state.
+        """Return the prediction network's input of the joint network (B, J) after one more token, and the new state.
 
         Args:
             tokens_B: int64; :data:`benchmarks.rnnt.greedy_decoder.START` before the first token.
@@ -172,22 +239,19 @@ def join_frames(x_TBH: Tensor) -> Tensor:
     return x_TBH.unflatten(0, (-1, JOINED)).transpose(1, 2).flatten(2)
 
 
-def training_flops(shape: RnntArchitecture, features: int, frames: int, tokens: int) -> float:
-    """Return the FLOPs of one utterance, forward and backward: three forward passes, 2 FLOPs per multiply-add.
+def training_flops(facts: Facts, frames: int, tokens: int) -> float:
+    """Return the FLOPs of training on one utterance of ``frames`` spliced frames and ``tokens`` tokens.
 
-    Args:
-        features: features of a spliced frame, without padding.
-        frames: spliced frames.
-        tokens: tokens of the transcript.
+    They count as three forward passes, with 2 FLOPs per multiply-add.
     """
 
     def lstm(inputs: int, width: int, layers: int) -> int:
         return 4 * width * (inputs + width + (layers - 1) * 2 * width)
 
-    joined, steps, width, joint = -(-frames // JOINED), tokens + 1, shape.encoder_width, shape.joint_width
-    products = frames * lstm(features, width, shape.pre_layers)
-    products += joined * lstm(JOINED * width, width, shape.post_layers)
-    products += steps * lstm(shape.prediction_width, shape.prediction_width, shape.prediction_layers)
-    products += joined * width * joint + steps * shape.prediction_width * joint
-    products += joined * steps * joint * shape.classes
+    joined, steps, width, joint = -(-frames // JOINED), tokens + 1, facts.encoder_width, facts.joint_width
+    products = frames * lstm(facts.features, width, facts.pre_layers)
+    products += joined * lstm(JOINED * width, width, facts.post_layers)
+    products += steps * lstm(facts.prediction_width, facts.prediction_width, facts.prediction_layers)
+    products += joined * width * joint + steps * facts.prediction_width * joint
+    products += joined * steps * joint * facts.classes
     return 6.0 * products

@@ -1,7 +1,7 @@
-"""Packed rows of a micro-batch: (b, s, u) of all utterances back to back, without padding.
+"""Packed rows of a micro-batch: all pairs of frame and token position of all utterances, without padding.
 
-Utterance b has frames_b * (tokens_b + 1) rows, frame by frame, and within a frame one for each token position. Only
-the device knows the number of rows; memory is reserved for ``capacity``.
+Utterance b has frames_b * (tokens_b + 1) consecutive rows, frame by frame, and within a frame one for each token
+position. Only the device knows the number of rows; memory is reserved for ``capacity`` rows.
 
 Legend: B utterances, S frames, U tokens, R rows.
 """
@@ -48,12 +48,11 @@ def packed_rows(
     """Return the row layout of a micro-batch; capturable.
 
     If a batch has more rows than ``capacity``, all its utterances are treated as having no frames, which makes the
-    loss infinite. Nothing is then written beyond the reserved memory, and the error is noticed.
+    loss infinite. So nothing is written beyond the reserved memory, and the error becomes visible.
 
     Args:
-        frames_B: frames of each utterance, after pairs are joined; integers, 0 ... most_frames.
-        tokens_B: tokens of each utterance, 0 ... most_tokens.
-        most_frames, most_tokens: padded frames and tokens.
+        frames_B: joined frames of each utterance, 0 to ``most_frames``.
+        tokens_B: tokens of each utterance, 0 to ``most_tokens``.
         capacity: rows to reserve memory for; None: the maximum for these numbers.
     """
     most = len(frames_B) * most_frames * (most_tokens + 1)
@@ -70,7 +69,7 @@ class ReservedRows(NamedTuple):
 
     Attributes:
         utterance_R, frame_R, token_R: indices for each row, int64; arbitrary but valid for unused rows.
-        exists_R: whether the row is used, bool.
+        exists_R: whether the row is used.
     """
 
     utterance_R: Tensor
@@ -79,8 +78,8 @@ class ReservedRows(NamedTuple):
     exists_R: Tensor
 
 
-def places(rows: PackedRows) -> ReservedRows:
-    """Return utterance, frame and token position of every row."""
+def row_indices(rows: PackedRows) -> ReservedRows:
+    """Return utterance, frame and token position of every reserved row."""
     row_R = torch.arange(rows.capacity, device=rows.device)
     exists_R = row_R < rows.offsets[-1]
     utterance_R = torch.searchsorted(rows.offsets[1:], row_R, right=True).clamp_(max=rows.utterances - 1)

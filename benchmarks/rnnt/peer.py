@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.rnnt import example
-from benchmarks.rnnt.config import Facts, RnntArchitecture
+from benchmarks.rnnt.config import Facts
 from common.config.schema import RunConfig
 from common.contract.peer import Peer
 from common.data.batches import Batch
-from common.data.order import sample_generator
 from common.errors import ConfigError
 from common.optional_packages import OptionalPackage
 
@@ -39,10 +38,10 @@ TORCHAUDIO = OptionalPackage("torchaudio", ("torchaudio.functional:rnnt_loss",))
 
 
 class UtteranceGroup(NamedTuple):
-    """Some utterances of a micro-batch, and their largest lengths.
+    """Consecutive utterances of a micro-batch, and their largest lengths.
 
     Attributes:
-        utterances: their indices.
+        utterances: range of indices.
         frames: joined frames of the longest utterance.
         tokens: tokens of the utterance with the most tokens.
     """
@@ -59,10 +58,10 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class PeerJoint(nn.Module):
     """Joint network: from the sum of both networks, for all frames and tokens, to logits."""
 
-    def __init__(self, shape: RnntArchitecture) -> None:
+    def __init__(self, facts: Facts) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(shape.joint_dropout)
-        self.last = nn.Linear(shape.joint_width, shape.classes)
+        self.dropout = nn.Dropout(facts.joint_dropout)
+        self.last = nn.Linear(facts.joint_width, facts.classes)
 
     def forward(self, f_BSJ: Tensor, g_BNJ: Tensor) -> Tensor:
         """Return logits (B, S, N, V)."""
@@ -74,26 +73,25 @@ class Network(nn.Module):
     """The network of the rules.
 
     Args:
-        shape: sizes in the rules.
-        features: features per frame.
         compiled: whether to compile everything except the LSTMs.
     """
 
-    def __init__(self, shape: RnntArchitecture, features: int, compiled: bool) -> None:
+    def __init__(self, facts: Facts, compiled: bool) -> None:
         super().__init__()
-        width, predicted = shape.encoder_width, shape.prediction_width
-        between = shape.encoder_dropout if shape.pre_layers > 1 else 0.0
-        self.pre_rnn = nn.LSTM(features, width, shape.pre_layers, dropout=between)
-        between = shape.encoder_dropout if shape.post_layers > 1 else 0.0
-        self.post_rnn = nn.LSTM(2 * width, width, shape.post_layers, dropout=between)
-        self.embed = nn.Embedding(shape.blank, predicted)
-        between = shape.prediction_dropout if shape.prediction_layers > 1 else 0.0
-        self.dec_rnn = nn.LSTM(predicted, predicted, shape.prediction_layers, dropout=between)
-        self.after_encoder = nn.Dropout(shape.encoder_dropout)
-        self.after_prediction = nn.Dropout(shape.prediction_dropout)
-        self.joint_enc = nn.Linear(width, shape.joint_width)
-        self.joint_pred = nn.Linear(predicted, shape.joint_width)
-        self.joint = PeerJoint(shape)
+        width, predicted = facts.encoder_width, facts.prediction_width
+
+        def lstm(inputs: int, width: int, layers: int, dropout: float) -> nn.LSTM:
+            return nn.LSTM(inputs, width, layers, dropout=dropout if layers > 1 else 0.0)  # only between layers
+
+        self.pre_rnn = lstm(facts.features, width, facts.pre_layers, facts.encoder_dropout)
+        self.post_rnn = lstm(2 * width, width, facts.post_layers, facts.encoder_dropout)
+        self.embed = nn.Embedding(facts.blank, predicted)
+        self.dec_rnn = lstm(predicted, predicted, facts.prediction_layers, facts.prediction_dropout)
+        self.after_encoder = nn.Dropout(facts.encoder_dropout)
+        self.after_prediction = nn.Dropout(facts.prediction_dropout)
+        self.joint_enc = nn.Linear(width, facts.joint_width)
+        self.joint_pred = nn.Linear(predicted, facts.joint_width)
+        self.joint = PeerJoint(facts)
         self._logits: Callable[[Tensor, Tensor], Tensor] = (
             torch.compile(self.joint.forward) if compiled else self.joint.forward
         )
@@ -125,8 +123,7 @@ class Network(nn.Module):
         """Write the gradients of the scaled mean loss to the parameters, and return the mean loss.
 
         Args:
-            tensors: a micro-batch; see :meth:`benchmarks.rnnt.model.Rnnt.loss`.
-            loss: computes the losses of some utterances.
+            tensors: micro-batch in the format of :meth:`benchmarks.rnnt.model.Rnnt.loss`.
             scale: multiplies the loss by the loss scale.
             autocast: returns the context of the forward pass.
             parts: parts of the micro-batch. Logits exist for one part at a time.
@@ -149,7 +146,7 @@ class Network(nn.Module):
 
 
 def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
-    """Return the loss of torchaudio, which casts logits to ``dtype``.
+    """Return torchaudio's loss of logits that are cast to ``dtype`` first.
 
     Raises:
         ConfigError: torchaudio is not installed.
@@ -169,11 +166,11 @@ def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
 
 
 def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> list[UtteranceGroup]:
-    """Return consecutive parts of a micro-batch, each as large as possible.
+    """Divide a micro-batch into consecutive parts, each as large as possible.
 
     Args:
-        classes: logits of a row.
-        logits: limit of the logits of a part, including padding; a single utterance may exceed it.
+        classes: logits per pair of frame and token position.
+        logits: a part has fewer logits than this, including padding, unless it is a single utterance.
     """
     frames_B = ((tensors["feature_lengths"] + 1) // 2).tolist()
     tokens_B = tensors["token_lengths"].tolist()
@@ -215,21 +212,24 @@ def step_of(
     return step
 
 
-def micro_batch(facts: Facts, count: int, device: torch.device, *, average: bool) -> dict[str, Tensor]:
-    """Return utterances of noise, padded to the longest. Features are in fp32, and autocast casts them."""
-    numbers = sample_generator(0)
-    lengths = example.average_lengths(count, facts) if average else example.real_lengths(count, facts, numbers)
+def micro_batch(facts: Facts, examples: str, count: int, device: torch.device) -> dict[str, Tensor]:
+    """Return ``count`` utterances of noise, padded to the longest. Features are in fp32, and autocast casts them.
+
+    Args:
+        examples: option ``model.examples``.
+    """
+    lengths = example.lengths_of(examples, count, facts)
     key = int(lengths.frames_B.max()), int(lengths.tokens_B.max())
     return example.batch(lengths, key, facts.features, facts.features, facts.blank, torch.float32, device)
 
 
 def start(run: RunConfig, given: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """Start the peer; see :class:`common.contract.peer.Peer`."""
+    """Return a function that runs one iteration; implements :class:`common.contract.peer.Peer`."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = True
     loss = torchaudio_loss(facts.blank, torch.float16)
-    network = Network(facts, facts.features, compiled).to(device).train()
-    tensors = micro_batch(facts, run.micro_batch, device, average=run.workload.model.examples == "average")
+    network = Network(facts, compiled).to(device).train()
+    tensors = micro_batch(facts, run.workload.model.examples, run.micro_batch, device)
     return step_of(network, tensors, loss, facts.classes)
 
 

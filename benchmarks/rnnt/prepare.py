@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.rnnt import raw
-from benchmarks.rnnt.preparation.pipeline import SpeechPipeline
 from benchmarks.rnnt.prepared import FORMAT, PREPARE_COMMAND, SPLITS
 from benchmarks.rnnt.raw import TRAIN_SUBSETS, VOCABULARY
+from benchmarks.rnnt.speech_pipeline import SpeechPipeline
 from benchmarks.rnnt.synthetic import generate
 from benchmarks.rnnt.tokenizer import TranscriptTokenizer
 from common.data import manifest
@@ -34,8 +34,8 @@ PUBLISHED = Published({"train_samples": 281_241, "eval_samples": 2_703, "vocabul
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    vocabulary: Annotated[int | None, Option("pieces of the tokenizer (1023, or what the stand-in says)")] = None,
-    tokenizer: Annotated[Path | None, Option("a SentencePiece model, in the place of one trained on the data")] = None,
+    vocabulary: Annotated[int | None, Option("pieces of the tokenizer (1023, or the number in STAND_IN)")] = None,
+    tokenizer: Annotated[Path | None, Option("file of a SentencePiece model (one is trained on the data)")] = None,
     train_subsets: Annotated[
         Sequence[str] | None, Option(f"some of {', '.join(TRAIN_SUBSETS)} (all)", metavar="SUBSET")
     ] = None,
@@ -44,10 +44,8 @@ def prepare(
     """Write the prepared data set. Do nothing if it is complete, and resume an interrupted preparation.
 
     Args:
-        raw_dir: see :mod:`benchmarks.rnnt.raw`.
-        data_dir: receives the files.
+        raw_dir: folder with LibriSpeech's folders, as :mod:`benchmarks.rnnt.raw` describes them.
         train_subsets: LibriSpeech subsets for training. Fewer than all three are custom data.
-        workers: number of processes.
 
     Raises:
         ConfigError: the vocabulary or a subset is impossible.
@@ -71,9 +69,9 @@ def prepare(
     with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
         if job.found is not None:
             return job.found
-        made = SpeechPipeline(utterances, data_dir, job.begin(WORK), pieces, tokenizer, workers).run()
+        files, counts = SpeechPipeline(utterances, data_dir, job.begin(WORK), pieces, tokenizer, workers).run()
         subsets = (*source.subsets["train"], *source.subsets["eval"])
-        return job.finish(made.files, made.counts, f"LibriSpeech: {', '.join(subsets)}")
+        return job.finish(files, counts, f"LibriSpeech: {', '.join(subsets)}")
 
 
 def verify(data_dir: Path) -> Manifest:
@@ -93,7 +91,7 @@ def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
 
 COMMANDS = DataCommands(
     "rnnt",
-    raw="LibriSpeech's archives, or what is in them",
+    raw="LibriSpeech's archives, or their content",
     prepared="prepared samples and word pieces",
     real="LibriSpeech",
     generate=generate,

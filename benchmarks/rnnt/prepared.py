@@ -1,8 +1,9 @@
-"""Prepared format: for each split one stream of samples, and columns of its utterances, in the corpus's order.
+"""Prepared format of LibriSpeech: for each split one stream of audio samples, and columns of its utterances.
 
 - ``SPLIT/audio_00000.pcm`` ...: samples, 16 bits, little-endian, 16 kHz, without a header. The files form one stream;
   no utterance spans two files.
-- ``SPLIT/samples.npy``, ``token_lengths.npy``, ``tokens.npy``, ``shard_samples.npy``: see :class:`SpeechSplit`.
+- ``SPLIT/samples.npy``, ``token_lengths.npy``, ``tokens.npy``, ``shard_samples.npy``: attributes of
+  :class:`SpeechSplit`.
 - ``SPLIT/names.txt``, ``eval/transcripts.txt``: one line per utterance.
 - ``tokenizer.model``, ``manifest.json``.
 
@@ -30,17 +31,18 @@ from common.untrusted.regular_file import read_text
 
 FORMAT = "librispeech-pcm/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=rnnt --raw-dir RAW --data-dir DATA"
+_REMEDY = f"run '{PREPARE_COMMAND}'"
 SPLITS = ("train", "eval")
 TOKENIZER = "tokenizer.model"
-_WHAT = ("samples", "audio_samples", "longest_samples", "tokens", "longest_tokens", "shards")
-COUNTS = (*(f"{split}_{what}" for split in SPLITS for what in _WHAT), "vocabulary")
+_SPLIT_COUNTS = ("samples", "audio_samples", "longest_samples", "tokens", "longest_tokens", "shards")
+COUNTS = (*(f"{split}_{count}" for split in SPLITS for count in _SPLIT_COUNTS), "vocabulary")
 """Counts in the manifest. ``samples`` are utterances; ``audio_samples`` and ``longest_samples`` are in 1/16,000 s."""
 _COLUMNS = {"samples": np.int32, "token_lengths": np.int32, "tokens": np.int16, "shard_samples": np.int64}
 
 
 @dataclass(frozen=True)
 class SpeechSplit:
-    """Utterances of a split; N of them.
+    """N utterances of a split, in the order of the corpus.
 
     Attributes:
         root: folder of the split.
@@ -80,7 +82,7 @@ class SpeechSplit:
         return tuple(self.root / shard_name(number) for number in range(len(self.shard_samples)))
 
     def audio(self) -> Audio:
-        """Open all audio files, memory-mapped. The number of an utterance indexes the result and gives its samples."""
+        """Open all audio files, memory-mapped."""
         return Audio(self)
 
     def names(self) -> list[str]:
@@ -98,7 +100,7 @@ class SpeechSplit:
 
 
 class Audio:
-    """Audio samples of a split: maps the number of an utterance to its samples. The files are memory-mapped."""
+    """Memory-mapped audio of a split, indexed by utterance."""
 
     def __init__(self, split: SpeechSplit) -> None:
         self._split = split
@@ -134,8 +136,8 @@ class PreparedSpeech:
         """Raise :class:`DataError` unless the tokenizer has this number of pieces."""
         if self.vocabulary != pieces:
             raise DataError(
-                f"{self.root} was prepared with a tokenizer of {self.vocabulary} pieces where the model has {pieces}; "
-                f"prepare it anew with --vocabulary {pieces}"
+                f"{self.root} was prepared with a tokenizer of {self.vocabulary} pieces, but the model has {pieces}; "
+                f"prepare it again with --vocabulary {pieces}"
             )
 
     def tokenizer(self) -> TranscriptTokenizer:
@@ -157,7 +159,7 @@ class PreparedSpeech:
             ("pieces", int(split.token_lengths.sum(dtype=np.int64)), len(split.tokens)),
         ):
             if found != wanted:
-                raise DataError(f"{split.root}: {found} {what} by their lengths where {wanted} are there; {_remedy()}")
+                raise DataError(f"{split.root}: the lengths add up to {found} {what}, expected {wanted}; {_REMEDY}")
         return split
 
 
@@ -182,8 +184,7 @@ def write_split(
     Args:
         folder: folder of the split.
         columns: arrays by the names of :class:`SpeechSplit`'s attributes.
-        names: names of the utterances.
-        transcripts: transcripts of the utterances; None: do not write them.
+        transcripts: one per utterance; None: write no transcripts.
     """
     made = []
     for name, dtype in _COLUMNS.items():
@@ -201,18 +202,14 @@ def _column(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
     try:
         return npy.load(path, dtype, (size,))
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}; {_remedy()}") from error
+        raise DataError(f"{path} cannot be read: {error}; {_REMEDY}") from error
 
 
 def _lines(path: Path, count: int) -> list[str]:
     try:
         lines = read_text(path, 2**28).splitlines()
     except DataError as error:
-        raise DataError(f"{path} cannot be read: {error}; {_remedy()}") from error
+        raise DataError(f"{path} cannot be read: {error}; {_REMEDY}") from error
     if len(lines) != count:
-        raise DataError(f"{path} has {len(lines)} lines, expected {count}; {_remedy()}")
+        raise DataError(f"{path} has {len(lines)} lines, expected {count}; {_REMEDY}")
     return lines
-
-
-def _remedy() -> str:
-    return f"run '{PREPARE_COMMAND}'"

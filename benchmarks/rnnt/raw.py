@@ -32,8 +32,8 @@ class Utterance(NamedTuple):
     Attributes:
         name: name of the utterance, such as ``103-1240-0000``.
         folder: folder of its chapter.
-        transcript: transcript in lower case.
-        bytes: size of the file.
+        transcript: text in lower case.
+        bytes: size of the FLAC file.
     """
 
     name: str
@@ -53,8 +53,8 @@ class RawSpeech:
 
     Attributes:
         root: folder of the subsets.
-        subsets: subsets of each split.
-        stand_in: description of synthetic data; None for LibriSpeech.
+        subsets: names of the subsets by split.
+        stand_in: content of the file ``STAND_IN`` of synthetic data; None for LibriSpeech.
     """
 
     root: Path
@@ -88,7 +88,7 @@ def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSp
     """
     if not raw_dir.is_dir():
         raise DataError(
-            f"raw folder {raw_dir} does not exist; run 'mlperf-suite download benchmark=rnnt', or generate a stand-in"
+            f"raw folder {raw_dir} does not exist; run 'mlperf-suite download benchmark=rnnt' or '... generate ...'"
         )
     root = raw_dir / FOLDER if (raw_dir / FOLDER).is_dir() else raw_dir
     stand_in = description_of(raw_dir.parent if raw_dir.name == FOLDER else raw_dir)
@@ -96,7 +96,8 @@ def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSp
         train_subsets = TRAIN_SUBSETS
         if stand_in is not None:
             train_subsets = [subset for subset in TRAIN_SUBSETS if (root / subset).is_dir()] or TRAIN_SUBSETS[:1]
-    check_subsets(train_subsets)
+    if not train_subsets or len(set(train_subsets)) < len(train_subsets) or set(train_subsets) - set(TRAIN_SUBSETS):
+        raise ConfigError(f"--train-subsets {' '.join(train_subsets)}: some of {', '.join(TRAIN_SUBSETS)}, once each")
     subsets = {"train": tuple(train_subsets), "eval": (EVAL_SUBSET,)}
     for names in subsets.values():
         for name in names:
@@ -107,14 +108,8 @@ def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSp
     return RawSpeech(root, subsets, stand_in)
 
 
-def check_subsets(train_subsets: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` unless these are distinct training subsets of LibriSpeech."""
-    if not train_subsets or len(set(train_subsets)) < len(train_subsets) or set(train_subsets) - set(TRAIN_SUBSETS):
-        raise ConfigError(f"--train-subsets {' '.join(train_subsets)}: some of {', '.join(TRAIN_SUBSETS)}, once each")
-
-
 def vocabulary_of(source: RawSpeech) -> int:
-    """Return the number of the tokenizer's pieces: the benchmark's, or that in ``STAND_IN``.
+    """Return the number of the tokenizer's pieces: the benchmark's 1,023, or for synthetic data that in ``STAND_IN``.
 
     Raises:
         DataError: ``STAND_IN`` has no valid number.
@@ -128,7 +123,7 @@ def vocabulary_of(source: RawSpeech) -> int:
 
 
 def fingerprint(utterances: Iterable[Utterance]) -> str:
-    """Return SHA-256 over names, transcripts and file sizes, which determine the result; paths do not matter."""
+    """Return the SHA-256 of names, transcripts and file sizes, which determine the prepared data; folders do not."""
     digest = hashlib.sha256()
     for name, _, transcript, size in utterances:
         digest.update(f"{name}\t{size}\t{transcript}\n".encode())
@@ -136,13 +131,9 @@ def fingerprint(utterances: Iterable[Utterance]) -> str:
 
 
 def _subset(folder: Path) -> Iterator[Utterance]:
-    for speaker in _folders(folder):
-        for chapter in _folders(speaker):
+    for speaker in filter(Path.is_dir, listed(folder)):
+        for chapter in filter(Path.is_dir, listed(speaker)):
             yield from _chapter(chapter, f"{speaker.name}-{chapter.name}.trans.txt")
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in listed(folder) if path.is_dir()]
 
 
 def _chapter(folder: Path, transcripts: str) -> list[Utterance]:
@@ -152,7 +143,7 @@ def _chapter(folder: Path, transcripts: str) -> list[Utterance]:
         sizes = {entry.name: entry.stat().st_size for entry in files}
     path = folder / transcripts
     if not path.exists():
-        raise DataError(f"{path} is missing: what is said in the chapter's {len(sizes)} files")
+        raise DataError(f"{path} is missing: the transcripts of the chapter's {len(sizes)} files")
     lines = read_text(path, remedy="unpack its archive again").splitlines()
     found: dict[str, Utterance] = {}
     for number, line in enumerate(lines, 1):

@@ -38,7 +38,7 @@ class Voice:
     """A speaker.
 
     Attributes:
-        pitch: pitch in Hz.
+        pitch: in Hz.
         tempo: factor of the letters' durations.
         tract: factor of the formants.
         noise: loudness of the background noise in dB, relative to the voice.
@@ -53,7 +53,7 @@ class Voice:
 
 
 def draw_voice(random: np.random.Generator) -> Voice:
-    """Return a random voice. With some, the noise is so low that the ends count as silence, with others not."""
+    """Return a random voice. Some have so little noise that the ends of an utterance count as silence."""
     return Voice(
         pitch=float(random.uniform(90.0, 220.0)),
         tempo=float(random.uniform(0.85, 1.15)),
@@ -128,9 +128,9 @@ def _tracks(
     """
     pairs_L2 = np.zeros((len(text), 2))
     last = (_FIRST_HZ[0], _SECOND_HZ[0])
-    for place, letter in enumerate(text):
+    for index, letter in enumerate(text):
         last = last if letter == " " else formants_of(letter)
-        pairs_L2[place] = last
+        pairs_L2[index] = last
     spoken_L = np.array([letter != " " for letter in text])
     starts_L, ends_L = bounds[:-1], bounds[1:]
     glide_L = np.minimum(_GLIDE_S / 2, (ends_L - starts_L) / 4)
@@ -146,8 +146,8 @@ def _tracks(
 
 def formants_of(letter: str) -> tuple[float, float]:
     """Return the two frequencies of a letter in Hz; each letter has a different pair."""
-    place = LETTERS.index(letter)
-    return _FIRST_HZ[place % len(_FIRST_HZ)], _SECOND_HZ[place % len(_SECOND_HZ)]
+    index = LETTERS.index(letter)  # 5 and 6 have no common factor, so the pairs of up to 30 letters differ
+    return _FIRST_HZ[index % len(_FIRST_HZ)], _SECOND_HZ[index % len(_SECOND_HZ)]
 
 
 def _usual_lengths(text: str) -> NDArray[np.float64]:

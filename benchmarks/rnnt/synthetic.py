@@ -30,13 +30,13 @@ from common.errors import ConfigError
 
 Kind = Literal["small", "librispeech-sized"]
 LONGER_THAN_TRAINED = 17.0
-"""Seconds of a long utterance: more than the longest one in the benchmark's training."""
+"""Seconds of a long utterance; the benchmark trains on at most 16.7 s."""
 LONGEST = 32.7
 """Seconds of the longest evaluation utterance."""
 PIECES_PER_SECOND = (4.6, 0.6)
 """Mean and standard deviation over LibriSpeech's utterances, with 1,023 pieces."""
 SLOWEST, FASTEST = 2.8, 6.4
-"""Range of pieces per second; gives 109 for the longest training utterance, where LibriSpeech has 125 at most."""
+"""Range of pieces per second: at most 109 for the longest training utterance. LibriSpeech has at most 125."""
 _CHAPTER = 64
 """Maximum utterances per chapter."""
 _TEXTS, _VOICE = range(2)  # purposes of random numbers
@@ -51,13 +51,13 @@ class SyntheticSpeech(Options):
     """Options of ``generate``. None selects the default of the kind, which :meth:`completed` fills in.
 
     ``words`` are the most frequent ones of Python's documentation. ``long`` and ``sentence`` are only for ``small``.
-    Long utterances are longer than all training utterances; each split has ``voices`` speakers.
+    Each split has ``voices`` speakers of its own.
     """
 
     kind: Kind = "small"
-    train: Annotated[int | None, Option("utterances to train on", least=1)] = None
-    eval: Annotated[int | None, Option("utterances to evaluate", least=1)] = None
-    long: Annotated[int, Option("of those to evaluate, how many are longer than 16.7 s", least=0)] = 0
+    train: Annotated[int | None, Option("training utterances", least=1)] = None
+    eval: Annotated[int | None, Option("evaluation utterances", least=1)] = None
+    long: Annotated[int, Option("evaluation utterances of 17 s, longer than all of training", least=0)] = 0
     words: Annotated[int | None, Option("words of the language", least=2)] = None
     sentence: Annotated[tuple[int, int] | None, Option("words of a sentence", metavar=("LEAST", "MOST"))] = None
     vocabulary: Annotated[int | None, Option("pieces of the tokenizer", least=1)] = None
@@ -76,9 +76,9 @@ class SyntheticSpeech(Options):
         assert whole.eval is not None
         least, most = whole.sentence
         if not 1 <= least <= most:
-            raise ConfigError(f"--sentence {least} {most}: at least 1, and no fewer at most than at least")
+            raise ConfigError(f"--sentence {least} {most}: LEAST is at least 1, and MOST at least LEAST")
         if whole.long > whole.eval:
-            raise ConfigError(f"--long={whole.long}: of {whole.eval} utterances to evaluate")
+            raise ConfigError(f"--long={whole.long}: at most --eval={whole.eval}")
         return whole
 
 
@@ -98,7 +98,12 @@ USUAL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class _Chapter:
-    """Utterances of one voice: texts, each with its duration in seconds, or None for a natural duration."""
+    """Utterances of one voice.
+
+    Attributes:
+        voice: seed of the voice.
+        texts: each with its duration in seconds, or None if the voice's tempo decides.
+    """
 
     folder: Path
     voice: tuple[int, ...]
@@ -113,7 +118,7 @@ def generate(raw_dir: Path, options: SyntheticSpeech = SyntheticSpeech(), worker
     """Write ``LibriSpeech/train-clean-100`` and ``LibriSpeech/dev-clean`` to ``raw_dir``, an empty or new folder.
 
     Returns:
-        a summary: utterances and hours of each split.
+        Summary with utterances and hours of each split.
 
     Raises:
         ConfigError: a number is out of range, or the words allow too few sentences.
@@ -131,7 +136,7 @@ def generate(raw_dir: Path, options: SyntheticSpeech = SyntheticSpeech(), worker
         lengths = iter(list(synthetic.drawn(write_chapter, plans, workers)))
         hours = {split: sum(next(lengths) for _ in chapters[split]) / 3600 for split in subsets}
         synthetic.mark(folder, {"vocabulary": options.vocabulary, "request": asdict(options)})
-    return ", ".join(f"{len(texts[split])} utterances of {hours[split]:.2f} h to {split}" for split in subsets)
+    return ", ".join(f"{split}: {len(texts[split])} utterances, {hours[split]:.2f} h" for split in subsets)
 
 
 def write_chapter(chapter: _Chapter) -> float:
@@ -185,7 +190,7 @@ def _sentences(options: SyntheticSpeech) -> dict[str, list[tuple[str, float | No
 
     def sentence() -> str:
         length = int(random.integers(least, most + 1))
-        return " ".join(words[place] for place in random.integers(len(words), size=length))
+        return " ".join(words[index] for index in random.integers(len(words), size=length))
 
     train = [sentence() for _ in range(options.train)]
     known = set(train)
@@ -200,8 +205,8 @@ def _sentences(options: SyntheticSpeech) -> dict[str, list[tuple[str, float | No
             text = sentence()
         else:
             raise ConfigError(
-                f"--words={len(words)} --sentence {least} {most}: too few sentences for "
-                f"{options.train} to train on and others to evaluate"
+                f"--words={len(words)} --sentence {least} {most}: too few sentences for {options.train} of training "
+                "and others for evaluation"
             )
         held_out.append((text, None))
     return {"train": [(text, None) for text in train], "eval": held_out}
@@ -237,30 +242,30 @@ def _passages(options: SyntheticSpeech) -> dict[str, list[tuple[str, float | Non
             np.searchsorted(cumulative, random.integers(cumulative[-1], size=math.ceil(pieces)), "right")
             for pieces in wanted[split]
         ]
-    said = {"train": [places[:_USUAL_WORDS] for places in drawn["train"]]}
+    texts = {"train": [indices[:_USUAL_WORDS] for indices in drawn["train"]]}
     for _ in range(2):
-        sample = (" ".join(words[place] for place in places) for places in said["train"][:_SAMPLE])
+        sample = (" ".join(words[index] for index in indices) for indices in texts["train"][:_SAMPLE])
         pieces_W = _pieces_of(words, tokenizer.train(sample, options.vocabulary))
-        said = {
+        texts = {
             split: [
-                _first(places, pieces_W[places], pieces)
-                for places, pieces in zip(drawn[split], wanted[split], strict=True)
+                _first(indices, pieces_W[indices], pieces)
+                for indices, pieces in zip(drawn[split], wanted[split], strict=True)
             ]
             for split in seconds
         }
     return {
         split: [
-            (" ".join(words[place] for place in places), float(length))
-            for places, length in zip(said[split], seconds[split], strict=True)
+            (" ".join(words[index] for index in indices), float(length))
+            for indices, length in zip(texts[split], seconds[split], strict=True)
         ]
         for split in seconds
     }
 
 
-def _first(places: NDArray[np.int64], pieces: NDArray[np.int64], wanted: float) -> NDArray[np.int64]:
-    """Return the first words, at least one, whose pieces come closest to ``wanted``."""
+def _first(words: NDArray[np.int64], pieces: NDArray[np.int64], wanted: float) -> NDArray[np.int64]:
+    """Return the first words, at least one, whose total number of pieces comes closest to ``wanted``."""
     middles = np.cumsum(pieces) - pieces / 2
-    return places[: max(1, int(np.searchsorted(middles, wanted, "right")))]
+    return words[: max(1, int(np.searchsorted(middles, wanted, "right")))]
 
 
 def _pieces_of(words: list[str], model: bytes) -> NDArray[np.int64]:
@@ -287,11 +292,11 @@ def _chapters(
     """Assign texts to voices in turn, and divide the texts of each voice into chapters."""
     assert options.voices is not None
     for speaker in range(options.voices):
-        said = texts[speaker :: options.voices]
+        own = texts[speaker :: options.voices]
         number = 1 + speaker + split * options.voices
-        for chapter, first in enumerate(range(0, len(said), _CHAPTER)):
+        for chapter, first in enumerate(range(0, len(own), _CHAPTER)):
             yield _Chapter(
                 folder / str(number) / str(1000 + chapter),
                 (options.seed, _VOICE, number),
-                tuple(said[first : first + _CHAPTER]),
+                tuple(own[first : first + _CHAPTER]),
             )

@@ -1,6 +1,7 @@
 """Synthetic evaluation: noise, and weights with which the network emits tokens at the rate of real transcripts.
 
-The time of decoding depends on the number of tokens. With random weights, a network emits none or one at every frame.
+The time of decoding depends on the number of tokens. A network with random weights emits no token at all, or one at
+every frame.
 """
 
 from __future__ import annotations
@@ -40,11 +41,10 @@ class SyntheticUtterances:
 
     Args:
         samples_N: number of audio samples of each utterance, over all ranks.
-        own: the workload's configuration.
         layout: ranks that share the utterances.
 
     Attributes:
-        seconds: length of this rank's utterances.
+        seconds: total length of this rank's utterances.
     """
 
     def __init__(self, samples_N: NDArray[np.int64], own: RnntConfig, layout: Layout) -> None:
@@ -54,7 +54,7 @@ class SyntheticUtterances:
         for position in range(shard.batches):
             real = shard.samples(position)
             self.seconds += float(samples_N[real].sum()) / own.facts.sample_rate
-            utterance_B = np.array([*real, *[shard.stand_in] * (batch - len(real))])
+            utterance_B = np.array([*real, *[shard.filler] * (batch - len(real))])
             length_B = samples_N[utterance_B]
             capacity_B = -(-length_B // 8) * 8  # the reader aligns utterances to 8 samples
             tensors = {
@@ -87,8 +87,8 @@ class SyntheticTranscription(Transcription):
         super().open_data(root)
         assert isinstance(self._source, SyntheticUtterances)
         with evaluating(self._model):
-            give_weights(self._model)
-            find_rate(self._model, self, round(TOKENS_A_SECOND * self._source.seconds))
+            draw_emitting_weights(self._model)
+            set_threshold(self._model, self, round(TOKENS_A_SECOND * self._source.seconds))
 
 
 def synthetic_lengths(utterances: int, own: RnntConfig) -> NDArray[np.int64]:
@@ -102,7 +102,7 @@ def synthetic_lengths(utterances: int, own: RnntConfig) -> NDArray[np.int64]:
 
 
 @torch.no_grad()
-def give_weights(model: Rnnt) -> None:
+def draw_emitting_weights(model: Rnnt) -> None:
     """Draw weights that emit a token when a projection of the audio has risen or fallen far enough since the last one.
 
     Even tokens are of one kind, odd ones of the other. The first feature of the prediction network is the kind of the
@@ -133,10 +133,10 @@ def give_weights(model: Rnnt) -> None:
     kind_V = 1.0 - 2.0 * (torch.arange(len(model.pred_embed.weight)) % 2).to(model.pred_embed.weight)
     model.pred_embed.weight[:, 0] = kind_V
     _, state = model.predict_step(torch.zeros(1, dtype=torch.int64, device=kind_V.device), model.initial_state(1))
-    said = float(state[0][-1, 0, 0])
+    size = float(state[0][-1, 0, 0])  # output of the prediction network's first feature for an even token
     joint.joint_enc.weight[1] = -joint.joint_enc.weight[0]
     joint.joint_pred.weight[:2] = 0.0
-    joint.joint_pred.weight[0, 0], joint.joint_pred.weight[1, 0] = -SHIFT / said, SHIFT / said
+    joint.joint_pred.weight[0, 0], joint.joint_pred.weight[1, 0] = -SHIFT / size, SHIFT / size
     joint.joint_net.weight[:, :2] = 0.0
     joint.joint_net.weight[:-1, 0] = 20.0 * (kind_V > 0)
     joint.joint_net.weight[:-1, 1] = 20.0 * (kind_V < 0)
@@ -144,8 +144,8 @@ def give_weights(model: Rnnt) -> None:
 
 
 @torch.no_grad()
-def find_rate(model: Rnnt, evaluation: Transcription, tokens: int) -> None:
-    """Choose the threshold on the projected audio at which this rank's utterances yield about ``tokens`` tokens.
+def set_threshold(model: Rnnt, evaluation: Transcription, tokens: int) -> None:
+    """Set the threshold on the projected audio so that this rank's utterances yield about ``tokens`` tokens.
 
     Raises:
         RuntimeError: the encoder's output is not finite.
@@ -156,8 +156,8 @@ def find_rate(model: Rnnt, evaluation: Transcription, tokens: int) -> None:
     real_SN = torch.arange(len(decoder.f_SNJ), device=decoder.length_N.device)[:, None] < decoder.length_N
     if int(real_SN.sum()) < 2:  # a rank with no utterance decodes nothing
         return
-    heard = decoder.f_SNJ[:, :, 0][real_SN].float()
-    deviation, mean = float(heard.std()), float(heard.mean())
+    projected = decoder.f_SNJ[:, :, 0][real_SN].float()
+    deviation, mean = float(projected.std()), float(projected.mean())
     if not math.isfinite(deviation):
         raise RuntimeError("the encoder's output is not finite: its LSTM or the features are wrong")
     joint.joint_enc.weight[:2] /= deviation

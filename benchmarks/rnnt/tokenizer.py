@@ -16,7 +16,7 @@ from common.errors import DataError
 from common.untrusted.regular_file import read_bytes
 
 THREADS = 16
-"""Threads of training, SentencePiece's default. Each sums a part of the counts, so the model depends on the number."""
+"""Threads of training, SentencePiece's default. Each sums a part of the counts, so the model depends on this number."""
 UNKNOWN = 0
 
 
@@ -33,7 +33,7 @@ class TranscriptTokenizer:
 
     def __init__(self, path: Path, vocabulary: int | None = None) -> None:
         if not path.exists():
-            raise DataError(f"{path} is missing: the tokenizer")
+            raise DataError(f"tokenizer {path} is missing")
         try:
             self._model = SentencePieceProcessor(model_proto=read_bytes(path))
         except RuntimeError as error:
@@ -62,11 +62,11 @@ def train(transcripts: Iterable[str], vocabulary: int) -> bytes:
     Raises:
         DataError: there are too few transcripts for this vocabulary, or more letters than pieces.
     """
-    written = io.BytesIO()
+    model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
             sentence_iterator=iter(transcripts),
-            model_writer=written,
+            model_writer=model,
             model_type="unigram",
             vocab_size=vocabulary,
             character_coverage=1.0,
@@ -77,5 +77,5 @@ def train(transcripts: Iterable[str], vocabulary: int) -> bytes:
         )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2] or str(error)
-        raise DataError(f"no tokenizer of {vocabulary} pieces can be made of these transcripts: {reason}") from error
-    return written.getvalue()
+        raise DataError(f"no tokenizer of {vocabulary} pieces can be trained on these transcripts: {reason}") from error
+    return model.getvalue()

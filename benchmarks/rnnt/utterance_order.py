@@ -1,13 +1,13 @@
 """Order of RNN-T's training utterances, and factor of each duration, as a pure function of (seed, epoch, position).
 
-An epoch sorts the utterances by duration, splits them into buckets of equal size, shuffles each bucket, and
-concatenates them. It drops random utterances so that whole global batches remain, cuts these, and shuffles them. (One
-bucket is a plain shuffle.) No global batch spans two epochs.
+For each epoch, the utterances are sorted by duration, split into buckets of equal size, shuffled within each bucket,
+and concatenated. (One bucket is a plain shuffle.) Random utterances are dropped so that whole global batches remain.
+These are cut and shuffled. No global batch spans two epochs.
 
 A global batch is presorted: shortest, longest, second shortest, second longest, and so on, by duration at the speed
 that is drawn per utterance and epoch. The micro-batches of all ranks get consecutive ranges of it, in the order of
 their lanes (streams of micro-batches). Each micro-batch therefore has long and short utterances, and about equal
-work. N replicas with one micro-batch each see the same as one replica that accumulates N.
+work. One replica that accumulates N micro-batches reads the same as N replicas with one each.
 
 Legend: P utterances, G global batches of an epoch, N utterances of a global batch, L lanes, B utterances of a
 micro-batch.
@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rnnt.data_settings import Key, SpeechDataSettings
-from benchmarks.rnnt.lengths import packed_rows, resampled, spliced_frames
+from benchmarks.rnnt.data_settings import Key, SpeechDataSettings, joint_rows, resampled, spliced_frames
 from common.data.batches import Block
 from common.data.order import MicroBatches, sample_generator
 from common.errors import ConfigError, DataError
@@ -57,8 +56,8 @@ class DrawnUtterances:
 
     Attributes:
         epoch: index of the epoch, from 0.
-        utterance_B: int64.
-        speed_B, samples_B, seed_B: see :class:`Epoch`.
+        utterance_B: indices of the utterances, int64.
+        speed_B, samples_B, seed_B: factor of the duration, samples after resampling, and random seed of each.
     """
 
     epoch: int
@@ -117,7 +116,7 @@ class UtteranceStream:
             )
         self._samples_P, self._tokens_P = samples_P.astype(np.int64), tokens_P.astype(np.int64)
         self._settings, self._mine = settings, mine
-        self._require_room()
+        self._check_buckets()
         self._by_duration = np.argsort(self._samples_P, kind="stable")
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="epochs")
         self._epochs: dict[int, Future[Epoch]] = {}
@@ -127,10 +126,7 @@ class UtteranceStream:
         return self._mine.first(block)
 
     def micro_batches(self, block: Block) -> int:
-        """Return the number of this replica's micro-batches in ``block``, a multiple of its accumulation.
-
-        It is equal on all replicas.
-        """
+        """Return the number of this replica's micro-batches in ``block``, which is equal on all replicas."""
         return self._mine.count(block)
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
@@ -141,11 +137,11 @@ class UtteranceStream:
     def drawn(self, number: int) -> DrawnUtterances:
         """Return this replica's micro-batch ``number``, counted from the start of training."""
         step, accumulation_step = self._mine.place(number)
-        epoch, place = divmod(step, self.train_samples // self._global_batch)
-        made = self.epoch(epoch)
-        utterance_B = made.order_GLB[place, self._mine.lane(accumulation_step)]
+        epoch, index = divmod(step, self.train_samples // self._global_batch)
+        drawn = self.epoch(epoch)
+        utterance_B = drawn.order_GLB[index, self._mine.lane(accumulation_step)]
         return DrawnUtterances(
-            epoch, utterance_B, made.speed_P[utterance_B], made.samples_P[utterance_B], made.seed_P[utterance_B]
+            epoch, utterance_B, drawn.speed_P[utterance_B], drawn.samples_P[utterance_B], drawn.seed_P[utterance_B]
         )
 
     def key(self, number: int) -> tuple[int, ...]:
@@ -158,7 +154,7 @@ class UtteranceStream:
         frames_B = spliced_frames(drawn.samples_B, self._settings.facts)
         key = self._bucket(int(frames_B.max()), int(tokens_B.max()))
         assert key is not None, "the buckets were not checked for such utterances"
-        rows = packed_rows(frames_B, tokens_B)
+        rows = joint_rows(frames_B, tokens_B)
         return key if rows <= self._settings.reader.rows.capacity(self.micro_batch, key) else (*key, rows)
 
     def random_seed(self, number: int) -> int:
@@ -197,8 +193,8 @@ class UtteranceStream:
         ]
         order_P = np.concatenate(shuffled)
         dropped = len(order_P) - self.train_samples
-        places = sample_generator(self.seed, _DROPPED, epoch).choice(len(order_P), dropped, replace=False)
-        order_GN = np.delete(order_P, places).reshape(-1, self._global_batch)
+        positions = sample_generator(self.seed, _DROPPED, epoch).choice(len(order_P), dropped, replace=False)
+        order_GN = np.delete(order_P, positions).reshape(-1, self._global_batch)
         return order_GN[sample_generator(self.seed, _BATCHES, epoch).permutation(len(order_GN))]
 
     def _bucket(self, frames: int, tokens: int) -> Key | None:
@@ -206,7 +202,7 @@ class UtteranceStream:
         fitting = [key for key in self._settings.reader.buckets if frames <= key[0] and tokens <= key[1]]
         return min(fitting, key=lambda key: (key[0] * (key[1] + 1), key), default=None)
 
-    def _require_room(self) -> None:
+    def _check_buckets(self) -> None:
         """Check that every micro-batch fits a bucket, even if the longest utterance and the most tokens meet in one."""
         facts = self._settings.facts
         longest = resampled(self._samples_P.max(keepdims=True), np.array([facts.speed_max]))
@@ -221,12 +217,7 @@ class UtteranceStream:
 
 
 def interleaved(order_GN: NDArray[np.int64], samples_P: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the utterances of each global batch as shortest, longest, second shortest, second longest, and so on.
-
-    Args:
-        order_GN: utterances of each global batch.
-        samples_P: length of each utterance.
-    """
+    """Reorder each global batch ``order_GN`` to shortest, longest, second shortest, second longest, and so on."""
     shortest_first = np.argsort(samples_P[order_GN], axis=1, kind="stable")
     sorted_GN = np.take_along_axis(order_GN, shortest_first, 1)
     mixed_GN = np.empty_like(sorted_GN)

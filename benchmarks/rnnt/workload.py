@@ -10,18 +10,16 @@ from typing import ClassVar
 
 from benchmarks.rnnt import example
 from benchmarks.rnnt.config import RnntConfig
-from benchmarks.rnnt.data import open_eval, open_train
-from benchmarks.rnnt.data_settings import Key, SpeechDataSettings
+from benchmarks.rnnt.data import FeaturePreparer, open_eval, open_train
+from benchmarks.rnnt.data_settings import SpeechDataSettings
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
 from benchmarks.rnnt.prepared import FORMAT
-from benchmarks.rnnt.preparer import FeaturePreparer
 from benchmarks.rnnt.synthetic_speech import SyntheticTranscription, SyntheticUtterances, synthetic_lengths
 from benchmarks.rnnt.utterance_order import kept_samples
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
-from common.data.order import sample_generator
 from common.distributed.layout import Layout
 from common.optim.learning_rate import held_exponential
 from common.optim.optimizer import ClipNorm, ParameterGroup
@@ -53,7 +51,7 @@ class SpeechRecognition(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Declare the run. An epoch has whole global batches; ``opt_*_alt_*`` are the rules' functions."""
+        """Declare the run. An epoch has whole global batches; the schedules (``opt_*_alt_*``) are the rules'."""
         own: RnntConfig = cfg.workload
         return Declaration(
             data_format=FORMAT,
@@ -85,25 +83,21 @@ class SpeechRecognition(Workload):
         )
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Return the mean loss of the utterances; for ``micro_batch`` see :meth:`benchmarks.rnnt.model.Rnnt.loss`."""
+        """Return the mean loss of the utterances."""
         mean = self.model.loss(micro_batch.tensors, self._capacity(micro_batch)).mean()
         return Losses(mean, {"loss": mean.detach()})
 
     def _capacity(self, micro_batch: Batch) -> int:
         """Return the capacity of packed rows: the graph's, or the number of the batch's rows if that is larger."""
         assert isinstance(micro_batch.key, tuple)
-        frames, tokens, *own = micro_batch.key
-        return own[0] if own else self._graph_capacity((frames, tokens))
-
-    def _graph_capacity(self, key: Key) -> int:
-        return self.own.reader.rows.capacity(self.cfg.micro_batch, key)
+        frames, tokens, *rows = micro_batch.key  # the reader appends the rows if they exceed the graph's capacity
+        return rows[0] if rows else self.own.reader.rows.capacity(self.cfg.micro_batch, (frames, tokens))
 
     def example_batches(self) -> Iterable[Batch]:
-        """Yield utterances of noise for each of the reader's buckets, first for that of a typical micro-batch."""
+        """Yield utterances of noise for each of the reader's buckets, beginning with that of a typical micro-batch."""
         own, count = self.own, self.cfg.micro_batch
-        facts, numbers = own.facts, sample_generator(0)
-        average = own.model.examples == "average"
-        lengths = example.average_lengths(count, facts) if average else example.real_lengths(count, facts, numbers)
+        facts = own.facts
+        lengths = example.lengths_of(own.model.examples, count, facts)
         first = example.own_key(lengths, own.reader.buckets)
         for key in sorted(own.reader.buckets, key=lambda key: key != first):
             fitted = example.fitted(lengths, key)
@@ -150,4 +144,4 @@ class SpeechRecognition(Workload):
         """Return the FLOPs of an average utterance."""
         lengths = example.average_lengths(1, self.own.facts)
         frames, tokens = int(lengths.frames_B[0]), int(lengths.tokens_B[0])
-        return training_flops(self.own.facts, self.own.facts.features, frames, tokens)
+        return training_flops(self.own.facts, frames, tokens)

@@ -154,7 +154,7 @@ class StableDiffusionConfig:
             ("vision.embedding", self.vision.embedding, "text.embedding", self.text.embedding),
         ):
             if value != wanted:
-                raise ConfigError(f"{name}={value}: not {other}, {wanted}")
+                raise ConfigError(f"{name}={value}: must equal {other}, {wanted}")
 
     @property
     def _pixels(self) -> int:

@@ -49,7 +49,7 @@ class MomentsSource:
     Args:
         micro_batches: this replica's part of every global batch.
         seed: seed of the sample order.
-        tokenizer: creates ``tokens``; None delivers encoded captions.
+        tokenizer: creates ``tokens``; None: batches have encoded captions.
         pin_memory: whether the tensors are in pinned memory.
     """
 
@@ -192,28 +192,25 @@ def open_train(
     own: StableDiffusionConfig,
     layout: Layout,
     micro_batch: int,
-    grad_accumulation_steps: int = 1,
-    assets_dir: Path | None = None,
+    grad_accumulation_steps: int,
+    assets_dir: Path | None,
 ) -> MomentsSource:
-    """Open the training data under ``root`` for this rank; call it after ``run_start``.
+    """Open the prepared data in ``root`` for this rank; call it after ``run_start``.
 
     Args:
-        root: folder of the prepared data.
-        layout: gives the replica (axis dp), the device and the seed.
+        layout: gives replica (axis ``dp``), device and seed.
         micro_batch: samples per micro-batch of one replica.
         grad_accumulation_steps: micro-batches per step of a replica.
         assets_dir: folder with the tokenizer's merges; required by ``reader.captions=tokens``.
 
     Raises:
         DataError: the manifest or the file of merges is missing or damaged.
-        ConfigError: ``reader.captions=encoded``, but the data have no encoded captions; or ``reader.captions=tokens``
-            without ``assets_dir``.
+        ConfigError: ``reader.captions=encoded``, but the data have no encoded captions.
     """
     prepared = open_prepared(root)
     tokenizer = None
     if own.reader.captions == "tokens":
-        if assets_dir is None:
-            raise ConfigError("assets_dir=null: reader.captions=tokens needs the tokenizer's merges in it")
+        assert assets_dir is not None, "the workload needs it too"
         tokenizer = ClipTokenizer(assets_dir / own.assets.vocabulary, own.text.vocabulary, own.text.context)
     elif not MEMBERS[prepared.kind].encoded:
         raise ConfigError(

@@ -21,21 +21,12 @@ from torch import Tensor
 from common.ops.random_bits.reference import normal_pairs, words
 from common.ops.triton_support import widen
 
-TIMES = 1000
-FIRST_BETA, LAST_BETA = 0.00085, 0.012
-"""Defaults of :func:`abar`, equal to the values in the configuration of the model."""
 
-
-def abar(times: int = TIMES, first_beta: float = FIRST_BETA, last_beta: float = LAST_BETA) -> Tensor:
+def abar(times: int, first_beta: float, last_beta: float) -> Tensor:
     """Return the fraction of the signal's variance at every time, float64 (times,): products of 1 - beta.
 
     The square roots of the betas are equally spaced from that of ``first_beta`` to that of ``last_beta``.
-
-    Raises:
-        ValueError: the betas are not ordered or not between 0 and 1, or ``times`` is less than 1.
     """
-    if times < 1 or not 0 < first_beta <= last_beta < 1:
-        raise ValueError(f"{times} times with betas from {first_beta} to {last_beta}: 0 < first <= last < 1")
     roots_T = torch.linspace(first_beta**0.5, last_beta**0.5, times, dtype=torch.float64)
     return (1 - roots_T.square()).cumprod(0)
 
@@ -90,13 +81,7 @@ def noised(
 
 
 def velocity_loss(prediction_NCHW: Tensor, v_NCHW: Tensor) -> Tensor:
-    """Return the mean squared error, 0-d, in the dtype of the target ``v_NCHW``.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
-    if prediction_NCHW.shape != v_NCHW.shape:
-        raise ValueError(f"a prediction {tuple(prediction_NCHW.shape)} for a velocity {tuple(v_NCHW.shape)}")
+    """Return the mean squared error, 0-d, in the dtype of the target ``v_NCHW``."""
     # in fp32, so that the loss scale multiplies the gradient before it is rounded to 16 bit
     return F.mse_loss(prediction_NCHW.to(v_NCHW.dtype), v_NCHW)
 
@@ -126,15 +111,8 @@ class SamplingTimes(NamedTuple):
 
 
 def sampling_times(abar_T: Tensor, steps: int) -> SamplingTimes:
-    """Return every (T / steps)-th time, starting at 1, in descending order.
-
-    Raises:
-        ValueError: ``steps`` does not divide the number of times, or is not smaller than it.
-    """
-    times = len(abar_T)
-    if steps < 1 or times % steps or times == steps:
-        raise ValueError(f"{steps} steps of sampling: a divisor of the {times} times, and less")
-    t_S = torch.arange(0, times, times // steps) + 1
+    """Return every (T / steps)-th time, starting at 1, in descending order. ``steps`` divides T and is less."""
+    t_S = torch.arange(0, len(abar_T), len(abar_T) // steps) + 1
     abar_S = abar_T[t_S]
     previous_S = torch.cat([abar_T[:1], abar_S[:-1]])
     return SamplingTimes(t_S.flip(0), abar_S.flip(0), previous_S.flip(0))

@@ -23,7 +23,7 @@ from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.diffusion import abar, sampling_times
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FeatureSums, FrechetDistance, statistics_of_sums
 from benchmarks.stable_diffusion.frozen.inference import tf32_products
-from benchmarks.stable_diffusion.generation import STAGES, GenerationSettings, Generator
+from benchmarks.stable_diffusion.generation import STAGES, GenerationSettings, PictureGenerator
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
@@ -42,7 +42,7 @@ class FidAndClip(Scorer):
 
     Args:
         read_reference: reads the statistics of the real pictures from the data folder; must be a module-level function.
-        features: F, of the Inception network that is applied to generated pictures.
+        features: F, which the reference must have too.
         device: device of the eigenvalue computation.
     """
 
@@ -68,7 +68,7 @@ class FidAndClip(Scorer):
         reference = self._read_reference(root)
         if reference.features != self._features:
             raise DataError(
-                f"statistics of {reference.features} features in {root}, where the Inception network has "
+                f"statistics of {reference.features} features in {root}, but the Inception network has "
                 f"{self._features}: they were made with another network"
             )
         self._distance = FrechetDistance(reference, self._device)
@@ -86,8 +86,8 @@ class FidAndClip(Scorer):
         clip = values["cosine"] / values["pictures"]
         if not math.isfinite(clip):
             raise DataError(f"the CLIP score of generated pictures is {clip}: have the weights diverged?")
-        made = statistics_of_sums(values["feature_sums"], values["product_sums"], values["pictures"])
-        return {"FID": self._distance(made), "CLIP": clip, "eval_samples": values["pictures"]}
+        generated = statistics_of_sums(values["feature_sums"], values["product_sums"], values["pictures"])
+        return {"FID": self._distance(generated), "CLIP": clip, "eval_samples": values["pictures"]}
 
 
 class PicturesOfCaptions(Evaluation):
@@ -97,12 +97,9 @@ class PicturesOfCaptions(Evaluation):
     generated; only the sums are copied to the host.
 
     Args:
-        model: the U-Net.
-        networks: the frozen networks.
-        settings: settings of the sampler.
         eval_samples: expected number of captions.
         read_prompts: reads all captions from the data folder, in order.
-        read_reference: see :class:`FidAndClip`.
+        read_reference: reads the statistics of the real pictures from the data folder; must be a module-level function.
         layout: the ranks that share the captions. Its seed determines the noise, for any number of ranks.
         capture: replay the sampler's step and the decoding as CUDA graphs.
         score_on_device: compute eigenvalues on the device instead of the CPU; for use when the device is otherwise
@@ -131,7 +128,7 @@ class PicturesOfCaptions(Evaluation):
         self._networks, self._eval_samples, self._read_prompts = networks, eval_samples, read_prompts
         self._layout, self._group = layout, layout.group("dp")
         self._stages = StageTimes(ALL_STAGES, device)
-        self._generator = Generator(model, networks, settings, _seed(layout), device, capture, self._stages)
+        self._generator = PictureGenerator(model, networks, settings, _seed(layout), device, capture, self._stages)
         vision = networks.vision
         self._transform = ClipTransform(vision.sizes.resolution, vision.proj.dtype, device)
         self._sums = FeatureSums(features, device)
@@ -141,7 +138,7 @@ class PicturesOfCaptions(Evaluation):
         self._tokens_NT = self._embeddings_NE = torch.empty(0, device=device)
 
     def warm_up(self) -> None:
-        """Run a batch of empty captions through all networks, and sum over ranks. Collective."""
+        """Run a batch of empty captions through all networks, and sum over ranks. All ranks must call this."""
         with torch.no_grad():
             self._generator.warm_up()
         prompts_N = torch.arange(self._generator.batch, device=self._layout.device)
@@ -168,7 +165,7 @@ class PicturesOfCaptions(Evaluation):
             DataError: the number of captions is wrong.
         """
         if len(prompts) != self._eval_samples:
-            raise DataError(f"{len(prompts):,} captions to evaluate, where there must be {self._eval_samples:,}")
+            raise DataError(f"{len(prompts):,} captions to evaluate, expected {self._eval_samples:,}")
         dp, index, device = self._layout.size("dp"), self._layout.index("dp"), self._layout.device
         mine = list(prompts[index::dp])
         self._tokens_NT = self._networks.tokenize(mine).to(device)
@@ -178,7 +175,7 @@ class PicturesOfCaptions(Evaluation):
         self._prompts_N = torch.arange(index, len(prompts), dp, device=device)
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Generate all pictures with ``weights``; return the sums on rank 0, None elsewhere. Collective."""
+        """Generate all pictures with ``weights``. Return the sums on rank 0, else None. All ranks must call this."""
         assert self._prompts_N is not None, "open_data comes first"
         self._clear()
         batch, count = self._generator.batch, len(self._prompts_N)

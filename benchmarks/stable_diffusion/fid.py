@@ -45,7 +45,6 @@ class FeatureSums:
 
     Args:
         features: F.
-        device: device of the sums.
 
     Attributes:
         flat: all sums as one tensor, for the reduction over ranks: sums of features, then sums of products.
@@ -61,16 +60,10 @@ class FeatureSums:
         self.flat.zero_()
 
     def add(self, features_NF: Tensor) -> None:
-        """Add pictures, without waiting for the device.
-
-        Raises:
-            ValueError: the number of features is wrong.
-        """
-        if features_NF.ndim != 2 or features_NF.shape[1] != len(self._sum_F):
-            raise ValueError(f"features {tuple(features_NF.shape)}: (N, {len(self._sum_F)})")
-        wide_NF = features_NF.double()
-        self._sum_F += wide_NF.sum(0)
-        self._products_FF.addmm_(wide_NF.T, wide_NF)
+        """Add pictures, without waiting for the device."""
+        features_NF = features_NF.double()
+        self._sum_F += features_NF.sum(0)
+        self._products_FF.addmm_(features_NF.T, features_NF)
 
     def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return copies of the sums (F,) and the sums of products (F, F) on the host."""
@@ -145,8 +138,8 @@ class FrechetDistance:
         width = self.features
         if mean_F.shape != (width,) or covariance_FF.shape != (width, width):
             raise DataError(
-                f"FID: {whose} have means {tuple(mean_F.shape)} and covariances {tuple(covariance_FF.shape)}, where "
-                f"({width},) and ({width}, {width}) are expected"
+                f"FID: {whose} have means {tuple(mean_F.shape)} and covariances {tuple(covariance_FF.shape)}, "
+                f"expected ({width},) and ({width}, {width})"
             )
         if not (mean_F.isfinite().all() and covariance_FF.isfinite().all()):
             raise DataError(f"FID: statistics of {whose} are not finite")

@@ -83,24 +83,13 @@ class Member:
 
 
 def encode_moments(moments_CHW: NDArray[np.float32]) -> bytes:
-    """Return a ``.npy`` of float32 (2C, H, W), with the leading axis of size 1 that the format requires.
-
-    Raises:
-        ValueError: wrong dtype or number of dimensions.
-    """
-    if moments_CHW.dtype != np.float32 or moments_CHW.ndim != 3:
-        raise ValueError(f"moments are {moments_CHW.dtype} {moments_CHW.shape}, not float32 (2C, H, W)")
+    """Return a ``.npy`` of float32 (2C, H, W), with the leading axis of size 1 that the format requires."""
     content = np.ascontiguousarray(moments_CHW, _FLOAT32)
     return _moments_header((1, *moments_CHW.shape)) + content.tobytes()
 
 
-def decode_moments(content: bytes, shape: SampleShape, name: str = "moments") -> DecodedSample:
-    """Decode a ``.npy`` from :func:`encode_moments` or ``numpy.save``.
-
-    Args:
-        content: bytes of the member.
-        shape: expected shape of the moments.
-        name: name of the member, for messages.
+def decode_moments(content: bytes, shape: SampleShape, name: str) -> DecodedSample:
+    """Decode a ``.npy`` from :func:`encode_moments` or ``numpy.save``; messages contain ``name``.
 
     Raises:
         DataError: the content is truncated or damaged, or has another dtype, shape or memory order.
@@ -111,12 +100,12 @@ def decode_moments(content: bytes, shape: SampleShape, name: str = "moments") ->
     values = math.prod(expected)
     end = offset + values * _FLOAT32.itemsize
     if len(content) != end:
-        what = "is cut off" if len(content) < end else "goes on behind its end"
-        raise DataError(f"{name} {what}: {len(content)} bytes, where float32 {expected} has {end}")
+        what = "is cut off" if len(content) < end else "is too long"
+        raise DataError(f"{name} {what}: {len(content)} bytes, but float32 {expected} has {end}")
     return DecodedSample(_owned(np.frombuffer(content, _FLOAT32, values, offset), shape.moments), None)
 
 
-def decode_nvidia(content: bytes, shape: SampleShape, name: str = "sample") -> DecodedSample:
+def decode_nvidia(content: bytes, shape: SampleShape, name: str) -> DecodedSample:
     """Decode NVIDIA's pickle of moments and encoded caption, without executing anything that the pickle requests.
 
     Raises:
@@ -135,19 +124,13 @@ def decode_nvidia(content: bytes, shape: SampleShape, name: str = "sample") -> D
 
 
 def encode_sample(moments_CHW: Tensor, captions_TK: Tensor) -> bytes:
-    """Return a ``.safetensors`` of (2C, H, W) and (T, K), rounded to bfloat16.
-
-    Raises:
-        ValueError: wrong number of dimensions.
-    """
-    if moments_CHW.ndim != 3 or captions_TK.ndim != 2:
-        raise ValueError(f"moments {tuple(moments_CHW.shape)}, captions {tuple(captions_TK.shape)}")
+    """Return a ``.safetensors`` of (2C, H, W) and (T, K), rounded to bfloat16."""
     tensors = {"moments": moments_CHW, "captions": captions_TK}
     rounded = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     return bytes(safetensors.torch.save(rounded))
 
 
-def decode_sample(content: bytes, shape: SampleShape, name: str = "sample") -> DecodedSample:
+def decode_sample(content: bytes, shape: SampleShape, name: str) -> DecodedSample:
     """Decode a ``.safetensors`` from :func:`encode_sample`.
 
     Raises:
@@ -170,7 +153,7 @@ def encode_caption(caption: str) -> bytes:
     return caption.encode("utf-8")
 
 
-def decode_caption(content: bytes, name: str = "caption") -> str:
+def decode_caption(content: bytes, name: str) -> str:
     """Return the text of a ``.txt``.
 
     Raises:
@@ -193,29 +176,28 @@ MEMBERS = {
 @lru_cache
 def _moments_header(shape: tuple[int, ...]) -> bytes:
     """Return the header that ``numpy.save`` writes for float32 of ``shape``."""
-    written = io.BytesIO()
-    described = {"descr": _FLOAT32.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(written, described)
-    return written.getvalue()
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": _FLOAT32.str, "fortran_order": False, "shape": shape})
+    return header.getvalue()
 
 
 def _parsed_header(content: bytes, expected: tuple[int, ...], name: str) -> int:
     """Return the size of a valid header in bytes, for headers that differ from that of our numpy version."""
     if not content.startswith(MAGIC):
-        raise DataError(f"{name} is no array of numpy's: it begins with {bytes(content[: len(MAGIC)])!r}")
+        raise DataError(f"{name} is no .npy file: it begins with {bytes(content[: len(MAGIC)])!r}")
     try:
         header = parse_header(io.BytesIO(content[: 2 * NPY_HEADER_BYTES]))
     except ValueError as error:
-        raise DataError(f"{name} is cut off, or no array of numpy's: {error}") from error
+        raise DataError(f"{name} is cut off, or no .npy file: {error}") from error
     _compare(name, header.dtype, header.shape, _FLOAT32, expected)
     if header.fortran_order:
-        raise DataError(f"{name} is in Fortran's order, where the last axis is contiguous")
+        raise DataError(f"{name} is in Fortran order, expected C order")
     return header.offset
 
 
 def _compare(name: str, dtype: object, shape: tuple[int, ...], wanted: object, expected: tuple[int, ...]) -> None:
     if dtype != wanted or shape != expected:
-        raise DataError(f"{name}: {dtype} {shape}, where {wanted} {expected} is expected: it is another data set")
+        raise DataError(f"{name}: {dtype} {shape}, expected {wanted} {expected}: it is another data set")
 
 
 def _owned(array: NDArray[np.float32], shape: tuple[int, ...]) -> Tensor:

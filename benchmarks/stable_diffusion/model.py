@@ -1,7 +1,12 @@
 """The U-Net of Stable Diffusion v2, for velocity prediction.
 
 Everything is in channels_last memory, where the tokens of a transformer are a view. Parameters have the published
-names, except where one weight contains several layers (:mod:`benchmarks.stable_diffusion.published_names`).
+names, except where one weight contains several layers: queries, keys and values of a self-attention; keys and values of
+all cross-attentions; and the time projections of all residual blocks.
+
+Initial weights follow PyTorch's defaults: linear layers and convolutions are uniform within +-1 / sqrt(fan-in), norms
+are 1 and 0. The last layer of each residual branch and of the network is zero (weight and bias), so the network first
+predicts 0.
 
 Legend: N images, C channels, H height, W width, T tokens of a caption, K features of a token, M features of the keys
 and values of all cross-attentions together.
@@ -9,13 +14,13 @@ and values of all cross-attentions together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.initial_weights import draw_weights
-from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
+from benchmarks.stable_diffusion.unet_architecture import Residual, UNetArchitecture
 from benchmarks.stable_diffusion.unet_blocks import (
     CaptionProjections,
     TimeEmbedding,
@@ -24,6 +29,8 @@ from benchmarks.stable_diffusion.unet_blocks import (
     UNetOutput,
 )
 from benchmarks.stable_diffusion.unet_operations import choose_layers, choose_operations
+from common.nn.convolution import UpsampleConvolution
+from common.nn.group_norm import GroupNorm, LayerNorm
 
 
 class UNet(nn.Module):
@@ -34,7 +41,7 @@ class UNet(nn.Module):
         generator: random generator of the initial weights, which are drawn on its device. None leaves them
             uninitialised, for models that are loaded or only counted.
         device, dtype: device and dtype of all parameters; activations have the same dtype.
-        zero_std: see :func:`benchmarks.stable_diffusion.initial_weights.draw_weights`.
+        zero_std: standard deviation of normal values that replace zeros of the initial weights; 0 keeps the zeros.
 
     Attributes:
         chosen: names of the chosen implementations by operation.
@@ -76,9 +83,7 @@ class UNet(nn.Module):
 
     @property
     def blocks(self) -> list[tuple[str, nn.Module]]:
-        """Return names and modules in the order of the forward pass; each reads its parameters only in its own
-        forward.
-        """
+        """Return names and modules in the order of the forward pass. Only their own forward reads their parameters."""
         down = [(f"input_blocks.{number}", block) for number, block in enumerate(self.input_blocks)]
         up = [(f"output_blocks.{number}", block) for number, block in enumerate(self.output_blocks)]
         first = [(name, self.get_submodule(name)) for name in ("caption_projections", "time_embed", "time_projections")]
@@ -89,30 +94,23 @@ class UNet(nn.Module):
         keys_values_NTM: Tensor = self.caption_projections(context_NTK.to(self._dtype))
         return keys_values_NTM
 
-    def forward(
-        self, x_NCHW: Tensor, t_N: Tensor, context_NTK: Tensor | None = None, *, keys_values: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x_NCHW: Tensor, t_N: Tensor, context_NTK: Tensor) -> Tensor:
         """Predict the velocity.
 
         Args:
             x_NCHW: noised latents.
             t_N: time steps, integers.
             context_NTK: encoded captions.
-            keys_values: result of :meth:`cross_keys_values`, instead of ``context_NTK``.
 
         Returns:
             (N, C, H, W) in channels_last memory, in the dtype of the parameters.
-
-        Raises:
-            ValueError: not exactly one of ``context_NTK`` and ``keys_values`` is given.
         """
-        if (context_NTK is None) == (keys_values is None):
-            raise ValueError("give either the encoded captions or their keys and values")
-        if keys_values is None:
-            assert context_NTK is not None
-            keys_values = self.cross_keys_values(context_NTK)
+        return self.velocity(x_NCHW, t_N, self.cross_keys_values(context_NTK))
+
+    def velocity(self, x_NCHW: Tensor, t_N: Tensor, keys_values_NTM: Tensor) -> Tensor:
+        """Predict the velocity like :meth:`forward`, from the result of :meth:`cross_keys_values`."""
         added = list(self.time_projections(self.time_embed(t_N)))
-        captions = self.caption_projections.pairs(keys_values)
+        captions = self.caption_projections.pairs(keys_values_NTM)
 
         plans = iter(self.architecture.blocks)
 
@@ -134,3 +132,52 @@ class UNet(nn.Module):
             h_NCHW = run(block, h_NCHW, skips.pop())
         v_NCHW: Tensor = self.out(h_NCHW)
         return v_NCHW
+
+
+ZERO_AT_FIRST = (".out_layers.3", ".proj_out", "out.2")
+"""Name suffixes of the layers that start at zero."""
+
+Drawn = nn.Linear | nn.Conv2d | UpsampleConvolution | TimeProjections | CaptionProjections
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module, architecture: UNetArchitecture, generator: torch.Generator, zero_std: float) -> None:
+    """Initialise all parameters.
+
+    Args:
+        generator: random generator; numbers are drawn on its device in fp32.
+        zero_std: standard deviation of normal values that replace the zeros, so that measured speed is that of a
+            later stage of training; 0 keeps the zeros.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, GroupNorm | LayerNorm):
+            module.weight.fill_(1.0)
+            module.bias.zero_()
+        elif isinstance(module, Drawn):
+            starts_from_zero = name.endswith(ZERO_AT_FIRST)
+            for parameter in (module.weight, getattr(module, "bias", None)):
+                if parameter is None:
+                    continue
+                if starts_from_zero:
+                    _normal(parameter, zero_std, generator)
+                else:
+                    _uniform(parameter, module.weight[0].numel(), generator)
+        if isinstance(module, TimeProjections):
+            # This module has the biases of the blocks' first 3x3 convolutions, whose fan-in is 9 times the inputs.
+            parts = module.convolution_bias.split(module.rows.counts)
+            for part, (_, layer) in zip(parts, architecture.named(Residual), strict=True):
+                assert isinstance(layer, Residual)
+                _uniform(part, 9 * sum(layer.inputs), generator)
+
+
+def _uniform(target: Tensor, fan_in: int, generator: torch.Generator) -> None:
+    bound = 1.0 / math.sqrt(fan_in)
+    drawn = torch.empty(target.shape, device=generator.device)
+    target.copy_(drawn.uniform_(-bound, bound, generator=generator))
+
+
+def _normal(target: Tensor, std: float, generator: torch.Generator) -> None:
+    if std == 0.0:
+        target.zero_()
+        return
+    target.copy_(torch.empty(target.shape, device=generator.device).normal_(0.0, std, generator=generator))

@@ -99,7 +99,7 @@ def fill_zeros(network: nn.Module) -> None:
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """Start the peer; see :class:`common.contract.peer.Peer`."""
+    """Return a function that runs one iteration of diffusers' network (:class:`common.contract.peer.Peer`)."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = True
     network = build(facts)
@@ -110,7 +110,7 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
 
 
 def start_compiled_references(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], object]:
-    """Start our own step with blocks compiled by TorchInductor; see :class:`common.contract.peer.Peer`."""
+    """Return a function that runs our own step with blocks compiled by TorchInductor."""
     torch._dynamo.config.cache_size_limit = 128  # per code object: every block may have another shape
     model = run.workload.model
     implementations = {**model.implementations, **dict.fromkeys(COMPILED, REFERENCE)}

@@ -24,9 +24,10 @@ from benchmarks.stable_diffusion.prepared import (
     TRAIN,
     counts_of,
     index_name,
+    read_prompts,
+    read_reference,
     write_index,
 )
-from benchmarks.stable_diffusion.prompts import read_prompts, read_reference
 from benchmarks.stable_diffusion.raw import FORMS, RawLaion
 from benchmarks.stable_diffusion.synthetic import generate
 from benchmarks.stable_diffusion.tar_maker import ConversionSettings, forget_networks, make_tar, numbered_processes
@@ -61,8 +62,8 @@ PUBLISHED = Published(
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    source: Annotated[str | None, Option("form of the raw tars, where there is more than one", choices=FORMS)] = None,
-    members: Annotated[str, Option("what the prepared tars have", choices=MEMBERS)] = "encoded",
+    source: Annotated[str | None, Option("form of the raw tars, if there are several", choices=FORMS)] = None,
+    members: Annotated[str, Option("content of the prepared tars", choices=MEMBERS)] = "encoded",
     assets_dir: AssetsDir = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], Option("where networks run")] = "auto",
     workers: int = 1,
@@ -72,7 +73,7 @@ def prepare(
     After an interruption, it continues with the tars that are not complete.
 
     Args:
-        raw_dir: see :mod:`benchmarks.stable_diffusion.raw`.
+        raw_dir: folder in the layout of :mod:`benchmarks.stable_diffusion.raw`.
         data_dir: receives tars, captions, statistics and manifest. Files that are not converted become hard links, if
             they are on the same disk.
         members: ``encoded``: moments and encoded captions in bf16; ``moments``: fp32, and captions as text;
@@ -89,7 +90,7 @@ def prepare(
     """
     raw_data = raw.open_raw(raw_dir, source)
     if members == "nvidia" and raw_data.form != raw.ENCODED:
-        raise ConfigError(f"--members=nvidia: these are kept and never written, and {raw_dir} has {raw_data.form}")
+        raise ConfigError(f"--members=nvidia: only copied from raw tars of this form; {raw_dir} has {raw_data.form}")
     kind = _device(device)
     processes = _processes(kind, len(raw_data.tars), workers)
     threads = max(1, workers // processes)
@@ -181,13 +182,13 @@ def _require_assets(plan: ConversionSettings) -> None:
     for path in needed:
         if not path.is_file():
             raise DataError(
-                f"{path} is missing, and has what encodes {plan.form}; put it there or into {raw.ASSETS} of the raw "
-                "folder: 'mlperf-suite download benchmark=stable_diffusion' says where it is"
+                f"{path} is missing, and is needed to encode {plan.form}; put it there or into {raw.ASSETS} of the raw "
+                "folder. 'mlperf-suite download benchmark=stable_diffusion' prints its address"
             )
 
 
 def _run(source: RawLaion, data_dir: Path, plan: ConversionSettings, processes: int) -> dict[str, dict[str, Any]]:
-    """Make the missing tars in ``processes``; see :func:`_make_tars`."""
+    """Make the missing tars and their indexes in ``processes``; return the records of all tars by tar name."""
     before = torch.get_num_threads()
     threads = 1 if plan.device == "cuda" else plan.threads  # with a GPU, the decoding threads use the CPU
     torch.set_num_threads(threads)

@@ -109,7 +109,6 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawLaion:
     """Find the raw data in ``raw_dir`` without reading samples.
 
     Args:
-        raw_dir: folder of the raw data.
         form: one of ``FORMS``; None for the only one present.
 
     Raises:
@@ -117,17 +116,17 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawLaion:
             or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; download the data there or generate a stand-in")
+        raise DataError(f"raw folder {raw_dir} does not exist; download the data there or generate synthetic data")
     wanted = FORMS if form is None else (form,)
     firsts = {name: find_file(raw_dir, *(f"{folder}/*.tar" for folder in FOLDERS[name])) for name in wanted}
     found = {name: path.parent for name, path in firsts.items() if path is not None}
     if len(found) > 1:
-        raise DataError(f"{raw_dir} has tars in {' and '.join(found)}; say with --source which are to be prepared")
+        raise DataError(f"{raw_dir} has tars in {' and '.join(found)}; select one of them with --source")
     if not found:
         where = " and ".join(str(raw_dir / name) for name in wanted)
         raise DataError(
             f"no tars in {where}, nor in folders of MLCommons' names; 'mlperf-suite download "
-            "benchmark=stable_diffusion' says where they are"
+            "benchmark=stable_diffusion' prints their addresses"
         )
     ((chosen, folder),) = found.items()
     tars = tuple(listed(folder, "*.tar"))
@@ -162,7 +161,7 @@ def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]
         for name, offset, size in data_members(file, path):
             key, _, kind = name.partition(".")
             if kind in found.setdefault(key, {}):
-                raise DataError(f"{path}: {name} is there twice")
+                raise DataError(f"{path} has {name} twice")
             found[key][kind] = (offset, size)
     for key, kinds in found.items():
         for needed in (suffix, formats.CAPTION):
@@ -192,8 +191,8 @@ def _require_whole_set(folder: Path, found: tuple[Path, ...], stand_in: Mapping[
     missing = [name for name in (f"{number:05d}.tar" for number in range(BENCHMARK_TARS)) if name not in there]
     if missing:
         raise DataError(
-            f"{folder} lacks {len(missing)} of {BENCHMARK_TARS} tars, such as {', '.join(missing[:_NAMED])}; put a "
-            f"file {MARKER} into the raw folder if it is to be no more than a part"
+            f"{folder} lacks {len(missing)} of {BENCHMARK_TARS} tars, such as {', '.join(missing[:_NAMED])}; to use "
+            f"only a part, put a file {MARKER} into the raw folder"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
-from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
+from benchmarks.stable_diffusion.frozen.sizes import TextSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.unet_operations import choose_layers
 from common.errors import ConfigError
@@ -45,14 +45,7 @@ class ScoringNetworks:
 
 
 def random_networks(
-    tokenize: Callable[[Sequence[str]], Tensor],
-    vae: VaeSizes,
-    text: TextSizes,
-    vision: VisionSizes,
-    inception: InceptionSizes,
-    device: torch.device,
-    dtype: torch.dtype,
-    requested: Mapping[str, str] | None = None,
+    tokenize: Callable[[Sequence[str]], Tensor], own: StableDiffusionConfig, device: torch.device, dtype: torch.dtype
 ) -> ScoringNetworks:
     """Return networks with random weights; callers may load published weights into them.
 
@@ -60,17 +53,15 @@ def random_networks(
     or fp64 if ``dtype`` is fp64.
 
     Args:
-        tokenize: see :class:`ScoringNetworks`.
-        vae, text, vision, inception: sizes of the networks; both text towers have the same sizes.
+        tokenize: function of captions that returns tokens (N, T) int64 on the host.
         dtype: dtype of the U-Net.
-        requested: ``model.implementations``, for the autoencoder; None for ``auto`` everywhere.
 
     Raises:
         UnsupportedImplementation: names ``model.implementations.<operation>``.
     """
-    judging = torch.promote_types(dtype, torch.float32)
+    scoring = torch.promote_types(dtype, torch.float32)
 
-    def placed(build: Callable[[], Network], dtype: torch.dtype) -> Network:
+    def built(build: Callable[[], Network], dtype: torch.dtype) -> Network:
         with torch.device(device):
             network = build()
         return network.to(dtype).to(memory_format=torch.channels_last)
@@ -79,24 +70,19 @@ def random_networks(
     with torch.random.fork_rng(devices=on_device):  # do not advance the global generators
         networks = ScoringNetworks(
             tokenize,
-            placed(lambda: TextTower(text), dtype),
-            placed(lambda: AutoencoderKL(vae), dtype),
-            placed(lambda: Inception(inception.width_factor, inception.resolution), judging),
-            placed(lambda: TextTower(text), judging),
-            placed(lambda: VisionTower(vision), judging),
+            built(lambda: TextTower(own.text), dtype),
+            built(lambda: AutoencoderKL(own.vae), dtype),
+            built(lambda: Inception(own.inception.width_factor, own.inception.resolution), scoring),
+            built(lambda: TextTower(own.text), scoring),
+            built(lambda: VisionTower(own.vision), scoring),
         )
-    choose_layers(networks.vae, requested or {}, dtype)
+    choose_layers(networks.vae, own.model.implementations, dtype)
     return networks
 
 
 def synthetic_networks(own: StableDiffusionConfig, device: torch.device, dtype: torch.dtype) -> ScoringNetworks:
-    """Return networks with the configured sizes and random weights; their tokens do not depend on the captions.
-
-    See :func:`random_networks` for the arguments.
-    """
-    tokenize = functools.partial(random_tokens, own.text)
-    requested = own.model.implementations
-    return random_networks(tokenize, own.vae, own.text, own.vision, own.inception, device, dtype, requested)
+    """Return networks with the configured sizes and random weights; their tokens do not depend on the captions."""
+    return random_networks(functools.partial(random_tokens, own.text), own, device, dtype)
 
 
 def random_tokens(sizes: TextSizes, captions: Sequence[str]) -> Tensor:
@@ -113,23 +99,21 @@ def published_networks(
     """Load the networks from ``assets_dir``, with the file names and digests of the configuration.
 
     Args:
-        assets_dir: folder of the files.
-        dtype: see :func:`random_networks`.
+        dtype: dtype of the U-Net.
 
     Raises:
         ConfigError: ``assets_dir`` is None.
         CheckpointError: a file does not match the configuration.
         DataError: the tokenizer's file does not match.
-        UnsupportedImplementation: see :func:`random_networks`.
+        UnsupportedImplementation: names ``model.implementations.<operation>``.
     """
     if assets_dir is None:
         raise ConfigError(
-            "assets_dir=null: an evaluation makes and scores pictures with the networks of "
-            f"{own.assets.checkpoint}, {own.assets.clip} and {own.assets.inception} in it"
+            "assets_dir=null: the evaluation reads the networks that generate and score pictures from "
+            f"{own.assets.checkpoint}, {own.assets.clip} and {own.assets.inception} in this folder"
         )
     tokenize = ClipTokenizer(assets_dir / own.assets.vocabulary, own.text.vocabulary, own.text.context)
-    requested = own.model.implementations
-    networks = random_networks(tokenize, own.vae, own.text, own.vision, own.inception, device, dtype, requested)
+    networks = random_networks(tokenize, own, device, dtype)
     checkpoint, clip = assets_dir / own.assets.checkpoint, assets_dir / own.assets.clip
     load_text(checkpoint, own.assets.checkpoint_digest, networks.conditioning)
     load_vae(checkpoint, None, networks.vae)  # the digest of this large file was just checked

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.stable_diffusion import raw
-from benchmarks.stable_diffusion.moments import read_picture
+from benchmarks.stable_diffusion.encoders import read_picture
 from benchmarks.stable_diffusion.synthetic_networks import NetworkSizes, fitted_networks, scores, statistics
 from common.data import synthetic
 from common.data.options import Option, comma_separated
@@ -30,7 +30,7 @@ from common.formats.jpeg import encode
 from common.formats.raw_files import add_member
 
 PER_WORKER = 2048
-"""Number of pictures that are worth a process."""
+"""Pictures per process; with fewer, starting a process takes longer than drawing them."""
 FITTED = 1024
 """Largest number of pictures that the networks are fitted to."""
 _EVAL = 1 << 32
@@ -88,21 +88,21 @@ class CaptionedPicture:
 class SyntheticPictures(NetworkSizes):
     """Options of ``generate``. ``image_size`` is the side of the networks' input, ``sides`` are those of the files."""
 
-    train: Annotated[int, Option("pictures to train on", least=2)] = 2000
-    eval: Annotated[int, Option("pictures to evaluate", least=2)] = 200
+    train: Annotated[int, Option("training pictures", least=2)] = 2000
+    eval: Annotated[int, Option("evaluation pictures", least=2)] = 200
     tars: Annotated[int, Option("tars of training pictures", least=1)] = 8
-    image_size: Annotated[int, Option("px, of what the networks see", least=1)] = 32
-    sides: Annotated[tuple[int, int], Option("least and largest side, px", parse=comma_separated)] = (32, 48)
+    image_size: Annotated[int, Option("side of the networks' input, px", least=1)] = 32
+    sides: Annotated[tuple[int, int], Option("smallest and largest side, px", parse=comma_separated)] = (32, 48)
     vae_steps: Annotated[int, Option("training steps of the autoencoder", least=1)] = 240
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tars > self.train:
-            raise ConfigError(f"--tars={self.tars}: each has one of --train={self.train} pictures at least")
+            raise ConfigError(f"--tars={self.tars}: at most --train={self.train}, one picture per tar")
         if len(self.sides) != 2 or not 8 <= self.sides[0] <= self.sides[1]:
             shown = ",".join(map(str, self.sides))
-            raise ConfigError(f"--sides={shown}: the least, at least 8, and the largest, such as 32,48")
+            raise ConfigError(f"--sides={shown}: smallest side, 8 or more, and largest side, such as 32,48")
         if self.image_size % self.vae.factor:
             raise ConfigError(f"--image-size={self.image_size}: a multiple of the autoencoder's {self.vae.factor}")
 
@@ -111,7 +111,7 @@ def generate(raw_dir: Path, options: SyntheticPictures = SyntheticPictures(), wo
     """Write tars, captions, statistics and networks to ``raw_dir``, an empty or new folder, and mark it as synthetic.
 
     Returns:
-        a summary, with FID and CLIP score by kind of pictures, which bound the scores of a run.
+        Summary with FID and CLIP score by kind of pictures, which bound the scores of a run.
 
     Raises:
         ConfigError: the networks cannot be fitted to so few pictures.
@@ -136,9 +136,7 @@ def generate(raw_dir: Path, options: SyntheticPictures = SyntheticPictures(), wo
         synthetic.mark(partial, asdict(options))
     size = sum(len(drawn.jpeg) for drawn in train) / options.train / 1000
     bounds = "".join(f"\n  {kind}: FID {score.fid:.1f}, CLIP {score.clip:.3f}" for kind, score in judged.items())
-    return (
-        f"{options.train} pictures to train, {options.eval} pictures to eval; {size:.1f} KB a picture; scores{bounds}"
-    )
+    return f"{options.train} pictures for training, {options.eval} for evaluation; {size:.1f} KB each; scores{bounds}"
 
 
 def _drawn(options: SyntheticPictures, first: int, count: int, workers: int) -> list[CaptionedPicture]:
@@ -150,8 +148,8 @@ def _write_tars(folder: Path, pictures: Sequence[CaptionedPicture], count: int) 
     """Write tars like img2dataset: keys start with the number of the tar, and members of a sample are adjacent."""
     for number in range(count):
         with tarfile.open(folder / f"{number:05d}.tar", "w") as tar:
-            for place, drawn in enumerate(pictures[number::count]):
-                key = f"{number:05d}{place:04d}"
+            for index, drawn in enumerate(pictures[number::count]):
+                key = f"{number:05d}{index:04d}"
                 about = {"key": key, "caption": drawn.caption, "width": drawn.width, "height": drawn.height}
                 add_member(tar, f"{key}.jpg", drawn.jpeg)
                 add_member(tar, f"{key}.json", json.dumps(about).encode())
@@ -159,7 +157,7 @@ def _write_tars(folder: Path, pictures: Sequence[CaptionedPicture], count: int) 
 
 
 def _write_prompts(path: Path, pictures: Sequence[CaptionedPicture]) -> None:
-    rows = ["image_id\tid\tcaption", *(f"{place}\t{place}\t{drawn.caption}" for place, drawn in enumerate(pictures))]
+    rows = ["image_id\tid\tcaption", *(f"{index}\t{index}\t{drawn.caption}" for index, drawn in enumerate(pictures))]
     path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
 

@@ -63,15 +63,11 @@ BATCH = 8
 RATE = 4e-3
 """Adam's learning rate in :func:`fit_vae`, for all parameters except the weights of inner convolutions."""
 MATRIX_RATE = 0.025
-"""Muon's learning rate in :func:`fit_vae`, for the weights of inner convolutions. Muon needs far fewer steps than
-Adam.
-"""
+"""Muon's learning rate in :func:`fit_vae`, for the weights of inner convolutions. Muon needs fewer steps than Adam."""
 MOMENTUM = 0.9
 WARMUP_STEPS = 20
 KL_WEIGHT = 1e-6
-"""Weight in :func:`fit_vae` of the KL divergence of the latents from a standard normal; it keeps a little latent
-noise.
-"""
+"""Weight in :func:`fit_vae` of the KL divergence of the latents from a standard normal; keeps a little latent noise."""
 RIDGE = 1e-3
 """Regularisation of :func:`fit_clip`: fraction of the mean variance that is added to the variance of each feature."""
 RETAINED = 0.5
@@ -145,10 +141,8 @@ def fitted_networks(
 
     Args:
         images_N3SS: pictures in [0, 1], preprocessed for the autoencoder.
-        captions: captions of the N pictures.
         assets: an existing folder.
         vae_steps: training steps of the autoencoder.
-        seed: determines all random choices.
 
     Raises:
         ConfigError: the captions are too few or too similar for the sizes.
@@ -163,15 +157,15 @@ def fitted_networks(
         raise ConfigError(f"the networks cannot be fitted to {len(captions)} captions: {error}") from error
     # Pictures in [0, 1] are encoded and decoded to [-1, 1]; with these targets, the whole chain reconstructs them.
     vae = fit_vae(images_N3SS, sizes.vae, vae_steps, seed, targets_N3HW=2 * images_N3SS - 1)
-    inception = _spread(random_inception(sizes.inception, seed), images_N3SS)
+    inception = _scaled(random_inception(sizes.inception, seed), images_N3SS)
     save_stable_diffusion(assets / raw.CHECKPOINT, vae, text)
     save_clip(assets / raw.CLIP, text, vision)
     save_inception(assets / raw.INCEPTION, inception)
     return SyntheticNetworks(vae, text, vision, inception, tokenize)
 
 
-def _spread(network: Inception, images_N3SS: Tensor) -> Inception:
-    """Scale all features. They are proportional to the weight of the first norm, because all shifts are zero."""
+def _scaled(network: Inception, images_N3SS: Tensor) -> Inception:
+    """Scale all features to :data:`SPREAD`; they are proportional to the first norm's weight, as all shifts are 0."""
     spread = _features(network, images_N3SS).double().var(dim=0).sum()
     network.Conv2d_1a_3x3.bn.weight.mul_((SPREAD / spread).sqrt())
     return network
@@ -195,7 +189,6 @@ def scores(
     Args:
         reference: statistics of other pictures than these.
         images_N3SS: pictures in [0, 1].
-        captions: captions of the N pictures.
         latent_size: height and width of a latent.
         seed: seed of the sampler's initial noise.
     """
@@ -314,9 +307,7 @@ def _start(network: AutoencoderKL, images_N3HW: Tensor, targets_N3HW: Tensor, ge
 
 
 def _muon_step(parameter: Tensor, momentum: Tensor, rate: float) -> None:
-    """Update by the orthogonal matrix nearest to the averaged gradient (Muon, Jordan et al. 2024; also the
-    constants).
-    """
+    """Update by the orthogonal matrix nearest to the averaged gradient (Muon and its constants, Jordan et al. 2024)."""
     assert parameter.grad is not None
     momentum.lerp_(parameter.grad, 1 - MOMENTUM)
     direction = parameter.grad.lerp(momentum, MOMENTUM).flatten(1)
@@ -347,14 +338,14 @@ def _standardize(network: AutoencoderKL, images_N3HW: Tensor) -> None:
     deviation, mean = torch.std_mean(means, dim=(0, 2, 3))
     factor = 1 / (network.sizes.scale * deviation)
     channels = network.sizes.latent_channels
-    before, behind = network.quant_conv, network.post_quant_conv
+    before, after = network.quant_conv, network.post_quant_conv
     assert before.bias is not None
-    assert behind.bias is not None
+    assert after.bias is not None
     before.bias[:channels] = (before.bias[:channels] - mean) * factor
     before.weight[:channels] *= factor[:, None, None, None]
     before.bias[channels:] += 2 * factor.log()
-    behind.bias += behind.weight[:, :, 0, 0] @ mean
-    behind.weight /= factor[None, :, None, None]
+    after.bias += after.weight[:, :, 0, 0] @ mean
+    after.weight /= factor[None, :, None, None]
 
 
 def fit_clip(
@@ -376,16 +367,13 @@ def fit_clip(
         captions: captions of the N pictures.
         tokenizer: tokenizer with ``text.vocabulary`` tokens.
         text, vision: sizes, with the same ``embedding``.
-        seed: seed of the weights.
 
     Returns:
         Both frozen towers in float32.
 
     Raises:
-        ValueError: captions and pictures are not correlated, or the embeddings have different sizes.
+        ValueError: captions and pictures are not correlated.
     """
-    if text.embedding != vision.embedding:
-        raise ValueError(f"embeddings of {text.embedding} and {vision.embedding} features cannot be compared")
     texts, pictures = _seeded(seed, lambda: (TextTower(text), VisionTower(vision)))
     tokens = tokenizer(captions)
     features_NW = [
@@ -398,7 +386,7 @@ def fit_clip(
     left, correlations, right = torch.linalg.svd(whitening[0] @ crossed @ whitening[1])
     count = min(text.embedding, int((correlations.square() > RETAINED).sum()))
     if not count:
-        raise ValueError(f"no caption can be told from its picture: correlations are up to {correlations[0]:.2f}")
+        raise ValueError(f"captions and pictures are not correlated: at most {correlations[0]:.2f}")
     directions = (left[:, :count], right[:count].T)
     for parameter, basis, white, chosen in zip(
         (texts.text_projection, pictures.proj), kept, whitening, directions, strict=True
@@ -454,7 +442,7 @@ def small_merges(captions: Sequence[str], count: int) -> bytes:
             for pair in pairwise(symbols):
                 seen[pair] += found[word]
         if not seen:
-            raise ValueError(f"the captions have {len(pairs)} pairs to merge, and {count} are asked for")
+            raise ValueError(f"the captions have {len(pairs)} pairs to merge, fewer than the required {count}")
         best = min(seen, key=lambda pair: (-seen[pair], pair))
         pairs.append(best)
         split = {word: merge_pair(symbols, best) for word, symbols in split.items()}

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.stable_diffusion import formats
-from benchmarks.stable_diffusion.captions import CaptionEncoder
+from benchmarks.stable_diffusion.encoders import CaptionEncoder, MomentsEncoder, read_picture
 from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
-from benchmarks.stable_diffusion.moments import MomentsEncoder, read_picture
 from benchmarks.stable_diffusion.raw import FORMS, PICTURE, samples_of
 from common.data import atomic, preparation
 from common.data.ahead import ahead
@@ -65,7 +64,7 @@ class ConversionSettings:
     threads: int
 
     @property
-    def as_it_is(self) -> bool:
+    def unchanged(self) -> bool:
         """Return whether the raw tars are used unchanged."""
         return FORMS[self.form] == self.member
 
@@ -151,23 +150,23 @@ def make_tar(source: Path, target: Path, plan: ConversionSettings) -> dict[str, 
             the disk is too small.
         CheckpointError: the checkpoint is missing or damaged, or has another digest or other tensors.
     """
-    places = samples_of(source, FORMS[plan.form])
-    if plan.as_it_is:
-        for _ in _loaded(source, places, plan):
+    members = samples_of(source, FORMS[plan.form])
+    if plan.unchanged:
+        for _ in _loaded(source, members, plan):
             pass
         place(source, target, "delete it and prepare again")
         with open(target, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"samples": len(places), "bytes": target.stat().st_size, "sha256": sha256}
+        return {"samples": len(members), "bytes": target.stat().st_size, "sha256": sha256}
     target.parent.mkdir(parents=True, exist_ok=True)
-    preparation.require_space(target.parent, len(places) * plan.sample_bytes)
+    preparation.require_space(target.parent, len(members) * plan.sample_bytes)
     with atomic.written(target) as beside, open(beside, "wb") as file:
         hashed = _Hashed(file)
         with tarfile.open(fileobj=hashed, mode="w|") as tar:  # type: ignore[call-overload]  # has all that is used
-            for key, content, caption in _encoded(_loaded(source, places, plan), plan):
+            for key, content, caption in _encoded(_loaded(source, members, plan), plan):
                 add_member(tar, f"{key}.{plan.member}", content)  # names are sorted: txt is the last suffix
                 add_member(tar, f"{key}.{formats.CAPTION}", formats.encode_caption(caption))
-    return {"samples": len(places), "bytes": hashed.bytes, "sha256": hashed.sha256.hexdigest()}
+    return {"samples": len(members), "bytes": hashed.bytes, "sha256": hashed.sha256.hexdigest()}
 
 
 def forget_networks() -> None:
@@ -190,7 +189,7 @@ def _networks(plan: ConversionSettings) -> _Networks:
 
 
 def _loaded(
-    source: Path, places: Mapping[str, Mapping[str, tuple[int, int]]], plan: ConversionSettings
+    source: Path, members: Mapping[str, Mapping[str, tuple[int, int]]], plan: ConversionSettings
 ) -> Iterator[Loaded]:
     """Yield the samples of a raw tar in the order of their keys, decoded in threads and checked."""
     suffix = FORMS[plan.form]
@@ -198,18 +197,18 @@ def _loaded(
         descriptor = file.fileno()
 
         def load(key: str) -> Loaded:
-            content, caption = (_content(descriptor, places[key][kind]) for kind in (suffix, formats.CAPTION))
+            content, caption = (_content(descriptor, members[key][kind]) for kind in (suffix, formats.CAPTION))
             text = formats.decode_caption(caption, f"{source}: {key}.{formats.CAPTION}")
             return _decoded(key, content, text, f"{source}: {key}.{suffix}", plan)
 
-        begun = (pool.submit(load, key) for key in places)
+        begun = (pool.submit(load, key) for key in members)
         for done in ahead(begun, 2 * TOGETHER, Future.cancel):
             yield done.result()
 
 
-def _content(descriptor: int, where: tuple[int, int]) -> bytes:
+def _content(descriptor: int, position: tuple[int, int]) -> bytes:
     """Read a member without moving the file position, which the threads share."""
-    offset, size = where
+    offset, size = position
     return os.pread(descriptor, size, offset)
 
 

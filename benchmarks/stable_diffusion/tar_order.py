@@ -1,9 +1,9 @@
 """The order of training samples: tars are drawn with replacement, then samples are drawn from a shuffle buffer.
 
 This is the scheme of the reference (``WebDataset(resampled=True)`` and a shuffle buffer), as a pure function of
-(seed, stream, position). A *stream* (``lane``) is one micro-batch of every global batch over all ranks
-(:mod:`common.data.shard_order`). It reads tar after tar, each in its stored order, into a buffer of B samples. Each
-draw takes a sample from the buffer, and the next sample of the stream replaces it.
+(seed, stream, position). A stream (``lane``) is one micro-batch of every global batch over all ranks
+(:mod:`common.data.order`). It reads tar after tar, each in its stored order, into a buffer of B samples. Each draw
+takes a sample from the buffer, and the next sample of the stream replaces it.
 
 A drawn sample entered its buffer slot at the previous draw from that slot, or at the start. So a sample at any
 position follows from the draws before it (about 8 B of them, almost always), and training can resume without a
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.order import sample_generator
-from common.errors import ConfigError
 
 # Identify the random streams of a seed; the shared orders use 1 to 3.
 _TURNS, _DRAWS = 4, 5
@@ -41,10 +40,6 @@ class ResampledLane:
     """
 
     def __init__(self, samples: Sequence[int], buffer: int, seed: int, lane: int) -> None:
-        if not samples or min(samples) < 1:
-            raise ConfigError(f"{len(samples)} tars of at least {min(samples, default=0)} samples: each needs one")
-        if buffer < 1:
-            raise ConfigError(f"shuffle_buffer={buffer}: it holds at least 1 sample")
         self._samples = np.asarray(samples, np.int64)
         self._buffer, self._seed, self._lane = buffer, seed, lane
         self._chunk = max(_SMALLEST_CHUNK, _CHUNK_BUFFERS * buffer)
@@ -75,6 +70,7 @@ class ResampledLane:
         return self._entries[chunk]
 
     def _trace(self, chunk: int) -> NDArray[np.int64]:
+        """Return what :meth:`_entered` caches, from as many earlier chunks of draws as needed."""
         draws_S = draws_W = self._draws(chunk)
         first = chunk
         before_S = _drawn_before(draws_W)
@@ -103,8 +99,8 @@ class ResampledLane:
 
 def _drawn_before(draws_W: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return (W,) the index of the previous draw of the same slot, or -1."""
-    by_place = np.argsort(draws_W, kind="stable")
-    again = draws_W[by_place[1:]] == draws_W[by_place[:-1]]
+    by_slot = np.argsort(draws_W, kind="stable")
+    again = draws_W[by_slot[1:]] == draws_W[by_slot[:-1]]
     before_W = np.full(len(draws_W), -1)
-    before_W[by_place[1:][again]] = by_place[:-1][again]
+    before_W[by_slot[1:][again]] = by_slot[:-1][again]
     return before_W

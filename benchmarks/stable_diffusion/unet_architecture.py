@@ -277,13 +277,13 @@ def multiply_adds(architecture: UNetArchitecture) -> MultiplyAdds:
     linear = width * (architecture.model_channels + width)
     self_attention = cross_attention = 0
     for layer in architecture.layers():
-        places, channels = (size // layer.factor) ** 2, layer.channels
+        positions, channels = (size // layer.factor) ** 2, layer.channels
         if isinstance(layer, Transformer):
-            linear += LINEAR_OF_TRANSFORMER * places * channels**2 + 2 * keys * context * channels
-            self_attention += 2 * places**2 * channels
-            cross_attention += 2 * places * keys * channels
+            linear += LINEAR_OF_TRANSFORMER * positions * channels**2 + 2 * keys * context * channels
+            self_attention += 2 * positions**2 * channels
+            cross_attention += 2 * positions * keys * channels
             continue
-        convolution += places * layer.multiply_adds
+        convolution += positions * layer.multiply_adds
         if isinstance(layer, Residual):
             linear += width * channels
     return MultiplyAdds(convolution, linear, self_attention, cross_attention)

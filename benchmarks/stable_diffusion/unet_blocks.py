@@ -1,22 +1,25 @@
-"""The blocks of the U-Net except the transformer.
+"""The blocks of the U-Net.
 
 The first convolution of a residual block has no bias here. The second norm adds that bias, together with the time
-embedding, while it reads its input (:class:`TimeProjections` holds the bias).
+embedding, while it reads its input (:class:`TimeProjections` has the bias). In a transformer, spatial positions are
+tokens; in channels_last memory this is a view. Where possible, biases are added by the next operation that reads the
+product (layer norm with residual, GEGLU).
 
-Legend: N images, C channels, E features of the time embedding, T tokens of a caption.
+Legend: N images, C channels, E features of the time embedding, S = H W positions of an image, R = N S rows, T tokens of
+a caption, K features of a token, M rows of all caption projections, h heads, D their size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.residual import add_residual, add_shortcut, maps_of, rows_of
-from benchmarks.stable_diffusion.transformer import SpatialTransformer
 from benchmarks.stable_diffusion.unet_architecture import (
     BlockPlan,
     Convolution,
@@ -28,7 +31,7 @@ from benchmarks.stable_diffusion.unet_architecture import (
 )
 from benchmarks.stable_diffusion.unet_operations import Operations
 from common.nn.convolution import UpsampleConvolution
-from common.nn.group_norm import GroupNorm
+from common.nn.group_norm import GroupNorm, LayerNorm
 
 
 class ResidualBlock(nn.Module):
@@ -101,6 +104,95 @@ class Upsample(nn.Module):
         return y_NCHW
 
 
+class SelfAttention(nn.Module):
+    """Weights of the self-attention; rows of ``to_qkv``: queries, keys, values."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.to_qkv = nn.Linear(channels, 3 * channels, bias=False)
+        self.to_out = nn.ModuleDict({"0": nn.Linear(channels, channels)})
+
+
+class CrossAttention(nn.Module):
+    """Weights of the cross-attention; those of keys and values are in ``CaptionProjections``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.to_q = nn.Linear(channels, channels, bias=False)
+        self.to_out = nn.ModuleDict({"0": nn.Linear(channels, channels)})
+
+
+class GatedMlp(nn.Module):
+    """Weights of the MLP with GEGLU and 4 C hidden features; rows of ``net.0.proj``: value, gate."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        up = nn.ModuleDict({"proj": nn.Linear(channels, 8 * channels)})
+        self.net = nn.ModuleDict({"0": up, "2": nn.Linear(4 * channels, channels)})
+
+
+class TransformerBlock(nn.Module):
+    """Weights of self-attention, cross-attention and MLP, and of the norm before each."""
+
+    def __init__(self, channels: int, epsilon: float) -> None:
+        super().__init__()
+        self.attn1 = SelfAttention(channels)
+        self.attn2 = CrossAttention(channels)
+        self.ff = GatedMlp(channels)
+        self.norm1, self.norm2, self.norm3 = (LayerNorm(channels, epsilon) for _ in range(3))
+
+
+class SpatialTransformer(nn.Module):
+    """Group norm, linear layer, one transformer block, linear layer, and the residual."""
+
+    def __init__(self, plan: Transformer, architecture: UNetArchitecture, operations: Operations) -> None:
+        super().__init__()
+        channels = plan.channels
+        self.norm = GroupNorm(channels, architecture.transformer_norm_groups, architecture.transformer_norm_epsilon)
+        self.proj_in = nn.Linear(channels, channels)
+        self.transformer_blocks = nn.ModuleList([TransformerBlock(channels, architecture.norm_epsilon)])
+        self.proj_out = nn.Linear(channels, channels)
+        self._heads = channels // architecture.head_channels
+        self._geglu, self._row_sums = operations.geglu, operations.row_sums
+        positions = (architecture.latent_size // plan.factor) ** 2
+        self._self_attention = operations.attention[positions]
+        self._cross_attention = operations.cross_attention[positions]
+
+    def forward(self, x_NCHW: Tensor, keys_NTC: Tensor, values_NTC: Tensor) -> Tensor:
+        """Map (N, C, H, W) in channels_last memory to the same shape.
+
+        Args:
+            keys_NTC, values_NTC: projected captions; may be views of wider rows.
+        """
+        normed_NCHW, (kept_NCHW,) = self.norm(x_NCHW, keep=True)
+        block: Any = self.transformer_blocks[0]
+        images, heads = x_NCHW.shape[0], self._heads
+
+        h_RC = F.linear(rows_of(normed_NCHW), self.proj_in.weight)
+        x_RC, normed_RC = block.norm1(h_RC, added=self.proj_in.bias)
+
+        qkv_NS3hD = block.attn1.to_qkv(normed_RC).view(images, -1, 3, heads, x_RC.shape[1] // heads)
+        h_RC = self._self_attention.packed(qkv_NS3hD).view_as(x_RC)
+        out = block.attn1.to_out["0"]
+        x_RC, normed_RC = block.norm2(F.linear(h_RC, out.weight), x_RC, added=out.bias)
+
+        q_NShD = block.attn2.to_q(normed_RC).view(images, -1, heads, x_RC.shape[1] // heads)
+        keys, values = (x_NTC.unflatten(2, (heads, -1)) for x_NTC in (keys_NTC, values_NTC))
+        h_RC = self._cross_attention(q_NShD, keys, values).view_as(x_RC)
+        out = block.attn2.to_out["0"]
+        x_RC, normed_RC = block.norm3(F.linear(h_RC, out.weight), x_RC, added=out.bias)
+
+        up, down = block.ff.net["0"]["proj"], block.ff.net["2"]
+        gated = self._geglu(F.linear(normed_RC, up.weight), up.bias)
+        x_RC = self._with_residual(down, gated, x_RC)
+        return maps_of(self._with_residual(self.proj_out, x_RC, rows_of(kept_NCHW)), x_NCHW)
+
+    def _with_residual(self, linear: nn.Linear, x_RC: Tensor, residual_RC: Tensor) -> Tensor:
+        """Return a biased product plus its residual."""
+        y_RC = F.linear(x_RC, linear.weight, linear.bias.detach())
+        return add_residual(y_RC, linear.bias, residual_RC, self._row_sums)
+
+
 class UNetBlock(nn.Module):
     """The layers of one :class:`BlockPlan`; submodules have the published numbers as names."""
 
@@ -116,7 +208,7 @@ class UNetBlock(nn.Module):
 
         Args:
             inputs: one or two (N, C_i, H, W) in channels_last memory; only a residual block can take two.
-            added: one ``added_NC`` per residual block, see :class:`ResidualBlock`.
+            added: for each residual block, the projected time embedding plus the first convolution's bias, (N, C).
             captions: keys and values for each transformer.
         """
         added_left, captions_left = list(added), list(captions)
@@ -147,7 +239,7 @@ class TimeEmbedding(nn.Module):
         channels: input features of the first linear layer; the first half are cosines, the second half sines.
         width: E.
         device: device of the constant frequencies, which ``.to()`` does not move.
-        dtype: dtype of the result. The caller converts the linear layers.
+        dtype: dtype of the result. The caller converts the linear layers to it.
     """
 
     def __init__(self, channels: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -155,10 +247,10 @@ class TimeEmbedding(nn.Module):
         self.add_module("0", nn.Linear(channels, width))
         self.add_module("2", nn.Linear(width, width))
         self._dtype = dtype
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        precision = torch.float64 if dtype == torch.float64 else torch.float32
         exponents = torch.arange(channels // 2, dtype=torch.float64, device="cpu") / (channels // 2)
         # not a buffer: the values are constant, so checkpoints and transfers do not need them
-        self._frequencies = torch.pow(10_000.0, -exponents).to(device, wide)
+        self._frequencies = torch.pow(10_000.0, -exponents).to(device, precision)
 
     def forward(self, t_N: Tensor) -> Tensor:
         """Embed time steps (any integers) as (N, E); the SiLU that precedes every projection is included."""

@@ -47,7 +47,7 @@ LAYERS: dict[str, type[choice.Choosing]] = {
 
 @dataclass(frozen=True)
 class Operations:
-    """The chosen functions; see :mod:`common.ops` for their signatures.
+    """The chosen functions of the transformers and of the ends of blocks.
 
     Attributes:
         attention, cross_attention: functions by the number of spatial positions.
@@ -64,7 +64,7 @@ class Operations:
 def choose_operations(
     requested: Mapping[str, str], architecture: UNetArchitecture, device: torch.device, dtype: torch.dtype
 ) -> Operations:
-    """Choose the operations of the transformers; see :func:`choose_layers` for layers of :mod:`common.nn`.
+    """Choose all operations except those of :data:`LAYERS`.
 
     Args:
         requested: ``model.implementations``.
@@ -74,7 +74,7 @@ def choose_operations(
         UnsupportedImplementation: names ``model.implementations.<operation>``.
     """
     layers = [layer for layer in architecture.layers() if isinstance(layer, Transformer)]
-    places = sorted({(architecture.latent_size // layer.factor) ** 2 for layer in layers})
+    positions = sorted({(architecture.latent_size // layer.factor) ** 2 for layer in layers})
     choices: dict[str, str] = {}
 
     def chosen(name: str, several_sizes: list[dict[str, int]]) -> list[Any]:
@@ -86,9 +86,9 @@ def choose_operations(
     def attentions(name: str, keys: int | None) -> dict[int, Attention]:
         sizes = [
             {"head_size": architecture.head_channels, "queries": count, "keys": count if keys is None else keys}
-            for count in places
+            for count in positions
         ]
-        return dict(zip(places, chosen(name, sizes), strict=True))
+        return dict(zip(positions, chosen(name, sizes), strict=True))
 
     return Operations(
         geglu=chosen("geglu", [{}])[0],

@@ -9,13 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from benchmarks.stable_diffusion.captions import TokenEncoder
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
+from benchmarks.stable_diffusion.data import open_train
 from benchmarks.stable_diffusion.diffusion import abar, noised, velocity_loss
+from benchmarks.stable_diffusion.encoders import TokenEncoder
 from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, generation_settings
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.prepared import FORMAT
+from benchmarks.stable_diffusion.prepared import FORMAT, read_prompts, read_reference
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks, published_networks, synthetic_networks
 from benchmarks.stable_diffusion.unet_architecture import training_flops
 from common.config.schema import Declaration, RunConfig
@@ -72,9 +73,7 @@ class StableDiffusion(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Declare the logged learning rate, violations of the closed division that the log does not show, and the
-        order.
-        """
+        """Declare learning rate, order of data, and violations of the closed division that the log does not show."""
         own: StableDiffusionConfig = cfg.workload
         broken = []
         if own.model.zero_std:
@@ -86,7 +85,7 @@ class StableDiffusion(Workload):
             if getattr(own.assets, f"{name}_digest") is None:
                 broken.append(f"assets.{name}_digest=null: the frozen networks are the published files")
         if cfg.assets_dir is None:
-            broken.append("assets_dir=null: pictures are made and scored with the published networks, in assets_dir")
+            broken.append("assets_dir=null: pictures are generated and scored by the published networks in it")
         reader = own.reader
         return Declaration(
             data_format=FORMAT,
@@ -135,12 +134,12 @@ class StableDiffusion(Workload):
         maps = (count, facts.latent_channels, facts.latent_size, facts.latent_size)
         mean = torch.randn(maps, generator=generator) / self.own.vae.scale
         context = torch.randn((count, facts.context_length, facts.context_width), generator=generator)
-        made = {
+        tensors = {
             "moments": torch.cat([mean, torch.full(maps, -10.0)], 1),
             "context": context,
             "sample_ids": torch.arange(count),
         }
-        yield Batch(self._finished(self.to_device(made)), self.nominal_samples)
+        yield Batch(self._finished(self.to_device(tensors)), self.nominal_samples)
 
     def prepare(self, batch: HostBatch) -> Batch:
         """Copy a batch to the device; captions that arrive as tokens are encoded there."""
@@ -151,9 +150,8 @@ class StableDiffusion(Workload):
 
     def _finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors in the dtypes of the captured step, for any dtype of the data."""
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         return {
-            "moments": tensors["moments"].to(wide),
+            "moments": tensors["moments"].to(torch.promote_types(self.dtype, torch.float32)),
             "context": tensors["context"].to(self.dtype),
             "sample_ids": tensors["sample_ids"],
         }
@@ -166,15 +164,11 @@ class StableDiffusion(Workload):
 
     def open_data(self, root: Path) -> DataSource:
         """Open the tars of moments and captions."""
-        from benchmarks.stable_diffusion.data import open_train
-
         cfg = self.cfg
         return open_train(root, self.own, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, cfg.assets_dir)
 
     def evaluation(self, layout: Layout) -> PicturesOfCaptions:
         """Return the evaluation by FID and CLIP score, on the ranks of ``layout``."""
-        from benchmarks.stable_diffusion.prompts import read_prompts
-
         networks = published_networks(self.own, self.cfg.assets_dir, layout.device, self.dtype)
         return self._evaluation(networks, read_prompts, layout)
 
@@ -187,8 +181,6 @@ class StableDiffusion(Workload):
     def _evaluation(
         self, networks: ScoringNetworks, read_prompts: Callable[[Path], Sequence[str]], layout: Layout
     ) -> PicturesOfCaptions:
-        from benchmarks.stable_diffusion.prompts import read_reference
-
         return PicturesOfCaptions(
             self.model,
             networks,

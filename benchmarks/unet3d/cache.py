@@ -14,8 +14,8 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.unet3d.components import Boxes, largest_boxes
-from benchmarks.unet3d.config import CachePlace
+from benchmarks.unet3d.config import CacheLocation
+from benchmarks.unet3d.crop import Boxes, largest_boxes
 from benchmarks.unet3d.volumes import Volumes
 from common.data.staging import Staging
 from common.errors import ConfigError
@@ -98,7 +98,7 @@ def bytes_needed(volumes: Volumes, cases: Sequence[int]) -> int:
     return sum(_aligned(volumes.train[case].voxels) for case in cases) * (torch.float32.itemsize + 1)
 
 
-def choose_place(requested: CachePlace, needed: int, device: torch.device) -> CachePlace:
+def choose_location(requested: CacheLocation, needed: int, device: torch.device) -> CacheLocation:
     """Return the location of the cache: ``device`` or ``host``.
 
     Args:
@@ -111,17 +111,17 @@ def choose_place(requested: CachePlace, needed: int, device: torch.device) -> Ca
     """
     host_free = psutil.virtual_memory().available
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_free
-    place = requested
+    location = requested
     if requested == "auto":
-        place = "device" if device.type != "cuda" or needed <= free / 2 else "host"
-    available = free if place == "device" else host_free
+        location = "device" if device.type != "cuda" or needed <= free / 2 else "host"
+    available = free if location == "device" else host_free
     if needed > available:
-        otherwise = ", or reader.cache=host" if place == "device" and device.type == "cuda" else ""
+        otherwise = ", or reader.cache=host" if location == "device" and device.type == "cuda" else ""
         raise ConfigError(
-            f"reader.cache={place}: the volumes of this rank take {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB "
-            f"are free; use more reader.shares{otherwise}"
+            f"reader.cache={location}: the volumes of this rank take {needed / 1e9:.1f} GB, and "
+            f"{available / 1e9:.1f} GB are free; use more reader.shares{otherwise}"
         )
-    return place
+    return location
 
 
 def _aligned(voxels: int) -> int:

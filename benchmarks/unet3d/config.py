@@ -22,7 +22,7 @@ from common.config.ranges import (
 from common.ops.operation import Operation, all_implementations
 from common.optim.hparams import SgdHparams
 
-CachePlace = Literal["auto", "device", "host"]
+CacheLocation = Literal["auto", "device", "host"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class VolumeReaderSettings:
     """
 
     shares: Annotated[int, AtLeast(0, "a number of shares, or 0 to have it chosen")]
-    cache: CachePlace
+    cache: CacheLocation
     threads: Annotated[int, AtLeast(1)]
 
 

@@ -1,4 +1,4 @@
-"""Training crops and their positions: random in the volume, or on one of its objects.
+"""Training crops and their positions: random in the volume, or on one of its objects, the components of its labels.
 
 Positions follow MLCommons' reference implementation, with its peculiarity that integers are drawn from 0 ... n - 1
 although n is possible, too. So a random crop never ends at the last voxel of a volume (unless the sizes are equal),
@@ -12,13 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
 from torch import Tensor
 
-from benchmarks.unet3d.components import Box, Boxes
-
 Size3 = tuple[int, int, int]
+Box: TypeAlias = tuple[slice, slice, slice]
+Boxes: TypeAlias = dict[int, tuple[Box, ...]]
+"""Boxes of the largest components by class, the largest last. Absent classes are left out."""
+
+LARGEST = 2
+"""Number of components kept per class (rule of the reference)."""
 
 BRIGHTNESS_RANGE = (0.7, 1.3)
 """Range of NVIDIA's intensity factor; the reference adds 1 to the factor."""
@@ -94,11 +101,11 @@ class Slab:
 
     def cut(self, volumes: Tensor, crop: VolumeCrop) -> Tensor:
         """Return the slab before mirroring, (D, H, W), as a view of ``volumes``, (voxels,)."""
-        place = volumes[crop.offset : crop.offset + math.prod(crop.shape)].view(crop.shape)
+        part = volumes[crop.offset : crop.offset + math.prod(crop.shape)].view(crop.shape)
         depth = crop.origin[0] + self.source_plane(crop.draws.flips[0])
         for axis, (start, size) in enumerate(zip((depth, *crop.origin[1:]), self.shape, strict=True)):
-            place = place.narrow(axis, start, size)
-        return place
+            part = part.narrow(axis, start, size)
+        return part
 
 
 def crop_origin(
@@ -139,12 +146,65 @@ def on_object(generator: np.random.Generator, box: Box, shape: Size3, size: Size
     return d, h, w
 
 
-def _margin(generator: np.random.Generator, room: int) -> int:
-    """Return the voxels of the crop before the object; negative if the crop starts inside it."""
-    drawn = _below(generator, abs(room))
-    return drawn if room >= 0 else -drawn
+def _margin(generator: np.random.Generator, free: int) -> int:
+    """Return the voxels of the crop before the object; negative if the crop starts inside it.
+
+    Args:
+        free: size of the crop minus that of the object.
+    """
+    drawn = _below(generator, abs(free))
+    return drawn if free >= 0 else -drawn
 
 
 def _below(generator: np.random.Generator, count: int) -> int:
     """Draw an integer from 0 ... count - 1; return 0 if count is 0 (as the reference does)."""
     return int(generator.integers(count)) if count else 0
+
+
+def largest_boxes(label: NDArray[np.uint8]) -> Boxes:
+    """Return, for each class, the boxes of the components whose boxes are largest.
+
+    Voxels of a class that share a face are connected. If boxes have the same volume, those with later first voxels
+    are kept, as in the reference, which sorts and takes the end.
+
+    Args:
+        label: (D, H, W), 0 for the background.
+    """
+    whole = _bounds(label != 0)
+    if whole is None:
+        return {}
+    foreground = label[whole]
+    found: Boxes = {}
+    for number in range(1, int(foreground.max()) + 1):
+        mask = foreground == number
+        around = _bounds(mask)
+        if around is None:
+            continue
+        components, _ = ndimage.label(mask[around])
+        offset = [outer.start + inner.start for outer, inner in zip(whole, around, strict=True)]
+        boxes = [_shifted(box, offset) for box in ndimage.find_objects(components)]
+        found[number] = tuple(sorted(boxes, key=_volume)[-LARGEST:])
+    return found
+
+
+def _bounds(mask: NDArray[np.bool_]) -> Box | None:
+    """Return the smallest box around all true voxels, or None if there are none."""
+    depth = np.flatnonzero(mask.any(axis=(1, 2)))
+    if not len(depth):
+        return None
+    planes: NDArray[np.bool_] = np.logical_or.reduce(mask[depth[0] : depth[-1] + 1], axis=0)
+    height, width = np.flatnonzero(planes.any(axis=1)), np.flatnonzero(planes.any(axis=0))
+    return _span(depth), _span(height), _span(width)
+
+
+def _span(indices: NDArray[np.intp]) -> slice:
+    return slice(int(indices[0]), int(indices[-1]) + 1)
+
+
+def _shifted(box: Box, offset: list[int]) -> Box:
+    d, h, w = (slice(side.start + by, side.stop + by) for side, by in zip(box, offset, strict=True))
+    return d, h, w
+
+
+def _volume(box: Box) -> int:
+    return int(np.prod([side.stop - side.start for side in box]))

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_place
-from benchmarks.unet3d.config import CachePlace, Facts, Variant, VolumeReaderSettings
+from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_location
+from benchmarks.unet3d.config import CacheLocation, Facts, Variant, VolumeReaderSettings
 from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, Draws, Slab, VolumeCrop, crop_origin
 from benchmarks.unet3d.ops.augment import AUGMENT, parameters
 from benchmarks.unet3d.volume_order import ReplicaOrder, VolumeOrder, shares_for
@@ -95,7 +95,7 @@ class VolumeSource:
     Args:
         order: order of this replica's volumes.
         device: device of the crops.
-        place: location of the volumes: ``device`` or ``host``.
+        location: location of the volumes: ``device`` or ``host``.
         slab: this rank's part of the crops.
     """
 
@@ -105,7 +105,7 @@ class VolumeSource:
         settings: VolumeDataSettings,
         order: ReplicaOrder,
         device: torch.device,
-        place: CachePlace,
+        location: CacheLocation,
         slab: Slab,
     ) -> None:
         self.train_samples, self.eval_samples = len(volumes.train), len(volumes.eval)
@@ -115,9 +115,9 @@ class VolumeSource:
         self._slab = slab
         self._augment = settings.augmentation(device).function
         reader = settings.reader
-        where = device if place == "device" else torch.device("cpu")
+        where = device if location == "device" else torch.device("cpu")
         self.cache = VolumeCache(volumes, order.volumes, where, reader.threads)
-        self._cutters = ThreadPoolExecutor(reader.threads, "crops") if place == "host" else None
+        self._cutters = ThreadPoolExecutor(reader.threads, "crops") if location == "host" else None
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
         """Yield the micro-batches of ``block`` from position ``start``, as inputs of :meth:`prepare`.
@@ -212,8 +212,8 @@ def open_train(
     shares = shares_for(settings.reader.shares, len(volumes.train), replicas)
     order = ReplicaOrder(VolumeOrder(len(volumes.train), micro_batch * mine.lanes, shares, layout.seed), mine)
     needed = bytes_needed(volumes, order.volumes)
-    place = choose_place(settings.reader.cache, needed, layout.device)
-    return VolumeSource(volumes, settings, order, layout.device, place, settings.slab(split))
+    location = choose_location(settings.reader.cache, needed, layout.device)
+    return VolumeSource(volumes, settings, order, layout.device, location, settings.slab(split))
 
 
 def order_of_data(reader: VolumeReaderSettings, variant: Variant, train_samples: int, replicas: int) -> str:

@@ -16,13 +16,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from benchmarks.unet3d.evaluation_shares import choose_share, shares_to_try
 from benchmarks.unet3d.evaluation_sums import VolumeSums
 from benchmarks.unet3d.evaluation_volumes import (
     CachedVolume,
     Read,
     cache_volumes,
+    choose_share,
     shares_of_rank,
+    shares_to_try,
     synthetic_cases,
     synthetic_voxels,
 )
@@ -99,7 +100,7 @@ class MeanDice(Evaluation):
         capture: replay the forward pass as a CUDA graph.
 
     Raises:
-        ConfigError, UnsupportedImplementation: see :class:`benchmarks.unet3d.evaluation_sums.VolumeSums`.
+        ConfigError: a window has no equal slabs for the cp ranks, or a share does not divide the dp ranks.
     """
 
     def __init__(
@@ -127,14 +128,14 @@ class MeanDice(Evaluation):
         expected = (self._settings.batch, len(CLASSES), *self._sums.slab_shape)
         if logits_NKDHW.shape != expected:
             found = tuple(logits_NKDHW.shape)
-            raise ConfigError(f"the network's logits have shape {found}, an evaluation needs {expected}")
+            raise ConfigError(f"the network's logits have shape {found}, expected {expected}")
         self._sums.warm_up(logits_NKDHW[0])
 
     def open_data(self, root: Path) -> None:
         """Read this rank's volumes of the evaluation set.
 
         Raises:
-            DataError: see :func:`benchmarks.unet3d.volumes.open_volumes`.
+            DataError: the folder is incomplete or damaged, or a volume is smaller than a window.
         """
         if self._synthetic:
             self.cache(self._synthetic, synthetic_voxels)
@@ -164,7 +165,7 @@ class MeanDice(Evaluation):
 
     def predict(self, weights: Weights) -> Predictions:
         """Return, for each case and class, the numbers of voxels that are predicted, labelled, and both."""
-        assert self._cases, "open_data comes first"
+        assert self._cases, "predict requires open_data"
         with self._forward.evaluating(weights):
             self._sums.clear_counts()
             logits = self._logits()
@@ -191,7 +192,7 @@ class MeanDice(Evaluation):
         for first in range(0, len(windows), batch):
             filled = windows[first : first + batch]
             for slot, (image_DHW, origin) in enumerate(filled):
-                image_NCDHW[slot, 0].copy_(image_DHW[self._sums.place(origin)])
+                image_NCDHW[slot, 0].copy_(image_DHW[self._sums.slices(origin)])
             yield from self._forward()[: len(filled)]
 
     def _windows_of(self, case: VolumeEntry) -> int:

@@ -29,9 +29,7 @@ class _Sharers:
     index: int
 
     def sum_slabs(self, sums: Tensor) -> Tensor:
-        """Sum contiguous ``sums`` (D, ...) over the ranks; return this rank's slab as a view. The rest becomes
-        invalid.
-        """
+        """Sum contiguous ``sums`` (D, ...) over ranks; return a view of this rank's slab, and make the rest invalid."""
         if self.group is None:
             return sums
         slab = sums.chunk(self.ranks)[self.index]
@@ -72,11 +70,11 @@ class VolumeSums:
         depth, height, width = window.shape
         cp, index = layout.size("cp"), layout.index("cp")
         if depth % cp:
-            raise ConfigError(f"layout.cp={cp}: windows of {depth} planes cannot be cut into as many equal slabs")
+            raise ConfigError(f"layout.cp={cp} does not divide windows of {depth} planes")
         for share in shares:
             if layout.size("dp") % share:
                 raise ConfigError(
-                    f"sliding_window.share={share}: does not divide the {layout.size('dp')} data-parallel ranks of the "
+                    f"sliding_window.share={share} does not divide the {layout.size('dp')} data-parallel ranks of the "
                     "evaluation"
                 )
         self.slab_shape = (depth // cp, height, width)
@@ -124,7 +122,7 @@ class VolumeSums:
         self._counts = torch.empty(0, self._classes, 3, dtype=torch.int64, device=self._device)
         self._sums_DHWK = self._buffer
 
-    def place(self, origin: Origin) -> Slices:
+    def slices(self, origin: Origin) -> Slices:
         """Return the position of this rank's slab of a window in its volume."""
         first = origin[0] + self._slab_start, *origin[1:]
         d, h, w = (slice(start, start + size) for start, size in zip(first, self.slab_shape, strict=True))
@@ -141,7 +139,7 @@ class VolumeSums:
 
     def add(self, origin: Origin, logits_KDHW: Tensor) -> None:
         """Add this rank's slab of the logits of a window of the current volume."""
-        add_window(self._sums_DHWK[self.place(origin)], logits_KDHW, self._importance)
+        add_window(self._sums_DHWK[self.slices(origin)], logits_KDHW, self._importance)
 
     def count(self, volume: CachedVolume) -> None:
         """Count the classes of the current volume, or of this rank's slab of it. Collective over the volume's ranks."""

@@ -1,10 +1,15 @@
 """The evaluation volumes of one rank on its device, cropped and padded, with the windows that the rank evaluates.
 
+Volumes are assigned to groups of neighbouring ranks, and windows to the ranks of a group. All windows cost the same, so
+work is counted in windows. The assignment depends only on the numbers of windows, so all ranks compute it without
+communication.
+
 Axes: D H W of a volume in voxels.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,9 +19,81 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.unet3d.evaluation_shares import deal_volumes, deal_windows
 from benchmarks.unet3d.sliding_window import Geometry, Origin, SlidingWindow
 from benchmarks.unet3d.volumes import VolumeEntry
+
+LARGEST_SHARE = 8
+"""Largest number of ranks that share a volume by default; the sums then stay within one node."""
+
+SHARED_VOLUME = 0.25
+"""Cost, in windows, of summing the logits of a shared volume over ranks: some hundred MB over NVLink."""
+
+
+def shares_to_try(ranks: int, share: int | None) -> tuple[int, ...]:
+    """Return the group sizes to choose from: ``share``, or powers of two that divide ``ranks``."""
+    if share is not None:
+        return (share,)
+    powers = (2**power for power in range(LARGEST_SHARE.bit_length()))
+    return tuple(size for size in powers if ranks % size == 0)
+
+
+def assign_volumes(windows: Sequence[int], groups: int) -> list[list[int]]:
+    """Assign volumes to groups of ranks: the largest volume first, each to the group with the least work.
+
+    Args:
+        windows: number of windows of each volume.
+        groups: number of groups of ranks.
+
+    Returns:
+        For each group the indices of its volumes, largest first.
+    """
+    assigned: list[list[int]] = [[] for _ in range(groups)]
+    load = [0] * groups
+    for volume in sorted(range(len(windows)), key=lambda volume: -windows[volume]):
+        least = load.index(min(load))
+        assigned[least].append(volume)
+        load[least] += windows[volume]
+    return assigned
+
+
+def assign_windows(windows: Sequence[int], ranks: int, rank: int) -> list[range]:
+    """Assign windows to one rank of a group: every ``ranks``-th window in the sequence of all its volumes.
+
+    Args:
+        windows: number of windows of each volume of the group.
+        ranks: ranks of the group; their numbers of windows differ by at most one.
+        rank: index of this rank in the group.
+
+    Returns:
+        For each volume the windows of this rank, possibly none.
+    """
+    assigned, before = [], 0
+    for count in windows:
+        assigned.append(range((rank - before) % ranks, count, ranks))
+        before += count
+    return assigned
+
+
+def choose_share(windows: Sequence[int], ranks: int, batch: int, shares: Sequence[int]) -> int:
+    """Return the group size for which the slowest rank finishes first; the smallest of equal ones.
+
+    Args:
+        windows: number of windows of each volume.
+        ranks: all ranks of the evaluation.
+        batch: windows per forward pass; an incomplete pass takes as long as a full one.
+        shares: group sizes to choose from, each a divisor of ``ranks``.
+    """
+    return min(sorted(shares), key=lambda share: _longest(windows, ranks // share, share, batch))
+
+
+def _longest(windows: Sequence[int], groups: int, share: int, batch: int) -> float:
+    costs = []
+    for volumes in assign_volumes(windows, groups):
+        of_busiest_rank = math.ceil(sum(windows[volume] for volume in volumes) / share)
+        summing = SHARED_VOLUME * len(volumes) if share > 1 else 0.0
+        costs.append(math.ceil(of_busiest_rank / batch) * batch + summing)
+    return max(costs)
+
 
 READERS = 4
 """Volumes that a rank reads at the same time; each takes up to 400 MB of host memory."""
@@ -69,9 +146,9 @@ def shares_of_rank(windows: Sequence[int], ranks: int, rank: int, share: int) ->
         ranks, rank: number of ranks of the evaluation, and index of this one.
         share: number of neighbouring ranks that share their volumes; divides ``ranks``.
     """
-    volumes = deal_volumes(windows, ranks // share)[rank // share]
-    dealt = deal_windows([windows[volume] for volume in volumes], share, rank % share)
-    return [Share(volume, mine) for volume, mine in zip(volumes, dealt, strict=True)]
+    volumes = assign_volumes(windows, ranks // share)[rank // share]
+    assigned = assign_windows([windows[volume] for volume in volumes], share, rank % share)
+    return [Share(volume, mine) for volume, mine in zip(volumes, assigned, strict=True)]
 
 
 def cache_volumes(
@@ -82,11 +159,7 @@ def cache_volumes(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[CachedVolume]:
-    """Read the volumes of ``shares`` to ``device``; return when they are complete.
-
-    Raises:
-        DataError: see ``read``.
-    """
+    """Read the volumes of ``shares`` to ``device``; return when they are complete. Raises the errors of ``read``."""
 
     def load(share: Share) -> CachedVolume:
         case = cases[share.volume]

@@ -85,15 +85,15 @@ class UNet3DArchitecture:
         whole, slab = 2**HALVINGS, 2**SPLIT_LEVELS * ranks
         for axis, planes in zip("DHW", size, strict=True):
             if planes < whole or planes % whole:
-                raise ConfigError(f"volumes of {planes} voxels along {axis}: the network takes multiples of {whole}")
+                raise ConfigError(f"volumes of {planes} voxels along {axis}: must be a multiple of {whole}")
         if math.prod(size) == whole**3:
             raise ConfigError(
-                f"volumes of {whole}³ voxels end in a single voxel, which has no instance norm: enlarge an axis"
+                f"volumes of {whole}³ voxels end in a single voxel, which has no instance norm; enlarge an axis"
             )
         if size[0] % slab:
             raise ConfigError(
                 f"volumes of {size[0]} planes over {ranks} ranks: each rank needs a multiple of {2**SPLIT_LEVELS} of "
-                f"them, so take a multiple of {math.lcm(slab, whole)} planes, or fewer ranks"
+                f"them, so use a multiple of {math.lcm(slab, whole)} planes, or fewer ranks"
             )
 
     def forward_flops(self, size: tuple[int, int, int]) -> dict[str, float]:
@@ -107,9 +107,7 @@ class UNet3DArchitecture:
         return found | {"output": 2 * first * self.classes * voxels}
 
     def training_flops(self, size: tuple[int, int, int]) -> float:
-        """Return the FLOPs of training on one sample; backward takes twice the forward pass, without the image's
-        gradient.
-        """
+        """Return the FLOPs for one sample: three forward passes, without the gradient of the image."""
         image = 54 * INPUT_CHANNELS * self.filters[0] * math.prod(size)
         return 3 * sum(self.forward_flops(size).values()) - image
 
@@ -308,9 +306,7 @@ class UNet3D(nn.Module):
 
     @property
     def blocks(self) -> list[tuple[str, nn.Module]]:
-        """Return names and modules in the order of the forward pass; each reads its parameters only in its own
-        forward.
-        """
+        """Return names and modules in the order of the forward pass; only a module itself reads its parameters."""
         return list(self.named_children())
 
     def redundant_parameters(self) -> frozenset[str]:
@@ -320,10 +316,6 @@ class UNet3D(nn.Module):
         down = [name for name, _, _ in self.architecture.down[SPLIT_LEVELS - 1 :]]
         up = [name for name, _, _ in self.architecture.up[: HALVINGS - SPLIT_LEVELS]]
         return frozenset(name for name, _ in self.named_parameters() if name.split(".")[0] in (*down, *up))
-
-    def forward_flops(self, size: tuple[int, int, int]) -> float:
-        """Return the FLOPs of the forward pass for one whole volume of ``size`` = (D, H, W)."""
-        return sum(self.architecture.forward_flops(size).values())
 
     def forward(self, image_NCDHW: Tensor) -> Tensor:
         """Return logits (N, K, D, H, W) of volumes, or of this rank's slabs.

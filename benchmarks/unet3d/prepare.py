@@ -107,7 +107,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
     if stand_in is not None:
         names = [name for name in names if any(path.name.startswith(name) for path in volumes)]
         if not names:
-            raise DataError(f"{folder} holds no volumes case_00000_x.npy …")
+            raise DataError(f"{folder} has no volumes case_00000_x.npy …")
     expected = {f"{name}_{kind}.npy": "" for name in names for kind in "xy"}
     _compare_names(folder, {path.name for path in volumes}, expected, "KiTS19" if stand_in is None else MARKER)
     digest = hashlib.sha256("".join(f"{path.name}\t{path.stat().st_size}\n" for path in volumes).encode())
@@ -197,8 +197,8 @@ def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
     if record is None:
         return
     files = _parse(record, path).files
-    there = [data_dir / file for file in files if (data_dir / file).is_file()]
-    if {file.name: file.stat().st_size for file in there} != {file: entry.bytes for file, entry in files.items()}:
+    existing = [data_dir / file for file in files if (data_dir / file).is_file()]
+    if {file.name: file.stat().st_size for file in existing} != {file: entry.bytes for file, entry in files.items()}:
         path.unlink()
 
 
@@ -219,7 +219,7 @@ def _adopted(data_dir: Path, name: str) -> Record:
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read ({error}); prepare it again") from error
         if array.dtype != dtype or array.ndim != 4 or len(array) != 1 or not array.flags.c_contiguous:
-            raise DataError(f"{path} holds {array.dtype} of shape {array.shape}, expected {dtype.__name__} of 1xDxHxW")
+            raise DataError(f"{path}: {array.dtype} of shape {array.shape}, expected {dtype.__name__} of 1xDxHxW")
         made.append(array)
     image, label = made
     if image.shape != label.shape or label.max() >= CLASSES:
@@ -256,9 +256,9 @@ def _read_checksums(path: Path) -> dict[str, str]:
 
 def _compare_names(data_dir: Path, found: set[str], expected: dict[str, str], source: Path | str) -> None:
     if missing := sorted(set(expected) - found):
-        raise DataError(f"{data_dir} lacks {_some(missing)}: {len(found)} volumes where {source} has {len(expected)}")
-    if strangers := sorted(found - set(expected)):
-        raise DataError(f"{data_dir} holds {_some(strangers)}, which {source} does not name")
+        raise DataError(f"{data_dir} lacks {_some(missing)}: {len(found)} volumes, but {source} has {len(expected)}")
+    if unexpected := sorted(found - set(expected)):
+        raise DataError(f"{data_dir} has {_some(unexpected)}, which {source} does not have")
 
 
 def _compare_published(data_dir: Path, md5s: dict[str, str], published: Path) -> None:

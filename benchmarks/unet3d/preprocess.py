@@ -58,10 +58,8 @@ def load_scan(image_path: Path, label_path: Path) -> Scan:
     with np.errstate(invalid="ignore"):
         label = label_values.astype(np.uint8, order="C")
     if not (label.max() < CLASSES and np.array_equal(label, label_values)):
-        strangers = np.setdiff1d(label_values, np.arange(CLASSES))
-        raise DataError(
-            f"{label_path}: label {strangers[0]:g} where 0 (background), 1 (kidney) and 2 (tumour) are known"
-        )
+        invalid = np.setdiff1d(label_values, np.arange(CLASSES))
+        raise DataError(f"{label_path}: label {invalid[0]:g}, expected 0 (background), 1 (kidney) or 2 (tumour)")
     label_shape = label_values.shape
     del label_values  # a scan of 1,059 slices takes 2 GB in float64
     image_values, spacing = _read(image_path)
@@ -69,7 +67,7 @@ def load_scan(image_path: Path, label_path: Path) -> Scan:
         raise DataError(f"{image_path} has the shape {image_values.shape} and its labels {label_shape}")
     image = image_values.astype(np.float32, order="C")
     if not np.isfinite(image).all():
-        raise DataError(f"{image_path} holds intensities that are not a number, or infinite; fetch it again")
+        raise DataError(f"{image_path} has intensities that are not finite; fetch it again")
     return Scan(image, label, spacing)
 
 
@@ -135,11 +133,11 @@ def _geometry(path: Path, header: bytes) -> tuple[tuple[int, ...], tuple[float, 
     depth, height, width = (float(axis) for axis in as_written["pixdim"][1:4])
     spacing = (depth, height, width)
     if len(shape) != 3 or 0 in shape:
-        raise DataError(f"{path} has the shape {shape} where a volume has three axes")
+        raise DataError(f"{path} has the shape {shape}, expected three axes")
     if not all(math.isfinite(axis) and axis > 0 for axis in spacing):
-        raise DataError(f"{path}: a spacing of {spacing} mm is none; fetch it again")
+        raise DataError(f"{path}: the spacing {spacing} mm is invalid; fetch it again")
     if not 0 < math.prod(resampled_shape(shape, spacing)) <= _MOST_VOXELS:
-        raise DataError(f"{path}: {shape} voxels, {spacing} mm apart, are no scan of a body; fetch it again")
+        raise DataError(f"{path}: {shape} voxels at {spacing} mm are not possible for a scan; fetch it again")
     return shape, spacing
 
 

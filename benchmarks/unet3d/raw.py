@@ -37,7 +37,7 @@ class ScanSettings:
 
     def __post_init__(self) -> None:
         if len(self.patch) != 3 or not all(isinstance(axis, int) and 1 <= axis <= 1024 for axis in self.patch):
-            raise ConfigError(f"patch={self.patch}: three axes of 1 to 1024 voxels")
+            raise ConfigError(f"patch={self.patch}: must be three axes of 1 to 1024 voxels")
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,7 @@ def split_of(number: int) -> Literal["train", "eval"]:
 
 
 def data_folder(raw_dir: Path) -> Path:
-    """Return the folder of the cases, a subfolder such as ``kits19/data`` or, also if there are no cases,
-    ``raw_dir``.
-    """
+    """Return the folder of the cases: a subfolder such as ``kits19/data``, or ``raw_dir``, also without cases."""
     found = find_file(raw_dir, f"case_{'[0-9]' * 5}/*.nii.gz")
     return raw_dir if found is None else found.parent.parent
 
@@ -92,14 +90,12 @@ def open_raw(raw_dir: Path) -> RawScans:
             lack one of the splits, or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; put KiTS19 there or generate a stand-in")
+        raise DataError(f"raw folder {raw_dir} does not exist; copy KiTS19 there or generate synthetic data")
     folder = data_folder(raw_dir)
     marker, stand_in = marker_of(raw_dir, folder / MARKER), description_of(raw_dir, folder / MARKER)
     numbers = _numbers(folder)
     if not numbers:
-        raise DataError(
-            f"{raw_dir} holds no case_00000 …; 'mlperf-suite download benchmark=unet3d' says where they are"
-        )
+        raise DataError(f"{raw_dir} has no folders case_00000 …; 'mlperf-suite download benchmark=unet3d' fetches them")
     if stand_in is None:
         numbers = list(range(LABELLED_CASES))
     cases = [
@@ -111,15 +107,15 @@ def open_raw(raw_dir: Path) -> RawScans:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         hint = (
-            "generate the stand-in again"
+            "generate the synthetic data again"
             if stand_in is not None
-            else f"'mlperf-suite download benchmark=unet3d' fetches the {LABELLED_CASES} cases; beside other scans "
-            f'than KiTS19\'s put a file {MARKER} with {{"settings": {{"patch": [128, 128, 128]}}}}'
+            else f"'mlperf-suite download benchmark=unet3d' fetches the {LABELLED_CASES} cases; with other scans, "
+            f'write a file {MARKER} with {{"settings": {{"patch": [128, 128, 128]}}}}'
         )
         raise DataError(f"{missing[0]} is missing{more}; {hint}")
     for split in ("train", "eval"):
         if not any(case.split == split for case in cases):
-            raise DataError(f"{raw_dir} holds no case for {split}")
+            raise DataError(f"{raw_dir} has no case for {split}")
     return RawScans(cases, stand_in, _settings(marker, stand_in))
 
 

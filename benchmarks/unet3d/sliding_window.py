@@ -147,7 +147,7 @@ class SlidingWindow:
 
 
 def cover(size: int, window: int, stride: int) -> Axis:
-    """Crop or pad an axis of ``size`` voxels to a multiple of ``stride``, and place windows on it.
+    """Crop or pad an axis of ``size`` voxels to a multiple of ``stride``, and position windows on it.
 
     A remainder of less than half the stride is cropped, a larger one padded; the result is padded to at least one
     window. If the number of voxels is odd, the larger part is cropped or added at the end.
@@ -183,16 +183,16 @@ def average_logits(image_DHW: Tensor, network: Callable[[Tensor], Tensor], windo
     padded = window.padded(image_DHW[geometry.kept], geometry)
     sums: Tensor | None = None
     for origin in geometry.origins:
-        place = tuple(slice(start, start + size) for start, size in zip(origin, window.shape, strict=True))
-        logits_KDHW = network(padded[place][None, None])[0]
+        part = tuple(slice(start, start + size) for start, size in zip(origin, window.shape, strict=True))
+        logits_KDHW = network(padded[part][None, None])[0]
         if sums is None:
             dtype = torch.float64 if logits_KDHW.dtype == torch.float64 else torch.float32
             importance = window.importance(padded.device, dtype)
             sums = torch.zeros(*padded.shape, len(logits_KDHW), dtype=dtype, device=padded.device)
             weights = torch.zeros(*padded.shape, 1, dtype=dtype, device=padded.device)
             ones = torch.ones(1, *window.shape, dtype=dtype, device=padded.device)
-        add_window(sums[place], logits_KDHW, importance)
-        add_window(weights[place], ones, importance)
+        add_window(sums[part], logits_KDHW, importance)
+        add_window(weights[part], ones, importance)
     assert sums is not None  # every volume has a window
     return (sums / weights)[geometry.inside]
 

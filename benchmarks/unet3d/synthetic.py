@@ -53,9 +53,9 @@ class SyntheticScans(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.smallest > self.largest:
-            raise ConfigError(f"--smallest={self.smallest} --largest={self.largest}: in this order")
+            raise ConfigError(f"--smallest={self.smallest} --largest={self.largest}: the first must not be larger")
         if len(self.patch) not in (1, 3):
-            raise ConfigError(f"--patch {' '.join(map(str, self.patch))}: one number, or three")
+            raise ConfigError(f"--patch {' '.join(map(str, self.patch))}: must be one number or three")
         _ = self.settings  # raises an error for an impossible crop
 
     @property
@@ -123,9 +123,9 @@ def plan(options: SyntheticScans) -> list[Plan]:
     plans = []
     for split, numbers in chosen.items():
         anatomies = itertools.cycle(_ANATOMIES[split])
-        for place, (number, anatomy) in enumerate(zip(numbers, anatomies, strict=False)):
+        for index, (number, anatomy) in enumerate(zip(numbers, anatomies, strict=False)):
             random = np.random.default_rng((options.seed, number))
-            shape = tuple(_size(options, axis, place, random) for axis in range(3))
+            shape = tuple(_size(options, axis, index, random) for axis in range(3))
             spacings = [random.choice(SLICE_SPACINGS), *([random.choice(PIXEL_SPACINGS)] * 2)]
             scan_shape = tuple(
                 round((size + 0.5) * target / spacing)
@@ -168,10 +168,10 @@ def draw(entry: Plan) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
             share = random.uniform(0.45, 0.65)
             direction = random.normal(size=3)
             away = random.uniform(0, 0.9 - share) * direction / np.linalg.norm(direction)
-            place = tuple(c + a * offset for c, a, offset in zip(centre, axes, away, strict=True))
+            position = tuple(c + a * offset for c, a, offset in zip(centre, axes, away, strict=True))
             inner = tuple(share * axis for axis in axes)
-            _fill(image, TUMOUR, place, inner)
-            _fill(label, 2, place, inner)
+            _fill(image, TUMOUR, position, inner)
+            _fill(label, 2, position, inner)
     image += NOISE * random.standard_normal(entry.scan_shape, np.float32)
     return np.rint(image).astype(np.int16), label
 
@@ -182,25 +182,25 @@ def _fill(
     """Set the voxels of an ellipsoid to ``value``; centre and half axes are fractions of the volume's size."""
     boxes, squares = [], []
     for axis, (size, middle, half) in enumerate(zip(volume.shape, centre, axes, strict=True)):
-        places = (np.arange(size) + 0.5) / size
-        inside = np.flatnonzero(np.abs(places - middle) <= half)
+        positions = (np.arange(size) + 0.5) / size
+        inside = np.flatnonzero(np.abs(positions - middle) <= half)
         boxes.append(slice(inside[0], inside[-1] + 1))
         shape = [1, 1, 1]
         shape[axis] = -1
-        squares.append((((places[boxes[-1]] - middle) / half) ** 2).astype(np.float32).reshape(shape))
+        squares.append((((positions[boxes[-1]] - middle) / half) ** 2).astype(np.float32).reshape(shape))
     volume[tuple(boxes)][squares[0] + squares[1] + squares[2] <= 1] = value
 
 
-def _size(options: SyntheticScans, axis: int, place: int, random: np.random.Generator) -> int:
+def _size(options: SyntheticScans, axis: int, index: int, random: np.random.Generator) -> int:
     """Return an axis size: alternately one that windows crop and one that they pad; some D axes are below the patch.
 
     If the range has no such size, any size of the range is drawn.
     """
     every = range(options.smallest, options.largest + 1)
     patch = options.settings.patch[axis]
-    if axis == 0 and place % 4 == 3:
+    if axis == 0 and index % 4 == 3:
         fitting = [size for size in every if size < patch]
     else:
-        wanted = ("crop", "pad")[(place + axis) % 2]
+        wanted = ("crop", "pad")[(index + axis) % 2]
         fitting = [size for size in every if size >= patch and branch(size, patch) == wanted]
     return int(random.choice(fitting or every))

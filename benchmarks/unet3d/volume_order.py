@@ -22,7 +22,7 @@ from common.data.batches import Block
 from common.data.order import MicroBatches, sample_generator
 from common.errors import ConfigError
 
-_DEAL, _PERMUTATION, _SAMPLE = 11, 12, 13
+_SHARES, _PERMUTATION, _SAMPLE = 11, 12, 13
 """Identify the random streams of a seed; :mod:`common.data.order` uses other numbers."""
 
 
@@ -48,14 +48,11 @@ class VolumeOrder:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("volumes", "global_batch", "shares"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: an order of volumes needs at least 1")
         for whole, what in ((self.volumes, "training volumes"), (self.global_batch, "samples of a global batch")):
             if whole % self.shares:
                 raise ConfigError(
-                    f"reader.shares={self.shares} does not divide the {whole} {what}; take a common divisor, 0 to have "
-                    "one chosen, or 1 for all volumes in one share"
+                    f"reader.shares={self.shares} does not divide the {whole} {what}; choose a common divisor, 0 for "
+                    "an automatic choice, or 1 for one share of all volumes"
                 )
 
     @property
@@ -72,13 +69,13 @@ class VolumeOrder:
         """Return the volume of a sample."""
         epoch, step_of_epoch = divmod(step, self.steps_of_epoch)
         per_share = self.global_batch // self.shares
-        share, place = divmod(slot, per_share)
+        share, slot_of_share = divmod(slot, per_share)
         order = _permutation(self.volumes, self.shares, self.seed, share, epoch)
-        return int(order[(step_of_epoch * per_share + place) % len(order)])
+        return int(order[(step_of_epoch * per_share + slot_of_share) % len(order)])
 
     def volumes_of_share(self, share: int) -> NDArray[np.int64]:
         """Return the volumes of ``share``, ascending."""
-        return _deal(self.volumes, self.shares, self.seed, share)
+        return _volumes_of_share(self.volumes, self.shares, self.seed, share)
 
     def generator(self, step: int, slot: int) -> np.random.Generator:
         """Return the random generator of a sample; it depends only on the seed and the sample's number."""
@@ -96,13 +93,6 @@ class ReplicaOrder:
 
     order: VolumeOrder
     mine: MicroBatches
-
-    def __post_init__(self) -> None:
-        if self.mine.micro_batch * self.mine.lanes != self.order.global_batch:
-            raise ConfigError(
-                f"{self.mine.lanes} micro-batches of {self.mine.micro_batch} samples make no global batch of "
-                f"{self.order.global_batch}"
-            )
 
     @property
     def volumes(self) -> list[int]:
@@ -127,7 +117,7 @@ class ReplicaOrder:
             raise ConfigError(
                 f"benchmark.schedule: {block.samples} samples in {block.epochs} epochs after {block.start_sample} "
                 f"samples, but an epoch of {self.order.volumes} volumes in batches of {self.order.global_batch} has "
-                f"{size}, since its last batch is filled up"
+                f"{size}, because its last batch is padded"
             )
         return self.mine.first(block), self.mine.count(block)
 
@@ -161,16 +151,17 @@ def shares_for(requested: int, volumes: int, replicas: int) -> int:
 
 
 @functools.lru_cache(maxsize=512)
-def _deal(volumes: int, shares: int, seed: int, share: int) -> NDArray[np.int64]:
+def _volumes_of_share(volumes: int, shares: int, seed: int, share: int) -> NDArray[np.int64]:
     size = volumes // shares
-    dealt = sample_generator(seed, _DEAL).permutation(volumes)[share * size : (share + 1) * size]
-    dealt.sort()
-    dealt.flags.writeable = False
-    return dealt
+    assigned = sample_generator(seed, _SHARES).permutation(volumes)[share * size : (share + 1) * size]
+    assigned.sort()
+    assigned.flags.writeable = False
+    return assigned
 
 
 @functools.lru_cache(maxsize=512)
 def _permutation(volumes: int, shares: int, seed: int, share: int, epoch: int) -> NDArray[np.int64]:
-    order = sample_generator(seed, _PERMUTATION, share, epoch).permutation(_deal(volumes, shares, seed, share))
+    own = _volumes_of_share(volumes, shares, seed, share)
+    order = sample_generator(seed, _PERMUTATION, share, epoch).permutation(own)
     order.flags.writeable = False
     return order

@@ -57,10 +57,7 @@ class VolumeEntry:
 
 @dataclass(frozen=True)
 class Volumes:
-    """The cases of a prepared folder, sorted by name; ``stand_in`` is true for synthetic data.
-
-    See :func:`open_volumes`.
-    """
+    """The cases of a prepared folder, sorted by name; ``stand_in`` is true for synthetic data."""
 
     root: Path
     train: tuple[VolumeEntry, ...]
@@ -97,18 +94,18 @@ def open_volumes(root: Path, patch: tuple[int, int, int]) -> Volumes:
                 raise DataError(f"{root / manifest.NAME} lacks {name} of {case.name}; run '{PREPARE_COMMAND}'")
             if (found := described.files[name].bytes) != size:
                 raise DataError(
-                    f"{root / name} has {found} bytes where a volume of {_x(case.shape)} voxels takes {size}; "
+                    f"{root / name} has {found} bytes, but a volume of {_x(case.shape)} voxels takes {size}; "
                     f"run '{PREPARE_COMMAND}'"
                 )
         if any(axis < least for axis, least in zip(case.shape, patch, strict=True)):
             raise DataError(
-                f"{root}: {case.name} has {_x(case.shape)} voxels, too few for crops of {_x(patch)}: prepare the data "
-                "for these crops, or take smaller ones"
+                f"{root}: {case.name} has {_x(case.shape)} voxels, too few for crops of {_x(patch)}; prepare the data "
+                "for these crops, or use smaller ones"
             )
     splits = {name: tuple(case for case in cases if case.split == name) for name in ("train", "eval")}
     for name, members in splits.items():
         if not members:
-            raise DataError(f"{root} holds no case for {name}; run '{PREPARE_COMMAND}'")
+            raise DataError(f"{root} has no case for {name}; run '{PREPARE_COMMAND}'")
     return Volumes(root, splits["train"], splits["eval"], described.stand_in)
 
 
@@ -132,7 +129,7 @@ def read_cases(root: Path) -> list[VolumeEntry]:
 def _parse(name: str, entry: dict[str, Any]) -> VolumeEntry:
     depth, height, width = (int(axis) for axis in entry["shape"])
     if entry["split"] not in ("train", "eval"):
-        raise ValueError(f"{name} is for {entry['split']!r}")
+        raise ValueError(f"{name} has the split {entry['split']!r}")
     return VolumeEntry(name, (depth, height, width), entry["split"])
 
 
@@ -144,7 +141,7 @@ def _load(path: Path, dtype: np.dtype[Any], case: VolumeEntry) -> NDArray[Any]:
         raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
     if array.dtype != dtype or array.shape != (1, *case.shape) or not array.flags.c_contiguous:
         raise DataError(
-            f"{path} holds {array.dtype} of shape {array.shape} where {CASES} says {dtype} of (1, "
+            f"{path}: {array.dtype} of shape {array.shape}, but {CASES} gives {dtype} of (1, "
             f"{', '.join(map(str, case.shape))}), the last axis contiguous; {remedy}"
         )
     volume: NDArray[Any] = array[0]

@@ -1,4 +1,4 @@
-"""What whole runs of the decoders' workloads leave, and how runs on several ranks are compared with that of one."""
+"""Results of whole runs of the decoders' workloads, and comparison of runs on several ranks with a run on one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from common.mlperf.parsed_log import read_log
 from tests.conftest import Finished, flatten
 
 STEPS, TOLERANCE = 3, 1e-10
-"""Steps of a run in float64, and how far its weights and moments may be from others', relative."""
+"""Steps of a run in float64, and relative tolerance of its weights and moments."""
 
 SHARED_BY_FOUR = ["scale.gpus_per_node=4", "layout.cp=2", "optimizer.shard=all", "optimizer.bucket_mb=0.01"]
-"""Two replicas of two ranks that share rows; all four share the optimizer's state."""
+"""Two replicas of two ranks that split rows; all four share the optimizer's state."""
 
 Run = Callable[..., Finished]
-"""``run(data, output, *overrides)``: ``STEPS`` steps, each with a checkpoint."""
+"""``run(data, output, *overrides)`` trains ``STEPS`` steps, each with a checkpoint."""
 
 
 def state_of(output: Path, step: int = STEPS) -> dict[str, Tensor]:
-    """Weights and moments after a step, of all stages."""
+    """Return weights and moments of all stages after a step."""
     found: dict[str, Tensor] = {}
     for path in sorted((output / "checkpoints" / f"step_{step:08d}").glob("rank_*.pt")):
         content = torch.load(path, weights_only=True)
@@ -32,7 +32,7 @@ def state_of(output: Path, step: int = STEPS) -> dict[str, Tensor]:
 
 
 def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Of all tensors, relative to their norms."""
+    """Return the largest difference of tensors relative to their norms."""
     assert expected
     assert found.keys() == expected.keys()
     return max(
@@ -42,19 +42,19 @@ def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) ->
 
 
 def evaluated(output: Path) -> list[float]:
-    """All scores."""
+    """Return all scores."""
     return [event.value for event in read_log(output / "mlperf.log").all("eval_accuracy")]
 
 
 def check_that_shards_go_on_from_one_rank_and_one_rank_from_them(
     run: Run, data: Path, whole: Path, folder: Path
 ) -> None:
-    """Over replicas and rows: four ranks resume the run of one, which then resumes theirs, and both end as it did.
+    """Check that four ranks can resume the run of one, and one rank theirs, and that both get the same result.
 
     Args:
-        run, data: of the workload.
-        whole: the output of one rank.
-        folder: for the outputs.
+        run, data: function and data of the workload.
+        whole: output of the run on one rank.
+        folder: receives the outputs.
     """
     saved = whole / "checkpoints" / "step_00000001"
     for name, sharing in (("four", SHARED_BY_FOUR), ("one", [])):

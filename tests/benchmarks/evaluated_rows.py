@@ -1,4 +1,4 @@
-"""The evaluation of a pre-training over rows that a test has in memory."""
+"""Evaluation of a pre-training on rows in memory."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Pretraining = GptPretraining | LlamaPretraining
 
 
 class _InMemory(list[HostBatch]):
-    """An evaluation set."""
+    """An evaluation set in memory."""
 
     eval_samples = 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class Evaluated:
-    """A workload's evaluation, warmed up; on a GPU on a stream of its own, since graphs want one.
+    """A workload's evaluation after its warm-up; on a GPU it has its own stream, as CUDA graphs require.
 
     Args:
-        workload: whose evaluation it is.
-        rows: int32 (rows, tokens), whole batches of the evaluation.
+        workload: the workload to evaluate.
+        rows: int32 (rows, tokens); their number is a multiple of the batch.
     """
 
     def __init__(self, workload: Pretraining, rows: Tensor) -> None:
@@ -54,7 +54,7 @@ class Evaluated:
         evaluation.open_data(Path())
 
     def score(self, weights: Weights | None = None) -> float:
-        """Log perplexity of the workload's weights or of others; the wholeness of the set is checked by it."""
+        """Return the log perplexity of ``weights``, default the workload's; raises an error for an incomplete set."""
         with self._on_stream():
             predictions = self._evaluation.predict(weights or self.workload.weights())
         if self._stream is not None:

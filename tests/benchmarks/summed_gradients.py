@@ -1,4 +1,4 @@
-"""How far the gradients of many micro-batches, and the weights that they move, are from a run in float64."""
+"""Errors of the summed gradients of many micro-batches, and of the updated weights, relative to a float64 run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Errors(NamedTuple):
     """Relative norms of differences.
 
     Attributes:
-        gradient: of the first step's gradient.
-        moved: of what all steps have added to the weights.
+        gradient: error of the first step's gradient.
+        moved: error of the total update of the weights.
     """
 
     gradient: float
@@ -35,25 +35,25 @@ class _Run(NamedTuple):
 
 
 def check_that_fp32_is_closer(build: Build) -> None:
-    """Gradients in fp32, of written blocks with remainders and of autograd, beside those that are rounded each time."""
+    """Check that fp32 gradients are more accurate than bf16 ones, with handwritten blocks and with autograd."""
     wide = "optimizer.gradients=fp32"
-    ways: tuple[tuple[str, ...], ...] = ((), (wide, "optimizer.masters=remainder"), (wide, "model.blocks=autograd"))
-    same, *others = errors(build, *ways)
+    variants: tuple[tuple[str, ...], ...] = ((), (wide, "optimizer.masters=remainder"), (wide, "model.blocks=autograd"))
+    same, *others = errors(build, *variants)
     for in_fp32 in others:
         assert in_fp32.gradient < 0.6 * same.gradient
         assert in_fp32.moved < 0.6 * same.moved
 
 
-def errors(build: Build, *ways: tuple[str, ...]) -> list[Errors]:
-    """Of runs in bf16, each with its own overrides, from float64 with the same start and the same rows.
+def errors(build: Build, *variants: tuple[str, ...]) -> list[Errors]:
+    """Return the errors of bf16 runs, one for each list of overrides, with the same start and rows as a float64 run.
 
-    The optimizer's epsilon is large, so that an update is in proportion to the gradient and its rounding.
+    The optimizer's epsilon is large, so updates are proportional to the gradient.
     """
     given = (f"hparams.global_batch_size={2 * MICRO_BATCHES}", "hparams.epsilon=1.0")
     start = {name: weight.detach().clone() for name, weight in build("precision=bf16").model.named_parameters()}
     exact = _run(build(*given, "precision=fp64", "model.blocks=autograd"), start)
     moved, results = _moved(exact, start), []
-    for overrides in ways:
+    for overrides in variants:
         found = _run(build(*given, "precision=bf16", *overrides), start)
         results.append(Errors(_error(found.gradients, exact.gradients), _error(_moved(found, start), moved)))
     return results
@@ -85,12 +85,12 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _drawn(example: Batch, seed: int) -> Batch:
-    """Rows of other tokens; what is no label stays none."""
+    """Replace the tokens by random ones, except those that are no labels."""
     tokens = example.tensors["tokens"]
     drawn = torch.randint(90, tokens.shape, generator=torch.Generator().manual_seed(seed), dtype=tokens.dtype)
     return Batch({"tokens": torch.where(tokens < 0, tokens, drawn)}, example.samples)
 
 
-def _error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    difference = sum(float((found[name] - value).square().sum()) for name, value in wanted.items())
-    return (difference / sum(float(value.square().sum()) for value in wanted.values())) ** 0.5
+def _error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    difference = sum(float((found[name] - value).square().sum()) for name, value in expected.items())
+    return (difference / sum(float(value.square().sum()) for value in expected.values())) ** 0.5

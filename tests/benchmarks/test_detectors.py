@@ -1,4 +1,4 @@
-"""What SSD300, RetinaNet and Mask R-CNN have in common as workloads: backbone, operations, reader and scorer."""
+"""Test the common properties of SSD300, RetinaNet and Mask R-CNN: backbone, operations, reader and scorer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def loaded(name: str, *overrides: str) -> tuple[RunConfig, SessionConfig]:
 
 
 def built(name: str, *overrides: str) -> Any:
-    """The workload of the ``test`` recipe, on one rank."""
+    """Return the workload of the ``test`` recipe, on one rank."""
     run, _ = loaded(name, "scale=test", *overrides)
     return WORKLOADS[name](run, Layout(run.layout, seed=3))
 
@@ -54,7 +54,7 @@ def test_the_closed_division_starts_from_the_rules_backbone(name, tmp_path):
 
 
 @each
-def test_a_missing_backbone_is_named(name):
+def test_the_error_for_a_missing_backbone_names_it(name):
     with pytest.raises(CheckpointError, match=r"^/nowhere/"):
         built(name, "assets_dir=/nowhere")
 
@@ -79,7 +79,7 @@ def test_implementations_are_logged(name):
 
 
 @pytest.mark.parametrize(("name", "option"), [(name, option) for name in WORKLOADS for option in OPERATIONS[name]])
-def test_an_implementation_that_cannot_run_here_is_named_with_its_option(name, option, monkeypatch):
+def test_the_error_for_an_unsupported_implementation_names_its_option(name, option, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     request = f"model.implementations.{option}={next(iter(OPERATIONS[name][option].fast))}"
     with pytest.raises(UnsupportedImplementation, match=f"^{request}"):
@@ -87,20 +87,20 @@ def test_an_implementation_that_cannot_run_here_is_named_with_its_option(name, o
 
 
 @each
-def test_a_checkpoint_of_one_reader_goes_on_with_the_other(name):
+def test_a_checkpoint_of_one_reader_can_be_resumed_with_the_other(name):
     declared = [loaded(name, "scale=test", f"reader.reader={kind}")[0].declaration for kind in ("dali", "torchvision")]
     assert declared[0].order_of_data() == declared[1].order_of_data()
 
 
 @each
 @pytest.mark.parametrize(("scoring", "device"), [("background", "cpu"), ("inline", "meta")])
-def test_in_the_background_the_scorer_leaves_the_device_to_training(name, scoring, device):
+def test_background_scoring_runs_on_the_cpu(name, scoring, device):
     scorer = built(name, f"evaluation.scoring={scoring}").evaluation(Layout(device="meta")).scorer
     assert pickle.loads(pickle.dumps(scorer))._device == torch.device(device)
 
 
 @pytest.mark.parametrize("name", ["ssd300", "retinanet"])
-def test_a_graph_can_hold_an_evaluation(name):
+def test_an_evaluation_can_be_captured(name):
     workload = built(name)
     (forward,) = workload.evaluation(workload.layout)._forward.values()
     forward.warm_up()

@@ -1,4 +1,4 @@
-"""Blocks that workloads name for the gathers of their weights run in the order that is said, and each of them runs."""
+"""Test that the blocks for gathering weights all run, in the order of the list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITH_BLOCKS = {"bert", "gpt3", "llama31_8b", "rnnt", "stable_diffusion", "unet3d
 
 
 def blocks_and_order(monkeypatch: pytest.MonkeyPatch, name: str, *overrides: str) -> tuple[list[str], list[str]]:
-    """Names of a workload's blocks as it gives them, and in the order in which a step first enters them."""
+    """Return the names of a workload's blocks in its order, and in the order of their first use in a step."""
     given: list[tuple[str, nn.Module]] = []
 
     class Gatherer(WeightGatherer):
@@ -41,7 +41,7 @@ def blocks_and_order(monkeypatch: pytest.MonkeyPatch, name: str, *overrides: str
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_blocks_run_in_the_order_in_which_they_are_given(monkeypatch, name):
+def test_blocks_run_in_the_order_of_the_list(monkeypatch, name):
     given, order = blocks_and_order(monkeypatch, name)
     assert bool(given) == (name in WITH_BLOCKS)
     assert order == given

@@ -1,4 +1,4 @@
-"""Evaluations of the pre-trainings in FP8: their score beside that in bf16, and the training around them."""
+"""Test evaluations of the pre-trainings in FP8: scores close to bf16, and no influence on training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS, STEPS, CLOSE = 4, 8, 0.005
 
 
 def built(benchmark: str, *overrides: str, role: RoleName = "train") -> Pretraining:
-    """The ``test`` recipe in FP8 with two micro-batches a step, on one rank."""
+    """Return the ``test`` recipe in FP8 with two micro-batches per step, on one rank."""
     rate = f"hparams.base_learning_rate={RATES[benchmark]}"
     given = [rate, "precision=bf16", "model.linear=fp8", "hparams.global_batch_size=4", "model.layers=2", *overrides]
     run, _ = cli.load(compose([f"benchmark={benchmark}", "scale=test", "device=cpu", *given]))
@@ -36,7 +36,7 @@ def built(benchmark: str, *overrides: str, role: RoleName = "train") -> Pretrain
 
 
 def text(workload: Pretraining, rows: int, seed: int) -> Tensor:
-    """Rows that repeat a few words in one order, with errors: something can be learnt, and not all."""
+    """Return rows that repeat a few words in a fixed order, with errors, so they can be learnt partly."""
     generator = torch.Generator().manual_seed(seed)
     length = workload.row_facts.row_length + 1
     starts = torch.randint(16, (rows, 1), generator=generator)
@@ -50,12 +50,12 @@ def text(workload: Pretraining, rows: int, seed: int) -> Tensor:
 
 
 def evaluated(workload: Pretraining) -> Evaluated:
-    """Over two batches."""
+    """Return an evaluation of two batches."""
     return Evaluated(workload, text(workload, ROWS, 77))
 
 
 def train(workload: Pretraining, beside: Evaluated | None = None) -> list[float]:
-    """Steps, with an evaluation behind every other one; the scores."""
+    """Train, with an evaluation after every other step; return the scores."""
     step, scores = workload.build_step(), []
     for number in range(STEPS):
         step([Batch({"tokens": text(workload, 2, 2 * number + part)}, 2) for part in range(2)])
@@ -65,7 +65,7 @@ def train(workload: Pretraining, beside: Evaluated | None = None) -> list[float]
 
 
 class Trained(NamedTuple):
-    """A workload that was evaluated while it was trained, and its scores."""
+    """A workload that was evaluated during its training, and its scores."""
 
     workload: Pretraining
     scores: list[float]
@@ -83,7 +83,7 @@ def again(trained: Trained, *overrides: str, role: RoleName = "train") -> Pretra
     return built(trained.workload.cfg.benchmark.name, *overrides, role=role)
 
 
-def test_training_around_evaluations_in_fp8_is_bit_for_bit_that_without(trained: Trained) -> None:
+def test_evaluations_in_fp8_do_not_change_training(trained: Trained) -> None:
     others = again(trained)
     train(others)
     model = trained.workload.model
@@ -92,26 +92,26 @@ def test_training_around_evaluations_in_fp8_is_bit_for_bit_that_without(trained:
         assert torch.equal(own[name], tensor), name
 
 
-def test_the_score_in_fp8_is_that_in_half_precision(trained: Trained) -> None:
+def test_the_score_in_fp8_is_close_to_that_in_half_precision(trained: Trained) -> None:
     half = again(trained, "model.linear=torch")
-    wanted = evaluated(half).score(trained.workload.weights())
-    assert trained.scores[-1] != wanted, "one of them was not in FP8"
-    assert trained.scores[-1] == pytest.approx(wanted, rel=CLOSE)
+    expected = evaluated(half).score(trained.workload.weights())
+    assert trained.scores[-1] != expected, "one of them was not in FP8"
+    assert trained.scores[-1] == pytest.approx(expected, rel=CLOSE)
 
 
-def test_ranks_that_only_evaluate_find_scales_of_their_own(trained: Trained) -> None:
+def test_evaluation_ranks_compute_their_own_scales(trained: Trained) -> None:
     weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
     apart = evaluated(again(trained, role="evaluate"))
     found = apart.score(weights)
-    wanted = evaluated(again(trained, "model.linear=torch", role="evaluate")).score(weights)
-    assert found != wanted
-    assert found == pytest.approx(wanted, rel=CLOSE)
+    expected = evaluated(again(trained, "model.linear=torch", role="evaluate")).score(weights)
+    assert found != expected
+    assert found == pytest.approx(expected, rel=CLOSE)
     apart.score(Weights({name: 2.0 * tensor for name, tensor in weights.tensors.items()}))
     assert apart.score(weights) == found, "nothing is left of other weights"
 
 
-def test_checkpoints_are_scored_alike_whoever_scores_them(trained: Trained) -> None:
-    """A rank that has trained has scales of its last weights, and one that reads a checkpoint has none."""
+def test_the_score_of_a_checkpoint_does_not_depend_on_the_rank(trained: Trained) -> None:
+    """A rank has scales of its last weights after training, and none if it only reads a checkpoint."""
     weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
     offline = "evaluation.scoring=offline"
     scores = [evaluated(again(trained, offline, role=role)).score(weights) for role in ("train", "evaluate")]
@@ -121,7 +121,7 @@ def test_checkpoints_are_scored_alike_whoever_scores_them(trained: Trained) -> N
     assert scores == [scores[0]] * 3
 
 
-def test_rows_that_fp8_cannot_multiply_are_refused_where_they_are_evaluated() -> None:
+def test_rows_that_fp8_cannot_multiply_are_an_error_in_evaluation() -> None:
     odd = ("benchmark.facts.row_length=24", "micro_batch=2", "reader.eval_rows=1")
     with pytest.raises(UnsupportedImplementation, match=r"model\.linear=fp8: a product of 24 tokens"):
         built("llama31_8b", *odd)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.rnnt.config import RnntConfig
+from benchmarks.rnnt.data import FeaturePreparer
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.greedy_decoder import DecodingLimits, GreedyDecoder
-from benchmarks.rnnt.preparer import FeaturePreparer
-from benchmarks.rnnt.synthetic_speech import SyntheticUtterances, find_rate, give_weights
+from benchmarks.rnnt.synthetic_speech import SyntheticUtterances, draw_emitting_weights, set_threshold
 from benchmarks.rnnt.workload import SpeechRecognition
 from common.config import loading
 from common.config.composition import compose
@@ -129,9 +129,9 @@ def test_a_captured_evaluation_is_the_eager_one_and_leaves_the_weights_in_traini
     torch.manual_seed(0)
     eager = evaluation_of(run, workload, samples_N, capture=False)
     start = {name: weight.clone() for name, weight in model.state_dict().items()}
-    give_weights(model)
+    draw_emitting_weights(model)
     model.eval()
-    find_rate(model, captured, tokens=400)
+    set_threshold(model, captured, tokens=400)
     spoken = Weights({name: weight.detach().clone() for name, weight in model.named_parameters()})
     model.load_state_dict(start)
     model.train()

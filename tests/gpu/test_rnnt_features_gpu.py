@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from benchmarks.rnnt.config import Facts
+from benchmarks.rnnt.data import FeaturePreparer, synthetic_batch
 from benchmarks.rnnt.ops import features
 from benchmarks.rnnt.ops.features.cases import utterances_of
 from benchmarks.rnnt.ops.features.reference import AudioBatch
-from benchmarks.rnnt.preparer import FeaturePreparer, synthetic_batch
 from common.data.batches import HostBatch
 from common.mlperf.fixed import fixed_facts
 from common.ops.cases import Draw

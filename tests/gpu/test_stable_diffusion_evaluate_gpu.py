@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.stable_diffusion.clip_score import ClipTransform
+from benchmarks.stable_diffusion.clip_score import ClipTransform, resize_bicubic
 from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FeatureSums, FrechetDistance
+from benchmarks.stable_diffusion.generation import initial_noise
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.pillow_resize import resize_bicubic
-from benchmarks.stable_diffusion.sampler import initial_noise
 from benchmarks.stable_diffusion.scoring_networks import published_networks
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout

@@ -17,7 +17,7 @@ from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.unet_operations import LAYERS, choose_layers
 from common.ops.operation import REFERENCE
 from common.step.capture import capturing
-from tests.benchmarks.stable_diffusion.frozen_names import randomized
+from tests.benchmarks.stable_diffusion.public_names import randomized
 
 pytestmark = pytest.mark.gpu
 

@@ -10,16 +10,14 @@ import torch
 
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.published_names import to_published
 from benchmarks.stable_diffusion.workload import StableDiffusion
 from common.config import loading
 from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.step.graphs import StepRunner
-from tests.benchmarks.stable_diffusion.diffusers_names import diffusers_name
-from tests.benchmarks.stable_diffusion.small_unet import inputs
-from tests.benchmarks.stable_diffusion.unet_oracle import velocity
+from tests.benchmarks.stable_diffusion.public_names import diffusers_name, to_published
+from tests.benchmarks.stable_diffusion.small_unet import inputs, velocity
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

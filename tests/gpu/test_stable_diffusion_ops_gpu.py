@@ -106,7 +106,7 @@ def test_noise_and_loss_are_captured_and_follow_seed_and_ids() -> None:
         torch.tensor(3, device=CUDA),
         torch.arange(2, device=CUDA),
     )
-    abar_T = abar().to(CUDA)
+    abar_T = abar(1000, 0.00085, 0.012).to(CUDA)
 
     def run() -> list[Tensor]:
         x_t, v, t_N = noised(held, seed, ids, abar_T, 0.18215, torch.float16)

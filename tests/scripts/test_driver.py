@@ -155,9 +155,10 @@ def test_limits_are_those_that_the_caller_may_set_unless_a_daemon_may_raise_them
     )
     fake.chmod(0o755)
     limits = {resource.RLIMIT_MEMLOCK: 65536, resource.RLIMIT_STACK: 8388608, resource.RLIMIT_NOFILE: 4096}
+    path = f"{tmp_path}:{os.environ['PATH']}"
     words = subprocess.run(
-        ["bash", SCRIPTS / "docker_run.sh", "--rm", "the image"],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True, check=True, timeout=SECONDS, preexec_fn=without_raising(limits),
+        ["bash", SCRIPTS / "docker_run.sh", "--rm", "the image"], env={**os.environ, "PATH": path},
+        capture_output=True, text=True, check=True, timeout=SECONDS, preexec_fn=without_raising(limits),
     ).stdout.splitlines()  # fmt: skip
     assert [words[i + 1] for i, word in enumerate(words) if word == "--ulimit"] == expected
     assert words[-2:] == ["--rm", "the image"]

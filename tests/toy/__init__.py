@@ -1,7 +1,7 @@
-"""A workload of a millisecond a step: the example of docs/adding_a_benchmark.md, and what the machinery is tested on.
+"""A workload with steps of a millisecond: the example of docs/adding_a_benchmark.md, used by tests of ``common``.
 
-It takes the name of a benchmark of MLPerf HPC that the suite does not train otherwise: the rules know only names of
-theirs. It is no CosmoFlow, but the same kind of task: four numbers are to be read off a volume.
+It has the name of CosmoFlow, a benchmark of MLPerf HPC that the suite does not train, because the rules accept only
+names of benchmarks. Its task is similar: estimate four numbers from a volume.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ NAME = "cosmoflow"
 WORKLOAD = "tests.toy.workload:CosmoFlow"
 
 PICTURES = "toy_pictures"
-"""The choice of ``benchmark`` for the toy that is scored offline, by two metrics: the rules know it by another name."""
+"""Value of ``benchmark`` for the example that is scored offline by two metrics; the rules have another name for it."""
 PICTURES_NAME = "stable_diffusion"
 PICTURES_WORKLOAD = "tests.toy.pictures:Pictures"
 
 
 def register(pictures: bool = True) -> None:
-    """Make the workload known to this process, as a line in ``WORKLOADS`` and files below ``configs/`` would.
+    """Register the workload in this process, as a line in ``WORKLOADS`` and files in ``configs/`` would.
 
-    ``pictures`` puts the toy that is scored offline in the place of the suite's own workload of its name.
+    ``pictures`` also replaces the suite's workload ``PICTURES_NAME`` by the example that is scored offline.
     """
     WORKLOADS[NAME] = WORKLOAD
     if pictures:
@@ -42,7 +42,7 @@ def register(pictures: bool = True) -> None:
 
 @contextlib.contextmanager
 def known(pictures: bool = True) -> Iterator[None]:
-    """Within it this process knows the workload; ``pictures`` as :func:`register` takes it."""
+    """Register the workload in this process within the context; ``pictures`` is that of :func:`register`."""
     before = dict(WORKLOADS)
     register(pictures)
     try:
@@ -53,6 +53,6 @@ def known(pictures: bool = True) -> Iterator[None]:
 
 
 def entry(arguments: Sequence[str]) -> str:
-    """The module whose command line knows the workload that ``arguments`` name."""
+    """Return the module whose command line has the workload in ``arguments``."""
     toys = {f"benchmark={name}" for name in (NAME, PICTURES)}
     return "tests.toy" if toys & set(arguments) else "common.cli"

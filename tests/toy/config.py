@@ -11,7 +11,7 @@ from common.optim.hparams import SgdHparams
 
 @dataclass(frozen=True)
 class Facts:
-    """Edge of a volume in voxels, and how many numbers are to be read off it."""
+    """Edge of a volume in voxels, and number of parameters to estimate."""
 
     size: Annotated[int, AtLeast(1)]
     parameters: Annotated[int, AtLeast(1)]
@@ -19,7 +19,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Hparams(SgdHparams):
-    """The rows of the rules' table: a linear warm-up from a share of the rate, and a factor from each boundary on."""
+    """The hyperparameters in the rules: a linear warm-up from a fraction of the rate, and a decay at each boundary."""
 
     optimizer: Literal["sgd"]
     warmup_epochs: Annotated[int, NotNegative]
@@ -44,7 +44,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class CosmoFlowConfig:
-    """All of it."""
+    """The workload's part of the configuration."""
 
     facts: Facts
     hparams: Hparams

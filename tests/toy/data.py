@@ -1,4 +1,4 @@
-"""Reads the prepared format: for each split one file of volumes and one of parameters, mapped into memory."""
+"""Reader of the prepared format: a file of volumes and a file of parameters for each split, mapped into memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREPARE_COMMAND = "mlperf-suite prepare benchmark=cosmoflow --raw-dir RAW --data
 
 
 class Volumes:
-    """One split below ``root``; pinned batches travel to a GPU while it computes."""
+    """A split in ``root``; batches in pinned memory are copied to a GPU while it computes."""
 
     def __init__(self, root: Path, split: str, dtype: torch.dtype, pin_memory: bool) -> None:
         self.volume_NV = np.load(root / f"{split}_volumes.npy", mmap_mode="r")
@@ -30,7 +30,7 @@ class Volumes:
         return len(self.volume_NV)
 
     def take(self, samples: list[int]) -> dict[str, Tensor]:
-        """The samples as one batch."""
+        """Return the samples as one batch."""
         made = {"volume": self.volume_NV[samples], "parameters": self.parameters_NP[samples]}
         tensors = {name: torch.from_numpy(array).to(self._dtype) for name, array in made.items()}
         return {name: tensor.pin_memory() if self._pin else tensor for name, tensor in tensors.items()}
@@ -55,11 +55,11 @@ class TrainSource:
             yield HostBatch(self._volumes.take(samples), self._stream.micro_batch * self._stream.replicas, position)
 
     def close(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: there are no threads."""
 
 
 def eval_batches(root: Path, dtype: torch.dtype, layout: Layout, batch: int) -> tuple[int, Iterator[dict[str, Tensor]]]:
-    """Size of the evaluation set, and this rank's batches of it; the last ones repeat volumes, with weight 0."""
+    """Return the size of the evaluation set and this rank's batches; the last ones repeat volumes with weight 0."""
     volumes = Volumes(root, "eval", dtype, pin_memory=False)
     shard = EvalShard(len(volumes), batch, layout.size("dp"), layout.coordinate("dp"))
 

@@ -15,20 +15,20 @@ from tests.toy.data import eval_batches
 
 
 class MeanError(Scorer):
-    """The mean over the set."""
+    """Scorer that returns the mean over the set."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Error per volume and parameter."""
+        """Return the error per volume and parameter."""
         values = predictions.values
         check_whole_set(values["volumes"], values["expected"], "volumes")
         return {"mean_absolute_error": values["error"] / values["volumes"]}
 
 
 class MeanAbsoluteError(Evaluation):
-    """Evaluates the network that trains, on batches that stay on the device.
+    """Evaluation of the training network on batches that stay on the device.
 
     Args:
-        model: volumes (B, V) to estimates (B, P).
+        model: maps volumes (B, V) to estimates (B, P).
         example: a batch of volumes, for warm-up.
         parameters: P.
         layout: the ranks that share the evaluation set.
@@ -47,17 +47,17 @@ class MeanAbsoluteError(Evaluation):
         self._size = 0
 
     def warm_up(self) -> None:
-        """A pass over the made-up batch."""
+        """Run a forward pass on the example."""
         self._forward.warm_up()
         self._counts.warm_up()
 
     def open_data(self, root: Path) -> None:
-        """Bring this rank's share to the device."""
+        """Copy this rank's volumes to the device."""
         self._size, batches = eval_batches(root, self._dtype, self._layout, len(self._forward.inputs["volume"]))
         self._batches = [{name: x.to(self._layout.device) for name, x in batch.items()} for batch in batches]
 
     def predict(self, weights: Weights) -> Predictions:
-        """Add up errors and volumes over all ranks."""
+        """Return the sums of errors and volumes over all ranks."""
         with self._forward.evaluating(weights):
             self._counts.clear()
             for batch in self._batches:

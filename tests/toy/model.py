@@ -1,4 +1,4 @@
-"""The network. B volumes, V voxels of each, P parameters that are to be read off it."""
+"""The network. B volumes, V voxels of each, P parameters to estimate."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 
 class VolumeRegression(nn.Module):
-    """Two layers on the voxels; the parameters lie within -1 and 1.
+    """Two layers on the voxels; the parameters are in [-1, 1].
 
     Args:
         voxels: V.
-        width: of the hidden layer.
+        width: width of the hidden layer.
         parameters: P.
-        generator: of the initial weights, equal on all ranks.
+        generator: draws the initial weights, equal on all ranks.
     """
 
     def __init__(self, voxels: int, width: int, parameters: int, generator: torch.Generator) -> None:
@@ -25,5 +25,5 @@ class VolumeRegression(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, volume_BV: Tensor) -> Tensor:
-        """Estimates, (B, P)."""
+        """Return estimates (B, P)."""
         return self.output(nn.functional.leaky_relu(self.hidden(volume_BV), 0.3))

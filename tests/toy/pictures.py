@@ -1,4 +1,4 @@
-"""The toy under the rules of a benchmark that is scored offline: two metrics of the same error, and AdamW."""
+"""The example under the rules of a benchmark that is scored offline: two metrics of the same error, and AdamW."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.toy.workload import CosmoFlow
 
 @dataclass(frozen=True)
 class Hparams(AdamWHparams):
-    """The rows of the rules' table."""
+    """The hyperparameters in the rules."""
 
     optimizer: Literal["adamw"]
     warmup_steps: Annotated[int, NotNegative]
@@ -28,7 +28,7 @@ class Hparams(AdamWHparams):
 
 @dataclass(frozen=True)
 class PicturesConfig:
-    """All of it."""
+    """The workload's part of the configuration."""
 
     facts: Facts
     hparams: Hparams
@@ -37,26 +37,26 @@ class PicturesConfig:
 
 
 class TwoMetrics(Scorer):
-    """A metric that falls with the error and one that rises."""
+    """Scorer of one metric that falls and one that rises with training."""
 
     def __init__(self) -> None:
         self._error = MeanError()
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """FID, 400 times the error, so that training comes to the rules' 90, and CLIP, what the error lacks to 1."""
+        """Return FID, 400 times the error, so that training can reach the target of 90, and CLIP, 1 minus the error."""
         error = self._error.score(predictions)["mean_absolute_error"]
         return {"FID": 400 * error, "CLIP": 1 - error}
 
 
 class Pictures(CosmoFlow):
-    """Parameters of a volume, by two layers, scored offline."""
+    """Estimation of parameters from volumes, scored offline."""
 
     config_type: ClassVar[type] = PicturesConfig
     title = "Stable Diffusion's stand-in"
     own: PicturesConfig  # type: ignore[assignment]
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then AdamW."""
+        """Return the step: accumulated micro-batches, then AdamW."""
         hparams = self.own.hparams
 
         def schedule(step: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Pictures(CosmoFlow):
         return self.step_with(hparams.adamw(), schedule)
 
     def evaluation(self, layout: Layout) -> MeanAbsoluteError:
-        """Both metrics on the ranks of ``layout``."""
+        """Return the evaluation of both metrics on the ranks of ``layout``."""
         made = super().evaluation(layout)
         made.scorer = TwoMetrics()
         return made

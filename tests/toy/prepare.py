@@ -1,4 +1,4 @@
-"""Generate, prepare and verify: volumes and their parameters, raw in one ``npz`` for each split."""
+"""Generate, prepare and verify volumes and their parameters; raw data are one ``npz`` file for each split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PUBLISHED = Published({"train_samples": 524_288, "eval_samples": 65_536})
 
 
 def generate(raw_dir: Path, train: int, eval: int, size: int) -> str:
-    """Each parameter fades a pattern of its own in; the patterns are the same in both splits."""
+    """Write synthetic volumes; each parameter scales a pattern, and both splits have the same patterns."""
     generator = np.random.default_rng(0)
     patterns_PV = generator.normal(size=(4, size**3))
     with synthetic.generated(raw_dir) as partial:
@@ -32,7 +32,7 @@ def generate(raw_dir: Path, train: int, eval: int, size: int) -> str:
 
 
 def prepare(raw_dir: Path, data_dir: Path) -> Manifest:
-    """Take the logarithm of the densities; does nothing when that is done."""
+    """Write the logarithms of the densities; do nothing if the prepared data exist."""
     counts, names = {}, []
     missing = [split for split in SPLITS if not (raw_dir / f"{split}.npz").exists()]
     if missing:

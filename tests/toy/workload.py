@@ -1,4 +1,4 @@
-"""The workload: wires model, data, optimizer and evaluation."""
+"""The workload: combines model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.toy.model import VolumeRegression
 
 
 class CosmoFlow(Workload):
-    """Parameters of a volume, by two layers."""
+    """Estimation of parameters from volumes."""
 
     config_type: ClassVar[type] = CosmoFlowConfig
     title = "CosmoFlow's stand-in"
@@ -36,24 +36,24 @@ class CosmoFlow(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """What the data folder has to hold."""
+        """Declare the data format."""
         return Declaration(data_format=FORMAT)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Weights with decay, biases without."""
+        """Return weights with decay, and biases without."""
         named = dict(self.model.named_parameters())
         weights = {name: parameter for name, parameter in named.items() if parameter.ndim > 1}
         biases = {name: parameter for name, parameter in named.items() if parameter.ndim == 1}
         return [ParameterGroup(weights, weight_decay=self.own.hparams.weight_decay), ParameterGroup(biases)]
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Mean squared error over the micro-batch."""
+        """Return the mean squared error over the micro-batch."""
         estimate_BP = self.model(micro_batch.tensors["volume"])
         mean = torch.nn.functional.mse_loss(estimate_BP, micro_batch.tensors["parameters"])
         return Losses(mean, {"loss": mean.detach()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """Noise; all of training has the same shape."""
+        """Yield one micro-batch of noise; all training batches have the same shape."""
         volume_BV = self._noise(self.cfg.micro_batch)
         parameters_BP = torch.zeros(len(volume_BV), self.own.facts.parameters, dtype=self.dtype)
         yield Batch(self.to_device({"volume": volume_BV, "parameters": parameters_BP}), self.nominal_samples)
@@ -63,7 +63,7 @@ class CosmoFlow(Workload):
         return torch.randn(shape, generator=self.layout.generator("example"), dtype=torch.float64).to(self.dtype)
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then SGD with momentum."""
+        """Return the step: accumulated micro-batches, then SGD with momentum."""
         hparams, steps_per_epoch = self.own.hparams, -(-self.cfg.benchmark.train_samples // self.cfg.global_batch)
         boundaries = [epoch * steps_per_epoch for epoch in hparams.decay_boundary_epochs]
         warmup_steps = max(1, hparams.warmup_epochs * steps_per_epoch)
@@ -81,6 +81,6 @@ class CosmoFlow(Workload):
         return TrainSource(root, self.dtype, self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps)
 
     def evaluation(self, layout: Layout) -> MeanAbsoluteError:
-        """Mean absolute error on the ranks of ``layout``."""
+        """Return the evaluation of the mean absolute error on the ranks of ``layout``."""
         example = self._noise(self.own.reader.eval_batch).to(layout.device)
         return MeanAbsoluteError(self.model, example, self.own.facts.parameters, layout, self.cfg.cuda_graphs)

@@ -23,8 +23,6 @@ from common.errors import DataError
 from common.untrusted.archives import read_gzip
 from common.untrusted.regular_file import decoded
 
-PUBLISHED_VOCABULARY = 49408
-CONTEXT = 77
 END_OF_WORD = "</w>"
 BEGIN, END = "<start_of_text>", "<end_of_text>"  # OpenCLIP's spelling; CLIP's differs
 BYTE_TOKENS = 512
@@ -53,7 +51,7 @@ class ClipTokenizer:
         DataError: the file is missing or damaged, or has fewer pairs than the vocabulary needs.
     """
 
-    def __init__(self, merges: Path, vocabulary: int = PUBLISHED_VOCABULARY, context: int = CONTEXT) -> None:
+    def __init__(self, merges: Path, vocabulary: int, context: int) -> None:
         pairs = read_merges(merges, vocabulary - BYTE_TOKENS - MARKS)
         characters = list(byte_characters().values())
         tokens = [*characters, *(character + END_OF_WORD for character in characters), *map("".join, pairs)]
@@ -133,16 +131,16 @@ def merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
 
 def merge_pair(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
     """Merge every occurrence of ``pair`` in ``symbols``, from the left."""
-    made: list[str] = []
-    place = 0
-    while place < len(symbols):
-        if tuple(symbols[place : place + 2]) == pair:
-            made.append("".join(pair))
-            place += 2
+    result: list[str] = []
+    position = 0
+    while position < len(symbols):
+        if tuple(symbols[position : position + 2]) == pair:
+            result.append("".join(pair))
+            position += 2
         else:
-            made.append(symbols[place])
-            place += 1
-    return made
+            result.append(symbols[position])
+            position += 1
+    return result
 
 
 def byte_symbols(word: str, characters: dict[int, str]) -> list[str]:
@@ -158,7 +156,7 @@ def byte_characters() -> dict[int, str]:
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
 
 
 def read_merges(path: Path, count: int) -> list[tuple[str, str]]:
@@ -174,12 +172,12 @@ def read_merges(path: Path, count: int) -> list[tuple[str, str]]:
     found = [tuple(line.split()) for line in lines[1 : count + 1] if line.strip()]
     if len(found) < count:
         raise DataError(
-            f"{path} has {len(found)} merges, and a vocabulary of {count + BYTE_TOKENS + MARKS} needs {count}"
+            f"{path} has {len(found)} merges, but a vocabulary of {count + BYTE_TOKENS + MARKS} needs {count}"
         )
     pairs: list[tuple[str, str]] = []
     for number, pair in enumerate(found, 2):
         if len(pair) != 2:
-            raise DataError(f"{path}: line {number} has {len(pair)} symbols, where a pair is expected")
+            raise DataError(f"{path}: line {number} has {len(pair)} symbols, expected a pair")
         pairs.append((pair[0], pair[1]))
     if len({first + second for first, second in pairs}) < count:
         raise DataError(f"{path}: two merges make the same token")

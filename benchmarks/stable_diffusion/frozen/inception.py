@@ -29,23 +29,23 @@ class Inception(nn.Module):
     def __init__(self, width_factor: float = 1.0, resolution: int = 299) -> None:
         super().__init__()
         self.resolution = resolution
-        wide = _Widths(width_factor)
-        self.Conv2d_1a_3x3 = _NormedConvolution(IMAGE_CHANNELS, wide(32), 3, stride=2)
-        self.Conv2d_2a_3x3 = _NormedConvolution(wide(32), wide(32), 3)
-        self.Conv2d_2b_3x3 = _NormedConvolution(wide(32), wide(64), 3, padding=1)
-        self.Conv2d_3b_1x1 = _NormedConvolution(wide(64), wide(80), 1)
-        self.Conv2d_4a_3x3 = _NormedConvolution(wide(80), wide(192), 3)
-        self.Mixed_5b = _BlockA(wide(192), wide, wide(32))
-        self.Mixed_5c = _BlockA(self.Mixed_5b.out, wide, wide(64))
-        self.Mixed_5d = _BlockA(self.Mixed_5c.out, wide, wide(64))
-        self.Mixed_6a = _BlockB(self.Mixed_5d.out, wide)
-        self.Mixed_6b = _BlockC(self.Mixed_6a.out, wide, wide(128))
-        self.Mixed_6c = _BlockC(self.Mixed_6b.out, wide, wide(160))
-        self.Mixed_6d = _BlockC(self.Mixed_6c.out, wide, wide(160))
-        self.Mixed_6e = _BlockC(self.Mixed_6d.out, wide, wide(192))
-        self.Mixed_7a = _BlockD(self.Mixed_6e.out, wide)
-        self.Mixed_7b = _BlockE(self.Mixed_7a.out, wide, pool_maxima=False)
-        self.Mixed_7c = _BlockE(self.Mixed_7b.out, wide, pool_maxima=True)
+        scaled = _Widths(width_factor)
+        self.Conv2d_1a_3x3 = _NormedConvolution(IMAGE_CHANNELS, scaled(32), 3, stride=2)
+        self.Conv2d_2a_3x3 = _NormedConvolution(scaled(32), scaled(32), 3)
+        self.Conv2d_2b_3x3 = _NormedConvolution(scaled(32), scaled(64), 3, padding=1)
+        self.Conv2d_3b_1x1 = _NormedConvolution(scaled(64), scaled(80), 1)
+        self.Conv2d_4a_3x3 = _NormedConvolution(scaled(80), scaled(192), 3)
+        self.Mixed_5b = _BlockA(scaled(192), scaled, scaled(32))
+        self.Mixed_5c = _BlockA(self.Mixed_5b.out, scaled, scaled(64))
+        self.Mixed_5d = _BlockA(self.Mixed_5c.out, scaled, scaled(64))
+        self.Mixed_6a = _BlockB(self.Mixed_5d.out, scaled)
+        self.Mixed_6b = _BlockC(self.Mixed_6a.out, scaled, scaled(128))
+        self.Mixed_6c = _BlockC(self.Mixed_6b.out, scaled, scaled(160))
+        self.Mixed_6d = _BlockC(self.Mixed_6c.out, scaled, scaled(160))
+        self.Mixed_6e = _BlockC(self.Mixed_6d.out, scaled, scaled(192))
+        self.Mixed_7a = _BlockD(self.Mixed_6e.out, scaled)
+        self.Mixed_7b = _BlockE(self.Mixed_7a.out, scaled, pool_maxima=False)
+        self.Mixed_7c = _BlockE(self.Mixed_7b.out, scaled, pool_maxima=True)
         self.out = self.Mixed_7c.out
         """Features F: 2,048 at width 1."""
         freeze(self)
@@ -129,16 +129,16 @@ def _mean_without_padding(x_NCHW: Tensor) -> Tensor:
 
 
 class _BlockA(nn.Module):
-    def __init__(self, channels: int, wide: _Widths, pooled: int) -> None:
+    def __init__(self, channels: int, scaled: _Widths, pooled: int) -> None:
         super().__init__()
-        self.branch1x1 = _pointwise(channels, wide(64))
-        self.branch5x5_1 = _pointwise(channels, wide(48))
-        self.branch5x5_2 = _square(wide(48), wide(64), 5)
-        self.branch3x3dbl_1 = _pointwise(channels, wide(64))
-        self.branch3x3dbl_2 = _square(wide(64), wide(96))
-        self.branch3x3dbl_3 = _square(wide(96), wide(96))
+        self.branch1x1 = _pointwise(channels, scaled(64))
+        self.branch5x5_1 = _pointwise(channels, scaled(48))
+        self.branch5x5_2 = _square(scaled(48), scaled(64), 5)
+        self.branch3x3dbl_1 = _pointwise(channels, scaled(64))
+        self.branch3x3dbl_2 = _square(scaled(64), scaled(96))
+        self.branch3x3dbl_3 = _square(scaled(96), scaled(96))
         self.branch_pool = _pointwise(channels, pooled)
-        self.out = 2 * wide(64) + wide(96) + pooled
+        self.out = 2 * scaled(64) + scaled(96) + pooled
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         branches = [
@@ -151,13 +151,13 @@ class _BlockA(nn.Module):
 
 
 class _BlockB(nn.Module):
-    def __init__(self, channels: int, wide: _Widths) -> None:
+    def __init__(self, channels: int, scaled: _Widths) -> None:
         super().__init__()
-        self.branch3x3 = _NormedConvolution(channels, wide(384), 3, stride=2)
-        self.branch3x3dbl_1 = _pointwise(channels, wide(64))
-        self.branch3x3dbl_2 = _square(wide(64), wide(96))
-        self.branch3x3dbl_3 = _NormedConvolution(wide(96), wide(96), 3, stride=2)
-        self.out = wide(384) + wide(96) + channels
+        self.branch3x3 = _NormedConvolution(channels, scaled(384), 3, stride=2)
+        self.branch3x3dbl_1 = _pointwise(channels, scaled(64))
+        self.branch3x3dbl_2 = _square(scaled(64), scaled(96))
+        self.branch3x3dbl_3 = _NormedConvolution(scaled(96), scaled(96), 3, stride=2)
+        self.out = scaled(384) + scaled(96) + channels
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         doubled = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x_NCHW)))
@@ -165,19 +165,19 @@ class _BlockB(nn.Module):
 
 
 class _BlockC(nn.Module):
-    def __init__(self, channels: int, wide: _Widths, inner: int) -> None:
+    def __init__(self, channels: int, scaled: _Widths, inner: int) -> None:
         super().__init__()
-        self.branch1x1 = _pointwise(channels, wide(192))
+        self.branch1x1 = _pointwise(channels, scaled(192))
         self.branch7x7_1 = _pointwise(channels, inner)
         self.branch7x7_2 = _row(inner, inner, 7)
-        self.branch7x7_3 = _column(inner, wide(192), 7)
+        self.branch7x7_3 = _column(inner, scaled(192), 7)
         self.branch7x7dbl_1 = _pointwise(channels, inner)
         self.branch7x7dbl_2 = _column(inner, inner, 7)
         self.branch7x7dbl_3 = _row(inner, inner, 7)
         self.branch7x7dbl_4 = _column(inner, inner, 7)
-        self.branch7x7dbl_5 = _row(inner, wide(192), 7)
-        self.branch_pool = _pointwise(channels, wide(192))
-        self.out = 4 * wide(192)
+        self.branch7x7dbl_5 = _row(inner, scaled(192), 7)
+        self.branch_pool = _pointwise(channels, scaled(192))
+        self.out = 4 * scaled(192)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         doubled = self.branch7x7dbl_3(self.branch7x7dbl_2(self.branch7x7dbl_1(x_NCHW)))
@@ -191,15 +191,15 @@ class _BlockC(nn.Module):
 
 
 class _BlockD(nn.Module):
-    def __init__(self, channels: int, wide: _Widths) -> None:
+    def __init__(self, channels: int, scaled: _Widths) -> None:
         super().__init__()
-        self.branch3x3_1 = _pointwise(channels, wide(192))
-        self.branch3x3_2 = _NormedConvolution(wide(192), wide(320), 3, stride=2)
-        self.branch7x7x3_1 = _pointwise(channels, wide(192))
-        self.branch7x7x3_2 = _row(wide(192), wide(192), 7)
-        self.branch7x7x3_3 = _column(wide(192), wide(192), 7)
-        self.branch7x7x3_4 = _NormedConvolution(wide(192), wide(192), 3, stride=2)
-        self.out = wide(320) + wide(192) + channels
+        self.branch3x3_1 = _pointwise(channels, scaled(192))
+        self.branch3x3_2 = _NormedConvolution(scaled(192), scaled(320), 3, stride=2)
+        self.branch7x7x3_1 = _pointwise(channels, scaled(192))
+        self.branch7x7x3_2 = _row(scaled(192), scaled(192), 7)
+        self.branch7x7x3_3 = _column(scaled(192), scaled(192), 7)
+        self.branch7x7x3_4 = _NormedConvolution(scaled(192), scaled(192), 3, stride=2)
+        self.out = scaled(320) + scaled(192) + channels
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         branches = [
@@ -211,19 +211,19 @@ class _BlockD(nn.Module):
 
 
 class _BlockE(nn.Module):
-    def __init__(self, channels: int, wide: _Widths, pool_maxima: bool) -> None:
+    def __init__(self, channels: int, scaled: _Widths, pool_maxima: bool) -> None:
         super().__init__()
         self._pool_maxima = pool_maxima
-        self.branch1x1 = _pointwise(channels, wide(320))
-        self.branch3x3_1 = _pointwise(channels, wide(384))
-        self.branch3x3_2a = _row(wide(384), wide(384), 3)
-        self.branch3x3_2b = _column(wide(384), wide(384), 3)
-        self.branch3x3dbl_1 = _pointwise(channels, wide(448))
-        self.branch3x3dbl_2 = _square(wide(448), wide(384))
-        self.branch3x3dbl_3a = _row(wide(384), wide(384), 3)
-        self.branch3x3dbl_3b = _column(wide(384), wide(384), 3)
-        self.branch_pool = _pointwise(channels, wide(192))
-        self.out = wide(320) + 4 * wide(384) + wide(192)
+        self.branch1x1 = _pointwise(channels, scaled(320))
+        self.branch3x3_1 = _pointwise(channels, scaled(384))
+        self.branch3x3_2a = _row(scaled(384), scaled(384), 3)
+        self.branch3x3_2b = _column(scaled(384), scaled(384), 3)
+        self.branch3x3dbl_1 = _pointwise(channels, scaled(448))
+        self.branch3x3dbl_2 = _square(scaled(448), scaled(384))
+        self.branch3x3dbl_3a = _row(scaled(384), scaled(384), 3)
+        self.branch3x3dbl_3b = _column(scaled(384), scaled(384), 3)
+        self.branch_pool = _pointwise(channels, scaled(192))
+        self.out = scaled(320) + 4 * scaled(384) + scaled(192)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         single = self.branch3x3_1(x_NCHW)

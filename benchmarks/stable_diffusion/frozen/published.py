@@ -40,7 +40,7 @@ _START_TEMPERATURE = math.log(1 / 0.07)
 
 
 def load_vae(path: Path, digest: str | None, network: AutoencoderKL) -> None:
-    """Load the autoencoder from a checkpoint of Stable Diffusion; see :func:`load_text`."""
+    """Load the autoencoder from a checkpoint of Stable Diffusion; arguments and errors as in :func:`load_text`."""
     state = read_state(path, digest)
     _fill(path, state, VAE_PREFIX, network, "autoencoder", left_out=("loss.",))
 
@@ -63,12 +63,12 @@ def load_text(path: Path, digest: str | None, network: TextTower) -> None:
 
 
 def load_vision(path: Path, digest: str | None, network: VisionTower) -> None:
-    """Load the vision tower from a file of OpenCLIP; see :func:`load_text`."""
+    """Load the vision tower from a file of OpenCLIP; arguments and errors as in :func:`load_text`."""
     _fill(path, read_state(path, digest), VISION_PREFIX, network, "vision tower", left_out=())
 
 
 def load_inception(path: Path, digest: str | None, network: Inception) -> None:
-    """Load FID's Inception; see :func:`load_text`.
+    """Load FID's Inception; arguments and errors as in :func:`load_text`.
 
     The file's classifier of 1,008 classes (``fc``) is ignored, because the features come before it.
     """
@@ -76,24 +76,18 @@ def load_inception(path: Path, digest: str | None, network: Inception) -> None:
 
 
 def save_stable_diffusion(path: Path, vae: AutoencoderKL, text: TextTower) -> None:
-    """Write both networks as a checkpoint of Stable Diffusion without a U-Net; see :func:`save_inception`."""
+    """Write both networks as a checkpoint of Stable Diffusion without a U-Net."""
     state = _named(VAE_PREFIX, vae) | _named(TEXT_PREFIX, text) | {TEXT_PREFIX + TEMPERATURE: _temperature()}
     _save(path, state, trainer=True)
 
 
 def save_clip(path: Path, text: TextTower, vision: VisionTower) -> None:
-    """Write both towers as a file of OpenCLIP; see :func:`save_inception`."""
+    """Write both towers as a file of OpenCLIP."""
     _save(path, _named("", text) | _named(VISION_PREFIX, vision) | {TEMPERATURE: _temperature()})
 
 
 def save_inception(path: Path, network: Inception) -> None:
-    """Write ``network`` with a classifier of zeros. Tensors keep their dtypes.
-
-    Args:
-        path: target file; the suffix ``.safetensors`` selects that format, otherwise ``torch.save`` is used. The file
-            appears under this name only when it is complete.
-        network: network that receives the values, on any device.
-    """
+    """Write ``network`` with a classifier of zeros."""
     weight = next(network.parameters())
     classifier = {"fc.weight": weight.new_zeros(CLASSES, network.out), "fc.bias": weight.new_zeros(CLASSES)}
     _save(path, _named("", network) | {name: tensor.cpu() for name, tensor in classifier.items()})
@@ -148,6 +142,7 @@ def _temperature() -> Tensor:
 
 
 def _save(path: Path, state: dict[str, Tensor], trainer: bool = False) -> None:
+    """Write tensors with ``torch.save``, or with safetensors if the suffix is ``.safetensors``."""
     with written(path) as partial:
         if path.suffix == ".safetensors":
             safetensors.torch.save_file(state, partial)

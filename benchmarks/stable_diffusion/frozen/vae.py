@@ -76,7 +76,7 @@ class _Sum(NamedTuple):
     maps_NCHW: Tensor
     bias_1C: Tensor
 
-    def written(self) -> Tensor:
+    def added(self) -> Tensor:
         """Add the bias in place and return the sum."""
         return self.maps_NCHW.add_(self.bias_1C[:, :, None, None])
 
@@ -175,7 +175,7 @@ class _Downsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
 
     def forward(self, x: _Sum) -> _Sum:
-        return _convolved(self.conv, F.pad(x.written(), (0, 1, 0, 1)))
+        return _convolved(self.conv, F.pad(x.added(), (0, 1, 0, 1)))
 
 
 class _VaeUpsample(nn.Module):
@@ -187,7 +187,7 @@ class _VaeUpsample(nn.Module):
 
     def forward(self, x: _Sum) -> _Sum:
         assert self.conv.bias is not None
-        return _Sum(self.conv(x.written(), biased=False), self.conv.bias[None])
+        return _Sum(self.conv(x.added(), biased=False), self.conv.bias[None])
 
 
 class _Middle(nn.Module):

@@ -1,4 +1,4 @@
-"""The features by their definition, one utterance at a time, in float64: NumPy, and PyTorch's ``stft``."""
+"""Features by their definition, one utterance at a time, in float64, with NumPy and PyTorch's ``stft``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WINDOW, HOP, LOBES = 2048, 160, 16
 
 
 def utterances(lengths: Sequence[int], speeds: Sequence[float], silent: float = 0.1, seed: int = 0) -> AudioBatch:
-    """Coloured noise, hardly any of it in a share at each end; the samples between utterances are loud."""
+    """Return utterances of coloured noise, with a silent fraction ``silent`` at each end, and loud gaps between."""
     random = np.random.default_rng(seed)
     offsets = np.cumsum([3, *[length + 5 for length in lengths[:-1]]])
     audio = np.full(offsets[-1] + lengths[-1] + 9, 30000, np.int16)
@@ -31,25 +31,25 @@ def utterances(lengths: Sequence[int], speeds: Sequence[float], silent: float = 
 
 
 def recorded(audio: AudioBatch, slot: int) -> np.ndarray:
-    """Samples of one utterance, between -1 and 1."""
+    """Return the samples of one utterance, in [-1, 1]."""
     first = int(audio.offset_B[slot])
     return audio.audio_A[first : first + int(audio.length_B[slot])].numpy() / 32768.0
 
 
 def resampled(sound: np.ndarray, speed: float) -> np.ndarray:
-    """The sum over all samples of each one times the filter at its distance."""
+    """Resample by the sum over all samples, each times the filter at its distance."""
     cut = min(1.0, speed)
-    places = np.arange(math.ceil(len(sound) * speed)) / speed
-    made = np.empty(len(places))
-    for first in range(0, len(places), 512):
-        distance = cut * (places[first : first + 512, None] - np.arange(len(sound)))
+    positions = np.arange(math.ceil(len(sound) * speed)) / speed
+    made = np.empty(len(positions))
+    for first in range(0, len(positions), 512):
+        distance = cut * (positions[first : first + 512, None] - np.arange(len(sound)))
         envelope = np.where(np.abs(distance) < LOBES, 0.5 * (1 + np.cos(np.pi * distance / LOBES)), 0.0)
         made[first : first + 512] = (cut * np.sinc(distance) * envelope) @ sound
     return made
 
 
 def sounding(sound: np.ndarray) -> tuple[int, int]:
-    """First sample and number of samples between silences."""
+    """Return the first sample and the number of samples between silences."""
     if len(sound) < WINDOW:
         return 0, len(sound)
     power = np.lib.stride_tricks.sliding_window_view(sound**2, WINDOW).sum(1)
@@ -60,7 +60,7 @@ def sounding(sound: np.ndarray) -> tuple[int, int]:
 
 
 def noise_tails() -> list[np.ndarray]:
-    """Utterances, int16, that end with noise of -63 to -57 dB relative to the speech: where trimming is hardest."""
+    """Return int16 utterances that end with noise 63 to 57 dB below the speech, where trimming is hardest."""
     random = np.random.default_rng(1)
     made = []
     for decibels in (-63, -62, -61, -60.5, -60, -59.5, -59, -58, -57) * 2:
@@ -72,7 +72,7 @@ def noise_tails() -> list[np.ndarray]:
 
 
 def sounding_of_integers(sound: np.ndarray) -> tuple[int, int]:
-    """First sample, and the one behind the last, between silences of an int16 utterance, without rounding anywhere."""
+    """Return the first sample and the end of the sound between silences of an int16 utterance, without rounding."""
     sums = np.concatenate([[0], np.cumsum(sound.astype(np.int64) ** 2)])
     power = sums[WINDOW:] - sums[:-WINDOW]
     loud = np.flatnonzero(power * 10**6 >= power.max())
@@ -80,7 +80,7 @@ def sounding_of_integers(sound: np.ndarray) -> tuple[int, int]:
 
 
 def log_mel(sound: np.ndarray) -> np.ndarray:
-    """(frames, 80): emphasised, and the logarithm of the power in the mel filters."""
+    """Return the logarithm of the power in the mel filters after pre-emphasis, (frames, 80)."""
     emphasised = sound - 0.97 * np.concatenate([sound[:1], sound[:-1]])
     spectrum = torch.stft(
         torch.from_numpy(emphasised), 512, HOP, 320, torch.hann_window(320, dtype=torch.float64), return_complex=True
@@ -89,7 +89,7 @@ def log_mel(sound: np.ndarray) -> np.ndarray:
 
 
 def filters() -> np.ndarray:
-    """(80, 257): triangles on Slaney's scale, from their definition, one value at a time."""
+    """Return the triangular filters on Slaney's scale, (80, 257), one value at a time."""
 
     def mel(hz: float) -> float:
         return 3 * hz / 200 if hz < 1000 else 15 + 27 * math.log(hz / 1000) / math.log(6.4)
@@ -97,21 +97,21 @@ def filters() -> np.ndarray:
     def hz(mel: float) -> float:
         return 200 * mel / 3 if mel < 15 else 1000 * 6.4 ** ((mel - 15) / 27)
 
-    corners = [hz(mel(8000) * place / 81) for place in range(82)]
+    corners = [hz(mel(8000) * corner / 81) for corner in range(82)]
     made = np.zeros((80, 257))
     for band in range(80):
         low, peak, high = corners[band : band + 3]
-        for place in range(257):
-            frequency = place * 16000 / 512
+        for bin_ in range(257):
+            frequency = bin_ * 16000 / 512
             if low < frequency <= peak:
-                made[band, place] = (frequency - low) / (peak - low) * 2 / (high - low)
+                made[band, bin_] = (frequency - low) / (peak - low) * 2 / (high - low)
             elif peak < frequency < high:
-                made[band, place] = (high - frequency) / (high - peak) * 2 / (high - low)
+                made[band, bin_] = (high - frequency) / (high - peak) * 2 / (high - low)
     return made
 
 
 def features(audio: AudioBatch, slot: int) -> np.ndarray:
-    """(spliced frames, 240) of one utterance, without noise and masks."""
+    """Return the features of one utterance without noise and masks, (spliced frames, 240)."""
     sound = resampled(recorded(audio, slot), float(audio.speed_B[slot]))
     first, kept = sounding(sound)
     mel = log_mel(sound[first : first + kept])

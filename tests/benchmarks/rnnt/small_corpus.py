@@ -1,4 +1,4 @@
-"""A prepared folder of made-up utterances, written by hand: noise between silences, and random tokens."""
+"""A prepared folder of synthetic utterances: noise between silences, and random tokens."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ READER: dict[str, object] = {
 
 
 def facts(**changed: object) -> Facts:
-    """What the rules fix."""
+    """Return the constants of the rules with some changes."""
     return fixed_facts(Facts, "rnnt", **changed)
 
 
 def settings(
     train_samples: int = 40, num_buckets: int = 1, max_duration: float = 5.0, **reader: object
 ) -> SpeechDataSettings:
-    """How the small corpus is read."""
+    """Return the settings to read the small corpus."""
     config = build(ReaderConfig, READER | reader, "reader")
     return SpeechDataSettings(facts(), config, max_duration, num_buckets, train_samples)
 
 
-def utterance(samples: int, seed: int) -> np.ndarray:
-    """Noise of a tenth of the range; a sixth of it at each end is silent."""
+def audio(samples: int, seed: int) -> np.ndarray:
+    """Return noise, (samples,) int16, with a tenth of the range; the first and the last sixth are zero."""
     sound = np.random.default_rng(seed).normal(0, 3000, samples)
     sound[: samples // 6] = sound[samples - samples // 6 :] = 0
     return sound.clip(-32768, 32767).astype("<i2")
 
 
 def write(root: Path, train: Sequence[int], evaluation: Sequence[int], shards: int = 2) -> Path:
-    """Write a folder with utterances of so many samples; those of ``train`` have a token for each 4,000."""
+    """Write a folder with utterances of the given numbers of samples; each has one token more than samples / 4,000."""
     files: list[Path] = []
     counts = {"vocabulary": VOCABULARY}
     for split, lengths in (("train", train), ("eval", evaluation)):
@@ -52,16 +52,16 @@ def write(root: Path, train: Sequence[int], evaluation: Sequence[int], shards: i
         parts = np.array_split(np.arange(len(lengths)), shards)
         for number, part in enumerate(parts):
             path = folder / shard_name(number)
-            path.write_bytes(b"".join(utterance(lengths[place], place).tobytes() for place in part))
+            path.write_bytes(b"".join(audio(lengths[index], index).tobytes() for index in part))
             files.append(path)
         token_lengths = np.array([1 + length // 4000 for length in lengths], np.int32)
         columns = {
             "samples": np.array(lengths, np.int32),
             "token_lengths": token_lengths,
-            "tokens": np.concatenate([tokens_of(place, size) for place, size in enumerate(token_lengths)]),
-            "shard_samples": np.array([sum(lengths[place] for place in part) for part in parts], np.int64),
+            "tokens": np.concatenate([tokens_of(index, size) for index, size in enumerate(token_lengths)]),
+            "shard_samples": np.array([sum(lengths[index] for index in part) for part in parts], np.int64),
         }
-        names = [f"1-2-{place:04d}" for place in range(len(lengths))]
+        names = [f"1-2-{index:04d}" for index in range(len(lengths))]
         files += write_split(folder, columns, names, names if split == "eval" else None)
         counts |= {
             f"{split}_samples": len(lengths), f"{split}_audio_samples": sum(lengths),
@@ -73,6 +73,6 @@ def write(root: Path, train: Sequence[int], evaluation: Sequence[int], shards: i
     return root
 
 
-def tokens_of(place: int, size: int) -> np.ndarray:
-    """The tokens of utterance ``place``."""
-    return np.random.default_rng(1000 + place).integers(VOCABULARY, size=size).astype(np.int16)
+def tokens_of(utterance: int, size: int) -> np.ndarray:
+    """Return the tokens of an utterance, (size,) int16."""
+    return np.random.default_rng(1000 + utterance).integers(VOCABULARY, size=size).astype(np.int16)

@@ -1,4 +1,4 @@
-"""A small transducer with the functions that a decoder calls, and decoding one token after another."""
+"""A small transducer for tests of decoders, and a decoder that follows the rules token by token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, LAYERS, JOINT = 5, 2, 8
 
 
 class SmallJoint(nn.Module):
-    """ReLU of a sum, and one layer."""
+    """Joint network: ReLU of the sum, and one layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class SmallJoint(nn.Module):
 
 
 class SmallTransducer(nn.Module):
-    """Random weights of one size; ``blank`` is added to blank's logit, so that it comes more often or less."""
+    """Transducer with random weights. ``blank`` is added to the logit of blank."""
 
     def __init__(self, seed: int, blank: float = 0.0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class SmallTransducer(nn.Module):
 
 @torch.no_grad()
 def token_by_token(model: SmallTransducer, f_SJ: Tensor, limits: DecodingLimits) -> list[int]:
-    """Greedy decoding of one utterance as the rules describe it, with a Python list for what was found."""
+    """Return the tokens of one utterance, decoded greedily as the rules describe."""
     tokens: list[int] = []
     g_1J, state = model.predict_step(torch.tensor([-1], device=f_SJ.device), model.initial_state(1))
     for f_J in f_SJ:

@@ -1,4 +1,4 @@
-"""RNN-T's features against the operators of DALI that the reference is made of."""
+"""Test RNN-T's features against the DALI operators that the reference uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEED = float(np.float32(1.11))  # DALI's are in fp32
 
 
 def sounds(silent: int = 0) -> list[np.ndarray]:
-    """Coloured noise, int16, without a sound in the first and the last ``silent`` samples."""
+    """Return int16 coloured noise whose first and last ``silent`` samples are zero."""
     random = np.random.default_rng(0)
     made = []
     for length in LENGTHS:
@@ -44,7 +44,7 @@ def batch(made: list[np.ndarray], speed: float) -> AudioBatch:
 
 
 def by_dali(made: list[np.ndarray], define) -> list[tuple[np.ndarray, ...]]:
-    """What ``define`` makes of each sound between -1 and 1."""
+    """Return the outputs of the operators that ``define`` builds, for each sound as fp32 in [-1, 1]."""
     pipeline = dali.Pipeline(batch_size=len(made), num_threads=1, device_id=None)
     with pipeline:
         audio = dali.fn.external_source(name="audio", dtype=dali.types.FLOAT, ndim=1)
@@ -52,10 +52,10 @@ def by_dali(made: list[np.ndarray], define) -> list[tuple[np.ndarray, ...]]:
     pipeline.build()
     pipeline.feed_input("audio", [(sound / 32768.0).astype(np.float32) for sound in made])
     outputs = pipeline.run()
-    return [tuple(np.array(output.at(place)) for output in outputs) for place in range(len(made))]
+    return [tuple(np.array(output.at(slot)) for output in outputs) for slot in range(len(made))]
 
 
-def test_normalised_logarithms_are_those_of_dalis_operators():
+def test_normalised_logarithms_equal_dalis():
     def define(audio):
         fn = dali.fn
         emphasised = fn.preemphasis_filter(audio, preemph_coeff=FACTS.preemphasis)
@@ -86,8 +86,8 @@ def test_normalised_logarithms_are_those_of_dalis_operators():
         np.testing.assert_allclose(mel_SM, expected_MS.T, rtol=0, atol=1e-2)
 
 
-def test_slower_speech_is_dalis():
-    """Faster speech is not: DALI folds back what lies above half of the new rate."""
+def test_slower_speech_equals_dalis():
+    """Faster speech differs: in DALI, frequencies above half of the new rate alias."""
     made = sounds()
     found_BN = reference.resample(batch(made, SPEED), 20_000, FACTS, torch.float32).numpy()
     for slot, (expected,) in enumerate(by_dali(made, lambda audio: [dali.fn.audio_resample(audio, scale=SPEED)])):
@@ -96,7 +96,7 @@ def test_slower_speech_is_dalis():
         np.testing.assert_allclose(found_BN[slot, : len(expected)], expected, rtol=0, atol=2e-3)
 
 
-def test_silence_ends_within_a_window_of_where_it_does_in_dali():
+def test_silence_ends_within_a_window_of_dalis_end():
     made = sounds(silent=2_500)
     signal_BN = reference.resample(batch(made, 1.0), 20_000, FACTS, torch.float32)
     first_B, kept_B = reference.sounding(signal_BN, torch.tensor(LENGTHS), FACTS)
@@ -104,7 +104,7 @@ def test_silence_ends_within_a_window_of_where_it_does_in_dali():
         made,
         lambda audio: dali.fn.nonsilent_region(audio, cutoff_db=FACTS.silence_db, window_length=FACTS.silence_window),
     )
-    for slot in (0, 2):  # the other one has less sound than a window
+    for slot in (0, 2):  # the remaining one has less sound than a window
         begin, length = (int(value) for value in regions[slot])
         assert abs(begin - int(first_B[slot])) <= FACTS.silence_window
         assert abs(begin + length - int(first_B[slot] + kept_B[slot])) <= FACTS.silence_window
@@ -112,9 +112,8 @@ def test_silence_ends_within_a_window_of_where_it_does_in_dali():
         assert int(first_B[slot] + kept_B[slot]) < LENGTHS[slot]
 
 
-def test_of_noisy_ends_ours_is_exact_and_dalis_begin_is():
-    """DALI's running sum restarts every 8,192 samples and rounds, so that its end is another where noise is near the
-    threshold of -60 dB; the README says how often."""
+def test_noisy_ends_are_exact_where_dalis_are_not():
+    """DALI's running sum restarts every 8,192 samples and rounds, so its end differs if noise is near -60 dB."""
     made = oracle.noise_tails()
     audio = batch(made, 1.0)
     signal_BN = reference.resample(audio, max(map(len, made)), FACTS, torch.float32)

@@ -1,4 +1,4 @@
-"""Batches of a prepared folder: which utterances, with what samples and tokens."""
+"""Test batches of a prepared folder: utterances, samples and tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import pytest
 import small_corpus
 import torch
 
-from benchmarks.rnnt.data import PADDING, EvalBatches, open_eval, open_train
-from benchmarks.rnnt.lengths import spliced_frames
-from benchmarks.rnnt.preparer import FeaturePreparer
+from benchmarks.rnnt.data import PADDING, EvalBatches, FeaturePreparer, open_eval, open_train
+from benchmarks.rnnt.data_settings import spliced_frames
 from common.data.batches import Block
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError
+from common.errors import DataError
 
 TRAIN = [int(samples) for samples in np.random.default_rng(5).integers(8_000, 60_000, 47)]
 TRAIN[11] = 80_001  # longer than max_duration
@@ -49,8 +48,8 @@ def audio_of(tensors, slot):
     return tensors["audio"][first : first + int(tensors["audio_lengths"][slot])].numpy()
 
 
-def test_utterances_come_whole_with_their_tokens(batches):
-    by_samples = {samples: place for place, samples in enumerate(TRAIN)}
+def test_training_batches_have_samples_and_tokens_of_distinct_utterances(batches):
+    by_samples = {samples: utterance for utterance, samples in enumerate(TRAIN)}
     assert len(by_samples) == len(TRAIN)
     seen = []
     for position, batch in enumerate(batches):
@@ -64,11 +63,11 @@ def test_utterances_come_whole_with_their_tokens(batches):
         }  # fmt: skip
         for slot in range(4):
             length = int(tensors["audio_lengths"][slot])
-            place = by_samples[length]
-            seen.append(place)
-            assert np.array_equal(audio_of(tensors, slot), small_corpus.utterance(length, place))
+            utterance = by_samples[length]
+            seen.append(utterance)
+            assert np.array_equal(audio_of(tensors, slot), small_corpus.audio(length, utterance))
             assert tensors["resampled_lengths"][slot] == np.ceil(length * float(tensors["speeds"][slot]))
-            tokens = small_corpus.tokens_of(place, 1 + length // 4000)
+            tokens = small_corpus.tokens_of(utterance, 1 + length // 4000)
             assert tensors["token_lengths"][slot] == len(tokens)
             assert tensors["tokens"][slot].tolist() == tokens.tolist() + [0] * (21 - len(tokens))
         frames = spliced_frames(tensors["resampled_lengths"].numpy(), small_corpus.facts())
@@ -78,35 +77,35 @@ def test_utterances_come_whole_with_their_tokens(batches):
     assert 11 not in seen
 
 
-def test_an_utterance_of_the_longest_duration_trains_and_a_longer_one_does_not(root):
+def test_only_utterances_above_the_maximum_duration_are_left_out(root):
     whole = read(root, Block(0, 1, 1, 0, 46), micro_batch=2, accumulation=1, train_samples=46)
     lengths = torch.cat([batch.tensors["audio_lengths"] for batch in whole]).tolist()
     assert sorted(lengths) == sorted(set(TRAIN) - {80_001})
 
 
-def test_the_rest_of_a_block_is_what_comes_after_the_position(root, batches):
+def test_a_block_can_be_read_from_any_position(root, batches):
     for start in (1, 6, 10):
         rest = read(root, BLOCK, start)
         assert len(rest) == len(batches) - start
         for mine, other in zip(rest, batches[start:], strict=True):
-            assert_alike(mine, other)
+            assert_equal(mine, other)
 
 
-def test_two_ranks_read_what_one_reads(root, batches):
+def test_two_ranks_read_the_same_as_one(root, batches):
     for replica in range(2):
         layout = Layout({"dp": 2}, replica)
         mine = read(root, BLOCK, layout=layout, accumulation=1)
         for batch, other in zip(mine, batches[replica::2], strict=True):
-            assert_alike(batch, other)
+            assert_equal(batch, other)
             assert batch.samples == 2 * other.samples
 
 
-def test_the_number_of_threads_changes_nothing(root, batches):
+def test_batches_do_not_depend_on_the_number_of_threads(root, batches):
     for batch, other in zip(read(root, BLOCK, threads=5), batches, strict=True):
-        assert_alike(batch, other)
+        assert_equal(batch, other)
 
 
-def assert_alike(batch, other):
+def assert_equal(batch, other):
     assert batch.key == other.key
     assert set(batch.tensors) == set(other.tensors)
     for name in set(batch.tensors) - {"audio"}:  # whose gaps have no meaning
@@ -115,7 +114,7 @@ def assert_alike(batch, other):
         assert np.array_equal(audio_of(batch.tensors, slot), audio_of(other.tensors, slot))
 
 
-def test_epochs_differ_and_the_counts_are_the_manifests(root, batches):
+def test_epochs_differ_and_counts_equal_the_manifests(root, batches):
     second = read(root, Block(1, 2, 1, 40, 40))
     assert [batch.tensors["utterance_seeds"].tolist() for batch in second] != [
         batch.tensors["utterance_seeds"].tolist() for batch in batches
@@ -126,7 +125,7 @@ def test_epochs_differ_and_the_counts_are_the_manifests(root, batches):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 9])
-def test_an_evaluation_has_every_utterance_once_whatever_its_length(root, replicas):
+def test_an_evaluation_has_every_utterance_once(root, replicas):
     settings, seen, keys = small_corpus.settings(eval_batch=2), [], []
     for replica in range(replicas):
         source = open_eval(root, settings, Layout({"dp": replicas}, replica))
@@ -140,12 +139,12 @@ def test_an_evaluation_has_every_utterance_once_whatever_its_length(root, replic
             assert torch.equal(tensors["resampled_lengths"], tensors["audio_lengths"])
             frames = spliced_frames(tensors["audio_lengths"].numpy(), small_corpus.facts())
             assert frames.max() <= batch.key[1]
-            for slot, place in enumerate(tensors["utterance"].tolist()):
-                if place != PADDING:
-                    seen.append(place)
-                    assert np.array_equal(audio_of(tensors, slot), small_corpus.utterance(EVAL[place], place))
+            for slot, utterance in enumerate(tensors["utterance"].tolist()):
+                if utterance != PADDING:
+                    seen.append(utterance)
+                    assert np.array_equal(audio_of(tensors, slot), small_corpus.audio(EVAL[utterance], utterance))
                 else:
-                    assert np.array_equal(audio_of(tensors, slot), small_corpus.utterance(2_100, 5))
+                    assert np.array_equal(audio_of(tensors, slot), small_corpus.audio(2_100, 5))
         assert [batch.tensors["utterance_seeds"].tolist() for batch in source] == [
             batch.tensors["utterance_seeds"].tolist() for batch in found
         ]
@@ -166,31 +165,26 @@ def test_evaluation_features_do_not_depend_on_ranks(root):
             source = open_eval(root, settings, layout)
             for batch in source:
                 made = preparer.tensors(batch.tensors, batch.key[1], training=False)
-                for slot, place in enumerate(made["utterance"].tolist()):
+                for slot, utterance in enumerate(made["utterance"].tolist()):
                     length = int(made["feature_lengths"][slot])
-                    features[place] = made["features"][:length, slot].clone()
+                    features[utterance] = made["features"][:length, slot].clone()
             source.close()
         found.append(features)
-    for place in range(len(EVAL)):
-        torch.testing.assert_close(found[1][place], found[0][place], rtol=0, atol=1e-3)  # products round by their shape
+    for utterance in range(len(EVAL)):  # rounding of products depends on their shape
+        torch.testing.assert_close(found[1][utterance], found[0][utterance], rtol=0, atol=1e-3)
 
 
 def test_bad_data_are_refused(root, tmp_path):
-    facts = small_corpus.facts()
     with pytest.raises(DataError, match=r"has 251 frames \(7\.50 s\), more than all of .*eval_buckets=\[64\]"):
         open_eval(root, small_corpus.settings(eval_buckets=[64]), Layout())
     with pytest.raises(DataError, match=r"no training utterance of at most max_duration=0\.1"):
-        open_train(root, small_corpus.settings(max_duration=0.1), Layout(), 1)
+        open_train(root, small_corpus.settings(max_duration=0.1), Layout(), 1, 1)
     short = small_corpus.write(tmp_path / "short", [180, 9000], [160, 9000], shards=1)
     for open_ in (
-        lambda: open_train(short, small_corpus.settings(2), Layout(), 1),
+        lambda: open_train(short, small_corpus.settings(2), Layout(), 1, 1),
         lambda: open_eval(short, small_corpus.settings(), Layout()),
     ):
         with pytest.raises(DataError, match=r"an utterance of 1[68]0 samples, and a frame takes more than 160"):
             open_()
     with pytest.raises(DataError, match="the evaluation set has no utterance"):
-        EvalBatches(np.zeros(0, np.int32), [64], facts, 2)
-    with pytest.raises(ConfigError, match="eval_batch=0"):
-        EvalBatches(np.array([9000]), [64], facts, 0)
-    with pytest.raises(ConfigError, match="replica 2 lies outside of 2 replicas"):
-        EvalBatches(np.array([9000]), [64], facts, 1, 2, 2)
+        EvalBatches(np.zeros(0, np.int32), [64], small_corpus.facts(), 2, 1, 0)

@@ -1,4 +1,4 @@
-"""Features in plain PyTorch against their definition."""
+"""Test the features in plain PyTorch against their definition."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import small_corpus
 import torch
 
-from benchmarks.rnnt import lengths
+from benchmarks.rnnt.data import FeaturePreparer, synthetic_batch
+from benchmarks.rnnt.data_settings import spliced_frames
 from benchmarks.rnnt.ops.features import FEATURES, reference
 from benchmarks.rnnt.ops.features.reference import AudioBatch
-from benchmarks.rnnt.preparer import FeaturePreparer, synthetic_batch
 from common.data.batches import HostBatch
 from common.errors import UnsupportedImplementation
 from common.ops.operation import OperationRequest
@@ -33,7 +33,7 @@ def taken(audio: AudioBatch, slots: list[int]) -> AudioBatch:
     return AudioBatch(audio.audio_A, **columns)
 
 
-def test_features_are_those_of_the_definition():
+def test_features_equal_their_definition():
     audio = oracle.utterances(LENGTHS, SPEEDS)
     features_TBF, length_B = made(audio)
     assert features_TBF.shape == (FRAMES, len(LENGTHS), 256)
@@ -45,7 +45,7 @@ def test_features_are_those_of_the_definition():
     assert not features_TBF[:, :, 240:].any()
 
 
-def test_single_precision_is_near():
+def test_single_precision_is_close_to_double():
     audio = oracle.utterances(LENGTHS, SPEEDS)
     for augmented in (False, True):
         (found, length_B), (expected, _) = (
@@ -56,7 +56,7 @@ def test_single_precision_is_near():
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-3)
 
 
-def test_what_becomes_of_an_utterance_depends_on_no_other():
+def test_features_do_not_depend_on_other_utterances():
     audio = oracle.utterances(LENGTHS, SPEEDS)
     whole_TBF, length_B = made(audio, FACTS)
     for slots in ([3, 1], [4], [2, 0, 1, 4, 3]):
@@ -66,16 +66,15 @@ def test_what_becomes_of_an_utterance_depends_on_no_other():
     torch.testing.assert_close(made(audio, FACTS, frames=40)[0][:FRAMES], whole_TBF, rtol=0.0, atol=1e-10)
 
 
-def test_the_average_utterance_has_409_spliced_frames():
+def test_lengths_give_the_known_numbers_of_spliced_frames():
     samples = np.array([195_840, 0, 159, 160, 479, 480])
-    assert lengths.frames(samples, FACTS).tolist() == [1225, 1, 1, 2, 3, 4]
-    assert lengths.spliced_frames(samples, FACTS).tolist() == [409, 1, 1, 1, 1, 2]
-    assert lengths.spliced_frames(np.array([FACTS.largest_resampled(7)]), FACTS).tolist() == [7]
-    assert lengths.spliced_frames(np.array([FACTS.largest_resampled(7) + 1]), FACTS).tolist() == [8]
+    assert spliced_frames(samples, FACTS).tolist() == [409, 1, 1, 1, 1, 2]
+    longest = FACTS.largest_resampled(7)
+    assert spliced_frames(np.array([longest, longest + 1]), FACTS).tolist() == [7, 8]
 
 
 @pytest.mark.parametrize("speed", [0.85, 0.97, 1.0, 1.15])
-def test_a_tone_played_longer_is_deeper(speed):
+def test_resampling_scales_the_frequency_of_a_tone(speed):
     hertz, samples = 1000.0, 4000
     tone = (20000 * np.sin(2 * np.pi * hertz * np.arange(samples) / 16000)).round().astype(np.int16)
     resampled = math.ceil(samples * speed)
@@ -83,13 +82,13 @@ def test_a_tone_played_longer_is_deeper(speed):
     audio = AudioBatch(torch.from_numpy(tone), one * samples, one * 0, one.double() * speed, one * resampled, one)
     found = reference.resample(audio, 4800, FACTS, torch.float64)[0]
     assert not found[resampled:].any()
-    place = np.arange(resampled) / speed
-    expected = 20000 / 32768 * np.sin(2 * np.pi * hertz * place / 16000)
+    position = np.arange(resampled) / speed
+    expected = 20000 / 32768 * np.sin(2 * np.pi * hertz * position / 16000)
     inner = slice(40, resampled - 40)
     np.testing.assert_allclose(found[:resampled].numpy()[inner], expected[inner], atol=1e-4)
 
 
-def test_at_its_own_speed_an_utterance_stays_as_it_is():
+def test_speed_one_leaves_samples_unchanged():
     for speeds in ([1.0, 1.0], [1.0, 1.1]):
         found = reference.resample(oracle.utterances([700, 500], speeds), 800, FACTS, torch.float64)
         expected = oracle.recorded(oracle.utterances([700, 500], speeds), 0)
@@ -109,7 +108,7 @@ def test_at_its_own_speed_an_utterance_stays_as_it_is():
     ],
     ids=["both ends", "a short end", "nothing else", "shorter than a window", "61 dB below", "58 dB below"],
 )
-def test_silence_ends_where_a_window_is_loud_enough(parts, kept):
+def test_silence_ends_at_the_first_loud_window(parts, kept):
     sound = torch.cat([torch.full((count,), value, dtype=torch.float64) for value, count in parts])
     padded = torch.nn.functional.pad(sound, (0, 777))[None]
     first_B, kept_B = reference.sounding(padded, torch.tensor([len(sound)]), FACTS)
@@ -118,7 +117,7 @@ def test_silence_ends_where_a_window_is_loud_enough(parts, kept):
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_silence_before_noise_near_the_threshold_ends_where_sums_of_integers_say(precision):
+def test_silence_near_the_threshold_is_cut_exactly(precision):
     made = oracle.noise_tails()
     length_B = torch.tensor([len(sound) for sound in made])
     padded = torch.zeros((len(made), int(length_B.max())), dtype=precision)
@@ -129,7 +128,7 @@ def test_silence_before_noise_near_the_threshold_ends_where_sums_of_integers_say
     assert list(found) == [oracle.sounding_of_integers(sound) for sound in made]
 
 
-def test_noise_is_added_everywhere_alike_by_seed():
+def test_dither_is_normal_noise_that_depends_on_the_seed():
     seed_B = torch.tensor([11, 2**62 + 5, 11])
     zeros_BN, first_B = torch.zeros((3, 40_001), dtype=torch.float64), torch.tensor([0, 0, 0])
     noise_BN = (
@@ -143,7 +142,7 @@ def test_noise_is_added_everywhere_alike_by_seed():
     assert lagged.abs().max() < 0.03
 
 
-def test_the_first_sample_is_its_own_predecessor():
+def test_pre_emphasis_repeats_the_first_sample():
     signal_BN = torch.tensor([[9.0, 2.0, 3.0, 5.0]], dtype=torch.float64)
     found = reference.emphasise(signal_BN, torch.tensor([1]), torch.tensor([0]), QUIET)[0, 1:]
     np.testing.assert_allclose(found.numpy(), [2 - 0.97 * 2, 3 - 0.97 * 2, 5 - 0.97 * 3], atol=1e-15)
@@ -154,13 +153,13 @@ def test_filters_and_window_are_those_of_their_definitions():
     np.testing.assert_allclose(reference.hann(320), torch.hann_window(320, dtype=torch.float64).numpy(), atol=1e-15)
 
 
-def test_filters_are_those_of_torchaudio():
+def test_filters_equal_torchaudios():
     functional = pytest.importorskip("torchaudio.functional")
     expected = functional.melscale_fbanks(257, 0.0, 8000.0, 80, 16000, norm="slaney", mel_scale="slaney").T
     np.testing.assert_allclose(reference.mel_filters(FACTS), expected.numpy(), atol=1e-6)
 
 
-def test_normalised_features_have_mean_zero_and_deviation_one_over_their_own_frames():
+def test_features_are_normalised_over_the_utterances_own_frames():
     mel_BSM = torch.randn((3, 50, 80), dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 5
     mel_BSM[1, :, 7] = 2.5
     length_B = torch.tensor([50, 20, 1])
@@ -175,7 +174,7 @@ def test_normalised_features_have_mean_zero_and_deviation_one_over_their_own_fra
 
 
 def test_masks_have_the_distribution_of_the_reference():
-    """Widths from 0 to the largest; the first from 0 to the size less the width. Both ends are included."""
+    """Widths are 0 to the maximum, first positions 0 to the size minus the width, all with equal probability."""
     count, frames = 20_000, 400
     seed_B = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(1))
     length_B = torch.where(torch.arange(count) % 2 == 0, 150, 350)
@@ -190,7 +189,7 @@ def test_masks_have_the_distribution_of_the_reference():
         uniform(width_BC[length_B == 150, mask], 5)  # 4.5 rounds to even
         uniform(width_BC[length_B == 350, mask], 11)  # 10.5 too
         first_B = first_BC[width_BC[:, mask] == 4, mask]
-        uniform(first_B // 43, 9)  # 387 places anywhere in the longest, beyond the utterance too
+        uniform(first_B // 43, 9)  # 387 positions in the longest utterance, also beyond the shorter one
     ends_BC = (first_BC + width_BC)[:, 2:]
     assert ends_BC.max() == 390
     assert (ends_BC == 390).sum() > 10 * len(ends_BC) / 390 / 2
@@ -199,7 +198,7 @@ def test_masks_have_the_distribution_of_the_reference():
 
 
 def uniform(values: torch.Tensor, count: int) -> None:
-    """All of 0 ... count - 1 are there, about as often: within five deviations."""
+    """Assert that each of 0 to count - 1 occurs about equally often, within five standard deviations."""
     found = np.bincount(values.numpy(), minlength=count)
     assert len(found) == count
     expected = len(values) / count
@@ -207,8 +206,7 @@ def uniform(values: torch.Tensor, count: int) -> None:
 
 
 def test_masks_reach_the_last_feature_and_the_last_frame():
-    """A mask as wide as the features covers all of them; the last band and the last frame are masked as often as the
-    first ones."""
+    """The last feature and frame are masked as often as the first, and a mask of full width covers all features."""
     facts = small_corpus.facts(time_mask_min=0.03)
     seed_B, length_B = torch.arange(20_000), torch.full((20_000,), 40)
     frames_BS, features_BM = reference.kept_by_masks(seed_B, length_B, 40, facts)
@@ -220,7 +218,7 @@ def test_masks_reach_the_last_feature_and_the_last_frame():
     assert not reference.kept_by_masks(seed_B[:9], length_B[:9], 40, everything)[1].any()
 
 
-def test_masked_features_are_zero_and_others_as_they_were():
+def test_masked_features_are_zero_and_others_unchanged():
     audio = oracle.utterances(LENGTHS, SPEEDS)
     (plain_TBF, length_B), (masked_TBF, _) = made(audio, FACTS), made(audio, FACTS, augmented=True)
     frames_B = (
@@ -241,7 +239,7 @@ def test_masked_features_are_zero_and_others_as_they_were():
     assert length_B.max() <= FRAMES
 
 
-def test_a_preparer_leaves_audio_out_and_hands_on_the_rest():
+def test_a_preparer_replaces_audio_by_features_and_keeps_the_rest():
     preparer = FeaturePreparer(FACTS, 256, "reference", torch.device("cpu"), torch.bfloat16)
     assert preparer.choice == "reference"
     preparer.warm_up(2, [(4, 3)])
@@ -265,7 +263,7 @@ def test_a_preparer_leaves_audio_out_and_hands_on_the_rest():
         ({"percent_of_speed": 49}, "may last 49 % of its time"),
     ],
 )
-def test_sizes_that_the_kernels_cannot_serve_are_named(changed, message):
+def test_sizes_that_the_kernels_do_not_support_are_refused(changed, message):
     sizes = {"window": 320, "fft": 512, "mel_filters": 80, "silence_window": 2048} | changed
     request = OperationRequest(torch.device("cuda"), torch.float16, sizes)
     assert message in FEATURES.unsupported("triton", request)

@@ -1,4 +1,4 @@
-"""The LSTM against ``torch.nn.LSTM`` in float64: results and all gradients; mixed, equal and shortest lengths."""
+"""Test the LSTM against ``torch.nn.LSTM`` in float64: results and gradients, with mixed, equal and minimum lengths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def case(frames: int, batch: int, inputs: int, width: int) -> tuple[Tensor, Lstm
 
 
 def by_pytorch(x: Tensor, weights: LstmWeights, lengths: Sequence[int]) -> Tensor:
-    """``nn.LSTM`` over a packed sequence, which ends each row where it ends."""
+    """Return the output of ``nn.LSTM`` over a packed sequence, zero beyond each row's length."""
     module = nn.LSTM(x.shape[2], weights.width, dtype=x.dtype)
     packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
     parameters = dict(zip(("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"), weights, strict=True))
@@ -41,7 +41,7 @@ def by_pytorch(x: Tensor, weights: LstmWeights, lengths: Sequence[int]) -> Tenso
 
 @pytest.mark.parametrize("name", ANYWHERE)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_results_and_gradients_are_those_of_pytorch(name: str, lengths: tuple[int, ...]) -> None:
+def test_results_and_gradients_equal_pytorchs(name: str, lengths: tuple[int, ...]) -> None:
     x, weights = case(7, 4, 5, 6)
     wanted = [x, *weights]
     expected = by_pytorch(x, weights, lengths)
@@ -55,24 +55,24 @@ def test_results_and_gradients_are_those_of_pytorch(name: str, lengths: tuple[in
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
-def test_what_lies_behind_a_row_changes_nothing_and_gets_no_gradient(name: str) -> None:
+def test_padding_has_no_effect_and_no_gradient(name: str) -> None:
     x, weights = case(7, 4, 5, 6)
     lengths = torch.tensor(LENGTHS["mixed"], dtype=torch.int32)
-    behind = torch.arange(7).unsqueeze(1) >= lengths
+    padding = torch.arange(7).unsqueeze(1) >= lengths
     other = x.detach().clone()
-    other[behind] = 1e6
+    other[padding] = 1e6
     other.requires_grad_()
     y = LSTM.function(name)(x, weights, lengths)
     y_other = LSTM.function(name)(other, weights, lengths)
-    assert (y[behind] == 0).all()
+    assert (y[padding] == 0).all()
     torch.testing.assert_close(y_other, y, rtol=1e-12, atol=1e-12)
     (gradient,) = torch.autograd.grad(y_other.sum(), [other])
-    assert (gradient[behind] == 0).all()
-    assert (gradient[~behind] != 0).any()
+    assert (gradient[padding] == 0).all()
+    assert (gradient[~padding] != 0).any()
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
-def test_a_row_without_frames_gives_zeros(name: str) -> None:
+def test_the_output_of_a_row_without_frames_is_zero(name: str) -> None:
     x, weights = case(3, 2, 5, 6)
     y = LSTM.function(name)(x, weights, torch.tensor([0, 3]))
     assert (y[:, 0] == 0).all()
@@ -80,7 +80,7 @@ def test_a_row_without_frames_gives_zeros(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
-def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
+def test_inconsistent_shapes_and_dtypes_are_refused(name: str) -> None:
     x, weights = case(3, 2, 5, 6)
     lengths, function = torch.tensor([3, 3]), LSTM.function(name)
     with pytest.raises(ValueError, match=r"x is \(3, 2, 4\)"):
@@ -99,7 +99,7 @@ def stack(dropout: float, **options: object) -> LstmStack:
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
-def test_layers_without_dropout_are_those_of_pytorch(name: str) -> None:
+def test_layers_without_dropout_equal_pytorchs(name: str) -> None:
     own, theirs = stack(0.1, implementation=name).eval(), nn.LSTM(5, 8, 3, dtype=torch.float64)
     theirs.load_state_dict(own.state_dict())
     (x,) = leaves((6, 3, 5))
@@ -110,7 +110,7 @@ def test_layers_without_dropout_are_those_of_pytorch(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_dropout_follows_every_layer_at_a_place_of_its_own() -> None:
+def test_each_layer_has_dropout_with_its_own_call_site() -> None:
     own = stack(0.3, implementation="reference")
     (x,) = leaves((6, 3, 5))
     lengths, seed = torch.tensor([6, 2, 4]), torch.tensor([123])
@@ -122,7 +122,7 @@ def test_dropout_follows_every_layer_at_a_place_of_its_own() -> None:
     assert (own.eval()(x, lengths, seed, 40) != 0).all(2).sum() == 12
 
 
-def test_steps_give_what_a_sequence_gives() -> None:
+def test_single_steps_equal_a_sequence() -> None:
     own = stack(0.3).eval()
     (x,) = leaves((6, 3, 5))
     expected = own(x, torch.full((3,), 6), torch.zeros(1, dtype=torch.int64), 0)
@@ -133,33 +133,12 @@ def test_steps_give_what_a_sequence_gives() -> None:
     assert [part.shape for part in state] == [(3, 3, 8)] * 2
 
 
-def test_initial_weights_are_as_the_rules_say() -> None:
-    own = LstmStack(64, 256, 2, 0.1, INITIAL, generator_of("initial"))
-    assert [name for name, _ in own.named_parameters()] == [name for name, _ in nn.LSTM(64, 256, 2).named_parameters()]
-    for layer in range(2):
-        weights = own.weights(layer)
-        forget = slice(256, 512)
-        assert (weights.bias_ih_G[forget] == 0.5).all()
-        assert (weights.bias_hh_G[forget] == 0).all()
-        others = torch.cat([weights.bias_ih_G[:256], weights.bias_ih_G[512:], weights.bias_hh_G[512:]])
-        for drawn in (weights.ih_GI, weights.hh_GH, others):
-            assert 0.03 < drawn.abs().max() <= 0.5 / 16
-            assert abs(drawn.std() / (0.5 / 16 / 3**0.5) - 1) < 0.06
-
-
-def test_another_seed_draws_other_weights_and_the_same_the_same() -> None:
-    first, again = stack(0.1).state_dict(), stack(0.1).state_dict()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    other = LstmStack(5, 8, 3, 0.1, INITIAL, generator_of("another"), dtype=torch.float64).state_dict()
-    assert not torch.equal(first["weight_hh_l2"], other["weight_hh_l2"])
-
-
-def test_an_unknown_implementation_is_refused() -> None:
+def test_an_unknown_lstm_implementation_is_refused() -> None:
     with pytest.raises(UnsupportedImplementation, match="no implementation 'apex'"):
         stack(0.1, implementation="apex")
 
 
-def test_pytorchs_own_is_refused_in_bf16_on_a_cpu_where_its_gradients_are_wrong() -> None:
+def test_the_library_is_refused_in_bf16_on_a_cpu() -> None:
     with pytest.raises(UnsupportedImplementation, match="wrong on CPUs"):
         LstmStack(5, 8, 1, 0.1, INITIAL, generator_of("stack"), dtype=torch.bfloat16, implementation="library")
     assert LstmStack(5, 8, 1, 0.1, INITIAL, generator_of("stack"), dtype=torch.bfloat16).choice == "reference"

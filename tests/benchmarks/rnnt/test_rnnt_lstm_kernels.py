@@ -1,6 +1,4 @@
-"""The persistent LSTM's kernels in CUDA C++: the source, run by a machine on the CPU, against the reference in
-float32; and that NVRTC compiles it for every division of rows and units that a GPU would get.
-"""
+"""Test the persistent LSTM's CUDA C++ kernels, compiled for a CPU, against the reference in fp32; and NVRTC's build."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from common.ops.cuda_program import compiled, no_compiler
 from tests.generators import generator_of
 
 H200 = (132, 232448)
-"""Multiprocessors, and bytes of shared memory that a block may have."""
+"""Number of multiprocessors, and bytes of shared memory per block."""
 TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2.5e-2}
 MACHINE = Path(__file__).with_name("lstm_machine.hpp")
 LAUNCH = """
@@ -63,7 +61,7 @@ class Machine:
             blocks, self._shared_bytes, (ctypes.c_void_p * len(pointers))(*pointers),
             (ctypes.c_int * len(numbers))(*numbers),
         )  # fmt: skip
-        assert ended, "blocks wait for one another without end"
+        assert ended, "the blocks are in a deadlock"
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +72,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Machine]
 
 @pytest.fixture
 def machine(machines: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels run on the CPU."""
+    """Run the kernels on the CPU."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     monkeypatch.setattr(persistent, "_kernel", machines)
@@ -83,6 +81,12 @@ def machine(machines: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch) -
 def drawn(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     generator = generator_of(f"kernels {shape}")
     return torch.randn(shape, generator=generator).mul_(scale).to(dtype).requires_grad_()
+
+
+def small_weights(scale: float = 1.0) -> LstmWeights:
+    """Return fp16 weights of a layer with 8 inputs and 128 units."""
+    shapes = (512, 8), (512, 128), (512,), (512,)
+    return LstmWeights(*(drawn(*shape, dtype=torch.float16, scale=scale) for shape in shapes))
 
 
 def lengths_of(batch: int, frames: int, kind: str) -> Tensor:
@@ -103,7 +107,7 @@ DIVISIONS: dict[str, tuple[int, tuple[Any, ...], tuple[Any, ...], int, torch.dty
 
 
 @pytest.mark.parametrize("name", DIVISIONS)
-def test_the_source_computes_results_and_gradients(name: str, machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_equal_the_reference(name: str, machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     width, *divisions, batch, dtype, kind = DIVISIONS[name]
     inputs, frames = 24, 6
     for backward, division in zip((False, True), divisions, strict=True):
@@ -115,27 +119,25 @@ def test_the_source_computes_results_and_gradients(name: str, machine: None, mon
     leaves = [x, *weights]
 
     found = lstm_persistent(x, weights, lengths)
-    wide = [leaf.detach().float().requires_grad_() for leaf in leaves]
-    expected = lstm_reference(wide[0], LstmWeights(*wide[1:]), lengths)
+    leaves_fp32 = [leaf.detach().float().requires_grad_() for leaf in leaves]
+    expected = lstm_reference(leaves_fp32[0], LstmWeights(*leaves_fp32[1:]), lengths)
     cotangent = drawn(*expected.shape, dtype=torch.float32).detach()
     gradients = torch.autograd.grad(found, leaves, cotangent.to(dtype))
-    formula_gradients = torch.autograd.grad(expected, wide, cotangent)
+    formula_gradients = torch.autograd.grad(expected, leaves_fp32, cotangent)
 
-    behind = torch.arange(frames).unsqueeze(1) >= lengths
-    assert (found[behind] == 0).all()
+    padding = torch.arange(frames).unsqueeze(1) >= lengths
+    assert (found[padding] == 0).all()
     for index, (part, formula) in enumerate(zip([found, *gradients], [expected, *formula_gradients], strict=True)):
         error = (part.float() - formula).norm() / formula.norm()
         assert error < TOLERANCE[dtype], f"{index}: relative error {error:.2e}"
 
 
-def test_more_rows_than_a_launch_takes_run_in_turn(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_above_the_maximum_take_several_launches(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     width, batch, frames = 128, MOST_ROWS + 5, 2
     monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, MOST_ROWS), LstmPlan(False, width, 2, 128, 32, 1))
     monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, 5), LstmPlan(False, width, 1, 16, 32, 1))
     x, lengths = drawn(frames, batch, 8, dtype=torch.float16), lengths_of(batch, frames, "mixed")
-    weights = LstmWeights(
-        *(drawn(*shape, dtype=torch.float16, scale=0.2) for shape in ((512, 8), (512, 128), (512,), (512,)))
-    )
+    weights = small_weights(0.2)
     with torch.no_grad():
         found = lstm_persistent(x, weights, lengths)
         expected = lstm_reference(x.float(), LstmWeights(*(weight.float() for weight in weights)), lengths)
@@ -143,30 +145,32 @@ def test_more_rows_than_a_launch_takes_run_in_turn(machine: None, monkeypatch: p
 
 
 @pytest.mark.parametrize("autograd", [False, True])
-def test_gates_and_cell_states_are_saved_for_a_backward_pass_alone(
+def test_gates_and_cell_states_are_saved_only_for_a_backward_pass(
     autograd: bool, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(persistent.FIXED_PLANS, (False, 128, 3), LstmPlan(False, 128, 1, 16, 32, 1))
     launch = persistent.launch
     kept: list[tuple[int, list[int]]] = []
 
-    def watched(backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]) -> list[Tensor]:
+    def recorded(
+        backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]
+    ) -> list[Tensor]:
         cell_TBH = pointers[2]
         kept.append((0 if cell_TBH is None else len(cell_TBH), tail))
         return launch(backward, batch, pointers, width, tail)
 
-    monkeypatch.setattr(persistent, "launch", watched)
-    weights = LstmWeights(*(drawn(*shape, dtype=torch.float16) for shape in ((512, 8), (512, 128), (512,), (512,))))
+    monkeypatch.setattr(persistent, "launch", recorded)
+    weights = small_weights()
     with torch.set_grad_enabled(autograd):
         lstm_persistent(drawn(4, 3, 8, dtype=torch.float16), weights, torch.full((3,), 4, dtype=torch.int32))
     assert kept == [(5, [1]) if autograd else (0, [0])]
 
 
-def test_the_backward_pass_refuses_to_run_twice(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_backward_pass_is_refused(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for backward in (False, True):
         monkeypatch.setitem(persistent.FIXED_PLANS, (backward, 128, 3), LstmPlan(backward, 128, 1, 16, 32, 1))
     x = drawn(1, 3, 8, dtype=torch.float16)
-    weights = LstmWeights(*(drawn(*shape, dtype=torch.float16) for shape in ((512, 8), (512, 128), (512,), (512,))))
+    weights = small_weights()
     y = lstm_persistent(x, weights, torch.ones(3, dtype=torch.int32))
     y.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs only once"):
@@ -179,7 +183,7 @@ def test_the_backward_pass_refuses_to_run_twice(machine: None, monkeypatch: pyte
 @pytest.mark.parametrize("batch", [1, 8, 32, 64, 100, 192, 256])
 @pytest.mark.parametrize("width", [128, 512, 832, 1024])
 @pytest.mark.parametrize("backward", [False, True])
-def test_every_row_and_unit_has_a_place_in_a_division(backward: bool, width: int, batch: int) -> None:
+def test_every_plan_covers_all_rows_and_units_within_the_gpus_limits(backward: bool, width: int, batch: int) -> None:
     found = plans(backward, width, batch, *H200)
     assert found
     assert {plan.wait for plan in found} == {Wait.COUNT if backward else Wait.LOAD}
@@ -195,7 +199,7 @@ def test_every_row_and_unit_has_a_place_in_a_division(backward: bool, width: int
 
 
 # Rows, backward: (groups, rows, units, cluster, wait) and microseconds a frame of a layer of 1,024 units
-# (measured on two H200 with a former command)
+# (measured on two H200)
 MEASURED = {
     (192, False): {
         (3, 64, 24, 1, Wait.LOAD): 6.58, (3, 64, 24, 1, Wait.COUNT): 7.11, (2, 96, 16, 1, Wait.COUNT): 8.84,
@@ -232,7 +236,7 @@ def test_the_first_division_is_the_fastest_that_was_measured(batch: int, backwar
         assert abs(plan.microseconds / took - 1) < 0.25
 
 
-def test_a_small_gpu_has_no_division_for_a_wide_layer() -> None:
+def test_a_small_gpu_has_no_plan_for_a_large_layer() -> None:
     assert not plans(False, 1024, MOST_ROWS, 20, H200[1])
 
 
@@ -240,7 +244,7 @@ def test_a_small_gpu_has_no_division_for_a_wide_layer() -> None:
     ("backward", "bfloat", "width", "batch"),
     [(False, False, 1024, 192), (True, True, 1024, 192), (False, True, 512, 8), (True, False, 832, 32)],
 )
-def test_the_source_compiles(backward: bool, bfloat: bool, width: int, batch: int) -> None:
+def test_nvrtc_compiles_the_source(backward: bool, bfloat: bool, width: int, batch: int) -> None:
     if (reason := no_compiler()) is not None:
         pytest.skip(reason)
     plan = plans(backward, width, batch, *H200)[0]

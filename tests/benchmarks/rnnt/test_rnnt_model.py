@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from plain_rnnt import PlainRnnt
 
 from benchmarks.rnnt import example
-from benchmarks.rnnt.config import Facts, ModelConfig, RnntArchitecture
+from benchmarks.rnnt.config import Facts, ModelConfig
 from benchmarks.rnnt.greedy_decoder import START
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, join_frames, training_flops
 from common.distributed.layout import Layout
@@ -19,28 +18,18 @@ from common.optim.adaptive import LAMB
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.step.train_step import apply_gradients
+from tests.benchmarks.rnnt.transducer_oracle import PlainRnnt
 
 CPU = torch.device("cpu")
 FACTS = fixed_facts(Facts, "rnnt")
-SMALL = RnntArchitecture(
-    classes=11,
-    encoder_width=12,
-    pre_layers=2,
-    post_layers=3,
-    prediction_width=8,
-    prediction_layers=2,
-    joint_width=10,
-    encoder_dropout=0.1,
-    prediction_dropout=0.3,
-    joint_dropout=0.3,
-    forget_bias=1.0,
-    hidden_bias_scale=0.0,
-)
-FEATURES = 9
+SMALL = fixed_facts(
+    Facts, "rnnt", classes=11, encoder_width=12, prediction_width=8, joint_width=10, mel_filters=3, freq_mask_max=3,
+)  # fmt: skip
+FEATURES = SMALL.features
 
 
 def real_network(features: int = 240, scale: float = 0.5, dtype: torch.dtype = torch.float32) -> Rnnt:
-    """Of the rules' size."""
+    """Return a network of the size in the rules."""
     config = ModelConfig(features=features, loss_scale=512.0)
     return Rnnt(FACTS, config, scale, torch.Generator().manual_seed(1), CPU, dtype)
 
@@ -51,7 +40,7 @@ def small_network(dtype: torch.dtype = torch.float64) -> Rnnt:
 
 
 def plain_like(network: Rnnt) -> PlainRnnt:
-    """The same weights in plain layers."""
+    """Return plain layers with the network's weights."""
     plain = PlainRnnt(FEATURES, SMALL.encoder_width, SMALL.prediction_width, SMALL.joint_width, SMALL.classes).double()
     weights = {name.removeprefix("joint."): weight for name, weight in network.state_dict().items()}
     plain.load_state_dict(weights)
@@ -59,7 +48,7 @@ def plain_like(network: Rnnt) -> PlainRnnt:
 
 
 def small_batch(dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
-    """Four utterances of odd and even, equal and shortest lengths, with noise in the padding of tokens."""
+    """Return four utterances of odd, even, equal and minimum lengths, with noise in the padding of tokens."""
     generator = torch.Generator().manual_seed(3)
     lengths = torch.tensor([10, 7, 7, 1], dtype=torch.int32)
     features_TBF = torch.randn((12, 4, FEATURES), generator=generator, dtype=dtype)
@@ -116,7 +105,7 @@ def test_weights_start_as_the_reference_draws_them(scale):
         assert weight.mean().abs() < 5 * deviation / math.sqrt(weight.numel())
 
 
-def test_padding_of_frames_starts_at_zero_and_draws_nothing():
+def test_weights_of_padded_features_are_zero_and_all_others_as_without_padding():
     padded, own = dict(real_network(256).named_parameters()), dict(real_network(240).named_parameters())
     for name, weight in padded.items():
         if name == "pre_rnn.weight_ih_l0":
@@ -125,8 +114,8 @@ def test_padding_of_frames_starts_at_zero_and_draws_nothing():
         assert torch.equal(weight, own[name]), name
 
 
-def test_updates_are_those_of_a_network_without_padding():
-    """Three updates by LAMB on 16 columns of padding against a float64 LAMB on 240 columns, written down here."""
+def test_updates_equal_those_of_a_network_without_padding():
+    """Three updates with 16 columns of padding equal those of LAMB's formula in float64 without padding."""
     facts = fixed_facts(
         Facts, "rnnt", classes=7, encoder_width=6, prediction_width=5, joint_width=4,
         encoder_dropout=0.0, prediction_dropout=0.0, joint_dropout=0.0,
@@ -181,7 +170,7 @@ def test_updates_are_those_of_a_network_without_padding():
         )
 
 
-def test_loss_and_all_gradients_are_those_of_plain_layers():
+def test_loss_and_gradients_equal_those_of_plain_layers():
     network, tensors = small_network().eval(), small_batch()
     plain = plain_like(network)
     loss_B = network.loss(tensors, None)
@@ -202,7 +191,7 @@ def test_loss_and_all_gradients_are_those_of_plain_layers():
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-10, atol=1e-13, msg=f"gradient of {name}")
 
 
-def test_room_for_rows_changes_nothing_until_it_is_too_little():
+def test_capacity_changes_nothing_unless_it_is_too_small():
     network, tensors = small_network().eval(), small_batch()
     whole_B = network.loss(tensors, None)
     used = 5 * 4 + 4 * 6 + 4 * 1 + 1 * 2
@@ -222,7 +211,7 @@ def test_dropout_follows_the_seed_and_is_off_in_evaluation():
     )
 
 
-def test_steps_of_decoding_are_what_training_computes():
+def test_steps_of_decoding_equal_the_training_network():
     network, tensors = small_network().eval(), small_batch()
     plain = plain_like(network)
     f_SBJ, frames_B = network.encode(tensors["features"], tensors["feature_lengths"])
@@ -234,19 +223,20 @@ def test_steps_of_decoding_are_what_training_computes():
         found_BV = network.joint.logits(f_SBJ[0], g_BJ).log_softmax(1)
         for row in range(4):
             length = int(tensors["feature_lengths"][row])
-            expected_SNV = plain.log_probabilities(tensors["features"][:length, row], tensors["tokens"][row].tolist())
-            torch.testing.assert_close(found_BV[row], expected_SNV[0, step], rtol=1e-10, atol=1e-12)
+            logits_SNV = plain.logits(tensors["features"][:length, row], tensors["tokens"][row].tolist())
+            expected_V = logits_SNV[0, step].log_softmax(0)
+            torch.testing.assert_close(found_BV[row], expected_V, rtol=1e-10, atol=1e-12)
 
 
-def test_an_average_utterance_has_the_rules_sizes():
+def test_an_average_utterance_has_the_known_sizes():
     lengths = example.average_lengths(3, FACTS)
     assert lengths.frames_B.tolist() == [409] * 3  # 195,840 samples: 1,225 frames, three of them spliced to one
     assert example.AVERAGE_SAMPLES // FACTS.hop + 1 == 1225
     assert lengths.tokens_B.tolist() == [56] * 3
-    assert training_flops(FACTS, 240, 409, 56) == pytest.approx(108e9, rel=0.01)
+    assert training_flops(FACTS, 409, 56) == pytest.approx(108e9, rel=0.01)
 
 
-def test_the_loss_of_an_average_utterance_starts_near_that_of_equal_classes():
+def test_the_initial_loss_is_near_that_of_equal_classes():
     network = real_network(256).eval()
     lengths = example.average_lengths(1, FACTS)
     tensors = example.batch(lengths, (410, 56), 240, 256, FACTS.blank, torch.float32, CPU)
@@ -257,7 +247,7 @@ def test_the_loss_of_an_average_utterance_starts_near_that_of_equal_classes():
     assert float(loss) == pytest.approx(1680, rel=0.02)
 
 
-def test_made_up_lengths_are_librispeechs():
+def test_synthetic_lengths_have_librispeechs_statistics():
     lengths = example.real_lengths(20_000, FACTS, np.random.default_rng(4))
     joined = -(-lengths.frames_B // 2)
     assert lengths.frames_B.mean() == pytest.approx(414, rel=0.02)
@@ -265,11 +255,11 @@ def test_made_up_lengths_are_librispeechs():
     assert 192 * (joined * (lengths.tokens_B + 1)).mean() == pytest.approx(2.45e6, rel=0.03)
     assert (np.diff(lengths.frames_B) <= 0).all()
     few = example.real_lengths(8, FACTS, np.random.default_rng(4))
-    assert few.frames_B.mean() == pytest.approx(411, rel=0.03)  # however few they are
+    assert few.frames_B.mean() == pytest.approx(411, rel=0.03)  # also with few utterances
     assert few.tokens_B.mean() == pytest.approx(56, rel=0.02)
 
 
-def test_parameters_stand_in_the_order_of_the_forward_pass():
+def test_parameters_are_in_the_order_of_the_forward_pass():
     network = small_network()
     names = list(network.in_order())
     assert sorted(names) == sorted(name for name, _ in network.named_parameters())
@@ -278,7 +268,7 @@ def test_parameters_stand_in_the_order_of_the_forward_pass():
 
 
 @pytest.mark.parametrize("frames", [1, 4, 5])
-def test_two_frames_stand_side_by_side_and_a_missing_one_is_zero(frames):
+def test_pairs_of_frames_are_joined_and_a_missing_one_is_zero(frames):
     x_TBH = torch.randn((frames, 3, 4), generator=torch.Generator().manual_seed(2))
     y_SBK = join_frames(x_TBH)
     assert y_SBK.shape == ((frames + 1) // 2, 3, 8)

@@ -1,4 +1,4 @@
-"""The order of training utterances, their speeds, and what micro-batches are padded to."""
+"""Test the order of training utterances, their speeds, and the sizes to which micro-batches are padded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import small_corpus
 
-from benchmarks.rnnt.data_settings import RowStatistics
-from benchmarks.rnnt.lengths import resampled, spliced_frames
+from benchmarks.rnnt.data_settings import RowStatistics, resampled, spliced_frames
 from benchmarks.rnnt.utterance_order import UtteranceStream, interleaved, kept_samples
 from common.data.batches import Block
 from common.data.order import MicroBatches
@@ -28,12 +27,12 @@ def stream(micro_batch=GLOBAL_BATCH, accumulation=1, replicas=1, replica=0, seed
 
 
 def epoch_of(opened, epoch):
-    """The utterances of each global batch of an epoch."""
+    """Return the utterances of each global batch of an epoch."""
     return [opened.drawn(epoch * STEPS + step).utterance_B.tolist() for step in range(STEPS)]
 
 
 @pytest.mark.parametrize("num_buckets", [1, 6])
-def test_an_epoch_is_a_permutation_less_what_is_dropped(num_buckets):
+def test_an_epoch_has_each_utterance_at_most_once(num_buckets):
     opened = stream(num_buckets=num_buckets)
     assert opened.train_samples == KEPT
     epochs = [list(itertools.chain(*epoch_of(opened, epoch))) for epoch in range(3)]
@@ -44,7 +43,7 @@ def test_an_epoch_is_a_permutation_less_what_is_dropped(num_buckets):
     assert set(epochs[0]) != set(epochs[1])
 
 
-def test_the_longest_are_dropped_no_more_often_than_others():
+def test_dropped_utterances_do_not_depend_on_length():
     opened, epochs = stream(num_buckets=3), 400
     dropped = np.zeros(COUNT)
     for epoch in range(epochs):
@@ -55,7 +54,7 @@ def test_the_longest_are_dropped_no_more_often_than_others():
     assert np.abs(by_length - expected).max() < 5 * np.sqrt(expected)
 
 
-def test_ranks_see_what_one_rank_sees_that_accumulates():
+def test_several_ranks_read_the_same_as_one_rank_that_accumulates():
     alone = stream(micro_batch=2, accumulation=8)
     for replicas in (8, 4):
         accumulation = 8 // replicas
@@ -63,16 +62,16 @@ def test_ranks_see_what_one_rank_sees_that_accumulates():
         for number in range(2 * STEPS * 8):
             step, lane = divmod(number, 8)
             part = ranks[lane % replicas]
-            place = step * accumulation + lane // replicas
-            mine, other = alone.drawn(number), part.drawn(place)
+            position = step * accumulation + lane // replicas
+            mine, other = alone.drawn(number), part.drawn(position)
             assert mine.epoch == other.epoch
             for name in ("utterance_B", "speed_B", "samples_B", "seed_B"):
                 assert np.array_equal(getattr(mine, name), getattr(other, name))
-            assert alone.key(number) == part.key(place)
-            assert alone.random_seed(number) == part.random_seed(place)
+            assert alone.key(number) == part.key(position)
+            assert alone.random_seed(number) == part.random_seed(position)
 
 
-def test_each_micro_batch_has_its_share_of_lengths():
+def test_each_micro_batch_has_short_and_long_utterances():
     opened = stream(micro_batch=4, accumulation=4)
     for step in range(2 * STEPS):
         drawn = [opened.drawn(step * 4 + lane) for lane in range(4)]
@@ -85,19 +84,19 @@ def test_each_micro_batch_has_its_share_of_lengths():
 @pytest.mark.parametrize(
     ("lengths", "mixed"), [([3, 1, 4, 1.5, 5], [1, 5, 1.5, 4, 3]), ([6, 2, 8, 4], [2, 8, 4, 6]), ([7], [7])], ids=str
 )
-def test_shortest_and_longest_take_turns(lengths, mixed):
+def test_shortest_and_longest_utterances_alternate(lengths, mixed):
     samples_P = np.array([int(10 * length) for length in lengths])
     order = interleaved(np.arange(len(lengths))[None], samples_P)
     assert samples_P[order[0]].tolist() == [int(10 * length) for length in mixed]
 
 
-def test_a_micro_batch_has_its_longest_utterance_first():
+def test_a_micro_batch_has_the_longest_utterance_first():
     opened = stream(micro_batch=4, accumulation=4)
     for number in range(4 * STEPS):
         assert (np.diff(opened.drawn(number).samples_B) <= 0).all()
 
 
-def test_speeds_and_seeds_belong_to_utterance_and_epoch():
+def test_speeds_and_seeds_depend_only_on_utterance_epoch_and_seed():
     opened, other = stream(), stream(micro_batch=8, accumulation=3, train_samples=50, num_buckets=2)
     facts = small_corpus.facts()
     first, second = opened.epoch(0), opened.epoch(1)
@@ -114,7 +113,7 @@ def test_speeds_and_seeds_belong_to_utterance_and_epoch():
     assert not np.array_equal(first.speed_P, stream(seed=4).epoch(0).speed_P)
 
 
-def test_batches_of_one_bucket_are_of_like_length():
+def test_global_batches_have_utterances_of_similar_length():
     opened = stream(num_buckets=6)
     bucket_of = np.empty(COUNT, int)
     for number, part in enumerate(np.array_split(np.argsort(SAMPLES, kind="stable"), 6)):
@@ -126,7 +125,7 @@ def test_batches_of_one_bucket_are_of_like_length():
     assert firsts[0] != sorted(firsts[0]) or firsts[1] != sorted(firsts[1])  # global batches are shuffled too
 
 
-def test_blocks_take_up_where_the_last_one_ended():
+def test_blocks_continue_after_the_previous_block():
     opened = stream(micro_batch=4, accumulation=2, replicas=2, replica=1)
     blocks = [Block(0, 1, 1, 0, KEPT), Block(1, 2, 1, KEPT, KEPT)]
     assert [opened.first_micro_batch(block) for block in blocks] == [0, 2 * STEPS]
@@ -135,7 +134,7 @@ def test_blocks_take_up_where_the_last_one_ended():
     assert (opened.train_samples, opened.micro_batch, opened.replicas) == (KEPT, 4, 2)
 
 
-def test_keys_are_the_smallest_buckets_that_fit():
+def test_a_key_is_the_smallest_bucket_that_fits():
     opened, facts = stream(micro_batch=2, accumulation=8), small_corpus.facts()
     buckets = [tuple(bucket) for bucket in small_corpus.READER["buckets"]]
     seen = set()
@@ -149,10 +148,10 @@ def test_keys_are_the_smallest_buckets_that_fit():
     assert len(seen) > 1
 
 
-def test_a_micro_batch_with_more_rows_than_there_is_room_for_says_how_many():
+def test_the_key_has_the_rows_of_a_micro_batch_above_the_capacity():
     facts = small_corpus.facts()
     opened = stream(micro_batch=2, accumulation=8, rows={"mean": 500.0, "deviation": 10.0})
-    room = 2 * 500 + 6 * np.sqrt(2) * 10
+    capacity = 2 * 500 + 6 * np.sqrt(2) * 10
     kinds = set()
     for number in range(8 * STEPS):
         drawn = opened.drawn(number)
@@ -160,19 +159,19 @@ def test_a_micro_batch_with_more_rows_than_there_is_room_for_says_how_many():
         pairs = zip(frames.tolist(), TOKENS[drawn.utterance_B].tolist(), strict=True)
         rows = sum((each + 1) // 2 * (tokens + 1) for each, tokens in pairs)
         key = opened.key(number)
-        assert key[2:] == ((rows,) if rows > np.ceil(room) else ())
+        assert key[2:] == ((rows,) if rows > np.ceil(capacity) else ())
         kinds.add(len(key))
     assert kinds == {2, 3}
 
 
-def test_room_for_rows_is_six_deviations_above_the_mean_and_never_more_than_all():
+def test_capacity_is_six_deviations_above_the_mean_and_at_most_the_maximum():
     rows = RowStatistics(12_916.0, 6_509.0)
     assert rows.capacity(192, (616, 128)) == int(np.ceil(192 * 12_916 + 6 * np.sqrt(192) * 6_509))
     assert rows.capacity(1, (20, 9)) == 10 * 10
     assert RowStatistics().capacity(8, (21, 9)) == 8 * 11 * 10
 
 
-def test_settings_that_do_not_fit_the_data_are_refused():
+def test_settings_that_contradict_the_data_are_refused():
     with pytest.raises(DataError, match=r"103 training utterances last up to 5\.0 s, .* trains on 112: give"):
         stream(train_samples=115)
     with pytest.raises(ConfigError, match=r"hparams.global_batch_size=16: an epoch has 15 utterances"):
@@ -196,11 +195,11 @@ def test_settings_that_do_not_fit_the_data_are_refused():
         ({"buckets": [[60, 0]]}, "tokens=0: at least 1"),
         ({"buckets": [[60, 20], [80, 12]]}, "the last is the largest"),
         ({"eval_buckets": []}, r"eval_buckets=\[\]"),
-        ({"eval_buckets": [80, 60]}, "the fewest first"),
+        ({"eval_buckets": [80, 60]}, "ascending"),
         ({"rows": {"mean": -1.0}}, "rows.mean"),
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused(changed, message):
+def test_invalid_reader_settings_are_refused(changed, message):
     with pytest.raises(ConfigError, match=message):
         small_corpus.settings(**changed)

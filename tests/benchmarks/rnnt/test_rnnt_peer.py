@@ -6,13 +6,13 @@ import importlib.util
 
 import pytest
 import torch
-from plain_rnnt import PlainRnnt
 from torch import Tensor
 
 from benchmarks.rnnt.config import Facts
 from benchmarks.rnnt.peer import Network, micro_batch, parts_of, step_of, torchaudio_loss
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
+from tests.benchmarks.rnnt.transducer_oracle import PlainRnnt, by_recursion
 
 CPU = torch.device("cpu")
 SMALL = {"encoder_width": 6, "prediction_width": 5, "joint_width": 4, "classes": 7}
@@ -20,20 +20,8 @@ STILL = {"encoder_dropout": 0.0, "prediction_dropout": 0.0, "joint_dropout": 0.0
 
 
 def plain_loss(logits_BSNV: Tensor, tokens_BU: Tensor, frames_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """Compute the recursion cell by cell."""
-    losses = []
-    for logits_SNV, tokens_U, frames, length in zip(logits_BSNV, tokens_BU, frames_B, lengths_B, strict=True):
-        scores = logits_SNV.log_softmax(-1)
-        alpha: dict[tuple[int, int], Tensor] = {(0, 0): scores.new_zeros(())}
-        for frame in range(int(frames)):
-            for token in range(int(length) + 1):
-                ways = [alpha[frame - 1, token] + scores[frame - 1, token, -1]] if frame else []
-                if token:
-                    ways.append(alpha[frame, token - 1] + scores[frame, token - 1, tokens_U[token - 1]])
-                if ways:
-                    alpha[frame, token] = torch.logsumexp(torch.stack(ways), 0)
-        losses.append(-(alpha[int(frames) - 1, int(length)] + scores[int(frames) - 1, int(length), -1]))
-    return torch.stack(losses)
+    rows = zip(logits_BSNV, tokens_BU.tolist(), frames_B.tolist(), lengths_B.tolist(), strict=True)
+    return torch.stack([by_recursion(logits[:frames, : u + 1], tokens[:u]) for logits, tokens, frames, u in rows])
 
 
 def small_micro_batch() -> dict[str, Tensor]:
@@ -46,8 +34,8 @@ def small_micro_batch() -> dict[str, Tensor]:
     }
 
 
-def test_it_has_the_rules_parameters():
-    peer = Network(fixed_facts(Facts, "rnnt"), 240, compiled=False)
+def test_the_peer_has_the_rules_number_of_parameters():
+    peer = Network(fixed_facts(Facts, "rnnt"), compiled=False)
     assert sum(parameter.numel() for parameter in peer.parameters()) == 49_006_080
 
 
@@ -60,15 +48,15 @@ def test_it_has_the_rules_parameters():
         (7 * 4 * 4 * 3 + 1, [(0, 3, 4, 3)]),
     ],
 )
-def test_parts_have_fewer_logits_than_are_allowed_and_their_own_longest(logits, parts):
+def test_parts_stay_below_the_limit_of_logits(logits, parts):
     found = parts_of(small_micro_batch(), 7, logits)
     assert [(part.start, part.stop, frames, tokens) for part, frames, tokens in found] == parts
 
 
 @pytest.mark.parametrize("logits", [1, 7 * 4 * 4 * 2 + 1, 1000])
-def test_its_gradients_are_those_of_plain_layers(logits):
+def test_gradients_of_all_parts_equal_those_of_plain_layers(logits):
     torch.manual_seed(0)
-    peer = Network(fixed_facts(Facts, "rnnt", **SMALL, **STILL), 240, compiled=False)
+    peer = Network(fixed_facts(Facts, "rnnt", **SMALL, **STILL), compiled=False)
     plain = PlainRnnt(240, 6, 5, 4, 7)
     names = {"embed": "pred_embed", "joint.last": "joint_net"}
 
@@ -83,30 +71,30 @@ def test_its_gradients_are_those_of_plain_layers(logits):
     rows = enumerate(lengths)
     losses = [plain(tensors["features"][:t, row], tensors["tokens"][row, :u].tolist()) for row, (t, u) in rows]
     expected = torch.stack(losses).mean()
-    torch.testing.assert_close(mean, expected.detach())
+    torch.testing.assert_close(mean, expected.detach().float())
     expected.backward()
     wanted = dict(plain.named_parameters())
     for name, parameter in peer.named_parameters():
         torch.testing.assert_close(parameter.grad, 2 * wanted[named(name)].grad, rtol=1e-4, atol=1e-6)
 
 
-def test_an_iteration_trains_all_of_it():
+def test_an_iteration_changes_every_parameter():
     torch.manual_seed(0)
     facts = fixed_facts(Facts, "rnnt", **SMALL)
-    peer = Network(facts, 240, compiled=False)
+    peer = Network(facts, compiled=False)
     before = {name: parameter.clone() for name, parameter in peer.named_parameters()}
     step = step_of(peer, small_micro_batch(), plain_loss, facts.classes)
     assert step().isfinite()
     assert all(not torch.equal(parameter, before[name]) for name, parameter in peer.named_parameters())
 
 
-def test_it_is_measured_with_lengths_of_ours():
-    tensors = micro_batch(fixed_facts(Facts, "rnnt", mel_filters=20), 4, CPU, average=True)
+def test_the_peer_is_measured_with_our_average_lengths():
+    tensors = micro_batch(fixed_facts(Facts, "rnnt", mel_filters=20), "average", 4, CPU)
     assert tensors["features"].shape == (409, 4, 60)
     assert tensors["tokens"].shape == (4, 56)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchaudio") is not None, reason="torchaudio is installed")
-def test_without_torchaudio_it_says_so():
+def test_a_missing_torchaudio_is_one_error():
     with pytest.raises(ConfigError, match="torchaudio's, and torchaudio is not installed"):
         torchaudio_loss(6, torch.float32)

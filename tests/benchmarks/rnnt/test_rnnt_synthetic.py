@@ -1,4 +1,4 @@
-"""Synthesised speech: what is heard, what is said, and how long it takes."""
+"""Test the synthesised speech: its sound, its texts and its durations."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ QUIET = Voice(pitch=100.0, tempo=1.0, tract=1.0, noise=-90.0, silence=(0.2, 0.2)
 
 
 def spectrum(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Frequencies and power of all of it."""
+    """Return frequencies and power of the whole signal."""
     windowed = samples * np.hanning(len(samples))
     return np.fft.rfftfreq(len(samples), 1 / 16_000), np.abs(np.fft.rfft(windowed)) ** 2
 
 
 def strongest(samples: np.ndarray, low: float, high: float) -> float:
-    """Hz, the centre of power between two frequencies."""
+    """Return the centre of power between two frequencies, in Hz."""
     hertz, power = spectrum(samples)
     inside = (hertz >= low) & (hertz < high)
     return float((hertz * power)[inside].sum() / power[inside].sum())
 
 
 @pytest.mark.parametrize("letter", "aekqz'")
-def test_a_letter_sounds_at_its_formants(letter):
+def test_a_letter_has_most_power_at_its_formants(letter):
     spoken = speak(letter * 12, QUIET, np.random.default_rng(0)).astype(float)
     first, second = formants_of(letter)
     assert strongest(spoken, first - 150, first + 150) == pytest.approx(first, abs=60)
@@ -44,7 +44,7 @@ def test_a_letter_sounds_at_its_formants(letter):
         assert power[abs(hertz - formant) < 50].sum() > 2 * power[between].sum()
 
 
-def test_no_two_letters_sound_alike():
+def test_letters_have_different_formants():
     assert len({formants_of(letter) for letter in LETTERS}) == len(LETTERS) == 27
     nearest = min(
         max(abs(np.log2(one[0] / other[0])), abs(np.log2(one[1] / other[1])))
@@ -53,7 +53,7 @@ def test_no_two_letters_sound_alike():
     assert nearest > 0.3  # octaves: voices differ by 0.1
 
 
-def test_speech_is_between_two_silences_and_a_space_is_a_pause():
+def test_both_ends_and_spaces_are_silent():
     spoken = speak("aaaa aaaa", QUIET, np.random.default_rng(0)).astype(float)
     loud = np.sqrt(np.convolve(spoken**2, np.ones(160) / 160, "same"))
     times = np.arange(len(spoken)) / 16_000
@@ -65,7 +65,7 @@ def test_speech_is_between_two_silences_and_a_space_is_a_pause():
     assert loud[(times > 0.3) & (times < 0.4)].min() > 0.05 * loud.max()
 
 
-def test_the_pitch_is_the_voices():
+def test_speech_has_the_pitch_of_the_voice():
     for pitch in (95.0, 180.0):
         voice = dataclasses.replace(QUIET, pitch=pitch)
         spoken = speak("a" * 20, voice, np.random.default_rng(0)).astype(float)
@@ -73,7 +73,7 @@ def test_the_pitch_is_the_voices():
         assert 16_000 / (80 + repeats[80 : 16_000 // 60].argmax()) == pytest.approx(pitch, rel=0.08)
 
 
-def test_tempo_stretches_and_seconds_are_kept():
+def test_tempo_and_seconds_determine_the_duration():
     text = "to be read aloud"
     slow = dataclasses.replace(QUIET, tempo=1.15)
     lengths = [len(speak(text, voice, np.random.default_rng(1))) / 16_000 - 0.4 for voice in (QUIET, slow)]
@@ -82,7 +82,7 @@ def test_tempo_stretches_and_seconds_are_kept():
     assert len(speak(text, QUIET, np.random.default_rng(1), 3.21)) == 51_360
 
 
-def test_noise_lies_as_far_below_the_voice_as_it_should():
+def test_background_noise_has_the_given_level():
     random = np.random.default_rng(0)
     for noise in (-40.0, -60.0):
         spoken = speak("a", dataclasses.replace(QUIET, noise=noise, silence=(1.0, 1.0)), random)
@@ -96,7 +96,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_layout_is_librispeechs(small):
+def test_synthetic_data_have_librispeechs_layout(small):
     source = raw.open_raw(small)
     train, held_out = (source.utterances(split) for split in ("train", "eval"))
     assert source.subsets == {"train": ("train-clean-100",), "eval": ("dev-clean",)}
@@ -110,7 +110,7 @@ def test_the_layout_is_librispeechs(small):
     assert lines == lines.upper()
 
 
-def test_sentences_to_evaluate_are_new_and_by_other_voices(small):
+def test_evaluation_has_new_sentences_and_other_voices(small):
     source = raw.open_raw(small)
     train, held_out = (source.utterances(split) for split in ("train", "eval"))
     assert not {u.transcript for u in train} & {u.transcript for u in held_out}
@@ -121,7 +121,7 @@ def test_sentences_to_evaluate_are_new_and_by_other_voices(small):
     assert sum(soundfile.info(u.path).duration > 16.7 for u in held_out) == 1
 
 
-def test_the_seed_decides_everything_and_processes_nothing(small, forked_pools, tmp_path):
+def test_files_depend_on_the_seed_and_not_on_processes(small, forked_pools, tmp_path):
     request = SyntheticSpeech(train=60, eval=12, long=1, words=6, sentence=(1, 3), voices=4)
     generate(tmp_path / "same", request, workers=3)
     generate(tmp_path / "other", dataclasses.replace(request, seed=1))
@@ -133,7 +133,7 @@ def test_the_seed_decides_everything_and_processes_nothing(small, forked_pools, 
     assert content(tmp_path / "other") != content(small)
 
 
-def test_lengths_are_like_librispeechs():
+def test_durations_have_librispeechs_statistics():
     random = np.random.default_rng(0)
     train, held_out = train_seconds(20_000, random), eval_seconds(20_000, random)
     assert 1.0 <= train.min() <= train.max() <= 17.0
@@ -144,7 +144,7 @@ def test_lengths_are_like_librispeechs():
 
 
 @pytest.mark.slow
-def test_speech_of_librispeechs_size_has_as_many_pieces_a_second(tmp_path):
+def test_librispeech_sized_data_have_librispeechs_pieces_per_second(tmp_path):
     sizes = ["--kind", "librispeech-sized", "--train", "400", "--eval", "2", "--voices", "2", "--workers", "1"]
     assert COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), *sizes]) == 0
     made = prepare(tmp_path / "raw", tmp_path / "data").counts
@@ -156,20 +156,20 @@ def test_speech_of_librispeechs_size_has_as_many_pieces_a_second(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--train", "0"], "--train=0: at least 1"),
         (["--words", "1"], "--words=1: at least 2"),
         (["--sentence", "3", "2"], "--sentence 3 2"),
-        (["--eval", "2", "--long", "3"], "--long=3: of 2 utterances"),
+        (["--eval", "2", "--long", "3"], "--long=3: at most --eval=2"),
         (["--words", "2", "--sentence", "1", "1"], "too few sentences"),
     ],
 )
-def test_impossible_sizes_are_refused(options, says, tmp_path):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_options_are_refused(options, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
         COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), "--workers", "1", *options])
 
 
-def test_voices_differ():
+def test_seeds_give_different_voices():
     voices = {draw_voice(np.random.default_rng(seed)) for seed in range(8)}
     assert len({round(voice.pitch) for voice in voices}) == 8

@@ -1,4 +1,4 @@
-"""RNN-T as a workload: published recipes, what the rules fix, what is logged, batches as the loss takes them."""
+"""Test RNN-T's recipes, the values that the rules fix, its log, its batches and its step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from benchmarks.rnnt import example
+from benchmarks.rnnt.data import synthetic_batch
 from benchmarks.rnnt.model import PARTS
-from benchmarks.rnnt.preparer import synthetic_batch
 from benchmarks.rnnt.workload import SpeechRecognition
 from common import cli
 from common.config.composition import compose
@@ -38,13 +38,13 @@ def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
 
 
 def built(*overrides: str) -> SpeechRecognition:
-    """The workload of the ``test`` recipe, on one rank."""
+    """Return the workload of the ``test`` recipe on one rank."""
     run, _ = loaded("scale=test", *overrides)
     return SpeechRecognition(run, Layout(run.layout, seed=3))
 
 
-# NVIDIA's submissions to MLPerf Training v3.1, and the last of v2.1: ranks, utterances on each, learning rate, epochs
-# of warm-up and hold, decay, betas, decay of the averages, training samples of an epoch as their logs have them.
+# NVIDIA's submissions to MLPerf Training v3.1, and the last of v2.1: ranks, micro-batch, learning rate, epochs of
+# warm-up and hold, decay, betas, decay of the averages, and training samples of an epoch in their logs.
 PUBLISHED = {
     "8xH200": (8, 192, 0.0072, 5, 26, 0.92, 0.9, 0.999, 0.995, 278_016),
     "8xH100": (8, 192, 0.0072, 5, 26, 0.92, 0.9, 0.999, 0.995, 278_016),
@@ -73,7 +73,7 @@ def test_a_recipe_has_the_published_hyperparameters_and_is_admitted(scale):
     ("scale", "ruleset"),
     [*((scale, "3.1.0") for scale in ("1xGPU", "1xH200", "2xH200", "4xH200")), *(("8xH200", r) for r in RULESETS)],
 )
-def test_a_recipe_is_admitted_by_every_ruleset_that_knows_rnnt(scale, ruleset):
+def test_recipes_are_admitted_by_every_ruleset_with_rnnt(scale, ruleset):
     buckets = ["hparams.num_buckets=6"] if ruleset == "1.0.0" else []  # that ruleset alone fixes them
     run, session = loaded(f"scale={scale}", f"ruleset={ruleset}", *buckets)
     admission = admit(run, session)
@@ -85,7 +85,7 @@ def test_a_recipe_is_admitted_by_every_ruleset_that_knows_rnnt(scale, ruleset):
     assert run.declaration.initialised_tensors == PARTS
 
 
-def test_the_references_points_can_be_run():
+def test_every_reference_convergence_point_has_hyperparameters():
     points = json.loads((LOGGING / "rcp_checker" / "training_3.1.0" / "rcps_rnnt.json").read_text())
     batches = []
     for point in points.values():
@@ -107,12 +107,12 @@ def test_the_log_has_every_key_of_the_rule_file(ruleset):
     entries = [entry["KEY"] for entry in yaml.safe_load(rules.read_text()) if "KEY" in entry]
     required = {entry["NAME"] for entry in entries if entry["REQ"] == "EXACTLY_ONE"}
     run, _ = loaded("scale=8xH200")
-    assert "data_speed_perturbaton_min" in required  # so the rules spell it
+    assert "data_speed_perturbaton_min" in required  # the rules' spelling
     assert required - {"train_samples", "eval_samples"} <= set(hyperparameters(run))
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("hparams.epsilon=1e-6", "opt_lamb_epsilon"),
         ("hparams.weight_decay=1e-2", "opt_weight_decay"),
@@ -132,18 +132,18 @@ def test_the_log_has_every_key_of_the_rule_file(ruleset):
         ("hparams.global_batch_size=307200", "an epoch has 278528 utterances"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_run(override, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_settings_are_refused_before_the_run(override, message):
+    with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=8xH200", override))
 
 
-def test_six_buckets_are_for_the_first_ruleset():
+def test_the_first_ruleset_fixes_six_buckets():
     with pytest.raises(ConfigError, match="data_train_num_buckets"):
         admit(*loaded("scale=8xH200", "ruleset=1.0.0"))
 
 
 @pytest.mark.parametrize("option", ["lstm", "joint", "transducer_loss", "audio"])
-def test_an_unknown_implementation_is_named_with_its_option(option):
+def test_an_unknown_implementation_is_an_error_with_the_option(option):
     with pytest.raises(ConfigError, match=rf"^model\.implementations\.{option}=nosuch: .* no implementation 'nosuch'"):
         built(f"model.implementations.{option}=nosuch")
 
@@ -155,8 +155,8 @@ def test_all_parameters_have_decay_and_trust_ratio():
     assert (group.weight_decay, group.trust_ratio) == (1e-3, True)
 
 
-def test_the_learning_rate_counts_epochs_of_whole_batches():
-    # 4 steps an epoch, one epoch of warm-up: the first update is step 1 of the rules' formula.
+def test_the_learning_rate_follows_the_rules_over_epochs():
+    # 4 steps per epoch, 2 epochs of warm-up: the first update is step 1 of the rules' formula.
     workload = built("hparams.base_learning_rate=0.01", "hparams.warmup_epochs=2", "hparams.hold_epochs=1")
     step = workload.build_step()
     batches = list(itertools.islice(itertools.cycle(workload.example_batches()), 2))
@@ -170,7 +170,7 @@ def test_the_learning_rate_counts_epochs_of_whole_batches():
     assert rates == pytest.approx(expected, rel=1e-6)
 
 
-def test_evaluation_sees_averages_of_the_weights():
+def test_evaluation_uses_averages_of_the_weights():
     workload = built("hparams.ema=0.75", "hparams.clip_norm=inf")
     step = workload.build_step()
     before = {name: tensor.clone() for name, tensor in workload.weights().tensors.items()}
@@ -187,7 +187,7 @@ def test_there_is_an_example_of_every_bucket():
     workload = built()
     examples = list(workload.example_batches())
     assert sorted(batch.key for batch in examples) == list(workload.own.reader.buckets)
-    assert examples[0].key == workload.own.reader.buckets[-1], "real utterances are longer than all buckets"
+    assert examples[0].key == workload.own.reader.buckets[-1]  # real utterances are longer than all these buckets
     for batch in examples:
         frames, tokens = batch.key
         assert batch.tensors["features"].shape == (frames, 4, 240)
@@ -205,7 +205,7 @@ def test_the_first_example_is_a_typical_micro_batch(utterances, first):
     assert lengths.tokens_B.max() <= key[1]
 
 
-def test_examples_can_be_all_average():
+def test_examples_can_all_be_average_utterances():
     run, _ = loaded("scale=1xH200", "model.examples=average", "reader.buckets=[[410,56]]", "micro_batch=2")
     workload = SpeechRecognition(run, Layout(run.layout, seed=3))
     (batch,) = workload.example_batches()
@@ -216,7 +216,7 @@ def test_examples_can_be_all_average():
     assert workload.sample_flops() == pytest.approx(108e9, rel=0.01)
 
 
-def test_batches_are_prepared_as_the_loss_takes_them():
+def test_prepared_batches_have_the_format_of_examples():
     workload = built()
     given = next(iter(workload.example_batches()))
     host = HostBatch(synthetic_batch(workload.own.facts, 4, given.key), workload.nominal_samples, 0, given.key)
@@ -227,16 +227,16 @@ def test_batches_are_prepared_as_the_loss_takes_them():
     }
 
 
-def test_a_batch_beyond_the_room_of_the_graphs_brings_its_own():
+def test_a_batch_above_the_graphs_capacity_uses_its_own_rows():
     workload = built("reader.rows={mean: 50, deviation: 0}")
     given = next(iter(workload.example_batches()))
-    assert workload.loss(given).total.isinf(), "the graphs' room has to be too little for this test"
+    assert workload.loss(given).total.isinf(), "the case needs a capacity that is too small"
     larger = Batch(given.tensors, given.samples, (*given.key, 4 * 28 * 13))
     expected = built().loss(Batch(given.tensors, given.samples, given.key)).total
     torch.testing.assert_close(workload.loss(larger).total, expected)
 
 
-def test_an_iteration_can_be_captured():
+def test_a_step_can_be_captured():
     workload = built()
     step, examples = workload.build_step(), list(workload.example_batches())
     with Capturable():
@@ -248,7 +248,7 @@ def trained(data: Path, output: Path, *overrides: str) -> Finished:
     return suite("train", "benchmark=rnnt", *given, f"data_dir={data}", f"output_dir={output}")
 
 
-def test_an_epoch_has_whole_batches_and_the_log_says_how_many_utterances(data_of, tmp_path):
+def test_an_epoch_has_whole_batches_and_the_log_their_samples(data_of, tmp_path):
     done = trained(data_of("rnnt"), tmp_path, "benchmark.train_samples=35")
     assert done.code in (0, 10), done.errors
     log = read_log(tmp_path / "mlperf.log")
@@ -259,7 +259,7 @@ def test_an_epoch_has_whole_batches_and_the_log_says_how_many_utterances(data_of
     assert initialised == list(PARTS)
 
 
-def test_too_few_utterances_for_an_epoch_are_one_error(data_of, tmp_path):
+def test_too_few_training_utterances_are_one_error(data_of, tmp_path):
     done = trained(data_of("rnnt"), tmp_path, "benchmark.train_samples=64")
     assert done.code not in (0, 10)
     assert "holds 36 training" in done.errors

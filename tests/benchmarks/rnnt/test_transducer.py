@@ -1,4 +1,4 @@
-"""The plain joint and loss: against all alignments, closed forms, and a recursion in float64."""
+"""Test the reference joint network and loss against all alignments, closed forms, and a recursion in float64."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rnnt.joint import Joint
+from benchmarks.rnnt.config import Facts, ModelConfig
+from benchmarks.rnnt.model import Joint
 from benchmarks.rnnt.ops.joint import JOINT as JOINT
 from benchmarks.rnnt.ops.rows_of_cases import case_rows
 from benchmarks.rnnt.ops.transducer_loss import TRANSDUCER_LOSS as LOSS
 from benchmarks.rnnt.ops.transducer_loss import joint_loss
-from benchmarks.rnnt.packed_rows import PackedRows, packed_rows, places
+from benchmarks.rnnt.packed_rows import PackedRows, packed_rows, row_indices
+from common.mlperf.fixed import fixed_facts
 from common.ops.dropout.reference import DropoutMask, dropout_reference
 from tests.benchmarks.rnnt.transducer_oracle import (
     Case,
@@ -35,7 +37,7 @@ NO_DROPOUT = DropoutMask(0.0, torch.zeros((), dtype=torch.int64), 0)
 
 
 def random_logits(given: Case, classes: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
-    """Rows that do not exist hold NaN."""
+    """Return random logits; unused rows have NaN."""
     random = torch.Generator().manual_seed(seed)
     logits_RV = 2 * torch.randn(given.rows.capacity, classes, generator=random, dtype=torch.float64)
     logits_RV[used_rows(given.rows) :] = torch.nan
@@ -45,9 +47,9 @@ def random_logits(given: Case, classes: int, dtype: torch.dtype = torch.float64,
 # Rows
 
 
-def test_rows_of_utterances_lie_back_to_back_frame_by_frame() -> None:
+def test_rows_are_packed_by_utterance_frame_and_token() -> None:
     given = case(*MIXED, classes=5)
-    place = places(given.rows)
+    indices = row_indices(given.rows)
     wanted = [
         (b, s, u)
         for b, (frames, tokens) in enumerate(zip(*MIXED, strict=True))
@@ -56,12 +58,12 @@ def test_rows_of_utterances_lie_back_to_back_frame_by_frame() -> None:
     ]
     used = len(wanted)
     assert given.rows.offsets.tolist() == [0, 12, 16, 19, 23, 48]
-    assert place.exists_R.tolist() == [True] * used + [False] * 3
-    found = torch.stack(place[:3], 1)[:used]
+    assert indices.exists_R.tolist() == [True] * used + [False] * 3
+    found = torch.stack(indices[:3], 1)[:used]
     assert [tuple(line) for line in found.tolist()] == wanted
 
 
-def test_rows_beyond_the_capacity_make_every_loss_infinite_and_all_gradients_zero() -> None:
+def test_too_many_rows_make_losses_infinite_and_gradients_zero() -> None:
     given = case([4, 3], [2, 2], classes=5, spare=-1)
     assert given.rows.capacity == 20
     logits_RV = torch.randn(20, 5, requires_grad=True)
@@ -76,7 +78,7 @@ def test_rows_beyond_the_capacity_make_every_loss_infinite_and_all_gradients_zer
 
 
 @pytest.mark.parametrize(("frames", "tokens"), [*itertools.product((1, 2, 3, 4), (0, 1, 2, 3, 4))])
-def test_loss_is_that_of_all_alignments_and_its_gradient_too(frames: int, tokens: int) -> None:
+def test_loss_and_gradient_equal_the_sum_over_all_alignments(frames: int, tokens: int) -> None:
     given = case([frames], [tokens], classes=4, seed=frames)
     leaf = random_logits(given, 4)
     wanted = leaf[: used_rows(given.rows)].clone().requires_grad_()
@@ -109,7 +111,7 @@ def test_loss_of_equal_logits_has_a_closed_form(frames: int, tokens: int, classe
     [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)],
 )
 def test_mixed_lengths_equal_the_recursion_in_float64(dtype: torch.dtype, tolerance: float) -> None:
-    given = case([9, 1, 6, 12, 3], [5, 7, 0, 1, 4], classes=11, seed=3)
+    given = case([9, 1, 6, 12, 3], [5, 7, 0, 1, 4], classes=11, seed=3, spare=None)
     leaf = random_logits(given, 11, dtype).requires_grad_()
     weight_B = torch.rand(5, dtype=torch.float64) + 0.5
     loss_B = packed_loss(LOSS_PASSES, leaf, given.tokens_BU, given.rows)
@@ -123,45 +125,7 @@ def test_mixed_lengths_equal_the_recursion_in_float64(dtype: torch.dtype, tolera
     assert not d_leaf[used:].any()
 
 
-def test_gradient_adds_up_to_zero_over_the_classes() -> None:
-    given = case(*MIXED, classes=6, spare=0)
-    leaf = random_logits(given, 6).requires_grad_()
-    (d_leaf,) = torch.autograd.grad(packed_loss(LOSS_PASSES, leaf, given.tokens_BU, given.rows).sum(), leaf)
-    assert d_leaf.abs().max() > 0.1
-    assert d_leaf.sum(1).abs().max() < 1e-14
-
-
-def test_all_ways_to_the_end_are_all_ways_from_the_beginning() -> None:
-    given = case(*MIXED, classes=6)
-    label_R = LOSS_PASSES.labels(given.tokens_BU, given.rows)
-    weight = torch.eye(6, dtype=torch.float64)
-    _, statistics = LOSS_PASSES.product(random_logits(given, 6), weight, weight[0] * 0, label_R, 0, given.rows)
-    recursion = LOSS_PASSES.recursion(statistics, given.rows)
-    first_B, last_B = given.rows.offsets[:-1], given.rows.offsets[1:] - 1
-    assert torch.allclose(recursion.alpha_R[last_B] + statistics.blank_R[last_B], recursion.total_B, rtol=1e-13)
-    assert torch.equal(recursion.beta_R[first_B], recursion.total_B)
-    assert not recursion.alpha_R[first_B].any()
-
-
-def test_an_utterance_alone_and_padded_has_the_loss_and_gradient_that_it_has_among_others() -> None:
-    given = case(*MIXED, classes=7)
-    leaf = random_logits(given, 7).requires_grad_()
-    together = packed_loss(LOSS_PASSES, leaf, given.tokens_BU, given.rows)
-    (d_together,) = torch.autograd.grad(together.sum(), leaf)
-    for utterance, (frames, tokens) in enumerate(zip(*MIXED, strict=True)):
-        rows = packed_rows(torch.tensor([frames]), torch.tensor([tokens]), 11, given.tokens_BU.shape[1])
-        assert rows.capacity == 11 * (given.tokens_BU.shape[1] + 1)
-        begin, end = given.rows.offsets[utterance : utterance + 2].tolist()
-        own = torch.full((rows.capacity, 7), torch.nan, dtype=torch.float64)
-        own[: end - begin] = leaf[begin:end].detach()
-        own.requires_grad_()
-        alone = packed_loss(LOSS_PASSES, own, given.tokens_BU[utterance, None], rows)
-        (d_alone,) = torch.autograd.grad(alone.sum(), own)
-        assert torch.allclose(alone[0], together[utterance], rtol=1e-13)
-        assert torch.allclose(d_alone[: end - begin], d_together[begin:end], rtol=1e-12, atol=1e-15)
-
-
-def test_long_and_confident_rows_stay_finite_in_fp32() -> None:
+def test_long_utterances_with_large_logits_stay_finite_in_fp32() -> None:
     given = case([60, 40], [30, 20], classes=9, spare=0)
     leaf = (200 * random_logits(given, 9, torch.float32)).requires_grad_()
     loss_B = packed_loss(LOSS_PASSES, leaf, given.tokens_BU, given.rows)
@@ -200,7 +164,7 @@ def test_loss_equals_torchaudios() -> None:
 
 
 def leaves(given: Case, width: int, classes: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """f, g, weight and bias; padding of f and g holds NaN."""
+    """Return f, g, weight and bias; padding of f and g has NaN."""
     random = torch.Generator().manual_seed(9)
     utterances = len(given.frames)
     shapes = (
@@ -215,7 +179,7 @@ def leaves(given: Case, width: int, classes: int, dtype: torch.dtype = torch.flo
 
 
 def by_padding(given: Case, drawn: list[Tensor], dropout: DropoutMask) -> Tensor:
-    """Losses with the joint network utterance by utterance, by autograd."""
+    """Return the losses with the joint network utterance by utterance, with autograd."""
     f_SBJ, g_NBJ, weight_VJ, bias_V = drawn
     losses = []
     keep = torch.ones(given.rows.capacity, f_SBJ.shape[2], dtype=torch.float64)
@@ -229,8 +193,8 @@ def by_padding(given: Case, drawn: list[Tensor], dropout: DropoutMask) -> Tensor
     return torch.stack(losses)
 
 
-def forward_with_poison(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
-    """As kernels leave it: with anything in rows that do not exist."""
+def forward_with_nan(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
+    """Return the joint network's output with NaN in unused rows, where kernels leave any values."""
     h_RH = JOINT_PASSES.forward(f_SBH, g_NBH, rows, dropout)
     h_RH[used_rows(rows) :] = torch.nan
     return h_RH
@@ -242,7 +206,7 @@ def test_packed_joint_loss_equals_the_padded_one(p: float, parts: int) -> None:
     given = case(*MIXED, classes=6)
     dropout = DropoutMask(p, torch.tensor(1 << 40), 5)
     drawn = leaves(given, 10, 6)
-    passes = JOINT_PASSES._replace(forward=forward_with_poison)
+    passes = JOINT_PASSES._replace(forward=forward_with_nan)
     found = joint_loss(passes, LOSS_PASSES, *drawn, given.tokens_BU, given.rows, dropout, parts)
     weight_B = torch.rand(5, dtype=torch.float64)
     gradients = torch.autograd.grad(found, drawn, weight_B)
@@ -253,34 +217,16 @@ def test_packed_joint_loss_equals_the_padded_one(p: float, parts: int) -> None:
         assert torch.allclose(gradient, formula.nan_to_num(0.0), rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_of_the_joint_loss_is_the_slope_in_any_direction() -> None:
-    given = case([3, 2], [2, 1], classes=5)
-    drawn = [leaf.detach().nan_to_num(0.0).requires_grad_() for leaf in leaves(given, 4, 5)]
-    dropout = DropoutMask(0.25, torch.tensor(7), 1)
-
-    def total(values: list[Tensor]) -> Tensor:
-        return joint_loss(JOINT_PASSES, LOSS_PASSES, *values, given.tokens_BU, given.rows, dropout).sum()
-
-    gradients = torch.autograd.grad(total(drawn), drawn)
-    for leaf, gradient in enumerate(gradients):
-        step = [torch.zeros_like(value) for value in drawn]
-        step[leaf] = 1e-5 * torch.randn_like(step[leaf])
-        ahead, behind = (
-            total([value + sign * way for value, way in zip(drawn, step, strict=True)]).detach() for sign in (1, -1)
-        )
-        assert torch.allclose(ahead - behind, 2 * (gradient * step[leaf]).sum(), rtol=1e-5)
-
-
-def test_half_precision_comes_close() -> None:
+def test_the_joint_loss_in_half_precision_is_close() -> None:
     given = case([9, 5, 7], [4, 6, 2], classes=12)
     exact = leaves(given, 16, 12)
     for dtype, tolerance in ((torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
         drawn = [leaf.detach().to(dtype).requires_grad_() for leaf in exact]
-        wide = [leaf.detach().double().requires_grad_() for leaf in drawn]
+        drawn_fp64 = [leaf.detach().double().requires_grad_() for leaf in drawn]
         found = joint_loss(JOINT_PASSES, LOSS_PASSES, *drawn, given.tokens_BU, given.rows, NO_DROPOUT)
-        wanted = by_padding(given, wide, NO_DROPOUT)
+        wanted = by_padding(given, drawn_fp64, NO_DROPOUT)
         assert torch.allclose(found.double(), wanted, rtol=tolerance)
-        pairs = zip(torch.autograd.grad(found.sum(), drawn), torch.autograd.grad(wanted.sum(), wide), strict=True)
+        pairs = zip(torch.autograd.grad(found.sum(), drawn), torch.autograd.grad(wanted.sum(), drawn_fp64), strict=True)
         for gradient, formula in pairs:
             assert gradient.dtype == dtype
             assert (gradient.double() - formula.nan_to_num(0.0)).norm() < tolerance * formula.nan_to_num(0.0).norm()
@@ -294,7 +240,7 @@ def test_a_second_backward_pass_is_refused() -> None:
         loss_B.sum().backward()
 
 
-def test_tensors_of_other_shapes_are_refused() -> None:
+def test_tensors_of_inconsistent_shapes_are_refused() -> None:
     given = case([3, 2], [2, 1], classes=5)
     drawn = leaves(given, 4, 5)
     with pytest.raises(ValueError, match=r"tokens must be \(2, 3\), not \(2, 2\)"):
@@ -309,27 +255,15 @@ def test_tensors_of_other_shapes_are_refused() -> None:
 # The module
 
 
-def module(**options: object) -> Joint:
-    return Joint(
-        12, 8, 10, 6, 0.5, torch.Generator().manual_seed(0), device=torch.device("cpu"), dtype=torch.float32, site=3,
-        **options,  # type: ignore[arg-type]
-    )  # fmt: skip
+def module(batch_split: int = 1) -> Joint:
+    facts = fixed_facts(
+        Facts, "rnnt", encoder_width=12, prediction_width=8, joint_width=10, classes=6, joint_dropout=0.5
+    )
+    config = ModelConfig(features=240, loss_scale=1.0, batch_split=batch_split)
+    return Joint(facts, config, torch.Generator().manual_seed(0), torch.device("cpu"), torch.float32, site=3)
 
 
-def test_parameters_are_uniform_within_the_bound_of_their_inputs() -> None:
-    own = module()
-    assert {name: tuple(value.shape) for name, value in own.named_parameters()} == {
-        "joint_enc.weight": (10, 12), "joint_enc.bias": (10,),
-        "joint_pred.weight": (10, 8), "joint_pred.bias": (10,),
-        "joint_net.weight": (6, 10), "joint_net.bias": (6,),
-    }  # fmt: skip
-    for layer, inputs in ((own.joint_enc, 12), (own.joint_pred, 8), (own.joint_net, 10)):
-        for values in (layer.weight, layer.bias):
-            assert 0.4 * inputs**-0.5 < values.abs().max() <= inputs**-0.5
-    assert own.choices == {"joint": "reference", "transducer_loss": "reference"}
-
-
-def test_logits_of_pairs_are_those_that_the_loss_is_made_of() -> None:
+def test_logits_for_decoding_are_consistent_with_the_loss() -> None:
     own = module().eval()
     given = case([3], [2], classes=6, spare=0)
     random = torch.Generator().manual_seed(4)
@@ -357,7 +291,7 @@ def test_a_training_step_is_capturable_and_its_dropout_follows_the_seed() -> Non
     assert not torch.equal(losses[0], losses[2])
 
 
-def test_a_micro_batch_of_the_cases_has_librispeechs_rows_and_capacity_for_more() -> None:
+def test_cases_have_librispeechs_number_of_rows_and_spare_capacity() -> None:
     given = case_rows(192, torch.device("cpu"))
     assert given.used == int(given.rows.offsets[-1])
     assert given.used == pytest.approx(2.45e6, rel=0.06)

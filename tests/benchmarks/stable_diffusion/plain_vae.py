@@ -1,4 +1,4 @@
-"""The autoencoder once more, in float64 and in numpy's terms: convolutions as sums of shifted products."""
+"""The autoencoder in float64 with NumPy: convolutions are sums of shifted products."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def convolution(x, weight, bias, stride=1, pad=(0, 0, 0, 0)):
-    """3x3 or 1x1; ``pad`` is rows above and below, then columns at the left and at the right."""
+    """Return a 3x3 or 1x1 convolution; ``pad`` has rows above and below, then columns at the left and the right."""
     x = np.pad(x, ((0, 0), (0, 0), pad[:2], pad[2:]))
     size = weight.shape[2]
     height, width = (x.shape[2] - size) // stride + 1, (x.shape[3] - size) // stride + 1
@@ -19,7 +19,7 @@ def convolution(x, weight, bias, stride=1, pad=(0, 0, 0, 0)):
 
 
 class PlainVae:
-    """Encoder and decoder of a state dict with the published names."""
+    """Encoder and decoder with a state dict of published names."""
 
     def __init__(self, state, levels, blocks, groups, epsilon):
         self.state = {name: tensor.double().numpy() for name, tensor in state.items()}

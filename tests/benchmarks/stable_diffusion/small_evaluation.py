@@ -1,13 +1,15 @@
-"""A small evaluation with the files of its frozen networks, and what a rank of several does."""
+"""A small evaluation with the files of its frozen networks, alone and as one of several ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from benchmarks.stable_diffusion.config import (
     AssetsConfig,
@@ -25,7 +27,7 @@ from benchmarks.stable_diffusion.scoring_networks import published_networks, ran
 from benchmarks.stable_diffusion.synthetic_networks import small_merges
 from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
-from tests.benchmarks.stable_diffusion.small_unet import SMALL
+from tests.benchmarks.stable_diffusion.small_unet import ABAR, SMALL
 
 PROMPTS = [f"{count} {colour} circles" for count, colour in enumerate(["red", "blue", "grey", "red", "pink", "b", "c"])]
 ARCHITECTURE = replace(SMALL, latent_size=4, context_width=8, context_length=9)
@@ -37,7 +39,7 @@ STEPS, GUIDANCE, BATCH, SEED = 4, 3.0, 3, 11
 
 
 def small_config() -> StableDiffusionConfig:
-    """Only what an evaluation reads."""
+    """Return a configuration with everything that an evaluation reads."""
     facts = Facts(
         **asdict(ARCHITECTURE),
         image_size=ARCHITECTURE.latent_size * VAE.factor,
@@ -54,21 +56,22 @@ def small_config() -> StableDiffusionConfig:
 
 
 def small_model(seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float64) -> UNet:
-    """With nothing zero."""
+    """Return a network in which no parameter is zero."""
     generator = torch.Generator(device).manual_seed(seed)
     return UNet(ARCHITECTURE, generator=generator, device=device, dtype=dtype, zero_std=0.1)
 
 
 @torch.no_grad()
 def write_assets(folder: Path) -> None:
-    """Files of random networks in the published formats."""
+    """Write files of random networks in the published formats."""
     own = small_config()
     with torch.random.fork_rng():
         torch.manual_seed(7)  # random_networks draws from the global generator
-        first, other = (
-            random_networks(None, VAE, TEXT, VISION, INCEPTION, torch.device("cpu"), torch.float32) for _ in range(2)
-        )
-        for name, layer in first.inception.named_modules():  # PyTorch's defaults fade away in so many layers
+        first, other = (random_networks(None, own, torch.device("cpu"), torch.float32) for _ in range(2))
+        for (
+            name,
+            layer,
+        ) in first.inception.named_modules():  # with PyTorch's defaults, activations vanish in so many layers
             if isinstance(layer, torch.nn.Conv2d):
                 torch.nn.init.kaiming_normal_(layer.weight)
             elif isinstance(layer, torch.nn.BatchNorm2d):
@@ -80,6 +83,24 @@ def write_assets(folder: Path) -> None:
     save_stable_diffusion(folder / own.assets.checkpoint, first.vae, first.conditioning)
     save_clip(folder / own.assets.clip, other.text, first.vision)
     save_inception(folder / own.assets.inception, first.inception)
+
+
+def ddim(
+    x: Tensor, velocities: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], times: list[int], guidance: float
+) -> Tensor:
+    """Sample latents by DDIM's formula in float64 coefficients.
+
+    Args:
+        velocities: function of latents and times (N,) that returns the predictions without and with captions.
+        times: start of each step, descending; the last step ends at 0.
+    """
+    for t, lower in zip(times, [*times[1:], 0], strict=True):
+        v_u, v_c = velocities(x, torch.full((len(x),), t))
+        v, share, lower_share = v_u + guidance * (v_c - v_u), float(ABAR[t]), float(ABAR[lower])
+        x0 = share**0.5 * x - (1 - share) ** 0.5 * v
+        eps = share**0.5 * v + (1 - share) ** 0.5 * x
+        x = lower_share**0.5 * x0 + (1 - lower_share) ** 0.5 * eps
+    return x
 
 
 def read_prompts(root: Path) -> list[str]:
@@ -113,7 +134,7 @@ def weights_of(model: UNet) -> Weights:
 
 
 def predicted(folder: Path, layout: Layout | None = None) -> Predictions | None:
-    """Of weights that are not the model's own."""
+    """Return the sums of an evaluation with other weights than the model's own."""
     evaluation = small_evaluation(folder, small_model(seed=0), layout)
     evaluation.warm_up()
     evaluation.open_data(folder)
@@ -123,7 +144,7 @@ def predicted(folder: Path, layout: Layout | None = None) -> Predictions | None:
 
 
 def run_rank(rank: int, ranks: int, folder: Path) -> None:
-    """Evaluate; the first rank writes the sums of all."""
+    """Evaluate as one of several ranks; the first rank writes the sums of all."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous{ranks}", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     found = predicted(folder, Layout({"dp": ranks}, rank, seed=SEED))

@@ -1,4 +1,4 @@
-"""Prepared data of a few random samples, made without the code that prepares."""
+"""Prepared data of a few random samples, written without the code of the preparation."""
 
 from __future__ import annotations
 
@@ -25,51 +25,48 @@ from common.config.schema import RunConfig
 MOMENTS, CAPTIONS = (8, 4, 4), (77, 16)
 """Shapes of the ``test`` recipe."""
 SAMPLES = (5, 3, 8)
-"""Of three tars."""
+"""Samples of three tars."""
 
 
 @functools.cache
 def recipe() -> RunConfig:
-    """The ``test`` recipe."""
+    """Return the configuration of the ``test`` recipe."""
     composed = compose(["benchmark=stable_diffusion", "scale=test", "device=cpu"])
     return loading.load(composed, lambda _: StableDiffusion)[0]
 
 
 def configuration(**reader: object) -> StableDiffusionConfig:
-    """The workload's configuration in the ``test`` recipe, its reader changed."""
+    """Return the workload's configuration in the ``test`` recipe with another reader."""
     own: StableDiffusionConfig = recipe().workload
     return dataclasses.replace(own, reader=dataclasses.replace(own.reader, **reader))
 
 
 def moments_of(tar: int, row: int) -> np.ndarray:
-    """Of one sample; all values are exact in bfloat16."""
+    """Return the moments of a sample, exact in bfloat16."""
     return (np.random.default_rng([tar, row]).integers(-128, 128, MOMENTS) / 8).astype(np.float32)
 
 
 def captions_of(tar: int, row: int) -> np.ndarray:
-    """Of one sample, encoded; all values are exact in bfloat16."""
+    """Return the encoded caption of a sample, exact in bfloat16."""
     return (np.random.default_rng([tar, row, 1]).integers(-128, 128, CAPTIONS) / 64).astype(np.float32)
 
 
 def caption_of(tar: int, row: int) -> str:
-    """Of one sample."""
+    """Return the caption of a sample."""
     return f"a Green square, {tar} {row}"
 
 
 def npy_member(tar: int, row: int) -> bytes:
-    """Written by numpy."""
     file = io.BytesIO()
     np.save(file, moments_of(tar, row)[None])
     return file.getvalue()
 
 
 def pyd_member(tar: int, row: int) -> bytes:
-    """Written by pickle."""
     return pickle.dumps({"image_embed": moments_of(tar, row)[None], "captions_embed": captions_of(tar, row)})
 
 
 def safetensors_member(tar: int, row: int) -> bytes:
-    """Written by safetensors."""
     arrays = {"captions": captions_of(tar, row), "moments": moments_of(tar, row)}
     return safetensors.torch.save({name: torch.from_numpy(each).bfloat16() for name, each in arrays.items()})
 
@@ -82,7 +79,7 @@ MEMBERS: dict[str, Callable[[int, int], bytes]] = {
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    """As the reference writes them: a folder without a name, then its files by name."""
+    """Write a tar like the reference: a folder without a name, then the sorted files."""
     with tarfile.open(path, "w") as tar:
         folder = tarfile.TarInfo("")
         folder.type = tarfile.DIRTYPE
@@ -94,7 +91,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 
 def members_of(tar: int, samples: int, kind: str) -> dict[str, bytes]:
-    """What is in a tar, by name."""
+    """Return the contents of a tar by name."""
     made = {}
     for row in range(samples):
         key = f"{tar:05d}{row:04d}"
@@ -104,7 +101,7 @@ def members_of(tar: int, samples: int, kind: str) -> dict[str, bytes]:
 
 
 def write_prepared(root: Path, kind: str = "safetensors", samples: tuple[int, ...] = SAMPLES) -> Path:
-    """A whole prepared folder, its indexes counted from the bytes of the tars."""
+    """Write a prepared folder, with indexes from a search in the bytes of the tars."""
     (root / "train").mkdir(parents=True)
     (root / "validation").mkdir()
     counts = {"train_samples": sum(samples), "eval_samples": 2, "tars": len(samples)}
@@ -126,7 +123,7 @@ def write_prepared(root: Path, kind: str = "safetensors", samples: tuple[int, ..
         content = path.read_bytes()
         entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         files[str(path.relative_to(root))] = entry
-    source = {"fingerprint": "made up", "members": kind}
+    source = {"fingerprint": "synthetic", "members": kind}
     manifest = {
         "format": "stable-diffusion-moments/1",
         "files": files,
@@ -140,7 +137,7 @@ def write_prepared(root: Path, kind: str = "safetensors", samples: tuple[int, ..
 
 
 def change_manifest(root: Path, **changed: object) -> None:
-    """Put other values into ``counts`` and ``source``; None takes one away."""
+    """Change values of ``counts`` and ``source``; None removes one."""
     path = root / "manifest.json"
     content = json.loads(path.read_text())
     for name, value in changed.items():

@@ -1,4 +1,4 @@
-"""A raw folder of a few pictures, and the small networks that prepare it."""
+"""A raw folder of a few pictures, and small networks for its preparation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Members = dict[str, bytes]
 
 
 def picture(width: int, height: int, seed: int) -> bytes:
-    """A JPEG of smooth noise."""
+    """Return a JPEG of smooth noise."""
     generator = np.random.default_rng(seed)
     coarse = Image.fromarray(generator.integers(0, 256, (4, 4, 3), np.uint8))
     file = io.BytesIO()
@@ -37,7 +37,7 @@ def picture(width: int, height: int, seed: int) -> bytes:
 
 
 def pictures(tar: int, count: int) -> Members:
-    """Members of a tar of img2dataset, not in the order of names."""
+    """Return the members of a tar of img2dataset, in reversed order."""
     members: Members = {}
     for number in reversed(range(count)):
         key = f"{tar:05d}{number:04d}"
@@ -48,7 +48,7 @@ def pictures(tar: int, count: int) -> Members:
 
 
 def write_tar(path: Path, members: Members) -> None:
-    """Write a tar below a folder that is made if need be."""
+    """Write a tar; its folder is created if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for name, content in members.items():
@@ -58,7 +58,7 @@ def write_tar(path: Path, members: Members) -> None:
 
 
 def read_tar(path: Path) -> Members:
-    """Names and contents in the tar's order."""
+    """Return contents by name, in the tar's order."""
     with tarfile.open(path) as tar:
         found = {}
         for member in tar:
@@ -69,14 +69,14 @@ def read_tar(path: Path) -> Members:
 
 
 def networks(seed: int = 5) -> tuple[AutoencoderKL, TextTower]:
-    """VAE and text tower of random weights."""
+    """Return a VAE and a text tower with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return AutoencoderKL(VAE), TextTower(TEXT)
 
 
 def write_raw(folder: Path, form: str, members: list[Members], features: int = 8) -> Path:
-    """A stand-in with a tar for each of ``members``; returns ``folder``."""
+    """Write a synthetic raw folder with one tar per element of ``members``, and return the folder."""
     for number, content in enumerate(members):
         write_tar(folder / form / f"{number:05d}.tar", content)
     validation, assets = folder / raw.VALIDATION, folder / raw.ASSETS

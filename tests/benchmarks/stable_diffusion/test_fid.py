@@ -1,4 +1,4 @@
-"""FID against closed forms, SciPy's root of a matrix and NumPy's covariance."""
+"""Test FID against closed forms, SciPy's matrix root and NumPy's covariance."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from common.errors import DataError
 
 
 def features(count, width, seed, scale=1.0):
-    """Correlated, with a mean; float64."""
+    """Return correlated float64 features with a nonzero mean."""
     generator = np.random.default_rng(seed)
     return scale * (generator.standard_normal((count, width)) @ generator.standard_normal((width, width))) + seed
 
 
 def by_scipy(first, second):
-    """The definition, with the root of a product that is not symmetric."""
+    """Return the distance by definition, with the root of a non-symmetric product."""
     means, covariances = ([function(x) for x in (first, second)] for function in (lambda x: x.mean(0), covariance))
     root = scipy.linalg.sqrtm(covariances[0] @ covariances[1])
     return np.square(means[0] - means[1]).sum() + np.trace(covariances[0] + covariances[1]) - 2 * np.trace(root).real
 
 
 def distance(first, second):
-    """Of two pairs of mean and covariance."""
+    """Return the distance of two pairs of mean and covariance."""
     return FrechetDistance(FeatureStatistics(*first))(FeatureStatistics(*second))
 
 
@@ -39,12 +39,12 @@ def covariance(x):
     return np.cov(x, rowvar=False, ddof=1)
 
 
-def test_a_shifted_distribution_is_as_far_as_it_is_shifted():
+def test_the_distance_of_shifted_distributions_is_the_squared_shift():
     shift = np.array([1.0, -2.0, 0.5])
     assert distance((np.zeros(3), np.eye(3)), (shift, np.eye(3))) == pytest.approx(5.25, abs=1e-12)
 
 
-def test_a_wider_distribution_is_as_far_as_its_deviation():
+def test_the_distance_of_scaled_distributions_has_a_closed_form():
     assert distance((np.zeros(7), np.eye(7)), (np.zeros(7), 4 * np.eye(7))) == pytest.approx(7.0, abs=1e-12)
 
 
@@ -62,30 +62,30 @@ def test_a_wider_distribution_is_as_far_as_its_deviation():
     ],
     ids=["full", "few", "two", "equal", "equal and large", "zeros", "hardly different", "not negative"],
 )
-def test_equal_statistics_are_at_a_distance_of_zero(x):
-    """Also where covariances are singular, or nothing but rounding errors."""
+def test_the_distance_of_equal_statistics_is_zero(x):
+    """This also holds for singular covariances, and covariances of rounding errors only."""
     found = statistics_of_features(torch.from_numpy(x))
     distance = FrechetDistance(found)(found)
     assert 0 <= distance <= 1e-9 * (np.trace(found.covariance_FF) + np.square(found.mean_F).sum())
 
 
 @pytest.mark.parametrize(("first", "second"), [(500, 400), (60, 500), (500, 60)], ids=["full", "few real", "few made"])
-def test_the_distance_is_that_of_the_definition(first, second):
-    """Covariances of fewer pictures than features have no full rank."""
+def test_the_distance_equals_the_definition(first, second):
+    """With fewer pictures than features, covariances are singular."""
     real, made = features(first, 80, 1), features(second, 80, 2, scale=0.7)
     one, other = (statistics_of_features(torch.from_numpy(x)) for x in (real, made))
     assert FrechetDistance(one)(other) == pytest.approx(by_scipy(real, made), rel=1e-7)
     assert FrechetDistance(other)(one) == pytest.approx(by_scipy(real, made), rel=1e-7)
 
 
-def test_pytorch_fid_agrees():
+def test_the_distance_equals_pytorch_fids():
     score = pytest.importorskip("pytorch_fid.fid_score")
     one, other = (statistics_of_features(torch.from_numpy(features(500, 40, seed))) for seed in (1, 2))
     expected = score.calculate_frechet_distance(one.mean_F, one.covariance_FF, other.mean_F, other.covariance_FF)
     assert FrechetDistance(one)(other) == pytest.approx(expected, rel=1e-6)
 
 
-def test_statistics_are_numpys():
+def test_statistics_equal_numpys():
     x = features(90, 30, 5) + 100
     sums = FeatureSums(30)
     for part in np.array_split(x, 7):
@@ -106,14 +106,9 @@ def test_features_of_half_precision_are_summed_in_float64():
     assert not sums.flat.any()
 
 
-def test_features_of_another_width_are_refused():
-    with pytest.raises(ValueError, match=r"features \(3, 5\): \(N, 4\)"):
-        FeatureSums(4).add(torch.zeros(3, 5))
-
-
 def test_statistics_of_another_width_are_an_error():
     reference = FrechetDistance(FeatureStatistics(np.zeros(3), np.eye(3)))
-    with pytest.raises(DataError, match=r"generated pictures have means \(4,\).*where \(3,\) and \(3, 3\)"):
+    with pytest.raises(DataError, match=r"generated pictures have means \(4,\).*expected \(3,\) and \(3, 3\)"):
         reference(FeatureStatistics(np.zeros(4), np.eye(4)))
     with pytest.raises(DataError, match=r"the reference have means \(3,\) and covariances \(3, 4\)"):
         FrechetDistance(FeatureStatistics(np.zeros(3), np.zeros((3, 4))))
@@ -132,6 +127,6 @@ def test_values_that_are_not_finite_are_an_error():
         FrechetDistance(FeatureStatistics(np.zeros(2), np.array([[1, np.inf], [np.inf, 1]])))
 
 
-def test_a_matrix_that_is_no_covariance_is_an_error():
+def test_a_matrix_with_negative_eigenvalues_is_an_error():
     with pytest.raises(DataError, match="eigenvalue -1 beside 1"):
         FrechetDistance(FeatureStatistics(np.zeros(2), np.diag([1.0, -1.0])))

@@ -1,4 +1,4 @@
-"""CLIP's two towers."""
+"""Test CLIP's two towers against Transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VisionSizes
 from common.errors import ConfigError
 from common.nn.frozen import frozen_names
-from tests.benchmarks.stable_diffusion.frozen_names import randomized, text_of_transformers, vision_of_transformers
+from tests.benchmarks.stable_diffusion.public_names import randomized, text_of_transformers, vision_of_transformers
 
 TEXT = TextSizes(vocabulary=600, context=11, width=24, layers=3, heads=3, mlp=40, embedding=16)
 VISION = VisionSizes(resolution=24, patch=8, width=24, layers=3, heads=3, mlp=40, embedding=16)
@@ -33,20 +33,20 @@ def text():
     return tower
 
 
-def test_the_published_towers_have_their_parameters():
+def test_the_published_towers_have_their_number_of_parameters():
     def count(module):
         return sum(parameter.numel() for parameter in module.parameters())
 
     with torch.device("meta"):
         text, vision = TextTower(TextSizes()), VisionTower(VisionSizes())
     used = count(text) - count(text.transformer.resblocks[-1]) - text.text_projection.numel()
-    temperature = 1  # that only training needs
+    temperature = 1  # only training needs it
 
     assert (used, count(text), count(vision)) == (340_387_840, 354_032_640, 632_076_800)
     assert count(text) + count(vision) + temperature == 986_109_441
 
 
-def test_the_text_tower_is_that_of_transformers(text, tokens):
+def test_the_text_tower_equals_transformers(text, tokens):
     config = CLIPTextConfig(
         vocab_size=600, hidden_size=24, intermediate_size=40, projection_dim=16, num_hidden_layers=3,
         num_attention_heads=3, max_position_embeddings=11, hidden_act="gelu", bos_token_id=598, eos_token_id=599,
@@ -64,7 +64,7 @@ def test_the_text_tower_is_that_of_transformers(text, tokens):
     assert (text.encode(tokens) - whole.last_hidden_state).abs().max() > 0.1
 
 
-def test_a_text_sees_nothing_behind_it(text, tokens):
+def test_tokens_do_not_depend_on_later_tokens(text, tokens):
     changed = tokens.clone()
     changed[0, 7] = 5
 
@@ -75,7 +75,7 @@ def test_a_text_sees_nothing_behind_it(text, tokens):
     torch.testing.assert_close(text.project(tokens), text.project(changed))  # its end is at 3
 
 
-def test_the_vision_tower_is_that_of_transformers():
+def test_the_vision_tower_equals_transformers():
     tower = VisionTower(VISION).double()
     randomized(tower)
     config = CLIPVisionConfig(
@@ -93,7 +93,7 @@ def test_the_vision_tower_is_that_of_transformers():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_towers_compute_in_their_dtype(text, tokens, dtype):
+def test_the_text_tower_computes_in_its_dtype(text, tokens, dtype):
     tower = TextTower(TEXT).to(dtype)
     tower.load_state_dict(text.state_dict())
 
@@ -105,7 +105,7 @@ def test_towers_compute_in_their_dtype(text, tokens, dtype):
     assert (encoded.double() - expected).square().mean().sqrt() / expected.std() < bound
 
 
-def test_they_are_frozen(text):
+def test_the_towers_are_frozen(text):
     tower = VisionTower(VISION)
 
     assert frozen_names(text) == set(text.state_dict())

@@ -1,4 +1,4 @@
-"""FID's Inception."""
+"""Test FID's Inception against torchvision's network with other pooling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchvision.models import inception as torchvision_inception
 
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from common.nn.frozen import frozen_names
-from tests.benchmarks.stable_diffusion.frozen_names import randomized
+from tests.benchmarks.stable_diffusion.public_names import randomized
 
 RESOLUTION = 75
 
@@ -29,7 +29,7 @@ def images():
 
 
 class Patched:
-    """``torch.nn.functional`` with the pooling of TensorFlow's weights."""
+    """``torch.nn.functional`` with the pooling of TensorFlow's Inception."""
 
     maxima = False
 
@@ -41,7 +41,7 @@ class Patched:
         return getattr(F, name)
 
 
-def test_it_is_torchvisions_with_other_pooling(network, images, monkeypatch):
+def test_features_equal_torchvisions_with_other_pooling(network, images, monkeypatch):
     patched = Patched()
     monkeypatch.setattr(torchvision_inception, "F", patched)
     theirs = torchvision_inception.Inception3(
@@ -64,21 +64,7 @@ def test_it_is_torchvisions_with_other_pooling(network, images, monkeypatch):
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5 * expected.abs().max().item())
 
 
-def test_unpatched_pooling_would_be_noticed(network, images):
-    theirs = torchvision_inception.Inception3(
-        num_classes=1008, aux_logits=False, transform_input=False, init_weights=False
-    ).eval()
-    theirs.fc = torch.nn.Identity()
-    theirs.load_state_dict(network.state_dict())
-    resized = F.interpolate(images, size=(RESOLUTION, RESOLUTION), mode="bilinear", align_corners=False)
-
-    with torch.no_grad():
-        other = theirs(2 * resized - 1)
-
-    assert (network.features(images) - other).abs().max() > 0.01 * other.abs().max()
-
-
-def test_it_is_pytorch_fids(network, images, monkeypatch):
+def test_features_equal_pytorch_fids(network, images, monkeypatch):
     theirs = pytest.importorskip("pytorch_fid.inception")
     state = {**network.state_dict(), "fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
     monkeypatch.setattr(theirs, "load_state_dict_from_url", lambda *_, **__: state)
@@ -93,8 +79,8 @@ def test_it_is_pytorch_fids(network, images, monkeypatch):
     torch.testing.assert_close(ours.features(sized), expected, rtol=2e-4, atol=2e-5 * expected.abs().max().item())
 
 
-def test_resizing_is_bilinear_between_centres():
-    """From 2 to 4 pixels, neighbours weigh 3/4 and 1/4, and what is at the edge is repeated."""
+def test_pictures_are_resized_bilinearly():
+    """From 2 to 4 pixels, neighbours have weights 3/4 and 1/4, and the edges are repeated."""
     seen = []
     network = Inception(1 / 32, 4)
     network.trunk = seen.append
@@ -105,7 +91,7 @@ def test_resizing_is_bilinear_between_centres():
     torch.testing.assert_close(seen[0], row.expand(1, 3, 4, 4))
 
 
-def test_a_narrow_one_has_fewer_features(images):
+def test_the_width_factor_scales_the_features(images):
     network = Inception(1 / 16, RESOLUTION)
 
     assert network.out == 128
@@ -114,7 +100,7 @@ def test_a_narrow_one_has_fewer_features(images):
     assert not network.training
 
 
-def test_pictures_of_any_size_and_dtype_are_taken(images):
+def test_pictures_of_any_size_and_dtype_are_accepted(images):
     network = Inception(1 / 16, RESOLUTION)
 
     features = network.features(F.interpolate(images, size=(150, 150), mode="nearest").half())

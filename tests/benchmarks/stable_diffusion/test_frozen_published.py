@@ -1,4 +1,4 @@
-"""The frozen networks' weights in published files."""
+"""Test reading and writing of the frozen networks' published files, also against libraries that read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from common.errors import CheckpointError
-from tests.benchmarks.stable_diffusion.frozen_names import randomized
+from common.untrusted.tensor_file import read_state
+from tests.benchmarks.stable_diffusion.public_names import randomized, vae_of_diffusers
 
 VAE = VaeSizes(channels=4, multipliers=(1, 2), blocks=1, groups=2)
 TEXT = TextSizes(vocabulary=514, context=8, width=8, layers=2, heads=2, mlp=16, embedding=6)
@@ -23,15 +24,12 @@ WIDTH = 1 / 32
 
 
 def networks():
-    made = {
+    return {
         "vae": AutoencoderKL(VAE),
         "text": TextTower(TEXT),
         "vision": VisionTower(VISION),
         "inception": Inception(WIDTH, 75),
     }
-    for seed, network in enumerate(made.values()):
-        randomized(network, seed)
-    return made
 
 
 LOAD = {
@@ -45,7 +43,10 @@ FILES = {"vae": "sd", "text": "sd", "text of CLIP": "clip", "vision": "clip", "i
 
 @pytest.fixture(scope="module")
 def given():
-    return networks()
+    made = networks()
+    for seed, network in enumerate(made.values()):
+        randomized(network, seed)
+    return made
 
 
 @pytest.fixture(scope="module", params=["torch", "safetensors"])
@@ -62,19 +63,10 @@ def files(request, given, tmp_path_factory):
     return paths
 
 
-def blank():
-    return {
-        "vae": AutoencoderKL(VAE),
-        "text": TextTower(TEXT),
-        "vision": VisionTower(VISION),
-        "inception": Inception(WIDTH, 75),
-    }
-
-
 @pytest.mark.parametrize("case", FILES)
-def test_what_is_written_is_read(case, files, given):
+def test_written_networks_are_read_back(case, files, given):
     name, path = case.split()[0], files[FILES[case]]
-    network = blank()[name]
+    network = networks()[name]
 
     LOAD[name](path, hashlib.sha256(path.read_bytes()).hexdigest(), network)
 
@@ -83,8 +75,8 @@ def test_what_is_written_is_read(case, files, given):
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
 
-def test_names_are_those_of_the_published_files(files):
-    """Written down from the files' own lists, not made by this code."""
+def test_written_files_have_the_published_names(files):
+    """The expected names and shapes come from the published files."""
     wanted = {
         "sd": {
             "first_stage_model.encoder.down.0.block.0.norm1.weight": (4,),
@@ -128,7 +120,7 @@ def test_names_are_those_of_the_published_files(files):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_checkpoint_is_read_for_its_parts_and_the_rest_is_left(tmp_path, given, legacy):
+def test_other_tensors_of_a_checkpoint_are_ignored(tmp_path, given, legacy):
     path = tmp_path / "512-base-ema.ckpt"
     state = {f"first_stage_model.{name}": tensor.half() for name, tensor in given["vae"].state_dict().items()}
     state |= {f"cond_stage_model.model.{name}": tensor for name, tensor in given["text"].state_dict().items()}
@@ -136,7 +128,7 @@ def test_a_checkpoint_is_read_for_its_parts_and_the_rest_is_left(tmp_path, given
     state |= {"cond_stage_model.model.attn_mask": torch.ones(8, 8), "first_stage_model.loss.logvar": torch.ones(())}
     state |= {"betas": torch.ones(4)}
     torch.save({"state_dict": state, "global_step": 875000}, path, _use_new_zipfile_serialization=not legacy)
-    found = blank()
+    found = networks()
 
     published.load_vae(path, None, found["vae"])
     published.load_text(path, None, found["text"])
@@ -147,12 +139,12 @@ def test_a_checkpoint_is_read_for_its_parts_and_the_rest_is_left(tmp_path, given
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_the_published_inception_has_counters_and_a_classifier(tmp_path, given, legacy):
+def test_counters_and_classifier_of_inception_are_ignored(tmp_path, given, legacy):
     path = tmp_path / "pt_inception.pth"
     state = {name: tensor for name, tensor in given["inception"].state_dict().items() if "num_batches" not in name}
     state |= {"fc.weight": torch.ones(1008, 64), "fc.bias": torch.ones(1008)}
     torch.save(state, path, _use_new_zipfile_serialization=not legacy)
-    network = blank()["inception"]
+    network = networks()["inception"]
 
     published.load_inception(path, None, network)
 
@@ -160,9 +152,9 @@ def test_the_published_inception_has_counters_and_a_classifier(tmp_path, given, 
     assert torch.equal(network.state_dict()[name], state[name])
 
 
-def test_values_become_the_networks_dtype(tmp_path, given):
+def test_values_are_converted_to_the_networks_dtype(tmp_path, given):
     published.save_clip(tmp_path / "clip.bin", given["text"], given["vision"])
-    network = blank()["vision"].bfloat16()
+    network = networks()["vision"].bfloat16()
 
     published.load_vision(tmp_path / "clip.bin", None, network)
 
@@ -193,7 +185,7 @@ def changed(state, case):
 
 
 @pytest.mark.parametrize("case", ["missing", "shape", "unknown", "integers", "not finite", "no VAE"])
-def test_another_network_is_one_error_that_names_file_and_tensor(tmp_path, given, case):
+def test_wrong_tensors_are_errors_with_file_and_tensor(tmp_path, given, case):
     path = tmp_path / "512-base-ema.ckpt"
     published.save_stable_diffusion(path, given["vae"], given["text"])
     state, message = changed(published.read_state(path), case)
@@ -201,24 +193,24 @@ def test_another_network_is_one_error_that_names_file_and_tensor(tmp_path, given
     torch.save({"state_dict": state}, other)
 
     with pytest.raises(CheckpointError, match=message) as raised:
-        published.load_vae(other, None, blank()["vae"])
+        published.load_vae(other, None, networks()["vae"])
 
     assert str(raised.value).startswith(str(other))
 
 
 @pytest.mark.parametrize("name", LOAD)
-def test_a_file_of_something_else_holds_none_of_them(tmp_path, name):
+def test_a_file_without_the_network_is_an_error(tmp_path, name):
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"weight": torch.ones(1)}, path)
 
     with pytest.raises(CheckpointError, match=r"other\.safetensors: holds no "):
-        LOAD[name](path, None, blank()[name])
+        LOAD[name](path, None, networks()[name])
 
 
 @pytest.mark.parametrize("name", LOAD)
-def test_another_digest_is_refused_before_anything_is_read(files, name):
+def test_another_digest_is_refused_before_reading(files, name):
     path = files[FILES[name]]
-    network = blank()[name]
+    network = networks()[name]
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
 
     with pytest.raises(CheckpointError, match=r"and 0000.* is expected"):
@@ -227,10 +219,81 @@ def test_another_digest_is_refused_before_anything_is_read(files, name):
     assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
 
 
-def test_a_value_that_half_precision_cannot_hold_is_refused(tmp_path, given):
+def test_a_value_outside_of_fp16_is_refused(tmp_path, given):
     given["vision"].proj[0, 0] = 1e6
     published.save_clip(tmp_path / "clip.bin", given["text"], given["vision"])
     given["vision"].proj[0, 0] = 0.0
 
     with pytest.raises(CheckpointError, match=r"visual\.proj has 1 of 48 values that are not finite in torch\.float16"):
-        published.load_vision(tmp_path / "clip.bin", None, blank()["vision"].half())
+        published.load_vision(tmp_path / "clip.bin", None, networks()["vision"].half())
+
+
+OPEN_CLIP_TEXT = TextSizes(vocabulary=600, context=11, width=24, layers=3, heads=3, mlp=96, embedding=16)
+OPEN_CLIP_VISION = VisionSizes(resolution=24, patch=8, width=24, layers=3, heads=3, mlp=96, embedding=16)
+
+
+def open_clips(text, vision):
+    """Return OpenCLIP's model of these sizes."""
+    open_clip = pytest.importorskip("open_clip")
+    return open_clip.CLIP(
+        text.embedding,
+        open_clip.CLIPVisionCfg(
+            layers=vision.layers, width=vision.width, head_width=vision.width // vision.heads,
+            patch_size=vision.patch, image_size=vision.resolution,
+        ),
+        open_clip.CLIPTextCfg(
+            context_length=text.context, vocab_size=text.vocabulary, width=text.width, heads=text.heads,
+            layers=text.layers,
+        ),
+    ).eval()  # fmt: skip
+
+
+def test_names_and_shapes_equal_open_clips():
+    with torch.device("meta"):
+        theirs = open_clips(TextSizes(), VisionSizes()).state_dict()
+        ours = TextTower(TextSizes()).state_dict()
+        ours |= {f"visual.{name}": tensor for name, tensor in VisionTower(VisionSizes()).state_dict().items()}
+    del theirs[published.TEMPERATURE]
+
+    assert {name: tensor.shape for name, tensor in ours.items()} == {name: t.shape for name, t in theirs.items()}
+
+
+def test_open_clip_reads_our_file(tmp_path):
+    text, vision = TextTower(OPEN_CLIP_TEXT), VisionTower(OPEN_CLIP_VISION)
+    randomized(text)
+    randomized(vision)
+    path = tmp_path / "open_clip_pytorch_model.bin"
+    published.save_clip(path, text, vision)
+    theirs = open_clips(OPEN_CLIP_TEXT, OPEN_CLIP_VISION)
+    theirs.load_state_dict(torch.load(path, weights_only=True))
+    pixels = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    tokens = torch.tensor([[598, 4, 70, 599, 0, 0, 0, 0, 0, 0, 0], [598, *range(30, 39), 599]])
+
+    with torch.no_grad():
+        images, texts = theirs.encode_image(pixels), theirs.encode_text(tokens)
+
+    torch.testing.assert_close(vision.project(pixels), images, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(text.project(tokens), texts, rtol=1e-4, atol=1e-5)
+
+
+def test_diffusers_reads_our_checkpoint(tmp_path):
+    diffusers = pytest.importorskip("diffusers")
+    converters = pytest.importorskip("diffusers.loaders.single_file_utils")
+    sizes = VaeSizes(channels=8, multipliers=(1, 2, 4, 4), groups=4)
+    vae, text = AutoencoderKL(sizes), TextTower(OPEN_CLIP_TEXT)
+    randomized(vae)
+    published.save_stable_diffusion(tmp_path / "512-base-ema.ckpt", vae, text)
+    theirs = diffusers.AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(8, 16, 32, 32),
+        layers_per_block=2,
+        latent_channels=4,
+        norm_num_groups=4,
+    )
+    converted = converters.convert_ldm_vae_checkpoint(read_state(tmp_path / "512-base-ema.ckpt"), theirs.config)
+
+    mapped = vae_of_diffusers(vae.state_dict(), 4)
+
+    assert set(converted) == set(theirs.state_dict()) == set(mapped)
+    assert all(torch.equal(converted[name], mapped[name]) for name in mapped)

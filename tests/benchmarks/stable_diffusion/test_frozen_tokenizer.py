@@ -1,4 +1,4 @@
-"""CLIP's tokenizer."""
+"""Test CLIP's tokenizer against Transformers and OpenCLIP."""
 
 from __future__ import annotations
 
@@ -49,33 +49,33 @@ def theirs(merges):
     return CLIPTokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=pairs)
 
 
-def made_up(count):
+def random_texts(count):
     pool = "abcXYZ 123'\u2019!?.,-_&;<>|éßøЖд中あ😀\t\n\xa0\u2009²½ǅ\u02bc\u0301 aredcirclebackground"
     generator = random.Random(0)
     return ["".join(generator.choices(pool, k=generator.randint(1, 60))) for _ in range(count)]
 
 
-def test_ids_are_those_of_transformers(tokenizer, theirs):
-    for caption in CAPTIONS + [caption for caption in made_up(500) if "&" not in caption]:
+def test_ids_equal_transformers(tokenizer, theirs):
+    for caption in CAPTIONS + [caption for caption in random_texts(500) if "&" not in caption]:
         expected = theirs(ftfy.fix_text(caption))["input_ids"]
         row = tokenizer([caption])[0].tolist()
         assert row[: len(expected)] == expected, caption
         assert not any(row[len(expected) :])
 
 
-def test_some_words_are_merged_and_others_stay_bytes(tokenizer):
+def test_only_known_pairs_are_merged(tokenizer):
     assert len(tokenizer.encode("background")) < len("background")
     assert len(tokenizer.encode("zzzz")) == 4
 
 
-def test_ids_of_a_hand_made_file(tmp_path):
+def test_ids_follow_the_order_of_the_file(tmp_path):
     path = tmp_path / "bpe.txt.gz"
     path.write_bytes(gzip.compress(b"#version: 0.2\na b\nab c</w>\nignored pair\n"))
     tokenizer = ClipTokenizer(path, BYTE_TOKENS + 2 + 2, context=8)
     begin, end, first = BYTE_TOKENS + 2, BYTE_TOKENS + 3, BYTE_TOKENS
 
     a, b, c = (ord(letter) - ord("!") for letter in "abc")
-    last = 256  # of a word
+    last = 256  # added to the last byte of a word
 
     assert tokenizer(["ABC ab", "cb", ""]).tolist() == [
         [begin, first + 1, a, b + last, end, 0, 0, 0],
@@ -84,8 +84,8 @@ def test_ids_of_a_hand_made_file(tmp_path):
     ]
 
 
-def test_what_is_too_long_is_cut_and_ends(merges):
-    tokenizer = ClipTokenizer(merges, VOCABULARY)
+def test_long_texts_are_truncated_and_have_an_end(merges):
+    tokenizer = ClipTokenizer(merges, VOCABULARY, 77)
     long = tokenizer(["red " * 200, "z " * 75, "z " * 76])
 
     assert long.shape == (3, 77)
@@ -96,25 +96,25 @@ def test_what_is_too_long_is_cut_and_ends(merges):
     assert torch.equal(long[1], long[2])
 
 
-def test_entities_are_resolved_twice(tokenizer):
+def test_entities_are_unescaped_twice(tokenizer):
     assert tokenizer.encode("&amp;lt;b&gt; &amp;") == tokenizer.encode("<b> &")
 
 
-def test_marks_in_a_text_are_marks(tokenizer):
+def test_marks_in_a_text_are_single_tokens(tokenizer):
     assert tokenizer.encode("<end_of_text>") == [VOCABULARY - 1]
     assert tokenizer.encode("<start_of_text> a")[0] == VOCABULARY - 2
 
 
-def test_it_travels_to_other_processes(tokenizer):
+def test_the_tokenizer_can_be_pickled(tokenizer):
     assert pickle.loads(pickle.dumps(tokenizer))(CAPTIONS).equal(tokenizer(CAPTIONS))
 
 
-def test_it_is_open_clips_on_the_published_merges():
+def test_tokens_equal_open_clips_with_the_published_merges():
     theirs = pytest.importorskip("open_clip.tokenizer")
-    ours = ClipTokenizer(theirs.default_bpe())
+    ours = ClipTokenizer(theirs.default_bpe(), 49408, 77)
     captions = [
         *CAPTIONS,
-        *made_up(300),
+        *random_texts(300),
         "\u2018curly\u2019 “quotes” — dash… ﬁ \uff46\uff55\uff4c\uff4c",
         "<end_of_text>!<start_of_text>",
         "a " * 200,
@@ -135,8 +135,8 @@ def test_it_is_open_clips_on_the_published_merges():
     ],
     ids=["mojibake", "quotes", "widths and ligatures", "composed", "control characters", "entities"],
 )
-def test_captions_are_repaired_as_by_the_reference(tokenizer, caption, repaired):
-    """The right-hand side is what ``ftfy.fix_text``, and then ``html.unescape``, are documented to give."""
+def test_captions_are_repaired_like_in_the_reference(tokenizer, caption, repaired):
+    """The repaired texts follow from the documentation of ``ftfy.fix_text`` and ``html.unescape``."""
     assert tokenizer.encode(caption) == tokenizer.encode(repaired)
     assert repaired.isascii() or ftfy.fix_text(repaired) == repaired
     symbols = [token for word in repaired.split() for token in tokenizer.encode(word)]
@@ -149,20 +149,20 @@ def test_captions_are_repaired_as_by_the_reference(tokenizer, caption, repaired)
         (b"no gzip", r"bpe\.txt\.gz cannot be read as gzip"),
         (gzip.compress(b"#version\na b\nb c\n")[:-9], r"bpe\.txt\.gz cannot be read as gzip"),
         (gzip.compress(b"#version\na b\n\xff\xfe\n"), r"bpe\.txt\.gz cannot be read as gzip"),
-        (gzip.compress(b"#version\na b\n"), "has 1 merges, and a vocabulary of 516 needs 2"),
+        (gzip.compress(b"#version\na b\n"), "has 1 merges, but a vocabulary of 516 needs 2"),
         (gzip.compress(b"#version\na b\na b c\n"), "line 3 has 3 symbols"),
         (gzip.compress(b"#version\na bc\nab c\n"), "two merges make the same token"),
     ],
-    ids=["no gzip", "cut off", "no UTF-8", "too few", "three symbols", "twice"],  # gzip writes the time into its bytes
+    ids=["no gzip", "cut off", "no UTF-8", "too few", "three symbols", "twice"],  # the bytes contain the time
 )
-def test_bad_files_are_refused(tmp_path, content, message):
+def test_damaged_merges_are_refused(tmp_path, content, message):
     path = tmp_path / "bpe.txt.gz"
     path.write_bytes(content)
 
     with pytest.raises(DataError, match=message):
-        ClipTokenizer(path, BYTE_TOKENS + 2 + 2)
+        ClipTokenizer(path, BYTE_TOKENS + 2 + 2, 77)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_merges_are_an_error_with_the_path(tmp_path):
     with pytest.raises(DataError, match=r"bpe\.txt\.gz"):
-        ClipTokenizer(tmp_path / "bpe.txt.gz")
+        ClipTokenizer(tmp_path / "bpe.txt.gz", VOCABULARY, 77)

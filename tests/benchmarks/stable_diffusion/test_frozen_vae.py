@@ -1,4 +1,4 @@
-"""The autoencoder."""
+"""Test the autoencoder against plain formulas and diffusers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.stable_diffusion.unet_operations import choose_layers
 from common.errors import ConfigError
 from common.nn.frozen import frozen_names
 from common.ops.operation import AUTO
-from tests.benchmarks.stable_diffusion.frozen_names import randomized, vae_of_diffusers
 from tests.benchmarks.stable_diffusion.plain_vae import PlainVae
+from tests.benchmarks.stable_diffusion.public_names import randomized, vae_of_diffusers
 from tests.capturable import Capturable
 
 SIZES = VaeSizes(channels=8, multipliers=(1, 2, 2), blocks=2, latent_channels=3, groups=4, epsilon=1e-3)
@@ -31,7 +31,7 @@ def images():
     return torch.rand(2, 3, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def test_the_published_network_has_its_parameters():
+def test_the_published_network_has_its_number_of_parameters():
     with torch.device("meta"):
         network = AutoencoderKL(VaeSizes())
         shapes = (
@@ -48,8 +48,8 @@ def test_the_published_network_has_its_parameters():
 
 
 @pytest.mark.parametrize("upsampling", [AUTO, "reference"])
-def test_moments_and_pictures_are_those_of_plain_formulas(vae, images, upsampling):
-    """Every bias is added, whatever reads it."""
+def test_moments_and_pictures_equal_plain_formulas(vae, images, upsampling):
+    """Both implementations of upsampling add all pending biases."""
     plain = PlainVae(vae.state_dict(), len(SIZES.multipliers), SIZES.blocks, SIZES.groups, SIZES.epsilon)
     network = AutoencoderKL(SIZES).double()
     network.load_state_dict(vae.state_dict())
@@ -68,9 +68,11 @@ def test_moments_and_pictures_are_those_of_plain_formulas(vae, images, upsamplin
     np.testing.assert_allclose(decoded.numpy(), plain.decode(moments[:, :3].numpy()), rtol=1e-10, atol=1e-10)
 
 
-def test_it_is_diffusers_autoencoder(images):
+def test_moments_and_pictures_equal_diffusers(images):
     diffusers = pytest.importorskip("diffusers")
-    sizes = VaeSizes(channels=8, multipliers=(1, 2, 2), blocks=2, latent_channels=3, groups=4)  # epsilon is fixed there
+    sizes = VaeSizes(
+        channels=8, multipliers=(1, 2, 2), blocks=2, latent_channels=3, groups=4
+    )  # epsilon as in diffusers
     ours = AutoencoderKL(sizes).double()
     randomized(ours)
     levels = len(sizes.multipliers)
@@ -92,7 +94,7 @@ def test_it_is_diffusers_autoencoder(images):
     torch.testing.assert_close(ours.decode(moments[:, :3]), decoded, rtol=1e-9, atol=1e-9)
 
 
-def test_inputs_are_not_written(vae, images):
+def test_inputs_are_not_changed(vae, images):
     given, latents = images.clone(), torch.rand(2, 3, 4, 6, dtype=torch.float64).to(memory_format=torch.channels_last)
     kept = latents.clone()
 
@@ -103,8 +105,8 @@ def test_inputs_are_not_written(vae, images):
     assert torch.equal(latents, kept)
 
 
-def test_gradients_are_those_of_differences(images):
-    """A stand-in's autoencoder is trained: what is added later has its gradient, too."""
+def test_gradients_equal_finite_differences(images):
+    """Synthetic data train the autoencoder, so pending biases need gradients too."""
     network = AutoencoderKL(VaeSizes(channels=2, multipliers=(1, 2), blocks=1, latent_channels=1, groups=1)).double()
     randomized(network)
     network.requires_grad_(True)
@@ -128,7 +130,7 @@ def test_gradients_are_those_of_differences(images):
     assert (values[1] - values[0]) / 2e-6 == pytest.approx(slope, rel=1e-6)
 
 
-def test_channels_last_changes_nothing_and_stays(vae, images):
+def test_channels_last_memory_gives_the_same_pictures(vae, images):
     expected = vae.decode(vae.encode_moments(images)[:, :3])
     network = AutoencoderKL(SIZES).double()
     network.load_state_dict(vae.state_dict())
@@ -140,7 +142,7 @@ def test_channels_last_changes_nothing_and_stays(vae, images):
     torch.testing.assert_close(decoded, expected)
 
 
-def test_half_precision_decodes_within_its_rounding(vae, images):
+def test_bf16_decodes_within_its_rounding(vae, images):
     expected = vae.decode(vae.encode_moments(images)[:, :3])
     network = AutoencoderKL(SIZES).bfloat16()
     network.load_state_dict(vae.state_dict())
@@ -152,12 +154,12 @@ def test_half_precision_decodes_within_its_rounding(vae, images):
     assert error < 0.05
 
 
-def test_it_is_frozen(vae):
+def test_the_autoencoder_is_frozen(vae):
     assert frozen_names(vae) == set(vae.state_dict())
     assert not any(parameter.requires_grad for parameter in vae.parameters())
     assert not vae.training
 
 
-def test_groups_divide_channels():
+def test_groups_that_do_not_divide_channels_are_refused():
     with pytest.raises(ConfigError, match=r"vae\.channels=12: a multiple of vae\.groups=8"):
         VaeSizes(channels=12, groups=8)

@@ -1,4 +1,4 @@
-"""From prepared tars to micro-batches: contents, order, ranks, resuming, and damaged files."""
+"""Test the micro-batches of prepared tars: contents, order, ranks, resuming, and damaged files."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def read(
     seed: int = 3,
     **reader: object,
 ) -> list[HostBatch]:
-    """The micro-batches of two samples of one rank."""
+    """Return one rank's micro-batches of two samples."""
     own = configuration(**{"shuffle_buffer": 4, **reader})
-    source = open_train(root, own, Layout({"dp": replicas}, rank, seed=seed), 2, accumulation)
+    source = open_train(root, own, Layout({"dp": replicas}, rank, seed=seed), 2, accumulation, None)
     try:
         return list(source.batches(block, start))
     finally:
@@ -67,7 +67,7 @@ def block(samples: int, start: int = 0) -> Block:
 
 
 def names_of(batches: list[HostBatch]) -> Iterator[tuple[int, int]]:
-    """(tar, row) of every sample, by its moments."""
+    """Yield tar and row of every sample, which its moments identify."""
     known = {moments_of(tar, row).tobytes(): (tar, row) for tar, of_it in enumerate(SAMPLES) for row in range(of_it)}
     for batch in batches:
         for moments in batch.tensors["moments"].float():
@@ -85,7 +85,7 @@ def same(one: list[HostBatch], other: list[HostBatch]) -> bool:
     )
 
 
-def test_batches_have_what_the_members_hold(with_captions):
+def test_batches_have_moments_and_captions_of_the_members(with_captions):
     batches = read(with_captions, block(40))
 
     dtype = torch.float32 if "pyd" in with_captions.parent.name else torch.bfloat16
@@ -102,7 +102,7 @@ def test_batches_have_what_the_members_hold(with_captions):
         }
 
 
-def test_the_workload_trains_on_batches_of_every_kind(with_captions):
+def test_the_workload_prepares_batches_of_every_kind(with_captions):
     workload = StableDiffusion(recipe(), Layout(seed=3))
     source = workload.open_data(with_captions)
     read_first = next(source.batches(block(8)))
@@ -122,12 +122,12 @@ def test_the_workload_trains_on_batches_of_every_kind(with_captions):
     assert losses.total > 0.1
 
 
-def test_both_kinds_give_the_same_order(with_captions, encoded):
+def test_the_order_does_not_depend_on_the_kind_of_member(with_captions, encoded):
     assert list(names_of(read(with_captions, block(60)))) == list(names_of(read(encoded, block(60))))
 
 
 def merges(folder: Path) -> Path:
-    """A file of 32 merges, what a vocabulary of 546 has, of letters that no caption here has."""
+    """Write the 32 merges of a vocabulary of 546, of letters that the captions do not have."""
     letters = [f"{a} {b}" for a, b in itertools.product("bcdfhij", "klmoptv")][:32]
     with gzip.open(folder / "bpe_simple_vocab_16e6.txt.gz", "wt") as file:
         file.write("\n".join(["#version", *letters, ""]))
@@ -135,21 +135,21 @@ def merges(folder: Path) -> Path:
 
 
 def tokens_by_hand(caption: str) -> list[int]:
-    """Ids of a caption whose letters no merge joins: bytes in the vocabulary's order, 256 higher at a word's end."""
+    """Return the ids of a caption without merges: bytes in the vocabulary's order, plus 256 at the end of a word."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     ids = []
     pieces = caption.lower().replace(",", " ,").split()
     for piece in pieces:
-        places = [printable.index(byte) for byte in piece.encode()]
-        ids += [*places[:-1], places[-1] + 256]
+        indices = [printable.index(byte) for byte in piece.encode()]
+        ids += [*indices[:-1], indices[-1] + 256]
     return [544, *ids, 545]
 
 
 @pytest.mark.parametrize("kind", ["npy", "safetensors"])
-def test_captions_come_as_tokens(kind, tmp_path):
+def test_captions_are_tokenized(kind, tmp_path):
     root = write_prepared(tmp_path / "data", kind)
     own = configuration(captions="tokens", shuffle_buffer=4, threads=3)
-    source = open_train(root, own, Layout(seed=3), 2, assets_dir=merges(tmp_path))
+    source = open_train(root, own, Layout(seed=3), 2, 1, merges(tmp_path))
     batches = list(source.batches(block(40)))
     source.close()
 
@@ -161,7 +161,7 @@ def test_captions_come_as_tokens(kind, tmp_path):
 
 
 @pytest.mark.parametrize("start", [0, 1, 13, 29])
-def test_a_later_start_is_the_tail(start, encoded):
+def test_a_block_can_be_read_from_any_position(start, encoded):
     whole = read(encoded, block(60))
 
     assert len(whole) == 30
@@ -169,10 +169,10 @@ def test_a_later_start_is_the_tail(start, encoded):
     assert [batch.position for batch in read(encoded, block(60), start)] == list(range(start, 30))
 
 
-def test_a_block_goes_on_where_the_one_before_ended(encoded):
+def test_a_block_continues_after_the_previous_block(encoded):
     through = read(encoded, block(60), accumulation=3)
     own = configuration(shuffle_buffer=4)
-    source = open_train(encoded, own, Layout(seed=3), 2, 3)
+    source = open_train(encoded, own, Layout(seed=3), 2, 3, None)
     parts = [*source.batches(block(24)), *source.batches(block(36, 24))]
     source.close()
 
@@ -182,7 +182,7 @@ def test_a_block_goes_on_where_the_one_before_ended(encoded):
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_ranks_read_what_one_that_accumulates_reads(replicas, encoded):
+def test_several_ranks_read_the_same_as_one_rank_that_accumulates(replicas, encoded):
     alone = read(encoded, block(64), accumulation=4)
     shared = [read(encoded, block(64), 0, replicas, rank, 4 // replicas) for rank in range(replicas)]
 
@@ -191,13 +191,13 @@ def test_ranks_read_what_one_that_accumulates_reads(replicas, encoded):
     assert {batch.samples for batch in together} == {2 * replicas}
 
 
-def test_samples_are_counted_over_the_whole_training(encoded):
+def test_sample_ids_count_over_the_whole_training(encoded):
     ids = ids_of(read(encoded, block(24, 12), 1, replicas=3, rank=1))
 
     assert ids == [[6 * step + 2, 6 * step + 3] for step in range(3, 6)]
 
 
-def test_lanes_and_seeds_have_orders_of_their_own(encoded):
+def test_ranks_and_seeds_have_different_orders(encoded):
     orders = [
         list(names_of(read(encoded, block(40), replicas=2, rank=rank, seed=seed))) for seed in (3, 4) for rank in (0, 1)
     ]
@@ -206,18 +206,18 @@ def test_lanes_and_seeds_have_orders_of_their_own(encoded):
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("prefetch", [1, 7])
-def test_threads_change_nothing(threads, prefetch, encoded):
+def test_batches_do_not_depend_on_threads_and_prefetch(threads, prefetch, encoded):
     assert same(read(encoded, block(60), threads=threads, prefetch=prefetch), read(encoded, block(60)))
 
 
-def test_nothing_stays_open(tmp_path):
+def test_files_and_threads_are_closed(tmp_path):
     root = write_prepared(tmp_path / "data", samples=(1,) * 40)
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    source = open_train(root, configuration(shuffle_buffer=1), Layout(), 2)
+    source = open_train(root, configuration(shuffle_buffer=1), Layout(), 2, 1, None)
     batches = source.batches(block(200))
     for _ in range(50):
         next(batches)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 16 + 2 * 4  # kept, and of batches on their way
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 16 + 2 * 4  # the cache, and prefetched batches
     batches.close()
     source.close()
     del batches, source
@@ -226,8 +226,8 @@ def test_nothing_stays_open(tmp_path):
     assert threading.active_count() == threads
 
 
-def test_the_counts_are_those_of_the_manifest(encoded):
-    source = open_train(encoded, configuration(), Layout(), 2)
+def test_counts_equal_the_manifests(encoded):
+    source = open_train(encoded, configuration(), Layout(), 2, 1, None)
     assert (source.train_samples, source.eval_samples, source.stand_in) == (16, 2, True)
     source.close()
 
@@ -235,27 +235,25 @@ def test_the_counts_are_those_of_the_manifest(encoded):
 def test_data_without_encoded_captions_are_refused(tmp_path):
     root = write_prepared(tmp_path / "data", "npy")
     with pytest.raises(ConfigError, match=r"reader\.captions=encoded: .* has \.npy members, without encoded captions"):
-        open_train(root, configuration(), Layout(), 2)
+        open_train(root, configuration(), Layout(), 2, 1, None)
 
 
 def test_tokens_without_merges_are_refused(encoded, tmp_path):
     own = configuration(captions="tokens")
-    with pytest.raises(ConfigError, match=r"assets_dir=null: reader\.captions=tokens"):
-        open_train(encoded, own, Layout(), 2)
     with pytest.raises(DataError, match=r"bpe_simple_vocab_16e6\.txt\.gz cannot be read"):
-        open_train(encoded, own, Layout(), 2, assets_dir=tmp_path)
+        open_train(encoded, own, Layout(), 2, 1, tmp_path)
 
 
-def test_a_truncated_tar_is_refused_at_the_start(tmp_path):
+def test_a_truncated_tar_is_refused_when_opened(tmp_path):
     root = write_prepared(tmp_path / "data")
     os.truncate(root / "train/00001.tar", 5000)
     with pytest.raises(DataError, match=r"00001\.tar has 5000 bytes where manifest\.json says"):
         read(root, block(60))
 
 
-def test_a_tar_that_is_truncated_while_it_is_read_is_refused(tmp_path):
+def test_a_tar_truncated_while_reading_is_refused(tmp_path):
     root = write_prepared(tmp_path / "data", samples=(8,))
-    source = open_train(root, configuration(shuffle_buffer=4, prefetch=1), Layout(), 2)
+    source = open_train(root, configuration(shuffle_buffer=4, prefetch=1), Layout(), 2, 1, None)
     batches = source.batches(block(60))
     next(batches)
     os.truncate(root / "train/00000.tar", 5000)
@@ -265,7 +263,7 @@ def test_a_tar_that_is_truncated_while_it_is_read_is_refused(tmp_path):
 
 
 def _replace_member(root: Path, kind: str, content: bytes) -> None:
-    """Put ``content`` into the place of the first sample of the only tar, whose index is corrected."""
+    """Replace the first sample of the only tar by ``content``, and correct the index."""
     path = root / "train/00000.tar"
     size = path.stat().st_size
     write_tar(path, members_of(0, 1, kind) | {f"000000000.{kind}": content})
@@ -286,7 +284,7 @@ def _replace_member(root: Path, kind: str, content: bytes) -> None:
     ],
     ids=["function", "empty pickle", "empty safetensors"],
 )
-def test_a_bad_sample_is_refused_by_its_name(kind, content, message, tmp_path):
+def test_an_invalid_sample_is_an_error_with_its_position(kind, content, message, tmp_path):
     root = write_prepared(tmp_path / "data", kind, samples=(1,))
     _replace_member(root, kind, content)
     with pytest.raises(DataError, match=message):
@@ -296,8 +294,8 @@ def test_a_bad_sample_is_refused_by_its_name(kind, content, message, tmp_path):
 def test_moments_of_another_size_are_refused(encoded):
     own = configuration()
     own = dataclasses.replace(own, facts=dataclasses.replace(own.facts, latent_size=8, image_size=32))
-    source = open_train(encoded, own, Layout(), 2)
-    with pytest.raises(DataError, match=r"moments: torch.bfloat16 \(8, 4, 4\), where torch.bfloat16 \(8, 8, 8\)"):
+    source = open_train(encoded, own, Layout(), 2, 1, None)
+    with pytest.raises(DataError, match=r"moments: torch.bfloat16 \(8, 4, 4\), expected torch.bfloat16 \(8, 8, 8\)"):
         next(source.batches(block(4)))
     source.close()
 
@@ -305,15 +303,15 @@ def test_moments_of_another_size_are_refused(encoded):
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        (np.zeros((5, 4), np.int32), r"int32 \(5, 4\) where int64 \(5, 4\) is expected"),
-        (np.zeros((4, 4), np.int64), r"int64 \(4, 4\) where int64 \(5, 4\) is expected"),
+        (np.zeros((5, 4), np.int32), r"int32 \(5, 4\), expected int64 \(5, 4\)"),
+        (np.zeros((4, 4), np.int64), r"int64 \(4, 4\), expected int64 \(5, 4\)"),
         (np.full((5, 4), 10**6), r"has members outside of train/00000\.tar"),
         (np.full((5, 4), -1), r"has members outside of train/00000\.tar"),
     ],
 )
-def test_an_index_that_does_not_fit_is_refused(index, message, tmp_path):
+def test_an_invalid_index_is_refused(index, message, tmp_path):
     root = write_prepared(tmp_path / "data")
-    source = open_train(root, configuration(), Layout(), 2)
+    source = open_train(root, configuration(), Layout(), 2, 1, None)
     np.save(root / "train/00000.index.npy", index)
     with pytest.raises(DataError, match=rf"00000\.index\.npy.*{message}"):
         list(source.batches(block(200)))
@@ -331,8 +329,8 @@ def test_an_index_that_does_not_fit_is_refused(index, message, tmp_path):
         ({"eval_samples": 0}, "has no eval_samples"),
     ],
 )
-def test_a_manifest_that_does_not_fit_is_refused(changed, message, tmp_path):
+def test_an_inconsistent_manifest_is_refused(changed, message, tmp_path):
     root = write_prepared(tmp_path / "data")
     change_manifest(root, **changed)
     with pytest.raises(DataError, match=message):
-        open_train(root, configuration(), Layout(), 2)
+        open_train(root, configuration(), Layout(), 2, 1, None)

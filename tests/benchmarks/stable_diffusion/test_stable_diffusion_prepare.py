@@ -1,4 +1,4 @@
-"""Preparation of Stable Diffusion's tars: values of other code, bytes of the formats, interruptions, damage."""
+"""Test the preparation of tars: values, bytes, interruptions and damage."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from benchmarks.stable_diffusion.prepared import open_prepared
 from common.data.placing import assets_of
 from common.data.stages import Stages
 from common.errors import CheckpointError, ConfigError, DataError
-from tests.benchmarks.stable_diffusion.frozen_names import text_of_transformers
 from tests.benchmarks.stable_diffusion.plain_vae import PlainVae
+from tests.benchmarks.stable_diffusion.public_names import text_of_transformers
 from tests.benchmarks.stable_diffusion.small_raw import (
     SIDE,
     SIZES,
@@ -40,7 +40,7 @@ from tests.benchmarks.stable_diffusion.small_raw import (
     write_tar,
 )
 
-RAW = [pictures(0, 3), pictures(1, 18), pictures(2, 2)]  # 18: more than are encoded together
+RAW = [pictures(0, 3), pictures(1, 18), pictures(2, 2)]  # 18: more than one group of the encoders
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def copied(raw_dir, tmp_path):
     return shutil.copytree(raw_dir, tmp_path / "raw")
 
 
-def moments_of_others(members):
-    """Key to float64 (8, 4, 4): torchvision's transforms, and the VAE in numpy."""
+def reference_moments(members):
+    """Return moments by key, float64 (8, 4, 4), of torchvision's transforms and the VAE in NumPy."""
     steps = [transforms.ToTensor(), transforms.Resize(SIDE, InterpolationMode.BICUBIC, antialias=False)]
     transform = transforms.Compose([*steps, transforms.CenterCrop(SIDE)])
     vae = PlainVae(networks()[0].state_dict(), len(VAE.multipliers), VAE.blocks, VAE.groups, VAE.epsilon)
@@ -77,8 +77,8 @@ def moments_of_others(members):
     return dict(zip(jpegs, vae.encode(images.double().numpy()), strict=True))
 
 
-def captions_of_others(captions):
-    """(N, T, K): Transformers' CLIP without its last layer."""
+def reference_captions(captions):
+    """Return the features (N, T, K) of Transformers' CLIP without its last layer."""
     config = CLIPTextConfig(
         vocab_size=TEXT.vocabulary, hidden_size=TEXT.width, intermediate_size=TEXT.mlp, hidden_act="gelu",
         num_hidden_layers=TEXT.layers - 1, num_attention_heads=TEXT.heads, max_position_embeddings=TEXT.context,
@@ -99,26 +99,26 @@ def contents(data):
     return {path.name: path.read_bytes() for path in data.rglob("*") if path.suffix in (".tar", ".npy", ".tsv", ".npz")}
 
 
-def recorded(monkeypatch):
-    """Names of the tars that are made from now on."""
+def made_tars(monkeypatch):
+    """Return a list that receives the names of the tars that are made from now on."""
     done, keep = [], Stages.keep
     monkeypatch.setattr(Stages, "keep", lambda self, *note: done.append(note[1]) or keep(self, *note))
     return done
 
 
-def test_moments_are_those_of_torchvision_and_a_vae_in_numpy(moments):
+def test_moments_equal_those_of_torchvision_and_a_vae_in_numpy(moments):
     for number, members in enumerate(RAW):
         found = read_tar(moments / f"train/{number:05d}.tar")
-        expected = moments_of_others(members)
+        expected = reference_moments(members)
         assert list(found) == sorted(name for key in expected for name in (f"{key}.npy", f"{key}.txt"))
         for key, values in expected.items():
             array = np.load(io.BytesIO(found[f"{key}.npy"]), allow_pickle=False)
             assert array.dtype == np.float32
             assert array.flags.c_contiguous
             np.testing.assert_allclose(array, values[None], rtol=1e-4, atol=1e-5)
-            written = io.BytesIO()
-            np.save(written, array)
-            assert found[f"{key}.npy"] == written.getvalue()
+            saved = io.BytesIO()
+            np.save(saved, array)
+            assert found[f"{key}.npy"] == saved.getvalue()
             assert found[f"{key}.txt"] == members[f"{key}.txt"]
 
 
@@ -128,7 +128,7 @@ def test_encoded_samples_are_moments_and_captions_in_bf16(encoded, moments):
         found, plain = (read_tar(data / f"train/{number:05d}.tar") for data in (encoded, moments))
         keys = [name[:-4] for name in found if name.endswith(".txt")]
         assert list(found) == [f"{key}.{kind}" for key in keys for kind in ("safetensors", "txt")]
-        captions_NTK = captions_of_others(tokenize([plain[f"{key}.txt"].decode() for key in keys]))
+        captions_NTK = reference_captions(tokenize([plain[f"{key}.txt"].decode() for key in keys]))
         for key, captions_TK in zip(keys, captions_NTK, strict=True):
             sample = safetensors.torch.load(found[f"{key}.safetensors"])
             fp32 = torch.from_numpy(np.load(io.BytesIO(plain[f"{key}.npy"])))[0]
@@ -138,7 +138,7 @@ def test_encoded_samples_are_moments_and_captions_in_bf16(encoded, moments):
             assert found[f"{key}.txt"] == plain[f"{key}.txt"]
 
 
-def test_the_manifest_counts_and_training_can_open_it(encoded):
+def test_a_prepared_folder_can_be_opened_and_verified(encoded):
     found = open_prepared(encoded)
     assert found.samples == (3, 18, 2)
     assert found.kind == "safetensors"
@@ -158,13 +158,13 @@ def test_the_manifest_counts_and_training_can_open_it(encoded):
         assert (assets_of(encoded) / name).is_file()
 
 
-def test_processes_make_the_same_bytes(raw_dir, moments, tmp_path):
+def test_several_processes_write_the_same_files(raw_dir, moments, tmp_path):
     prepare(raw_dir, tmp_path / "data", members="moments", workers=2)
     assert contents(tmp_path / "data") == contents(moments)
 
 
-def test_a_tar_that_is_gone_is_made_again(raw_dir, moments, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "counts_of", lambda *given: 1 / 0)  # everything is done but the manifest
+def test_a_deleted_tar_is_made_again(raw_dir, moments, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "counts_of", lambda *given: 1 / 0)  # all is done except the manifest
     with pytest.raises(ZeroDivisionError):
         prepare(raw_dir, tmp_path / "data", members="moments")
     monkeypatch.undo()
@@ -173,7 +173,7 @@ def test_a_tar_that_is_gone_is_made_again(raw_dir, moments, tmp_path, monkeypatc
     assert contents(tmp_path / "data") == contents(moments)
 
 
-def test_moments_of_others_stay_as_they_are_or_get_captions(encoded, moments, tmp_path):
+def test_published_moments_are_linked_or_get_encoded_captions(encoded, moments, tmp_path):
     members = [read_tar(moments / f"train/{number:05d}.tar") for number in range(len(RAW))]
     published = write_raw(tmp_path / "raw", "moments", members)
 
@@ -186,7 +186,7 @@ def test_moments_of_others_stay_as_they_are_or_get_captions(encoded, moments, tm
     assert contents(tmp_path / "encoded") == contents(encoded)
 
 
-def test_nvidias_samples_stay_as_they_are_or_become_half_as_large(encoded, moments, tmp_path):
+def test_nvidias_samples_are_linked_or_converted(encoded, moments, tmp_path):
     members = []
     for number in range(len(RAW)):
         found = read_tar(encoded / f"train/{number:05d}.tar")
@@ -213,19 +213,19 @@ def test_nvidias_samples_stay_as_they_are_or_become_half_as_large(encoded, momen
     assert contents(tmp_path / "ours") == contents(encoded)
 
 
-def test_a_truncated_tar_is_an_error_and_may_be_fetched_again(copied, tmp_path, monkeypatch):
+def test_preparation_resumes_after_a_truncated_tar_is_replaced(copied, tmp_path, monkeypatch):
     path = copied / "images/00001.tar"
     with tarfile.open(path) as tar:
         last = tar.getmembers()[-1]
     whole = path.read_bytes()
-    for cut in (last.offset_data + 512, last.offset_data + 2):  # where a member ends, and within it
+    for cut in (last.offset_data + 512, last.offset_data + 2):  # at the end of a member, and within it
         os.truncate(path, cut)
         with pytest.raises(DataError, match=r"images/00001\.tar: the tar at byte 0 is truncated or damaged"):
             prepare(copied, tmp_path / "data")
         assert not (tmp_path / "data/train/00001.tar").exists()
 
     path.write_bytes(whole)
-    done = recorded(monkeypatch)
+    done = made_tars(monkeypatch)
     prepare(copied, tmp_path / "data")
     assert done == ["00001", "00002"]
 
@@ -269,7 +269,7 @@ def test_moments_of_another_shape_are_an_error(tmp_path):
     np.save(other, np.zeros((1, 8, 8, 8), np.float32))
     published = write_raw(tmp_path / "raw", "moments", [{"0.npy": other.getvalue(), "0.txt": b"a"}])
     for number, members in enumerate(("moments", "encoded")):
-        with pytest.raises(DataError, match=r"00000\.tar: 0\.npy: .*\(1, 8, 8, 8\), where .*\(1, 8, 4, 4\)"):
+        with pytest.raises(DataError, match=r"00000\.tar: 0\.npy: .*\(1, 8, 8, 8\), expected .*\(1, 8, 4, 4\)"):
             prepare(published, tmp_path / f"data{number}", members=members)
 
 
@@ -279,7 +279,7 @@ def test_a_checkpoint_of_another_digest_is_an_error(copied, tmp_path, monkeypatc
         prepare(copied, tmp_path / "data")
 
 
-def test_real_data_want_the_published_checkpoint(copied, monkeypatch):
+def test_real_data_require_the_published_checkpoint(copied, monkeypatch):
     (copied / "STAND_IN").unlink()
     monkeypatch.setattr(raw, "BENCHMARK_TARS", len(RAW))
     found = raw.open_raw(copied)
@@ -288,7 +288,7 @@ def test_real_data_want_the_published_checkpoint(copied, monkeypatch):
     assert found.checkpoint_digest == "d635794c1fedfdfa261e065370bea59c651fc9bfa65dc6d67ad29e11869a1824"
 
 
-def test_real_data_want_all_tars(copied, tmp_path):
+def test_real_data_require_all_tars(copied, tmp_path):
     (copied / "STAND_IN").unlink()
     with pytest.raises(DataError, match=r"images lacks 829 of 832 tars, such as 00003\.tar, 00004\.tar, 00005\.tar"):
         prepare(copied, tmp_path / "data")
@@ -297,13 +297,13 @@ def test_real_data_want_all_tars(copied, tmp_path):
 @pytest.mark.parametrize("name", [raw.CHECKPOINT, raw.VOCABULARY])
 def test_a_missing_asset_is_an_error(copied, tmp_path, name):
     (copied / "assets" / name).unlink()
-    with pytest.raises(DataError, match=rf"data-assets/{name} is missing, and has what encodes images"):
+    with pytest.raises(DataError, match=rf"data-assets/{name} is missing, and is needed to encode images"):
         prepare(copied, tmp_path / "data")
 
 
-def test_two_forms_need_a_choice(copied, tmp_path):
+def test_several_forms_require_a_choice(copied, tmp_path):
     shutil.copytree(copied / "images", copied / "moments")
-    with pytest.raises(DataError, match="has tars in images and moments; say with --source"):
+    with pytest.raises(DataError, match="has tars in images and moments; select one of them with --source"):
         prepare(copied, tmp_path / "data")
     assert raw.open_raw(copied, "images").form == "images"
 
@@ -333,17 +333,17 @@ def test_a_damaged_marker_is_an_error(copied, tmp_path, marked, message):
         prepare(copied, tmp_path / "data")
 
 
-def test_impossible_choices_are_errors(raw_dir, tmp_path, monkeypatch):
+def test_impossible_options_are_errors(raw_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
-        ConfigError, match=r"--members=nvidia: these are kept and never written, and .*raw.* has images"
+        ConfigError, match=r"--members=nvidia: only copied from raw tars of this form; .*raw.* has images"
     ):
         prepare(raw_dir, tmp_path / "data", members="nvidia")
     with pytest.raises(ConfigError, match="--device=cuda: PyTorch finds no GPU"):
         prepare(raw_dir, tmp_path / "data", device="cuda")
 
 
-def test_verify_names_what_is_wrong(encoded, tmp_path):
+def test_verify_finds_unexpected_and_changed_files(encoded, tmp_path):
     data = shutil.copytree(encoded, tmp_path / "data")
     (data / "train/00009.tar").write_bytes(b"")
     with pytest.raises(DataError, match=r"00009\.tar was not prepared"):
@@ -356,11 +356,11 @@ def test_verify_names_what_is_wrong(encoded, tmp_path):
         verify(data)
 
 
-def test_the_commands_say_what_they_did(raw_dir, tmp_path, capsys):
+def test_the_commands_print_counts_and_missing_assets(raw_dir, tmp_path, capsys):
     data = tmp_path / "data"
     folders = ["--raw-dir", str(raw_dir), "--data-dir", str(data)]
     assert COMMANDS.run("prepare", [*folders, "--members", "moments", "--workers", "1"]) == 0
-    said = capsys.readouterr().out
-    assert f"{data}: stand-in, train_samples 23, eval_samples 5, tars 3\n" in said
-    assert f"{data}-assets: lacks {raw.CLIP}, {raw.INCEPTION}" in said
+    printed = capsys.readouterr().out
+    assert f"{data}: stand-in, train_samples 23, eval_samples 5, tars 3\n" in printed
+    assert f"{data}-assets: lacks {raw.CLIP}, {raw.INCEPTION}" in printed
     assert COMMANDS.run("verify", ["--data-dir", str(data), "--workers", "1"]) == 0

@@ -1,4 +1,4 @@
-"""The stand-in that ``generate`` writes, against what published data and files look like."""
+"""Test the files that ``generate`` writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def middle_and_corner(jpeg):
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_a_caption_says_what_is_drawn(number):
+def test_captions_describe_the_pictures(number):
     drawn = draw(ShapePlan(0, number, (32, 48)))
     _, inner, shape, _, _, outer, _ = drawn.caption.split()
     found = middle_and_corner(drawn.jpeg)
@@ -59,9 +59,9 @@ def test_a_caption_says_what_is_drawn(number):
     assert drawn != draw(ShapePlan(1, number, (32, 48)))
 
 
-def test_tars_are_as_img2dataset_writes_them(made):
+def test_tars_have_img2datasets_layout(made):
     folder, generated = made
-    assert generated.startswith("33 pictures to train, 12 pictures to eval; ")
+    assert generated.startswith("33 pictures for training, 12 for evaluation; ")
     samples = 0
     for number in range(2):
         with tarfile.open(folder / raw.IMAGES / f"{number:05d}.tar") as tar:
@@ -80,7 +80,7 @@ def test_tars_are_as_img2dataset_writes_them(made):
     assert samples == 33
 
 
-def test_captions_to_evaluate_are_a_table_sorted_by_id(made):
+def test_evaluation_captions_are_a_table_sorted_by_id(made):
     with open(made[0] / raw.VALIDATION / raw.PROMPTS, newline="") as file:
         rows = list(csv.reader(file, delimiter="\t"))
     assert rows[0] == ["image_id", "id", "caption"]
@@ -88,8 +88,8 @@ def test_captions_to_evaluate_are_a_table_sorted_by_id(made):
     assert all(row[2].startswith("a ") for row in rows[1:])
 
 
-def test_statistics_are_those_of_the_real_pictures(made):
-    """Against NumPy's mean and covariance of pictures that Pillow resizes, through the network of the file."""
+def test_statistics_are_those_of_the_evaluation_pictures(made):
+    """They equal NumPy's mean and covariance of the features of pictures that Pillow resizes."""
     folder, _ = made
     network = random_inception(SIZES["inception"], seed=5)
     load_inception(folder / raw.ASSETS / raw.INCEPTION, None, network)
@@ -107,7 +107,7 @@ def test_statistics_are_those_of_the_real_pictures(made):
         np.testing.assert_allclose(found["sigma"], expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
-def test_the_networks_load_as_published_ones_do(made):
+def test_the_networks_load_like_published_ones(made):
     assets = made[0] / raw.ASSETS
     vae, text, clip_text = AutoencoderKL(SIZES["vae"]), TextTower(SIZES["text"]), TextTower(SIZES["text"])
     vision = VisionTower(SIZES["vision"])
@@ -116,21 +116,21 @@ def test_the_networks_load_as_published_ones_do(made):
     load_text(assets / raw.CLIP, None, clip_text)
     load_vision(assets / raw.CLIP, None, vision)
 
-    tokens = ClipTokenizer(assets / raw.VOCABULARY, 546)(["a red circle on a blue background"])
+    tokens = ClipTokenizer(assets / raw.VOCABULARY, 546, SIZES["text"].context)(["a red circle on a blue background"])
     assert text.encode(tokens).isfinite().all()
     assert torch.equal(text.encode(tokens), clip_text.encode(tokens))
     assert vision.project(torch.zeros(1, 3, 16, 16)).shape == (1, 8)
 
 
-def test_what_bounds_the_scores_is_told(made):
-    told = re.findall(r"\n  (.+): FID (.+), CLIP (.+)", made[1])
-    fid, clip = ({what: float(score[number]) for what, *score in told} for number in range(2))
+def test_bounds_of_the_scores_are_printed(made):
+    printed = re.findall(r"\n  (.+): FID (.+), CLIP (.+)", made[1])
+    fid, clip = ({kind: float(score[number]) for kind, *score in printed} for number in range(2))
     assert fid["real pictures"] == fid["with shuffled captions"]
     assert clip["real pictures"] > clip["with shuffled captions"] + 0.2
     assert fid["of an untrained U-Net"] > 2 * fid["real pictures"]
 
 
-def test_raw_data_are_read_with_the_sizes_that_were_generated(made):
+def test_raw_data_are_opened_with_the_generated_sizes(made):
     found = raw.open_raw(made[0])
     assert (found.form, found.image_size, found.vae, found.text) == (raw.IMAGES, 16, SIZES["vae"], SIZES["text"])
 
@@ -139,13 +139,13 @@ def test_raw_data_are_read_with_the_sizes_that_were_generated(made):
     ("options", "message"),
     [
         ({"train": 1}, "--train=1: at least 2"),
-        ({"tars": 9, "train": 8}, "--tars=9: each has one of --train=8"),
+        ({"tars": 9, "train": 8}, "--tars=9: at most --train=8"),
         ({"image_size": 30}, "--image-size=30: a multiple of the autoencoder's 4"),
-        ({"sides": (48, 32)}, "--sides=48,32: the least"),
+        ({"sides": (48, 32)}, "--sides=48,32: smallest side"),
         ({"vision": VisionSizes(resolution=32, patch=8, embedding=16)}, "embeddings of 32 and 16"),
     ],
 )
-def test_sizes_that_do_not_fit_are_an_error(options, message):
+def test_inconsistent_sizes_are_an_error(options, message):
     with pytest.raises(ConfigError, match=message):
         SyntheticPictures(**options)
 
@@ -156,7 +156,7 @@ def test_sizes_of_the_command_line_are_checked(tmp_path):
             COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), f"--vae={text}"])
 
 
-def test_captions_that_are_too_few_are_an_error(tmp_path):
+def test_too_few_captions_are_an_error(tmp_path):
     text = dataclasses.replace(SIZES["text"], vocabulary=1000)
-    with pytest.raises(ConfigError, match=r"cannot be fitted to 33 captions: .* pairs to merge, and 486 are asked for"):
+    with pytest.raises(ConfigError, match=r"cannot be fitted to 33 captions: .* pairs to merge, .*required 486"):
         generate(tmp_path / "raw", SyntheticPictures(**COUNTS, **{**SIZES, "text": text}))

@@ -1,4 +1,4 @@
-"""Stable Diffusion as a workload: published recipes, learning rates, the loss, and what the closed division fixes."""
+"""Test Stable Diffusion's recipes, learning rates, loss, step over ranks, and rules of the closed division."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import gzip
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+import torch.multiprocessing as mp
+from torch import Tensor
 
 from benchmarks.stable_diffusion.frozen.clip import TextTower
 from benchmarks.stable_diffusion.frozen.published import save_stable_diffusion
@@ -26,6 +29,7 @@ from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
 from common.step.train_step import TrainStep
 from tests.benchmarks.stable_diffusion.small_prepared import write_prepared
+from tests.benchmarks.stable_diffusion.unet_ranks import SHARDS, run_rank, train
 from tests.capturable import Capturable
 
 
@@ -35,13 +39,13 @@ def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
 
 
 def built(*overrides: str, seed: int = 3) -> StableDiffusion:
-    """The workload of the ``test`` recipe, on one rank, with nothing zero."""
+    """Return the workload of the ``test`` recipe on one rank, in which no parameter is zero."""
     run, _ = loaded("scale=test", "model.zero_std=0.1", *overrides)
     return StableDiffusion(run, Layout(run.layout, seed=seed))
 
 
 def batch_of(workload: StableDiffusion, ids: Sequence[int]) -> Batch:
-    """Samples whose moments and captions follow from their ids, in batches that end anywhere."""
+    """Return a batch of samples whose moments and captions depend only on their ids."""
     made: dict[str, list[torch.Tensor]] = {"moments": [], "context": []}
     facts = workload.own.facts
     for sample in ids:
@@ -52,7 +56,7 @@ def batch_of(workload: StableDiffusion, ids: Sequence[int]) -> Batch:
     return workload.prepare(HostBatch({**tensors, "sample_ids": torch.tensor(ids)}, len(ids), 0))
 
 
-# NVIDIA's results of v4.0 and v4.1: GPUs, pictures of a step on each, learning rate of a picture, steps of warm-up.
+# NVIDIA's results of v4.0 and v4.1: GPUs, micro-batch, learning rate per picture, steps of warm-up.
 PUBLISHED = {
     "8xH200": (8, 32, 1.8e-7, 1000),
     "8xH100": (8, 32, 1.8e-7, 1000),
@@ -80,7 +84,7 @@ def test_a_recipe_has_the_published_hyperparameters(scale):
     }
 
 
-def test_the_logged_rate_is_written_as_in_published_logs():
+def test_the_logged_learning_rate_equals_published_logs():
     assert hyperparameters(loaded("scale=8xH200")[0])["opt_base_learning_rate"] == 4.608e-05
     assert hyperparameters(loaded("scale=1xGPU")[0])["opt_base_learning_rate"] == 7.168e-05
 
@@ -92,22 +96,22 @@ def test_fewer_gpus_accumulate_to_the_batch_of_eight(gpus):
 
 
 @pytest.mark.parametrize("scale", [*PUBLISHED, "2xH200", "4xH200"])
-def test_the_sum_of_all_ranks_gradients_stays_in_the_range_of_fp16(scale):
+def test_gradients_are_divided_by_the_number_of_ranks_in_fp16(scale):
     run, _ = loaded(f"scale={scale}")
     assert run.precision == "fp16"
     assert run.optimizer.grad_predivide == run.training_ranks
-    assert math.log2(run.optimizer.grad_predivide).is_integer()  # loses no bit
+    assert math.log2(run.optimizer.grad_predivide).is_integer()  # exact in fp16
 
 
 @pytest.mark.parametrize("ruleset", ["3.1.0", "4.0.0", "4.1.0", "5.0.0"])
-def test_the_log_has_every_hyperparameter_of_its_round(ruleset):
+def test_the_log_has_every_required_hyperparameter(ruleset):
     run, session = loaded("scale=8xH200", f"ruleset={ruleset}")
     assert missing_hyperparameters("stable_diffusion", ruleset, hyperparameters(run)) == []
     assert admit(run, session).rules.log_name == "stable_diffusion"
 
 
 @pytest.mark.parametrize(("scale", "steps"), [("8xH200", 2000), ("64xH100", 500), ("512xH100", 250)])
-def test_a_checkpoint_follows_every_512000_pictures(scale, steps):
+def test_evaluation_points_are_every_512000_pictures(scale, steps):
     run, _ = loaded(f"scale={scale}")
     points = list(evaluation_schedule(run).points())
     assert points[:2] == [steps * run.global_batch, 2 * steps * run.global_batch]
@@ -119,7 +123,7 @@ def test_a_checkpoint_follows_every_512000_pictures(scale, steps):
     ("scale", "step", "share"),
     [
         ("8xH200", 0, 1 / 1001),
-        ("8xH200", 99, 100 / 1001),  # what the log of v3.1 shows
+        ("8xH200", 99, 100 / 1001),  # as in the log of v3.1
         ("8xH200", 1000, 1.0),
         ("8xH200", 9999, 1.0),
         ("1xGPU", 0, 1e-6),
@@ -128,29 +132,29 @@ def test_a_checkpoint_follows_every_512000_pictures(scale, steps):
         ("64xH100", 249, 250 / 501),
     ],
 )
-def test_the_learning_rate_rises_as_the_reference_or_nvidia_has_it(scale, step, share):
+def test_the_warm_up_follows_the_variant(scale, step, share):
     run, _ = loaded(f"scale={scale}")
     schedule = StableDiffusion.learning_rate(_OfRecipe(run))  # type: ignore[arg-type]
     rate = run.workload.hparams.base_learning_rate * run.global_batch
     assert float(schedule(torch.tensor(step))) == pytest.approx(rate * share, rel=1e-6)
 
 
-def test_every_parameter_decays():
+def test_all_parameters_have_weight_decay():
     workload = built()
     (group,) = workload.parameter_groups()
     assert set(group.parameters) == {name for name, _ in workload.model.named_parameters()}
     assert group.weight_decay == 0.01
 
 
-def test_the_loss_of_the_first_step_is_that_of_predicting_zero():
-    """With latents of unit variance the target has a variance of 1, whatever the time."""
+def test_the_initial_loss_is_that_of_predicting_zero():
+    """With latents of unit variance, the target has variance 1 at every time."""
     run, _ = loaded("scale=test", "micro_batch=512", "hparams.global_batch_size=512")
     workload = StableDiffusion(run, Layout(run.layout, seed=1))
     (example,) = workload.example_batches()
     assert float(workload.loss(example).total.detach()) == pytest.approx(1.0, abs=0.02)
 
 
-def test_noise_follows_the_sample_wherever_its_batch_ends():
+def test_noise_depends_on_sample_ids_only():
     workload = built("precision=fp64")
     with torch.no_grad():
         whole = workload.loss(batch_of(workload, [11, 5, 7, 2])).total
@@ -167,7 +171,7 @@ def stepped(workload: StableDiffusion, batches: Sequence[Sequence[int]]) -> Trai
     return step
 
 
-def test_a_step_over_one_batch_equals_one_that_accumulates():
+def test_one_large_batch_equals_two_accumulated_ones():
     ids = [3, 1, 4, 15]
     one = built("precision=fp64", "micro_batch=4")
     two = built("precision=fp64", "micro_batch=2")
@@ -188,7 +192,7 @@ def test_training_on_a_few_samples_lowers_their_loss():
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_the_loss_scale_is_that_of_nvidias_submissions():
+def test_the_loss_scale_equals_nvidias():
     workload = built("precision=fp16")
     workload.build_step()
     assert float(workload.loss_scale) == 65536.0
@@ -196,7 +200,7 @@ def test_the_loss_scale_is_that_of_nvidias_submissions():
     assert (model.loss_scale_interval, model.loss_scale_hysteresis) == (1000, 2)
 
 
-def test_a_batch_has_the_dtypes_of_the_captured_step_whatever_the_data_have():
+def test_prepared_batches_have_the_dtypes_of_examples():
     workload = built("precision=bf16")
     (example,) = workload.example_batches()
     host = {
@@ -213,20 +217,20 @@ def test_a_batch_has_the_dtypes_of_the_captured_step_whatever_the_data_have():
     }
 
 
-def test_an_iteration_can_be_captured():
+def test_a_step_can_be_captured():
     workload = built()
     step, (example,) = workload.build_step(), workload.example_batches()
     with Capturable():
         step([example, example])
 
 
-def test_the_flops_of_a_sample_are_those_of_the_rules_network():
+def test_a_sample_has_the_known_flops():
     run, _ = loaded("scale=8xH200")
     assert StableDiffusion.sample_flops(_OfRecipe(run)) == pytest.approx(2.413e12, rel=1e-3)  # type: ignore[arg-type]
 
 
 class _OfRecipe:
-    """What rates and FLOPs are computed from: a recipe's settings, without its network."""
+    """Settings of a recipe without its network, for methods that need no more."""
 
     def __init__(self, run: RunConfig) -> None:
         self.own = run.workload
@@ -238,7 +242,7 @@ class _OfRecipe:
         ("model.zero_std=0.02", "starts from zero"),
         ("text.layers=12", "the frozen networks are the published ones"),
         ("assets.clip_digest=null", "the frozen networks are the published files"),
-        ("assets_dir=null", "with the published networks"),
+        ("assets_dir=null", "by the published networks"),
         ("benchmark.facts.norm_groups=32", "the rules fix 16"),
         ("benchmark.facts.guidance=7.5", "the rules fix 8.0"),
         ("benchmark.targets.FID.value=120", "the rules fix 90"),
@@ -254,19 +258,22 @@ def test_the_closed_division_refuses(override, message):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("benchmark.facts.image_size=32", "benchmark.facts.image_size=32: not latents times the VAE's factor, 16"),
-        ("benchmark.facts.context_width=8", "benchmark.facts.context_width=8: not text.width, 16"),
-        ("vision.embedding=4", "vision.embedding=4: not text.embedding, 8"),
+        (
+            "benchmark.facts.image_size=32",
+            "image_size=32: must equal latents times the VAE's factor, 16",
+        ),
+        ("benchmark.facts.context_width=8", "benchmark.facts.context_width=8: must equal text.width, 16"),
+        ("vision.embedding=4", "vision.embedding=4: must equal text.embedding, 8"),
         ("benchmark.facts.sampling_steps=3", "sampling_steps=3: a divisor of times=1000"),
         ("hparams.variant=theirs", "hparams.variant=theirs"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(override, message):
+def test_inconsistent_settings_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         loaded("scale=test", override)
 
 
-def test_captions_as_tokens_are_encoded_by_the_text_tower_of_the_checkpoint(tmp_path):
+def test_tokens_are_encoded_by_the_checkpoints_text_tower(tmp_path):
     given = [f"assets_dir={tmp_path}", "reader.captions=tokens"]
     own = loaded("scale=test")[0].workload
     torch.manual_seed(0)
@@ -279,10 +286,10 @@ def test_captions_as_tokens_are_encoded_by_the_text_tower_of_the_checkpoint(tmp_
     batch = workload.prepare(HostBatch(host, 2, 0))
     assert torch.equal(batch.tensors["context"], tower.encode(tokens))
     assert set(batch.tensors) == set(example.tensors)
-    assert not any("tower" in name or "text" in name for name, _ in workload.named_state())  # of no checkpoint
+    assert not any("tower" in name or "text" in name for name, _ in workload.named_state())  # not saved
 
 
-def test_captions_as_tokens_are_read_with_the_merges_of_the_assets(tmp_path):
+def test_captions_are_tokenized_with_the_merges_in_assets(tmp_path):
     own = loaded("scale=test")[0].workload
     save_stable_diffusion(tmp_path / own.assets.checkpoint, AutoencoderKL(own.vae), TextTower(own.text))
     merges = "".join(f"{a} {b}\n" for a, b in itertools.product("bcdfhij", "klmoptv") if (a, b) != ("j", "v"))
@@ -298,6 +305,23 @@ def test_captions_as_tokens_are_read_with_the_merges_of_the_assets(tmp_path):
     assert shapes == [((2, 8, 4, 4), (2, 77, 16))] * 2
 
 
-def test_captions_as_tokens_need_the_text_tower():
+def test_tokens_require_assets():
     with pytest.raises(ConfigError, match=r"assets_dir=null: reader\.captions=tokens"):
         built("reader.captions=tokens", "assets_dir=null")
+
+
+TOLERANCE = 1e-10
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Tensor]:
+    return train(1, 0, "none")
+
+
+@pytest.mark.parametrize("world", SHARDS)
+def test_several_ranks_train_like_one_rank_that_accumulates(world, alone, tmp_path: Path):
+    mp.start_processes(run_rank, args=(world, str(tmp_path)), nprocs=world, start_method="forkserver")
+    for rank in range(world):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for name, tensor in alone.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")

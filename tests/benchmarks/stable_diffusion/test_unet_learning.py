@@ -1,13 +1,14 @@
-"""A small U-Net learns four latents of four captions, and a sampler finds them again."""
+"""A small U-Net learns the latents of four captions, and the sampler reproduces them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks.stable_diffusion.diffusion import abar, eps_of, noised, sampling_times, velocity_loss, x0_of
+from benchmarks.stable_diffusion.diffusion import eps_of, noised, sampling_times, velocity_loss, x0_of
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
+from tests.benchmarks.stable_diffusion.small_unet import ABAR
 
 ARCHITECTURE = UNetArchitecture(
     latent_channels=4,
@@ -28,7 +29,7 @@ BATCH, STEPS, LAST = 16, 300, 50
 
 
 @pytest.mark.demo
-def test_four_captions_give_their_four_latents():
+def test_sampling_reproduces_the_learned_latents():
     model, generator = UNet(ARCHITECTURE, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
     latents_4CHW = torch.randn((4, 4, 8, 8), generator=generator)
     captions_4TK = torch.randn((4, 4, 16), generator=generator)
@@ -38,7 +39,7 @@ def test_four_captions_give_their_four_latents():
         drawn_N = torch.randint(4, (BATCH,), generator=generator)
         moments = torch.cat([latents_4CHW[drawn_N], torch.full((BATCH, 4, 8, 8), -6.0)], 1)
         ids_N = torch.arange(step * BATCH, (step + 1) * BATCH)
-        x_t, v, t_N = noised(moments, torch.tensor(5), ids_N, abar(), 1.0, torch.float32)
+        x_t, v, t_N = noised(moments, torch.tensor(5), ids_N, ABAR, 1.0, torch.float32)
         loss = velocity_loss(model(x_t, t_N, captions_4TK[drawn_N]), v)
         optimizer.zero_grad()
         loss.backward()
@@ -51,8 +52,8 @@ def test_four_captions_give_their_four_latents():
     with torch.no_grad():
         keys_values = model.cross_keys_values(captions_4TK[wanted_N])
         x = torch.randn((32, 4, 8, 8), generator=generator)
-        for t, signal, before in zip(*sampling_times(abar(), 50), strict=True):
-            v = model(x, t.expand(32), keys_values=keys_values)
+        for t, signal, before in zip(*sampling_times(ABAR, 50), strict=True):
+            v = model.velocity(x, t.expand(32), keys_values)
             x = before.sqrt().float() * x0_of(x, v, signal.float()) + (1 - before).sqrt().float() * eps_of(
                 x, v, signal.float()
             )

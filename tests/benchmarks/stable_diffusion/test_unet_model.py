@@ -1,4 +1,4 @@
-"""The U-Net: parameters, outputs and gradients against its definition and against diffusers, and its start."""
+"""Test the U-Net's parameters, initial weights, outputs and gradients against its definition and diffusers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.published_names import from_published, to_published
-from benchmarks.stable_diffusion.unet_architecture import multiply_adds, training_flops
-from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
+from benchmarks.stable_diffusion.peer import build, step_of
+from benchmarks.stable_diffusion.residual import add_residual, add_shortcut, maps_of, rows_of
+from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture, multiply_adds, training_flops
+from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
-from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_unet
-from tests.benchmarks.stable_diffusion.unet_oracle import velocity
+from common.ops.bias_gradient import row_sums_reference
+from tests.benchmarks.stable_diffusion.public_names import diffusers_name, to_published
+from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_unet, velocity
 from tests.capturable import Capturable
 
 PARAMETERS = {
@@ -42,11 +45,11 @@ PARAMETERS = {
     **{f"output_blocks.{number}": 6_092_480 for number in (10, 11)},
     "out": 12_164,
 }
-"""Of every block, counted from the reference's network."""
+"""Parameters of every block of the reference's network."""
 
 
 def published_size() -> UNet:
-    """The rules' network without memory."""
+    """Return the network of the rules on the meta device."""
     return UNet(fixed_facts(Facts, "stable_diffusion"), device="meta", dtype=torch.float16)
 
 
@@ -55,7 +58,7 @@ def block_of(name: str) -> str:
     return f"{first}.{second}" if first.endswith("put_blocks") else first
 
 
-def test_every_block_has_as_many_parameters_as_the_references():
+def test_every_block_has_the_references_number_of_parameters():
     model, counts = published_size(), Counter[str]()
     for name, parameter in to_published(dict(model.named_parameters()), model.architecture).items():
         counts[block_of(name)] += parameter.numel()
@@ -63,7 +66,7 @@ def test_every_block_has_as_many_parameters_as_the_references():
     assert sum(parameter.numel() for parameter in model.parameters()) == 865_910_724
 
 
-def test_multiply_adds_are_those_of_the_layers_that_the_rules_name():
+def test_multiply_adds_have_known_values():
     found = multiply_adds(published_size().architecture)
     giga = [round(each / 1e9, 2) for each in (found.convolution, found.linear, found.self_attention)]
     assert giga == [209.18, 129.92, 61.25]
@@ -71,7 +74,7 @@ def test_multiply_adds_are_those_of_the_layers_that_the_rules_name():
     assert training_flops(published_size().architecture) == pytest.approx(2.413e12, rel=1e-3)
 
 
-def test_the_first_prediction_is_zero_and_no_gradient_is_missing():
+def test_the_initial_prediction_is_zero_and_all_parameters_get_gradients():
     model = small_unet(zero_std=0.0)
     prediction = model(*inputs())
     assert torch.equal(prediction, torch.zeros_like(prediction))
@@ -79,7 +82,7 @@ def test_the_first_prediction_is_zero_and_no_gradient_is_missing():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_outputs_and_all_gradients_are_those_of_the_definition():
+def test_outputs_and_gradients_equal_the_definition():
     model, (x, t, context) = small_unet(), inputs()
     x.requires_grad_(), context.requires_grad_()
     state = {
@@ -100,7 +103,7 @@ def test_outputs_and_all_gradients_are_those_of_the_definition():
         assert gradient.abs().max() > 0, name
 
 
-def test_everything_stays_in_channels_last_memory():
+def test_activations_and_weights_are_channels_last():
     model = small_unet(torch.float32)
     layouts = []
     for _, block in model.blocks:
@@ -113,32 +116,19 @@ def test_everything_stays_in_channels_last_memory():
     assert all(each.is_contiguous(memory_format=torch.channels_last) for each in convolutions)
 
 
-def test_keys_and_values_that_were_made_before_give_the_same_prediction():
+def test_precomputed_keys_and_values_give_the_same_prediction():
     model, (x, t, context) = small_unet(), inputs()
-    torch.testing.assert_close(model(x, t, keys_values=model.cross_keys_values(context)), model(x, t, context))
-    for wrong in ({}, {"context_NTK": context, "keys_values": model.cross_keys_values(context)}):
-        with pytest.raises(ValueError, match="either the encoded captions or their keys"):
-            model(x, t, **wrong)
+    torch.testing.assert_close(model.velocity(x, t, model.cross_keys_values(context)), model(x, t, context))
 
 
-def test_published_tensors_load_and_come_back():
-    model, other = small_unet(), small_unet(seed=1)
-    published = to_published(dict(model.named_parameters()), SMALL)
-    other.load_state_dict(from_published(published, SMALL))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    del published["middle_block.1.transformer_blocks.0.attn1.to_k.weight"]
-    with pytest.raises(CheckpointError, match=r"no tensor 'middle_block.1.transformer_blocks.0.attn1.to_k.weight'"):
-        from_published(published, SMALL)
-
-
-def test_initial_weights_are_uniform_up_to_the_root_of_the_fan_in():
+def test_initial_weights_are_uniform_within_the_fan_ins_bound():
     model = UNet(SMALL, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     fan_in = {"input_blocks.1.0.in_layers.2.weight": 72, "time_embed.2.bias": 32, "caption_projections.weight": 6}
     for name, inputs_of_it in fan_in.items():
         bound = 1 / math.sqrt(inputs_of_it)
         largest = float(model.get_parameter(name).detach().abs().max())
         assert 0.9 * bound < largest <= bound, name
-    first = model.time_projections.convolution_bias[:8]  # behind 8 channels, 3 x 3
+    first = model.time_projections.convolution_bias[:8]  # of 3 x 3 convolutions with 8 inputs
     assert 0 < float(first.detach().abs().max()) <= 1 / math.sqrt(72)
     zero = [name for name, parameter in model.named_parameters() if not parameter.any()]
     ends = (".out_layers.3", ".proj_out", "out.2")
@@ -147,13 +137,13 @@ def test_initial_weights_are_uniform_up_to_the_root_of_the_fan_in():
     }
 
 
-def test_nothing_is_drawn_from_the_global_generator():
+def test_the_global_generator_is_not_used():
     before = torch.random.get_rng_state()
     small_unet()
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_half_precision_stays_near_the_definition():
+def test_bf16_is_close_to_the_definition():
     model, (x, t, context) = small_unet(torch.bfloat16), inputs(dtype=torch.bfloat16)
     state = {n: p.detach().double() for n, p in to_published(dict(model.named_parameters()), SMALL).items()}
     wanted = velocity(x.double(), t, context.double(), state, SMALL)
@@ -177,12 +167,110 @@ def test_forward_and_backward_can_be_captured():
         ({"model_channels": 0}, "model_channels=0"),
     ],
 )
-def test_a_shape_without_sense_is_refused(change, message):
+def test_an_impossible_architecture_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         fixed_facts(Facts, "stable_diffusion", **change)
 
 
-def test_an_unknown_implementation_names_its_option():
+def test_an_unknown_implementation_is_an_error_with_the_option():
     for option in ("group_norm", "attention", "cross_attention", "geglu", "bias_gradient", "layer_norm", "upsampling"):
         with pytest.raises(UnsupportedImplementation, match=rf"^model\.implementations\.{option}=nosuch: "):
             UNet(SMALL, {option: "nosuch"}, device="meta")
+
+
+def test_add_residual_gives_values_and_gradients_of_the_sum():
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias, residual, d = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 3), (5, 3), (5,), (7, 5), (7, 5))
+    )
+    leaves = [value.requires_grad_() for value in (x, weight, bias, residual)]
+    found = add_residual(torch.nn.functional.linear(x, weight, bias.detach()), bias, residual, row_sums_reference)
+    wanted = x @ weight.t() + bias + residual
+    torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, d), torch.autograd.grad(wanted, leaves, d), rtol=1e-14, atol=1e-14
+    )
+
+
+def test_rows_and_maps_are_views():
+    x_NCHW = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    rows_RC = rows_of(x_NCHW)
+    assert rows_RC[4 * 5 + 2 * 5 + 3].tolist() == x_NCHW[1, :, 2, 3].tolist()
+    back = maps_of(rows_RC, x_NCHW)
+    assert torch.equal(back, x_NCHW)
+    assert back.data_ptr() == x_NCHW.data_ptr()
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    if len(shape) == 4:
+        made = made.contiguous(memory_format=torch.channels_last)
+    return made.requires_grad_()
+
+
+@pytest.mark.parametrize("channels", [(6,), (6, 2), (3, 3)])
+@pytest.mark.parametrize("size", [(1, 1), (3, 5)])
+def test_add_shortcut_equals_the_convolution_of_the_concatenation(channels, size):
+    y, bias, weight = drawn(2, 4, *size), drawn(4), drawn(4, sum(channels), 1, 1)
+    inputs = tuple(drawn(2, count, *size) for count in channels)
+    found = add_shortcut(y, bias, weight, inputs, row_sums_reference)
+    wanted = y + F.conv2d(torch.cat(inputs, 1), weight, bias)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    leaves = [y, bias, weight, *inputs]
+    d = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, d), torch.autograd.grad(wanted, leaves, d), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_rows_of_contiguous_tensors_are_refused():
+    with pytest.raises(RuntimeError, match="view"):
+        rows_of(torch.zeros(2, 4, 3, 5))
+
+
+@pytest.fixture(name="diffusers")
+def diffusers_or_skip() -> None:
+    pytest.importorskip("diffusers")
+
+
+def diffusers_network(model: UNet, shape: UNetArchitecture) -> torch.nn.Module:
+    """Return diffusers' network with all tensors of ``model``."""
+    network = build(shape).to(next(model.parameters()).dtype)
+    published = to_published({name: p.detach() for name, p in model.named_parameters()}, shape)
+    network.load_state_dict({diffusers_name(name, shape): tensor for name, tensor in published.items()})
+    return network
+
+
+@pytest.mark.usefixtures("diffusers")
+def test_outputs_and_gradients_equal_diffusers():
+    model, (x, t, context) = small_unet(), inputs()
+    network = diffusers_network(model, SMALL)
+    wanted = network(x, t, context, return_dict=False)[0]
+    found = model(x, t, context)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)  # their time embedding is fp32
+    wanted.square().sum().backward()
+    found.square().sum().backward()
+    theirs = {name: parameter.grad for name, parameter in network.named_parameters()}
+    ours = to_published({name: parameter.grad for name, parameter in model.named_parameters()}, SMALL)
+    assert len(ours) == len(theirs)
+    for name, gradient in ours.items():
+        other = theirs[diffusers_name(name, SMALL)]
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.usefixtures("diffusers")
+def test_the_peer_has_our_number_of_parameters():
+    facts = fixed_facts(Facts, "stable_diffusion")
+    with torch.device("meta"):
+        network = build(facts)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 865_910_724
+
+
+@pytest.mark.usefixtures("diffusers")
+def test_an_iteration_of_the_peer_changes_its_weights():
+    network = build(SMALL)
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    step = step_of(network, network, SMALL, 2, torch.device("cpu"))
+    assert step().isfinite()
+    assert not all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))

@@ -1,4 +1,4 @@
-"""Some iterations of the ``test`` recipe on gloo ranks, each of which takes its share of the samples."""
+"""Iterations of the ``test`` recipe on gloo ranks that share the samples."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from common.distributed.layout import Layout
 
 ITERATIONS = 3
 LANES = 4
-"""Micro-batches of one sample in an iteration, over all ranks."""
+"""Micro-batches of one sample per iteration, over all ranks."""
 SHARDS = {2: "none", 4: "all"}
-"""Who updates what, by the number of ranks."""
+"""Option ``optimizer.shard`` by the number of ranks."""
 
 
 def train(world: int, rank: int, shard: str) -> dict[str, Tensor]:
-    """The weights after some iterations in fp64, noise included."""
+    """Return the weights after some iterations in fp64."""
     given = ["benchmark=stable_diffusion", "scale=test", "device=cpu", f"scale.gpus_per_node={world}", "micro_batch=1"]
     given += ["precision=fp64", f"optimizer.shard={shard}", "optimizer.bucket_mb=0.01", "model.zero_std=0.1"]
     given += ["hparams.warmup_steps=0", f"hparams.global_batch_size={LANES}"]
@@ -37,7 +37,7 @@ def train(world: int, rank: int, shard: str) -> dict[str, Tensor]:
 
 
 def sample(workload: StableDiffusion, number: int) -> Batch:
-    """A micro-batch of one sample that follows from its number."""
+    """Return a micro-batch of one sample that depends only on its number."""
     facts, generator = workload.own.facts, torch.Generator().manual_seed(number)
     size = facts.latent_size
     made = {
@@ -49,7 +49,7 @@ def sample(workload: StableDiffusion, number: int) -> Batch:
 
 
 def run_rank(rank: int, world: int, folder: str) -> None:
-    """Write the weights that this rank ends with."""
+    """Write the final weights of this rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     torch.save(train(world, rank, SHARDS[world]), Path(folder) / f"{rank}.pt")

@@ -1,6 +1,6 @@
-"""Sliding-window evaluation written down voxel by voxel from the rules, in float64, and a network to evaluate.
+"""Sliding-window evaluation according to the rules, in float64, and a network and small volumes to evaluate.
 
-Windows of 16 voxels that lie 8 apart stand for the benchmark's 128 and 64. Axes: D H W voxels, K classes.
+Windows have 16 voxels and a stride of 8, instead of the benchmark's 128 and 64. Axes: D H W voxels, K classes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
+from benchmarks.unet3d.sliding_window import SlidingWindow
+from benchmarks.unet3d.volumes import VolumeEntry
+from common.contract.evaluation import Weights
+from common.distributed.layout import Layout
+
 SIZE, STRIDE, PADDING_VALUE = 16, 8, -2.2
 SHAPES = [(16, 18, 19), (20, 21, 24), (23, 16, 27), (32, 17, 20), (28, 31, 16)]
 """Remainders on both sides of half the stride, even and odd, on every axis."""
 
 
 class Pattern(nn.Module):
-    """Logits of a voxel from its intensity, its place in the window, and the window's mean; wrong in training mode.
+    """Compute logits from intensity, position in the window, and the window's mean; they are wrong in training mode.
 
     Args:
         factor: a weight.
@@ -38,17 +44,17 @@ class Pattern(nn.Module):
         depth, height, width = image_NCDHW.shape[2:]
         d = torch.arange(self.first, self.first + depth).view(-1, 1, 1)
         h, w = torch.arange(height).view(-1, 1), torch.arange(width)
-        place = (0.37 * d + 0.73 * h + 1.3 * w).to(image_NCDHW.dtype)
+        position = (0.37 * d + 0.73 * h + 1.3 * w).to(image_NCDHW.dtype)
         whole = image_NCDHW.mean((2, 3, 4), keepdim=True) if self.mean else 0.0
-        background = torch.sin(place) + 3 * whole
-        kidney = self.factor * image_NCDHW + torch.cos(2.1 * place)
-        tumour = -image_NCDHW * torch.sin(0.5 * place) + 0.3 - 5 * whole
+        background = torch.sin(position) + 3 * whole
+        kidney = self.factor * image_NCDHW + torch.cos(2.1 * position)
+        tumour = -image_NCDHW * torch.sin(0.5 * position) + 0.3 - 5 * whole
         logits = torch.cat([background.expand_as(kidney), kidney, tumour], 1)
         return logits - 1000 * logits.detach() if self.training else logits
 
 
 def volume(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Noise, and labels of all classes that lie where the intensities differ."""
+    """Return noise, and random labels of all classes."""
     generator = np.random.default_rng(seed)
     image = generator.standard_normal(shape).astype(np.float32)
     label = generator.choice(3, shape, p=(0.5, 0.3, 0.2)).astype(np.uint8)
@@ -56,14 +62,14 @@ def volume(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray, np.ndarr
 
 
 def importance() -> np.ndarray:
-    """Cube root of the outer product of three Gaussian windows, over its maximum."""
+    """Return the cube root of the outer product of three Gaussian windows, over its maximum."""
     gaussian = np.array([np.exp(-0.5 * ((i - 7.5) / 2.0) ** 2) for i in range(SIZE)])
     cube = np.cbrt(gaussian[:, None, None] * gaussian[None, :, None] * gaussian[None, None, :])
     return cube / cube.max()
 
 
 def crop_and_pad(size: int) -> tuple[int, int, int, int]:
-    """Voxels cropped at the start and end of an axis, then added at the start and end."""
+    """Return the voxels cropped at the start and end of an axis, then added at the start and end."""
     cropped = size % STRIDE if size % STRIDE < STRIDE / 2 else 0
     rest = size - cropped
     added = (STRIDE - rest % STRIDE) % STRIDE
@@ -73,7 +79,7 @@ def crop_and_pad(size: int) -> tuple[int, int, int, int]:
 
 
 def average_logits(image: np.ndarray, network: nn.Module) -> tuple[np.ndarray, list[slice]]:
-    """Normalised logits (K, D, H, W) of the cropped volume, and the crop."""
+    """Return normalised logits (K, D, H, W) of the cropped volume, and the crop."""
     ends = [crop_and_pad(size) for size in image.shape]
     crop = [slice(low, size - high) for size, (low, high, _, _) in zip(image.shape, ends, strict=True)]
     widths = [(low, high) for _, _, low, high in ends]
@@ -93,10 +99,40 @@ def average_logits(image: np.ndarray, network: nn.Module) -> tuple[np.ndarray, l
 
 
 def counts(image: np.ndarray, label: np.ndarray, network: nn.Module) -> list[list[int]]:
-    """Of every class: voxels that are predicted and labelled as it, predicted, labelled."""
+    """Return for each class the numbers of voxels that are both, predicted, and labelled."""
     logits, crop = average_logits(image, network)
     predicted, scored = logits.argmax(0), label[tuple(crop)]
     return [
         [int(((predicted == k) & (scored == k)).sum()), int((predicted == k).sum()), int((scored == k).sum())]
         for k in range(3)
     ]
+
+
+EVAL_CASES = [VolumeEntry(f"case_{number:05d}", shape, "eval") for number, shape in enumerate(SHAPES)]
+SMALL = SlidingWindow((16, 16, 16), 0.5, PADDING_VALUE)
+
+
+def read(case):
+    return volume(case.shape, seed=int(case.name[-5:]))
+
+
+def expected_counts(**options):
+    network = Pattern(**options).eval()
+    return {case.name: counts(*read(case), network) for case in EVAL_CASES}
+
+
+def evaluation_of(model, layout=None, batch=3, share=None, window=SMALL, cases=EVAL_CASES, dtype=torch.float32):
+    settings = EvaluationSettings(window, batch, share, dice_smooth=1e-6)
+    evaluation = MeanDice(model, settings, layout or Layout(), dtype, capture=True)
+    evaluation.warm_up()
+    evaluation.cache(cases, read)
+    return evaluation
+
+
+def weights_of(model):
+    return Weights(dict(model.named_parameters()))
+
+
+def counts_of(evaluation, model):
+    cases = evaluation.predict(weights_of(model)).values["cases"]
+    return {name: case["counts"] for name, case in cases.items()}

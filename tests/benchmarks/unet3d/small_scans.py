@@ -18,20 +18,20 @@ PATCH = (24, 20, 20)
 
 
 def write_nifti(path: Path, array: np.ndarray, spacing: tuple[float, ...]) -> None:
-    """A file whose header has ``spacing`` in ``pixdim[1:4]``."""
+    """Write a file with ``spacing`` in ``pixdim[1:4]`` of its header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(array, np.diag([*spacing[:3], 1.0])), path)
 
 
 def write_case(folder: Path, shape: tuple[int, ...], spacing: tuple[float, ...], seed: int = 0) -> None:
-    """Random intensities, 16 bits, and random labels."""
+    """Write random 16-bit intensities and random labels."""
     random = np.random.default_rng(seed)
     write_nifti(folder / "imaging.nii.gz", random.integers(-300, 500, shape).astype(np.int16), spacing)
     write_nifti(folder / "segmentation.nii.gz", random.integers(0, 3, shape).astype(np.uint8), spacing)
 
 
 def write_raw(raw_dir: Path) -> Path:
-    """All of ``CASES``, marked as a stand-in for crops of ``PATCH``."""
+    """Write all ``CASES``, marked as synthetic data for crops of ``PATCH``."""
     for seed, (name, (shape, spacing)) in enumerate(CASES.items()):
         write_case(raw_dir / name, shape, spacing, seed)
     mark(raw_dir, PATCH)

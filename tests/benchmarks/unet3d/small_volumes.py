@@ -1,4 +1,4 @@
-"""Prepared folders of small made-up volumes for tests of the reader."""
+"""Prepared folders of small synthetic volumes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SIZE = (8, 12, 10)
 SHAPES = [(8, 12, 10), (13, 12, 17), (9, 20, 10), (16, 24, 20), (11, 13, 23), (8, 15, 11)]
 EVALUATION = (24, 24, 24)
 PERIOD = 251
-"""The label of voxel i is i % PERIOD: a prime, so that label and image can be told to belong together."""
+"""The label of voxel i is i % PERIOD, a prime, so each position has a different pair of image and label values."""
 
 
 def facts(size: tuple[int, int, int] = SIZE, **changes: object) -> Facts:
-    """The rules' facts, with crops of any ``size``: the reader does not share the network's demands."""
+    """Return the rules' facts, with crops of ``size``, which need not fit the network."""
     return replace(fixed_facts(Facts, "unet3d"), input_shape=size, **changes)
 
 
@@ -35,7 +35,7 @@ def settings(
     augment: str = "reference",
     **changes: object,
 ) -> VolumeDataSettings:
-    """Settings of the reader; ``changes`` are of facts or of the section ``reader``."""
+    """Return settings of the reader; ``changes`` are of facts or of the section ``reader``."""
     reader, implementations = VolumeReaderSettings(0, "auto", 2), {"augment": augment}
     of_reader = {name: value for name, value in changes.items() if name in vars(reader)}
     others = {name: value for name, value in changes.items() if name not in of_reader}
@@ -43,13 +43,13 @@ def settings(
 
 
 def numbered(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, np.ndarray]:
-    """An image whose voxel i has the value 10000 * number + i, and labels i % PERIOD."""
+    """Return an image whose voxel i has the value 10000 * number + i, and labels i % PERIOD."""
     index = np.arange(np.prod(shape)).reshape(shape)
     return (10_000 * number + index).astype(np.float32), (index % PERIOD).astype(np.uint8)
 
 
 def with_objects(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Intensities at random, a box of class 1 and in it one of class 2."""
+    """Return random intensities, and labels: a box of class 1, which contains one of class 2."""
     label = np.zeros(shape, np.uint8)
     label[2:6, 3:9, 1:7] = 1
     label[3:5, 4:6, 2:5] = 2
@@ -59,7 +59,7 @@ def with_objects(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, 
 def write_volumes(
     root: Path, train: Sequence[tuple[np.ndarray, np.ndarray]], evaluation: tuple[int, int, int] = EVALUATION
 ) -> Path:
-    """A prepared folder of these training volumes, and one more of the shape ``evaluation`` to evaluate on."""
+    """Write a prepared folder of these training volumes, and one evaluation volume of the shape ``evaluation``."""
     root.mkdir()
     cases, files = {}, {}
     for number, (image, label) in enumerate([*train, numbered(evaluation, 0)]):

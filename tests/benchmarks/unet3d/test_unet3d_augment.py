@@ -1,4 +1,4 @@
-"""Crops by the reference: against numpy's slices, and what is drawn against its distribution."""
+"""Test the reference's crops against numpy's slices, and random values against their distributions."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ALL_FLIPS = list(product((False, True), repeat=3))
 
 
 def flat_volumes() -> tuple[list[np.ndarray], list[int], torch.Tensor, torch.Tensor]:
-    """Volumes of SHAPES, where each begins, and the flat buffers of all."""
+    """Return volumes of SHAPES, their offsets, and flat buffers of all images and labels."""
     pairs = [numbered(shape, number) for number, shape in enumerate(SHAPES)]
     offsets = [0, *np.cumsum([image.size for image, _ in pairs])[:-1].tolist()]
     images, labels = (np.concatenate([pair[part].ravel() for pair in pairs]) for part in (0, 1))
     return [image for image, _ in pairs], offsets, torch.from_numpy(images), torch.from_numpy(labels)
 
 
-def calm(flips: tuple[bool, ...] = (False, False, False), scale: float = 1.0, deviation: float = 0.0) -> Draws:
+def draws_of(flips: tuple[bool, ...] = (False, False, False), scale: float = 1.0, deviation: float = 0.0) -> Draws:
     return Draws(flips, scale, deviation, 7)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_mirrored_crop_of_two_voxels_a_side(axis):
+def test_a_mirrored_crop_of_2x2x2_voxels(axis):
     image = torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]])
     mirrored = {
         0: [[[5, 6], [7, 8]], [[1, 2], [3, 4]]],
@@ -41,17 +41,17 @@ def test_a_mirrored_crop_of_two_voxels_a_side(axis):
         2: [[[2, 1], [4, 3]], [[6, 5], [8, 7]]],
     }[axis]
     slab = Slab((2, 2, 2), 0, 2)
-    given = parameters([VolumeCrop(0, (2, 2, 2), (0, 0, 0), calm(tuple(i == axis for i in range(3))))], slab)
+    given = parameters([VolumeCrop(0, (2, 2, 2), (0, 0, 0), draws_of(tuple(i == axis for i in range(3))))], slab)
     crop, label = augment_reference(image.ravel(), image.ravel().byte(), **given, slab=slab, dtype=torch.float32)
     assert crop[0, 0].tolist() == mirrored
     assert label[0].tolist() == mirrored
 
 
 @pytest.mark.parametrize("flips", ALL_FLIPS)
-def test_crops_and_labels_are_numpys_slices(flips):
+def test_crops_and_labels_equal_numpys_slices(flips):
     volumes, offsets, images, labels = flat_volumes()
     origins = [(1, 2, 3), (0, 0, 0), (12, 3, 1)]
-    crops = [VolumeCrop(*place, calm(flips)) for place in zip(offsets, SHAPES, origins, strict=True)]
+    crops = [VolumeCrop(*position, draws_of(flips)) for position in zip(offsets, SHAPES, origins, strict=True)]
     image, label = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert image.shape == (3, 1, *SIZE)
     assert label.dtype == torch.uint8
@@ -64,7 +64,7 @@ def test_crops_and_labels_are_numpys_slices(flips):
 
 def test_images_are_channels_last():
     _, _, images, labels = flat_volumes()
-    given = parameters([VolumeCrop(0, SHAPES[0], (0, 0, 0), calm())], WHOLE)
+    given = parameters([VolumeCrop(0, SHAPES[0], (0, 0, 0), draws_of())], WHOLE)
     image, _ = augment_reference(images, labels, **given, slab=WHOLE, dtype=torch.bfloat16)
     empty = torch.empty(1, 1, *SIZE, memory_format=torch.channels_last_3d)
     assert image.stride() == empty.stride()
@@ -73,44 +73,44 @@ def test_images_are_channels_last():
 
 @pytest.mark.parametrize("flips", ALL_FLIPS)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_slabs_are_slices_of_the_whole_noise_included(flips, ranks):
+def test_slabs_equal_slices_of_the_whole_with_noise(flips, ranks):
     _, offsets, images, labels = flat_volumes()
-    crops = [VolumeCrop(offsets[2], SHAPES[2], (5, 1, 0), calm(flips, 0.8, 0.1))]
+    crops = [VolumeCrop(offsets[2], SHAPES[2], (5, 1, 0), draws_of(flips, 0.8, 0.1))]
     image, label = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     slabs = [Slab(SIZE, rank * 8 // ranks, 8 // ranks) for rank in range(ranks)]
     parts = [augment_reference(images, labels, **parameters(crops, s), slab=s, dtype=torch.float32) for s in slabs]
-    # A CPU may round logarithm and cosine of an element by its place in the tensor: two units in the last place.
+    # On a CPU, the rounding of logarithm and cosine may depend on the position in the tensor, by 2 ulp.
     torch.testing.assert_close(torch.cat([part for part, _ in parts], 2), image, rtol=2.0**-22, atol=1e-6)
     assert torch.equal(torch.cat([part for _, part in parts], 1), label)
 
 
 def test_brightness_multiplies_each_sample_by_its_own_factor():
     _, _, images, labels = flat_volumes()
-    crops = [VolumeCrop(0, SHAPES[0], (0, 0, 0), calm(scale=scale)) for scale in (1.0, 0.5, 2.0)]
+    crops = [VolumeCrop(0, SHAPES[0], (0, 0, 0), draws_of(scale=scale)) for scale in (1.0, 0.5, 2.0)]
     image, _ = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert torch.equal(image[1], image[0] * 0.5)
     assert torch.equal(image[2], image[0] * 2)
 
 
-def test_noise_is_added_with_its_deviation_to_the_samples_that_have_some():
+def test_noise_has_its_deviation():
     flat, labels = torch.full((8 * 12 * 10,), 3.0), torch.zeros(8 * 12 * 10, dtype=torch.uint8)
     crops = [VolumeCrop(0, SIZE, (0, 0, 0), Draws((False,) * 3, 1.0, deviation, 5)) for deviation in (0.0, 0.05, 0.1)]
     image, _ = augment_reference(flat, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert torch.equal(image[0], torch.full_like(image[0], 3.0))
     assert abs(image[1].std().item() / 0.05 - 1) < 5 / math.sqrt(2 * 960)
-    assert torch.allclose((image[2] - 3) / 2, image[1] - 3, atol=1e-6)  # one seed, one noise
+    assert torch.allclose((image[2] - 3) / 2, image[1] - 3, atol=1e-6)  # the same noise
 
 
-def test_a_volume_beyond_two_billion_voxels_has_its_address():
+def test_addresses_exceed_32_bits():
     offset, shape = 5_000_000_000, (400, 500, 600)
-    crop = VolumeCrop(offset, shape, (10, 20, 30), calm((True, False, True)))
+    crop = VolumeCrop(offset, shape, (10, 20, 30), draws_of((True, False, True)))
     start, *steps = parameters([crop], WHOLE)["addresses"][0].tolist()[:4]
     assert start == offset + (10 + 7) * 500 * 600 + 20 * 600 + 30 + 9
     assert steps == [-500 * 600, 600, -1]
 
 
 def normal_quantiles(values: torch.Tensor) -> torch.Tensor:
-    """The standard normal distribution function at sorted ``values``."""
+    """Return the standard normal distribution function at sorted ``values``."""
     return 0.5 * (1 + torch.erf(values.double().sort().values / math.sqrt(2)))
 
 
@@ -130,7 +130,7 @@ def test_noise_of_neighbours_is_independent(distance):
     assert abs((noise[distance:].square() * noise[:-distance].square()).mean().item() - 1) < 4 * 3 / math.sqrt(count)
 
 
-def test_noise_of_another_seed_is_other_noise():
+def test_noise_of_different_seeds_is_independent():
     index = torch.arange(100_000)
     one, other = noise_of(index, torch.tensor([[3], [4]]))
     assert abs((one.double() * other.double()).mean().item()) < 4 / math.sqrt(100_000)
@@ -145,7 +145,7 @@ def share(values: list[bool]) -> float:
     return sum(values) / len(values)
 
 
-def test_probabilities_are_the_rules():
+def test_probabilities_equal_the_rules():
     draws = drawn("reference")
     bound = 5 / (2 * math.sqrt(len(draws)))
     for axis in range(3):
@@ -172,5 +172,5 @@ def test_range_of_the_references_noise():
     assert abs(np.mean(deviations) - 0.05) < 5 * 0.1 / math.sqrt(12 * len(deviations))
 
 
-def test_nvidias_noise_has_one_deviation():
+def test_nvidias_noise_has_a_fixed_deviation():
     assert {each.deviation for each in drawn("nvidia")} == {0.0, 0.1}

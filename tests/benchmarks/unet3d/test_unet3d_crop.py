@@ -1,4 +1,4 @@
-"""Boxes of objects against a flood fill, and places of crops against the reference's rule, draw by draw."""
+"""Test boxes of objects against a flood fill, and the positions of crops against the reference's rule."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.unet3d.components import largest_boxes
-from benchmarks.unet3d.crop import crop_origin, on_object
+from benchmarks.unet3d.crop import crop_origin, largest_boxes, on_object
 
 DRAWS = 6000
 
 
 def flooded(label: np.ndarray, number: int) -> list[tuple[tuple[int, int], ...]]:
-    """Boxes (start, stop on each axis) of the components of a class: a flood fill, voxel by voxel."""
+    """Return the boxes (start, stop on each axis) of the components of a class, by a flood fill."""
     left = {tuple(int(i) for i in voxel) for voxel in np.argwhere(label == number)}
     boxes = []
     for first in sorted(left):
@@ -40,7 +39,7 @@ def volume(box: tuple[tuple[int, int], ...]) -> int:
 
 
 @pytest.mark.parametrize("density", [0.01, 0.05, 0.3])
-def test_the_two_largest_boxes_of_each_class_are_those_of_a_flood_fill(density):
+def test_the_two_largest_boxes_of_each_class_equal_a_flood_fill(density):
     generator = np.random.default_rng(int(density * 100))
     label = generator.choice([0, 1, 2], size=(14, 11, 17), p=[1 - density, density / 2, density / 2]).astype(np.uint8)
     found = largest_boxes(label)
@@ -59,7 +58,7 @@ def test_voxels_that_share_only_an_edge_are_two_objects():
     assert [tuple(side.start for side in box) for box in largest_boxes(label)[2]] == [(1, 1, 1), (1, 2, 2)]
 
 
-def test_an_object_at_the_end_of_a_volume_and_a_class_left_out():
+def test_an_object_at_the_end_of_a_volume_and_an_absent_class():
     label = np.zeros((5, 6, 7), np.uint8)
     label[3:, 4:, 5:] = 2
     assert largest_boxes(label) == {2: ((slice(3, 5), slice(4, 6), slice(5, 7)),)}
@@ -70,8 +69,10 @@ def test_a_volume_of_background_has_no_boxes():
 
 
 def reference_start(start: int, stop: int, whole: int, patch: int, drawn: int) -> int:
-    """Where the reference puts a crop on one axis when its integer sampler gives ``drawn``: both ends are moved, then
-    clamped, and what is missing is added at one of them."""
+    """Return the reference's first voxel of a crop on one axis, for the random integer ``drawn``.
+
+    Both ends are moved, then clamped; missing voxels are added at one end.
+    """
     missing = patch - (stop - start)
     smaller = missing >= 0
     rest = abs(missing) - drawn
@@ -91,7 +92,7 @@ def reference_start(start: int, stop: int, whole: int, patch: int, drawn: int) -
 
 
 def reference_starts(start: int, stop: int, whole: int, patch: int) -> Counter[int]:
-    """How often the reference begins a crop where, over all integers that it may draw."""
+    """Count the first voxels of the reference's crops over all possible random integers."""
     return Counter(reference_start(start, stop, whole, patch, n) for n in range(abs(patch - (stop - start))) or [0])
 
 
@@ -107,24 +108,24 @@ CASES = {
     "larger than the crop": (7, 40, 50, 16),
     "the whole volume": (0, 50, 50, 16),
     "a volume as large as the crop": (4, 9, 16, 16),
-    "one voxel of room": (10, 25, 50, 16),
+    "one voxel smaller": (10, 25, 50, 16),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_crops_on_an_object_are_distributed_as_the_references(case):
+def test_crops_on_an_object_have_the_distribution_of_the_reference(case):
     start, stop, whole, patch = CASES[case]
     expected = reference_starts(start, stop, whole, patch)
     generator = np.random.default_rng(1)
     box = (slice(start, stop), slice(0, 3), slice(2, 5))
     found = Counter(on_object(generator, box, (whole, 9, 9), (patch, 9, 9))[0] for _ in range(DRAWS))
     assert set(found) == set(expected)
-    for place, count in expected.items():
+    for origin, count in expected.items():
         share = count / sum(expected.values())
-        assert abs(found[place] / DRAWS - share) < 5 * (share * (1 - share) / DRAWS) ** 0.5 + 1e-9
+        assert abs(found[origin] / DRAWS - share) < 5 * (share * (1 - share) / DRAWS) ** 0.5 + 1e-9
 
 
-def test_each_axis_has_its_own_rule():
+def test_axes_are_independent():
     generator = np.random.default_rng(2)
     sides = [CASES["larger than the crop"], CASES["near the low border"], CASES["at the high border"]]
     box = tuple(slice(start, stop) for start, stop, _, _ in sides)
@@ -137,7 +138,7 @@ def nothing() -> dict:
     raise AssertionError("no crop is to be placed on an object")
 
 
-def test_random_crops_never_begin_at_the_last_place_but_where_there_is_no_other():
+def test_random_crops_never_start_at_the_last_position_unless_it_is_the_only_one():
     generator = np.random.default_rng(3)
     found = {crop_origin(generator, (13, 10, 11), (10, 10, 10), 0.0, nothing) for _ in range(DRAWS)}
     assert found == {(d, 0, 0) for d in range(3)}
@@ -159,11 +160,11 @@ def test_classes_and_then_their_components_are_equally_likely():
     generator = np.random.default_rng(5)
     found = Counter(crop_origin(generator, (20, 20, 20), (4, 4, 4), 1.0, lambda: boxes) for _ in range(DRAWS))
     assert set(found) == {(1, 1, 1), (9, 9, 9), (5, 5, 5)}
-    for place, share in {(1, 1, 1): 0.25, (9, 9, 9): 0.25, (5, 5, 5): 0.5}.items():
-        assert abs(found[place] / DRAWS - share) < 5 * (share * (1 - share) / DRAWS) ** 0.5
+    for origin, share in {(1, 1, 1): 0.25, (9, 9, 9): 0.25, (5, 5, 5): 0.5}.items():
+        assert abs(found[origin] / DRAWS - share) < 5 * (share * (1 - share) / DRAWS) ** 0.5
 
 
-def test_the_share_of_crops_on_objects_is_the_oversampling():
+def test_the_fraction_of_crops_on_objects_is_the_oversampling():
     asked = []
     generator = np.random.default_rng(6)
     for _ in range(DRAWS):

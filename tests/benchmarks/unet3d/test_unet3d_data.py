@@ -1,4 +1,4 @@
-"""From volumes to micro-batches: order, shares, ranks, resuming, caches, and damaged files."""
+"""Test the order of volumes, shares, ranks, resuming, caches and damaged files."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CALM = {"brightness_probability": 0.0, "noise_probability": 0.0}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """Six volumes with objects."""
+    """Return a folder of six volumes with objects."""
     volumes = [with_objects(shape, number) for number, shape in enumerate(SHAPES)]
     return write_volumes(tmp_path_factory.mktemp("unet3d") / "data", volumes)
 
 
 @pytest.fixture
 def counted(tmp_path) -> Path:
-    """Six volumes in which every voxel tells its place."""
+    """Return a folder of six volumes with a different value in every voxel."""
     return write_volumes(tmp_path / "counted", [numbered(shape, number) for number, shape in enumerate(SHAPES)])
 
 
@@ -57,7 +57,7 @@ def opened(
 
 
 def crops_of(source: VolumeSource, block: Block, start: int = 0) -> list[dict[str, Tensor]]:
-    """All micro-batches of a block; the source is closed."""
+    """Return all micro-batches of a block, and close the source."""
     try:
         return [source.prepare(batch) for batch in source.batches(block, start)]
     finally:
@@ -73,7 +73,7 @@ def equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
 
 
 def assert_equal_but_for_rounding(some: dict[str, Tensor], others: dict[str, Tensor]) -> None:
-    """Of crops in batches of other shapes: a CPU may round what noise is made of by its place in the tensor."""
+    """Allow for rounding: the noise on a CPU may depend on the shape of the batch."""
     torch.testing.assert_close(some["image"], others["image"], rtol=2.0**-22, atol=1e-6)
     assert torch.equal(some["label"], others["label"])
 
@@ -87,13 +87,13 @@ def volumes_of_epoch(order: VolumeOrder, epoch: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shares", [1, 2, 7, 56])
-def test_an_epoch_has_every_volume_once_where_the_batch_divides_them(shares):
+def test_an_epoch_has_every_volume_once_if_the_batch_divides_their_number(shares):
     order = VolumeOrder(168, 56, shares, seed=1)
     for epoch in (0, 1, 999):
         assert sorted(volumes_of_epoch(order, epoch)) == list(range(168))
 
 
-def test_the_last_batch_is_filled_up_from_the_start_of_the_epochs_permutation():
+def test_the_last_batch_is_padded_from_the_start_of_the_permutation():
     order = VolumeOrder(168, 80, seed=2)
     for epoch in (0, 5):
         volumes = volumes_of_epoch(order, epoch)
@@ -102,13 +102,13 @@ def test_the_last_batch_is_filled_up_from_the_start_of_the_epochs_permutation():
         assert volumes[168:] == volumes[:72]
 
 
-def test_every_share_fills_up_its_own_part():
+def test_every_share_pads_its_own_part():
     order = VolumeOrder(12, 8, shares=4, seed=2)  # three volumes and two slots of a step for each share
     volumes = np.array(volumes_of_epoch(order, 3)).reshape(2, 4, 2)
     for share in range(4):
-        places = volumes[:, share].ravel().tolist()
-        assert sorted(places[:3]) == order.volumes_of_share(share).tolist()
-        assert places[3] == places[0]
+        positions = volumes[:, share].ravel().tolist()
+        assert sorted(positions[:3]) == order.volumes_of_share(share).tolist()
+        assert positions[3] == positions[0]
 
 
 def test_a_batch_larger_than_the_set_repeats_the_permutation():
@@ -118,19 +118,19 @@ def test_a_batch_larger_than_the_set_repeats_the_permutation():
     assert sorted(volumes[:3]) == [0, 1, 2]
 
 
-def test_every_epoch_and_every_seed_has_an_order_of_its_own():
+def test_epochs_and_seeds_have_different_orders():
     orders = [volumes_of_epoch(VolumeOrder(168, 56, 8, seed), epoch) for seed in (0, 1) for epoch in (0, 1, 2)]
     assert len({tuple(order) for order in orders}) == 6
 
 
-def test_shares_are_equal_and_disjoint_and_dealt_by_the_seed():
+def test_shares_are_equal_disjoint_and_depend_on_the_seed():
     dealt = [[VolumeOrder(168, 56, 8, seed).volumes_of_share(share).tolist() for share in range(8)] for seed in (0, 1)]
     assert {len(share) for share in dealt[0]} == {21}
     assert sorted(volume for share in dealt[0] for volume in share) == list(range(168))
     assert dealt[0] != dealt[1]
 
 
-def test_volumes_of_a_replica_are_those_that_it_meets():
+def test_the_volumes_of_a_replica_are_those_of_its_samples():
     for shares, replicas in ((8, 4), (2, 4), (4, 4), (1, 4), (12, 3)):
         order = VolumeOrder(24, 24, shares, seed=5)
         for replica in range(replicas):
@@ -139,13 +139,13 @@ def test_volumes_of_a_replica_are_those_that_it_meets():
             assert mine.volumes == sorted(met)
 
 
-def test_shares_are_chosen_where_the_replicas_divide_the_volumes():
+def test_there_is_a_share_per_replica_if_they_divide_the_volumes():
     assert shares_for(0, 168, 56) == 56
     assert shares_for(0, 168, 64) == 1
     assert shares_for(4, 168, 64) == 4
 
 
-def test_volumes_are_read_in_the_order_of_their_use():
+def test_volumes_are_read_in_the_order_of_their_first_use():
     order = ReplicaOrder(VolumeOrder(24, 6, 2, seed=4), MicroBatches(3, 1, 2, 1))
     met = [order.order.volume(*sample) for number in range(5, 13) for sample in order.samples(number)]
     assert order.first_use(5) == list(dict.fromkeys(met))
@@ -153,12 +153,12 @@ def test_volumes_are_read_in_the_order_of_their_use():
 
 
 @pytest.mark.parametrize(("volumes", "batch", "shares"), [(168, 56, 5), (168, 80, 7), (10, 6, 4)])
-def test_shares_that_do_not_divide_are_refused(volumes, batch, shares):
+def test_shares_must_divide_volumes_and_batch(volumes, batch, shares):
     with pytest.raises(ConfigError, match=f"shares={shares} does not divide"):
         VolumeOrder(volumes, batch, shares)
 
 
-def test_the_order_for_checkpoints_names_what_decides():
+def test_the_order_for_checkpoints_has_shares_and_augmentation():
     reader = settings().reader
     assert order_of_data(reader, "reference", 168, 8) == "8 shares, augmentation reference"
 
@@ -166,7 +166,7 @@ def test_the_order_for_checkpoints_names_what_decides():
 # Crops
 
 
-def test_crops_come_from_the_volume_that_the_order_says_and_labels_lie_on_their_voxels(counted):
+def test_crops_are_of_the_volumes_in_the_order_and_labels_match_images(counted):
     order = VolumeOrder(len(SHAPES), 3, seed=3)
     source = opened(counted, settings(oversampling=0.0, **CALM), 3)
     for number, batch in enumerate(crops_of(source, epochs(6, 6))):
@@ -176,15 +176,15 @@ def test_crops_come_from_the_volume_that_the_order_says_and_labels_lie_on_their_
             shape = SHAPES[order.volume(number, slot)]
             assert torch.equal(label[slot], index % PERIOD)
             d, h, w = (torch.from_numpy(axis) for axis in np.unravel_index(index.numpy(), shape))
-            for axis, place in enumerate((d, h, w)):
-                first = place.select(axis, 0).unique().item()
-                last = place.select(axis, -1).unique().item()
+            for axis, location in enumerate((d, h, w)):
+                first = location.select(axis, 0).unique().item()
+                last = location.select(axis, -1).unique().item()
                 assert abs(last - first) == SIZE[axis] - 1
-                steps = place.diff(dim=axis).unique().tolist()
+                steps = location.diff(dim=axis).unique().tolist()
                 assert steps == [1 if last > first else -1]
 
 
-def test_crops_on_objects_hold_all_of_a_small_one(tmp_path):
+def test_crops_on_objects_contain_all_of_a_small_object(tmp_path):
     pairs = [with_objects((30, 40, 40), number) for number in range(4)]
     root = write_volumes(tmp_path / "data", pairs)
     source = opened(root, settings(oversampling=1.0), 4)
@@ -194,7 +194,7 @@ def test_crops_on_objects_hold_all_of_a_small_one(tmp_path):
     assert ((small == whole[1]) | (large == whole[2])).all()
 
 
-def test_the_same_seed_gives_the_same_crops_and_another_one_others(root):
+def test_crops_depend_on_the_seed(root):
     def crops(seed: int) -> dict[str, Tensor]:
         return joined(crops_of(open_train(root, settings(), Layout(seed=seed), 3), epochs(2, 6)))
 
@@ -204,7 +204,7 @@ def test_the_same_seed_gives_the_same_crops_and_another_one_others(root):
 
 @pytest.mark.parametrize("shares", [1, 2, 6])
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 2), (2, 1), (2, 3), (3, 1), (6, 1)])
-def test_how_many_ranks_share_a_batch_changes_none_of_its_crops(root, shares, replicas, accumulation):
+def test_crops_do_not_depend_on_the_number_of_ranks(root, shares, replicas, accumulation):
     chosen = settings(shares=shares)
     expected = joined(crops_of(opened(root, chosen, 6), epochs(3, 6)))
     per_rank = [
@@ -236,14 +236,14 @@ def test_positions_and_samples_of_the_batches(root):
 
 
 @pytest.mark.parametrize("start", [0, 1, 5, 11, 12])
-def test_a_block_resumed_at_any_position_goes_on_with_the_same_crops(root, start):
+def test_a_resumed_block_has_the_same_crops(root, start):
     everything = crops_of(opened(root, settings(), 1, 2, 2, 1), epochs(4, 8, first=3))
     resumed = crops_of(opened(root, settings(), 1, 2, 2, 1), epochs(4, 8, first=3), start)
     assert len(resumed) == len(everything) - start
     assert all(equal(some, others) for some, others in zip(resumed, everything[start:], strict=True))
 
 
-def test_two_blocks_are_one_longer_block(root):
+def test_two_blocks_equal_one_longer_block(root):
     source = opened(root, settings(), 3)
     blocks = (epochs(2, 6), epochs(3, 6, first=3))
     batches = [source.prepare(batch) for block in blocks for batch in source.batches(block)]
@@ -251,12 +251,12 @@ def test_two_blocks_are_one_longer_block(root):
     assert equal(joined(batches), joined(crops_of(opened(root, settings(), 3), epochs(5, 6))))
 
 
-def test_a_block_of_samples_begins_with_its_step(root):
+def test_a_block_of_samples_starts_at_its_step(root):
     batches = crops_of(opened(root, settings(), 3), Block(1, 2, 0, 9, 6))
     assert equal(joined(batches), joined(crops_of(opened(root, settings(), 3), epochs(3, 6))[3:5]))
 
 
-def test_epochs_of_unfilled_batches_are_refused(root):
+def test_epochs_must_be_padded_to_whole_batches(root):
     source = opened(root, settings(), 4)
     with pytest.raises(ConfigError, match=r"benchmark\.schedule: 12 samples in 2 epochs .* has 8"):
         next(source.batches(Block(0, 1, 2, 0, 12)))
@@ -267,16 +267,16 @@ def test_epochs_of_unfilled_batches_are_refused(root):
 
 
 @pytest.mark.parametrize("split", [None, VolumeSplit(2, 1, group=object())], ids=["whole", "slab"])
-def test_crops_cut_in_host_memory_are_the_same(root, split):
+def test_crops_from_host_memory_equal_those_from_the_device(root, split):
     chosen = {"dtype": torch.bfloat16, "noise_probability": 0.5}
     some, others = (
-        joined(crops_of(opened(root, settings(cache=place, **chosen), 3, split=split), epochs(4, 6)))
-        for place in ("device", "host")
+        joined(crops_of(opened(root, settings(cache=location, **chosen), 3, split=split), epochs(4, 6)))
+        for location in ("device", "host")
     )
     assert equal(some, others)
 
 
-def test_a_replica_reads_the_volumes_of_its_share_only_and_each_once(root, monkeypatch):
+def test_a_replica_reads_only_the_volumes_of_its_share_each_once(root, monkeypatch):
     read = Counter()
     original = Volumes.read
     monkeypatch.setattr(Volumes, "read", lambda self, case: read.update([case.name]) or original(self, case))
@@ -285,7 +285,7 @@ def test_a_replica_reads_the_volumes_of_its_share_only_and_each_once(root, monke
     assert read == {f"case_{volume:05d}": 1 for volume in share}
 
 
-def test_the_first_batch_waits_for_its_own_volumes_only(root, monkeypatch):
+def test_the_first_batch_waits_only_for_its_own_volumes(root, monkeypatch):
     order, others = VolumeOrder(6, 2, seed=3), threading.Event()
     first = {f"case_{order.volume(0, slot):05d}" for slot in range(2)}
     original = Volumes.read
@@ -317,7 +317,7 @@ def test_random_crops_do_not_wait_for_objects(root, monkeypatch):
     source.close()
 
 
-def test_closing_ends_the_threads_while_volumes_are_read(root, monkeypatch):
+def test_closing_stops_the_threads_while_volumes_are_read(root, monkeypatch):
     before, others = threading.active_count(), threading.Event()
     first = f"case_{VolumeOrder(6, 1, seed=3).volume(0, 0):05d}"
     original = Volumes.read
@@ -336,13 +336,13 @@ def test_closing_ends_the_threads_while_volumes_are_read(root, monkeypatch):
     assert threading.active_count() == before
 
 
-def test_a_source_may_be_closed_twice_and_unused(root):
+def test_a_source_can_be_closed_twice_and_without_use(root):
     source = opened(root, settings(), 2)
     source.close()
     source.close()
 
 
-def test_memory_that_is_not_there_is_refused(root, monkeypatch):
+def test_volumes_larger_than_the_memory_are_an_error(root, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
     with pytest.raises(ConfigError, match=r"reader\.cache=device: the volumes of this rank take 0\.0 GB"):
         opened(root, settings(), 2)
@@ -362,7 +362,7 @@ def test_a_volume_smaller_than_the_crop_is_a_data_error(root):
 
 
 @pytest.mark.parametrize("kind", ["x", "y"])
-def test_a_damaged_volume_is_named_where_it_is_needed(counted, kind):
+def test_the_error_for_a_damaged_volume_names_it(counted, kind):
     path = counted / f"case_00004_{kind}.npy"
     path.write_bytes(b"\0" * path.stat().st_size)
     source = opened(counted, settings(), 3)
@@ -371,12 +371,12 @@ def test_a_damaged_volume_is_named_where_it_is_needed(counted, kind):
     source.close()
 
 
-def test_shares_that_do_not_fit_the_data_are_refused(root):
+def test_shares_must_divide_the_volumes_of_the_folder(root):
     with pytest.raises(ConfigError, match="shares=4 does not divide the 6 training volumes"):
         opened(root, settings(shares=4), 4)
 
 
-def test_a_crop_that_cannot_be_split_is_refused(root):
+def test_ranks_must_divide_the_planes_of_a_crop(root):
     with pytest.raises(ConfigError, match=r"layout\.cp=3 does not divide the 8 planes"):
         opened(root, settings(), 2, split=VolumeSplit(3, 0, group=object()))
 
@@ -400,13 +400,13 @@ def test_warming_up_needs_no_data():
         ("device", 90_000_000_000, "device"),
     ],
 )
-def test_volumes_are_kept_on_a_gpu_where_they_fit(monkeypatch, requested, needed, expected):
+def test_auto_chooses_the_gpu_if_volumes_take_at_most_half_of_its_memory(monkeypatch, requested, needed, expected):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100_000_000_000, 141_000_000_000))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10**12})())
-    assert cache_module.choose_place(requested, needed, torch.device("cuda", 0)) == expected
+    assert cache_module.choose_location(requested, needed, torch.device("cuda", 0)) == expected
 
 
-def test_a_gpu_too_small_for_what_is_asked_is_refused(monkeypatch):
+def test_volumes_larger_than_the_gpu_memory_are_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000_000_000, 141_000_000_000))
     with pytest.raises(ConfigError, match=r"take 25\.0 GB, and 10\.0 GB are free; use .*, or reader\.cache=host"):
-        cache_module.choose_place("device", 25_000_000_000, torch.device("cuda", 0))
+        cache_module.choose_location("device", 25_000_000_000, torch.device("cuda", 0))

@@ -1,4 +1,4 @@
-"""Mean Dice over evaluation volumes: counts against a slow computation in float64, scores, and bad input."""
+"""Test mean Dice over volumes: counts against a direct computation in float64, scores, and invalid input."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from common.data import manifest
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
-from tests.benchmarks.unet3d.evaluation_oracle import Pattern
-from tests.benchmarks.unet3d.small_evaluation import (
+from tests.benchmarks.unet3d.evaluation_oracle import (
     EVAL_CASES,
     SMALL,
-    by_hand,
+    Pattern,
     counts_of,
     evaluation_of,
+    expected_counts,
     read,
     weights_of,
 )
@@ -31,17 +31,17 @@ from tests.benchmarks.unet3d.small_evaluation import (
 
 @pytest.fixture(scope="module")
 def expected():
-    """With this factor and with 3, the two largest logits of every voxel are 1e-4 apart: fp32 counts as float64."""
-    return by_hand()
+    """Return the counts of a factor for which the two largest logits of every voxel differ by 1e-4, as for 3."""
+    return expected_counts()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 64])
-def test_counts_are_those_of_a_slow_computation(expected, batch):
+def test_counts_equal_a_direct_computation(expected, batch):
     """Batches of 2, 3 and 7 mix windows of several volumes; the last of 64 is mostly empty."""
     model = Pattern()
     evaluation = evaluation_of(model, batch=batch)
     assert counts_of(evaluation, model) == expected
-    assert counts_of(evaluation, model) == expected  # nothing is left over from the evaluation before
+    assert counts_of(evaluation, model) == expected  # the evaluation before has no influence
 
 
 def test_windows_fill_batches_across_volumes():
@@ -53,7 +53,7 @@ def test_windows_fill_batches_across_volumes():
     assert model.batches - warm_up == math.ceil(sum(windows) / 5) == 6
 
 
-def test_each_case_is_scored_on_exactly_its_cropped_voxels():
+def test_each_case_is_scored_on_its_cropped_voxels():
     model = Pattern()
     evaluation = evaluation_of(model)
     cases = evaluation.predict(weights_of(model)).values["cases"]
@@ -63,8 +63,8 @@ def test_each_case_is_scored_on_exactly_its_cropped_voxels():
         assert sum(row[2] for row in cases[case.name]["counts"]) == np.prod(kept)
 
 
-class SeesItsCorner(torch.nn.Module):
-    """Logits of a window from one voxel of it, whose value is its place in the volume: a window put elsewhere shows."""
+class Corner(torch.nn.Module):
+    """Compute logits from one voxel of the window, whose value is its index in the volume."""
 
     def forward(self, image_NCDHW):
         corner = image_NCDHW[:, :, 8:9, 8:9, 8:9].expand(-1, 3, *image_NCDHW.shape[2:])
@@ -72,13 +72,13 @@ class SeesItsCorner(torch.nn.Module):
 
 
 def numbered(case):
-    """Every voxel's intensity is its number."""
+    """Return a volume in which the intensity of every voxel is its index."""
     return np.arange(np.prod(case.shape), dtype=np.float32).reshape(case.shape), read(case)[1]
 
 
 @pytest.mark.parametrize("shape", oracle.SHAPES)
-def test_logits_are_added_where_their_window_was_cut(shape):
-    model = SeesItsCorner().eval()
+def test_logits_are_added_at_their_window(shape):
+    model = Corner().eval()
     case = VolumeEntry("case_00000", shape, "eval")
     evaluation = MeanDice(model, EvaluationSettings(SMALL, 3, None, 1e-6), Layout(), torch.float64, capture=False)
     evaluation.cache([case], numbered)
@@ -86,7 +86,7 @@ def test_logits_are_added_where_their_window_was_cut(shape):
 
 
 def test_the_largest_sum_is_the_largest_average():
-    """Dividing by the sum of weights never changes a class, other than by rounding two of them to the same number."""
+    """Division by the sum of weights does not change the largest class, except by rounding two to the same number."""
     generator = torch.Generator().manual_seed(0)
     sums = torch.randn(64, 64, 64, 3, generator=generator)
     weights = torch.rand(64, 64, 64, 1, generator=generator) * 8 + 4e-4
@@ -126,7 +126,7 @@ def test_a_class_that_is_absent_and_predicted_has_no_dice():
     assert score_of([[80, 80, 90], [10, 10, 10], [0, 10, 0]])["tumour_dice"] < 1e-6
 
 
-def test_dice_is_monais():
+def test_dice_equals_monais():
     metrics = pytest.importorskip("monai.metrics")
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(9, 10, 11, 3, generator=generator)
@@ -142,20 +142,20 @@ def test_dice_is_monais():
     assert [score["kidney_dice"], score["tumour_dice"]] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_a_case_that_was_not_evaluated_wholly_gets_no_score():
+def test_an_incomplete_case_has_no_score():
     values = {"cases": {"case_00003": {"counts": [[1, 1, 2], [0, 0, 0], [0, 0, 0]], "voxels": 2}}, "dice_smooth": 1e-6}
     with pytest.raises(RuntimeError, match="1 of 2 voxels of case_00003 were evaluated"):
         DiceOfCounts().score(Predictions(values))
 
 
-def test_a_label_of_no_class_is_an_error():
+def test_a_label_outside_the_classes_is_an_error():
     values = {"cases": {"case_00003": {"counts": [[1, 2, 1], [0, 0, 0], [0, 0, 0]], "voxels": 2}}, "dice_smooth": 1e-6}
     with pytest.raises(DataError, match="case_00003: 1 of 2 voxels have a label above 2"):
         DiceOfCounts().score(Predictions(values))
 
 
 def write_data(root, cases):
-    """A prepared folder, file by file."""
+    """Write a prepared folder."""
     root.mkdir()
     names = []
     for case in cases:
@@ -176,7 +176,7 @@ def unopened(model):
     return MeanDice(model, EvaluationSettings(SMALL, 3, None, 1e-6), Layout(), torch.float32, capture=True)
 
 
-def test_prepared_evaluation_cases_are_evaluated_and_nothing_is_read_again(tmp_path, expected):
+def test_prepared_cases_are_read_only_once(tmp_path, expected):
     root = write_data(tmp_path / "data", [*EVAL_CASES, TRAINING_CASE])
     model = Pattern()
     evaluation = unopened(model)
@@ -190,7 +190,7 @@ def test_prepared_evaluation_cases_are_evaluated_and_nothing_is_read_again(tmp_p
 
 def test_a_folder_without_evaluation_cases_is_an_error(tmp_path):
     root = write_data(tmp_path / "data", [TRAINING_CASE])
-    with pytest.raises(DataError, match="holds no case for eval"):
+    with pytest.raises(DataError, match="has no case for eval"):
         unopened(Pattern()).open_data(root)
 
 
@@ -203,12 +203,12 @@ def test_a_damaged_volume_is_an_error(tmp_path):
 
 
 def test_a_share_that_does_not_divide_the_ranks_is_an_error():
-    with pytest.raises(ConfigError, match=r"sliding_window.share=3: does not divide the 4"):
+    with pytest.raises(ConfigError, match=r"sliding_window.share=3 does not divide the 4"):
         MeanDice(Pattern(), EvaluationSettings(SMALL, 1, 3, 1e-6), Layout({"dp": 4}), torch.float32, capture=False)
 
 
 def test_windows_that_cannot_be_cut_into_equal_slabs_are_an_error():
-    with pytest.raises(ConfigError, match="cp=3: windows of 16 planes"):
+    with pytest.raises(ConfigError, match="cp=3 does not divide windows of 16 planes"):
         MeanDice(Pattern(), EvaluationSettings(SMALL, 1, 1, 1e-6), Layout({"cp": 3}), torch.float32, capture=False)
 
 
@@ -219,7 +219,7 @@ def test_a_network_of_other_classes_is_an_error():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_network_is_left_in_the_mode_that_it_had(training):
+def test_the_mode_of_the_network_is_restored(training):
     model = Pattern().train(training)
     evaluation = evaluation_of(model)
     assert model.training == training
@@ -227,7 +227,7 @@ def test_the_network_is_left_in_the_mode_that_it_had(training):
     assert model.training == training
 
 
-def test_the_network_is_left_in_its_mode_when_it_fails(monkeypatch):
+def test_the_mode_of_the_network_is_restored_after_an_error(monkeypatch):
     model = Pattern()
     evaluation = evaluation_of(model)
 
@@ -246,20 +246,20 @@ def test_evaluation_needs_no_gradients():
     assert not model.with_gradients
 
 
-def test_the_training_networks_weights_are_used_where_they_lie():
+def test_the_weights_of_the_training_network_are_not_copied():
     model = Pattern()
     evaluation = evaluation_of(model)
     weights = weights_of(model)
     evaluation.predict(weights)
     with torch.no_grad():
         model.factor.fill_(3.0)  # an update in place, between two evaluations
-    assert counts_of(evaluation, model) == by_hand(factor=3.0)
+    assert counts_of(evaluation, model) == expected_counts(factor=3.0)
     assert model.factor.item() == 3.0
 
 
 def test_other_weights_are_evaluated_and_leave_those_in_training_as_they_were():
     other, in_training = Pattern(factor=3.0), Pattern(factor=1.0)
-    assert counts_of(evaluation_of(in_training), other) == by_hand(factor=3.0)
+    assert counts_of(evaluation_of(in_training), other) == expected_counts(factor=3.0)
     assert in_training.factor.item() == 1.0
 
 

@@ -1,4 +1,4 @@
-"""An evaluation on several ranks: how volumes and windows are dealt, and that all layouts count what one rank does."""
+"""Test the evaluation on several ranks: the assignment of volumes and windows, and equal counts for all layouts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.unet3d.evaluation_shares import choose_share, deal_volumes, deal_windows, shares_to_try
+from benchmarks.unet3d.evaluation_volumes import assign_volumes, assign_windows, choose_share, shares_to_try
 from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import VolumeEntry
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
-from tests.benchmarks.unet3d.evaluation_oracle import Pattern
-from tests.benchmarks.unet3d.small_evaluation import by_hand, counts_of, evaluation_of
+from tests.benchmarks.unet3d.evaluation_oracle import Pattern, counts_of, evaluation_of, expected_counts
 
 LAYOUTS = {
     2: [({"dp": 2}, None), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"cp": 2}, None)],
@@ -24,7 +23,7 @@ LAYOUTS = {
 
 
 def run_rank(rank, ranks, folder):
-    """Evaluate on every layout of so many ranks; the volumes are fewer than four ranks' windows in some."""
+    """Evaluate on every layout of ``ranks`` ranks."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     found = []
@@ -38,8 +37,8 @@ def run_rank(rank, ranks, folder):
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS)
-def test_every_layout_counts_what_one_rank_counts(ranks, tmp_path):
-    expected = by_hand(mean=False)
+def test_all_layouts_give_the_counts_of_one_rank(ranks, tmp_path):
+    expected = expected_counts(mean=False)
     mp.start_processes(run_rank, args=(ranks, str(tmp_path)), nprocs=ranks, start_method="forkserver")
     for rank in range(ranks):
         for layout, found in zip(LAYOUTS[ranks], torch.load(tmp_path / f"{rank}.pt"), strict=True):
@@ -53,7 +52,7 @@ FLAT_CASES = [
 
 
 def counts_of_the_network(layout):
-    """What 3D U-Net itself counts, with few channels, in float64."""
+    """Return the counts of a 3D U-Net with few channels, in float64."""
     architecture = UNet3DArchitecture(classes=3, filters=(2, 2, 2, 2, 2), norm_epsilon=1e-5)
     drawn = torch.Generator().manual_seed(0)
     split = VolumeSplit.from_layout(layout)
@@ -69,24 +68,22 @@ def run_network(rank, folder):
     dist.destroy_process_group()
 
 
-def test_the_network_over_slabs_counts_what_it_counts_whole(tmp_path):
+def test_slabs_give_the_counts_of_the_whole_network(tmp_path):
     mp.start_processes(run_network, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
     expected = counts_of_the_network(Layout())
     assert sum(row[1] > 0 for counts in expected.values() for row in counts) > len(expected)  # several classes
     assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [expected, expected]
 
 
-@pytest.mark.parametrize(
-    ("neighbourhoods", "dealt"), [(1, [[1, 3, 0, 2]]), (2, [[1, 2], [3, 0]]), (3, [[1], [3], [0, 2]])]
-)
-def test_the_longest_volumes_are_dealt_first(neighbourhoods, dealt):
-    assert deal_volumes([4, 9, 2, 8], neighbourhoods) == dealt
+@pytest.mark.parametrize(("groups", "assigned"), [(1, [[1, 3, 0, 2]]), (2, [[1, 2], [3, 0]]), (3, [[1], [3], [0, 2]])])
+def test_the_longest_volumes_are_assigned_first(groups, assigned):
+    assert assign_volumes([4, 9, 2, 8], groups) == assigned
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_windows_of_a_neighbourhood_are_dealt_once_each_and_evenly(ranks):
+def test_the_windows_of_a_group_are_assigned_once_and_evenly(ranks):
     windows = [1, 12, 5, 2]
-    parts = [deal_windows(windows, ranks, rank) for rank in range(ranks)]
+    parts = [assign_windows(windows, ranks, rank) for rank in range(ranks)]
     for volume, count in enumerate(windows):
         assert sorted(window for part in parts for window in part[volume]) == list(range(count))
     loads = [sum(len(windows) for windows in part) for part in parts]
@@ -97,13 +94,13 @@ def test_windows_of_a_neighbourhood_are_dealt_once_each_and_evenly(ranks):
     ("windows", "ranks", "batch", "share"),
     [
         ([4] * 42, 1, 4, 1),
-        ([4] * 16, 8, 4, 1),  # two volumes a rank: nothing to gain
+        ([4] * 16, 8, 4, 1),  # two volumes per rank, without idle ranks
         ([64, 4, 4, 4], 2, 4, 2),  # 64 + 12 windows: 38 each, in ten batches, beats 64
-        ([12, 12], 8, 1, 4),  # 3 windows each; over all 8 ranks it would take 3 as well, and sum twice
+        ([12, 12], 8, 1, 4),  # 3 windows each, as with all 8 ranks, which would sum twice
         ([144], 8, 4, 8),
     ],
 )
-def test_the_share_that_ends_first_is_chosen(windows, ranks, batch, share):
+def test_the_fastest_share_is_chosen(windows, ranks, batch, share):
     assert choose_share(windows, ranks, batch, shares_to_try(ranks, None)) == share
 
 

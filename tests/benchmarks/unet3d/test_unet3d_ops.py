@@ -45,7 +45,7 @@ def test_norm_and_its_gradients_equal_the_formula(shape: tuple[int, ...]) -> Non
         assert oracle.relative_error(found[name], expected) < 1e-10, name
 
 
-def test_norm_of_large_means_keeps_the_variance() -> None:
+def test_norm_is_accurate_for_large_means() -> None:
     """In fp32 the mean of squares of such values is known to 0.06 only, and their variance is 1."""
     case = oracle.norm_case((1, 4, 16, 16, 16), torch.float32, mean=1000.0)
     expected = oracle.instance_norm_relu(**case)["y"]
@@ -54,7 +54,7 @@ def test_norm_of_large_means_keeps_the_variance() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_norm_takes_wide_parameters(dtype: torch.dtype) -> None:
+def test_half_precision_norm_accepts_fp32_parameters(dtype: torch.dtype) -> None:
     case = {name: value.to(dtype) for name, value in oracle.norm_case((2, 8, 6, 5, 4), dtype).items()}
     case |= {name: case[name].float() for name in ("weight", "bias")}
     found = norm_and_gradients(case)
@@ -73,7 +73,7 @@ def test_norm_keeps_the_memory_format(norm: Norm, memory_format: torch.memory_fo
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_norm_of_a_single_voxel_is_refused(norm: Norm) -> None:
+def test_norm_of_a_single_voxel_is_an_error(norm: Norm) -> None:
     case = oracle.norm_case((2, 8, 1, 1, 1), torch.float32)
     with pytest.raises(ValueError, match="single voxel"):
         norm(case["x"], case["weight"], case["bias"], EPSILON)
@@ -83,7 +83,7 @@ def test_norm_of_a_single_voxel_is_refused(norm: Norm) -> None:
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((1, 1, 1, 1, 1), 1), ((3, 5, 4, 3, 2), 2), ((2, 2, 1, 3, 2), 7)])
-def test_the_way_up_and_its_gradients_equal_the_formula(shape: tuple[int, ...], channels: int) -> None:
+def test_upsampling_and_its_gradients_equal_the_formula(shape: tuple[int, ...], channels: int) -> None:
     case = oracle.upsample_case(shape, channels, torch.float64)
     found = oracle.values_and_gradients(upsample_reference, case)
     for name, expected in oracle.upsample(**case).items():
@@ -98,7 +98,7 @@ def test_the_way_up_and_its_gradients_equal_the_formula(shape: tuple[int, ...], 
     ],
     ids=["size", "channels"],
 )
-def test_a_skip_that_does_not_fit_is_refused(cut: tuple[slice, ...], shape: tuple[int, ...]) -> None:
+def test_a_skip_of_another_size_is_an_error(cut: tuple[slice, ...], shape: tuple[int, ...]) -> None:
     case = oracle.upsample_case((1, 2, 2, 2, 2), 3, torch.float32)
     message = f"a skip of {shape} where the upsampled volume is (1, 3, 4, 4, 4)"
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -153,7 +153,7 @@ def test_loss_of_equal_logits_depends_on_class_fractions_only() -> None:
     assert float(loss) == pytest.approx(((1 - sum(dice) / 2) + math.log(3)) / 2, abs=1e-8)
 
 
-def test_loss_of_certain_and_right_logits_is_zero() -> None:
+def test_loss_of_certain_correct_logits_is_zero() -> None:
     label = label_with_fractions(1000, 250, 100)
     logits = 50 * torch.nn.functional.one_hot(label.long(), 3).movedim(-1, 1).double()
     assert float(loss_of(logits, label, SMOOTH)) == pytest.approx(0, abs=1e-9)
@@ -178,14 +178,14 @@ def test_dice_is_averaged_over_samples_not_pooled() -> None:
     torch.testing.assert_close(loss_of(case["logits"], case["label"], SMOOTH), sum(each) / 2)
 
 
-def test_loss_of_half_precision_logits_is_that_of_their_values_in_fp32() -> None:
+def test_loss_of_half_precision_logits_equals_that_in_fp32() -> None:
     case = oracle.loss_case((2, 3, 8, 8, 8), torch.bfloat16)
     loss = loss_of(case["logits"], case["label"], SMOOTH)
     assert loss.dtype == torch.float32
     assert float(loss) == pytest.approx(float(oracle.dice_cross_entropy(**case)["loss"]), rel=1e-6)
 
 
-def test_labels_of_another_shape_are_refused() -> None:
+def test_labels_of_another_shape_are_an_error() -> None:
     case = oracle.loss_case((2, 3, 4, 4, 4), torch.float32)
     with pytest.raises(ValueError, match=r"\(2, 1, 4, 4, 4\)"):
         loss_of(case["logits"], case["label"].unsqueeze(1), SMOOTH)
@@ -194,7 +194,7 @@ def test_labels_of_another_shape_are_refused() -> None:
 # Choices
 
 
-def test_auto_serves_a_cpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_the_reference_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     norm = instance_norm.INSTANCE_NORM.select(AUTO, OperationRequest(CPU, torch.float32, {"channels": 32}))
     loss = dice_cross_entropy.DICE_CROSS_ENTROPY.select(AUTO, OperationRequest(CPU, torch.float32, {"classes": 3}))
@@ -203,13 +203,13 @@ def test_auto_serves_a_cpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     assert (norm.name, up.name, output.name, loss.name) == ("library", "reference", "reference", "reference")
 
 
-def test_the_loss_kernels_are_for_three_classes() -> None:
+def test_the_loss_kernels_require_three_classes() -> None:
     pytest.importorskip("triton")
     with pytest.raises(UnsupportedImplementation, match="3 classes, not 4"):
         dice_cross_entropy.DICE_CROSS_ENTROPY.select("triton", OperationRequest(CPU, torch.float32, {"classes": 4}))
 
 
-def test_the_kernels_of_the_last_convolution_hold_64_channels() -> None:
+def test_the_kernels_of_the_last_convolution_allow_64_channels() -> None:
     pytest.importorskip("triton")
     with pytest.raises(UnsupportedImplementation, match="channels is at most 64, not 65"):
         output_convolution.OUTPUT_CONVOLUTION.select("triton", OperationRequest(CPU, torch.float32, {"channels": 65}))
@@ -219,7 +219,7 @@ def test_the_kernels_of_the_last_convolution_hold_64_channels() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_split_volumes_equal_whole_ones(ranks: int, tmp_path: Path) -> None:
+def test_split_volumes_equal_whole_volumes(ranks: int, tmp_path: Path) -> None:
     norm, loss = oracle.norm_case((2, 5, 8, 3, 4), torch.float64), oracle.loss_case((3, 3, 8, 3, 4), torch.float64)
     cases = {"norm": norm, "loss": loss, "implementations": {"norm": ["reference", "library"], "loss": ["reference"]}}
     found = oracle.run_ranks(tmp_path, ranks, cases)

@@ -1,4 +1,4 @@
-"""Crop, padding, windows and importance of the sliding window against the rules' numbers and a slow computation."""
+"""Test crop, padding, windows and importance against the rules' numbers and a direct computation."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_number_of_windows(size):
         (70, Axis(low=3, kept=64, padding=32, padded=128, starts=(0,))),  # shorter than a window after the crop
     ],
 )
-def test_crop_and_padding_worked_by_hand(size, axis):
+def test_crop_and_padding_of_axes(size, axis):
     assert cover(size, 128, 64) == axis
 
 
-def test_an_axis_of_which_the_crop_leaves_nothing_is_an_error():
+def test_an_axis_that_is_cropped_completely_is_an_error():
     with pytest.raises(DataError, match="31 voxels is too short for windows of 128"):
         cover(31, 128, 64)
 
@@ -56,7 +56,7 @@ def test_windows_cover_the_padded_axis_for_every_overlap(overlap, stride):
 
 
 @pytest.mark.parametrize("overlap", [0.3, 0.25, 0.999])
-def test_a_distance_that_does_not_divide_the_window_is_an_error(overlap):
+def test_a_stride_that_does_not_divide_the_window_is_an_error(overlap):
     with pytest.raises(ConfigError, match=f"overlap={overlap}: windows of 128 voxels"):
         SlidingWindow((128, 128, 128), overlap, 0.0)
 
@@ -82,13 +82,13 @@ def test_importance_is_the_cube_root_of_the_outer_product():
 
 
 @pytest.mark.parametrize("shape", oracle.SHAPES)
-def test_average_logits_are_those_of_a_slow_computation(shape):
+def test_average_logits_equal_a_direct_computation(shape):
     image, _ = oracle.volume(shape, seed=1)
     network = oracle.Pattern().eval()
     expected, _ = oracle.average_logits(image, network)
     with torch.no_grad():
         found = average_logits(torch.from_numpy(image).double(), network, SMALL)
-    np.testing.assert_allclose(found.permute(3, 0, 1, 2).numpy(), expected, atol=1e-6)  # importance is held in fp32
+    np.testing.assert_allclose(found.permute(3, 0, 1, 2).numpy(), expected, atol=1e-6)  # importance is fp32
 
 
 @pytest.mark.parametrize("shape", oracle.SHAPES)
@@ -100,8 +100,8 @@ def test_constant_logits_stay_constant(shape):
     torch.testing.assert_close(found, constant.flatten().expand_as(found), rtol=1e-6, atol=0)
 
 
-def test_average_logits_are_monais_with_our_importance_map():
-    """MONAI's own map lacks the cube root, and it neither crops nor pads to a multiple: here nothing is due."""
+def test_average_logits_equal_monais_with_our_importance_map():
+    """MONAI's map lacks the cube root; it does not crop or pad to a multiple, which this size does not need."""
     inferers = pytest.importorskip("monai.inferers")
     image, _ = oracle.volume((24, 32, 16), seed=2)
     image_NCDHW = torch.from_numpy(image).double()[None, None]

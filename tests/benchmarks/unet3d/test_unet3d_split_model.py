@@ -1,4 +1,4 @@
-"""3D U-Net with its volumes split over two, four and eight gloo ranks equals the whole on one."""
+"""Test that 3D U-Net split over 2, 4 and 8 gloo ranks equals the network on one rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from unet3d_split_ranks import Trainee, run_rank
 from common.distributed.layout import Layout
 
 WORLDS = [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)]
-"""Of four slabs two lie between others and two at an end."""
+"""Two of four slabs are inner ones."""
 TOLERANCE = 1e-10
 Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=WORLDS)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """What every rank has found, in the order of the slabs."""
+    """Return the results of all ranks, in the order of the slabs."""
     folder: Path = tmp_path_factory.mktemp("volumes")
     mp.start_processes(run_rank, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
@@ -29,13 +29,13 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Tensor]:
-    """Logits and gradients of one rank."""
+    """Return logits and gradients of one rank."""
     return Trainee(Layout()).gradients(of_image=True)
 
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Tensor]:
-    """The weights that one rank ends with."""
+    """Return the weights after training on one rank."""
     return Trainee(Layout()).train()
 
 
@@ -45,7 +45,7 @@ def assert_equal(found: Tensor, expected: Tensor, what: str) -> None:
 
 
 def reduced(ranks: Ranks, run: str, name: str) -> Tensor:
-    """The gradient of a parameter as the optimizer makes it: averaged where it is redundant, else summed."""
+    """Return the optimizer's gradient: the average of redundant gradients, the sum of others."""
     total = sum(rank[run][name] for rank in ranks)
     return total / len(ranks) if name in ranks[0]["redundant"] else total
 
@@ -79,7 +79,7 @@ def test_trained_weights_equal_the_whole(ranks, trained):
             assert_equal(rank["weights"][name], expected, name)
 
 
-def test_small_levels_are_redundant_and_large_ones_split(ranks):
+def test_small_levels_are_redundant_and_large_levels_split(ranks):
     blocks = {name.split(".")[0] for name in ranks[0]["redundant"]}
     assert blocks == {"down2", "down3", "bottleneck", "up0", "up1"}
 

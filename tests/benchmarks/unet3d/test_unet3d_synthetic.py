@@ -47,7 +47,7 @@ def test_cases_have_the_benchmarks_names_and_splits(volumes):
     assert [int(case.name[-5:]) for case in volumes.train] == [1, 2, 4, 7, 8, 9, 10, 11]
 
 
-def test_prepared_volumes_have_the_anatomy_that_was_planned(volumes):
+def test_prepared_volumes_have_the_planned_anatomy(volumes):
     planned = {entry.name: entry.anatomy for entry in plan(SYNTHETIC)}
     for case in (*volumes.train, *volumes.eval):
         _, label = volumes.read(case)
@@ -66,7 +66,7 @@ def test_one_case_lacks_a_tumour_and_others_have_two_components_of_each_class(vo
     assert (1, 1) in found.values()
 
 
-def test_every_volume_that_is_evaluated_has_kidney_and_tumour(volumes):
+def test_every_evaluation_volume_has_kidney_and_tumour(volumes):
     for case in volumes.eval:
         _, label = volumes.read(case)
         assert set(np.unique(label)) == {0, 1, 2}
@@ -80,7 +80,7 @@ def test_tumours_lie_in_kidneys(volumes):
             assert (label[around] == 1).mean() > 0.9
 
 
-def test_intensities_lie_where_the_benchmarks_do(volumes):
+def test_intensities_are_like_the_benchmarks(volumes):
     for case in (*volumes.train, *volumes.eval):
         image, label = volumes.read(case)
         assert image.min() == pytest.approx((-79 - 101) / 76.9, abs=1e-5)
@@ -126,11 +126,11 @@ def test_some_scans_are_smaller_than_the_patch():
     # Stride 64: by the reference's rule a rest of less than 32 is cropped, of 32 and more padded.
     [(128, None), (130, "crop"), (159, "crop"), (160, "pad"), (191, "pad"), (192, None), (200, "crop")],
 )
-def test_branches_are_those_of_the_reference(size, what):
+def test_branches_equal_the_references(size, what):
     assert branch(size, 128) == what
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_others(raw_dir, tmp_path):
+def test_files_depend_only_on_the_seed(raw_dir, tmp_path):
     generate(tmp_path / "same", SYNTHETIC)
     assert files(tmp_path / "same") == files(raw_dir)
     generate(tmp_path / "other", SyntheticScans(2, 1, PATCH, 56, 96, seed=1))
@@ -146,18 +146,18 @@ def test_fewer_cases_are_the_first_of_more(raw_dir, tmp_path):
 
 
 @pytest.mark.usefixtures("forked_pools")
-def test_workers_change_nothing(raw_dir, tmp_path, monkeypatch):
+def test_files_do_not_depend_on_the_workers(raw_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(synthetic, "VOXELS_PER_WORKER", 1 << 20)
     generate(tmp_path / "parallel", SYNTHETIC, workers=2)
     assert files(tmp_path / "parallel") == files(raw_dir)
 
 
-def test_all_210_cases_can_be_had(tmp_path):
+def test_all_210_cases_can_be_generated(tmp_path):
     plans = plan(SyntheticScans(168, 42, (32,), 32, 32))
     assert [entry.name for entry in plans] == [f"case_{number:05d}" for number in range(210)]
 
 
-def test_the_smallest_volumes_still_have_their_anatomy(tmp_path):
+def test_the_smallest_volumes_have_their_anatomy(tmp_path):
     request = SyntheticScans(8, 4, (32,), 32, 32)
     generate(tmp_path / "raw", request)
     prepare(tmp_path / "raw", tmp_path / "data")
@@ -169,7 +169,7 @@ def test_the_smallest_volumes_still_have_their_anatomy(tmp_path):
         assert components(label == 2) == sum(planned[case.name])
 
 
-def test_the_marker_says_what_and_for_which_crops(raw_dir):
+def test_the_marker_has_the_options_and_the_crop(raw_dir):
     assert json.loads((raw_dir / "STAND_IN").read_text()) == {
         "kind": "ellipsoids in noise", "train": 8, "eval": 4, "smallest": 56, "largest": 96, "seed": 0,
         "settings": {"patch": [64, 64, 64]},
@@ -182,7 +182,7 @@ def test_files_are_whole_gzip(raw_dir):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"train": 0}, "--train=0: 1 to 168"),
         ({"train": 169}, "--train=169: 1 to 168"),
@@ -193,7 +193,7 @@ def test_files_are_whole_gzip(raw_dir):
         ({"seed": -1}, "--seed=-1"),
     ],
 )
-def test_numbers_out_of_range_are_refused(wrong, says):
+def test_numbers_out_of_range_are_an_error(wrong, message):
     right = {"train": 2, "eval": 1, "smallest": 56, "largest": 96, "patch": PATCH, "seed": 0}
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         SyntheticScans(**{**right, **wrong})

@@ -25,7 +25,7 @@ def root(tmp_path):
 
 
 def edit(root, name, change):
-    """Change a JSON file, and let the manifest agree with its new size."""
+    """Change a JSON file, and its size in the manifest."""
     content = json.loads((root / name).read_text())
     change(content)
     (root / name).write_text(json.dumps(content))
@@ -34,14 +34,14 @@ def edit(root, name, change):
         edit(root, "manifest.json", lambda manifest: manifest["files"][name].update(bytes=size))
 
 
-def test_cases_are_sorted_and_dealt_to_their_splits(root):
+def test_cases_are_sorted_and_assigned_to_their_splits(root):
     volumes = open_volumes(root, small_scans.PATCH)
     assert volumes.train == tuple(VolumeEntry(name, SHAPES[name], "train") for name in ("case_00001", "case_00002"))
     assert volumes.eval == tuple(VolumeEntry(name, SHAPES[name], "eval") for name in ("case_00000", "case_00003"))
     assert volumes.stand_in
 
 
-def test_volumes_are_those_of_the_files(root):
+def test_volumes_equal_the_files(root):
     volumes = open_volumes(root, small_scans.PATCH)
     for case in (*volumes.train, *volumes.eval):
         image, label = volumes.read(case)
@@ -54,20 +54,20 @@ def test_volumes_are_those_of_the_files(root):
         assert image.shape == label.shape == SHAPES[case.name]
 
 
-def test_bytes_of_a_volume_that_the_benchmark_knows():
+def test_file_sizes_of_a_published_volume():
     # The largest of KiTS19, in the hints that NVIDIA gives its reader: 313,997,472 and 78,499,368 bytes without headers
     case = VolumeEntry("case_00000", (1, 1, 78_499_368), "train")
     assert case.file_bytes == {"case_00000_x.npy": 313_997_472 + 128, "case_00000_y.npy": 78_499_368 + 128}
 
 
 @pytest.mark.parametrize("patch", [(25, 20, 20), (24, 21, 20), (24, 20, 21)])
-def test_a_volume_smaller_than_the_crop_is_named(root, patch):
+def test_the_error_for_a_volume_smaller_than_the_crop_names_it(root, patch):
     x = "x".join(map(str, patch))
     with pytest.raises(DataError, match=rf"case_0000[02] has (31x20x20|24x22x22) voxels, too few for crops of {x}"):
         open_volumes(root, patch)
 
 
-def test_a_folder_that_was_not_prepared_says_how_to(tmp_path):
+def test_the_error_for_an_unprepared_folder_has_the_command(tmp_path):
     with pytest.raises(DataError, match=r"does not exist; run 'mlperf-suite prepare benchmark=unet3d"):
         open_volumes(tmp_path / "none", small_scans.PATCH)
     with pytest.raises(DataError, match=r"holds no completely prepared data; run 'mlperf-suite prepare"):
@@ -75,28 +75,28 @@ def test_a_folder_that_was_not_prepared_says_how_to(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["case_00002_y.npy", "case_00002_x.npy", "cases.json"])
-def test_a_missing_file_is_named(root, name):
+def test_the_error_for_a_missing_file_names_it(root, name):
     (root / name).unlink()
     with pytest.raises(DataError, match=rf"{name} is missing"):
         open_volumes(root, small_scans.PATCH)
 
 
-def test_a_file_that_was_cut_off_is_named(root):
+def test_the_error_for_a_truncated_file_names_it(root):
     path = root / "case_00001_x.npy"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"case_00001_x.npy has 96127 bytes where manifest.json says 96128"):
         open_volumes(root, small_scans.PATCH)
 
 
-def test_a_case_that_the_manifest_does_not_know_is_named(root):
+def test_the_error_for_a_case_not_in_the_manifest_names_it(root):
     edit(root, "manifest.json", lambda manifest: manifest["files"].pop("case_00001_y.npy"))
     with pytest.raises(DataError, match=r"manifest.json lacks case_00001_y.npy of case_00001"):
         open_volumes(root, small_scans.PATCH)
 
 
-def test_a_shape_that_does_not_fit_the_file_is_named(root):
+def test_the_error_for_a_wrong_shape_names_the_file(root):
     edit(root, "cases.json", lambda cases: cases["case_00001"].update(shape=[26, 30, 32]))
-    with pytest.raises(DataError, match=r"case_00001_x.npy has 96128 bytes where a volume of 26x30x32 voxels takes"):
+    with pytest.raises(DataError, match=r"case_00001_x.npy has 96128 bytes, but a volume of 26x30x32 voxels takes"):
         open_volumes(root, small_scans.PATCH)
 
 
@@ -110,21 +110,21 @@ def test_a_shape_that_does_not_fit_the_file_is_named(root):
         lambda cases: cases["case_00001"].pop("shape"),
     ],
 )
-def test_a_damaged_list_of_cases_is_named(root, change):
+def test_the_error_for_a_damaged_list_of_cases_names_it(root, change):
     edit(root, "cases.json", change)
     with pytest.raises(DataError, match=r"cases.json is damaged"):
         open_volumes(root, small_scans.PATCH)
 
 
 @pytest.mark.parametrize(("split", "left"), [("train", "case_00000"), ("eval", "case_00001")])
-def test_a_split_without_cases_is_refused(root, split, left):
+def test_a_split_without_cases_is_an_error(root, split, left):
     def keep_one(cases):
         one = cases[left]
         cases.clear()
         cases[left] = one
 
     edit(root, "cases.json", keep_one)
-    with pytest.raises(DataError, match=f"holds no case for {split}"):
+    with pytest.raises(DataError, match=f"has no case for {split}"):
         open_volumes(root, small_scans.PATCH)
 
 
@@ -138,10 +138,10 @@ def test_a_split_without_cases_is_refused(root, split, left):
     ],
     ids=["axes exchanged", "no channel", "integers", "another order"],
 )
-def test_a_file_with_other_contents_of_the_same_size_is_named_when_it_is_read(root, array):
+def test_the_error_for_another_array_of_equal_size_names_the_file(root, array):
     np.save(root / "case_00001_x.npy", array)
     volumes = open_volumes(root, small_scans.PATCH)
-    with pytest.raises(DataError, match=r"case_00001_x.npy holds (float32|int32) of shape .* where cases.json says"):
+    with pytest.raises(DataError, match=r"case_00001_x.npy: (float32|int32) of shape .*, but cases.json gives"):
         volumes.read(volumes.train[0])
 
 
@@ -155,7 +155,7 @@ def test_a_file_with_other_contents_of_the_same_size_is_named_when_it_is_read(ro
     ],
     ids=["missing", "cut off", "zeros", "empty"],
 )
-def test_a_file_that_was_damaged_since_opening_is_named(root, damage):
+def test_the_error_for_a_file_damaged_after_opening_names_it(root, damage):
     volumes = open_volumes(root, small_scans.PATCH)
     damage(root / "case_00001_y.npy")
     with pytest.raises(DataError, match=r"case_00001_y.npy cannot be read .*; run 'mlperf-suite verify"):

@@ -70,7 +70,7 @@ def test_a_recipe_has_the_published_hyperparameters(scale):
         ("nvidia_v4.0_84", (0.7, 1.3), (0.1, 0.1)),
     ],
 )
-def test_a_set_brings_its_publishers_augmentation(tmp_path, published, brightest, noise):
+def test_a_hyperparameter_set_selects_its_augmentation(tmp_path, published, brightest, noise):
     run, _ = loaded("scale=test", "hparams.global_batch_size=4", f"hparams=unet3d/{published}",
                     "benchmark.facts.brightness_probability=1", "benchmark.facts.noise_probability=1")  # fmt: skip
     workload = UNet3DSegmentation(run, Layout(run.layout, seed=3))
@@ -135,7 +135,7 @@ def test_the_closed_division_trains_with_momentum():
         ),
     ],
 )
-def test_what_the_workload_cannot_be_built_with_is_named(overrides, kind, message):
+def test_errors_name_the_invalid_setting(overrides, kind, message):
     run, _ = loaded("scale=test", *overrides)
     with pytest.raises(kind, match=f"^{message}"):
         UNet3DSegmentation(run, Layout(run.layout))
@@ -151,7 +151,7 @@ def test_what_the_workload_cannot_be_built_with_is_named(overrides, kind, messag
         ("sliding_window.batch=0", "at least 1"),
     ],
 )
-def test_a_value_out_of_range_is_named(override, message):
+def test_the_error_for_a_value_out_of_range_names_it(override, message):
     key = override.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"^{key}=.*{message}"):
         loaded("scale=test", override)
@@ -163,14 +163,14 @@ def test_without_a_split_no_parameter_is_redundant():
     assert group.replicated_over == ()
 
 
-def test_the_log_names_each_layer_that_is_initialised():
+def test_the_log_has_the_initialisation_of_every_layer():
     run, _ = loaded("scale=test")
     names = run.declaration.initialised_tensors
     assert len(set(names)) == len(names) == 50  # 22 convolutions, 22 norms, 5 transposed convolutions, the output
 
 
 @pytest.mark.parametrize(("ruleset", "unit"), [("3.0.0", 1), ("4.0.0", 8)])
-def test_the_log_counts_as_the_ruleset_does(ruleset, unit, data_of, tmp_path):
+def test_the_log_counts_in_the_unit_of_the_ruleset(ruleset, unit, data_of, tmp_path):
     # Reference points of v3.1 and v4.0 are in samples, of 8 volumes an epoch here; those before in epochs.
     done = suite("train", "benchmark=unet3d", "scale=test", "device=cpu", f"ruleset={ruleset}",
                  f"data_dir={data_of('unet3d')}", f"output_dir={tmp_path}")  # fmt: skip
@@ -185,18 +185,18 @@ def test_the_log_counts_as_the_ruleset_does(ruleset, unit, data_of, tmp_path):
     assert len(log.all("tracked_stats")) == (4 if unit == 1 else 3)  # of epochs, or of blocks
 
 
-def test_a_rank_of_its_own_scores_as_evaluation_in_line_does(data_of, tmp_path):
+def test_an_evaluation_rank_gives_the_scores_of_an_inline_evaluation(data_of, tmp_path):
     common = ["train", "benchmark=unet3d", "scale=test", "device=cpu", "seed=7",
               "benchmark.schedule.last_epoch=3", f"data_dir={data_of('unet3d')}"]  # fmt: skip
-    ways = {"inline": ["scale.gpus_per_node=2"], "beside": ["scale.gpus_per_node=3", "evaluation.ranks=1"]}
-    for name, overrides in ways.items():
+    layouts = {"inline": ["scale.gpus_per_node=2"], "beside": ["scale.gpus_per_node=3", "evaluation.ranks=1"]}
+    for name, overrides in layouts.items():
         done = suite(*common, *overrides, f"output_dir={tmp_path / name}")
         assert done.code == 10, done.errors
-    inline, beside = (read_log(tmp_path / name / "mlperf.log").evaluations for name in ways)
+    inline, beside = (read_log(tmp_path / name / "mlperf.log").evaluations for name in layouts)
     assert [point.progress for point in inline] == [point.progress for point in beside] == [16, 24]
     for first, second in zip(inline, beside, strict=True):
         assert first.values == pytest.approx(second.values, rel=1e-6)
     assert inline[0].values != pytest.approx(inline[1].values, rel=0.1), "old weights would score alike"
-    told = [json.loads(line) for line in (tmp_path / "beside" / "evaluations.jsonl").read_text().splitlines()]
-    assert len(told) == 2
-    assert all(entry["seconds"] > 0 for entry in told)
+    entries = [json.loads(line) for line in (tmp_path / "beside" / "evaluations.jsonl").read_text().splitlines()]
+    assert len(entries) == 2
+    assert all(entry["seconds"] > 0 for entry in entries)

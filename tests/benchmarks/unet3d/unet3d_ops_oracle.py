@@ -1,5 +1,7 @@
-"""Norm, way up, last convolution and loss of 3D U-Net and their gradients in float64, each written out as a formula;
-nothing is shared with the code under test, and no gradient comes from autograd."""
+"""Norm, upsampling, last convolution and loss of 3D U-Net, and their gradients, as formulas in float64.
+
+They use neither the code under test nor autograd.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ VOLUME = (2, 3, 4)
 
 
 def instance_norm_relu(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, epsilon: float = 1e-5) -> dict[str, Tensor]:
-    """Result and gradients: dx = w / s * (dz - mean(dz) - xhat * mean(dz * xhat)), dz = dy where the result is > 0."""
+    """Return y and gradients: dx = w / s * (dz - mean(dz) - xhat * mean(dz * xhat)), dz = dy where y > 0."""
     x, weight, bias, dy = (value.double() for value in (x, weight, bias, dy))
     w, b = weight.view(1, -1, 1, 1, 1), bias.view(1, -1, 1, 1, 1)
     mean = x.mean(VOLUME, keepdim=True)
@@ -34,7 +36,7 @@ def instance_norm_relu(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, epsi
 
 
 def upsample(x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor, dy: Tensor) -> dict[str, Tensor]:
-    """Each of the eight corners of a voxel is a product of its channels with the weights of that corner alone."""
+    """Return result and gradients; each corner of a voxel is a product of its channels with that corner's weights."""
     x, weight, bias, skip, dy = (value.double() for value in (x, weight, bias, skip, dy))
     channels = weight.shape[1]
     up, d_up = torch.zeros_like(skip), dy[:, :channels]
@@ -55,7 +57,7 @@ def upsample(x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor, dy: Tensor) 
 
 
 def output_convolution(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> dict[str, Tensor]:
-    """A product of every voxel's channels with the weights of the classes."""
+    """Return result and gradients of a product of channels with the weights of the classes."""
     x, weight, bias, dy = (value.double() for value in (x, weight, bias, dy))
     classes = weight.flatten(1)
     return {
@@ -67,7 +69,7 @@ def output_convolution(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> d
 
 
 def dice_cross_entropy(logits: Tensor, label: Tensor, smooth: float = 1e-6) -> dict[str, Tensor]:
-    """The loss, and its gradient by the chain rule through the softmax."""
+    """Return the loss, and its gradient by the chain rule through the softmax."""
     logits = logits.double()
     samples, classes = logits.shape[:2]
     e = (logits - logits.amax(1, keepdim=True)).exp()
@@ -85,7 +87,7 @@ def dice_cross_entropy(logits: Tensor, label: Tensor, smooth: float = 1e-6) -> d
 
 
 def norm_case(shape: tuple[int, ...], dtype: torch.dtype, mean: float = 0.0, seed: int = 0) -> dict[str, Tensor]:
-    """Input, parameters and gradient of instance norm: channels with means and deviations of their own."""
+    """Return input, parameters and gradient of instance norm; means and deviations differ between channels."""
     generator = torch.Generator().manual_seed(seed)
     channels = (1, shape[1], 1, 1, 1)
 
@@ -98,7 +100,7 @@ def norm_case(shape: tuple[int, ...], dtype: torch.dtype, mean: float = 0.0, see
 
 
 def upsample_case(shape: tuple[int, ...], channels: int, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """Inputs and gradient of the way up from ``shape``, to twice as many voxels an axis of so many channels."""
+    """Return inputs and gradient of upsampling from ``shape`` to ``channels`` channels."""
     samples, channels_in, *volume = shape
     fine = [2 * size for size in volume]
     shapes = {
@@ -112,7 +114,7 @@ def upsample_case(shape: tuple[int, ...], channels: int, dtype: torch.dtype, see
 
 
 def output_case(shape: tuple[int, ...], classes: int, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """Inputs and gradient of the last convolution of ``shape`` to so many classes."""
+    """Return inputs and gradient of the last convolution."""
     samples, channels, *volume = shape
     shapes = {
         "x": shape,
@@ -124,7 +126,7 @@ def output_case(shape: tuple[int, ...], classes: int, dtype: torch.dtype, seed: 
 
 
 def normal(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """Normal values of all shapes."""
+    """Return normal values of all shapes."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(tuple(size), generator=generator, dtype=torch.float64).to(dtype)
@@ -133,7 +135,7 @@ def normal(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, seed: int = 
 
 
 def values_and_gradients(function: Callable[..., Tensor], case: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``y`` and the gradients of all inputs of ``function``, which takes them in the order of ``case``, ``dy`` last."""
+    """Return ``y`` and the gradients of all inputs of ``function``; ``case`` has them in order, and then ``dy``."""
     leaves = {name: value.detach().requires_grad_() for name, value in case.items() if name != "dy"}
     y = function(*leaves.values())
     gradients = torch.autograd.grad(y, list(leaves.values()), case["dy"])
@@ -141,7 +143,7 @@ def values_and_gradients(function: Callable[..., Tensor], case: dict[str, Tensor
 
 
 def loss_case(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """Logits (N, 3, D, H, W) and labels; the second sample lacks class 1, and the third is all background."""
+    """Return logits (N, 3, D, H, W) and labels; the second sample lacks class 1, and the third is all background."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
     label = torch.randint(3, (shape[0], *shape[2:]), generator=generator, dtype=torch.uint8)
@@ -151,14 +153,14 @@ def loss_case(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> dict
 
 
 def run_ranks(folder: Path, ranks: int, cases: dict) -> list[dict]:
-    """Run :mod:`volume_split_ranks` over slabs of the cases; what every rank saved."""
+    """Run :mod:`volume_split_ranks` on slabs of the cases; return the results of all ranks."""
     torch.save(cases, folder / "cases.pt")
     mp.start_processes(run_rank, args=(ranks, str(folder)), nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
 def joined(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Slabs put together along D, partial gradients of parameters summed; what all ranks share must be equal."""
+    """Join slabs along D and sum partial gradients of parameters; common results must be equal."""
     whole = {}
     for name, first in found[0].items():
         parts = [part[name] for part in found]
@@ -173,5 +175,5 @@ def joined(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over norm of the expected."""
+    """Return the norm of the difference divided by that of ``expected``."""
     return float((found.double() - expected).norm() / expected.norm().clamp(min=1e-30))

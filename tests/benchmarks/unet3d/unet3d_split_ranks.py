@@ -26,7 +26,7 @@ LEARNING_RATE = 0.1
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Images and labels, whole."""
+    """Return whole images and labels."""
     generator = torch.Generator().manual_seed(step)
     image = torch.randn(SAMPLES, 1, *SIZE, dtype=torch.float64, generator=generator)
     return image, torch.randint(0, 3, (SAMPLES, *SIZE), dtype=torch.uint8, generator=generator)
@@ -45,12 +45,12 @@ class Trainee:
         return whole if self.split is None else self.split.slab(whole, dim).contiguous()
 
     def loss(self, image_NCDHW: Tensor, label_NDHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and logits."""
+        """Return loss and logits."""
         logits_NKDHW = self.model(image_NCDHW)
         return dice_cross_entropy_reference(logits_NKDHW, label_NDHW, 1e-6, self.split), logits_NKDHW
 
     def gradients(self, of_image: bool) -> dict[str, Tensor]:
-        """Logits, the loss, and the gradients as this rank has them."""
+        """Return logits, loss and gradients of this rank."""
         self.model.zero_grad()
         image, label = batch(0)
         image = self.local(image, 2).clone().requires_grad_(of_image)
@@ -66,7 +66,7 @@ class Trainee:
         return found
 
     def train(self) -> dict[str, Tensor]:
-        """Weights after some steps of the optimizer."""
+        """Return the weights after a few steps of the optimizer."""
         redundant = self.model.redundant_parameters()
         named = dict(self.model.named_parameters())
         groups = [

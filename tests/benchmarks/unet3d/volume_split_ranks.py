@@ -1,8 +1,4 @@
-"""One rank of the tests of operations on split volumes.
-
-Reads the whole tensors that the test left in FOLDER, runs every implementation named there on this rank's slab, and
-saves results and gradients.
-"""
+"""A rank of the tests of operations on split volumes: it runs implementations on its slab and saves the results."""
 
 from __future__ import annotations
 
@@ -21,12 +17,12 @@ SMOOTH = 1e-6
 
 
 def slab(whole: Tensor, rank: int, ranks: int, dim: int) -> Tensor:
-    """This rank's part of the planes."""
+    """Return this rank's part of the planes."""
     return whole.chunk(ranks, dim)[rank].contiguous()
 
 
 def normalised(case: dict[str, Tensor], implementation: str, split: VolumeSplit) -> dict[str, Tensor]:
-    """Instance norm of the slab and its gradients."""
+    """Return the instance norm of the slab and its gradients."""
     x, dy = (slab(case[name], split.index, split.ranks, 2) for name in ("x", "dy"))
     leaves = [value.clone().requires_grad_() for value in (x, case["weight"], case["bias"])]
     results = instance_norm.INSTANCE_NORM.function(implementation)(*leaves, EPSILON, split)
@@ -36,7 +32,7 @@ def normalised(case: dict[str, Tensor], implementation: str, split: VolumeSplit)
 
 
 def lost(case: dict[str, Tensor], implementation: str, split: VolumeSplit) -> dict[str, Tensor]:
-    """The loss of whole volumes and its gradient for the slab."""
+    """Return the loss of whole volumes and its gradient for the slab."""
     logits = slab(case["logits"], split.index, split.ranks, 2).requires_grad_()
     label = slab(case["label"], split.index, split.ranks, 1)
     loss = dice_cross_entropy.DICE_CROSS_ENTROPY.function(implementation)(logits, label, SMOOTH, split)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.rnnt.config import Facts
+from benchmarks.rnnt.data_settings import resampled
 from benchmarks.rnnt.example import real_lengths
-from benchmarks.rnnt.lengths import resampled
 from benchmarks.rnnt.ops.features.reference import AudioBatch
 from common.mlperf.fixed import fixed_facts
 from common.ops.cases import Case, Draw, Pass

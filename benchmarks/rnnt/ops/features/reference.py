@@ -83,7 +83,7 @@ class AudioBatch:
         length_B: int64, recorded samples.
         offset_B: int64, first sample in ``audio_A``.
         speed_B: fp64, factor of the duration.
-        resampled_B: int64, samples after resampling: :func:`benchmarks.rnnt.lengths.resampled`.
+        resampled_B: int64, samples after resampling: :func:`benchmarks.rnnt.data_settings.resampled`.
         seed_B: int64, random seed of noise and masks.
     """
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.rnnt.packed_rows import PackedRows, places
+from benchmarks.rnnt.packed_rows import PackedRows, row_indices
 from common.ops.dropout.reference import DropoutMask, keep_rows, scale_of_kept
 from common.ops.operation import Operation
 from common.ops.triton_support import triton_kernels, widen
@@ -66,7 +66,7 @@ def forward_reference(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: D
         (capacity, H) in the dtype of f: ``dropout(relu(f[s, b] + g[u, b]))``, zero in unused rows.
     """
     check(f_SBH, g_NBH, rows)
-    reserved = places(rows)
+    reserved = row_indices(rows)
     h_RH = widen(f_SBH)[reserved.frame_R, reserved.utterance_R] + widen(g_NBH)[reserved.token_R, reserved.utterance_R]
     h_RH = h_RH.clamp_(min=0).masked_fill_(~reserved.exists_R[:, None], 0)
     if dropout.p:
@@ -95,7 +95,7 @@ def backward_reference(
     Returns:
         Gradients of f and g, in the dtype of ``dh_RH``; zero in padding.
     """
-    reserved = places(rows)
+    reserved = row_indices(rows)
     dz_RH = widen(dh_RH).masked_fill(~live_R[:, None], 0) * scale_of_kept(dropout.p)
 
     def added(index_R: Tensor, size: int) -> Tensor:

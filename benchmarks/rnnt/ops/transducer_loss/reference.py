@@ -17,7 +17,7 @@ from benchmarks.rnnt.ops.transducer_loss.passes import (
     Statistics,
     Transitions,
 )
-from benchmarks.rnnt.packed_rows import PackedRows, places
+from benchmarks.rnnt.packed_rows import PackedRows, row_indices
 from common.ops.triton_support import widen
 
 IMPOSSIBLE = -1e30
@@ -26,7 +26,7 @@ IMPOSSIBLE = -1e30
 
 def labels_reference(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
     """Return the token that each row can emit, int32: ``NO_LABEL`` after the last token, ``NO_ROW`` for unused rows."""
-    reserved = places(rows)
+    reserved = row_indices(rows)
     after_R = reserved.token_R >= rows.tokens_B[reserved.utterance_R]
     if tokens_BU.shape[1]:
         label_R = tokens_BU[reserved.utterance_R, reserved.token_R.clamp(max=tokens_BU.shape[1] - 1)].int()
@@ -92,7 +92,7 @@ def recursion_reference(statistics: Statistics, rows: PackedRows) -> Recursion:
     for step in range(diagonals):
         shifted[..., 1:] = before[..., :-1]
         before = torch.logaddexp(before + blank_D2BN[step], shifted + label_D2BN[step], out=found_D2BN[step])
-    reserved = places(rows)
+    reserved = row_indices(rows)
     own_frames_R, own_tokens_R = frames_B1[reserved.utterance_R, 0], tokens_B1[reserved.utterance_R, 0]
     left_R = (own_tokens_R - reserved.token_R).clamp(0, columns - 1)
     remaining_R = (own_frames_R - 1 - reserved.frame_R + left_R).clamp(0, diagonals - 1)
@@ -111,7 +111,7 @@ def transitions_reference(
     statistics: Statistics, recursion: Recursion, d_loss_B: Tensor, rows: PackedRows
 ) -> Transitions:
     """Return the occupancy of each arc times the loss's gradient."""
-    reserved = places(rows)
+    reserved = row_indices(rows)
     own_frames_R = rows.frames_B.long()[reserved.utterance_R]
     own_tokens_R = rows.tokens_B.long()[reserved.utterance_R]
     row_R = torch.arange(rows.capacity, device=rows.device)

@@ -1,15 +1,17 @@
-"""Encoding of pictures as moments of latents, as in the reference's converter.
+"""Encoders of the training data: pictures become moments of latents, captions become features.
 
 The benchmark's moments come from pictures in [0, 1], although the VAE was trained on [-1, 1]
 (https://github.com/mlcommons/training/issues/721). We must do the same to get the same data. Pictures are resized as
 float tensors, bicubic without antialiasing, like torchvision before 0.17; values slightly outside of [0, 1] are not
 clamped.
 
-Legend: N pictures, S their side in pixels, H height, W width, Z channels of latents, F ratio of picture to latent size.
+Legend: N pictures or captions, S side of a picture in pixels, H height, W width, Z channels of latents, F ratio of
+picture to latent size, T tokens of a caption, K features of a token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +19,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.stable_diffusion.frozen.published import load_vae
-from benchmarks.stable_diffusion.frozen.sizes import VaeSizes
+from benchmarks.stable_diffusion.frozen.clip import TextTower
+from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
+from benchmarks.stable_diffusion.frozen.inference import tf32_products
+from benchmarks.stable_diffusion.frozen.published import load_text, load_vae
+from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.unet_operations import choose_layers
 from common.formats import jpeg
 
 
 def read_picture(data: bytes, side: int) -> Tensor:
-    """Decode a JPEG, resize its shorter side to S, and crop the central square.
-
-    Args:
-        data: content of the file.
-        side: S, px.
+    """Decode a JPEG, resize its shorter side to ``side`` pixels, and crop the central square.
 
     Returns:
         (3, S, S) float32, red, green and blue, nominally in [0, 1].
@@ -85,3 +86,51 @@ class MomentsEncoder:
         """Encode pictures as (N, 2 Z, S / F, S / F) float32 on the CPU: means, then log-variances."""
         images = images_N3SS.to(self._device, memory_format=torch.channels_last, non_blocking=True)
         return self._vae.encode_moments(images).cpu().contiguous()
+
+
+class TokenEncoder:
+    """The text tower with published weights; maps tokens to features.
+
+    Args:
+        checkpoint: file with the weights.
+        digest: expected digest of the file; None accepts any.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged, or has another digest or other tensors.
+    """
+
+    def __init__(
+        self, sizes: TextSizes, checkpoint: Path, digest: str | None, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._tower = TextTower(sizes).to(device, dtype)
+        load_text(checkpoint, digest, self._tower)
+
+    @torch.no_grad()
+    def __call__(self, tokens_NT: Tensor) -> Tensor:
+        """Encode rows of token ids as (N, T, K)."""
+        return self._tower.encode(tokens_NT)
+
+
+class CaptionEncoder:
+    """Tokenizer and fp32 text tower. On a GPU its matrix products use TF32, whose mantissa is as long as that of fp16.
+
+    Args:
+        checkpoint: file with the tower's weights.
+        digest: expected digest of the file; None accepts any.
+        vocabulary: file with the tokenizer's merges.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged, or has another digest or other tensors.
+        DataError: the file of merges is missing or damaged.
+    """
+
+    def __init__(
+        self, sizes: TextSizes, checkpoint: Path, digest: str | None, vocabulary: Path, device: torch.device
+    ) -> None:
+        self._tokenize = ClipTokenizer(vocabulary, sizes.vocabulary, sizes.context)
+        self._encode, self._device = TokenEncoder(sizes, checkpoint, digest, device, torch.float32), device
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        """Encode captions as (N, T, K) float32 on the CPU; T is the tower's context length, padding included."""
+        with tf32_products():
+            return self._encode(self._tokenize(captions).to(self._device, non_blocking=True)).cpu()

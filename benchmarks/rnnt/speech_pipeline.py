@@ -10,15 +10,14 @@ import hashlib
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 from numpy.typing import NDArray
 
 from benchmarks.rnnt import tokenizer as tokenizers
-from benchmarks.rnnt.preparation import flac
 from benchmarks.rnnt.prepared import SPLITS, TOKENIZER, shard_name, write_split
 from benchmarks.rnnt.raw import Utterance
 from benchmarks.rnnt.tokenizer import UNKNOWN, TranscriptTokenizer
@@ -37,16 +36,57 @@ _INT16 = 2
 _ENCODED_AT_ONCE = 16_384
 
 
-@dataclass(frozen=True)
-class PreparedCorpus:
-    """Files in the data folder, and counts for the manifest."""
+SAMPLE_RATE = 16_000
+"""Sample rate of the corpus in Hz."""
+MOST_SAMPLES = 3600 * SAMPLE_RATE
+"""Maximum samples of a file, one hour. A tiny FLAC file can hold hours of silence; LibriSpeech has at most 35 s."""
+_STREAM_INFO_BYTES = 42
+_MD5 = slice(26, 42)
+_REMEDY = "unpack its archive again"
 
-    files: dict[str, FileEntry]
-    counts: dict[str, int]
+
+def read_flac(path: Path) -> NDArray[np.int16]:
+    """Return the samples of a FLAC file with one channel, 16 bits and 16 kHz, (N,) int16.
+
+    The first block of a FLAC file has the number of samples and their MD5 (RFC 9639, section 8.2).
+
+    Raises:
+        DataError: the file is missing, truncated, damaged, or of another kind.
+    """
+    try:
+        with soundfile.SoundFile(path) as file:
+            _check_kind(path, file)
+            expected = file.frames
+            samples: NDArray[np.int16] = file.read(dtype="int16")
+        with open(path, "rb") as opened:
+            head = opened.read(_STREAM_INFO_BYTES)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; {_REMEDY}") from error
+    except soundfile.LibsndfileError as error:
+        raise DataError(f"{path} is no FLAC file, or a damaged one ({error.error_string}); {_REMEDY}") from error
+    if len(samples) != expected:
+        raise DataError(f"{path} is truncated: {len(samples)} of {expected} samples; {_REMEDY}")
+    if not len(samples):
+        raise DataError(f"{path} holds no samples; {_REMEDY}")
+    known = head[_MD5]  # zeros if the encoder did not compute it
+    if any(known) and hashlib.md5(samples.astype("<i2", copy=False).data).digest() != known:
+        raise DataError(f"{path} is damaged: the MD5 of its samples differs from the one in its header; {_REMEDY}")
+    return samples
+
+
+def _check_kind(path: Path, file: soundfile.SoundFile) -> None:
+    if file.format != "FLAC" or file.subtype != "PCM_16":
+        raise DataError(f"{path} is {file.format} of {file.subtype}, expected FLAC of PCM_16")
+    if file.samplerate != SAMPLE_RATE:
+        raise DataError(f"{path} has a sample rate of {file.samplerate} Hz, expected {SAMPLE_RATE}")
+    if file.channels != 1:
+        raise DataError(f"{path} has {file.channels} channels, expected one")
+    if file.frames > MOST_SAMPLES:
+        raise DataError(f"{path} has {file.frames:,} samples, and at most {MOST_SAMPLES:,} are read; {_REMEDY}")
 
 
 class SpeechPipeline:
-    """Preparation of tokenizer, audio files and columns of LibriSpeech, in stages that resume after an interruption.
+    """Preparation of tokenizer, audio files and columns.
 
     Args:
         utterances: utterances of each split.
@@ -73,8 +113,8 @@ class SpeechPipeline:
         self.stages = Stages(work_dir / "records", workers)
         self.workers = workers
 
-    def run(self) -> PreparedCorpus:
-        """Run all unfinished stages.
+    def run(self) -> tuple[dict[str, FileEntry], dict[str, int]]:
+        """Run all unfinished stages, and return the files in the data folder and the counts for the manifest.
 
         Raises:
             DataError: a FLAC file is damaged or of another kind, a transcript has text that the tokenizer does not
@@ -90,11 +130,11 @@ class SpeechPipeline:
         counts: dict[str, int] = {}
         for split in SPLITS:
             columns = self._columns(split, tokenizer, shards[split])
-            names += self._written(split, columns)
+            names += self._write_split(split, columns)
             files |= self._entries(split, shards[split])
             counts |= _counts(split, columns)
         files |= describe_files(self.data_dir, names)
-        return PreparedCorpus(files, {**counts, "vocabulary": tokenizer.size})
+        return files, {**counts, "vocabulary": tokenizer.size}
 
     def _require_space(self, runs: Mapping[str, list[list[Utterance]]]) -> None:
         """Check the disk space for all missing files of samples."""
@@ -127,7 +167,7 @@ class SpeechPipeline:
         if split == "train" and (unknown := tokens == UNKNOWN).any():
             culprit = utterances[int(np.searchsorted(np.cumsum(lengths), unknown.argmax(), "right"))]
             raise DataError(
-                f"{culprit.path}: the tokenizer, which was made of other transcripts, knows not all of "
+                f"{culprit.path}: the tokenizer, trained on other transcripts, cannot encode all of "
                 f"{culprit.transcript!r}"
             )
         return {
@@ -149,7 +189,7 @@ class SpeechPipeline:
             tokens.append(np.fromiter(itertools.chain.from_iterable(pieces), np.int16))
         return np.concatenate(tokens), np.concatenate(lengths)
 
-    def _written(self, split: str, columns: Mapping[str, NDArray[Any]]) -> list[str]:
+    def _write_split(self, split: str, columns: Mapping[str, NDArray[Any]]) -> list[str]:
         utterances = self.utterances[split]
         transcripts = [utterance.transcript for utterance in utterances] if split == "eval" else None
         names = [utterance.name for utterance in utterances]
@@ -209,7 +249,7 @@ def write_shard(flacs: Sequence[str], path: Path) -> Record:
     samples = []
     with atomic.written(path) as partial, open(partial, "wb") as out:
         for name in flacs:
-            content = flac.read(Path(name)).astype("<i2", copy=False).data
+            content = read_flac(Path(name)).astype("<i2", copy=False).data
             digest.update(content)
             out.write(content)
             samples.append(len(content))
