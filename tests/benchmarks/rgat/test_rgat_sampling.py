@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.rgat.graph import BlockShape
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.sampling import BlockSampler, SeedBatch, at_most, largest_shape, measured
+from benchmarks.rgat.sampling import BlockSampler, SeedBatch, at_most, largest_shape, sampled_moments
 from tests.benchmarks.rgat.sample_oracle import NODES, SCHEMA, filled, small_graph
 from tests.benchmarks.rgat.small_rgat import SMALL, features_of, network
 
@@ -71,7 +71,7 @@ def test_all_ranks_leave_the_captured_shape_when_one_must(monkeypatch: pytest.Mo
 
 def test_what_batches_fill_is_measured_whatever_room_they_begin_with() -> None:
     counts = [sampler_reference(GRAPH, FANOUTS, LARGEST)(b.seeds, b.count, b.seed).counts for b in batches(3)]
-    found = measured(GRAPH, FANOUTS, sampler_reference, 8, batches(3))
+    found = sampled_moments(GRAPH, FANOUTS, sampler_reference, 8, batches(3))
     assert found[: LARGEST.counts].tolist() == torch.stack(counts).sum(0).tolist()
     assert found[-1] == 3
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.rgat.data import NO_LABEL, EvaluationSeeds, Labelled, SeedStream
+from benchmarks.rgat.data import NO_LABEL, EvaluationSeeds, TrainingSeeds
+from benchmarks.rgat.prepared import Labelled
 from common.data.batches import Block
 from common.data.order import MicroBatches
 from common.errors import ConfigError
@@ -18,22 +19,22 @@ CPU = torch.device("cpu")
 TRAIN = Labelled(np.arange(1000, 1103, dtype=np.int32), (np.arange(103) % 7).astype(np.int16))
 
 
-def stream(accumulation: int = 1, replicas: int = 1, replica: int = 0, seed: int = 5) -> SeedStream:
-    return SeedStream(TRAIN, MicroBatches(4, accumulation, replicas, replica), seed, CPU)
+def stream(accumulation: int = 1, replicas: int = 1, replica: int = 0, seed: int = 5) -> TrainingSeeds:
+    return TrainingSeeds(TRAIN, MicroBatches(4, accumulation, replicas, replica), seed, CPU)
 
 
-def real(source: SeedStream, number: int) -> list[int]:
+def real(source: TrainingSeeds, number: int) -> list[int]:
     batch, label = source.batch(number)
-    assert len(batch.seeds) == len(label) == source.mine.micro_batch
+    assert len(batch.seeds) == len(label) == source.micro_batches.micro_batch
     assert batch.seeds.dtype == torch.int32
     assert [each >= 0 for each in label.tolist()] == [place < batch.count for place in range(len(label))]
     assert label[: batch.count].tolist() == [(each - 1000) % 7 for each in batch.seeds[: batch.count].tolist()]
     return batch.seeds[: batch.count].tolist()
 
 
-def test_every_lane_goes_through_its_own_part_in_a_new_order_each_epoch() -> None:
-    source = stream(replicas=3, replica=1)  # 34 seeds of a lane: 8 batches of 4 and one of 2
-    assert (source.lane_seeds, source.steps_of_epoch) == (34, 9)
+def test_each_stream_visits_its_seeds_in_a_new_order_per_epoch() -> None:
+    source = stream(replicas=3, replica=1)  # 34 seeds of a stream: 8 batches of 4 and one of 2
+    assert (source.stream_seeds, source.steps_of_epoch) == (34, 9)
     epochs = [[real(source, epoch * 9 + step) for step in range(9)] for epoch in range(2)]
     for epoch in epochs:
         assert [len(batch) for batch in epoch] == [4] * 8 + [2]
@@ -69,13 +70,13 @@ def test_what_is_drawn_differs_from_batch_to_batch_and_run_to_run() -> None:
 def test_an_epoch_of_the_schedule_has_the_streams_steps() -> None:
     schedule = SCHEDULES["rgat"](3 * 4 * 2, train_samples=1003, ranks=6, last_epoch=1)
     labelled = Labelled(np.arange(1003, dtype=np.int32), np.zeros(1003, dtype=np.int16))
-    source = SeedStream(labelled, MicroBatches(4, 2, 3, 0), 0, CPU)
+    source = TrainingSeeds(labelled, MicroBatches(4, 2, 3, 0), 0, CPU)
     assert schedule.period == source.steps_of_epoch * 24
 
 
 def test_too_few_seeds_are_an_error_that_says_so() -> None:
     with pytest.raises(ConfigError, match="103 training seeds over 30 micro-batches of a global batch are only 3"):
-        SeedStream(TRAIN, MicroBatches(4, 30, 1, 0), 0, CPU)
+        TrainingSeeds(TRAIN, MicroBatches(4, 30, 1, 0), 0, CPU)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -84,7 +85,7 @@ def test_every_evaluation_seed_comes_once_over_any_number_of_ranks(ranks: int) -
     for rank in range(ranks):
         seeds = EvaluationSeeds(TRAIN, 8, 4, ranks, rank, 3, CPU)
         given = list(seeds.batches())
-        assert len(given) == 4 // ranks * 4  # each of 4 lanes: 25 or 26 seeds
+        assert len(given) == 4 // ranks * 4  # each of 4 parts: 25 or 26 seeds
         for batch, label in given:
             found += batch.seeds[: batch.count].tolist()
             assert (label >= 0).sum() == batch.count

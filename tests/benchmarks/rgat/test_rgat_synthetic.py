@@ -81,13 +81,6 @@ def test_a_share_of_igbh_has_its_degrees() -> None:
     assert all(graph.edges)
 
 
-def test_what_cannot_be_made_is_refused() -> None:
-    with pytest.raises(ValueError, match="no such relation: paper__likes__paper"):
-        synthetic_graph(SCHEMA, (9, 9), {"paper__likes__paper": 1.0}, 0, CPU)
-    with pytest.raises(ValueError, match="skew=1"):
-        synthetic_graph(SCHEMA, (9, 9), {}, 0, CPU, 1.0)
-
-
 # Raw files
 
 LARGE = SyntheticCommunities(papers=20_000, classes=8, feature_size=128)

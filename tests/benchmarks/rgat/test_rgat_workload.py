@@ -228,7 +228,7 @@ def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
 
 
 def test_a_short_batch_counts_its_seeds(data):
-    workload = built("micro_batch=5", "hparams.global_batch_size=20")  # a lane's 96 seeds: 19 batches and one of 1
+    workload = built("micro_batch=5", "hparams.global_batch_size=20")  # a stream has 96 seeds: 19 batches and one of 1
     source = workload.open_data(data)
     batches = [workload.prepare(batch) for batch in source.batches(Block(0, 1, 0, 0, 20 * 20), 72)]
     counted = [int(workload.loss(batch).metrics["samples"]) for batch in batches]

@@ -82,29 +82,6 @@ def test_targets_have_so_many_of_their_edges() -> None:
             assert all(each["edge_target"][edge] == place for edge in edges)
 
 
-def test_nodes_and_rows_are_there_once() -> None:
-    block = filled(sample(small_graph(3), FANOUTS, some_seeds(3)))
-    for nodes in block["nodes"]:
-        assert len(set(nodes)) == len(nodes)
-    for each in block["relations"]:
-        assert len(set(each["rows"])) == len(each["rows"])
-
-
-def test_the_levels_of_a_block_are_its_prefixes() -> None:
-    graph, seeds = small_graph(4), some_seeds(4)
-    whole = filled(sample(graph, FANOUTS, seeds))
-    for hops in (1, 2):
-        inner = filled(sample(graph, FANOUTS[:hops], seeds))
-        assert inner["nodes_within"] == whole["nodes_within"][: hops + 1]
-        assert inner["edges_within"] == whole["edges_within"][:hops]
-        assert inner["rows_within"] == whole["rows_within"][:hops]
-        for few, all_nodes in zip(inner["nodes"], whole["nodes"], strict=True):
-            assert few == all_nodes[: len(few)]
-        for few, all_edges in zip(inner["relations"], whole["relations"], strict=True):
-            for name in ("indptr", "edge_row", "edge_target", "rows"):
-                assert few[name] == all_edges[name][: len(few[name])]
-
-
 def picks_of(sources: int, fanout: int, centres: int) -> torch.Tensor:
     """[centres, fanout]: positions that the centres of stars draw."""
     graph = star(sources, centres)

@@ -73,15 +73,6 @@ def test_memory_of_a_process_that_is_another_here_is_refused(monkeypatch):
             ShardedArray("host", 4096, group, CPU)
 
 
-def test_room_of_another_dtype_or_width_is_refused(tmp_path):
-    small.write(tmp_path, small.made())
-    store, block = opened(tmp_path), small.block(0, CPU)
-    out = small.room(block)
-    for wrong in (out.view(torch.uint8), out[:, :12].contiguous(), out.t().contiguous().t()):
-        with pytest.raises(ValueError, match="contiguous"):
-            store.gather(block, None, wrong)
-
-
 @pytest.mark.parametrize(("nodes", "shards"), [((10, 3, 1), 4), ((7,), 7), ((5, 5), 1), ((1, 1), 3)], ids=str)
 def test_every_node_lies_in_the_shard_that_its_number_says(nodes, shards):
     partition = NodePartition(nodes, shards)
@@ -262,7 +253,7 @@ def test_files_of_several_pieces_are_checked_across_them(tmp_path, monkeypatch):
     monkeypatch.setattr(small, "EDGES", (5000, 4000, 4000))
     made = small.made()
     small.write(tmp_path, made)
-    monkeypatch.setattr("benchmarks.rgat.sharded.RowLoader.__init__.__defaults__", (8192,))
+    monkeypatch.setattr(sharded, "PIECE_BYTES", 8192)
     graph = opened_graph(tmp_path)
     for number in range(3):
         assert torch.equal(graph.indptr[number][0], made.indptr[number])
