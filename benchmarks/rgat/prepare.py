@@ -29,12 +29,13 @@ from benchmarks.rgat.prepared import (
 )
 from benchmarks.rgat.raw import RawGraph
 from benchmarks.rgat.synthetic import generate
-from common.data import atomic, preparation
+from common.data import preparation
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.options import Option
 from common.data.preparation import preparing
 from common.data.published import Published
+from common.data.stages import memory_of_start
 from common.mlperf.fixed import benchmark_settings
 
 INTERMEDIATE = "intermediate"
@@ -82,7 +83,7 @@ def prepare(
             return job.found
         work_dir = job.begin(INTERMEDIATE)
         workers = min(workers, 1 + _bytes(source) // BYTES_PER_WORKER)
-        memory = _memory_per_worker(work_dir / "memory", memory // workers)
+        memory = memory_of_start(work_dir / "memory", memory // workers)
         stages = PreparationStages(source, data_dir, work_dir, workers, memory)
         preparation.require_space(data_dir, stages.space() - _occupied(data_dir))
         files, edges, seeds = stages.run()
@@ -101,13 +102,6 @@ def prepare(
             "torch": torch.__version__,
         }
         return job.finish(files, counts, source.name, origin)
-
-
-def _memory_per_worker(path: Path, memory: int) -> int:
-    """Return the memory with which the preparation began, because pieces on disk depend on it."""
-    if not path.exists():
-        atomic.write_text(path, f"{max(1, memory)}\n")
-    return int(path.read_text(encoding="utf-8"))
 
 
 def _bytes(source: RawGraph) -> int:

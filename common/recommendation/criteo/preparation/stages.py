@@ -236,7 +236,7 @@ class CriteoPipeline:
         if missing:
             require_space(self.data_dir, between + sum(output.size for output, _ in missing))
         for output, stage in missing:
-            for stale in (stage, "digests"):
+            for stale in (stage, "checksums"):
                 shutil.rmtree(self.stages.folder / stale, ignore_errors=True)
             output.begin()
 
