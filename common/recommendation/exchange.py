@@ -56,8 +56,8 @@ def received_vectors(
     sent: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
     before = 0
     for numbers in senders:
-        for place, table in enumerate(numbers):
-            parts[table].append(before + sample_B * len(numbers) + place)
+        for index, table in enumerate(numbers):
+            parts[table].append(before + sample_B * len(numbers) + index)
         if numbers:
             vector_K = leading + torch.tensor(list(numbers))
             sent.append((sample_B.unsqueeze(1) * (leading + tables) + vector_K).flatten())
@@ -151,13 +151,13 @@ class Exchange:
         self.bags = self._bags(self.shards)
         tables = plan.tables
         columns = [
-            tables.columns[shard.table] + place
+            tables.columns[shard.table] + index
             for shards in self._shards_of
             for shard in shards
-            for place in range(self._hotness(shard))
+            for index in range(self._hotness(shard))
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
-        self._places_of: dict[int, ReceivedVectors] = {}
+        self._positions_of: dict[int, ReceivedVectors] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
         """See :meth:`VectorExchange.ids`."""
@@ -178,15 +178,15 @@ class Exchange:
         own = [len(self.shards) * batch * width] * self._plan.ranks
         all_to_all(parts[: sum(counts)], own_NKW.flatten(), counts, own, self._group)
         parts[sum(counts) :].view_as(replicated_BDW).copy_(replicated_BDW)
-        at = self._places(batch)
-        self._ops.pool(parts.view(-1, width), at.parts_BP, at.sums, out_BFW)
+        positions = self._positions(batch)
+        self._ops.pool(parts.view(-1, width), positions.parts_BP, positions.sums, out_BFW)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
         """See :meth:`VectorExchange.gradients`."""
         batch, width = len(gradient_BX), self._plan.tables.width
         shards, ranks = len(self.shards), self._plan.ranks
-        at, counts = self._places(batch), [len(shards) * batch * width for shards in self._shards_of]
-        sent = gradient_BX.view(-1, width).index_select(0, at.sent_M[: sum(counts) // width]).flatten()
+        positions, counts = self._positions(batch), [len(shards) * batch * width for shards in self._shards_of]
+        sent = gradient_BX.view(-1, width).index_select(0, positions.sent_M[: sum(counts) // width]).flatten()
         received = sent.new_empty(ranks * shards * batch * width)
         all_to_all(received, sent, [shards * batch * width] * ranks, counts, self._group)
         return received.view(ranks * batch, shards, width)
@@ -203,10 +203,10 @@ class Exchange:
     def _hotness(self, shard: TableShard) -> int:
         return self._plan.tables.tables[shard.table].hotness
 
-    def _places(self, batch: int) -> ReceivedVectors:
+    def _positions(self, batch: int) -> ReceivedVectors:
         """Return the positions for a batch size. Warm-up creates them, because they cannot be made inside a capture."""
-        if batch not in self._places_of:
+        if batch not in self._positions_of:
             senders = [[shard.table for shard in shards] for shards in self._shards_of]
             senders.append(list(self._plan.own_sums))  # this rank itself, after all others
-            self._places_of[batch] = received_vectors(batch, len(self._plan.tables), senders, 1, self._device)
-        return self._places_of[batch]
+            self._positions_of[batch] = received_vectors(batch, len(self._plan.tables), senders, 1, self._device)
+        return self._positions_of[batch]

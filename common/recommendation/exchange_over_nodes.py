@@ -57,13 +57,13 @@ class ExchangeOverNodes:
         self._lookups = self._lookups_of[own]
         self.bags = self._own_bags()
         columns = [
-            plan.tables.columns[table] + place
+            plan.tables.columns[table] + index
             for found in self._tables_of
             for table in found
-            for place in range(sizes[table].hotness)
+            for index in range(sizes[table].hotness)
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=layout.device)
-        self._places_of: dict[int, tuple[ReceivedVectors, ReceivedVectors]] = {}
+        self._positions_of: dict[int, tuple[ReceivedVectors, ReceivedVectors]] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
         """See :meth:`common.recommendation.exchange.VectorExchange.ids`."""
@@ -80,7 +80,7 @@ class ExchangeOverNodes:
     def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
         """See :meth:`common.recommendation.exchange.VectorExchange.vectors`."""
         batch, _, width = out_BFW.shape
-        inner, outer = self._places(batch)
+        inner, outer = self._positions(batch)
         shards, rail_samples = len(self.shards), self._nodes * batch
         sent = own_NKW.view(self._nodes, self._ranks, batch * shards * width).transpose(0, 1).flatten()
         counts = [len(found) * rail_samples * width for found in self._shards_of]
@@ -99,7 +99,7 @@ class ExchangeOverNodes:
     def gradients(self, gradient_BX: Tensor) -> Tensor:
         """See :meth:`common.recommendation.exchange.VectorExchange.gradients`."""
         batch, width = len(gradient_BX), self._plan.tables.width
-        inner, outer = self._places(batch)
+        inner, outer = self._positions(batch)
         counts = [len(found) * batch * width for found in self._tables_of]
         sent = gradient_BX.view(-1, width).index_select(0, outer.sent_M[: sum(counts) // width]).flatten()
         own = len(self._tables) * batch * width
@@ -125,13 +125,13 @@ class ExchangeOverNodes:
             base += shard.rows(tables)
         return Bags(bags, self._device) if bags else None
 
-    def _places(self, batch: int) -> tuple[ReceivedVectors, ReceivedVectors]:
+    def _positions(self, batch: int) -> tuple[ReceivedVectors, ReceivedVectors]:
         """Return the positions among neighbours and along the rail. Warm-up creates them, not a capture."""
-        if batch not in self._places_of:
-            number = {table: place for place, table in enumerate(self._tables)}
+        if batch not in self._positions_of:
+            number = {table: index for index, table in enumerate(self._tables)}
             among = [[number[shard.table] for shard in shards] for shards in self._shards_of]
             inner = received_vectors(self._nodes * batch, len(self._tables), among, 0, self._device)
             senders = [*self._tables_of, list(self._plan.own_sums)]  # this rank itself, after all nodes
             outer = received_vectors(batch, len(self._plan.tables), senders, 1, self._device)
-            self._places_of[batch] = inner, outer
-        return self._places_of[batch]
+            self._positions_of[batch] = inner, outer
+        return self._positions_of[batch]

@@ -56,11 +56,11 @@ def hybrid_plan(plan: Placement, batches: Sequence[Tensor], frequent: int, names
     known = {table.name: number for number, table in enumerate(tables.tables)}
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"there is no table {unknown[0]!r}")
-    asked = {known[name] for name in names}
-    numbers = sorted(asked) if asked else [number for number, ranks in enumerate(plan.holders) if ranks]
+    named = {known[name] for name in names}
+    numbers = sorted(named) if named else [number for number, ranks in enumerate(plan.holders) if ranks]
     samples = sizes.pop()
     hybrids = _measured(plan, batches, samples, frequent, numbers)
-    while worse := set() if asked else _worse(plan, hybrids):
+    while worse := set() if named else _worse(plan, hybrids):
         # Other tables get their share of the frequent rows, and then need no more slots than before.
         numbers = [number for number in numbers if number not in worse]
         hybrids = _measured(plan, batches, samples, frequent, numbers)
@@ -93,7 +93,7 @@ def most_frequent(batches: Sequence[Tensor], tables: Tables, numbers: Sequence[i
     chosen = flat.argsort(descending=True, stable=True)[:frequent]
     of_table = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(found) for found in ids]))
     every = torch.cat(ids)
-    return [every[chosen[of_table[chosen] == place]] for place in range(len(ids))]
+    return [every[chosen[of_table[chosen] == index]] for index in range(len(ids))]
 
 
 def _measured(

@@ -55,12 +55,12 @@ class PlannerSettings:
 
 
 def make_plan(
-    tables: Tables, how: str, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
+    tables: Tables, plan_name: str, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
 ) -> Placement:
     """Return the plan of a run, the same on every rank.
 
     Args:
-        how: ``auto``, ``balanced``, ``hier_auto`` (tables to nodes, within a node over all its ranks),
+        plan_name: ``auto``, ``balanced``, ``hier_auto`` (tables to nodes, within a node over all its ranks),
             ``table_wise``, ``row_wise``, or the path of a YAML plan.
         ranks: number of ranks.
         ranks_per_node: number of ranks in a node; only used by ``hier_auto``.
@@ -70,21 +70,21 @@ def make_plan(
     Raises:
         ConfigError: no plan fits the memory, or the file has none for these tables and ranks.
     """
-    if ranks == 1 and how in SEARCHES:
+    if ranks == 1 and plan_name in SEARCHES:
         plan = row_wise(tables, 1)  # there is nothing to plan or replicate
-    elif how == "table_wise":
+    elif plan_name == "table_wise":
         plan = table_wise(tables, ranks)
-    elif how == "row_wise":
+    elif plan_name == "row_wise":
         plan = row_wise(tables, ranks)
-    elif how == "auto":
+    elif plan_name == "auto":
         plan = automatic(tables, ranks, row_bytes, settings)
-    elif how == "balanced":
+    elif plan_name == "balanced":
         plan = balanced(tables, ranks, row_bytes, settings)
-    elif how == "hier_auto":
+    elif plan_name == "hier_auto":
         plan = automatic_over_nodes(tables, ranks, ranks_per_node, row_bytes, settings)
     else:
-        plan = plan_file.read(Path(how), tables, ranks)
-    if how in SEARCHES:
+        plan = plan_file.read(Path(plan_name), tables, ranks)
+    if plan_name in SEARCHES:
         # Equal costs keep the order of NumPy's default sort, as in the original. It depends on NumPy and the processor,
         # so rank 0 plans for all.
         text = job_store.from_rank_0("embedding plan", plan_file.to_text(plan))
@@ -146,12 +146,12 @@ def cost(plan: Placement, settings: PlannerSettings) -> float:
     return max(plan.lookups_of(rank) + len(plan.shards_of(rank)) * settings.shard_cost for rank in ranks)
 
 
-class _Shards:
+class _ShardOrder:
     """The shards in the order in which they are placed."""
 
     def __init__(self, tables: Tables, numbers: list[int]) -> None:
         self._hotness = {number: tables.tables[number].hotness for number in numbers}
-        self.shards = dict.fromkeys(numbers, 1)
+        self.counts = dict.fromkeys(numbers, 1)
         self._table = np.array(numbers, dtype=np.int64)
         self._cost: NDArray[np.float64 | np.int64] = np.array(list(self._hotness.values()), dtype=np.int64)
         self.sort()
@@ -164,7 +164,7 @@ class _Shards:
     def split(self, number: int) -> None:
         """Double the shards of a table."""
         others = self._table != number
-        shards = self.shards[number] = 2 * self.shards[number]
+        shards = self.counts[number] = 2 * self.counts[number]
         self._table = np.concatenate([self._table[others], np.full(shards, number)])
         self._cost = np.concatenate([self._cost[others], np.full(shards, self._hotness[number] / shards)])
 
@@ -175,54 +175,54 @@ class _Shards:
 
 
 def _search(
-    tables: Tables, places: int, row_bytes: int, settings: PlannerSettings, memory_gb: float
+    tables: Tables, owners: int, row_bytes: int, settings: PlannerSettings, memory_gb: float
 ) -> tuple[tuple[int, ...], ...]:
-    """Return for each table the places (ranks or nodes) of its shards; empty if it is replicated."""
+    """Return for each table the owners (ranks or nodes) of its shards; empty if it is replicated."""
     size = [table.rows * row_bytes / GIGABYTE for table in tables.tables]
-    everywhere = (sum(size) / places, (tuple(range(places)),) * len(tables))
+    everywhere = (sum(size) / owners, (tuple(range(owners)),) * len(tables))
     if everywhere[0] > memory_gb:
         raise ConfigError(
-            f"plan: {int(sum(size) * GIGABYTE):,} bytes of tables do not fit {places} times "
+            f"plan: {int(sum(size) * GIGABYTE):,} bytes of tables do not fit {owners} times "
             f"{int(memory_gb * GIGABYTE):,} bytes; use more ranks"
         )
-    fallback = (tables.lookups / places + len(tables) * settings.shard_cost, everywhere[1])
+    fallback = (tables.lookups / owners + len(tables) * settings.shard_cost, everywhere[1])
     replicated = [number for number in range(len(tables)) if size[number] < settings.replicate_below_gb]
-    room = memory_gb - sum(size[number] for number in replicated)
-    if room < 0:
+    capacity = memory_gb - sum(size[number] for number in replicated)
+    if capacity < 0:
         raise ConfigError("plan: the tables below replicate_below_gb fill the memory; lower it")
     candidates = [fallback]
-    dealt = _Shards(tables, [number for number in range(len(tables)) if number not in replicated])
+    order = _ShardOrder(tables, [number for number in range(len(tables)) if number not in replicated])
     for _ in range(ROUNDS):
-        placed, stuck = _place(tables, places, size, room, settings.shard_cost, dealt)
+        placed, stuck = _place(tables, owners, size, capacity, settings.shard_cost, order)
         if stuck is None:
             assert placed is not None
             candidates.append(placed)
-            stuck = next((number for number in dealt.in_order if 2 * dealt.shards[number] <= places), None)
-        elif 2 * dealt.shards[stuck] > places:
+            stuck = next((number for number in order.in_order if 2 * order.counts[number] <= owners), None)
+        elif 2 * order.counts[stuck] > owners:
             break
         if stuck is not None:
-            dealt.split(stuck)
-        dealt.sort()
+            order.split(stuck)
+        order.sort()
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
 def _place(
-    tables: Tables, places: int, size: list[float], room: float, shard_cost: float, dealt: _Shards
+    tables: Tables, owners: int, size: list[float], capacity: float, shard_cost: float, order: _ShardOrder
 ) -> tuple[tuple[float, tuple[tuple[int, ...], ...]] | None, int | None]:
     """Return a plan with its cost, and None; or None, and the table with a shard that fits nowhere."""
-    costs, used = np.zeros(places), np.zeros(places)
+    costs, used = np.zeros(owners), np.zeros(owners)
     found: list[list[int]] = [[] for _ in range(len(tables))]
-    for number in dealt.in_order:
-        shards = dealt.shards[number]
+    for number in order.in_order:
+        shards = order.counts[number]
         fitting = (
-            int(place)
-            for place in np.argsort(costs)
-            if int(place) not in found[number] and used[place] + size[number] / shards <= room
+            int(owner)
+            for owner in np.argsort(costs)
+            if int(owner) not in found[number] and used[owner] + size[number] / shards <= capacity
         )
-        place = next(fitting, None)
-        if place is None:
+        owner = next(fitting, None)
+        if owner is None:
             return None, number
-        found[number].append(place)
-        used[place] += size[number] / shards
-        costs[place] += tables.tables[number].hotness / shards + shard_cost
+        found[number].append(owner)
+        used[owner] += size[number] / shards
+        costs[owner] += tables.tables[number].hotness / shards + shard_cost
     return (float(costs.max()), tuple(tuple(sorted(ranks)) for ranks in found)), None

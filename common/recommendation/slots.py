@@ -46,15 +46,15 @@ class FoundSlots:
         local_BL: int32, the ids; for hybrid tables the index of the frequent row, -1 if the id is not frequent.
         slot_BK: int32, slots of the ids of hybrid tables, -1 for an id without slot.
         keys: the ids of hybrid tables, sorted by slot.
-        wanted_S: int32, row of its rank's store that each slot requests, -1 for an empty slot.
-        beyond_H: int32, for each hybrid table the number of shards with more different rows than slots.
+        requested_S: int32, row of its rank's store that each slot requests, -1 for an empty slot.
+        overflow_H: int32, for each hybrid table the number of shards with more different rows than slots.
     """
 
     local_BL: Tensor
     slot_BK: Tensor
     keys: SortedKeys
-    wanted_S: Tensor
-    beyond_H: Tensor
+    requested_S: Tensor
+    overflow_H: Tensor
 
 
 class SlotFinder:
@@ -70,7 +70,7 @@ class SlotFinder:
         self._pieces: list[tuple[int, TableShard]] = [
             (rank, shard) for rank in range(plan.ranks) for shard in plan.rare_shards_of(rank)
         ]
-        number = {hybrid.table: place for place, hybrid in enumerate(plan.hybrids)}
+        number = {hybrid.table: index for index, hybrid in enumerate(plan.hybrids)}
         piece_HT = torch.zeros(len(number), max(len(hybrid.ranks) for hybrid in plan.hybrids), dtype=torch.int64)
         starts, bases, within = [0], [], [0] * plan.ranks
         for piece, (rank, shard) in enumerate(self._pieces):
@@ -88,18 +88,18 @@ class SlotFinder:
         self._piece_HT = piece_HT.to(device)
         self._frequent_I = self._frequent().to(device)
 
-        column, place, rows, shards, first, row = [], [], [], [], [], 0
+        column, hybrids, rows, shards, first, row = [], [], [], [], [], 0
         for hybrid in plan.hybrids:
             table = tables.tables[hybrid.table]
             for lookup in range(table.hotness):
                 column.append(tables.columns[hybrid.table] + lookup)
-                place.append(number[hybrid.table])
+                hybrids.append(number[hybrid.table])
                 rows.append(table.rows)
                 shards.append(len(hybrid.ranks))
                 first.append(row)
             row += table.rows
-        self._column_K, self._place_K, self._first_K = (
-            torch.tensor(values, dtype=torch.int64, device=device) for values in (column, place, first)
+        self._column_K, self._hybrid_K, self._first_K = (
+            torch.tensor(values, dtype=torch.int64, device=device) for values in (column, hybrids, first)
         )
         self._rows_K, self._shards_K = (
             torch.tensor(values, dtype=torch.int32, device=device) for values in (rows, shards)
@@ -135,11 +135,11 @@ class SlotFinder:
         key_BK = key_BK.where(inside_BK, 0)
         frequent_BK = self._frequent_I[key_BK + self._first_K].where(inside_BK, -1)
         local_BL = ids_BL.index_copy(1, self._column_K, frequent_BK)
-        piece_BK = self._piece_HT[self._place_K, (key_BK % self._shards_K).long()]
+        piece_BK = self._piece_HT[self._hybrid_K, (key_BK % self._shards_K).long()]
         number_BK = self._start_P[piece_BK] + key_BK // self._shards_K
         number_BK = number_BK.where(inside_BK & (frequent_BK < 0), self._none)
 
-        number_M, place_M = number_BK.flatten().sort(stable=True)
+        number_M, order_M = number_BK.flatten().sort(stable=True)
         piece_M = torch.searchsorted(self._start_P, number_M, right=True) - 1
         new_M = torch.ones_like(number_M, dtype=torch.bool)
         new_M[1:] = number_M[1:] != number_M[:-1]
@@ -147,27 +147,27 @@ class SlotFinder:
         before_P = different_M[torch.searchsorted(number_M, self._start_P)]
         rank_M = different_M[1:] - 1 - before_P[piece_M]
         slot_M = slots.first_P[piece_M] + rank_M.minimum(slots.capacity_P[piece_M] - 1)
-        wanted_S = ids_BL.new_full((slots.total + 1,), -1)
+        requested_S = ids_BL.new_full((slots.total + 1,), -1)
         row_M = self._base_P[piece_M] + number_M - self._start_P[piece_M]
-        wanted_S.scatter_(0, slot_M, row_M.to(torch.int32))
+        requested_S.scatter_(0, slot_M, row_M.to(torch.int32))
 
         slot_M = slot_M.to(torch.int32)
-        slot_BK = torch.empty_like(slot_M).scatter_(0, place_M, slot_M).view_as(key_BK)
+        slot_BK = torch.empty_like(slot_M).scatter_(0, order_M, slot_M).view_as(key_BK)
         per_sample, tables = key_BK.shape[1], len(self._plan.hybrids)
-        source_M = place_M // per_sample * tables + self._place_K[place_M % per_sample]
+        source_M = order_M // per_sample * tables + self._hybrid_K[order_M % per_sample]
         ours = (slot_M < slots.total).sum(dtype=torch.int32)
         keys = SortedKeys(slot_M, source_M.to(torch.int32), ours, tables, slots.total)
-        beyond_P = (before_P.diff() > slots.capacity_P[:-1]).to(torch.int32)
-        beyond_H = beyond_P.new_zeros(tables).index_add_(0, self._of_table_P, beyond_P)
-        return FoundSlots(local_BL, slot_BK.where(slot_BK < slots.total, -1), keys, wanted_S[:-1], beyond_H)
+        overflow_P = (before_P.diff() > slots.capacity_P[:-1]).to(torch.int32)
+        overflow_H = overflow_P.new_zeros(tables).index_add_(0, self._of_table_P, overflow_P)
+        return FoundSlots(local_BL, slot_BK.where(slot_BK < slots.total, -1), keys, requested_S[:-1], overflow_H)
 
     def _frequent(self) -> Tensor:
         """Return int32 (I,): index of each row among the frequent rows of its table, -1 for a rare row."""
         parts = []
         for hybrid in self._plan.hybrids:
-            place_R = torch.full((self._plan.tables.tables[hybrid.table].rows,), -1, dtype=torch.int32)
-            place_R[torch.tensor(hybrid.frequent, dtype=torch.int64)] = torch.arange(
+            index_R = torch.full((self._plan.tables.tables[hybrid.table].rows,), -1, dtype=torch.int32)
+            index_R[torch.tensor(hybrid.frequent, dtype=torch.int64)] = torch.arange(
                 len(hybrid.frequent), dtype=torch.int32
             )
-            parts.append(place_R)
+            parts.append(index_R)
         return torch.cat(parts)

@@ -85,7 +85,7 @@ class Tables:
 Distribution = Literal["uniform", "zipf"]
 EXPONENT = 1.05
 """Exponent of the skewed ids: the k-th id of a table has a probability proportional to k ** -EXPONENT."""
-PLACES = 1 << 10
+SITES = 1 << 10
 """Sites of random bits per table: one for each id of a bag."""
 
 
@@ -115,6 +115,6 @@ def _skewed(table: Table, number: int, samples: int, generator: torch.Generator)
     shares_R = torch.arange(1, table.rows + 1, dtype=torch.float64).pow_(-EXPONENT).cumsum_(0)
     chance_B1 = torch.rand((samples, 1), generator=generator, dtype=torch.float64)
     first_B1 = torch.searchsorted(shares_R, chance_B1 * shares_R[-1]).clamp_(max=table.rows - 1)
-    site = number * PLACES + torch.arange(1, table.hotness)
+    site = number * SITES + torch.arange(1, table.hotness)
     bits = words(first_B1, torch.zeros((), dtype=torch.int64), site).long() & 0xFFFFFFFF
     return torch.cat([first_B1, bits % table.rows], dim=1).int()

@@ -51,7 +51,7 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
         published = replace(published, known=f"tables have at most {encoding.largest:,} rows")
     wanted = {"fingerprint": raw.fingerprint(), "settings": settings_of(encoding)}
     chosen = encoding.sample_format
-    with preparing(data_dir, chosen.name, chosen.command, wanted, published, raw.stand_in) as job:
+    with preparing(data_dir, chosen.name, chosen.command, wanted, published, raw.synthetic) as job:
         if job.found is not None:
             return job.found
         work_dir = job.begin(INTERMEDIATE)

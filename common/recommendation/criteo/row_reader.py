@@ -101,9 +101,9 @@ class RowFile:
             return
         row_bytes, settings = self._words * WORD, self._settings
         buffers = self._ring(max(last - first for first, last in ranges) * row_bytes, pinned)
-        places = [(first * row_bytes, (last - first) * row_bytes) for first, last in ranges]
+        byte_ranges = [(first * row_bytes, (last - first) * row_bytes) for first, last in ranges]
         file = self._rows.file
-        for piece in file.pieces(places, buffers.size, settings.ahead, settings.threads, row_bytes, buffers):
+        for piece in file.pieces(byte_ranges, buffers.size, settings.ahead, settings.threads, row_bytes, buffers):
             try:
                 yield piece.values.view(torch.int32).view(-1, self._words)
             finally:

@@ -74,14 +74,14 @@ def test_dense_weights_and_rows_have_the_published_rate():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("hparams.decay_start_steps=10", r"hparams\.decay_start_steps=10: not before the end of warmup_steps=2750"),
         ("benchmark.facts.table_rows=[3,4]", r"benchmark\.facts\.table_rows: 2 tables"),
     ],
 )
-def test_what_cannot_be_is_named(override, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_is_named(override, message):
+    with pytest.raises(ConfigError, match=message):
         loaded("scale=8xA100", override)
 
 

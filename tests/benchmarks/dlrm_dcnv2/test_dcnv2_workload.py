@@ -108,7 +108,7 @@ def test_the_tables_of_a_recipe_have_a_plan_within_its_memory(scale):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("benchmark.facts.hotness=[1,2]", r"benchmark\.facts\.hotness: 2 tables"),
         ("benchmark.facts.bottom_mlp=[512,64]", r"benchmark\.facts\.bottom_mlp"),
@@ -117,8 +117,8 @@ def test_the_tables_of_a_recipe_have_a_plan_within_its_memory(scale):
         ("embeddings.memory_gb=0", r"embeddings\.memory_gb"),
     ],
 )
-def test_what_cannot_be_is_named(override, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_is_named(override, message):
+    with pytest.raises(ConfigError, match=message):
         loaded("scale=8xH200", override)
 
 

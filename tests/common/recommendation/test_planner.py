@@ -220,8 +220,8 @@ def test_no_such_file():
 
 
 def test_all_ranks_have_the_plan_of_rank_0(monkeypatch):
-    told = plan_file.to_text(row_wise(CRITEO, 8))
-    monkeypatch.setattr(job_store, "from_rank_0", lambda name, value: told)
+    message = plan_file.to_text(row_wise(CRITEO, 8))
+    monkeypatch.setattr(job_store, "from_rank_0", lambda name, value: message)
     assert make_plan(CRITEO, "auto", 8, 8, ROW_BYTES, H200) == row_wise(CRITEO, 8)
 
 

@@ -62,7 +62,7 @@ class Day:
         if gathered:
             yield np.concatenate(gathered)
 
-    def forget_raw(self) -> None:
+    def delete_raw(self) -> None:
         """Delete the raw numbers, when they are no longer needed."""
         (self.folder / RAW).unlink(missing_ok=True)
 

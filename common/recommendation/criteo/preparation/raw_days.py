@@ -45,17 +45,17 @@ class RawDays:
         form: ``TEXT`` with one file per day, ``PARQUET`` with a folder of files per day, or ``MULTI_HOT``, the
             published set with the files of :func:`multi_hot_names`.
         files: files of every day, in the order of the days.
-        stand_in: description of synthetic data; None for real data.
+        synthetic: description of synthetic data; None for real data.
     """
 
     folder: Path
     form: str
     files: tuple[tuple[Path, ...], ...]
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
 
     def fingerprint(self) -> str:
         """Return SHA-256 over names, sizes, starts and ends of all files; reads 128 KiB of each."""
-        return fingerprint_of(self.folder, (path for day in self.files for path in day), self.stand_in)
+        return fingerprint_of(self.folder, (path for day in self.files for path in day), self.synthetic)
 
     def check_rows(self, day: int, rows: int) -> None:
         """Refuse an incomplete real day.
@@ -63,7 +63,7 @@ class RawDays:
         Raises:
             DataError: the number of samples differs from the published one.
         """
-        if self.stand_in is not None or rows == PUBLISHED_ROWS[day]:
+        if self.synthetic is not None or rows == PUBLISHED_ROWS[day]:
             return
         if self.form == PARQUET:
             name = f"{DAY_FOLDERS[day]} with its {len(self.files[day])} parts"
