@@ -59,7 +59,6 @@ class TrainingColumns(Columns):
     Args:
         objects: objects of the training pictures.
         stream: this replica's micro-batches, and the seed of the mirroring.
-        room: M.
     """
 
     def __init__(self, objects: TrainingObjects, facts: Facts, stream: GroupedStream, room: int) -> None:
@@ -109,7 +108,6 @@ def resized_boxes(corners_M4: NDArray[np.float32], transform_4: NDArray[np.float
 
     Args:
         corners_M4: corners in px of the published picture.
-        transform_4: see :class:`TrainingColumns`.
         width: width of the resized picture, px.
     """
     resized_M4 = corners_M4 * transform_4[[0, 1, 0, 1]]

@@ -66,10 +66,8 @@ class Detector:
     Args:
         facts: thresholds and numbers of candidates.
         roi_align: implementation of RoIAlign.
-        implementations: ``model.implementations``.
 
     Attributes:
-        choice: name of the chosen implementation of suppression.
         class_ids: (K,) int64 on the device: id of each class in detections; initially 1, 2, 3 ...
 
     Raises:
@@ -182,7 +180,6 @@ def evaluation(
     Args:
         model: the network, on its final device.
         preparer: computes the network's input from decoded pictures.
-        layout: ranks that share the evaluation set.
         capture: replay the passes as CUDA graphs.
 
     Returns:

@@ -63,10 +63,6 @@ class TrainingPass:
     Args:
         model: the network, on its final device and in its final dtype.
         table: outlines of all training objects, on the same device.
-        dtype: dtype of the network.
-
-    Attributes:
-        choices: operation to the chosen implementation.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.

@@ -111,11 +111,6 @@ class Preparer:
 
     Args:
         facts: mean of the pictures and side of their slots.
-        implementations: ``model.implementations``.
-        dtype: dtype of the pictures.
-
-    Attributes:
-        choice: name of the chosen implementation of ``resize``.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.

@@ -122,11 +122,6 @@ class Proposer:
 
     Args:
         facts: threshold of the suppression.
-        implementations: ``model.implementations``.
-        device: device of the network's outputs.
-
-    Attributes:
-        choice: name of the chosen implementation of suppression.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.

@@ -159,10 +159,6 @@ class RpnTargets:
 
     Args:
         facts: thresholds and sample size.
-        implementations: ``model.implementations``.
-
-    Attributes:
-        choice: name of the chosen implementation of the matching.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -201,7 +197,6 @@ class RoiTargets:
 
     Args:
         facts: threshold, sample size and weights of the offsets.
-        implementations: ``model.implementations``.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.

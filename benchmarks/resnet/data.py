@@ -101,7 +101,6 @@ class Records(Pictures):
     """Labelled pictures of a record file.
 
     Args:
-        path: the record file.
         expected: number of its records.
 
     Raises:

@@ -43,7 +43,6 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: Trust = Fals
 
     Args:
         raw_dir: tars or folders, see :mod:`benchmarks.resnet.raw`.
-        workers: threads that read and decode pictures.
 
     Raises:
         DataError: raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` has data of another

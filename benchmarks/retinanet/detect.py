@@ -29,10 +29,6 @@ class Detector:
 
     Args:
         anchors_A4: anchors of all levels, corners in px of the resized picture.
-        implementations: ``model.implementations``.
-
-    Attributes:
-        choice: name of the chosen implementation of suppression.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.

@@ -35,10 +35,6 @@ class AnchorTargets:
 
     Args:
         anchors_A4: corners x1, y1, x2, y2 in px of the resized picture.
-        implementations: ``model.implementations``.
-
-    Attributes:
-        choice: name of the chosen implementation of the matching.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -88,11 +84,6 @@ class DetectionLoss:
     Args:
         classes: number of classes K.
         alpha, gamma: parameters of the focal loss.
-        implementations: ``model.implementations``.
-        device, dtype: device and dtype of the network's outputs.
-
-    Attributes:
-        choice: name of the chosen implementation of the focal loss.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -125,7 +116,6 @@ class DetectionLoss:
         Args:
             levels: outputs of the heads, finest level first.
             logit_bias_C: bias that is added to the logits.
-            class_NA, offsets_NA4, weight_N: see :class:`benchmarks.retinanet.loss.AnchorTargets`.
             loss_scale: 0-d factor by which the caller multiplies the loss before backward. Without it, gradients of
                 logits are too small for fp16.
         """

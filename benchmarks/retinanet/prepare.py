@@ -66,10 +66,7 @@ def prepare(
     """Write the prepared data set and place the backbone. Skip complete data and continue interrupted preparations.
 
     Args:
-        raw_dir: see :mod:`benchmarks.retinanet.raw`.
-        data_dir: receives pictures, boxes and manifest. Pictures are hard links if both folders are on one disk.
         assets_dir: receives the backbone.
-        workers: processes that read, decode and place pictures.
 
     Raises:
         DataError: raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or ``assets_dir``
@@ -269,7 +266,6 @@ def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool)
     Args:
         raw_dir: raw folder with the tables, see :mod:`benchmarks.retinanet.raw`.
         sources: addresses; the entry ``pictures`` is used.
-        client: HTTP client for all transfers.
         check: only look for missing files; download nothing.
 
     Yields:

@@ -42,7 +42,6 @@ class TrainingSeeds:
     Args:
         labelled: all training seeds.
         seed: random seed of the orders.
-        device: device of the batches.
 
     Raises:
         ConfigError: a stream has fewer seeds than a micro-batch.
@@ -119,7 +118,6 @@ class EvaluationSeeds:
         parts: number of contiguous parts of the seeds; a multiple of ``ranks``.
         ranks, rank: number of ranks that share the parts, and index of this rank.
         seed: random seed; the same in every evaluation.
-        device: device of the batches.
     """
 
     labelled: Labelled
@@ -188,7 +186,6 @@ class GraphData:
 
     Attributes:
         fanouts: edges per relation that a node draws, by hop.
-        build: builds a sampler.
     """
 
     graph: Graph

@@ -41,7 +41,6 @@ class NodeClassification(Evaluation):
         example: shape and tensors of a synthetic batch, for warm-up.
         open_sources: opens graph, features and this rank's seeds in a folder.
         batches, sigma: ``capacity_batches`` and ``capacity_sigma`` of :class:`benchmarks.rgat.config.ReaderConfig`.
-        layout: ranks that share the evaluation seeds.
         capture: whether to replay the forward pass as a CUDA graph.
     """
 

@@ -53,7 +53,6 @@ class FeatureStore(Protocol):
 
     Attributes:
         name: ``local``, ``peers``, ``host`` or ``exchange``.
-        width: F.
     """
 
     name: str
@@ -113,7 +112,6 @@ def build_features(
 
     Args:
         nodes: number of nodes of each type.
-        width: F.
         placement: see :mod:`benchmarks.rgat.sharded`. ``auto``: a single rank uses local, or host if that does not
             fit. Ranks of one node use the first of peers, exchange and host that fits in free memory; peers also
             requires that GPUs can map each other's memory. Several nodes use exchange. Except with local, each row is
@@ -160,7 +158,6 @@ class InPlaceFeatures:
 
     Args:
         memory: shards of ``partition.rows`` rows.
-        device: device that gathers.
     """
 
     def __init__(

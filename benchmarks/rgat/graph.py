@@ -132,7 +132,6 @@ class Graph:
         indptr: [R][S], int64, [targets_per_shard[r] + 1]: first edge of each target in the shard's ``indices``.
             Targets beyond the last node of the type have no edges.
         indices: [R][S], int32: sources of the edges.
-        device: device that samples from the graph.
         memory: memory of the shards, which must live as long as the graph; None if the tensors keep it alive.
     """
 
@@ -254,7 +253,6 @@ class SampledBlock:
     """A sampled block; all tensors are int32, on one device.
 
     Attributes:
-        shape: capacities.
         counts: [shape.counts]: filled entries; the properties below are views of it.
         nodes: [shape.node_offsets(H)[-1]]: number of each node in the graph, by type.
         indptr: [shape.indptr_offsets[-1]]: for each relation and target within H - 1 hops, its first edge, relative

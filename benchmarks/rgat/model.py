@@ -231,8 +231,6 @@ class RGAT(nn.Module):
 
     Args:
         hops: number of convolutions.
-        implementations: implementation by operation name.
-        device, dtype: device and dtype of weights and activations.
         deterministic: whether every sum must be independent of the order in which programs run.
         generator: CPU generator for the initial weights.
     """

@@ -46,9 +46,7 @@ class PreparationStages:
     """Preparation of features, edges and seeds from a raw graph, in stages that resume after an interruption.
 
     Args:
-        data_dir: receives the files.
         work_dir: receives intermediate files and the records of the stages.
-        workers: number of processes.
         memory: bytes per process.
     """
 

@@ -79,7 +79,6 @@ def synthetic_graph(
     Args:
         nodes: number of nodes of each type.
         degrees: mean edges per target, by relation; missing relations have no edges.
-        device: device of the graph; building it takes about 1 GB more than the graph.
         skew: s, from 0 (all nodes equal) to less than 1.
     """
     indptr, indices = [], []
@@ -192,12 +191,10 @@ class LinkStatistics:
     """Edges of a relation.
 
     Attributes:
-        relation: name of the folder.
         mean: mean number of edges per source.
         homophily: fraction of edges whose target has the class of their source; the rest is uniform over other
             classes.
         skew: skew of the targets' popularity.
-        dtype: dtype of the file.
     """
 
     relation: str

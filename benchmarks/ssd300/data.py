@@ -57,9 +57,7 @@ class AnnotatedPictures(CocoPictures):
     """Pictures of a split and their boxes, by index.
 
     Args:
-        root: prepared data.
         split: ``train`` or ``val``.
-        found: the manifest of ``root``.
 
     Raises:
         DataError: records or columns are missing, damaged, or differ in number.
@@ -101,7 +99,6 @@ class AugmentedBoxes(BoxColumns):
         facts: ranges of the augmentation.
         attempts: attempts per kind of crop.
         room: capacity of a batch, in boxes per picture.
-        seed: seed of the augmentation.
     """
 
     def __init__(self, pictures: AnnotatedPictures, facts: Facts, attempts: int, room: int, seed: int) -> None:
@@ -168,7 +165,6 @@ class Ssd300Data(PictureData[Facts, BoxReaderConfig]):
     """SSD300's data.
 
     Args:
-        facts, reader, dtype: see :class:`common.vision.reader.PictureData`.
         crop_attempts: attempts per kind of crop.
     """
 

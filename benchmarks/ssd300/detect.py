@@ -27,11 +27,7 @@ from common.ops.triton_support import widen
 class Detector:
     """Finds boxes in an evaluation batch.
 
-    Args:
-        implementations: ``model.implementations``.
-
     Attributes:
-        choice: name of the chosen implementation of suppression.
         class_ids: (K,) int64 on the device: id of each class in detections; initially 1, 2, 3 ...
 
     Raises:

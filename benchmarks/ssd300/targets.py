@@ -88,12 +88,6 @@ class Targets:
     box gets the default box with the largest overlap; if several boxes want the same one, the last gets it (Liu et
     al., arXiv:1512.02325, section 2.2, and the MLPerf reference). A box without area is never matched.
 
-    Args:
-        implementations: ``model.implementations``.
-
-    Attributes:
-        choice: name of the chosen implementation of the matching.
-
     Raises:
         UnsupportedImplementation: the message names the configuration key.
     """

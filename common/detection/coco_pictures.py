@@ -19,7 +19,6 @@ class CocoPictures(Pictures):
     """Pictures of a split, by index.
 
     Args:
-        path: the record file.
         annotations: ids and sizes of the pictures, in the order of the records.
         benchmark: benchmark whose commands prepare and check the data, for messages.
 

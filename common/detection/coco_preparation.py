@@ -69,10 +69,7 @@ class CocoPreparation:
         """Write the prepared data set and copy the backbone. Finished parts are skipped, interrupted ones continued.
 
         Args:
-            raw_dir: see :mod:`common.detection.coco_raw`.
-            data_dir: output folder for records, columns and manifest.
             assets_dir: output folder for the backbone.
-            workers: threads that read and decode pictures.
 
         Raises:
             DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or

@@ -69,7 +69,6 @@ def generate(
         options: description that is stored with the data.
         plans: plans of pictures by split, ``train`` and ``val``.
         look: options for the annotations.
-        workers: processes that draw.
         write_backbone: writes the backbone to the given folder, for the given training pictures.
 
     Raises:

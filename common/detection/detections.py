@@ -102,7 +102,6 @@ class DetectionBuffer:
 
     Args:
         layout: ranks that share the set, along ``dp``.
-        keep: K.
         run_lengths: converts masks to runs; None if there are no masks.
     """
 

@@ -94,8 +94,6 @@ def empty_boxes(pictures: int, room: int, pin_memory: bool = False) -> dict[str,
     """Return zeros for a batch: ``boxes`` (B, M, 4) fp32, ``label`` (B, M) int64 and ``count`` (B,) int64.
 
     Args:
-        pictures: B.
-        room: M.
         pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
     return {

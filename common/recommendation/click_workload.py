@@ -199,7 +199,6 @@ def row_layout(
 
     Args:
         rule: update rule of the rows, which determines whether they have a state.
-        dtype: dtype of the network; if it is fp64, for checks, the rows are fp64 too.
     """
     rows_dtype = torch.float64 if dtype == torch.float64 else DTYPES[settings.rows]
     state_bytes = max(4, rows_dtype.itemsize) if isinstance(rule, embedding_bags.AdagradRows) else 0

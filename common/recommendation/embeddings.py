@@ -64,7 +64,6 @@ class ShardedEmbeddings:
     Args:
         plan: placement of the tables over the ranks of the layout's ``dp`` axis.
         layout: the ranks; all other axes have size 1.
-        dtype: dtype of the vectors, which ranks send each other.
         rows_dtype: dtype of the rows: fp32, or fp16, or fp64 for checks.
         implementation: name of an implementation of :mod:`common.ops.embedding_bags`, or ``auto``.
         ranks_per_node: if given, and tables have several shards on one of several nodes, ranks exchange in two steps

@@ -46,7 +46,6 @@ def received_vectors(
     """Return the positions for a batch. Copies to the device, so call it outside of captures.
 
     Args:
-        batch: B.
         tables: number of tables; each has a sender.
         senders: for each sender, the tables that it sends for every sample.
         leading: number of vectors of a sample before those of the tables.
@@ -132,7 +131,6 @@ class Exchange:
 
     Args:
         plan: placement of the tables over the ranks of the group.
-        rank: rank of this process in the group.
         group: the ranks; None for a single rank.
         ops: implementation that adds up parts.
 

@@ -133,9 +133,7 @@ def read_batches(root: Path, run: RunConfig, sample_format: SampleFormat, batche
     """Return the ids of the first micro-batches of all ranks, in training order.
 
     Args:
-        root: prepared data.
         run: configuration with the batch sizes.
-        sample_format: format of the data.
         batches: number of global batches; fewer if there are fewer.
 
     Raises:

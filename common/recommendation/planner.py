@@ -62,7 +62,6 @@ def make_plan(
     Args:
         plan_name: ``auto``, ``balanced``, ``hier_auto`` (tables to nodes, within a node over all its ranks),
             ``table_wise``, ``row_wise``, or the path of a YAML plan.
-        ranks: number of ranks.
         ranks_per_node: number of ranks in a node; only used by ``hier_auto``.
         row_bytes: bytes of a row with its optimizer state.
         settings: options of the search. Its memory limits every plan.
@@ -94,11 +93,7 @@ def make_plan(
 
 
 def automatic(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Placement:
-    """Return the result of the search over ranks.
-
-    Args:
-        ranks, row_bytes, settings: see :func:`make_plan`.
-    """
+    """Return the result of the search over ranks."""
     return Placement(tables, ranks, _search(tables, ranks, row_bytes, settings, settings.memory_gb))
 
 

@@ -42,12 +42,8 @@ class RareRows:
     """Shards of hybrid tables and their exchange; all ranks call the same methods.
 
     Args:
-        plan: a plan with hybrid tables.
-        rank: rank of this process in the group.
         group: the ranks of the plan.
         ops: implementation of pooling, sorting and adding up.
-        seed: seed of the initial rows.
-        dtype: dtype of the rows.
 
     Attributes:
         store: rows of this rank's shards.

@@ -65,7 +65,6 @@ def check_tables(found: Any, tables: Tables) -> None:
 
     Args:
         found: result of :func:`description` when the checkpoint was written.
-        tables: tables of this run.
 
     Raises:
         CheckpointError: the tables differ; the message names the first difference.
@@ -92,7 +91,6 @@ def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored
     Args:
         folder: output folder, created if needed.
         names: names of all tables.
-        rank: rank of this process.
         stores: stores to write; all of one dtype.
 
     Raises:
@@ -138,8 +136,6 @@ def read(folder: Path, tables: Tables, stores: Sequence[Stored]) -> None:
     """Fill this rank's stores and states from the files of all ranks.
 
     Args:
-        folder: folder of the files.
-        tables: tables of this run.
         stores: stores to fill.
 
     Raises:

@@ -51,7 +51,6 @@ def fill_chosen(rows_RW: Tensor, table: int, table_rows: int, seed: int, row_R: 
 
     Args:
         rows_RW: output.
-        table, table_rows, seed: see :func:`fill`.
         row_R: int64, row of the table for each row of ``rows_RW``.
 
     Raises:
@@ -100,7 +99,6 @@ class RowStore:
 
     Args:
         shards: shards in the store, in their order.
-        seed: seed of the initial rows.
         frequent: hybrid tables whose frequent rows come after the shards, in the order of the plan.
 
     Attributes:

@@ -25,7 +25,6 @@ class Slots:
 
     Attributes:
         counts: slots of each rank.
-        total: S.
         capacity_P: int64, slots of each shard, then 1.
         first_P: int64, first slot of each shard, then S.
         bags: bags of the hybrid tables, over the slots of a sample's ids.
@@ -58,11 +57,7 @@ class FoundSlots:
 
 
 class SlotFinder:
-    """Finds frequent rows and slots. Needs 4 bytes on the device for every row of hybrid tables.
-
-    Args:
-        plan: a plan with hybrid tables.
-    """
+    """Finds frequent rows and slots. Needs 4 bytes on the device for every row of hybrid tables."""
 
     def __init__(self, plan: Placement, device: torch.device) -> None:
         self._plan, self._device = plan, device

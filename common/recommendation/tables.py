@@ -93,7 +93,6 @@ def synthetic_ids(tables: Tables, samples: int, distribution: Distribution, gene
     """Return random ids for all tables.
 
     Args:
-        samples: B.
         distribution: ``uniform``: all ids are independent. ``zipf``: the first id of a bag is skewed. The others are
             a uniform function of the first, as in the multi-hot set of DLRM-DCNv2.
         generator: generator on the CPU.

@@ -68,7 +68,6 @@ class FedRunner:
         step: difference between the numbers of two consecutive runs.
         threads: threads that read the files.
         prefetch: number of feeds that are started in advance. DALI asks for all its prefetched runs at once.
-        dtype: dtype of the pipeline's output ``image``.
         pictures: pictures that ``begin`` reads; :meth:`close` closes them.
     """
 
@@ -160,7 +159,6 @@ class FedTrainSource:
         runner: its run ``number`` starts with micro-batch ``number``, counted over the whole training.
         stream: the order of samples.
         multiplier: micro-batches per run.
-        eval_samples: size of the evaluation set.
         stand_in: whether the data are synthetic.
         finish: converts outputs of the runner to the tensors of a batch.
     """

@@ -125,7 +125,6 @@ class Columns(ABC):
 
         Args:
             samples: samples of the first slots. The remaining slots are padding.
-            slots: B.
             pin_memory: use pinned memory, for asynchronous copies to a GPU.
         """
 
@@ -143,7 +142,6 @@ class TrainingSplit:
     """The pictures of training, and the micro-batches of one replica.
 
     Attributes:
-        eval_samples: size of the evaluation set.
         stand_in: whether the data are synthetic.
     """
 
@@ -212,7 +210,6 @@ class Normalizer:
 
     Args:
         mean, std: values per channel, on the scale 0 to 255.
-        dtype: dtype of the result.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> None:

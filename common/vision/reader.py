@@ -35,7 +35,6 @@ class PictureData(ABC, Generic[Facts, Reader]):
     Args:
         facts: the workload's dataset constants.
         reader: options of the reader.
-        dtype: dtype of the network's input.
     """
 
     def __init__(self, facts: Facts, reader: Reader, dtype: torch.dtype) -> None:

@@ -33,10 +33,6 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
     """Write the prepared data set. Do nothing if it exists, and continue after an interruption.
 
     Args:
-        raw_dir: see :mod:`common.recommendation.criteo.preparation.raw_days`.
-        data_dir: output folder for the files and the manifest.
-        encoding: the benchmark's encoding.
-        workers: processes.
         memory: bytes for rows of all processes together. In addition, the order of the training samples needs 8 bytes
             per sample, and the numbering of a feature 16 bytes per different category. The ids of multi-hot tables
             (24 GB) should fit the page cache. A continued preparation keeps the memory per process of its start.
@@ -99,10 +95,8 @@ def check_rows(
 
     Args:
         rows: number of rows of the file.
-        sample_format: format of the rows.
         table_rows, hotness: rows and ids per sample of each table.
         remedy: what to do about a wrong row, for messages.
-        workers: threads.
 
     Returns:
         The largest value of each id word.

@@ -27,7 +27,6 @@ class RowReaderSettings:
             direct if the file system supports it; ``mapped``: memory map, read by the calling thread, for small
             files.
         ahead: batches that are read ahead.
-        threads: reader threads.
         resident_gb: decoded evaluation batches stay on the device after the first pass if those of this rank need at
             most this many GB (1e9 bytes); 0: they are read again each time.
     """
@@ -42,9 +41,7 @@ class RowFile:
     """A file of rows of int32 words. Its read buffers are kept until it is closed.
 
     Args:
-        words: words of a row.
         rows: expected number of rows.
-        settings: reader options.
 
     Raises:
         DataError: the file is missing, has an incomplete row, or another number of rows.

@@ -27,9 +27,7 @@ class TrainingRows:
     stays valid until the next batch is requested and the copies queued on the current stream by then are done.
 
     Args:
-        file: file of the training samples.
         part: this replica's part of every global batch.
-        device: target device of the batches.
 
     Raises:
         ConfigError: there are fewer samples than a global batch has.
@@ -77,12 +75,7 @@ def open_training(
     """Open the training data in ``root``. Call it after ``run_start``.
 
     Args:
-        root: prepared data.
-        sample_format: format of the data.
-        tables: tables of the model.
         part: this replica's part of every global batch.
-        device: target device of the batches.
-        settings: options for reading files.
 
     Raises:
         DataError: the folder is incomplete or damaged, or its ids belong to other tables.

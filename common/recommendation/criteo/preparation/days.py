@@ -32,7 +32,6 @@ class Day:
     """One parsed day.
 
     Attributes:
-        folder: folder of its files.
         blocks: number of lines of each block.
     """
 
@@ -69,12 +68,7 @@ class Day:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of all days, concatenated, with one id of each categorical feature.
-
-    Attributes:
-        days: the days in order.
-        folder: folder of the ids.
-    """
+    """Samples of all days, concatenated, with one id of each categorical feature."""
 
     days: tuple[Day, ...]
     folder: Path

@@ -50,8 +50,6 @@ def number_feature(samples: Samples, feature: int, first_id: int, modulo: int | 
     """Number a categorical feature over all days and write its ids.
 
     Args:
-        samples: samples of all days.
-        feature: index of the feature.
         first_id: number of the first category.
         modulo: modulus of the raw numbers; None: no modulus.
         chunk: approximate number of rows at a time; does not change the result.

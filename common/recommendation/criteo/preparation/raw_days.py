@@ -41,7 +41,6 @@ class RawDays:
     """A raw folder.
 
     Attributes:
-        folder: folder of the days.
         form: ``TEXT`` with one file per day, ``PARQUET`` with a folder of files per day, or ``MULTI_HOT``, the
             published set with the files of :func:`multi_hot_names`.
         files: files of every day, in the order of the days.
@@ -79,8 +78,6 @@ def fingerprint_of(folder: Path, files: Iterable[Path], described: Mapping[str, 
     """Return SHA-256 over relative names, sizes, starts and ends of ``files``; reads 128 KiB of each.
 
     Args:
-        folder: parent folder of the files.
-        files: the files in order.
         described: description of synthetic data; None for real data.
     """
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())

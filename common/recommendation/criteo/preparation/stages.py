@@ -82,7 +82,6 @@ def write_bucket(
 
     Args:
         pieces: files of the bucket (:func:`shuffle.read_bucket`).
-        rounded: see :meth:`Encoder.write`.
     """
     encoder.write(shuffle.read_bucket(pieces, first, last), output, first, rounded)
     return {"rows": last - first}
@@ -111,10 +110,7 @@ class CriteoPipeline:
 
     Args:
         raw: the raw folder, with the published days or the published multi-hot set.
-        encoding: the benchmark's encoding.
-        data_dir: output folder for the two files.
         work_dir: folder for intermediate files and the records of the stages.
-        workers: processes.
         memory: bytes per process for rows; in addition, the order of the training samples needs 8 bytes per sample.
     """
 

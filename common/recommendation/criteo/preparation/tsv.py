@@ -67,7 +67,6 @@ class Lines:
     """N lines of a day.
 
     Attributes:
-        origin: their source.
         labels: int32, (N,), 0 or 1.
         counts: int32, (N, 13).
         categories: uint32, 26 arrays (N,).
