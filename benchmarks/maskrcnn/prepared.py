@@ -111,11 +111,11 @@ class Prepared:
         annotations = self.annotations("train")
         polygons = self.table()
         size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
-        place_N = annotations.places()
+        index_N = annotations.picture_indices()
         objects = TrainingObjects(
             size_P2,
-            bounds_of(np.bincount(place_N, minlength=len(size_P2))),
-            legacy_corners(annotations.box_xywh, size_P2[place_N]),
+            bounds_of(np.bincount(index_N, minlength=len(size_P2))),
+            legacy_corners(annotations.box_xywh, size_P2[index_N]),
             annotations.labels(),
             polygons,
         )

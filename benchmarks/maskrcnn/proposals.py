@@ -167,11 +167,11 @@ class Proposer:
         boxes_BLC4 = CODING.decode(offsets_BLC4, anchors_BLC4)
         boxes_BLC4 = clip(boxes_BLC4, height_B.view(-1, 1, 1), width_B.view(-1, 1, 1), PIXEL)
         boxes_PC4, logit_PC = boxes_BLC4.flatten(0, 1), logit_BLC.flatten(0, 1)
-        kept_PC, there_PC = self._suppress(
+        kept_PC, valid_PC = self._suppress(
             boxes_PC4, logit_PC, None, self._threshold, most, pixel=PIXEL, presorted=True
         )
         boxes_BLC4 = _rows(boxes_PC4, kept_PC).view_as(boxes_BLC4)
-        logit_BLC = torch.where(there_PC, logit_PC.gather(1, kept_PC), -torch.inf).view_as(logit_BLC)
+        logit_BLC = torch.where(valid_PC, logit_PC.gather(1, kept_PC), -torch.inf).view_as(logit_BLC)
         slots = [min(selection.candidates, len(level)) for level in anchors]
         boxes_BS4 = torch.cat([boxes_BLC4[:, level, :kept] for level, kept in enumerate(slots)], 1)
         logit_BS = torch.cat([logit_BLC[:, level, :kept] for level, kept in enumerate(slots)], 1)
@@ -181,20 +181,20 @@ class Proposer:
         else:
             beyond = logit_BS.flatten().sort(descending=True, stable=True).indices[selection.proposals :]
             logit_BS = logit_BS.flatten().index_fill(0, beyond, -torch.inf).view_as(logit_BS)
-        there_BS = logit_BS > -torch.inf
+        valid_BS = logit_BS > -torch.inf
         return Proposals(
-            torch.where(there_BS.unsqueeze(2), boxes_BS4, 0.0), torch.where(there_BS, logit_BS.sigmoid(), -torch.inf)
+            torch.where(valid_BS.unsqueeze(2), boxes_BS4, 0.0), torch.where(valid_BS, logit_BS.sigmoid(), -torch.inf)
         )
 
 
 def with_truth(proposals: Proposals, boxes_BM4: Tensor, count_B: Tensor) -> Proposals:
     """Append the ground-truth boxes to the proposals, in M further slots with score 1."""
     slot_M = torch.arange(boxes_BM4.shape[1], device=boxes_BM4.device)
-    there_BM = slot_M < count_B.unsqueeze(1)
-    score_BM = torch.zeros_like(there_BM, dtype=torch.float32).masked_fill(there_BM, 1.0)
+    valid_BM = slot_M < count_B.unsqueeze(1)
+    score_BM = torch.zeros_like(valid_BM, dtype=torch.float32).masked_fill(valid_BM, 1.0)
     return Proposals(
-        torch.cat([proposals.boxes_BS4, torch.where(there_BM.unsqueeze(2), boxes_BM4, 0.0)], 1),
-        torch.cat([proposals.score_BS, torch.where(there_BM, score_BM, -torch.inf)], 1),
+        torch.cat([proposals.boxes_BS4, torch.where(valid_BM.unsqueeze(2), boxes_BM4, 0.0)], 1),
+        torch.cat([proposals.score_BS, torch.where(valid_BM, score_BM, -torch.inf)], 1),
     )
 
 
@@ -208,8 +208,8 @@ def _best(
     anchors = logits_BA.shape[1]
     logits_BA = logits_BA.float()
     # The index makes ranks unique: bf16 has many equal logits, and a library can choose any of them.
-    place_A = torch.arange(anchors - 1, -1, -1, device=logits_BA.device)
-    rank_BC = (_ordered(logits_BA) << 32 | place_A).topk(best, dim=1).values
+    position_A = torch.arange(anchors - 1, -1, -1, device=logits_BA.device)
+    rank_BC = (_ordered(logits_BA) << 32 | position_A).topk(best, dim=1).values
     row_BC = anchors - 1 - (rank_BC & 0xFFFFFFFF)
     empty = (0, slots - best)
     return (

@@ -109,8 +109,8 @@ def _payload(record_id: int, picture: RawPicture, trust: bool = False) -> bytes:
         data = to_rgb_jpeg(picture.read())
         checked_size(data, trust)
     except ValueError as error:
-        place = f"{picture.path}: {picture.synset}/{picture.name} at byte {picture.offset}"
-        raise DataError(f"{place}: {error}; fetch the file again") from error
+        location = f"{picture.path}: {picture.synset}/{picture.name} at byte {picture.offset}"
+        raise DataError(f"{location}: {error}; fetch the file again") from error
     return pack_image(ImageRecord(record_id, (float(picture.label),), data))
 
 

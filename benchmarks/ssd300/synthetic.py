@@ -1,4 +1,4 @@
-"""Synthetic data in the format of COCO 2017 (see :mod:`common.detection.coco_stand_in`), with a backbone.
+"""Synthetic data in the format of COCO 2017 (see :mod:`common.detection.coco_synthetic`), with a backbone.
 
 Some boxes are crowds; one picture per split has no box. The backbone has random weights, and its batch norms have the
 statistics of the pictures.
@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.ssd300.augment import eval_pixels
 from benchmarks.ssd300.config import BACKBONES, Facts
 from common.data.options import Option
-from common.detection import coco_stand_in
-from common.detection.coco_stand_in import Look, SyntheticCoco
+from common.detection import coco_synthetic
+from common.detection.coco_synthetic import Look, SyntheticCoco
 from common.detection.drawn_pictures import Form, PicturePlan
 from common.mlperf.fixed import fixed_facts
 from common.nn.batch_norm import BatchNorm2d
@@ -52,7 +52,7 @@ def generate(raw_dir: Path, options: SyntheticBoxes = SyntheticBoxes(), workers:
     def write_backbone(folder: Path, pictures: list[Path]) -> None:
         torch.save(_backbone(pictures, options), folder / BACKBONES[-1])
 
-    return coco_stand_in.generate(raw_dir, options, plans, Look(options.classes), workers, write_backbone)
+    return coco_synthetic.generate(raw_dir, options, plans, Look(options.classes), workers, write_backbone)
 
 
 def _plans(options: SyntheticBoxes, first: int, count: int, empty_besides: bool) -> list[PicturePlan]:

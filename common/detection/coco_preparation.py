@@ -168,7 +168,7 @@ def _require_pictures(pictures: RawPictures, wanted: Annotations, benchmark: str
     names = [name.decode() for name in wanted.picture_name]
     if missing := [name for name in names if name not in pictures.sizes]:
         raise DataError(
-            f"{pictures.place} lacks {len(missing)} of {len(names)} pictures, such as {', '.join(missing[:3])}; "
+            f"{pictures.path} lacks {len(missing)} of {len(names)} pictures, such as {', '.join(missing[:3])}; "
             f"'mlperf-suite download benchmark={benchmark}' fetches them"
         )
 
@@ -211,8 +211,8 @@ def _payload(pictures: RawPictures, wanted: Annotations, row: int, trust: bool) 
     try:
         size = checked_size(data, trust)
     except ValueError as error:
-        raise DataError(f"{pictures.place}: {name} cannot be decoded: {error}; fetch the file again") from error
-    said = (int(wanted.picture_width[row]), int(wanted.picture_height[row]))
-    if size != said:
-        raise DataError(f"{pictures.place}: {name} has {size} px (width, height) where the annotations say {said}")
+        raise DataError(f"{pictures.path}: {name} cannot be decoded: {error}; fetch the file again") from error
+    expected = (int(wanted.picture_width[row]), int(wanted.picture_height[row]))
+    if size != expected:
+        raise DataError(f"{pictures.path}: {name} has {size} px (width, height) where the annotations say {expected}")
     return pack_image(ImageRecord(int(wanted.picture_id[row]), (0.0,), data))

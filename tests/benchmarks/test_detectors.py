@@ -1,4 +1,4 @@
-"""What SSD300, RetinaNet and Mask R-CNN have in common as workloads: backbone, operations, reader and scorer."""
+"""SSD300, RetinaNet and Mask R-CNN as workloads: backbone, operations, reader and scorer."""
 
 from __future__ import annotations
 
@@ -51,6 +51,15 @@ def test_the_closed_division_starts_from_the_rules_backbone(name, tmp_path):
         admit(*loaded(name, "scale=8xH200"))
     with pytest.raises(ConfigError, match=f"model.backbone=other.pth: training starts from {BACKBONES[name]}"):
         admit(*loaded(name, "scale=8xH200", f"assets_dir={tmp_path}", "model.backbone=other.pth"))
+
+
+@each
+def test_initial_weights_depend_on_the_seed_alone(name):
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(built(name).model.parameters())
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 @each

@@ -23,7 +23,7 @@ from benchmarks.maskrcnn.prepare import COMMANDS, prepare, verify
 from benchmarks.maskrcnn.prepared import legacy_corners, open_prepared
 from benchmarks.maskrcnn.synthetic import generate
 from common.detection.coco_raw import SPLITS, annotations_name
-from common.detection.coco_stand_in import category_ids
+from common.detection.coco_synthetic import category_ids
 from common.errors import ConfigError, DataError
 from common.formats.recordio import RecordReader
 from common.mlperf.fixed import fixed_facts
@@ -84,8 +84,8 @@ def test_generated_areas_are_those_of_the_masks(drawn):
         (box["area"], int(coco_mask.area(coco.annToRLE(box)))) for box in coco.anns.values() if box["area"] > 30
     ]
     assert len(compared) > 5
-    for said, found in compared:
-        assert abs(said - found) <= 4 + 3 * np.sqrt(said), "a share of the pixels of the outline"
+    for recorded, found in compared:
+        assert abs(recorded - found) <= 4 + 3 * np.sqrt(recorded), "a share of the pixels of the outline"
     for box in coco.anns.values():
         if box["iscrowd"]:
             assert box["area"] == int(coco_mask.area(coco.annToRLE(box)))
@@ -140,16 +140,16 @@ def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared)
     assert len(expected) == SYNTHETIC.train < len(coco.imgs) - 1
     assert [] in expected.values(), "a picture with nothing to train on"
     pictures, objects = open_prepared(prepared).train()
-    label_of = {category: place + 1 for place, category in enumerate(sorted(coco.cats))}
+    label_of = {category: index + 1 for index, category in enumerate(sorted(coco.cats))}
     assert pictures.annotations.picture_id.tolist() == list(expected)
     assert objects.counts.tolist() == [len(boxes) for boxes in expected.values()]
     assert objects.corners.dtype == objects.polygons.xy.dtype == np.float32
     row = 0
-    for place, (picture, boxes) in enumerate(expected.items()):
+    for index, (picture, boxes) in enumerate(expected.items()):
         info = coco.imgs[picture]
-        assert objects.size[place].tolist() == [info["height"], info["width"]]
-        assert objects.bounds[place] == row
-        assert pictures.record(place).data == (drawn / "train2017" / info["file_name"]).read_bytes()
+        assert objects.size[index].tolist() == [info["height"], info["width"]]
+        assert objects.bounds[index] == row
+        assert pictures.record(index).data == (drawn / "train2017" / info["file_name"]).read_bytes()
         for box in boxes:
             np.testing.assert_allclose(objects.corners[row], corners(box["bbox"], info), rtol=1e-6)
             assert objects.label[row] == label_of[box["category_id"]]
@@ -205,10 +205,10 @@ def test_the_commands_work_together(tmp_path, capsys):
     assert COMMANDS.run("generate", [*folders, "--workers", "1", *small.split()]) == 0
     assert COMMANDS.run("prepare", [*folders, "--data-dir", str(tmp_path / "data"), "--workers", "1"]) == 0
     assert COMMANDS.run("verify", ["--data-dir", str(tmp_path / "data")]) == 0
-    said = capsys.readouterr().out
-    assert "train: 5 pictures" in said
-    assert "stand-in, train_samples 3, eval_samples 1, classes 3, train_objects" in said
-    assert f"{tmp_path / 'data-assets'}: complete, for assets_dir" in said
+    output = capsys.readouterr().out
+    assert "train: 5 pictures" in output
+    assert "stand-in, train_samples 3, eval_samples 1, classes 3, train_objects" in output
+    assert f"{tmp_path / 'data-assets'}: complete, for assets_dir" in output
 
 
 # Boxes of the older arithmetic
@@ -244,7 +244,7 @@ def ordinary(content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda c: ordinary(c).update(segmentation=[[1, 1, 5, 5]]), "'segmentation' is .* at least 3 points"),
         (lambda c: crowd(c)["segmentation"].update(size=[3, 4]), "'segmentation' is .* run lengths of 'size'"),
@@ -256,8 +256,8 @@ def ordinary(content: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["two points", "another size", "too large", "runs of one object"],
 )
-def test_bad_annotations_are_one_error(drawn, tmp_path, change, says):
-    with pytest.raises(DataError, match=says):
+def test_bad_annotations_are_one_error(drawn, tmp_path, change, message):
+    with pytest.raises(DataError, match=message):
         prepare(changed(drawn, tmp_path / "raw", change), tmp_path / "data")
     assert not (tmp_path / "data" / "manifest.json").exists()
 

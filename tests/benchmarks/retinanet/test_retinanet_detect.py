@@ -55,7 +55,7 @@ def test_detections_are_torchvisions(candidates, detections, spread):
 
     found = found_by_us(levels, bias, sizes, candidates=candidates, detections=detections)
     for picture, others in enumerate(expected):
-        there = found.there[picture]
+        there = found.valid[picture]
         assert there.sum() == len(others["scores"])
         box = found.box[picture][there]
         corners = torch.cat([box[:, :2], box[:, :2] + box[:, 2:]], 1)
@@ -71,4 +71,4 @@ def test_detections_are_torchvisions(candidates, detections, spread):
 def test_nothing_above_the_threshold_is_nothing_found():
     levels, bias = levels_of(1, torch.Generator().manual_seed(0), spread=0.1)
     found = found_by_us(levels, bias - 20.0, torch.tensor([[96.0, 96.0]]))
-    assert not found.there.any()
+    assert not found.valid.any()

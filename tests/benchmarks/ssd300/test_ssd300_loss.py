@@ -101,8 +101,8 @@ def plain_loss(logits, offsets, classes, targets, negatives):
         logits.sum() * 0 + offsets.sum() * 0,
     )
     for row in positive:
-        for said, wanted in zip(offsets[row], targets[row], strict=True):
-            distance = (said - wanted).abs()
+        for predicted, wanted in zip(offsets[row], targets[row], strict=True):
+            distance = (predicted - wanted).abs()
             total = total + (0.5 * distance**2 if distance < 1 else distance - 0.5)
     return total / max(1, len(positive))
 
@@ -144,6 +144,6 @@ def test_the_loss_begins_where_81_equal_classes_put_it():
     """A positive and its three negatives add ln 81 each where all classes are alike."""
     boxes, labels, count = random_boxes([7, 7], 7, seed=5)
     classes, offsets = Targets(FACTS, {}, CPU)(boxes, labels, count)
-    said = torch.zeros((2, 8732, 4))
-    losses = multibox_loss(torch.zeros((2, 8732, 81)), said, classes, offsets, FACTS.negatives)
+    outputs = torch.zeros((2, 8732, 4))
+    losses = multibox_loss(torch.zeros((2, 8732, 81)), outputs, classes, offsets, FACTS.negatives)
     assert float(losses.classes) == pytest.approx(4 * math.log(81), rel=1e-5)

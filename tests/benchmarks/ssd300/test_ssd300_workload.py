@@ -226,7 +226,7 @@ def test_a_log_with_our_keys_and_tensors_is_a_valid_run_of_the_closed_division(t
     recipe = closed_logs.Recipe("ssd", "1.1.0", 5, 50.0, 0.0, 5, 5, 1, 1, 0.22, 0.2305, SAMPLES, 5000, given)
     monkeypatch.setitem(closed_logs.RECIPES, "ssd", recipe)
     lines = closed_logs.closed_log("ssd", seed=1).splitlines(keepends=True)
-    at = next(place for place, line in enumerate(lines) if '"init_start"' in line) + 1
+    at = next(index for index, line in enumerate(lines) if '"init_start"' in line) + 1
     kind, time_ms = closed_logs.POINT, 1_700_000_000_001
     tensors = [
         closed_logs.event(time_ms, kind, "weights_initialization", None, tensor=name) + "\n"

@@ -50,10 +50,10 @@ def gathered(layout: Layout, first: int, end: int) -> dict[str, Any] | None:
 def expected() -> dict[str, list[int]]:
     """By hand, slot by slot."""
     ids, counts, runs = [], [], []
-    for place, picture in enumerate(IDS):
+    for index, picture in enumerate(IDS):
         for slot in range(KEEP):
-            number = place * KEEP + slot
-            if picture != PADDING and THERE[place][slot]:
+            number = index * KEEP + slot
+            if picture != PADDING and THERE[index][slot]:
                 ids.append(picture)
                 counts.append(number % 5)
                 runs += [100 * number + 1 + 7] * (number % 5)
@@ -76,7 +76,7 @@ def test_a_network_that_finds_fewer_than_are_kept_leaves_no_mask_of_before() -> 
         buffer.begin(1)
         buffer.add(
             torch.tensor([9]),
-            Found(found.box[:, :kept], found.score[:, :kept], found.class_id[:, :kept], found.there[:, :kept], few),
+            Found(found.box[:, :kept], found.score[:, :kept], found.class_id[:, :kept], found.valid[:, :kept], few),
         )
         columns = buffer.columns()
         assert columns is not None
