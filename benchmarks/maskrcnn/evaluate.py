@@ -8,7 +8,6 @@ Legend: B pictures of a batch, S side of a slot, D detections of all pictures, M
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +30,7 @@ from benchmarks.maskrcnn.targets import box_coding
 from common.contract.evaluation import Scorer
 from common.data.batches import EvalSource
 from common.detection.annotations import Annotations
-from common.detection.coding import clip
+from common.detection.coding import clip, rows_of
 from common.detection.detections import PADDING, Found, FoundMasks, as_origin_and_size, corners_in_picture
 from common.detection.evaluation import BatchShape, DetectionEvaluation
 from common.distributed.layout import Layout
@@ -158,7 +157,7 @@ class Detector:
         score_BD, position_BD = score_BD[:, : facts.detections], position_BD[:, : facts.detections]
         class_BD = position_BD // best
         row_BD = class_BD * candidates + kept_BKT.flatten(1).gather(1, position_BD)
-        corners_BD4 = corners_BKS4.flatten(1, 2).gather(1, row_BD.unsqueeze(2).expand(-1, -1, 4))
+        corners_BD4 = rows_of(corners_BKS4.flatten(1, 2), row_BD)
         return Boxes(corners_BD4, score_BD, class_BD + 1)
 
     def _regions(self, levels: Sequence[Tensor], boxes_BR4: Tensor, valid_BR: Tensor, resolution: int) -> Tensor:
@@ -228,8 +227,7 @@ def ground_truth(root: Path) -> Annotations:
     Raises:
         DataError: manifest or files are missing or damaged.
     """
-    truth = open_prepared(root).truth()
-    return replace(truth.annotations, segmentations=truth.segmentations)
+    return open_prepared(root).truth()
 
 
 def example_inputs(facts: Facts, batch: int, shape: tuple[int, int], layout: Layout) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Architecture, Facts, Hparams
-from common.detection.coding import BoxCoding, clip
+from common.detection.coding import BoxCoding, clip, rows_of
 from common.ops.operation import OperationRequest, select
 from common.ops.suppression import SUPPRESSION
 from common.ops.triton_support import widen
@@ -170,14 +170,14 @@ class Proposer:
         kept_PC, valid_PC = self._suppress(
             boxes_PC4, logit_PC, None, self._threshold, most, pixel=PIXEL, presorted=True
         )
-        boxes_BLC4 = _rows(boxes_PC4, kept_PC).view_as(boxes_BLC4)
+        boxes_BLC4 = rows_of(boxes_PC4, kept_PC).view_as(boxes_BLC4)
         logit_BLC = torch.where(valid_PC, logit_PC.gather(1, kept_PC), -torch.inf).view_as(logit_BLC)
         slots = [min(selection.candidates, len(level)) for level in anchors]
         boxes_BS4 = torch.cat([boxes_BLC4[:, level, :kept] for level, kept in enumerate(slots)], 1)
         logit_BS = torch.cat([logit_BLC[:, level, :kept] for level, kept in enumerate(slots)], 1)
         if selection.over == "picture":
             order_BS = logit_BS.sort(dim=1, descending=True, stable=True).indices[:, : selection.proposals]
-            boxes_BS4, logit_BS = _rows(boxes_BS4, order_BS), logit_BS.gather(1, order_BS)
+            boxes_BS4, logit_BS = rows_of(boxes_BS4, order_BS), logit_BS.gather(1, order_BS)
         else:
             beyond = logit_BS.flatten().sort(descending=True, stable=True).indices[selection.proposals :]
             logit_BS = logit_BS.flatten().index_fill(0, beyond, -torch.inf).view_as(logit_BS)
@@ -214,7 +214,7 @@ def _best(
     empty = (0, slots - best)
     return (
         torch.nn.functional.pad(logits_BA.gather(1, row_BC), empty, value=-torch.inf),
-        torch.nn.functional.pad(widen(_rows(offsets_BA4, row_BC)), (0, 0, *empty)),
+        torch.nn.functional.pad(widen(rows_of(offsets_BA4, row_BC)), (0, 0, *empty)),
         torch.nn.functional.pad(anchors_A4[row_BC], (0, 0, *empty)),
     )
 
@@ -223,7 +223,3 @@ def _ordered(values: Tensor) -> Tensor:
     """Return integers, int64, in the order of fp32 values. Both zeros are equal."""
     bits = (values + 0.0).view(torch.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-
-
-def _rows(values_BA4: Tensor, row_BC: Tensor) -> Tensor:
-    return values_BA4.gather(1, row_BC.unsqueeze(2).expand(-1, -1, values_BA4.shape[2]))

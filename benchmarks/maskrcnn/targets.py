@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.proposals import CODING, PIXEL, Proposals
-from common.detection.coding import BoxCoding
+from common.detection.coding import BoxCoding, rows_of
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.anchor_matching.reference import BELOW, MatchingRule
 from common.ops.operation import OperationRequest, select
@@ -223,7 +223,7 @@ class RoiTargets:
         valid_BR = position_R < sample.total_B.unsqueeze(1)
         slot_BR = torch.where(positive_BR, match_BS.gather(1, index_BR), 0)
         class_BR = torch.where(positive_BR, label_BM.gather(1, slot_BR), BACKGROUND)
-        boxes_BR4 = _gather(proposals.boxes_BS4, index_BR)
+        boxes_BR4 = rows_of(proposals.boxes_BS4, index_BR)
         return RoiSample(
             torch.where(valid_BR.unsqueeze(2), boxes_BR4, 0.0),
             torch.where(valid_BR, class_BR, EMPTY),
@@ -239,14 +239,10 @@ def box_coding(facts: Facts) -> BoxCoding:
     return BoxCoding(facts.box_weights, CODING.most_growth, PIXEL)
 
 
-def _gather(boxes_BM4: Tensor, row_BR: Tensor) -> Tensor:
-    return boxes_BM4.gather(1, row_BR.unsqueeze(2).expand(-1, -1, 4))
-
-
 def _offsets(coding: BoxCoding, from_BN4: Tensor, boxes_BM4: Tensor, slot_BN: Tensor, positives_B: Tensor) -> Tensor:
     """Return the offsets of the boxes in these slots, fp32; 0 after the positives, whose slots can be invalid."""
     position_N = torch.arange(slot_BN.shape[1], device=slot_BN.device)
     positive_BN = position_N < positives_B.unsqueeze(1)
     # Others are encoded relative to themselves, because the logarithm of padding may not exist.
-    to_BN4 = torch.where(positive_BN.unsqueeze(2), _gather(boxes_BM4, slot_BN.clamp(min=0)), from_BN4)
+    to_BN4 = torch.where(positive_BN.unsqueeze(2), rows_of(boxes_BM4, slot_BN.clamp(min=0)), from_BN4)
     return torch.where(positive_BN.unsqueeze(2), coding.encode(to_BN4, from_BN4), 0.0)

@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.model import SSD300, Predictions
 from benchmarks.ssd300.targets import coding, reference_boxes, reference_rows
+from common.detection.coding import rows_of
 from common.detection.detections import Found, in_picture
 from common.ops.operation import OperationRequest, select
 from common.ops.suppression import SUPPRESSION
@@ -60,9 +61,7 @@ class Detector:
         score_NKT = torch.where(score_NKT > facts.score_threshold, score_NKT, -torch.inf)
         corners_NA4 = self._coding.decode(outputs.offsets, self._boxes_A4)
         pictures, classes, candidates = score_NKT.shape
-        corners_NKT4 = corners_NA4.gather(1, row_NKT.flatten(1).unsqueeze(2).expand(-1, -1, 4)).view(
-            pictures, classes, candidates, 4
-        )
+        corners_NKT4 = rows_of(corners_NA4, row_NKT.flatten(1)).view(pictures, classes, candidates, 4)
 
         # Suppression is independent per class: each class of a picture is passed as a separate picture.
         kept, valid = self._suppress(
@@ -78,7 +77,7 @@ class Detector:
         score_ND, position_ND = score_NKT.flatten(1).topk(min(facts.detections, classes * candidates), dim=1)
         class_ND = position_ND // candidates
         row_ND = class_ND * candidates + kept_NKT.flatten(1).gather(1, position_ND)
-        corners_ND4 = corners_NKT4.flatten(1, 2).gather(1, row_ND.unsqueeze(2).expand(-1, -1, 4))
+        corners_ND4 = rows_of(corners_NKT4.flatten(1, 2), row_ND)
         return Found(
             in_picture(corners_ND4, 1.0, 1.0, size_N2), score_ND, self.class_ids[class_ND], score_ND > -torch.inf
         )

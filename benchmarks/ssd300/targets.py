@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.config import Facts
-from common.detection.coding import BoxCoding
+from common.detection.coding import BoxCoding, rows_of
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.anchor_matching.reference import MatchingRule
 from common.ops.operation import OperationRequest, select
@@ -120,7 +120,7 @@ class Targets:
         object_BA = matched_BA >= 0
         row_BA = matched_BA.clamp(min=0)
         class_BA = torch.where(object_BA, label_BM.gather(1, row_BA), BACKGROUND)
-        found_BA4 = boxes_BM4.gather(1, row_BA.unsqueeze(2).expand(-1, -1, 4))
+        found_BA4 = rows_of(boxes_BM4, row_BA)
         # Background is encoded as the default box itself, because the logarithm of padding may not exist.
         found_BA4 = torch.where(object_BA.unsqueeze(2), found_BA4, self._boxes_A4)
         offsets_BA4 = self._coding.encode(found_BA4, self._boxes_A4)

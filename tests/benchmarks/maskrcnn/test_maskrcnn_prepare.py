@@ -140,10 +140,11 @@ def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared)
     assert len(expected) == SYNTHETIC.train < len(coco.imgs) - 1
     assert [] in expected.values(), "a picture with nothing to train on"
     pictures, objects = open_prepared(prepared).train()
+    polygons = open_prepared(prepared).table()
     label_of = {category: index + 1 for index, category in enumerate(sorted(coco.cats))}
     assert pictures.annotations.picture_id.tolist() == list(expected)
     assert objects.counts.tolist() == [len(boxes) for boxes in expected.values()]
-    assert objects.corners.dtype == objects.polygons.xy.dtype == np.float32
+    assert objects.corners.dtype == polygons.xy.dtype == np.float32
     row = 0
     for index, (picture, boxes) in enumerate(expected.items()):
         info = coco.imgs[picture]
@@ -153,12 +154,12 @@ def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared)
         for box in boxes:
             np.testing.assert_allclose(objects.corners[row], corners(box["bbox"], info), rtol=1e-6)
             assert objects.label[row] == label_of[box["category_id"]]
-            parts = objects.polygons.of_object(row)
+            parts = polygons.of_object(row)
             assert len(parts) == len(box["segmentation"])
             for mine, coordinates in zip(parts, box["segmentation"], strict=True):
                 assert np.array_equal(mine.reshape(-1), np.float32(coordinates))
             row += 1
-    assert row == objects.bounds[-1] == objects.polygons.objects == len(objects.label)
+    assert row == objects.bounds[-1] == polygons.objects == len(objects.label)
     pictures.close()
 
 
@@ -166,13 +167,13 @@ def test_validation_has_all_objects_whose_masks_are_pycocotools(drawn, prepared)
     coco, found = annotations(drawn, "val"), open_prepared(prepared)
     truth = found.truth()
     boxes = list(coco.anns.values())
-    assert truth.annotations.picture_id.tolist() == sorted(coco.imgs)
-    assert truth.annotations.box_picture.tolist() == [box["image_id"] for box in boxes]
-    assert truth.annotations.box_class.tolist() == [box["category_id"] for box in boxes]
-    assert truth.annotations.box_crowd.tolist() == [bool(box["iscrowd"]) for box in boxes]
-    assert truth.annotations.box_area.tolist() == [box["area"] for box in boxes]
-    assert truth.segmentations.has_runs().tolist() == truth.annotations.box_crowd.tolist()
-    assert truth.annotations.box_crowd.any()
+    assert truth.picture_id.tolist() == sorted(coco.imgs)
+    assert truth.box_picture.tolist() == [box["image_id"] for box in boxes]
+    assert truth.box_class.tolist() == [box["category_id"] for box in boxes]
+    assert truth.box_crowd.tolist() == [bool(box["iscrowd"]) for box in boxes]
+    assert truth.box_area.tolist() == [box["area"] for box in boxes]
+    assert truth.segmentations.has_runs().tolist() == truth.box_crowd.tolist()
+    assert truth.box_crowd.any()
     for number, box in enumerate(boxes):
         picture = coco.imgs[box["image_id"]]
         size = picture["height"], picture["width"]

@@ -17,6 +17,7 @@ from common.config.composition import compose
 from common.errors import ConfigError, DataError
 from common.formats.jpeg import jpeg_components, to_rgb_jpeg
 from common.formats.recordio import RecordReader
+from common.vision import record_files
 
 
 def contents(data_dir):
@@ -149,28 +150,26 @@ def test_continuation_keeps_what_was_written(tmp_path, monkeypatch):
     generate(tmp_path / "raw", SyntheticImages(train=30, val=10))
     fail_at = 12
 
-    def failing(record_id, picture):
+    def failing(pictures, trust, record_id):
         nonlocal fail_at
         fail_at -= 1
         if fail_at == 0:
             raise DataError("the cable fell out")
-        return original(record_id, picture)
+        return original(pictures, trust, record_id)
 
     original = prepare_module._payload
     monkeypatch.setattr(prepare_module, "_payload", failing)
     with pytest.raises(DataError, match="the cable fell out"):
         prepare(tmp_path / "raw", tmp_path / "data", workers=1)
     made = []
-    monkeypatch.setattr(
-        prepare_module, "_payload", lambda number, picture: made.append(number) or original(number, picture)
-    )
+    monkeypatch.setattr(prepare_module, "_payload", lambda *task: made.append(task[-1]) or original(*task))
     prepare(tmp_path / "raw", tmp_path / "data", workers=1)
     assert len(made) == 40 - 11
 
 
 def interrupted(raw_dir, data_dir, monkeypatch):
     """A preparation that has written the training records and ends before those for validation."""
-    original, written = prepare_module._write_records, []
+    original, written = record_files.write, []
 
     def failing(*arguments):
         if written:
@@ -178,7 +177,7 @@ def interrupted(raw_dir, data_dir, monkeypatch):
         written.append(original(*arguments))
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "_write_records", failing)
+        patch.setattr(record_files, "write", failing)
         with pytest.raises(DataError, match="the cable fell out"):
             prepare(raw_dir, data_dir)
 
