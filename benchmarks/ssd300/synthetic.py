@@ -46,8 +46,8 @@ def generate(raw_dir: Path, options: SyntheticBoxes = SyntheticBoxes(), workers:
         ConfigError: the pictures are impossible.
         DataError: ``raw_dir`` is not empty.
     """
-    plans = {"train": _plans(options, 0, options.train, empty_besides=True)}
-    plans["val"] = _plans(options, len(plans["train"]), options.eval, empty_besides=False)
+    plans = {"train": _plans(options, 0, options.train, add_empty=True)}
+    plans["val"] = _plans(options, len(plans["train"]), options.eval, add_empty=False)
 
     def write_backbone(folder: Path, pictures: list[Path]) -> None:
         torch.save(_backbone(pictures, options), folder / BACKBONES[-1])
@@ -55,10 +55,10 @@ def generate(raw_dir: Path, options: SyntheticBoxes = SyntheticBoxes(), workers:
     return coco_synthetic.generate(raw_dir, options, plans, Look(options.classes), workers, write_backbone)
 
 
-def _plans(options: SyntheticBoxes, first: int, count: int, empty_besides: bool) -> list[PicturePlan]:
+def _plans(options: SyntheticBoxes, first: int, count: int, add_empty: bool) -> list[PicturePlan]:
     """Return ``count`` plans. A picture without a box is added, or it replaces the last of several pictures."""
     forms: list[Form] = ["plain"] * count
-    if empty_besides:
+    if add_empty:
         forms.append("empty")
     elif count > 1:
         forms[-1] = "empty"

@@ -1,4 +1,4 @@
-"""What the picture reader needs to know about a workload: its pictures, its columns and its transform of the pixels.
+"""A workload's description for the picture reader: its pictures, its columns and its transform of the pixels.
 
 A split's :class:`Pictures` read encoded pictures by index. :class:`Columns` are all tensors of a batch besides the
 pixels. A :class:`Transform` makes the pixels. Both readers use the same objects, so that a picture has the same random

@@ -72,10 +72,10 @@ def test_fewer_gpus_accumulate_to_the_batch_of_eight(gpus):
     assert (run.micro_batch, run.grad_accumulation_steps, run.global_batch) == (6912, 8 // gpus, 55296)
     rows = sum(run.workload.facts.table_rows)
     assert rows == 204_184_588
-    room = run.workload.embeddings.memory_gb
+    memory_gb = run.workload.embeddings.memory_gb
     resident = 912 * 89_137_319 / gpus / 1e9
     kept = resident if run.workload.reader.resident_gb >= resident else 0.0
-    assert rows * 1024 / gpus / 1e9 < room
+    assert rows * 1024 / gpus / 1e9 < memory_gb
     assert rows * 1024 / gpus / 1e9 + kept < 120
 
 

@@ -27,7 +27,7 @@ def published() -> DlrmDcnv2Network:
 
 
 def mlp(x: Tensor, layers: nn.ModuleList, last: Callable[[Tensor], Tensor]) -> Tensor:
-    """By einsum; ``last`` follows the last layer."""
+    """Compute the network by einsum; ``last`` follows the last layer."""
     for number, layer in enumerate(layers):
         x = torch.einsum("bk,nk->bn", x, layer.weight) + layer.bias
         x = x.clamp(min=0) if number + 1 < len(layers) else last(x)

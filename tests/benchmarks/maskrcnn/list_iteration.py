@@ -51,7 +51,7 @@ def losses(
     model: MaskRCNN, own: MaskRCNNConfig, image_NCHW: Tensor, pictures: Sequence[Picture], seed: int
 ) -> dict[str, Tensor]:
     """The five losses by their names, and ``mask_slots``."""
-    facts, hparams, room = own.facts, own.hparams, own.reader.max_boxes
+    facts, hparams, capacity = own.facts, own.hparams, own.reader.max_boxes
     shape = (image_NCHW.shape[2], image_NCHW.shape[3])
     levels = model.pyramid(image_NCHW)
     outputs = [_by_anchor(output) for output in model.propose(levels)]
@@ -94,7 +94,7 @@ def losses(
             (number, target)
             for target in plain.roi_targets(
                 of, picture.boxes, picture.labels, slots, facts.roi_low, facts.box_weights, facts.roi_sampled,
-                int(facts.roi_sampled * facts.roi_positive), _keys(seed, plain.ROI_STREAM, number, slots + room),
+                int(facts.roi_sampled * facts.roi_positive), _keys(seed, plain.ROI_STREAM, number, slots + capacity),
             )
         ]  # fmt: skip
     made = dict.fromkeys(NAMES, _zero(image_NCHW))

@@ -175,7 +175,7 @@ def best_of_picture(regions: Sequence[Region], most: int) -> list[Region]:
 
 
 def best_of_batch(pictures: Sequence[Sequence[Region]], most: int) -> list[list[Region]]:
-    """Those of each picture that are among the best of all."""
+    """Return the regions of each picture that are among the best of all pictures."""
     ranked = [(-region.logit, picture, region.slot) for picture, of in enumerate(pictures) for region in of]
     chosen = {index[1:] for index in sorted(ranked)[:most]}
     return [[region for region in of if (picture, region.slot) in chosen] for picture, of in enumerate(pictures)]

@@ -32,7 +32,7 @@ def evaluation(root, replicas, replica):
 
 
 def legacy_boxes(corners, size, published, mirrored):
-    """Corners in float64, one after another: scaled, then x becomes W - x - 1 and the ends change places."""
+    """Return corners in float64: scaled; if mirrored, x becomes W - x - 1 and the corners are swapped."""
     boxes = []
     for x1, y1, x2, y2 in corners.astype(np.float64).tolist():
         x1, x2 = (x * size[1] / published[1] for x in (x1, x2))
@@ -42,7 +42,7 @@ def legacy_boxes(corners, size, published, mirrored):
 
 
 def test_slots_hold_the_pictures_and_what_is_in_them(prepared):
-    """By the number of a picture's first object, which no other picture has."""
+    """The index of the first object identifies a picture."""
     pictures, objects = open_prepared(prepared).train()
     index_of = {int(objects.bounds[index]): index for index in range(len(pictures)) if objects.counts[index]}
     preparer = Preparer(settings().facts, {"resize": "reference"}, CPU, torch.float32)

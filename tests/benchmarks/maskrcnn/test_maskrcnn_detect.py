@@ -80,17 +80,17 @@ def synthetic(seed: int, slots: int = 40) -> tuple[Tensor, Tensor, Proposals]:
 @pytest.mark.parametrize(("keep", "slots"), [(100, 40), (5, 40), (100, 7), (1, 1)])
 def test_boxes_are_those_of_the_rule(keep: int, slots: int) -> None:
     logits, deltas, proposals = synthetic(keep + slots, slots)
-    proposals.score_BS[2] = -torch.inf  # nothing there
+    proposals.score_BS[2] = -torch.inf  # no detection
     found = detector(replace(FACTS, detections=keep)).select(logits, deltas, proposals, SIZES)
     expected = plain(logits, deltas, proposals, keep)
     assert found.score_BD.shape[1] == min(keep, CLASSES * slots)
     assert not (found.score_BD[2] > -torch.inf).any()
     for picture in range(3):
-        there = found.score_BD[picture] > -torch.inf
-        rows = torch.cat([found.score_BD[picture, :, None], found.corners_BD4[picture]], 1)[there]
+        valid = found.score_BD[picture] > -torch.inf
+        rows = torch.cat([found.score_BD[picture, :, None], found.corners_BD4[picture]], 1)[valid]
         wanted = torch.tensor([[score, *corners] for score, _, corners in expected[picture]]).view(-1, 5)
         torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-3)
-        assert found.label_BD[picture][there].tolist() == [label for _, label, _ in expected[picture]]
+        assert found.label_BD[picture][valid].tolist() == [label for _, label, _ in expected[picture]]
 
 
 def test_of_equal_scores_lower_classes_come_first_and_then_earlier_proposals() -> None:
@@ -147,15 +147,15 @@ def test_a_batch_is_what_its_pictures_are_alone() -> None:
             mine = Proposals(proposals.boxes_BS4[part], proposals.score_BS[part])
             features = ALIGN(levels[:4], mine.boxes_BS4, mine.score_BS > -torch.inf, REGION_STRIDES, 7, 2)
             boxes = find.select(*model.box_head(features), mine, SIZES[part])
-            there = found.valid[index]
+            valid = found.valid[index]
             torch.testing.assert_close(found.score[index], boxes.score_BD[0], rtol=1e-4, atol=1e-5)
             scale = (original[index] / SIZES[index])[[1, 0, 1, 0]]
-            corners = (boxes.corners_BD4[0] * scale)[there]
-            torch.testing.assert_close(found.masks.corners[index][there], corners, rtol=1e-4, atol=1e-3)
+            corners = (boxes.corners_BD4[0] * scale)[valid]
+            torch.testing.assert_close(found.masks.corners[index][valid], corners, rtol=1e-4, atol=1e-3)
             sides = corners[:, 2:] - corners[:, :2] + 1
             expected = torch.cat([corners[:, :2], sides], 1)
-            torch.testing.assert_close(found.box[index][there], expected, rtol=1e-4, atol=1e-3)
-            features = ALIGN(levels[:4], boxes.corners_BD4, there[None], REGION_STRIDES, 14, 2)
+            torch.testing.assert_close(found.box[index][valid], expected, rtol=1e-4, atol=1e-3)
+            features = ALIGN(levels[:4], boxes.corners_BD4, valid[None], REGION_STRIDES, 14, 2)
             own = torch.sigmoid(model.mask_head(features, boxes.label_BD[0]))
-            torch.testing.assert_close(found.masks.probability[index][there], own[there], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found.masks.probability[index][valid], own[valid], rtol=1e-4, atol=1e-4)
     assert torch.equal(found.masks.size, original)

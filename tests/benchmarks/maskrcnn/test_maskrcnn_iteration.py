@@ -38,7 +38,7 @@ class Case:
         return TrainingPass(self.model, self.own, self.table, torch.float64)(self.tensors, SHAPE, SCALE)
 
     def gradients(self, total: Tensor) -> dict[str, Tensor]:
-        """Of the total times the scale, by parameter; the scale is taken out."""
+        """Return the gradients by parameter, divided by the scale."""
         self.model.zero_grad()
         (total * SCALE).backward()
         return {
@@ -72,8 +72,8 @@ def case(pictures: list[Picture], *overrides: str) -> Case:
     with torch.no_grad():  # weights that say more than almost nothing, so that all anchors differ
         for parameter in (*model.rpn.parameters(), *model.box_head.parameters()):
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6)))
-    count, room = len(pictures), own.reader.max_boxes
-    boxes, label = torch.full((count, room, 4), torch.nan), torch.ones((count, room), dtype=torch.int64)
+    count, capacity = len(pictures), own.reader.max_boxes
+    boxes, label = torch.full((count, capacity, 4), torch.nan), torch.ones((count, capacity), dtype=torch.int64)
     first, outlines = [], []
     for number, of in enumerate(pictures):
         objects = len(of.boxes)

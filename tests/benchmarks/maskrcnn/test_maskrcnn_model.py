@@ -172,7 +172,7 @@ def test_frozen_tensors_are_marked_as_such() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_proposals_are_in_the_order_of_the_anchors_without_a_copy(dtype: torch.dtype) -> None:
-    """Those of row i, column j and ratio a stand at (i x width + j) x 3 + a."""
+    """Row i, column j and ratio a have index (i x width + j) x 3 + a."""
     network = build(SMALL).cast(dtype)
     size = (64, 96)
     outputs = network.propose(network.pyramid(torch.randn(2, 3, *size, dtype=dtype)))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pickle
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,13 @@ from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.prepare import COMMANDS, prepare, verify
 from benchmarks.maskrcnn.prepared import legacy_corners, open_prepared
 from benchmarks.maskrcnn.synthetic import generate
-from common.detection.coco_raw import SPLITS, annotations_name
+from common.detection.coco_raw import SPLITS
 from common.detection.coco_synthetic import category_ids
 from common.errors import ConfigError, DataError
 from common.formats.recordio import RecordReader
 from common.mlperf.fixed import fixed_facts
 from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk
-
-
-def annotations(folder: Path, split: str) -> COCO:
-    return COCO(folder / annotations_name(split))
+from tests.common.detection.raw_coco import annotations, changed
 
 
 def trained_on(coco: COCO) -> dict[int, list[dict[str, Any]]]:
@@ -224,16 +220,6 @@ def test_corners_are_of_pixels_within_the_picture():
 
 
 # Bad data
-
-
-def changed(drawn: Path, target: Path, change, split: str = "train") -> Path:
-    """A copy of the raw data whose annotations ``change`` has altered."""
-    shutil.copytree(drawn, target)
-    path = target / annotations_name(split)
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    return target
 
 
 def crowd(content: dict[str, Any]) -> dict[str, Any]:

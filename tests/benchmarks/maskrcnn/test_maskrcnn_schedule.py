@@ -44,7 +44,7 @@ SMALL = replace(
 
 
 def rate(base: float, count: int, first_step: int = 0) -> float:
-    """Of the published configuration, at a step counter of ``count``."""
+    """Return the rate of the published configuration at step ``count``."""
     schedule = warmup_by_amounts(base, 625, 1.92e-4, (12_000, 16_000), 0.1, first_step)  # type: ignore[arg-type]
     return schedule(torch.tensor(count)).item()
 

@@ -122,16 +122,16 @@ def test_there_is_an_example_of_every_shape_that_batches_are_padded_to():
 
 def host_batch(workload: MaskRCNNSegmentation, real: list[bool], objects: int) -> HostBatch:
     """A batch as a reader delivers it: noise, and in the slots that count so many boxes each."""
-    pictures, side, room = len(real), workload.own.facts.longest_side, workload.own.reader.max_boxes
+    pictures, side, capacity = len(real), workload.own.facts.longest_side, workload.own.reader.max_boxes
     generator = torch.Generator().manual_seed(1)
-    boxes = torch.zeros((pictures, room, 4))
+    boxes = torch.zeros((pictures, capacity, 4))
     boxes[:, :objects] = torch.tensor([5.0, 6.0, 40.0, 30.0])
     tensors = {
         "pixels": torch.randint(256, (pictures, side, side, 3), generator=generator).to(torch.uint8),
         "decoded_size": torch.tensor([[48, 64]] * pictures, dtype=torch.int32),
         "size": torch.tensor([[64.0, 85.0]] * pictures),
         "boxes": boxes,
-        "label": torch.ones((pictures, room), dtype=torch.int64),
+        "label": torch.ones((pictures, capacity), dtype=torch.int64),
         "count": torch.tensor([objects if one else 0 for one in real]),
         "object": torch.zeros(pictures, dtype=torch.int64),
         "transform": torch.tensor([[85 / 64, 64 / 48, 1.0, 64.0]] * pictures),
@@ -185,7 +185,7 @@ def test_losses_of_fresh_heads_are_those_of_guessing():
 
 
 def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a graph need not hold: the reference of what a kernel does on a GPU."""
+    """Exclude a reference, which a kernel replaces on a GPU, from the check."""
 
     def run(*args: Any) -> Any:
         with _disable_current_modes():

@@ -1,4 +1,4 @@
-"""Small prepared data sets of pictures that a test makes up."""
+"""Small prepared data sets of given pictures."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -131,18 +131,14 @@ def test_truncated_tar_is_an_error(tmp_path):
         prepare(tmp_path, tmp_path / "data")
 
 
-def test_val_tar_without_development_kit_is_an_error(tmp_path):
-    generate(tmp_path, SyntheticImages(train=40, val=20, tars=True))
-    (tmp_path / raw.DEVKIT_TAR).unlink()
-    with pytest.raises(DataError, match="has no labels of its own"):
-        prepare(tmp_path, tmp_path / "data")
-
-
-def test_development_kit_without_ground_truth_is_an_error(tmp_path):
+def test_a_development_kit_that_is_missing_or_empty_is_an_error(tmp_path):
     generate(tmp_path, SyntheticImages(train=40, val=20, tars=True))
     with tarfile.open(tmp_path / raw.DEVKIT_TAR, "w:gz"):
         pass
     with pytest.raises(DataError, match="damaged or no ILSVRC2012 development kit"):
+        prepare(tmp_path, tmp_path / "data")
+    (tmp_path / raw.DEVKIT_TAR).unlink()
+    with pytest.raises(DataError, match="has no labels of its own"):
         prepare(tmp_path, tmp_path / "data")
 
 

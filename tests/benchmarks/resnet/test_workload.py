@@ -132,7 +132,7 @@ def test_nvidias_8xh200_recipe_decays_over_35_epochs_of_401_steps():
 
 
 def decay_steps(batch: int, first_epoch: int, *overrides: str) -> object:
-    """What the recipe of 8 GPUs logs as ``lars_`` or ``sgd_opt_learning_rate_decay_steps`` at 37 epochs."""
+    """Return the decay steps that the recipe of 8 GPUs logs for 37 epochs."""
     changes = [f"hparams.global_batch_size={batch}", f"micro_batch={batch // 8}"]
     run = composed("scale=8xH200", *changes, f"benchmark.schedule.first_epoch={first_epoch}", *overrides)
     assert (run.workload.hparams.epochs, run.workload.hparams.warmup_epochs) == (37, 2)
@@ -201,11 +201,11 @@ def test_what_is_installed_is_looked_for_on_the_ranks_and_not_where_a_configurat
 
 
 def test_a_workload_declares_once_for_each_loading(monkeypatch):
-    asked = []
+    declared = []
     declare = ResNet.declare
-    monkeypatch.setattr(ResNet, "declare", lambda cfg: asked.append(cfg) or declare(cfg))
+    monkeypatch.setattr(ResNet, "declare", lambda cfg: declared.append(cfg) or declare(cfg))
     admit(*cli.load(compose(["benchmark=resnet", "device=cpu", "scale=demo"])))
-    assert len(asked) == 1
+    assert len(declared) == 1
 
 
 def test_batch_norm_over_two_ranks_spans_their_pictures():

@@ -1,4 +1,4 @@
-"""Small raw and prepared data sets of pictures that a test makes up."""
+"""Small raw and prepared data sets of given pictures."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def row(picture: str, label: str, edges: str, flags: str = "0,0,0,0,0") -> str:
 
 
 def label(class_index: int) -> str:
-    """Of the class in the raw tables."""
+    """Return the label of a class in the raw tables."""
     return f"/m/{class_index:04x}"
 
 

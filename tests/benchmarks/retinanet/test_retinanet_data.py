@@ -150,7 +150,7 @@ def test_evaluation_pictures_come_with_id_and_size(root):
 
 @pytest.fixture
 def references_folder(root, tmp_path):
-    """What the reference's script leaves: pictures and JSON, and files that nobody reads."""
+    """A folder of the reference's script: pictures, JSON and unused files."""
     folder = tmp_path / "reference"
     shutil.copytree(root, folder)
     for name in ("manifest.json", "prepare.lock"):

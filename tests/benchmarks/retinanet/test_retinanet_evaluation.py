@@ -18,14 +18,9 @@ from tests.common.detection.pycocotools_metrics import box_metrics
 
 
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
+def data_dir(data_of):
     """The prepared synthetic data of the ``test`` recipe."""
-    folder = tmp_path_factory.mktemp("retinanet")
-    raw, data = folder / "raw", folder / "data"
-    name = "benchmark=retinanet"
-    assert cli.run(["generate", name, "scale=test", "--raw-dir", str(raw), "--workers", "1"]) == 0
-    assert cli.run(["prepare", name, "--raw-dir", str(raw), "--data-dir", str(data), "--workers", "1"]) == 0
-    return data
+    return data_of("retinanet")
 
 
 @pytest.fixture(scope="module")

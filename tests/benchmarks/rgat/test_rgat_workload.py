@@ -22,6 +22,7 @@ from common.distributed.layout import Layout
 from common.errors import DataError, SuiteError
 from common.mlperf.admission import admit, evaluation_schedule
 from common.ops.operation import Implementation
+from tests.capturable import Capturable
 
 
 def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
@@ -35,13 +36,9 @@ def built(*overrides: str, seed: int = 3) -> RgatClassification:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(data_of) -> Path:
     """The prepared data of the ``test`` recipe."""
-    folder = tmp_path_factory.mktemp("rgat")
-    assert cli.run(["generate", "benchmark=rgat", "scale=test", "--raw-dir", str(folder / "raw")]) == 0
-    prepare = ["prepare", "benchmark=rgat", "--raw-dir", str(folder / "raw"), "--data-dir", str(folder / "data")]
-    assert cli.run(prepare) == 0
-    return folder / "data"
+    return data_of("rgat")
 
 
 # Results of MLPerf Training v4.0 and v4.1 (NVIDIA): GPUs, seeds of a step on each, learning rate, steps between two
@@ -91,7 +88,7 @@ def test_what_one_gpu_accumulates_fits_beside_the_graph():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("benchmark.facts.fanouts=[17]", "a number from 1 to 16"),
         ("benchmark.facts.fanouts=[]", "a number from 1 to 16"),
@@ -104,8 +101,8 @@ def test_what_one_gpu_accumulates_fits_beside_the_graph():
         ("reader.features=disk", "features"),
     ],
 )
-def test_a_wrong_setting_is_one_error_that_names_it(override, told):
-    with pytest.raises(SuiteError, match=told):
+def test_a_wrong_setting_is_one_error_that_names_it(override, message):
+    with pytest.raises(SuiteError, match=message):
         built(override)
 
 
@@ -202,3 +199,20 @@ def test_every_evaluation_seed_is_counted_once(data, batch):
         evaluation.scorer.score(Predictions({"seeds": 31, "right": 1, "expected": 32}))
     evaluation.close()
     workload.close()
+
+
+def test_the_example_of_the_data_is_given_away(data) -> None:
+    workload = built()
+    source = workload.open_data(data)
+    (example,) = workload.examples_of_data()
+    assert example.key == source.shape
+    assert list(workload.examples_of_data()) == []
+    workload.close()
+
+
+def test_the_loss_and_its_gradients_can_be_captured() -> None:
+    workload = built()
+    (example,) = workload.example_batches()
+    workload.loss(example).total.backward()  # tables of host numbers go to the device in the first pass
+    with Capturable():
+        workload.loss(example).total.backward()

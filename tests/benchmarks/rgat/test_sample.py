@@ -151,16 +151,16 @@ def test_shards_make_no_difference() -> None:
 
 
 def assert_within(block: SampledBlock) -> None:
-    """What a kernel reads by the block's numbers lies within the room of its level."""
+    """Entries that a kernel reads by the block's counts are within the capacity of their level."""
     shape, schema, found = block.shape, block.shape.schema, filled(block)
     for hop in range(shape.hops):
-        for counts, room in (
+        for counts, capacity in (
             ("nodes_within", shape.nodes[1:]),
             ("edges_within", shape.edges),
             ("rows_within", shape.rows),
         ):
             have = found[counts][1:] if counts == "nodes_within" else found[counts]
-            assert all(count <= most for count, most in zip(have[hop], room[hop], strict=True))
+            assert all(count <= most for count, most in zip(have[hop], capacity[hop], strict=True))
         for relation, (source, target) in enumerate(zip(schema.sources, schema.targets, strict=True)):
             each, edges = found["relations"][relation], found["edges_within"][hop][relation]
             rows = found["rows_within"][hop][relation]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pycocotools.coco import COCO
 from small_ssd300 import SMALL, SYNTHETIC, reader
 
 from benchmarks.ssd300.augment import draw, train_pixels
@@ -23,13 +22,14 @@ from benchmarks.ssd300.prepare import prepare, verify
 from benchmarks.ssd300.synthetic import generate
 from common.data.batches import Block
 from common.data.order import EpochStream, sample_generator
-from common.detection.coco_raw import SPLITS, annotations_name
+from common.detection.coco_raw import SPLITS
 from common.detection.coco_scoring import Detections, GroundTruth, score
 from common.detection.coco_synthetic import category_ids as drawn_ids
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from common.formats.recordio import RecordReader
 from common.nn.backbone_file import load_backbone
+from tests.common.detection.raw_coco import annotations, changed
 
 
 def settings(facts: Facts = SMALL, **changes: int) -> Ssd300Data:
@@ -38,10 +38,6 @@ def settings(facts: Facts = SMALL, **changes: int) -> Ssd300Data:
 
 SETTINGS = settings()
 BLOCK = Block(0, 1, 2, 0, 2 * SYNTHETIC.train)
-
-
-def annotations(folder: Path, split: str) -> COCO:
-    return COCO(folder / annotations_name(split))
 
 
 def batches(root: Path, data: Ssd300Data = SETTINGS):
@@ -205,16 +201,6 @@ def test_detections_that_are_the_ground_truth_score_1(drawn, prepared):
 # Bad data
 
 
-def changed_raw(drawn: Path, target: Path, change) -> Path:
-    """A copy of the raw data whose training annotations ``change`` has altered."""
-    shutil.copytree(drawn, target)
-    path = target / annotations_name("train")
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    return target
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -233,7 +219,7 @@ def changed_raw(drawn: Path, target: Path, change) -> Path:
     ],
 )
 def test_bad_annotations_are_one_error(drawn, tmp_path, change, message):
-    folder = changed_raw(drawn, tmp_path / "raw", change)
+    folder = changed(drawn, tmp_path / "raw", change)
     with pytest.raises(DataError, match=message):
         prepare(folder, tmp_path / "data")
     assert not (tmp_path / "data" / "manifest.json").exists()

@@ -95,13 +95,13 @@ def test_coding_is_the_papers_and_decoding_its_inverse():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"image_size": 150}, "too small for the extras"),
         ({"steps": [8, 16, 32, 64, 100]}, "steps: 5 entries, where 5 extras make 6 levels: 6"),
         ({"box_sizes": [21, 45]}, "box_sizes: 2 entries"),
     ],
 )
-def test_levels_that_do_not_fit_are_refused(changes, says):
-    with pytest.raises(ConfigError, match=says):
+def test_levels_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
         fixed_facts(type(FACTS), "ssd300", **changes)

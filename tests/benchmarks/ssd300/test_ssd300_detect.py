@@ -22,7 +22,7 @@ def detector(**changes: object) -> Detector:
 
 
 def plain(outputs: Predictions, size, classes=3, candidates=200, keep=200, threshold=0.05):
-    """Of each picture the sorted rows of score, class and box."""
+    """Return the sorted rows of score, class and box of each picture."""
     anchors = reference_boxes(SMALL)[reference_rows(SMALL)]
     pictures = []
     for logits, offsets, (height, width) in zip(outputs.logits, outputs.offsets, size.tolist(), strict=True):
@@ -51,15 +51,15 @@ def synthetic(seed: int) -> Predictions:
 @pytest.mark.parametrize(("candidates", "keep"), [(200, 200), (20, 200), (200, 11)])
 def test_detections_are_those_of_the_rule(candidates, keep):
     outputs, size = synthetic(candidates + keep), torch.tensor([[480.0, 640.0], [300.0, 200.0], [64.0, 64.0]])
-    outputs.logits[2] = torch.tensor([20.0, 0.0, 0.0, 0.0])  # nothing there
+    outputs.logits[2] = torch.tensor([20.0, 0.0, 0.0, 0.0])  # no detection
     found = detector(candidates=candidates, detections=keep).select(outputs, size)
     expected = plain(outputs, size, candidates=candidates, keep=keep)
     assert not found.valid[2].any()
     for picture in range(3):
-        there = found.valid[picture]
-        assert int(there.sum()) == len(expected[picture])
+        valid = found.valid[picture]
+        assert int(valid.sum()) == len(expected[picture])
         rows = torch.cat([found.score[picture, :, None], found.class_id[picture, :, None], found.box[picture]], 1)[
-            there
+            valid
         ]
         torch.testing.assert_close(rows, torch.tensor(expected[picture]).view(-1, 6), rtol=1e-4, atol=1e-4)
 
@@ -69,10 +69,10 @@ def test_an_overlap_of_exactly_a_half_is_suppressed():
     found = detector(nms_threshold=0.5)
     assert found._most_overlap < 0.5
     boxes = torch.tensor([[[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.5]]])
-    kept, there = found._suppress(
+    kept, valid = found._suppress(
         boxes, torch.tensor([[0.9, 0.8]]), torch.zeros((1, 2), dtype=torch.int64), found._most_overlap, 2
     )
-    assert there.tolist() == [[True, False]]
+    assert valid.tolist() == [[True, False]]
     assert kept[0, 0] == 0
 
 

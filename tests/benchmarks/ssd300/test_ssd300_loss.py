@@ -48,12 +48,12 @@ def plain_targets(boxes: list[list[float]], labels: list[int]) -> tuple[list[int
     return classes, offsets
 
 
-def random_boxes(counts: list[int], room: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_boxes(counts: list[int], capacity: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
-    corners = torch.rand((len(counts), room, 2, 2), generator=random).sort(2).values.flatten(2)
-    labels = torch.randint(1, 4, (len(counts), room), generator=random)
+    corners = torch.rand((len(counts), capacity, 2, 2), generator=random).sort(2).values.flatten(2)
+    labels = torch.randint(1, 4, (len(counts), capacity), generator=random)
     count = torch.tensor(counts)
-    padding = torch.arange(room) >= count.unsqueeze(1)
+    padding = torch.arange(capacity) >= count.unsqueeze(1)
     corners[padding] = torch.nan  # of any value
     return corners, labels, count
 

@@ -12,7 +12,7 @@ from common.errors import DataError
 
 
 def annotations(boxes, sizes=((40, 60), (30, 20), (50, 50)), ids=(7, 3, 90)):
-    """Of pictures with ``sizes``, (height, width), and boxes (picture's id, class, x, y, width, height)."""
+    """Return annotations of pictures of ``sizes`` (height, width) with boxes (picture, class, x, y, width, height)."""
     box = np.array(boxes, np.float64).reshape(-1, 6)
     size = np.array(sizes, np.int64)
     return Annotations(

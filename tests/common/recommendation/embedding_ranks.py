@@ -98,7 +98,7 @@ SEVERAL_CHUNKS = mock.patch.object(row_files, "CHUNK_BYTES", 100)
 
 
 class Dense(nn.Module):
-    """What makes the bottom's vector, and a loss of the whole."""
+    """Bottom network and loss of a small model."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Trainee:
 
 
 def train(plan: Placement, layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Any]:
-    """What some iterations end with."""
+    """Return the state after some iterations."""
     trainee = Trainee(plan, layout, **options)
     for iteration in range(iterations):
         trainee.iterate(iteration)
@@ -222,7 +222,7 @@ def train(plan: Placement, layout: Layout, iterations: int = ITERATIONS, **optio
 
 
 def order(plan: Placement, layout: Layout) -> list[str]:
-    """What an iteration does from the first gradient of a table to its end, in order."""
+    """Return the operations of an iteration after the first gradient of a table, in order."""
     trainee, seen = Trainee(plan, layout, dense={"overlap": False}), []
     values = trainee.embeddings.replicated.rows_RW.numel()
     dense = sum(parameter.numel() for parameter in trainee.model.parameters())
@@ -241,7 +241,7 @@ def order(plan: Placement, layout: Layout) -> list[str]:
 
 
 def changed(plan: Placement, layout: Layout, spoil: int | None, skip: float) -> dict[str, Any]:
-    """What an iteration changed that is skipped, or has one that is not finite; and what the next one does."""
+    """Return the changes of an iteration that is skipped or has a gradient that is not finite, and of the next one."""
     trainee = Trainee(plan, layout)
     trainee.iterate(0)
     before = trainee.everything()
@@ -299,7 +299,7 @@ def few_slots(ranks: int, slots: int) -> Placement:
 
 
 def overflown(layout: Layout, slots: int) -> dict[str, Any]:
-    """What an iteration with a crowded micro-batch changes and says, on a rank, and what an evaluation of it says."""
+    """Return the effects of an iteration with a crowded micro-batch on a rank, and the result of its evaluation."""
     trainee = Trainee(few_slots(layout.world_size, slots), layout)
     before = trainee.everything()
     first = layout.index("dp") * trainee.micro_batches
@@ -337,7 +337,7 @@ def save(plan: Placement, layout: Layout, folder: Path) -> dict[str, Any]:
 
 
 def resume(plan: Placement, layout: Layout, place: Path) -> dict[str, Any]:
-    """What was restored from a checkpoint, and under ``then`` what the next iteration makes of it."""
+    """Return the state restored from a checkpoint, and under ``then`` that after the next iteration."""
     trainee = Trainee(plan, layout)
     trainee.iterate(8)  # what was there before must not matter
     content = checkpoint.read(place, {}, layout)
@@ -349,7 +349,7 @@ def resume(plan: Placement, layout: Layout, place: Path) -> dict[str, Any]:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """Everything that is to be compared, on one of four ranks; the first two of them are two ranks then."""
+    """Return all results of one of four ranks; the first two also run as two ranks."""
     torch.set_num_threads(1)
     for world in (4, 2):
         if rank < world:
@@ -406,7 +406,7 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What PyTorch's own tables end with."""
+    """Return the final rows of PyTorch's own tables."""
 
     rows: list[Tensor]
     states: list[Tensor]

@@ -1,4 +1,4 @@
-"""Which rows a rank asks others for, by dictionaries and loops."""
+"""The rows that a rank requests from others, computed by dictionaries and loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.recommendation.placement import Placement
 
 @dataclass(frozen=True)
 class Requests:
-    """What a rank asks for.
+    """Requests of a rank.
 
     Attributes:
         frequent: for each sample and id of a hybrid table, its place among the frequent rows of its table, or None.
@@ -23,7 +23,7 @@ class Requests:
 
 
 def requests_of(plan: Placement, samples: list[list[int]]) -> Requests:
-    """What a rank with these samples asks for."""
+    """Return the requests of a rank with these samples."""
     first: dict[tuple[int, int], int] = {}  # rank and table to the first row of its shard
     for rank in range(plan.ranks):
         row = 0

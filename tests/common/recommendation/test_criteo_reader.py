@@ -83,7 +83,7 @@ def test_ranks_get_contiguous_slices_of_each_global_batch_in_the_order_of_the_di
                 step, accumulation_step = divmod(position, 4 // replicas)
                 found[number * 8 + step, accumulation_step * replicas + replica] = rows
         source.close()
-    assert sorted(found) == [(step, lane) for step in range(TRAIN // 60) for lane in range(4)]
+    assert sorted(found) == [(step, micro_batch) for step in range(TRAIN // 60) for micro_batch in range(4)]
     np.testing.assert_array_equal(np.concatenate([found[key] for key in sorted(found)]), train[: TRAIN // 60 * 60])
 
 

@@ -44,9 +44,9 @@ def test_every_rare_row_is_asked_for_once_and_of_the_rank_that_has_it(seed):
     found, slots = finder.find(ids_BL), finder.slots(BATCH)
     assert found.overflow_H.tolist() == expected.overflows == [0, 0, 0]
     rank_of = [rank for rank, count in enumerate(slots.counts) for _ in range(count)]
-    asked = [(rank, row) for rank, row in zip(rank_of, found.requested_S.tolist(), strict=True) if row >= 0]
-    assert len(asked) == len(set(asked))
-    assert set(asked) == {row for sample in expected.rows for row in sample if row is not None}
+    requested = [(rank, row) for rank, row in zip(rank_of, found.requested_S.tolist(), strict=True) if row >= 0]
+    assert len(requested) == len(set(requested))
+    assert set(requested) == {row for sample in expected.rows for row in sample if row is not None}
     for slot_K, sample in zip(found.slot_BK.tolist(), expected.rows, strict=True):
         for slot, row in zip(slot_K, sample, strict=True):
             assert (slot < 0) if row is None else ((rank_of[slot], int(found.requested_S[slot])) == row)

@@ -66,8 +66,8 @@ class RawDays:
             return
         if self.form == PARQUET:
             name = f"{DAY_FOLDERS[day]} with its {len(self.files[day])} parts"
-            says = "Parts are missing" if rows < PUBLISHED_ROWS[day] else "Parts of several versions are there"
-            remedy = f"{says}; 'mlperf-suite download' names the parts of a day"
+            reason = "Parts are missing" if rows < PUBLISHED_ROWS[day] else "Parts of several versions are there"
+            remedy = f"{reason}; 'mlperf-suite download' names the parts of a day"
         else:
             name = ", ".join(path.name for path in self.files[day])
             remedy = SAMPLE if self.form == TEXT else "These are not the files of the published multi-hot set"

@@ -57,9 +57,9 @@ class Origin:
     columns: Sequence[str]
     remedy: str
 
-    def fault(self, line: int, says: str) -> DataError:
-        """Return the error for a line, counted from 0 among these lines; ``says`` describes what is wrong."""
-        return DataError(f"{self.path}: {self.unit} {self.first + line:,} {says}; {self.remedy}")
+    def fault(self, line: int, problem: str) -> DataError:
+        """Return the error for a line, counted from 0 among these lines; ``problem`` describes what is wrong."""
+        return DataError(f"{self.path}: {self.unit} {self.first + line:,} {problem}; {self.remedy}")
 
 
 @dataclass(frozen=True)

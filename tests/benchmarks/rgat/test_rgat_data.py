@@ -1,19 +1,28 @@
-"""Which seeds are trained on and evaluated, and in which micro-batch."""
+"""R-GAT's data: seeds of training and evaluation, and the order in which blocks are sampled, planned and gathered."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from benchmarks.rgat.data import NO_LABEL, EvaluationSeeds, TrainingSeeds
+from benchmarks.rgat.data import NO_LABEL, EvaluationSeeds, GraphData, TrainingSeeds
+from benchmarks.rgat.graph import SampledBlock
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.prepared import Labelled
-from common.data.batches import Block
+from benchmarks.rgat.sampling import SeedBatch, largest_shape
+from common.data.batches import Batch, Block, HostBatch
 from common.data.order import MicroBatches
+from common.data.prefetch import Prefetcher
 from common.errors import ConfigError
 from common.mlperf.schedules import SCHEDULES
+from tests.benchmarks.rgat.sample_oracle import small_graph
 
 CPU = torch.device("cpu")
 TRAIN = Labelled(np.arange(1000, 1103, dtype=np.int32), (np.arange(103) % 7).astype(np.int16))
@@ -98,3 +107,79 @@ def test_every_evaluation_seed_comes_once_over_any_number_of_ranks(ranks: int) -
 def test_ranks_that_do_not_divide_the_parts_are_refused() -> None:
     with pytest.raises(ConfigError, match="3 do not divide the 4 parts"):
         EvaluationSeeds(TRAIN, 8, 4, 3, 0, 3, CPU)
+
+
+FANOUTS = (3, 2, 2)
+
+
+def first_seed(block: SampledBlock) -> int:
+    return int(block.nodes[block.shape.node_offsets(block.shape.hops)[block.shape.schema.seed_type]])
+
+
+class _RecordedFeatures:
+    """Features that record their calls."""
+
+    name, width = "recorded", 2
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def plan(self, block: SampledBlock) -> int:
+        self.calls.append(("plan", first_seed(block)))
+        return first_seed(block)
+
+    def gather(self, block: SampledBlock, plan: Any, out_NF: Tensor) -> None:
+        assert plan == first_seed(block)
+        self.calls.append(("gather", plan))
+        out_NF.fill_(float(plan))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_block_is_planned_for_a_batch_before_it_is_gathered() -> None:
+    graph, features = small_graph(2), _RecordedFeatures()
+    sources = GraphData(graph, features, FANOUTS, sampler_reference)
+    sampler = sources.sampler(largest_shape(graph, 4, FANOUTS))
+
+    def batches() -> Iterator[tuple[SeedBatch, Tensor]]:
+        for first in range(4):
+            seeds = torch.arange(first, first + 4, dtype=torch.int32)
+            yield SeedBatch(seeds, 4, torch.tensor(first)), torch.full((4,), first)
+
+    found = [tensors for _, tensors in sources.tensors(sampler, batches())]
+    assert [int(tensors["label"][0]) for tensors in found] == [0, 1, 2, 3]
+    assert [int(tensors["seed"]) for tensors in found] == [0, 1, 2, 3]
+    assert [float(tensors["features"][0, 0]) for tensors in found] == [0, 1, 2, 3]
+    order = [("plan", 0)]
+    for number in range(1, 4):
+        order += [("plan", number), ("gather", number - 1)]
+    assert features.calls == [*order, ("gather", 3)]
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.waited: list[object] = []
+
+    def wait_stream(self, other: object) -> None:
+        self.waited.append(other)
+
+    def wait_event(self, event: object) -> None:
+        self.waited.append(event)
+
+
+def test_the_first_batches_of_a_run_wait_for_what_opened_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, side = _Stream(), _Stream()
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: current)
+    monkeypatch.setattr("torch.cuda.stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr("torch.cuda.Event", lambda: type("Event", (), {"record": lambda self: None})())
+
+    def read() -> Iterator[HostBatch]:
+        assert side.waited == [current]
+        yield HostBatch({}, 1, 0)
+
+    prefetcher = Prefetcher(lambda host: Batch({}, 1), 1, side)  # type: ignore[arg-type]
+    prefetcher.begin(read())
+    assert prefetcher.take() is not None
+    prefetcher.begin(iter(()))  # a block that follows at once does not hold the training up
+    assert side.waited == [current]
