@@ -45,7 +45,6 @@ class Hparams:
         global_batch_size: samples per optimizer step.
         optimizer: name that selects the optimizer's log keys.
         base_learning_rate: learning rate after warm-up, for dense weights and embedding rows.
-        warmup_steps, decay_start_steps, decay_steps: see :func:`common.optim.learning_rate.held_polynomial`.
     """
 
     source: str

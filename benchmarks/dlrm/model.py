@@ -35,8 +35,6 @@ class DlrmNetwork(ClickNetwork):
 
     Args:
         tables: number of embedding tables; each gives one vector per sample.
-        implementations: the option ``model.implementations``.
-        device, dtype: device and dtype of weights and activations.
         generator: CPU generator for the initial weights.
 
     Attributes:

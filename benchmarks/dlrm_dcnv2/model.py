@@ -83,8 +83,6 @@ class DlrmDcnv2Network(ClickNetwork):
 
     Args:
         tables: number of embedding tables; each gives one vector per sample.
-        implementations: the option ``model.implementations``.
-        device, dtype: device and dtype of weights and activations.
         generator: CPU generator for the initial weights.
 
     Attributes:

@@ -81,7 +81,7 @@ def write_backbone(path: Path, state: Mapping[str, Tensor], epsilon: float) -> N
             scale_C = state[f"{owner}.weight"].double() / (state[f"{owner}.running_var"].double() + epsilon).sqrt()
             value = scale_C if part == "weight" else value - state[f"{owner}.running_mean"].double() * scale_C
         blobs[theirs] = value.float().contiguous().numpy()
-    with written(path) as beside, open(beside, "wb") as file:
+    with written(path) as temporary, open(temporary, "wb") as file:
         pickle.dump({BLOBS: blobs}, file, protocol=_PROTOCOL)
 
 

@@ -10,7 +10,7 @@ from benchmarks.maskrcnn.ops.paste import PASTE
 from benchmarks.maskrcnn.ops.resize import RESIZE
 from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
 from benchmarks.maskrcnn.ops.selected_logits import SELECTED_LOGITS
-from benchmarks.maskrcnn.polygon_table import PolygonRoom
+from benchmarks.maskrcnn.polygon_table import PolygonCapacity
 from common.config.ranges import (
     AtLeast,
     Each,
@@ -189,7 +189,7 @@ class MaskReaderConfig(BoxReaderConfig):
     """
 
     shapes: tuple[tuple[int, int], ...] = ()
-    polygon_room: PolygonRoom = field(default_factory=lambda: PolygonRoom(1, 1, 1))
+    polygon_room: PolygonCapacity = field(default_factory=lambda: PolygonCapacity(1, 1, 1))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from common.data.batches import EvalSource
 from common.data.grouped_order import GroupedShard, GroupedStream
 from common.data.order import MicroBatches, SampleStream
 from common.detection.annotations import Annotations
-from common.detection.picture_boxes import empty_boxes, put_boxes, require_room
+from common.detection.picture_boxes import empty_boxes, put_boxes, require_capacity
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.formats.recordio import ImageRecord
@@ -41,7 +41,7 @@ from common.vision.pictures import (
     mirrored,
     other_classes,
 )
-from common.vision.reader import KeptSource, PictureData
+from common.vision.reader import CachedSource, PictureData
 
 PADDING = -1
 """Picture id of padding."""
@@ -59,11 +59,10 @@ class TrainingColumns(Columns):
     Args:
         objects: objects of the training pictures.
         stream: this replica's micro-batches, and the seed of the mirroring.
-        room: M.
     """
 
-    def __init__(self, objects: TrainingObjects, facts: Facts, stream: GroupedStream, room: int) -> None:
-        self._objects, self._facts, self._stream, self._room = objects, facts, stream, room
+    def __init__(self, objects: TrainingObjects, facts: Facts, stream: GroupedStream, capacity: int) -> None:
+        self._objects, self._facts, self._stream, self._capacity = objects, facts, stream, capacity
         self._resized_P2 = resized_sizes(objects.size, facts.min_size, facts.max_size)
 
     def samples(self, stream: SampleStream, number: int) -> Sequence[Sample]:
@@ -76,7 +75,7 @@ class TrainingColumns(Columns):
         """Return the columns, filled with zeros, with one seed per slot."""
         return {
             **_empty_sizes(slots, pin_memory),
-            **empty_boxes(slots, self._room, pin_memory),
+            **empty_boxes(slots, self._capacity, pin_memory),
             "object": torch.zeros(slots, dtype=torch.int64, pin_memory=pin_memory),
             "transform": torch.zeros((slots, 4), pin_memory=pin_memory),
             "real": torch.zeros(slots, dtype=torch.bool, pin_memory=pin_memory),
@@ -85,9 +84,9 @@ class TrainingColumns(Columns):
 
     def put(self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord) -> None:
         """Fill a slot; if it is not real, only sizes, transform and seed."""
-        objects, (epoch, place, real, seed) = self._objects, sample
-        (height, width), resized_2 = objects.size[place].tolist(), self._resized_P2[place]
-        mirror = mirrored(self._facts.mirror, self._stream.seed, epoch, place)
+        objects, (epoch, index, real, seed) = self._objects, sample
+        (height, width), resized_2 = objects.size[index].tolist(), self._resized_P2[index]
+        mirror = mirrored(self._facts.mirror, self._stream.seed, epoch, index)
         transform_4 = np.array([resized_2[1] / width, resized_2[0] / height, mirror, width], np.float32)
         tensors["decoded_size"].numpy()[slot] = height, width
         tensors["size"].numpy()[slot] = resized_2
@@ -95,10 +94,10 @@ class TrainingColumns(Columns):
         tensors["seed"].numpy()[slot] = seed
         if not real:
             return
-        mine = slice(objects.bounds[place], objects.bounds[place + 1])
-        boxes_M4 = resized_boxes(objects.corners[mine], transform_4, int(resized_2[1]))
-        put_boxes(tensors, slot, boxes_M4, objects.label[mine])
-        tensors["object"].numpy()[slot] = objects.bounds[place]
+        rows = slice(objects.bounds[index], objects.bounds[index + 1])
+        boxes_M4 = resized_boxes(objects.corners[rows], transform_4, int(resized_2[1]))
+        put_boxes(tensors, slot, boxes_M4, objects.label[rows])
+        tensors["object"].numpy()[slot] = objects.bounds[index]
         tensors["real"].numpy()[slot] = True
 
 
@@ -109,7 +108,6 @@ def resized_boxes(corners_M4: NDArray[np.float32], transform_4: NDArray[np.float
 
     Args:
         corners_M4: corners in px of the published picture.
-        transform_4: see :class:`TrainingColumns`.
         width: width of the resized picture, px.
     """
     resized_M4 = corners_M4 * transform_4[[0, 1, 0, 1]]
@@ -190,18 +188,18 @@ class MaskData(PictureData[Facts, MaskReaderConfig]):
 
     def training(self, root: Path, layout: Layout, micro_batch: int, accumulation: int) -> TrainingSplit:
         """Open the training pictures and objects."""
-        prepared, room = self.read_prepared(root), self.reader.max_boxes
+        prepared, capacity = self.read_prepared(root), self.reader.max_boxes
         pictures, objects = prepared.train()
-        require_room(objects.counts, room, pictures)
+        require_capacity(objects.counts, capacity, pictures)
         shapes, group_P = self._padded_shapes(objects.size, pictures), orientation(objects.size)
         try:
             shapes.require_common(group_P)
         except DataError:
             pictures.close()
             raise
-        mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
-        stream = GroupedStream(group_P, mine, layout.seed, shapes.of)
-        columns = TrainingColumns(objects, self.facts, stream, room)
+        micro_batches = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
+        stream = GroupedStream(group_P, micro_batches, layout.seed, shapes.of)
+        columns = TrainingColumns(objects, self.facts, stream, capacity)
         return TrainingSplit(pictures, columns, stream, prepared.samples("val"), prepared.stand_in)
 
     def validation(self, root: Path, layout: Layout, batch: int) -> EvaluationSplit:
@@ -210,14 +208,14 @@ class MaskData(PictureData[Facts, MaskReaderConfig]):
         annotations = pictures.annotations
         size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
         shapes = self._padded_shapes(size_P2, pictures)
-        keys = [shapes.of([place]) for place in range(len(pictures))]
+        keys = [shapes.of([index]) for index in range(len(pictures))]
         shard = GroupedShard(keys, batch, layout.size("dp"), layout.index("dp"))
         resized_P2 = resized_sizes(size_P2, self.facts.min_size, self.facts.max_size)
         return EvaluationSplit(pictures, EvaluationColumns(annotations, resized_P2), shard)
 
     def open_eval(self, root: Path, layout: Layout, batch: int) -> EvalSource:
         """Open the evaluation data; the first evaluation decodes the pictures, and later ones use the same batches."""
-        return KeptSource(super().open_eval(root, layout, batch), layout.device)
+        return CachedSource(super().open_eval(root, layout, batch), layout.device)
 
     def category_ids(self, root: Path) -> list[int]:
         """Return COCO's category ids of the classes 1, 2, 3 ..."""

@@ -8,7 +8,6 @@ Legend: B pictures of a batch, S side of a slot, D detections of all pictures, M
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from benchmarks.maskrcnn.targets import box_coding
 from common.contract.evaluation import Scorer
 from common.data.batches import EvalSource
 from common.detection.annotations import Annotations
-from common.detection.coding import clip
+from common.detection.coding import clip, rows_of
 from common.detection.detections import PADDING, Found, FoundMasks, as_origin_and_size, corners_in_picture
 from common.detection.evaluation import BatchShape, DetectionEvaluation
 from common.distributed.layout import Layout
@@ -65,10 +64,8 @@ class Detector:
     Args:
         facts: thresholds and numbers of candidates.
         roi_align: implementation of RoIAlign.
-        implementations: ``model.implementations``.
 
     Attributes:
-        choice: name of the chosen implementation of suppression.
         class_ids: (K,) int64 on the device: id of each class in detections; initially 1, 2, 3 ...
 
     Raises:
@@ -105,21 +102,21 @@ class Detector:
         facts, size_B2 = self._facts, batch["size"].float()
         levels = self._model.pyramid(batch["image"])
         proposals = propose(self._model.propose(levels), size_B2)
-        there_BS = proposals.score_BS > -torch.inf
-        regions_RCSS = self._regions(levels, proposals.boxes_BS4, there_BS, facts.box_resolution)
+        valid_BS = proposals.score_BS > -torch.inf
+        regions_RCSS = self._regions(levels, proposals.boxes_BS4, valid_BS, facts.box_resolution)
         logits_RK, deltas_RX = self._model.box_head(regions_RCSS)
         boxes = self.select(logits_RK, deltas_RX, proposals, size_B2)
-        there_BD = boxes.score_BD > -torch.inf
-        regions_RCSS = self._regions(levels, boxes.corners_BD4, there_BD, facts.mask_resolution)
-        label_R = torch.where(there_BD, boxes.label_BD, -1).flatten()
-        probability_BDMM = self._model.mask_head(regions_RCSS, label_R).sigmoid().unflatten(0, there_BD.shape)
+        valid_BD = boxes.score_BD > -torch.inf
+        regions_RCSS = self._regions(levels, boxes.corners_BD4, valid_BD, facts.mask_resolution)
+        label_R = torch.where(valid_BD, boxes.label_BD, -1).flatten()
+        probability_BDMM = self._model.mask_head(regions_RCSS, label_R).sigmoid().unflatten(0, valid_BD.shape)
         height_B1, width_B1 = size_B2.split(1, 1)
         corners_BD4 = corners_in_picture(boxes.corners_BD4, height_B1, width_B1, batch["original"])
         return Found(
             as_origin_and_size(corners_BD4, PIXEL),
             boxes.score_BD,
             self.class_ids[boxes.label_BD - 1],
-            there_BD,
+            valid_BD,
             FoundMasks(corners_BD4, probability_BDMM, batch["original"]),
         )
 
@@ -144,7 +141,7 @@ class Detector:
         corners_BKS4 = corners_BSK4.transpose(1, 2).contiguous()
 
         # Suppression is independent per class: each class of a picture is passed as a separate picture.
-        kept, there = self._suppress(
+        kept, valid = self._suppress(
             corners_BKS4.flatten(0, 1),
             score_BKS.flatten(0, 1),
             None,
@@ -153,18 +150,18 @@ class Detector:
             pixel=PIXEL,
         )
         best = kept.shape[1]
-        kept_BKT, there_BKT = (slots.view(pictures, -1, best) for slots in (kept, there))
-        score_BKT = torch.where(there_BKT, score_BKS.gather(2, kept_BKT), -torch.inf)
-        score_BD, place_BD = score_BKT.flatten(1).sort(dim=1, descending=True, stable=True)
-        score_BD, place_BD = score_BD[:, : facts.detections], place_BD[:, : facts.detections]
-        class_BD = place_BD // best
-        row_BD = class_BD * candidates + kept_BKT.flatten(1).gather(1, place_BD)
-        corners_BD4 = corners_BKS4.flatten(1, 2).gather(1, row_BD.unsqueeze(2).expand(-1, -1, 4))
+        kept_BKT, valid_BKT = (slots.view(pictures, -1, best) for slots in (kept, valid))
+        score_BKT = torch.where(valid_BKT, score_BKS.gather(2, kept_BKT), -torch.inf)
+        score_BD, position_BD = score_BKT.flatten(1).sort(dim=1, descending=True, stable=True)
+        score_BD, position_BD = score_BD[:, : facts.detections], position_BD[:, : facts.detections]
+        class_BD = position_BD // best
+        row_BD = class_BD * candidates + kept_BKT.flatten(1).gather(1, position_BD)
+        corners_BD4 = rows_of(corners_BKS4.flatten(1, 2), row_BD)
         return Boxes(corners_BD4, score_BD, class_BD + 1)
 
-    def _regions(self, levels: Sequence[Tensor], boxes_BR4: Tensor, there_BR: Tensor, resolution: int) -> Tensor:
+    def _regions(self, levels: Sequence[Tensor], boxes_BR4: Tensor, valid_BR: Tensor, resolution: int) -> Tensor:
         samples = self._facts.roi_samples
-        return self._roi_align(levels[:LEVELS], boxes_BR4, there_BR, REGION_STRIDES, resolution, samples)
+        return self._roi_align(levels[:LEVELS], boxes_BR4, valid_BR, REGION_STRIDES, resolution, samples)
 
 
 def evaluation(
@@ -181,7 +178,6 @@ def evaluation(
     Args:
         model: the network, on its final device.
         preparer: computes the network's input from decoded pictures.
-        layout: ranks that share the evaluation set.
         capture: replay the passes as CUDA graphs.
 
     Returns:
@@ -230,8 +226,7 @@ def ground_truth(root: Path) -> Annotations:
     Raises:
         DataError: manifest or files are missing or damaged.
     """
-    truth = open_prepared(root).truth()
-    return replace(truth.annotations, segmentations=truth.segmentations)
+    return open_prepared(root).truth()
 
 
 def example_inputs(facts: Facts, batch: int, shape: tuple[int, int], layout: Layout) -> dict[str, Tensor]:

@@ -223,8 +223,8 @@ class MaskHead(nn.Module):
         fine_RPC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(regions, pixels, channels)
         last = self.mask_fcn_logits
         logits_RP: Tensor = self._selected_logits.function(fine_RPC, last.weight.flatten(1), last.bias, class_R)
-        apart = logits_RP.view(regions, height, width, ENLARGED, ENLARGED)
-        return apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width)
+        cells = logits_RP.view(regions, height, width, ENLARGED, ENLARGED)
+        return cells.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width)
 
     def flops(self, slots: int) -> list[LayerFlops]:
         """Return the FLOPs per picture of every layer, with ``slots`` regions.

@@ -63,10 +63,6 @@ class TrainingPass:
     Args:
         model: the network, on its final device and in its final dtype.
         table: outlines of all training objects, on the same device.
-        dtype: dtype of the network.
-
-    Attributes:
-        choices: operation to the chosen implementation.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -111,15 +107,15 @@ class TrainingPass:
         levels = model.pyramid(tensors["image"])
         rpn_levels = cut(levels)
         with self._rpn_branch.beside():
-            said = model.propose(rpn_levels)
+            outputs = model.propose(rpn_levels)
         self._rpn_branch.join()
         with self._rpn_branch.beside():
             sample = self._rpn_targets(torch.cat(anchors_LA4), boxes_BM4, count_B, size_B2, real_B, seed)
-            losses = rpn_losses(said, sample, facts.rpn_beta)
+            losses = rpn_losses(outputs, sample, facts.rpn_beta)
             rpn = early(losses, scale, list(zip(levels, rpn_levels, strict=True)), list(model.rpn.parameters()))
-            said, (objectness, rpn_boxes) = [RpnOutput(*detached(level)) for level in said], detached(losses)
+            outputs, (objectness, rpn_boxes) = [RpnOutput(*detached(level)) for level in outputs], detached(losses)
 
-        proposals = self._propose([level.flat() for level in said], anchors_LA4, size_B2, real_B)
+        proposals = self._propose([level.flat() for level in outputs], anchors_LA4, size_B2, real_B)
         rois = self._roi_targets(with_truth(proposals, boxes_BM4, count_B), boxes_BM4, label_BM, count_B, seed)
         masked_BP = first_slots(rois.positives_B, facts.mask_slots)
         regions = [

@@ -36,8 +36,8 @@ def rpn_losses(levels: Sequence[RpnOutput], sample: RpnSample, beta: float) -> t
     flat = [level.flat() for level in levels]
     logits_BA, deltas_BA4 = (torch.cat(parts, 1) for parts in zip(*flat, strict=True))
     # Indexing instead of gather: with deterministic sums, the gradient of gather copies from the host.
-    place_BN = _numbers(logits_BA).unsqueeze(1), sample.index_BN
-    logits_BN, deltas_BN4 = widen(logits_BA[place_BN]), widen(deltas_BA4[place_BN])
+    position_BN = _numbers(logits_BA).unsqueeze(1), sample.index_BN
+    logits_BN, deltas_BN4 = widen(logits_BA[position_BN]), widen(deltas_BA4[position_BN])
     positive_BN, sampled_BN = (
         first_slots(count_B, sample.index_BN.shape[1]) for count_B in (sample.positives_B, sample.total_B)
     )
@@ -80,10 +80,10 @@ def mask_loss(logits_QHW: Tensor, target_QHW: Tensor, class_Q: Tensor) -> Tensor
     Returns:
         Mean binary cross-entropy over all pixels of regions with an object, or 0 without any.
     """
-    logits_QHW, there_Q = widen(logits_QHW), class_Q >= 0
+    logits_QHW, valid_Q = widen(logits_QHW), class_Q >= 0
     entropy_QHW = F.binary_cross_entropy_with_logits(logits_QHW, target_QHW.to(logits_QHW.dtype), reduction="none")
-    pixels = _at_least_one(there_Q * target_QHW[:1].numel(), logits_QHW.dtype)
-    return torch.where(there_Q[:, None, None], entropy_QHW, 0.0).sum() / pixels
+    pixels = _at_least_one(valid_Q * target_QHW[:1].numel(), logits_QHW.dtype)
+    return torch.where(valid_Q[:, None, None], entropy_QHW, 0.0).sum() / pixels
 
 
 def first_slots(count_B: Tensor, slots: int) -> Tensor:

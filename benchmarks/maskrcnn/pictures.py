@@ -72,10 +72,10 @@ class PaddedShapes:
         for shape in self._shapes:
             fits_P |= np.all(resized_P2 <= shape, axis=1)
         if not fits_P.all():
-            place = int(np.argmin(fits_P))
-            height, width = resized_P2[place].tolist()
+            index = int(np.argmin(fits_P))
+            height, width = resized_P2[index].tolist()
             raise DataError(
-                f"{describe(place)} is resized to a height of {height} px and a width of {width} px, which fit "
+                f"{describe(index)} is resized to a height of {height} px and a width of {width} px, which fit "
                 f"{self._listed}"
             )
 
@@ -95,9 +95,9 @@ class PaddedShapes:
                     f"a batch of pictures can be {height} px high and {width} px wide, which fit {self._listed}"
                 )
 
-    def of(self, places: Sequence[int]) -> Shape:
-        """Return the shape of a batch of the pictures with indices ``places``; the first of shapes with equal area."""
-        height, width = self._resized_P2[np.asarray(places)].max(0).tolist()
+    def of(self, indices: Sequence[int]) -> Shape:
+        """Return the shape of a batch of the pictures with these indices; the first of shapes with equal area."""
+        height, width = self._resized_P2[np.asarray(indices)].max(0).tolist()
         shape = self._smallest(height, width)
         assert shape is not None, "the shapes were not checked for such batches"
         return shape
@@ -111,11 +111,6 @@ class Preparer:
 
     Args:
         facts: mean of the pictures and side of their slots.
-        implementations: ``model.implementations``.
-        dtype: dtype of the pictures.
-
-    Attributes:
-        choice: name of the chosen implementation of ``resize``.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.

@@ -25,7 +25,7 @@ EXAMPLE_BOX = (80.0, 40.0, 240.0, 200.0)
 
 
 @dataclass(frozen=True)
-class PolygonRoom:
+class PolygonCapacity:
     """Capacity of a polygon table, which is allocated before data may be read.
 
     Attributes:
@@ -41,19 +41,19 @@ class PolygonTable:
     """Polygons as columns on a device; see :class:`common.detection.polygons.Polygons`.
 
     Attributes:
-        room: capacity. N, Q and S are its objects, polygons and points.
+        capacity: N, Q and S are its objects, polygons and points.
         object_bounds: (N + 1,) int32. Objects that the data do not have own no polygon.
         polygon_bounds: (Q + 1,) int32.
         xy: (S, 2) fp32, px of the published picture.
     """
 
-    def __init__(self, room: PolygonRoom, device: torch.device) -> None:
+    def __init__(self, capacity: PolygonCapacity, device: torch.device) -> None:
         """Fill the whole capacity with discs in :data:`EXAMPLE_BOX`."""
-        self.room = room
-        self.object_bounds = _shared_out(room.polygons, room.objects, device)
-        self.polygon_bounds = _shared_out(room.points, room.polygons, device)
-        around = max(room.points // room.polygons, 1)
-        angle = torch.arange(room.points, device=device) % around * (2 * math.pi / around)
+        self.capacity = capacity
+        self.object_bounds = _shared_out(capacity.polygons, capacity.objects, device)
+        self.polygon_bounds = _shared_out(capacity.points, capacity.polygons, device)
+        around = max(capacity.points // capacity.polygons, 1)
+        angle = torch.arange(capacity.points, device=device) % around * (2 * math.pi / around)
         x1, y1, x2, y2 = EXAMPLE_BOX
         columns = (x1 + x2) / 2 + (x2 - x1) / 2 * angle.cos(), (y1 + y2) / 2 + (y2 - y1) / 2 * angle.sin()
         self.xy = torch.stack(columns, 1).float()
@@ -70,12 +70,12 @@ class PolygonTable:
             "polygons": len(polygons.polygon_bounds) - 1,
             "points": len(polygons.xy),
         }
-        if any(number > getattr(self.room, name) for name, number in found.items()):
+        if any(number > getattr(self.capacity, name) for name, number in found.items()):
             has = ", ".join(f"{number:,} {name}" for name, number in found.items())
             needed = ", ".join(f"{name}: {number}" for name, number in found.items())
             raise DataError(
-                f"the training pictures have {has}, but the table holds at most {self.room.objects:,}, "
-                f"{self.room.polygons:,} and {self.room.points:,}; set reader.polygon_room={{{needed}}}"
+                f"the training pictures have {has}, but the table holds at most {self.capacity.objects:,}, "
+                f"{self.capacity.polygons:,} and {self.capacity.points:,}; set reader.polygon_room={{{needed}}}"
             )
         _check(polygons.object_bounds, found["polygons"], "object_bounds")
         _check(polygons.polygon_bounds, found["points"], "polygon_bounds")

@@ -27,18 +27,18 @@ def _selected(split: str, found: Annotations) -> Annotations:
     """Return the selected annotations by rising ids of pictures and classes. Training boxes are sorted by picture."""
     _require_sides(found)
     found = dataclasses.replace(found, class_id=np.sort(found.class_id))
-    return with_pictures(found) if split == "val" else _to_train_on(found)
+    return with_pictures(found) if split == "val" else _training_annotations(found)
 
 
-def _to_train_on(found: Annotations) -> Annotations:
+def _training_annotations(found: Annotations) -> Annotations:
     usable_N = np.all(found.box_xywh[:, 2:] > 1, axis=1)  # here, crowds are included
     found = with_pictures(found, np.isin(found.picture_id, found.box_picture[usable_N]))
     rows_N = np.flatnonzero(np.isin(found.box_picture, found.picture_id) & ~found.box_crowd)
     found = _with_boxes(found, rows_N)
-    place_N = found.places()
-    size_N2 = np.stack([found.picture_height, found.picture_width], 1)[place_N]
+    index_N = found.picture_indices()
+    size_N2 = np.stack([found.picture_height, found.picture_width], 1)[index_N]
     rows_N = np.flatnonzero(has_area(legacy_corners(found.box_xywh, size_N2)))
-    found = _with_boxes(found, rows_N[np.argsort(place_N[rows_N], kind="stable")])
+    found = _with_boxes(found, rows_N[np.argsort(index_N[rows_N], kind="stable")])
     assert found.segmentations is not None
     if (runs := found.segmentations.has_runs()).any():
         raise DataError(
@@ -67,9 +67,9 @@ def _require_sides(found: Annotations) -> None:
     """Refuse pictures that are larger than COCO's: readers have no capacity for them and cannot reduce them."""
     longest = fixed_facts(Facts, BENCHMARK).longest_side
     side_P = _sides(found)
-    if len(side_P) and side_P[place := int(side_P.argmax())] > longest:
+    if len(side_P) and side_P[index := int(side_P.argmax())] > longest:
         raise DataError(
-            f"picture {found.picture_id[place]} is {found.picture_width[place]} x {found.picture_height[place]} px; "
+            f"picture {found.picture_id[index]} is {found.picture_width[index]} x {found.picture_height[index]} px; "
             f"COCO's pictures have {longest} px at most: it is another data set"
         )
 

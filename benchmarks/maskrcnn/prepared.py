@@ -10,6 +10,7 @@ Shapes: P pictures, N objects of all pictures.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,32 +48,17 @@ class TrainingObjects:
         bounds: (P + 1,) index of each picture's first object, and the number of objects.
         corners: (N, 4) x1, y1, x2, y2 of the first and last pixel, px of the published picture.
         label: (N,) classes from 1, by rising category id.
-        polygons: float32 polygons of the N objects.
     """
 
     size: NDArray[np.int64]
     bounds: NDArray[np.int64]
     corners: NDArray[np.float32]
     label: NDArray[np.int64]
-    polygons: Polygons
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """Number of objects of each picture, (P,)."""
         return np.diff(self.bounds)
-
-
-@dataclass(frozen=True)
-class Truth:
-    """Ground truth for evaluation: all objects of all validation pictures, including crowds.
-
-    Attributes:
-        annotations: pictures and classes by rising id.
-        segmentations: one per annotation, in order; float64, so that masks equal those of COCO's own functions.
-    """
-
-    annotations: Annotations
-    segmentations: Segmentations
 
 
 @dataclass(frozen=True)
@@ -109,15 +95,13 @@ class Prepared:
             DataError: a file is missing or damaged.
         """
         annotations = self.annotations("train")
-        polygons = self.table()
         size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
-        place_N = annotations.places()
+        index_N = annotations.picture_indices()
         objects = TrainingObjects(
             size_P2,
-            bounds_of(np.bincount(place_N, minlength=len(size_P2))),
-            legacy_corners(annotations.box_xywh, size_P2[place_N]),
+            bounds_of(np.bincount(index_N, minlength=len(size_P2))),
+            legacy_corners(annotations.box_xywh, size_P2[index_N]),
             annotations.labels(),
-            polygons,
         )
         return self._pictures("train", annotations), objects
 
@@ -125,11 +109,15 @@ class Prepared:
         """Open the validation pictures, with the annotations of all objects. Raises like :meth:`train`."""
         return self._pictures("val", self.annotations("val"))
 
-    def truth(self) -> Truth:
-        """Return the ground truth of the validation pictures, without opening them. Raises like :meth:`train`."""
+    def truth(self) -> Annotations:
+        """Return all validation objects, including crowds, with segmentations. Raises like :meth:`train`.
+
+        The outlines are in float64, so that masks equal those of COCO's own functions.
+        """
         counts = self.manifest.counts
         rows = [counts[f"val_{what}"] for what in ("objects", "polygons", "points", "runs")]
-        return Truth(self.annotations("val"), Segmentations.read(self.root / "val", *rows))
+        segmentations = Segmentations.read(self.root / "val", *rows)
+        return dataclasses.replace(self.annotations("val"), segmentations=segmentations)
 
     def category_ids(self) -> list[int]:
         """Return COCO's category ids of the classes 1, 2, 3 ..."""

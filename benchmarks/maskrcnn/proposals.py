@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Architecture, Facts, Hparams
-from common.detection.coding import BoxCoding, clip
+from common.detection.coding import BoxCoding, clip, rows_of
 from common.ops.operation import OperationRequest, select
 from common.ops.suppression import SUPPRESSION
 from common.ops.triton_support import widen
@@ -122,11 +122,6 @@ class Proposer:
 
     Args:
         facts: threshold of the suppression.
-        implementations: ``model.implementations``.
-        device: device of the network's outputs.
-
-    Attributes:
-        choice: name of the chosen implementation of suppression.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -172,34 +167,34 @@ class Proposer:
         boxes_BLC4 = CODING.decode(offsets_BLC4, anchors_BLC4)
         boxes_BLC4 = clip(boxes_BLC4, height_B.view(-1, 1, 1), width_B.view(-1, 1, 1), PIXEL)
         boxes_PC4, logit_PC = boxes_BLC4.flatten(0, 1), logit_BLC.flatten(0, 1)
-        kept_PC, there_PC = self._suppress(
+        kept_PC, valid_PC = self._suppress(
             boxes_PC4, logit_PC, None, self._threshold, most, pixel=PIXEL, presorted=True
         )
-        boxes_BLC4 = _rows(boxes_PC4, kept_PC).view_as(boxes_BLC4)
-        logit_BLC = torch.where(there_PC, logit_PC.gather(1, kept_PC), -torch.inf).view_as(logit_BLC)
+        boxes_BLC4 = rows_of(boxes_PC4, kept_PC).view_as(boxes_BLC4)
+        logit_BLC = torch.where(valid_PC, logit_PC.gather(1, kept_PC), -torch.inf).view_as(logit_BLC)
         slots = [min(selection.candidates, len(level)) for level in anchors]
         boxes_BS4 = torch.cat([boxes_BLC4[:, level, :kept] for level, kept in enumerate(slots)], 1)
         logit_BS = torch.cat([logit_BLC[:, level, :kept] for level, kept in enumerate(slots)], 1)
         if selection.over == "picture":
             order_BS = logit_BS.sort(dim=1, descending=True, stable=True).indices[:, : selection.proposals]
-            boxes_BS4, logit_BS = _rows(boxes_BS4, order_BS), logit_BS.gather(1, order_BS)
+            boxes_BS4, logit_BS = rows_of(boxes_BS4, order_BS), logit_BS.gather(1, order_BS)
         else:
             beyond = logit_BS.flatten().sort(descending=True, stable=True).indices[selection.proposals :]
             logit_BS = logit_BS.flatten().index_fill(0, beyond, -torch.inf).view_as(logit_BS)
-        there_BS = logit_BS > -torch.inf
+        valid_BS = logit_BS > -torch.inf
         return Proposals(
-            torch.where(there_BS.unsqueeze(2), boxes_BS4, 0.0), torch.where(there_BS, logit_BS.sigmoid(), -torch.inf)
+            torch.where(valid_BS.unsqueeze(2), boxes_BS4, 0.0), torch.where(valid_BS, logit_BS.sigmoid(), -torch.inf)
         )
 
 
 def with_truth(proposals: Proposals, boxes_BM4: Tensor, count_B: Tensor) -> Proposals:
     """Append the ground-truth boxes to the proposals, in M further slots with score 1."""
     slot_M = torch.arange(boxes_BM4.shape[1], device=boxes_BM4.device)
-    there_BM = slot_M < count_B.unsqueeze(1)
-    score_BM = torch.zeros_like(there_BM, dtype=torch.float32).masked_fill(there_BM, 1.0)
+    valid_BM = slot_M < count_B.unsqueeze(1)
+    score_BM = torch.zeros_like(valid_BM, dtype=torch.float32).masked_fill(valid_BM, 1.0)
     return Proposals(
-        torch.cat([proposals.boxes_BS4, torch.where(there_BM.unsqueeze(2), boxes_BM4, 0.0)], 1),
-        torch.cat([proposals.score_BS, torch.where(there_BM, score_BM, -torch.inf)], 1),
+        torch.cat([proposals.boxes_BS4, torch.where(valid_BM.unsqueeze(2), boxes_BM4, 0.0)], 1),
+        torch.cat([proposals.score_BS, torch.where(valid_BM, score_BM, -torch.inf)], 1),
     )
 
 
@@ -213,13 +208,13 @@ def _best(
     anchors = logits_BA.shape[1]
     logits_BA = logits_BA.float()
     # The index makes ranks unique: bf16 has many equal logits, and a library can choose any of them.
-    place_A = torch.arange(anchors - 1, -1, -1, device=logits_BA.device)
-    rank_BC = (_ordered(logits_BA) << 32 | place_A).topk(best, dim=1).values
+    position_A = torch.arange(anchors - 1, -1, -1, device=logits_BA.device)
+    rank_BC = (_ordered(logits_BA) << 32 | position_A).topk(best, dim=1).values
     row_BC = anchors - 1 - (rank_BC & 0xFFFFFFFF)
     empty = (0, slots - best)
     return (
         torch.nn.functional.pad(logits_BA.gather(1, row_BC), empty, value=-torch.inf),
-        torch.nn.functional.pad(widen(_rows(offsets_BA4, row_BC)), (0, 0, *empty)),
+        torch.nn.functional.pad(widen(rows_of(offsets_BA4, row_BC)), (0, 0, *empty)),
         torch.nn.functional.pad(anchors_A4[row_BC], (0, 0, *empty)),
     )
 
@@ -228,7 +223,3 @@ def _ordered(values: Tensor) -> Tensor:
     """Return integers, int64, in the order of fp32 values. Both zeros are equal."""
     bits = (values + 0.0).view(torch.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-
-
-def _rows(values_BA4: Tensor, row_BC: Tensor) -> Tensor:
-    return values_BA4.gather(1, row_BC.unsqueeze(2).expand(-1, -1, values_BA4.shape[2]))

@@ -36,12 +36,7 @@ def warmup_by_amounts(
         decay_steps: steps at which the rate falls.
         decay_factor: factor of the rate at each fall.
         first_step: number of the first update.
-
-    Raises:
-        ValueError: ``warmup_steps`` is negative.
     """
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps={warmup_steps}: a warm-up cannot be negative")
 
     def schedule(step: Tensor) -> Tensor:
         count = step + first_step

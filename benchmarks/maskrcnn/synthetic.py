@@ -1,4 +1,4 @@
-"""Synthetic data in the format of COCO 2017 (see :mod:`common.detection.coco_stand_in`), with a backbone.
+"""Synthetic data in the format of COCO 2017 (see :mod:`common.detection.coco_synthetic`), with a backbone.
 
 Besides ordinary pictures there are extremely wide and high ones, and objects without area. Two more training pictures
 are unusable by the rules: one has no object, the other only an object without area. One usable training picture and
@@ -21,8 +21,8 @@ from torch import Tensor
 from benchmarks.maskrcnn.caffe2_backbone import BACKBONE, write_backbone
 from benchmarks.maskrcnn.config import Facts
 from common.data.options import Option
-from common.detection import coco_stand_in
-from common.detection.coco_stand_in import Look, SyntheticCoco
+from common.detection import coco_synthetic
+from common.detection.coco_synthetic import Look, SyntheticCoco
 from common.detection.drawn_pictures import LEAST_SIDE, Form, PicturePlan
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
@@ -92,7 +92,7 @@ def generate(raw_dir: Path, options: SyntheticOutlines = SyntheticOutlines(), wo
         write_backbone(folder / BACKBONE, _backbone(pictures[:FITTED], options), _EPSILON)
 
     plans, look = _plans(options)
-    return coco_stand_in.generate(raw_dir, options, plans, look, workers, add_backbone)
+    return coco_synthetic.generate(raw_dir, options, plans, look, workers, add_backbone)
 
 
 def _plans(options: SyntheticOutlines) -> tuple[dict[str, list[PicturePlan]], Look]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.proposals import CODING, PIXEL, Proposals
-from common.detection.coding import BoxCoding
+from common.detection.coding import BoxCoding, rows_of
 from common.ops.anchor_matching import ANCHOR_MATCHING, BELOW, MatchingRule
 from common.ops.operation import OperationRequest, select
 from common.ops.random_bits.reference import words
@@ -58,15 +58,10 @@ def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positiv
         stream: number of the random stream, which makes the keys of several samplings with one seed independent.
         count: maximum size of a sample.
         most_positive: maximum number of positives, at most ``count``. The rest of the sample is negatives.
-
-    Raises:
-        ValueError: ``most_positive`` is larger than ``count``.
     """
-    if most_positive > count:
-        raise ValueError(f"a sample of {count} candidates cannot have {most_positive} positives")
     batch, candidates = label_BN.shape
-    place_BN = torch.arange(batch * candidates, device=label_BN.device).view(batch, candidates)
-    key_BN = words(place_BN, seed, stream).long() & 0xFFFFFFFF
+    position_BN = torch.arange(batch * candidates, device=label_BN.device).view(batch, candidates)
+    key_BN = words(position_BN, seed, stream).long() & 0xFFFFFFFF
     positive_BN, negative_BN = label_BN == POSITIVE, label_BN == NEGATIVE
     positives_B = positive_BN.sum(1).clamp(max=most_positive)
     total_B = positives_B + torch.minimum(negative_BN.sum(1), count - positives_B)
@@ -76,10 +71,10 @@ def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positiv
     ]
     slot_C = torch.arange(count, device=label_BN.device)
     second_BC = found[0].shape[1] + slot_C - positives_B.unsqueeze(1)
-    there_BC = slot_C < total_B.unsqueeze(1)
-    place_BC = torch.where(slot_C < positives_B.unsqueeze(1), slot_C, second_BC).where(there_BC, 0)
-    index_BC = torch.cat([*found, place_BC.new_zeros((batch, 1))], 1).gather(1, place_BC)
-    return Sample(torch.where(there_BC, index_BC, 0), positives_B, total_B)
+    valid_BC = slot_C < total_B.unsqueeze(1)
+    position_BC = torch.where(slot_C < positives_B.unsqueeze(1), slot_C, second_BC).where(valid_BC, 0)
+    index_BC = torch.cat([*found, position_BC.new_zeros((batch, 1))], 1).gather(1, position_BC)
+    return Sample(torch.where(valid_BC, index_BC, 0), positives_B, total_B)
 
 
 RPN_STREAM, ROI_STREAM = 1, 2
@@ -158,10 +153,6 @@ class RpnTargets:
 
     Args:
         facts: thresholds and sample size.
-        implementations: ``model.implementations``.
-
-    Attributes:
-        choice: name of the chosen implementation of the matching.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -200,7 +191,6 @@ class RoiTargets:
 
     Args:
         facts: threshold, sample size and weights of the offsets.
-        implementations: ``model.implementations``.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -224,18 +214,18 @@ class RoiTargets:
             count_B: number of boxes of each picture, int64.
             seed: (1,) int64 seed of the batch.
         """
-        there_BS = proposals.score_BS > -torch.inf
-        match_BS, sample = self._matched(proposals.boxes_BS4, there_BS, boxes_BM4, count_B, seed)
+        valid_BS = proposals.score_BS > -torch.inf
+        match_BS, sample = self._matched(proposals.boxes_BS4, valid_BS, boxes_BM4, count_B, seed)
         index_BR = sample.index_BC
-        place_R = torch.arange(index_BR.shape[1], device=index_BR.device)
-        positive_BR = place_R < sample.positives_B.unsqueeze(1)
-        there_BR = place_R < sample.total_B.unsqueeze(1)
+        position_R = torch.arange(index_BR.shape[1], device=index_BR.device)
+        positive_BR = position_R < sample.positives_B.unsqueeze(1)
+        valid_BR = position_R < sample.total_B.unsqueeze(1)
         slot_BR = torch.where(positive_BR, match_BS.gather(1, index_BR), 0)
         class_BR = torch.where(positive_BR, label_BM.gather(1, slot_BR), BACKGROUND)
-        boxes_BR4 = _gather(proposals.boxes_BS4, index_BR)
+        boxes_BR4 = rows_of(proposals.boxes_BS4, index_BR)
         return RoiSample(
-            torch.where(there_BR.unsqueeze(2), boxes_BR4, 0.0),
-            torch.where(there_BR, class_BR, EMPTY),
+            torch.where(valid_BR.unsqueeze(2), boxes_BR4, 0.0),
+            torch.where(valid_BR, class_BR, EMPTY),
             slot_BR,
             sample.positives_B,
             sample.total_B,
@@ -248,14 +238,10 @@ def box_coding(facts: Facts) -> BoxCoding:
     return BoxCoding(facts.box_weights, CODING.most_growth, PIXEL)
 
 
-def _gather(boxes_BM4: Tensor, row_BR: Tensor) -> Tensor:
-    return boxes_BM4.gather(1, row_BR.unsqueeze(2).expand(-1, -1, 4))
-
-
 def _offsets(coding: BoxCoding, from_BN4: Tensor, boxes_BM4: Tensor, slot_BN: Tensor, positives_B: Tensor) -> Tensor:
     """Return the offsets of the boxes in these slots, fp32; 0 after the positives, whose slots can be invalid."""
-    place_N = torch.arange(slot_BN.shape[1], device=slot_BN.device)
-    positive_BN = place_N < positives_B.unsqueeze(1)
+    position_N = torch.arange(slot_BN.shape[1], device=slot_BN.device)
+    positive_BN = position_N < positives_B.unsqueeze(1)
     # Others are encoded relative to themselves, because the logarithm of padding may not exist.
-    to_BN4 = torch.where(positive_BN.unsqueeze(2), _gather(boxes_BM4, slot_BN.clamp(min=0)), from_BN4)
+    to_BN4 = torch.where(positive_BN.unsqueeze(2), rows_of(boxes_BM4, slot_BN.clamp(min=0)), from_BN4)
     return torch.where(positive_BN.unsqueeze(2), coding.encode(to_BN4, from_BN4), 0.0)

@@ -62,7 +62,6 @@ class RecordSource:
         runner: runner of an endless pipeline over the samples of this replica.
         stream: provides the number of micro-batches of each block.
         multiplier: micro-batches per run of the pipeline.
-        eval_samples: size of the evaluation set.
         stand_in: whether the data are synthetic.
     """
 
@@ -108,7 +107,6 @@ def train_source(
 
     Args:
         stream: order of the samples of this replica.
-        eval_samples: size of the evaluation set.
         stand_in: whether the data are synthetic.
         device: device that decodes the pictures and receives the batches.
 

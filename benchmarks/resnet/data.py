@@ -101,7 +101,6 @@ class Records(Pictures):
     """Labelled pictures of a record file.
 
     Args:
-        path: the record file.
         expected: number of its records.
 
     Raises:
@@ -116,13 +115,13 @@ class Records(Pictures):
                 f"{path} has {len(self._reader)} records where {manifest.NAME} says {expected}; run '{PREPARE_COMMAND}'"
             )
 
-    def record(self, place: int) -> ImageRecord:
-        """Return the record with index ``place``."""
-        return self._reader.image(place)
+    def record(self, index: int) -> ImageRecord:
+        """Return the record with this index."""
+        return self._reader.image(index)
 
-    def describe(self, place: int) -> str:
+    def describe(self, index: int) -> str:
         """Return file, record and offset, for messages."""
-        return self._reader.describe(place)
+        return self._reader.describe(index)
 
     def close(self) -> None:
         """Close the file."""

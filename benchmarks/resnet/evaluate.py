@@ -36,7 +36,6 @@ class TopOne(Evaluation):
         model: maps pictures (N, C, H, W) to logits (N, K).
         open_source: opens this rank's shard of the evaluation data in a folder.
         example: pictures (N, C, H, W) for warm-up, in the shape of an evaluation batch.
-        layout: ranks that share the evaluation set.
         capture: replay the forward pass as a CUDA graph.
     """
 

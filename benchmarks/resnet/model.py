@@ -53,7 +53,6 @@ class ResNet50(ResNetTrunk):
     """ResNet v1.5 with bottleneck blocks.
 
     Args:
-        architecture: shape of the network.
         generator: CPU generator that draws the initial weights.
         truncated_normal: truncate the normal distribution of convolution weights at 2 sigma and keep its variance.
     """

@@ -83,7 +83,7 @@ def open_raw(raw_dir: Path) -> RawData:
         DataError: the folder, a split or the validation labels are missing, or the splits have different synsets.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; put ImageNet's tars there or generate a stand-in")
+        raise DataError(f"raw folder {raw_dir} does not exist; put ImageNet's tars there or generate synthetic data")
     found = {
         "train": _from_tar_of_tars(raw_dir / TRAIN_TAR) or _from_folders(raw_dir / "train"),
         "val": _from_val_tar(raw_dir) or _from_folders(raw_dir / "val"),
@@ -93,9 +93,9 @@ def open_raw(raw_dir: Path) -> RawData:
             tars = TRAIN_TAR if split == "train" else f"{VAL_TAR} with {DEVKIT_TAR}"
             raise DataError(f"{raw_dir} holds no {split} pictures: neither {tars} nor {split}/<synset>/*.JPEG")
     synsets = sorted({picture[3] for picture in found["train"]})
-    strangers = sorted({picture[3] for picture in found["val"]} - set(synsets))
-    if strangers:
-        raise DataError(f"{raw_dir}: val has pictures of {strangers[0]}, a class without training pictures")
+    unknown = sorted({picture[3] for picture in found["val"]} - set(synsets))
+    if unknown:
+        raise DataError(f"{raw_dir}: val has pictures of {unknown[0]}, a class without training pictures")
     label = {synset: index for index, synset in enumerate(synsets)}
     train, val = (
         [RawPicture(*fields, label[fields[3]]) for fields in sorted(found[split], key=lambda f: (f[3], f[4]))]
@@ -172,16 +172,7 @@ def validation_synsets(devkit: Path) -> list[str]:
     try:
         table = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        IndexError,
-        OSError,
-        MemoryError,
-        NotImplementedError,
-        zlib.error,
-    ) as error:
+    except MATLAB_DAMAGE as error:
         raise DataError(f"{devkit}: {META} is damaged: {type(error).__name__}: {error}") from error
     try:
         return [synset_of[int(line)] for line in truth.split()]

@@ -176,8 +176,8 @@ def digit_plans(options: SyntheticImages) -> dict[str, list[PicturePlan]]:
         if wanted is not None and not (10 if split == "train" else 1) <= wanted <= len(numbers):
             raise ConfigError(f"--{split}={wanted}: this split has 10 to {len(numbers)} handwritten digits")
         plans[split] = [
-            PicturePlan(f"n{label:07d}d", _name(split, f"n{label:07d}d", place), label, 10, options.seed, int(number))
-            for place, number in enumerate(numbers[:wanted])
+            PicturePlan(f"n{label:07d}d", _name(split, f"n{label:07d}d", index), label, 10, options.seed, int(number))
+            for index, number in enumerate(numbers[:wanted])
             for label in [int(labels[number])]
         ]
     return plans
@@ -201,18 +201,18 @@ def _striped_plans(options: SyntheticImages) -> dict[str, list[PicturePlan]]:
         plans[split] = [
             PicturePlan(
                 f"n{label:08d}",
-                _name(split, f"n{label:08d}", place),
+                _name(split, f"n{label:08d}", index),
                 label,
                 total_classes,
                 options.seed,
-                first + place,
-                forms.get(first + place, "plain"),
+                first + index,
+                forms.get(first + index, "plain"),
             )
-            for place in range(count)
-            for label in [place * stride % total_classes]
+            for index in range(count)
+            for label in [index * stride % total_classes]
         ]
     return plans
 
 
-def _name(split: str, synset: str, place: int) -> str:
-    return f"{synset}_{place}.JPEG" if split == "train" else f"ILSVRC2012_val_{place + 1:08d}.JPEG"
+def _name(split: str, synset: str, index: int) -> str:
+    return f"{synset}_{index}.JPEG" if split == "train" else f"ILSVRC2012_val_{index + 1:08d}.JPEG"

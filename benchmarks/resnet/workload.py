@@ -26,7 +26,7 @@ from common.optim.learning_rate import ScheduleSteps, nvidia_steps, polynomial, 
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 from common.vision.dali import choose_reader
-from common.vision.reader import KeptSource
+from common.vision.reader import CachedSource
 
 
 class ResNet(Workload):
@@ -185,7 +185,7 @@ class ResNet(Workload):
         def open_source(root: Path) -> EvalSource:
             source = self._data.open_eval(root, layout, reader.eval_batch)
             fits = len(source) * example.numel() * example.element_size() <= reader.eval_cache_mb << 20
-            return KeptSource(source, layout.device) if fits else source
+            return CachedSource(source, layout.device) if fits else source
 
         return TopOne(self._build_network(), open_source, example, layout, self.cfg.cuda_graphs)
 

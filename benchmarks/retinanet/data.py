@@ -29,7 +29,7 @@ from common.detection.picture_boxes import (
     EvaluationColumns,
     PictureBoxes,
     put_boxes,
-    require_room,
+    require_capacity,
 )
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -52,15 +52,15 @@ def resized_pixels(picture: Image.Image, size: int, mirror: bool) -> Tensor:
 class MirroredBoxes(BoxColumns):
     """Draws which training pictures are mirrored, and fills the columns with their boxes."""
 
-    def __init__(self, boxes: PictureBoxes, facts: Facts, room: int, seed: int) -> None:
-        super().__init__(room)
+    def __init__(self, boxes: PictureBoxes, facts: Facts, capacity: int, seed: int) -> None:
+        super().__init__(capacity)
         self._boxes, self._facts, self._seed = boxes, facts, seed
 
     def put(self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord) -> bool:
         """Write the boxes of a picture, and return whether it is mirrored."""
-        epoch, place = sample
-        size, mirror = self._facts.image_size, mirrored(self._facts.mirror, self._seed, epoch, place)
-        put_boxes(tensors, slot, *self._boxes.resized(place, size, size, mirror))
+        epoch, index = sample
+        size, mirror = self._facts.image_size, mirrored(self._facts.mirror, self._seed, epoch, index)
+        put_boxes(tensors, slot, *self._boxes.resized(index, size, size, mirror))
         return mirror
 
 
@@ -104,12 +104,12 @@ class RetinaNetData(PictureData[Facts, BoxReaderConfig]):
 
     def training(self, root: Path, layout: Layout, micro_batch: int, accumulation: int) -> TrainingSplit:
         """Open the training pictures and boxes."""
-        prepared, room = open_prepared(root), self.reader.max_boxes
+        prepared, capacity = open_prepared(root), self.reader.max_boxes
         split = self._open_split(prepared, "train")
         boxes = PictureBoxes.of(split.annotations)
-        require_room(boxes.counts, room, split)
+        require_capacity(boxes.counts, capacity, split)
         stream = epoch_stream(len(split), layout, micro_batch, accumulation)
-        columns = MirroredBoxes(boxes, self.facts, room, layout.seed)
+        columns = MirroredBoxes(boxes, self.facts, capacity, layout.seed)
         return TrainingSplit(split, columns, stream, prepared.samples("eval"), prepared.stand_in)
 
     def validation(self, root: Path, layout: Layout, batch: int) -> EvaluationSplit:

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.loss import CODING
 from benchmarks.retinanet.model import HeadOutput, RetinaNet
-from common.detection.coding import clip
+from common.detection.coding import clip, rows_of
 from common.detection.detections import Found, in_picture
 from common.ops.operation import OperationRequest, select
 from common.ops.suppression import SUPPRESSION
@@ -29,10 +29,6 @@ class Detector:
 
     Args:
         anchors_A4: anchors of all levels, corners in px of the resized picture.
-        implementations: ``model.implementations``.
-
-    Attributes:
-        choice: name of the chosen implementation of suppression.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -66,13 +62,13 @@ class Detector:
             found.append(self._candidates(logits_NAK, offsets_NA4, anchors_A4))
         boxes_NS4, score_NS, class_NS = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         boxes_NS4 = clip(boxes_NS4, height, width)
-        kept_ND, there_ND = self._suppress(boxes_NS4, score_NS, class_NS, facts.nms_threshold, facts.detections)
-        corners_ND4 = boxes_NS4.gather(1, kept_ND.unsqueeze(2).expand(-1, -1, 4))
+        kept_ND, valid_ND = self._suppress(boxes_NS4, score_NS, class_NS, facts.nms_threshold, facts.detections)
+        corners_ND4 = rows_of(boxes_NS4, kept_ND)
         return Found(
             in_picture(corners_ND4, height, width, size_N2),
             score_NS.gather(1, kept_ND),
             class_NS.gather(1, kept_ND),
-            there_ND,
+            valid_ND,
         )
 
     def _candidates(self, logits_NAK: Tensor, offsets_NA4: Tensor, anchors_A4: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,11 +78,11 @@ class Detector:
         # worse than the best class of each of them.
         best_NA = logits_NAK.amax(2)
         row_NT = best_NA.topk(min(self._facts.candidates, anchors), dim=1).indices
-        logits_NTK = logits_NAK.gather(1, row_NT.unsqueeze(2).expand(-1, -1, classes))
+        logits_NTK = rows_of(logits_NAK, row_NT)
         flat = logits_NTK.flatten(1)
-        logit_NT, place_NT = flat.topk(min(self._facts.candidates, flat.shape[1]), dim=1)
-        row_NT = row_NT.gather(1, place_NT // classes)
+        logit_NT, position_NT = flat.topk(min(self._facts.candidates, flat.shape[1]), dim=1)
+        row_NT = row_NT.gather(1, position_NT // classes)
         score_NT = torch.sigmoid(widen(logit_NT))
         score_NT = torch.where(score_NT > self._facts.score_threshold, score_NT, -torch.inf)
-        offsets_NT4 = offsets_NA4.gather(1, row_NT.unsqueeze(2).expand(-1, -1, 4))
-        return CODING.decode(offsets_NT4, anchors_A4[row_NT]), score_NT, place_NT % classes
+        offsets_NT4 = rows_of(offsets_NA4, row_NT)
+        return CODING.decode(offsets_NT4, anchors_A4[row_NT]), score_NT, position_NT % classes

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.model import HeadOutput
 from benchmarks.retinanet.ops.focal_loss import FOCAL_LOSS
-from common.detection.coding import BoxCoding
+from common.detection.coding import BoxCoding, rows_of
 from common.ops.anchor_matching import ANCHOR_MATCHING, BELOW, BETWEEN, MatchingRule
 from common.ops.operation import OperationRequest, select
 
@@ -34,10 +34,6 @@ class AnchorTargets:
 
     Args:
         anchors_A4: corners x1, y1, x2, y2 in px of the resized picture.
-        implementations: ``model.implementations``.
-
-    Attributes:
-        choice: name of the chosen implementation of the matching.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -67,7 +63,7 @@ class AnchorTargets:
         has_box_BA = row_BA >= 0
         known_BA = row_BA.clamp(min=0)
         class_BA = torch.where(has_box_BA, label_BM.gather(1, known_BA), row_BA)
-        box_BA4 = boxes_BM4.gather(1, known_BA.unsqueeze(2).expand(-1, -1, 4))
+        box_BA4 = rows_of(boxes_BM4, known_BA)
         offsets_BA4 = torch.where(has_box_BA.unsqueeze(2), CODING.encode(box_BA4, self._anchors_A4), 0.0)
         weight_B = 1.0 / (has_box_BA.sum(1).clamp(min=1) * len(row_BA))
         return {"class": class_BA.int(), "offsets": offsets_BA4.float(), "weight": weight_B.float()}
@@ -87,11 +83,6 @@ class DetectionLoss:
     Args:
         classes: number of classes K.
         alpha, gamma: parameters of the focal loss.
-        implementations: ``model.implementations``.
-        device, dtype: device and dtype of the network's outputs.
-
-    Attributes:
-        choice: name of the chosen implementation of the focal loss.
 
     Raises:
         UnsupportedImplementation: the message names the configuration key.
@@ -124,7 +115,6 @@ class DetectionLoss:
         Args:
             levels: outputs of the heads, finest level first.
             logit_bias_C: bias that is added to the logits.
-            class_NA, offsets_NA4, weight_N: see :class:`benchmarks.retinanet.loss.AnchorTargets`.
             loss_scale: 0-d factor by which the caller multiplies the loss before backward. Without it, gradients of
                 logits are too small for fp16.
         """

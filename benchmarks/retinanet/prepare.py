@@ -66,10 +66,7 @@ def prepare(
     """Write the prepared data set and place the backbone. Skip complete data and continue interrupted preparations.
 
     Args:
-        raw_dir: see :mod:`benchmarks.retinanet.raw`.
-        data_dir: receives pictures, boxes and manifest. Pictures are hard links if both folders are on one disk.
         assets_dir: receives the backbone.
-        workers: processes that read, decode and place pictures.
 
     Raises:
         DataError: raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or ``assets_dir``
@@ -104,9 +101,9 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
     for split in SPLITS:
         part = prepared.split(split)
         sha256 = read_column(data_dir / SPLITS[split] / BOXES / SHA256, np.dtype(np.uint8), (len(part), 32))
-        strangers = {path.name for path in listed(part.path)} - {name.decode() for name in part.names}
-        if strangers:
-            raise DataError(f"{part.path / min(strangers)} was not prepared; delete it")
+        unexpected = {path.name for path in listed(part.path)} - {name.decode() for name in part.names}
+        if unexpected:
+            raise DataError(f"{part.path / min(unexpected)} was not prepared; delete it")
         tasks = [range(first, min(first + TASK, len(part))) for first in range(0, len(part), TASK)]
         with ThreadPoolExecutor(workers) as pool:
             compared = pool.map(partial(_compare, part, sha256), tasks)
@@ -141,28 +138,28 @@ def _prepare_split(
     tasks = {f"{first:07d}": names[first : first + TASK] for first in range(0, len(names), TASK)}
     folder = data_dir / split
     for task, wanted in tasks.items():
-        _forget_lost(stages, split, task, wanted, folder / "data")
+        _delete_stale_record(stages, split, task, wanted, folder / "data")
     arguments = {task: (source.folder / split, folder / "data", wanted, trust) for task, wanted in tasks.items()}
-    noted = list(stages.run(split, arguments, place_pictures).values())
-    columns = {key: [value for record in noted for value in record[key]] for key in ("width", "height", "bytes")}
+    records = list(stages.run(split, arguments, place_pictures).values())
+    columns = {key: [value for record in records for value in record[key]] for key in ("width", "height", "bytes")}
     annotations = _annotations(boxes, columns["width"], columns["height"], names, len(source.classes))
     files = annotations.write(folder / BOXES)
-    sha256 = [bytes.fromhex(value) for record in noted for value in record["sha256"]]
+    sha256 = [bytes.fromhex(value) for record in records for value in record["sha256"]]
     atomic.save(folder / BOXES / BYTES, np.array(columns["bytes"], np.int64))
     atomic.save(folder / BOXES / SHA256, np.frombuffer(b"".join(sha256), np.uint8).reshape(-1, 32))
     files += [folder / BOXES / BYTES, folder / BOXES / SHA256]
-    with atomic.written(folder / LABELS) as beside, open(beside, "w", encoding="utf-8") as file:
+    with atomic.written(folder / LABELS) as temporary, open(temporary, "w", encoding="utf-8") as file:
         write_coco(file, annotations, boxes.flags, source.classes)
     return [*files, folder / LABELS]
 
 
-def _forget_lost(stages: Stages, split: str, task: str, names: list[str], folder: Path) -> None:
+def _delete_stale_record(stages: Stages, split: str, task: str, names: list[str], folder: Path) -> None:
     """Delete the record of a task if files of its pictures are missing or differ in size; the task then runs again."""
     record = stages.record(split, task)
     if record is None:
         return
-    there = [(folder / name).stat().st_size if (folder / name).is_file() else -1 for name in names]
-    if there != record.get("bytes") or any(len(column) != len(names) for column in record.values()):
+    existing = [(folder / name).stat().st_size if (folder / name).is_file() else -1 for name in names]
+    if existing != record.get("bytes") or any(len(column) != len(names) for column in record.values()):
         stages.path(split, task).unlink()
 
 
@@ -215,8 +212,8 @@ def _images(annotations: Annotations) -> Iterator[dict[str, Any]]:
 
 def _boxes(annotations: Annotations, flags: NDArray[np.bool_]) -> Iterator[dict[str, Any]]:
     columns = (annotations.box_picture, annotations.box_class, annotations.box_xywh, annotations.box_area, flags)
-    for number, (picture, class_id, xywh, area, said) in enumerate(_rows(*columns), 1):
-        flag = dict(zip(FLAGS, said, strict=True))
+    for number, (picture, class_id, xywh, area, row_flags) in enumerate(_rows(*columns), 1):
+        flag = dict(zip(FLAGS, row_flags, strict=True))
         yield {
             "id": number,
             "image_id": picture,
@@ -246,7 +243,7 @@ def place_pictures(raw_folder: Path, folder: Path, names: list[str], trust: bool
     Raises:
         DataError: a file is not a complete JPEG, or ``folder`` has a different file of the same name.
     """
-    noted: dict[str, Any] = {"width": [], "height": [], "bytes": [], "sha256": []}
+    records: dict[str, Any] = {"width": [], "height": [], "bytes": [], "sha256": []}
     for name in names:
         path = raw_folder / name
         data = read_bytes(path, PICTURE_BYTES)
@@ -256,12 +253,12 @@ def place_pictures(raw_folder: Path, folder: Path, names: list[str], trust: bool
             raise DataError(f"{path}: no whole JPEG: {error}; delete it and download it again") from error
         place(path, folder / name, "delete it and prepare again")
         entry = (width, height, len(data), hashlib.sha256(data).hexdigest())
-        for column, value in zip(noted.values(), entry, strict=True):
+        for column, value in zip(records.values(), entry, strict=True):
             column.append(value)
-    return noted
+    return records
 
 
-def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool) -> Iterator[str]:
+def download_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool) -> Iterator[str]:
     """Download the pictures that the tables name and ``raw_dir`` lacks.
 
     There are no published checksums. A download is kept only if it is a complete JPEG.
@@ -269,7 +266,6 @@ def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool)
     Args:
         raw_dir: raw folder with the tables, see :mod:`benchmarks.retinanet.raw`.
         sources: addresses; the entry ``pictures`` is used.
-        client: HTTP client for all transfers.
         check: only look for missing files; download nothing.
 
     Yields:
@@ -283,20 +279,20 @@ def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool)
     for split in raw.SPLITS:
         pictures = source.boxes(split).picture
         folder = raw_dir / split
-        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        missing = [name for name in map(raw.picture_name, pictures) if name not in there]
+        existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        missing = [name for name in map(raw.picture_name, pictures) if name not in existing]
         if missing and check:
             raise DataError(f"{folder} lacks {len(missing)} of {len(pictures)} pictures, such as {missing[0]}")
         addresses = [f"{address}/{split}" for address in sources["pictures"].addresses]
         with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool, client.stopped_by_failure():
-            begun = (pool.submit(_bring_picture, folder / name, addresses, client) for name in missing)
+            begun = (pool.submit(_download_picture, folder / name, addresses, client) for name in missing)
             ordered = ahead(begun, 4 * FETCHED_AT_ONCE, Future.cancel)
             for done in tqdm(ordered, split, len(missing), unit="picture", disable=None):
                 done.result()
         yield f"{folder}: {len(pictures)} pictures, {len(missing)} of them fetched now; no checksum published"
 
 
-def _bring_picture(path: Path, addresses: list[str], client: Client) -> None:
+def _download_picture(path: Path, addresses: list[str], client: Client) -> None:
     urls = tuple(f"{address}/{path.name}" for address in addresses)
     client.fetch(RemoteFile(path.name, urls, "CC BY 2.0, no account"), path)
     try:
@@ -311,7 +307,7 @@ COMMANDS = DataCommands(
     raw="tables and pictures of OpenImages",
     prepared="prepared pictures and boxes",
     real="OpenImages",
-    extra=bring_pictures,
+    extra=download_pictures,
     generate=generate,
     prepare=prepare,
     verify=verify,

@@ -60,30 +60,30 @@ class Split(Pictures):
         assert self.annotations.picture_name is not None
         return self.annotations.picture_name
 
-    def describe(self, place: int) -> str:
-        """Return the path of the picture with index ``place``."""
-        return f"{self.path / self.names[place].decode()}"
+    def describe(self, index: int) -> str:
+        """Return the path of the picture with this index."""
+        return f"{self.path / self.names[index].decode()}"
 
-    def size(self, place: int) -> tuple[int, int]:
+    def size(self, index: int) -> tuple[int, int]:
         """Return the width and height in px for which the boxes of a picture are given."""
-        return int(self.annotations.picture_width[place]), int(self.annotations.picture_height[place])
+        return int(self.annotations.picture_width[index]), int(self.annotations.picture_height[index])
 
-    def record(self, place: int) -> ImageRecord:
-        """Return the encoded picture with index ``place``.
+    def record(self, index: int) -> ImageRecord:
+        """Return the encoded picture with this index.
 
         Raises:
             DataError: the file is missing, unreadable, or has another size than during preparation.
         """
-        path = Path(self.describe(place))
+        path = Path(self.describe(index))
         try:
             data = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: the picture cannot be read: {error.strerror}; prepare the data anew") from error
-        if self.file_bytes is not None and len(data) != self.file_bytes[place]:
+        if self.file_bytes is not None and len(data) != self.file_bytes[index]:
             raise DataError(
-                f"{path} has {len(data)} bytes where {self.file_bytes[place]} were prepared; prepare the data anew"
+                f"{path} has {len(data)} bytes where {self.file_bytes[index]} were prepared; prepare the data anew"
             )
-        return ImageRecord(place, (), data)
+        return ImageRecord(index, (), data)
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ def open_prepared(root: Path) -> Prepared:
         DataError: ``root`` has neither format, or the manifest is invalid or missing, for example after an
             interruption.
     """
-    if is_the_references(root):
+    if is_reference_format(root):
         return Prepared(root, None)
     return Prepared(root, manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
 
 
-def is_the_references(root: Path) -> bool:
+def is_reference_format(root: Path) -> bool:
     """Return whether the reference's script made ``root``: it has labels, and neither a manifest nor columns."""
     folders = [root / folder for folder in SPLITS.values()]
     ours = (root / manifest.NAME).exists() or any((folder / BOXES).exists() for folder in folders)

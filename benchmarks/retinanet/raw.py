@@ -100,8 +100,8 @@ class RawData:
     def require_pictures(self, split: str, ids: list[str]) -> None:
         """Raise :class:`DataError` if picture files are missing."""
         folder = self.folder / split
-        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        missing = [name for name in map(picture_name, ids) if name not in there]
+        existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        missing = [name for name in map(picture_name, ids) if name not in existing]
         if missing:
             raise DataError(
                 f"{folder} lacks {len(missing)} of {len(ids)} pictures, such as {', '.join(missing[:_NAMED])}; "
@@ -126,7 +126,7 @@ def open_raw(raw_dir: Path) -> RawData:
         DataError: the folder or a table is missing, a table lacks a class, or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; download OpenImages there or generate a stand-in")
+        raise DataError(f"raw folder {raw_dir} does not exist; download OpenImages there or generate synthetic data")
     for name in (CLASSES, *SPLITS.values()):
         if not (raw_dir / name).is_file():
             raise DataError(f"{raw_dir / name} is missing; 'mlperf-suite download benchmark=retinanet' fetches it")
@@ -184,12 +184,12 @@ def read_boxes(path: Path, labels: tuple[str, ...]) -> RawBoxes:
         )
     encoded = compute.dictionary_encode(table["ImageID"].combine_chunks())
     ids = encoded.dictionary.to_pylist()
-    if strange := next((name for name in ids if not _ID.fullmatch(name)), None):
-        raise DataError(f"{path}: {strange!r} is no id of a picture; fetch the file again")
+    if invalid := next((name for name in ids if not _ID.fullmatch(name)), None):
+        raise DataError(f"{path}: {invalid!r} is no id of a picture; fetch the file again")
     by_name = sorted(range(len(ids)), key=ids.__getitem__)
-    place = np.empty(len(ids), np.int64)
-    place[by_name] = np.arange(len(ids))
-    box_picture = place[encoded.indices.to_numpy()]
+    rank = np.empty(len(ids), np.int64)
+    rank[by_name] = np.arange(len(ids))
+    box_picture = rank[encoded.indices.to_numpy()]
     order = np.argsort(box_picture, kind="stable")
     flags_N5 = np.stack([table[name].to_numpy() != 0 for name in FLAGS], axis=1)
     return RawBoxes(

@@ -33,9 +33,9 @@ PER_WORKER = 32
 """Number of pictures that are worth a process."""
 SPECIAL = 100
 """Minimum number of training pictures for which some are special."""
-STRANGERS = ("Tree", "Person", "Car")
+OTHER_CLASSES = ("Tree", "Person", "Car")
 """Classes of OpenImages that the benchmark does not use."""
-STRANGE = 0.1
+OTHER_SHARE = 0.1
 """Fraction of pictures with an additional box of such a class, and number of additional pictures per picture."""
 FITTED = 16
 """Number of pictures to which the backbone's batch norms are fitted."""
@@ -72,11 +72,11 @@ class SyntheticOpenImages(Options):
             raise ConfigError("--layers: blocks of four stages, such as 3,4,6,3")
         _ = self.plan(0), self.backbone  # raises an error if the picture or the backbone is not possible
 
-    def plan(self, number: int, form: Form = "plain", strange: bool = False) -> PicturePlan:
-        """Return the plan of picture ``number``; if ``strange``, only with objects of classes outside the benchmark."""
+    def plan(self, number: int, form: Form = "plain", others_only: bool = False) -> PicturePlan:
+        """Return the plan of picture ``number``; if ``others_only``, without the benchmark's classes."""
         known = tuple(range(self.classes))
-        others = tuple(range(LOOKS - len(STRANGERS), LOOKS))
-        return PicturePlan(self.seed, number, others if strange else known, self.size, self.boxes, form=form)
+        others = tuple(range(LOOKS - len(OTHER_CLASSES), LOOKS))
+        return PicturePlan(self.seed, number, others if others_only else known, self.size, self.boxes, form=form)
 
     @property
     def backbone(self) -> ResNetShape:
@@ -122,9 +122,10 @@ def _plans(options: SyntheticOpenImages, split: str) -> dict[str, PicturePlan]:
     count = options.train if split == "train" else options.eval
     first = 0 if split == "train" else _EVAL
     forms: dict[int, Form] = {1: "many", 2: "one tiny"} if split == "train" and count >= SPECIAL else {}
-    numbers = range(first, first + count + max(1, int(STRANGE * count)))
+    numbers = range(first, first + count + max(1, int(OTHER_SHARE * count)))
     plans = [
-        options.plan(number, forms.get(number - first, "plain"), strange=number - first >= count) for number in numbers
+        options.plan(number, forms.get(number - first, "plain"), others_only=number - first >= count)
+        for number in numbers
     ]
     return {_picture_id(options.seed, plan.number): plan for plan in plans}
 
@@ -139,7 +140,7 @@ def _rows(picture: str, drawn: DrawnPicture, options: SyntheticOpenImages, numbe
     """Yield the table rows of a picture's boxes, and sometimes one of a class outside the benchmark."""
     random = np.random.default_rng([options.seed, number, 2])
     boxes = list(drawn.boxes)
-    if random.random() < STRANGE:
+    if random.random() < OTHER_SHARE:
         boxes.append(DrawnBox(LOOKS - 1, 0, 0, drawn.width, drawn.height))
     for box in boxes:
         edges = (
@@ -162,7 +163,7 @@ def _label(class_index: int, options: SyntheticOpenImages) -> str:
 
 def _labels() -> Iterator[tuple[str, ...]]:
     """Yield label and name of all benchmark classes and of the classes outside the benchmark."""
-    for index, name in enumerate((*class_names(), *STRANGERS)):
+    for index, name in enumerate((*class_names(), *OTHER_CLASSES)):
         yield f"/m/0{index:03d}", name
 
 

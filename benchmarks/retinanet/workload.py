@@ -15,7 +15,7 @@ from benchmarks.retinanet.data import RetinaNetData, ground_truth
 from benchmarks.retinanet.detect import Detector
 from benchmarks.retinanet.loss import AnchorTargets, DetectionLoss
 from benchmarks.retinanet.model import RetinaNet, anchors
-from benchmarks.retinanet.prepared import FORMAT, is_the_references
+from benchmarks.retinanet.prepared import FORMAT, is_reference_format
 from benchmarks.retinanet.raw import BACKBONES
 from common.config.schema import Declaration, RunConfig
 from common.data.batches import Batch
@@ -68,7 +68,7 @@ class RetinaNetDetection(SquareDetection):
         # All readers use the same order.
         return Declaration(
             data_format=FORMAT,
-            reads_unprepared=is_the_references,
+            reads_unprepared=is_reference_format,
             initialised_tensors=names,
             forbidden=cls.forbidden_backbone(cfg),
         )

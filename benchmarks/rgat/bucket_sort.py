@@ -85,15 +85,15 @@ def write_feature_piece(
     """
     numbers = np.array(load_permutation(permutations, node_type)[first:last])
     order = np.argsort(numbers)
-    place = np.empty(len(order), np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
+    position = np.empty(len(order), np.int32)
+    position[order] = np.arange(len(order), dtype=np.int32)
     rows = np.empty((last - first, source.width), np.uint8)
     step = max(1, min(BLOCK_BYTES, memory) // source.row_bytes)
     for begin in range(first, last, step):
         end = min(begin + step, last)
         block = source.read(begin, end)
         _require_finite(source, begin, block)
-        rows[place[begin - first : end - first]] = to_e4m3(block)
+        rows[position[begin - first : end - first]] = to_e4m3(block)
     with written(path) as partial, open(partial, "wb") as file:
         file.write(rows.data)
     with written(_numbers(path)) as partial, open(partial, "wb") as file:
@@ -112,7 +112,7 @@ def write_feature_bucket(pieces: Sequence[Path], first: int, last: int, memory: 
     found = 0
     for path in pieces:
         numbers = np.load(_numbers(path), mmap_mode="r")
-        low, high = (int(place) for place in np.searchsorted(numbers, [first, last]))
+        low, high = (int(index) for index in np.searchsorted(numbers, [first, last]))
         for begin in range(low, high, step):
             count = min(step, high - begin)
             block = np.fromfile(path, target.dtype, count * target.shape[1], offset=begin * target.row_bytes)
@@ -281,26 +281,26 @@ def write_edge_bucket(
         streams += [piece.read(bucket.first, bucket.last, block) for piece in part]
         streams += [_loops(bucket.first, bucket.last)] if loops else []
     if bucket.last - bucket.first == 1:  # one target needs no sorting, and may exceed the memory
-        written_edges = 0
+        count_written = 0
         for sources, _ in chain(*streams):
-            indices.write(bucket.begin + written_edges, sources)
-            written_edges += len(sources)
-        ends = np.array([bucket.begin + written_edges], np.int64)
+            indices.write(bucket.begin + count_written, sources)
+            count_written += len(sources)
+        ends = np.array([bucket.begin + count_written], np.int64)
     else:
         sources, targets = (np.empty(bucket.edges, np.int32) for _ in range(2))
-        written_edges = 0
+        count_written = 0
         for some_sources, some_targets in chain(*streams):
-            place = slice(written_edges, written_edges + len(some_sources))
-            sources[place], targets[place] = some_sources, some_targets
-            written_edges = place.stop
+            position = slice(count_written, count_written + len(some_sources))
+            sources[position], targets[position] = some_sources, some_targets
+            count_written = position.stop
         targets -= bucket.first
         count = bucket.last - bucket.first
-        ends = bucket.begin + np.cumsum(np.bincount(targets[:written_edges], minlength=count))
+        ends = bucket.begin + np.cumsum(np.bincount(targets[:count_written], minlength=count))
         indices.write(bucket.begin, sources[stable_order(targets, count)])
-    if written_edges != bucket.edges:
-        raise DataError(f"{parts[0][0].path.parent} has {written_edges} of {bucket.edges} edges; prepare afresh")
+    if count_written != bucket.edges:
+        raise DataError(f"{parts[0][0].path.parent} has {count_written} of {bucket.edges} edges; prepare afresh")
     indptr.write(bucket.first + 1, ends)
-    return {"edges": written_edges}
+    return {"edges": count_written}
 
 
 def stable_order(keys: NDArray[np.int32], count: int) -> NDArray[np.int64]:

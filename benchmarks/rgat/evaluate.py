@@ -41,7 +41,6 @@ class NodeClassification(Evaluation):
         example: shape and tensors of a synthetic batch, for warm-up.
         open_sources: opens graph, features and this rank's seeds in a folder.
         batches, sigma: ``capacity_batches`` and ``capacity_sigma`` of :class:`benchmarks.rgat.config.ReaderConfig`.
-        layout: ranks that share the evaluation seeds.
         capture: whether to replay the forward pass as a CUDA graph.
     """
 
@@ -57,7 +56,7 @@ class NodeClassification(Evaluation):
     ) -> None:
         self.scorer = NodeAccuracy()
         self._model, self._open_sources, self._capture, self._layout = model, open_sources, capture, layout
-        self._batches, self._sigma = batches, sigma
+        self._capacity_batches, self._sigma = batches, sigma
         self._group = layout.group("dp")
         self._counts = Counts(layout, ("right", "seeds"))
         self._shape, inputs = example
@@ -77,7 +76,9 @@ class NodeClassification(Evaluation):
         """Open graph and features, estimate the capacities of a batch, and capture its forward pass. Collective."""
         sources, seeds = self._open_sources(root)
         self._forward.close()
-        self._shape = sources.capacities(seeds.batch, seeds.measuring(self._batches), self._sigma, self._group)
+        self._shape = sources.capacities(
+            seeds.batch, seeds.capacity_batches(self._capacity_batches), self._sigma, self._group
+        )
         sampler = sources.sampler(self._shape)
         self._opened = sources, seeds, sampler
         self._forward = self._pass(sources.example(self._shape, next(seeds.batches())))

@@ -53,7 +53,6 @@ class FeatureStore(Protocol):
 
     Attributes:
         name: ``local``, ``peers``, ``host`` or ``exchange``.
-        width: F.
     """
 
     name: str
@@ -88,16 +87,11 @@ def open_features(
 ) -> FeatureStore:
     """Return the features of a prepared folder. Collective.
 
-    Args:
-        width: F.
-        placement: see :func:`build_features`. Each rank reads only its shard; with ``local`` every rank reads all
-            rows.
-        layout, ranks_per_node: see :func:`build_features`.
+    Each rank reads only its shard; with ``local`` every rank reads all rows. For arguments and further errors see
+    :func:`build_features`.
 
     Raises:
         DataError: a file is missing or damaged, or has another dtype or shape.
-        ConfigError: the features do not fit in the requested placement, or in any.
-        UnsupportedImplementation: the requested placement needs mapped memory of other GPUs, which is unavailable.
     """
 
     def fill(partition: NodePartition, shard: int, own_RF: Tensor) -> None:
@@ -118,7 +112,6 @@ def build_features(
 
     Args:
         nodes: number of nodes of each type.
-        width: F.
         placement: see :mod:`benchmarks.rgat.sharded`. ``auto``: a single rank uses local, or host if that does not
             fit. Ranks of one node use the first of peers, exchange and host that fits in free memory; peers also
             requires that GPUs can map each other's memory. Several nodes use exchange. Except with local, each row is
@@ -164,10 +157,7 @@ class InPlaceFeatures:
     """Feature store whose shards the device reads in place.
 
     Args:
-        name: name of the placement.
         memory: shards of ``partition.rows`` rows.
-        width: F.
-        device: device that gathers.
     """
 
     def __init__(
@@ -183,13 +173,13 @@ class InPlaceFeatures:
         """Do nothing: rows are read in place."""
 
     def gather(self, block: SampledBlock, plan: None, out_NF: Tensor) -> None:
-        """See :class:`FeatureStore`."""
+        """Implement :class:`FeatureStore`."""
         hops = block.shape.hops
-        out_NB = as_bytes(out_NF, self.width)
-        self._gather(self._rows, block.nodes, block.node_counts[hops], block.shape.node_offsets(hops), out_NB)
+        offsets, out_NB = block.shape.node_offsets(hops), out_NF.view(torch.uint8)
+        self._gather(self._rows, block.nodes, block.node_counts[hops], offsets, out_NB)
 
     def close(self) -> None:
-        """See :class:`FeatureStore`."""
+        """Implement :class:`FeatureStore`."""
         if self._rows.device.type == "cuda":
             torch.cuda.synchronize(self._rows.device)
         self._memory.close()
@@ -201,16 +191,16 @@ class ExchangePlan:
     """Rows of a block that ranks request from each other.
 
     Attributes:
-        wanted: int32, [N]: row numbers in the owners' shards, rank by rank; only as many as ``counts`` says are
+        requested: int32, [N]: row numbers in the owners' shards, rank by rank; only as many as ``counts`` says are
             valid.
-        answer: int32, [N]: for each node entry, its index among the received rows.
+        row_index: int32, [N]: for each node entry, its index among the received rows.
         received: int32, [1]: number of rows that other ranks request.
         counts: int64, [2, S], on the host after ``ready``: rows requested from each rank, and by each rank.
         ready: event after all of these, on a GPU.
     """
 
-    wanted: Tensor
-    answer: Tensor
+    requested: Tensor
+    row_index: Tensor
     received: Tensor
     counts: Tensor
     ready: torch.cuda.Event | None
@@ -237,9 +227,9 @@ class ExchangedFeatures:
         self._device = own.device
         self._shard: ShardedRows | None = ShardedRows((own,), (LARGEST,), (0,), own.device)
         self._gather = gather_rows.GATHER_ROWS.select(AUTO, OperationRequest(own.device, torch.uint8)).function
-        self._asked = torch.empty(0, dtype=torch.int32, device=own.device)
-        self._given = own.new_empty(0)
-        self._arrived: ShardedRows | None = None
+        self._requests = torch.empty(0, dtype=torch.int32, device=own.device)
+        self._replies = own.new_empty(0)
+        self._received_rows: ShardedRows | None = None
 
     def plan(self, block: SampledBlock) -> ExchangePlan:
         """Sort a block's nodes by owner, and send every owner the number of requested rows."""
@@ -250,38 +240,37 @@ class ExchangedFeatures:
         counts = torch.empty((2, self._partition.shards), dtype=torch.int64, device=self._device)
         counts[0] = sent_S
         dist.all_to_all_single(counts[1], counts[0], group=self._group)
-        answer_N = torch.empty_like(row_N)
-        answer_N[order_N] = torch.arange(len(row_N), dtype=torch.int32, device=self._device)
+        row_index_N = torch.empty_like(row_N)
+        row_index_N[order_N] = torch.arange(len(row_N), dtype=torch.int32, device=self._device)
         received = counts[1].sum().int().view(1)
         if self._device.type != "cuda":
-            return ExchangePlan(row_N[order_N], answer_N, received, counts, None)
+            return ExchangePlan(row_N[order_N], row_index_N, received, counts, None)
         on_host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
         on_host.copy_(counts, non_blocking=True)
-        wanted_N, ready = row_N[order_N], torch.cuda.Event()
+        requested_N, ready = row_N[order_N], torch.cuda.Event()
         ready.record()
-        return ExchangePlan(wanted_N, answer_N, received, on_host, ready)
+        return ExchangePlan(requested_N, row_index_N, received, on_host, ready)
 
     def gather(self, block: SampledBlock, plan: ExchangePlan, out_NF: Tensor) -> None:
-        """See :class:`FeatureStore`."""
-        if self._shard is None:
-            raise ValueError("this store has been closed")
-        self._await(plan)
-        out_NB = as_bytes(out_NF, self.width)
+        """Implement :class:`FeatureStore`."""
+        assert self._shard is not None, "the store is open"
+        self._wait_for(plan)
+        out_NB = out_NF.view(torch.uint8)
         sent, received = plan.counts.tolist()
-        asked, given, rows = self._buffers(self._shard, sum(received), sum(sent))
-        dist.all_to_all_single(asked, plan.wanted[: sum(sent)], received, sent, group=self._group)
-        self._gather(self._shard, asked, plan.received, (0, sum(received)), given)
-        dist.all_to_all_single(rows.shards[0][: sum(sent)], given, sent, received, group=self._group)
+        requests, replies, rows = self._buffers(self._shard, sum(received), sum(sent))
+        dist.all_to_all_single(requests, plan.requested[: sum(sent)], received, sent, group=self._group)
+        self._gather(self._shard, requests, plan.received, (0, sum(received)), replies)
+        dist.all_to_all_single(rows.shards[0][: sum(sent)], replies, sent, received, group=self._group)
         hops = block.shape.hops
         offsets = block.shape.node_offsets(hops)
-        self._gather(rows, plan.answer, block.node_counts[hops], offsets, out_NB)
+        self._gather(rows, plan.row_index, block.node_counts[hops], offsets, out_NB)
 
     def close(self) -> None:
-        """See :class:`FeatureStore`."""
+        """Implement :class:`FeatureStore`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._shard = self._arrived = None
-        self._given = self._given.new_empty(0)
+        self._shard = self._received_rows = None
+        self._replies = self._replies.new_empty(0)
 
     def _owners(self, block: SampledBlock) -> tuple[Tensor, Tensor]:
         """Return the owner of each node entry, int16 (S for unfilled entries), and the row in its shard, int32."""
@@ -300,40 +289,29 @@ class ExchangedFeatures:
             owner_N[own] = owner.where(there, partition.shards)
         return owner_N, row_N
 
-    def _await(self, plan: ExchangePlan) -> None:
+    def _wait_for(self, plan: ExchangePlan) -> None:
         if plan.ready is None:
             return
         plan.ready.synchronize()
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(plan.ready)
-        for tensor in (plan.wanted, plan.answer, plan.received):
+        for tensor in (plan.requested, plan.row_index, plan.received):
             tensor.record_stream(stream)
 
     def _buffers(self, shard: ShardedRows, received: int, sent: int) -> tuple[Tensor, Tensor, ShardedRows]:
         """Return reused buffers for row numbers from others, rows to send, and rows to receive."""
-        if len(self._asked) <= received:
-            self._given = self._given.new_empty(0)  # frees its memory before the next allocation
-            self._asked = torch.empty(_with_reserve(received), dtype=torch.int32, device=self._device)
-            self._given = torch.empty((len(self._asked), shard.row_bytes), dtype=torch.uint8, device=self._device)
-        if self._arrived is None or len(self._arrived.shards[0]) <= sent:
-            self._arrived = None
-            arrived = torch.empty((_with_reserve(sent), shard.row_bytes), dtype=torch.uint8, device=self._device)
+        if len(self._requests) <= received:
+            self._replies = self._replies.new_empty(0)  # frees its memory before the next allocation
+            self._requests = torch.empty(_with_reserve(received), dtype=torch.int32, device=self._device)
+            self._replies = torch.empty((len(self._requests), shard.row_bytes), dtype=torch.uint8, device=self._device)
+        if self._received_rows is None or len(self._received_rows.shards[0]) <= sent:
+            self._received_rows = None
+            received_rows = torch.empty((_with_reserve(sent), shard.row_bytes), dtype=torch.uint8, device=self._device)
             types = len(self._partition.nodes)
-            self._arrived = ShardedRows((arrived,), (LARGEST,) * types, (0,) * types, self._device)
-        return self._asked[:received], self._given[:received], self._arrived
+            self._received_rows = ShardedRows((received_rows,), (LARGEST,) * types, (0,) * types, self._device)
+        return self._requests[:received], self._replies[:received], self._received_rows
 
 
 def _with_reserve(rows: int) -> int:
     """Return a buffer size for ``rows`` rows, with a margin so that slightly larger blocks need no new buffer."""
     return rows + rows // 8 + 1
-
-
-def as_bytes(rows_NF: Tensor, width: int) -> Tensor:
-    """Return rows of e4m3 numbers as bytes, [N, F].
-
-    Raises:
-        ValueError: the rows have another dtype or width, or are not contiguous.
-    """
-    if rows_NF.dtype != E4M3 or rows_NF.dim() != 2 or rows_NF.shape[1] != width or not rows_NF.is_contiguous():
-        raise ValueError(f"rows {tuple(rows_NF.shape)} of {rows_NF.dtype} must be contiguous, {width} of {E4M3} each")
-    return rows_NF.view(torch.uint8)

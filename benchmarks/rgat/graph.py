@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -132,7 +132,6 @@ class Graph:
         indptr: [R][S], int64, [targets_per_shard[r] + 1]: first edge of each target in the shard's ``indices``.
             Targets beyond the last node of the type have no edges.
         indices: [R][S], int32: sources of the edges.
-        device: device that samples from the graph.
         memory: memory of the shards, which must live as long as the graph; None if the tensors keep it alive.
     """
 
@@ -146,12 +145,6 @@ class Graph:
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.schema.types) or not all(0 < count <= LARGEST for count in self.nodes):
             raise ValueError(f"nodes={self.nodes}: a number for each of {', '.join(self.schema.types)}, 1 to 2^31 - 1")
-        if not len(self.indptr) == len(self.indices) == len(self.schema.relations):
-            raise ValueError(
-                f"{len(self.indptr)} and {len(self.indices)} tables, {len(self.schema.relations)} relations"
-            )
-        if len({len(shards) for shards in (*self.indptr, *self.indices)}) != 1:
-            raise ValueError("every relation has as many shards as the others")
 
     @property
     def shards(self) -> int:
@@ -186,7 +179,7 @@ def _offsets(sizes: list[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, repr=False)
 class BlockShape:
-    """Capacities of a block (upper bounds of its counts).
+    """Capacities of a block: upper bounds of its counts, which never decrease from hop to hop.
 
     Attributes:
         nodes: [H + 1][T]: nodes within h hops; those within 0 hops are the seeds.
@@ -198,20 +191,6 @@ class BlockShape:
     nodes: tuple[tuple[int, ...], ...]
     edges: tuple[tuple[int, ...], ...]
     rows: tuple[tuple[int, ...], ...]
-
-    def __post_init__(self) -> None:
-        types, relations = len(self.schema.types), len(self.schema.relations)
-        if not len(self.nodes) - 1 == len(self.edges) == len(self.rows) >= 1:
-            raise ValueError(f"{len(self.nodes) - 1}, {len(self.edges)} and {len(self.rows)} hops")
-        for name, table, width in (
-            ("nodes", self.nodes, types),
-            ("edges", self.edges, relations),
-            ("rows", self.rows, relations),
-        ):
-            if any(len(line) != width for line in table):
-                raise ValueError(f"{name}={table}: {width} numbers for each hop")
-            if any(a > b for line, after in pairwise(table) for a, b in zip(line, after, strict=True)):
-                raise ValueError(f"{name}={table}: later hops have a smaller capacity")
 
     def __repr__(self) -> str:
         seeds, nodes, edges = self.seeds, sum(self.nodes[-1]), sum(self.edges[-1])
@@ -274,7 +253,6 @@ class SampledBlock:
     """A sampled block; all tensors are int32, on one device.
 
     Attributes:
-        shape: capacities.
         counts: [shape.counts]: filled entries; the properties below are views of it.
         nodes: [shape.node_offsets(H)[-1]]: number of each node in the graph, by type.
         indptr: [shape.indptr_offsets[-1]]: for each relation and target within H - 1 hops, its first edge, relative
@@ -372,5 +350,5 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return host.to(device)
     if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("a table of the host's numbers has to be made before a CUDA graph is captured")
+        raise RuntimeError("a table of host numbers has to be copied before a CUDA graph is captured")
     return host.pin_memory().to(device, non_blocking=True)

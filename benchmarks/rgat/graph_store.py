@@ -69,21 +69,16 @@ def open_graph(
 
 
 def graph_bytes(schema: Schema, nodes: tuple[int, ...], edges: Sequence[int]) -> int:
-    """Return the bytes of the edges of all shards together: int64 pointers and int32 sources.
+    """Return the bytes of all shards together: int64 pointers and int32 sources.
 
     Args:
-        nodes: number of nodes of each type.
-        edges: number of edges of each relation.
+        nodes, edges: numbers by type and by relation.
     """
     return sum(8 * (nodes[target] + 1) for target in schema.targets) + 4 * sum(edges)
 
 
 class GraphFiles:
     """The two files of every relation. Construction checks all headers.
-
-    Args:
-        root: the prepared folder.
-        nodes: number of nodes of each type.
 
     Attributes:
         edges: number of edges of each relation.
@@ -147,8 +142,8 @@ class GraphFiles:
         """Return the first edge of every shard of a relation's targets, followed by the number of edges: [S + 1]."""
         path = self._root / indptr_name(self._schema.relations[number])
         target = self._schema.targets[number]
-        places = [partition.share(target, shard)[0] for shard in range(partition.shards)] + [self._nodes[target]]
-        found = np.load(path, mmap_mode="r")[places].tolist()  # a few numbers, each from another page
+        first_targets = [partition.share(target, shard)[0] for shard in range(partition.shards)] + [self._nodes[target]]
+        found = np.load(path, mmap_mode="r")[first_targets].tolist()  # a few numbers, each from another page
         if found[0] != 0 or found[-1] != self.edges[number] or sorted(found) != found:
             raise DataError(
                 f"{path} goes from {found[0]:,} to {found[-1]:,} and not from 0 to the {self.edges[number]:,} edges of "

@@ -93,7 +93,6 @@ class GraphAttention(nn.Module):
 
     Args:
         level: the inputs are the nodes within ``level`` hops.
-        inputs: K.
         deterministic: whether every sum must be independent of the order in which programs run.
 
     Attributes:
@@ -137,8 +136,8 @@ class GraphAttention(nn.Module):
         Returns:
             [shape.node_offsets(level - 1)[-1], D], in the dtype of the weights; zeros in unfilled entries.
         """
-        how = (block, self.level, self._slope, epilogue, self._operations, self._deterministic)
-        return _Convolve.apply(x_NK, self.weight, self.att_src, self.att_dst, self.bias, how)
+        options = (block, self.level, self._slope, epilogue, self._operations, self._deterministic)
+        return _Convolve.apply(x_NK, self.weight, self.att_src, self.att_dst, self.bias, options)
 
 
 class _Convolve(torch.autograd.Function):
@@ -149,9 +148,15 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NK: Tensor, weight_RKD: Tensor, source_RAd: Tensor, target_RAd: Tensor, bias_RD: Tensor, how: Any
+        ctx: Any,
+        x_NK: Tensor,
+        weight_RKD: Tensor,
+        source_RAd: Tensor,
+        target_RAd: Tensor,
+        bias_RD: Tensor,
+        options: Any,
     ) -> Tensor:
-        block, level, slope, epilogue, (products, edges), _ = how
+        block, level, slope, epilogue, (products, edges), _ = options
         v_RKA = _folded(weight_RKD, target_RAd)
         z_MD, source_term_MA = products.project(x_NK, block, level, weight_RKD, source_RAd)
         target_term_TA = products.target_terms(x_NK, block, level, v_RKA)
@@ -166,7 +171,7 @@ class _Convolve(torch.autograd.Function):
             activation_slope=epilogue.slope,
             dropout=epilogue.dropout,
         )
-        ctx.how = how
+        ctx.options = options
         ctx.save_for_backward(
             x_NK, weight_RKD, source_RAd, target_RAd, v_RKA, z_MD, source_term_MA, target_term_TA, out_PD, log_sum_TA
         )
@@ -177,7 +182,7 @@ class _Convolve(torch.autograd.Function):
         x_NK, weight_RKD, source_RAd, target_RAd, v_RKA, z_MD, source_term_MA, target_term_TA, out_PD, log_sum_TA = (
             ctx.saved_tensors
         )
-        block, level, slope, epilogue, (products, edges), deterministic = ctx.how
+        block, level, slope, epilogue, (products, edges), deterministic = ctx.options
         dz_MD, dtarget_term_TA, dbias_RD, dsource_RAd = edges.backward(
             dout_PD.contiguous(),
             out_PD,
@@ -193,13 +198,14 @@ class _Convolve(torch.autograd.Function):
             dropout=epilogue.dropout,
             deterministic=deterministic,
         )
-        wide = dbias_RD.dtype
+        sum_dtype = dbias_RD.dtype
+        # v = W att_dst, so its gradient reaches both factors: dW += dv att_dst, datt_dst = W dv.
         dv_RKA = products.target_terms_gradient(x_NK, dtarget_term_TA, block, level)
-        dweight_RKD = products.weight_gradient(x_NK, dz_MD, block, level, wide)
+        dweight_RKD = products.weight_gradient(x_NK, dz_MD, block, level, sum_dtype)
         relations, inputs, heads = dv_RKA.shape
         dweight_RKAd = dweight_RKD.view(relations, inputs, heads, -1)
-        dweight_RKAd += dv_RKA.unsqueeze(-1) * target_RAd.to(wide).unsqueeze(1)
-        dtarget_RAd = torch.einsum("rkad,rka->rad", weight_RKD.view_as(dweight_RKAd).to(wide), dv_RKA)
+        dweight_RKAd += dv_RKA.unsqueeze(-1) * target_RAd.to(sum_dtype).unsqueeze(1)
+        dtarget_RAd = torch.einsum("rkad,rka->rad", weight_RKD.view_as(dweight_RKAd).to(sum_dtype), dv_RKA)
         dx_NK = None
         if ctx.needs_input_grad[0]:
             dx_NK = products.input_gradient(dz_MD, dtarget_term_TA, block, level, weight_RKD, v_RKA)
@@ -225,9 +231,7 @@ class RGAT(nn.Module):
 
     Args:
         hops: number of convolutions.
-        implementations: the option ``model.implementations``.
-        device, dtype: device and dtype of weights and activations.
-        deterministic: see :class:`GraphAttention`.
+        deterministic: whether every sum must be independent of the order in which programs run.
         generator: CPU generator for the initial weights.
     """
 

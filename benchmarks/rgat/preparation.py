@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +42,11 @@ _MOST_EDGES = 1 << 30
 _FEATURES_DONE, _EDGES_DONE = "features", "edges"
 
 
-@dataclass(frozen=True)
-class PreparedFiles:
-    """Result of the stages.
-
-    Attributes:
-        files: files in the prepared folder.
-        edges: number of edges of each relation.
-        seeds: number of seeds of each split.
-    """
-
-    files: dict[str, FileEntry]
-    edges: dict[str, int]
-    seeds: dict[str, int]
-
-
 class PreparationStages:
     """Preparation of features, edges and seeds from a raw graph, in stages that resume after an interruption.
 
     Args:
-        source: the raw graph.
-        data_dir: receives the files.
         work_dir: receives intermediate files and the records of the stages.
-        workers: number of processes.
         memory: bytes per process.
     """
 
@@ -77,8 +58,8 @@ class PreparationStages:
         self.permutations = work_dir / "permutations"
         self.stages = Stages(work_dir / "records", workers, functools.partial(torch.set_num_threads, 1))
 
-    def run(self) -> PreparedFiles:
-        """Run all unfinished stages.
+    def run(self) -> tuple[dict[str, FileEntry], dict[str, int], dict[str, int]]:
+        """Run all unfinished stages. Return all files, the edges of each relation and the seeds of each split.
 
         Raises:
             DataError: raw files are damaged.
@@ -89,26 +70,26 @@ class PreparationStages:
             )
             for name, array in self.source.features.items():
                 self._write_features(name, array)
-            made_edges: dict[str, int] = {}
+            edges: dict[str, int] = {}
             for text, array in self.source.edges.items():
-                made_edges.update(self._write_edges(Relation.parse(text), array))
-            sizes = self._write_seeds()
-            return PreparedFiles(self._checksums(), made_edges, sizes)
+                edges |= self._write_edges(Relation.parse(text), array)
+            seeds = self._write_seeds()
+            return self._checksums(), edges, seeds
 
     def space(self) -> int:
         """Return the peak bytes on disk: all files, permutations, intermediate files of one type or relation."""
         width = self.source.settings.feature_size
         nodes = self.source.nodes
         by_type = {name: count * width for name, count in nodes.items()}
-        files, between = 4 * sum(nodes.values()) + sum(by_type.values()), list(by_type.values())
+        files, intermediate = 4 * sum(nodes.values()) + sum(by_type.values()), list(by_type.values())
         for relation in self.source.settings.schema.relations:
             files += 8 * nodes[relation.target]
         for text, array in self.source.edges.items():
             relation = Relation.parse(text)
             loops = 2 * nodes[relation.source] if relation.symmetric else 0
             files += 4 * (2 * array.rows + loops)
-            between.append(16 * array.rows)
-        return files + max(between) + 6 * self.source.labelled
+            intermediate.append(16 * array.rows)
+        return files + max(intermediate) + 6 * self.source.labelled
 
     def _write_features(self, name: str, source: RawArray) -> None:
         stage = f"features-{name}"
@@ -118,7 +99,7 @@ class PreparationStages:
                 return
             self._forget(_FEATURES_DONE, name, stage)
         step = max(1, self.memory // (target.row_bytes + bucket_sort.ROW_EXTRA))
-        folder = self._between(stage)
+        folder = self._intermediate_dir(stage)
         ranges = [(first, min(first + step, source.rows)) for first in range(0, source.rows, step)]
         pieces = {f"{number:06d}": folder / f"{number:06d}" for number in range(len(ranges))}
         self.stages.run(
@@ -138,25 +119,27 @@ class PreparationStages:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _write_edges(self, relation: Relation, source: RawArray) -> dict[str, int]:
-        """Write the edges of the relation and, between two types, of its reverse; return the number of each."""
-        made = [relation] if relation.symmetric else [relation, relation.reverse]
+        """Write the edges of the relation and, intermediate two types, of its reverse; return the number of each."""
+        relations = [relation] if relation.symmetric else [relation, relation.reverse]
         done, stage = self.stages.record(_EDGES_DONE, str(relation)), f"edges-{relation}"
         if done is not None and all(
-            (self.data_dir / name(one)).is_file() for one in made for name in (indptr_name, indices_name)
+            (self.data_dir / name(one)).is_file() for one in relations for name in (indptr_name, indices_name)
         ):
             return {name: int(count) for name, count in done.items()}
         if done is not None:
             self._forget(_EDGES_DONE, str(relation), stage)
         forward, backward = self._sorted(stage, relation, source)
-        parts = {relation: [forward, backward]} if relation.symmetric else {relation: [forward], made[1]: [backward]}
-        counts = {str(one): self._collect(stage, one, parts[one]) for one in made}
+        parts = (
+            {relation: [forward, backward]} if relation.symmetric else {relation: [forward], relations[1]: [backward]}
+        )
+        counts = {str(one): self._collect(stage, one, parts[one]) for one in relations}
         self.stages.keep(_EDGES_DONE, str(relation), counts)
-        shutil.rmtree(self._between(stage), ignore_errors=True)
+        shutil.rmtree(self._intermediate_dir(stage), ignore_errors=True)
         return counts
 
     def _sorted(self, stage: str, relation: Relation, source: RawArray) -> tuple[list[SortedEdges], list[SortedEdges]]:
         """Return the pieces of a file, sorted by target and, reversed, by source."""
-        nodes, folder = self.source.nodes, self._between(stage)
+        nodes, folder = self.source.nodes, self._intermediate_dir(stage)
         step = min(max(1, self.memory // bucket_sort.EDGE_MEMORY), _MOST_EDGES)
         tasks, forward, backward = {}, [], []
         for number, first in enumerate(range(0, source.rows, step)) if source.rows else [(0, 0)]:
@@ -208,13 +191,13 @@ class PreparationStages:
         records = self.stages.run("checksums", tasks, checksum).values()
         return {name: FileEntry(**record) for name, record in zip(names, records, strict=True)}
 
-    def _between(self, stage: str) -> Path:
+    def _intermediate_dir(self, stage: str) -> Path:
         return self.work_dir / "between" / stage
 
     def _forget(self, done: str, name: str, stage: str) -> None:
         """Discard the records of a type or relation whose files are missing, so that it is prepared again."""
         self.stages.path(done, name).unlink(missing_ok=True)
-        shutil.rmtree(self._between(stage), ignore_errors=True)
+        shutil.rmtree(self._intermediate_dir(stage), ignore_errors=True)
         for folder in self.stages.folder.glob(f"{stage}-*"):
             shutil.rmtree(folder)
         self._drop("checksums")

@@ -29,12 +29,13 @@ from benchmarks.rgat.prepared import (
 )
 from benchmarks.rgat.raw import RawGraph
 from benchmarks.rgat.synthetic import generate
-from common.data import atomic, preparation
+from common.data import preparation
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.options import Option
 from common.data.preparation import preparing
 from common.data.published import Published
+from common.data.stages import memory_of_start
 from common.mlperf.fixed import benchmark_settings
 
 INTERMEDIATE = "intermediate"
@@ -64,9 +65,7 @@ def prepare(
     """Write the prepared data set. Do nothing if it is complete, and resume an interrupted preparation.
 
     Args:
-        raw_dir: see :mod:`benchmarks.rgat.raw`.
-        data_dir: receives the files and the manifest.
-        workers: number of processes.
+        raw_dir: IGBH or synthetic data, as :mod:`benchmarks.rgat.raw` describes.
         memory_gb: a resumed preparation keeps the memory per process with which it began; use fewer workers to take
             less memory. Permutations take 4 bytes per node, labels and seeds 20 bytes per labelled node.
 
@@ -79,21 +78,21 @@ def prepare(
     source = raw.open_raw(raw_dir, size)
     settings = {**dataclasses.asdict(source.settings), "features": FEATURES}
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}
-    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.synthetic) as job:
         if job.found is not None:
             return job.found
         work_dir = job.begin(INTERMEDIATE)
         workers = min(workers, 1 + _bytes(source) // BYTES_PER_WORKER)
-        memory = _memory_per_worker(work_dir / "memory", memory // workers)
+        memory = memory_of_start(work_dir / "memory", memory // workers)
         stages = PreparationStages(source, data_dir, work_dir, workers, memory)
         preparation.require_space(data_dir, stages.space() - _occupied(data_dir))
-        made = stages.run()
+        files, edges, seeds = stages.run()
         counts = {
-            **{f"{split}_samples": count for split, count in made.seeds.items()},
+            **{f"{split}_samples": count for split, count in seeds.items()},
             "labelled": source.labelled,
             "classes": source.settings.classes,
             **{nodes_count(name): count for name, count in source.nodes.items()},
-            **{edges_count(name): count for name, count in made.edges.items()},
+            **{edges_count(name): count for name, count in edges.items()},
         }
         origin = {
             "feature_scale": str(SCALE),
@@ -102,14 +101,7 @@ def prepare(
             "seeds": seeds_mark(data_dir),
             "torch": torch.__version__,
         }
-        return job.finish(made.files, counts, source.name, origin)
-
-
-def _memory_per_worker(path: Path, memory: int) -> int:
-    """Return the memory with which the preparation began, because pieces on disk depend on it."""
-    if not path.exists():
-        atomic.write_text(path, f"{max(1, memory)}\n")
-    return int(path.read_text(encoding="utf-8"))
+        return job.finish(files, counts, source.name, origin)
 
 
 def _bytes(source: RawGraph) -> int:

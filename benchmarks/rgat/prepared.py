@@ -85,18 +85,8 @@ def draw_permutations(nodes: Mapping[str, int]) -> Iterator[tuple[str, NDArray[n
         yield name, torch.randperm(count, generator=generator, dtype=torch.int32).numpy()
 
 
-def permutation_of(nodes: Mapping[str, int], node_type: str) -> NDArray[np.int32]:
-    """Return the permutation of one type."""
-    return next(numbers for name, numbers in draw_permutations(nodes) if name == node_type)
-
-
 def split_sizes(labelled: int, train_share: float, eval_share: float) -> dict[str, int]:
-    """Return the number of seeds of each split, rounded down.
-
-    Args:
-        labelled: number of labelled nodes.
-        train_share, eval_share: fraction of them in each split.
-    """
+    """Return the number of seeds of each split: fractions of the labelled nodes, rounded down."""
     return {"train": int(labelled * train_share), "eval": int(labelled * eval_share)}
 
 
@@ -108,11 +98,21 @@ def split_seeds(labelled: int, train_share: float, eval_share: float) -> dict[st
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """Nodes and their classes: (n,) each."""
+
+    nodes: NDArray[np.int32]
+    labels: NDArray[np.int16]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True)
 class PreparedGraph:
     """A prepared data set; T types, R relations.
 
     Attributes:
-        settings: settings of the preparation.
         nodes: [T], nodes of each type.
         edges: [R], edges of each relation.
         labelled: number of labelled nodes from which the splits were drawn.
@@ -128,23 +128,9 @@ class PreparedGraph:
     labelled: int
     seeds: Mapping[str, int]
 
-    @property
-    def stand_in(self) -> bool:
-        """Whether the data are synthetic."""
-        return self.manifest.stand_in
-
-    @property
-    def feature_size(self) -> int:
-        """F, features per node."""
-        return self.settings.feature_size
-
-    def seeds_of(self, split: str) -> NDArray[np.int32]:
-        """Return the nodes of a split in its order, memory-mapped."""
-        return npy.mapped(self.folder / seeds_name(split))
-
-    def labels_of(self, split: str) -> NDArray[np.int16]:
-        """Return the classes of a split's seeds, memory-mapped."""
-        return npy.mapped(self.folder / labels_name(split))
+    def labelled_seeds(self, split: str) -> Labelled:
+        """Return the seeds of a split in its order and their classes, memory-mapped."""
+        return Labelled(*(npy.mapped(self.folder / name(split)) for name in (seeds_name, labels_name)))
 
 
 def open_prepared(data_dir: Path) -> PreparedGraph:
@@ -158,7 +144,7 @@ def open_prepared(data_dir: Path) -> PreparedGraph:
     prepared = _described(data_dir, found)
     schema, seeds = prepared.schema, prepared.seeds
     expected: list[tuple[str, str, tuple[int, ...]]] = [
-        (features_name(name), "|u1", (count, prepared.feature_size))
+        (features_name(name), "|u1", (count, prepared.settings.feature_size))
         for name, count in zip(schema.types, prepared.nodes, strict=True)
     ]
     for relation, target, count in zip(schema.relations, schema.targets, prepared.edges, strict=True):
@@ -222,11 +208,7 @@ def _compare(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
         header = npy.read_header(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} has no header of numpy's: {error}; run '{PREPARE_COMMAND}'") from error
-    if (header.dtype.str, header.shape, header.fortran_order) != (
-        dtype,
-        shape,
-        header.fortran_order and len(shape) < 2,
-    ):
+    if (header.dtype.str, header.shape) != (dtype, shape) or (header.fortran_order and len(shape) > 1):
         raise DataError(
             f"{path} holds {header.dtype.str} {header.shape} where {manifest.NAME} says {dtype} {shape}; "
             f"run '{PREPARE_COMMAND}' into an empty folder"
@@ -234,10 +216,7 @@ def _compare(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
-    """Check all checksums of ``data_dir``, the graph and the seeds. Reads all files.
-
-    Args:
-        workers: files that are checked at the same time.
+    """Check all checksums of ``data_dir``, the graph and the seeds, ``workers`` files at a time. Reads all files.
 
     Raises:
         DataError: a file is missing or changed, or its content is impossible.
@@ -291,7 +270,8 @@ def check_seeds(prepared: PreparedGraph) -> None:
     for split in SPLITS:
         _check_range(prepared.folder / seeds_name(split), papers)
         _check_range(prepared.folder / labels_name(split), settings.classes)
-    numbers = permutation_of(dict(zip(settings.types, prepared.nodes, strict=True)), settings.seeds)
+    permutations = draw_permutations(dict(zip(settings.types, prepared.nodes, strict=True)))
+    numbers = next(numbers for node_type, numbers in permutations if node_type == settings.seeds)
     for name, expected in split_seeds(prepared.labelled, settings.train_share, settings.eval_share).items():
         path = prepared.folder / seeds_name(name)
         for first, block in _blocks(path):

@@ -53,11 +53,11 @@ NODES: dict[str, dict[str, int]] = {
     "tiny": {"paper": 100_000, "author": 357_041, "institute": 8_738, "fos": 84_220},
 }
 """Nodes of every published size, for the types that the benchmark's reference reads."""
-_LABEL_KINDS = ("<f4", "<f8", "<i8", "<i4", "<i2")  # files of the small sizes have a header with the dtype
-_EDGE_KINDS = ("<i8", "<i4", "<u4", "<u8")
+_LABEL_DTYPES = ("<f4", "<f8", "<i8", "<i4", "<i2")  # files of the small sizes have a header with the dtype
+_EDGE_DTYPES = ("<i8", "<i4", "<u4", "<u8")
 _LARGEST = (1 << 31) - 1  # nodes are numbered in int32
 _MOST_CLASSES = 1 << 15  # labels are int16
-_ENDS = 1 << 16  # bytes at each end of a file that enter the fingerprint
+_END_BYTES = 1 << 16  # bytes at each end of a file that enter the fingerprint
 _DOWNLOAD = "'mlperf-suite download benchmark=rgat' fetches it"
 
 
@@ -169,15 +169,14 @@ class RawGraph:
 
     Attributes:
         name: name of the published size, or ``stand-in``.
-        stand_in: description of synthetic data; None for IGBH.
-        features: features of each type.
+        synthetic: description of synthetic data; None for IGBH.
+        features, edges: arrays by node type and by stored relation.
         labels: labels of the seeds' type.
-        edges: edges of each stored relation.
     """
 
     folder: Path
     name: str
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
     settings: GraphSettings
     features: dict[str, RawArray]
     labels: RawArray
@@ -195,13 +194,13 @@ class RawGraph:
 
     def fingerprint(self) -> str:
         """Return SHA-256 of the description, and of size and both ends of every file; reads 128 KiB per file."""
-        digest = hashlib.sha256(json.dumps(self.stand_in, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(self.synthetic, sort_keys=True).encode())
         for array in (*self.features.values(), self.labels, *self.edges.values()):
             size = array.path.stat().st_size
             digest.update(f"{array.path.relative_to(self.folder)}\t{size}\n".encode())
             with open(array.path, "rb") as file:
-                digest.update(file.read(_ENDS))
-                file.seek(max(0, size - _ENDS))
+                digest.update(file.read(_END_BYTES))
+                file.seek(max(0, size - _END_BYTES))
                 digest.update(file.read())
         return digest.hexdigest()
 
@@ -233,7 +232,7 @@ def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
             damaged.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; download IGBH there or generate a stand-in")
+        raise DataError(f"raw folder {raw_dir} does not exist; download IGBH or generate synthetic data there")
     papers = f"{benchmark_settings('rgat')['facts']['seeds']}/{FEATURES}"
     found = find_file(raw_dir, papers)
     if found is None:
@@ -241,21 +240,21 @@ def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
     folder, marker = found.parent.parent, marker_of(raw_dir, found)
     if marker is not None:
         if size is not None:
-            raise ConfigError(f"--size={size}: {folder} holds a stand-in, whose file {MARKER} says what it is")
-        stand_in = description_of(marker.parent)
-        assert stand_in is not None
-        return _opened(folder, "stand-in", stand_in, _settings(marker, stand_in), None)
+            raise ConfigError(f"--size={size}: {folder} holds synthetic data, which the file {MARKER} describes")
+        synthetic = description_of(marker.parent)
+        assert synthetic is not None
+        return _opened(folder, "stand-in", synthetic, _settings(marker, synthetic), None)
     name = size or _size_of(folder)
     return _opened(folder, f"IGBH-{name}", None, published(name), NODES[name])
 
 
 def open_array(
-    path: Path, kinds: Sequence[str], width: int | None, rows: int | None = None, headerless: bool = False
+    path: Path, dtypes: Sequence[str], width: int | None, rows: int | None = None, headerless: bool = False
 ) -> RawArray:
     """Return the array in ``path``; its first bytes show whether it has a header.
 
     Args:
-        kinds: allowed dtypes; the first is the dtype of a file without header.
+        dtypes: allowed dtypes; the first is the dtype of a file without header.
         width: numbers per row; None for an array of one dimension.
         rows: required number of rows; None: any.
         headerless: whether numpy's header may be missing.
@@ -271,9 +270,9 @@ def open_array(
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; {_DOWNLOAD}") from error
     if has_header:
-        array = _with_header(path, kinds, row_shape, size)
+        array = _with_header(path, dtypes, row_shape, size)
     elif headerless:
-        dtype = np.dtype(kinds[0])
+        dtype = np.dtype(dtypes[0])
         row_bytes = dtype.itemsize * math.prod(row_shape)
         count, rest = divmod(size, row_bytes)
         if rest:
@@ -289,13 +288,13 @@ def open_array(
     return array
 
 
-def _with_header(path: Path, kinds: Sequence[str], row_shape: tuple[int, ...], size: int) -> RawArray:
+def _with_header(path: Path, dtypes: Sequence[str], row_shape: tuple[int, ...], size: int) -> RawArray:
     try:
         header = npy.read_header(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} has a damaged numpy header: {error}; {_DOWNLOAD}") from error
-    if header.dtype not in [np.dtype(kind) for kind in kinds]:
-        raise DataError(f"{path} holds {header.dtype.str} where {' or '.join(kinds)} is expected")
+    if header.dtype not in [np.dtype(name) for name in dtypes]:
+        raise DataError(f"{path} holds {header.dtype.str} where {' or '.join(dtypes)} is expected")
     if len(header.shape) != 1 + len(row_shape) or header.shape[1:] != row_shape:
         expected = ", ".join(["rows", *map(str, row_shape)])
         raise DataError(f"{path} holds an array {header.shape} where ({expected}) is expected")
@@ -307,7 +306,7 @@ def _with_header(path: Path, kinds: Sequence[str], row_shape: tuple[int, ...], s
 
 
 def _opened(
-    folder: Path, name: str, stand_in: dict[str, Any] | None, settings: GraphSettings, nodes: Mapping[str, int] | None
+    folder: Path, name: str, synthetic: dict[str, Any] | None, settings: GraphSettings, nodes: Mapping[str, int] | None
 ) -> RawGraph:
     features = {
         kind: open_array(
@@ -323,11 +322,11 @@ def _opened(
         if not 1 <= array.rows <= _LARGEST:
             raise DataError(f"{array.path} has {array.rows:,} rows; a type has 1 to {_LARGEST:,} nodes")
     seeds = features[settings.seeds].rows
-    labels = open_array(folder / settings.seeds / LABELS, _LABEL_KINDS, None, seeds, headerless=True)
+    labels = open_array(folder / settings.seeds / LABELS, _LABEL_DTYPES, None, seeds, headerless=True)
     if settings.labelled is not None and settings.labelled > seeds:
         raise DataError(f"{folder}: {settings.labelled:,} of {seeds:,} nodes of type {settings.seeds} have a label")
-    edges = {text: open_array(folder / text / EDGES, _EDGE_KINDS, 2) for text in settings.relations}
-    return RawGraph(folder, name, stand_in, settings, features, labels, edges)
+    edges = {text: open_array(folder / text / EDGES, _EDGE_DTYPES, 2) for text in settings.relations}
+    return RawGraph(folder, name, synthetic, settings, features, labels, edges)
 
 
 def _size_of(folder: Path) -> str:
@@ -344,9 +343,9 @@ def _size_of(folder: Path) -> str:
     )
 
 
-def _settings(marker: Path, stand_in: Mapping[str, Any]) -> GraphSettings:
+def _settings(marker: Path, synthetic: Mapping[str, Any]) -> GraphSettings:
     try:
-        return GraphSettings.parse(stand_in["settings"])
+        return GraphSettings.parse(synthetic["settings"])
     except (KeyError, TypeError, ValueError) as error:
         names = ", ".join(field.name for field in dataclasses.fields(GraphSettings))
         raise DataError(f"{marker} has missing or invalid settings ({names}): {error}") from error

@@ -67,7 +67,7 @@ def enough_shape(moments: Tensor, largest: BlockShape, sigma: float) -> BlockSha
 
     Args:
         moments: sum of :func:`moments` over all batches, (2 * C + 1,).
-        largest: see :func:`largest_shape`; its number of seeds is kept.
+        largest: upper bounds, from :func:`largest_shape`; the result keeps their number of seeds.
         sigma: factor of the population standard deviation (divided by n, not n - 1).
 
     Raises:
@@ -77,7 +77,7 @@ def enough_shape(moments: Tensor, largest: BlockShape, sigma: float) -> BlockSha
     if batches < 1:
         raise ValueError("no batch was sampled")
     if sums[-1]:
-        raise ValueError("a sampled batch had too little room: what it would have taken is not known")
+        raise ValueError("a sampled batch exceeded its capacity, so its counts are incomplete")
     wanted = [  # Python's integers, because the products may exceed 64 bits
         math.ceil((total + sigma * math.sqrt(batches * square - total * total)) / batches)
         for total, square in zip(sums, squares, strict=True)
@@ -158,19 +158,19 @@ class SeedBatch:
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A block that is being sampled. ``lacking``, its overflow flag, is on the host after ``copied``."""
+class _PendingBlock:
+    """A block that is being sampled. ``overflow``, its flag, is on the host after the event ``copied``."""
 
     batch: SeedBatch
     block: SampledBlock
-    lacking: Tensor
+    overflow: Tensor
     copied: torch.cuda.Event | None
 
-    def lacks(self) -> bool:
+    def overflowed(self) -> bool:
         """Wait for the overflow flag, and return whether the block must be sampled again with larger capacities."""
         if self.copied is not None:
             self.copied.synchronize()
-        return bool(int(self.lacking))
+        return bool(int(self.overflow))
 
 
 class BlockSampler:
@@ -181,7 +181,6 @@ class BlockSampler:
 
     Args:
         fanouts: edges per relation that a node draws, by hop.
-        build: builds a sampler.
         shape: capacities of the usual block.
         group: ranks that use ``shape`` either all or not at all for a batch; must carry no other traffic at the same
             time. With it, sampling is collective and all ranks need equally many batches. None: this rank decides
@@ -210,7 +209,7 @@ class BlockSampler:
 
     def blocks(self, batches: Iterable[SeedBatch]) -> Iterator[SampledBlock]:
         """Yield the complete block of each batch, while the next one is being sampled."""
-        waiting: _Begun | None = None
+        waiting: _PendingBlock | None = None
         for batch in batches:
             following = self._begin(batch)
             if waiting is not None:
@@ -226,39 +225,34 @@ class BlockSampler:
             self._samplers.append(self._build(self._graph, self._fanouts, self._shapes[-1]))
         return self._samplers[size]
 
-    def _begin(self, batch: SeedBatch, size: int = 0) -> _Begun:
+    def _begin(self, batch: SeedBatch, size: int = 0) -> _PendingBlock:
         block = self._of_size(size)(batch.seeds, batch.count, batch.seed)
-        lacking = block.overflow
+        overflow = block.overflow
         if self._group is not None and size == 0:
-            lacking = lacking.clone()
-            dist.all_reduce(lacking, dist.ReduceOp.MAX, self._group)
-        if lacking.device.type != "cuda":
-            return _Begun(batch, block, lacking, None)
-        on_host = torch.empty(lacking.shape, dtype=lacking.dtype, pin_memory=True)
-        on_host.copy_(lacking, non_blocking=True)
+            overflow = overflow.clone()
+            dist.all_reduce(overflow, dist.ReduceOp.MAX, self._group)
+        if overflow.device.type != "cuda":
+            return _PendingBlock(batch, block, overflow, None)
+        on_host = torch.empty(overflow.shape, dtype=overflow.dtype, pin_memory=True)
+        on_host.copy_(overflow, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return _Begun(batch, block, on_host, copied)
+        return _PendingBlock(batch, block, on_host, copied)
 
-    def _finish(self, begun: _Begun) -> SampledBlock:
+    def _finish(self, pending: _PendingBlock) -> SampledBlock:
         size = 0
-        while begun.lacks():
+        while pending.overflowed():
             size += 1
-            begun = self._begin(begun.batch, size)
+            pending = self._begin(pending.batch, size)
         self.sampled += 1
         self.larger += size > 0
-        return begun.block
+        return pending.block
 
 
-def measured(
+def sampled_moments(
     graph: Graph, fanouts: Sequence[int], build: BuildSampler, seeds: int, batches: Iterable[SeedBatch]
 ) -> Tensor:
-    """Return :func:`benchmarks.rgat.sampling.moments` of the blocks of some batches.
-
-    Args:
-        graph, fanouts, build: see :class:`BlockSampler`.
-        seeds: seeds per batch.
-    """
+    """Return :func:`moments` of the blocks of ``batches``, which have ``seeds`` seeds each."""
     bounds = largest_shape(graph, seeds, fanouts)
     sampler = BlockSampler(graph, fanouts, build, at_most(bounds, FIRST_CAPACITY * seeds))
     return moments([block.counts.tolist() for block in sampler.blocks(batches)])

@@ -58,7 +58,6 @@ class NodePartition:
 
     Attributes:
         nodes: number of nodes of each type.
-        shards: S.
     """
 
     nodes: tuple[int, ...]
@@ -169,7 +168,6 @@ def candidates(
         what: name of the array in messages, a plural.
         order: placements that ``auto`` tries.
         shard_bytes: bytes of a shard, as a function of the number of shards.
-        node_copies: see :meth:`Ranks.refusal`.
 
     Raises:
         ConfigError: none is usable; the message has needed and free memory, and placements that would fit.
@@ -230,7 +228,6 @@ class ShardedArray:
         placement: ``peers``, ``host``, or, for a single shard of this rank alone, ``local``.
         size: bytes of each shard.
         group: ranks of the node; None for a single rank, and with ``local``.
-        device: device of this rank.
 
     Attributes:
         own: uint8, [size]: this rank's shard.
@@ -333,9 +330,6 @@ class RowLoader:
     """Context manager that copies rows of files into tensors; its exit waits for all copies.
 
     Reads bypass the page cache, and overlap with copies to the device.
-
-    Args:
-        device: device of the rank, which must be current; for a GPU, rows pass through pinned buffers.
     """
 
     def __init__(self, device: torch.device) -> None:

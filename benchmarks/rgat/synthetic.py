@@ -40,8 +40,9 @@ from common.errors import ConfigError
 PIECE = 1 << 24
 """Targets, or edges, that are drawn at once."""
 
-GOLDEN = (math.sqrt(5) - 1) / 2  # no small multiple is close to an integer, so popular nodes are spread evenly
-"""Distance between the nodes of adjacent popularity ranks, as a fraction of all nodes."""
+# Distance between the nodes of adjacent popularity ranks, as a fraction of all nodes. No small multiple of the golden
+# ratio is close to an integer, so popular nodes are spread evenly.
+GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,8 @@ def synthetic_graph(
     Args:
         nodes: number of nodes of each type.
         degrees: mean edges per target, by relation; missing relations have no edges.
-        device: device of the graph; building it takes about 1 GB more than the graph.
         skew: s, from 0 (all nodes equal) to less than 1.
-
-    Raises:
-        ValueError: ``degrees`` names an unknown relation, or ``skew`` is out of range.
     """
-    unknown = degrees.keys() - {str(relation) for relation in schema.relations}
-    if unknown:
-        raise ValueError(f"no such relation: {', '.join(sorted(unknown))}")
-    if not 0 <= skew < 1:
-        raise ValueError(f"skew={skew}: 0 to less than 1")
     indptr, indices = [], []
     for number, (relation, source, target) in enumerate(
         zip(schema.relations, schema.sources, schema.targets, strict=True)
@@ -173,7 +165,6 @@ def synthetic_igbh(
 
     Args:
         papers: number of papers; other nodes and edges in proportion.
-        seed, device, skew: see :func:`synthetic_graph`.
         schema: types and relations; None for those of IGBH-Full.
     """
     schema = published(FULL).schema if schema is None else schema
@@ -200,12 +191,10 @@ class LinkStatistics:
     """Edges of a relation.
 
     Attributes:
-        relation: name of the folder.
         mean: mean number of edges per source.
         homophily: fraction of edges whose target has the class of their source; the rest is uniform over other
             classes.
         skew: skew of the targets' popularity.
-        dtype: dtype of the file.
     """
 
     relation: str

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.config import RgatConfig
-from benchmarks.rgat.data import NO_LABEL, BlockSource, EvaluationSeeds, GraphData, Labelled, SeedStream, padded
+from benchmarks.rgat.data import NO_LABEL, BlockSource, EvaluationSeeds, GraphData, TrainingSeeds, padded
 from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.feature_store import build_features, open_features
 from benchmarks.rgat.graph import BlockShape, SampledBlock
@@ -55,21 +55,11 @@ class RgatClassification(Workload):
             facts, self._schema, len(facts.fanouts), names, layout.device, self.dtype, cfg.deterministic, generator
         )
         request = OperationRequest(layout.device, self.dtype)
-        self._sample = select(names, "sample", SAMPLE, request)
-        self.choices |= {**self.model.choices, "sample": self._sample.name}
+        sample = select(names, "sample", SAMPLE, request)
+        self._build_sampler: BuildSampler = sample.function
+        self.choices |= {**self.model.choices, "sample": sample.name}
         self._opened: tuple[Path, GraphData] | None = None
         self._captured: list[Batch] = []
-
-    @property
-    def build_sampler(self) -> BuildSampler:
-        """Function that builds a sampler of the chosen implementation."""
-        build: BuildSampler = self._sample.function
-        return build
-
-    @property
-    def _lanes(self) -> int:
-        """Micro-batches of a global batch over all ranks."""
-        return self.cfg.global_batch // self.cfg.micro_batch
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return one group with all parameters.
@@ -82,16 +72,16 @@ class RgatClassification(Workload):
     def declare(cls, cfg: RunConfig) -> Declaration:
         """Declare the run. Each micro-batch stream has its own seeds, so the epoch length depends on their number."""
         own: RgatConfig = cfg.workload
-        lanes = cfg.global_batch // cfg.micro_batch
-        broken = []
+        streams = cfg.global_batch // cfg.micro_batch
+        forbidden = []
         if own.reader.features == "local" and cfg.training_ranks > 1:
-            broken.append(
+            forbidden.append(
                 "reader.features=local: on several ranks each would hold all features, and none may be cached"
             )
         return Declaration(
             data_format=FORMAT,
-            schedule_options={"train_samples": cfg.benchmark.train_samples, "ranks": lanes},
-            forbidden=broken,
+            schedule_options={"train_samples": cfg.benchmark.train_samples, "ranks": streams},
+            forbidden=forbidden,
         )
 
     def build_step(self) -> TrainStep:
@@ -123,12 +113,12 @@ class RgatClassification(Workload):
         graph = synthetic_igbh(max(own.model.example_papers, seeds), 1, device, 0.5, self._schema)
         shards = self.layout, self.layout.world_size
         features = build_features(graph.nodes, own.facts.feature_size, LOCAL, *shards, _example_features)
-        sources = GraphData(graph, features, own.facts.fanouts, self.build_sampler)
+        sources = GraphData(graph, features, own.facts.fanouts, self._build_sampler)
         nodes = torch.arange(seeds, dtype=torch.int32, device=device)
         labels = torch.randint(own.facts.classes, (seeds,), generator=self.layout.generator("example"))
-        made = padded(nodes, labels.to(device, torch.int16), 0, seeds, self.layout.seed)
-        shape = sources.capacities(seeds, [made[0]] * 2, own.reader.capacity_sigma, None)
-        return shape, sources.example(shape, made)
+        batch = padded(nodes, labels.to(device, torch.int16), 0, seeds, self.layout.seed)
+        shape = sources.capacities(seeds, [batch[0]] * 2, own.reader.capacity_sigma, None)
+        return shape, sources.example(shape, batch)
 
     def examples_of_data(self) -> Iterable[Batch]:
         """Return the first micro-batch, with the capacities of nearly all others, and drop our reference to it."""
@@ -136,36 +126,36 @@ class RgatClassification(Workload):
         return captured
 
     @functools.cached_property
-    def _beside(self) -> dist.ProcessGroup | None:
+    def _sampling_group(self) -> dist.ProcessGroup | None:
         """Group of all ranks with a separate communicator, so that sampling does not interfere with gradients."""
         ranks = self.layout.world_size
         return groups.make(range(ranks)) if ranks > 1 else None
 
     def warm_up_reader(self) -> None:
         """Connect the ranks in the communicator of the sampler. Collective."""
-        if self._beside is not None:
-            dist.all_reduce(torch.zeros(1, device=self.layout.device), group=self._beside)
+        if self._sampling_group is not None:
+            dist.all_reduce(torch.zeros(1, device=self.layout.device), group=self._sampling_group)
 
     def _sources(self, root: Path) -> GraphData:
         """Return graph and features in ``root``, opened once for training and evaluation."""
         if self._opened is None or self._opened[0] != root:
             own, reader, layout = self.own, self.own.reader, self.layout
             prepared = self._prepared(root)
-            where = layout, self.cfg.scale.gpus_per_node
-            graph = open_graph(root, self._schema, prepared.nodes, reader.graph, *where)
+            ranks = layout, self.cfg.scale.gpus_per_node
+            graph = open_graph(root, self._schema, prepared.nodes, reader.graph, *ranks)
             features = open_features(
-                root, self._schema, prepared.nodes, own.facts.feature_size, reader.features, *where
+                root, self._schema, prepared.nodes, own.facts.feature_size, reader.features, *ranks
             )
-            self._opened = root, GraphData(graph, features, own.facts.fanouts, self.build_sampler)
+            self._opened = root, GraphData(graph, features, own.facts.fanouts, self._build_sampler)
         return self._opened[1]
 
     def _prepared(self, root: Path) -> PreparedGraph:
         """Return the data in ``root``, which must match the configured constants."""
         facts, prepared = self.own.facts, open_prepared(root)
-        found = (prepared.schema, prepared.feature_size, prepared.settings.classes)
+        found = (prepared.schema, prepared.settings.feature_size, prepared.settings.classes)
         if found != (self._schema, facts.feature_size, facts.classes):
             raise DataError(
-                f"{root} has {prepared.settings.classes} classes, {prepared.feature_size} features and the relations "
+                f"{root} has {found[2]} classes, {found[1]} features and the relations "
                 f"{', '.join(prepared.settings.relations)}; the recipe is for {facts.classes}, {facts.feature_size} "
                 f"and {', '.join(facts.relations)}: give the data_dir that belongs to it"
             )
@@ -175,12 +165,16 @@ class RgatClassification(Workload):
         """Load graph, features and seeds, and estimate the capacities of a block. Collective."""
         cfg, own, layout = self.cfg, self.own, self.layout
         sources, prepared = self._sources(root), self._prepared(root)
-        mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
-        stream = SeedStream(labelled_of(prepared, "train"), mine, layout.seed, layout.device)
-        measuring = stream.measuring(own.reader.capacity_batches)
-        shape = sources.capacities(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
-        source = BlockSource(sources, stream, shape, prepared.seeds["eval"], prepared.stand_in, self._beside)
-        self._captured = [Batch(sources.example(shape, stream.batch(0)), self.nominal_samples, shape)]
+        micro_batches = MicroBatches(
+            cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp")
+        )
+        seeds = TrainingSeeds(prepared.labelled_seeds("train"), micro_batches, layout.seed, layout.device)
+        batches = seeds.capacity_batches(own.reader.capacity_batches)
+        shape = sources.capacities(cfg.micro_batch, batches, own.reader.capacity_sigma, layout.group("dp"))
+        source = BlockSource(
+            sources, seeds, shape, prepared.seeds["eval"], prepared.manifest.stand_in, self._sampling_group
+        )
+        self._captured = [Batch(sources.example(shape, seeds.batch(0)), self.nominal_samples, shape)]
         return source
 
     def evaluation(self, layout: Layout) -> NodeClassification:
@@ -189,9 +183,9 @@ class RgatClassification(Workload):
 
         def open_sources(root: Path) -> tuple[GraphData, EvaluationSeeds]:
             seeds = EvaluationSeeds(
-                labelled_of(self._prepared(root), "eval"),
+                self._prepared(root).labelled_seeds("eval"),
                 reader.eval_batch,
-                self._lanes,
+                self.cfg.global_batch // self.cfg.micro_batch,
                 layout.size("dp"),
                 layout.index("dp"),
                 layout.seed,
@@ -214,11 +208,6 @@ class RgatClassification(Workload):
         if self._opened is not None:
             self._opened[1].features.close()
             self._opened = None
-
-
-def labelled_of(prepared: PreparedGraph, split: str) -> Labelled:
-    """Return the seeds of a split, memory-mapped."""
-    return Labelled(prepared.seeds_of(split), prepared.labels_of(split))
 
 
 def _example_features(partition: NodePartition, shard: int, own_RF: Tensor) -> None:

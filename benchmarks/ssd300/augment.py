@@ -135,7 +135,7 @@ def draw(boxes_M4: NDArray[np.float64], facts: Facts, attempts: int, random: np.
         "saturation": random.uniform(1 - facts.saturation, 1 + facts.saturation),
         "hue": random.uniform(-facts.hue, facts.hue),
     }
-    return Augmentation(crop, flip, boxes, tuple((CHANGES[place], amounts[CHANGES[place]]) for place in order))
+    return Augmentation(crop, flip, boxes, tuple((CHANGES[index], amounts[CHANGES[index]]) for index in order))
 
 
 def train_pixels(picture: Image.Image, plan: Augmentation, side: int) -> NDArray[np.uint8]:

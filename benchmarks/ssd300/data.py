@@ -33,7 +33,7 @@ from common.data.ragged import bounds_of
 from common.detection.annotations import Annotations
 from common.detection.coco_pictures import SPLITS, CocoPictures, prepare_command
 from common.detection.config import BoxReaderConfig
-from common.detection.picture_boxes import BoxColumns, EvaluationColumns, put_boxes, require_room
+from common.detection.picture_boxes import BoxColumns, EvaluationColumns, put_boxes, require_capacity
 from common.distributed.layout import Layout
 from common.formats.recordio import ImageRecord
 from common.nn.resnet import PADDED_CHANNELS
@@ -57,9 +57,7 @@ class AnnotatedPictures(CocoPictures):
     """Pictures of a split and their boxes, by index.
 
     Args:
-        root: prepared data.
         split: ``train`` or ``val``.
-        found: the manifest of ``root``.
 
     Raises:
         DataError: records or columns are missing, damaged, or differ in number.
@@ -69,10 +67,10 @@ class AnnotatedPictures(CocoPictures):
         super().__init__(root / f"{split}.rec", read_annotations(root, split, found), BENCHMARK)
         self._shares_N4, self._label_N, self._bounds = _by_picture(self.annotations)
 
-    def boxes(self, place: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def boxes(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return (M, 4) corners as fractions of the picture and (M,) classes, from 1 in the order of the class ids."""
-        mine = slice(self._bounds[place], self._bounds[place + 1])
-        return self._shares_N4[mine], self._label_N[mine]
+        rows = slice(self._bounds[index], self._bounds[index + 1])
+        return self._shares_N4[rows], self._label_N[rows]
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -84,13 +82,13 @@ def _by_picture(
     annotations: Annotations,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return corners as fractions and classes from 1, sorted by picture, and the bounds of each picture in them."""
-    place_N = annotations.places()
-    order_N = np.argsort(place_N, kind="stable")
-    place_N = place_N[order_N]
+    index_N = annotations.picture_indices()
+    order_N = np.argsort(index_N, kind="stable")
+    index_N = index_N[order_N]
     x, y, width, height = annotations.box_xywh[order_N].T
     corners_N4 = np.stack([x, y, x + width, y + height], axis=1)
-    sides_N2 = np.stack([annotations.picture_width[place_N], annotations.picture_height[place_N]], axis=1)
-    counts_P = np.bincount(place_N, minlength=len(annotations.picture_id))
+    sides_N2 = np.stack([annotations.picture_width[index_N], annotations.picture_height[index_N]], axis=1)
+    counts_P = np.bincount(index_N, minlength=len(annotations.picture_id))
     return corners_N4 / np.tile(sides_N2, (1, 2)), annotations.labels()[order_N], bounds_of(counts_P)
 
 
@@ -100,19 +98,18 @@ class AugmentedBoxes(BoxColumns):
     Args:
         facts: ranges of the augmentation.
         attempts: attempts per kind of crop.
-        room: capacity of a batch, in boxes per picture.
-        seed: seed of the augmentation.
+        capacity: capacity of a batch, in boxes per picture.
     """
 
-    def __init__(self, pictures: AnnotatedPictures, facts: Facts, attempts: int, room: int, seed: int) -> None:
-        super().__init__(room)
+    def __init__(self, pictures: AnnotatedPictures, facts: Facts, attempts: int, capacity: int, seed: int) -> None:
+        super().__init__(capacity)
         self._pictures, self._facts, self._attempts, self._seed = pictures, facts, attempts, seed
 
     def put(self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord) -> Augmentation:
         """Write the boxes that the crop keeps, and return the augmentation."""
-        epoch, place = sample
-        boxes_M4, label_M = self._pictures.boxes(place)
-        plan = draw(boxes_M4, self._facts, self._attempts, sample_generator(self._seed, epoch, place))
+        epoch, index = sample
+        boxes_M4, label_M = self._pictures.boxes(index)
+        plan = draw(boxes_M4, self._facts, self._attempts, sample_generator(self._seed, epoch, index))
         put_boxes(tensors, slot, plan.boxes.astype(np.float32), label_M[plan.crop.kept])
         return plan
 
@@ -168,7 +165,6 @@ class Ssd300Data(PictureData[Facts, BoxReaderConfig]):
     """SSD300's data.
 
     Args:
-        facts, reader, dtype: see :class:`common.vision.reader.PictureData`.
         crop_attempts: attempts per kind of crop.
     """
 
@@ -185,7 +181,7 @@ class Ssd300Data(PictureData[Facts, BoxReaderConfig]):
         found = self.read_manifest(root)
         stream = epoch_stream(found.counts["train_samples"], layout, micro_batch, accumulation)
         pictures = AnnotatedPictures(root, "train", found)
-        require_room(pictures.counts, self.reader.max_boxes, pictures)
+        require_capacity(pictures.counts, self.reader.max_boxes, pictures)
         columns = AugmentedBoxes(pictures, self.facts, self._crop_attempts, self.reader.max_boxes, layout.seed)
         return TrainingSplit(pictures, columns, stream, found.counts["eval_samples"], found.stand_in)
 

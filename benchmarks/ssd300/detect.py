@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.model import SSD300, Predictions
 from benchmarks.ssd300.targets import coding, reference_boxes, reference_rows
+from common.detection.coding import rows_of
 from common.detection.detections import Found, in_picture
 from common.ops.operation import OperationRequest, select
 from common.ops.suppression import SUPPRESSION
@@ -27,11 +28,7 @@ from common.ops.triton_support import widen
 class Detector:
     """Finds boxes in an evaluation batch.
 
-    Args:
-        implementations: ``model.implementations``.
-
     Attributes:
-        choice: name of the chosen implementation of suppression.
         class_ids: (K,) int64 on the device: id of each class in detections; initially 1, 2, 3 ...
 
     Raises:
@@ -56,33 +53,31 @@ class Detector:
         return self.select(self._model(batch["image"]), batch["size"])
 
     @torch.no_grad()
-    def select(self, said: Predictions, size_N2: Tensor) -> Found:
+    def select(self, outputs: Predictions, size_N2: Tensor) -> Found:
         """Return the detections from the network's outputs; ``size_N2`` has the original heights and widths in px."""
         facts = self._facts
-        score_NKA = torch.softmax(widen(said.logits), 2)[:, :, 1:].transpose(1, 2)
+        score_NKA = torch.softmax(widen(outputs.logits), 2)[:, :, 1:].transpose(1, 2)
         score_NKT, row_NKT = score_NKA.topk(min(facts.candidates, score_NKA.shape[2]), dim=2)
         score_NKT = torch.where(score_NKT > facts.score_threshold, score_NKT, -torch.inf)
-        corners_NA4 = self._coding.decode(said.offsets, self._boxes_A4)
+        corners_NA4 = self._coding.decode(outputs.offsets, self._boxes_A4)
         pictures, classes, candidates = score_NKT.shape
-        corners_NKT4 = corners_NA4.gather(1, row_NKT.flatten(1).unsqueeze(2).expand(-1, -1, 4)).view(
-            pictures, classes, candidates, 4
-        )
+        corners_NKT4 = rows_of(corners_NA4, row_NKT.flatten(1)).view(pictures, classes, candidates, 4)
 
         # Suppression is independent per class: each class of a picture is passed as a separate picture.
-        kept, there = self._suppress(
+        kept, valid = self._suppress(
             corners_NKT4.flatten(0, 1),
             score_NKT.flatten(0, 1),
             torch.zeros_like(row_NKT).flatten(0, 1),
             self._most_overlap,
             candidates,
         )
-        kept_NKT, there_NKT = kept.view_as(row_NKT), there.view_as(row_NKT)
-        score_NKT = torch.where(there_NKT, score_NKT.gather(2, kept_NKT), -torch.inf)
+        kept_NKT, valid_NKT = kept.view_as(row_NKT), valid.view_as(row_NKT)
+        score_NKT = torch.where(valid_NKT, score_NKT.gather(2, kept_NKT), -torch.inf)
 
-        score_ND, place_ND = score_NKT.flatten(1).topk(min(facts.detections, classes * candidates), dim=1)
-        class_ND = place_ND // candidates
-        row_ND = class_ND * candidates + kept_NKT.flatten(1).gather(1, place_ND)
-        corners_ND4 = corners_NKT4.flatten(1, 2).gather(1, row_ND.unsqueeze(2).expand(-1, -1, 4))
+        score_ND, position_ND = score_NKT.flatten(1).topk(min(facts.detections, classes * candidates), dim=1)
+        class_ND = position_ND // candidates
+        row_ND = class_ND * candidates + kept_NKT.flatten(1).gather(1, position_ND)
+        corners_ND4 = rows_of(corners_NKT4.flatten(1, 2), row_ND)
         return Found(
             in_picture(corners_ND4, 1.0, 1.0, size_N2), score_ND, self.class_ids[class_ND], score_ND > -torch.inf
         )

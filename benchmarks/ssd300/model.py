@@ -305,6 +305,6 @@ def multibox_loss(
 def _hardest(entropy_NA: Tensor, positive_NA: Tensor, count_N: Tensor) -> Tensor:
     """Return (N, A) bool: the ``count_N`` negatives of each picture with the largest cross-entropy."""
     order_NA = entropy_NA.masked_fill(positive_NA, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    place_A = torch.arange(order_NA.shape[1], device=order_NA.device)
-    rank_NA = torch.empty_like(order_NA).scatter_(1, order_NA, place_A.expand_as(order_NA))
+    position_A = torch.arange(order_NA.shape[1], device=order_NA.device)
+    rank_NA = torch.empty_like(order_NA).scatter_(1, order_NA, position_A.expand_as(order_NA))
     return (rank_NA < count_N.unsqueeze(1)) & ~positive_NA

@@ -1,4 +1,4 @@
-"""Synthetic data in the format of COCO 2017 (see :mod:`common.detection.coco_stand_in`), with a backbone.
+"""Synthetic data in the format of COCO 2017 (see :mod:`common.detection.coco_synthetic`), with a backbone.
 
 Some boxes are crowds; one picture per split has no box. The backbone has random weights, and its batch norms have the
 statistics of the pictures.
@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.ssd300.augment import eval_pixels
 from benchmarks.ssd300.config import BACKBONES, Facts
 from common.data.options import Option
-from common.detection import coco_stand_in
-from common.detection.coco_stand_in import Look, SyntheticCoco
+from common.detection import coco_synthetic
+from common.detection.coco_synthetic import Look, SyntheticCoco
 from common.detection.drawn_pictures import Form, PicturePlan
 from common.mlperf.fixed import fixed_facts
 from common.nn.batch_norm import BatchNorm2d
@@ -46,19 +46,19 @@ def generate(raw_dir: Path, options: SyntheticBoxes = SyntheticBoxes(), workers:
         ConfigError: the pictures are impossible.
         DataError: ``raw_dir`` is not empty.
     """
-    plans = {"train": _plans(options, 0, options.train, empty_besides=True)}
-    plans["val"] = _plans(options, len(plans["train"]), options.eval, empty_besides=False)
+    plans = {"train": _plans(options, 0, options.train, add_empty=True)}
+    plans["val"] = _plans(options, len(plans["train"]), options.eval, add_empty=False)
 
     def write_backbone(folder: Path, pictures: list[Path]) -> None:
         torch.save(_backbone(pictures, options), folder / BACKBONES[-1])
 
-    return coco_stand_in.generate(raw_dir, options, plans, Look(options.classes), workers, write_backbone)
+    return coco_synthetic.generate(raw_dir, options, plans, Look(options.classes), workers, write_backbone)
 
 
-def _plans(options: SyntheticBoxes, first: int, count: int, empty_besides: bool) -> list[PicturePlan]:
+def _plans(options: SyntheticBoxes, first: int, count: int, add_empty: bool) -> list[PicturePlan]:
     """Return ``count`` plans. A picture without a box is added, or it replaces the last of several pictures."""
     forms: list[Form] = ["plain"] * count
-    if empty_besides:
+    if add_empty:
         forms.append("empty")
     elif count > 1:
         forms[-1] = "empty"

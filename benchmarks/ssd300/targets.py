@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.config import Facts
-from common.detection.coding import BoxCoding
+from common.detection.coding import BoxCoding, rows_of
 from common.ops.anchor_matching import ANCHOR_MATCHING, MatchingRule
 from common.ops.operation import OperationRequest, select
 
@@ -87,12 +87,6 @@ class Targets:
     box gets the default box with the largest overlap; if several boxes want the same one, the last gets it (Liu et
     al., arXiv:1512.02325, section 2.2, and the MLPerf reference). A box without area is never matched.
 
-    Args:
-        implementations: ``model.implementations``.
-
-    Attributes:
-        choice: name of the chosen implementation of the matching.
-
     Raises:
         UnsupportedImplementation: the message names the configuration key.
     """
@@ -125,7 +119,7 @@ class Targets:
         object_BA = matched_BA >= 0
         row_BA = matched_BA.clamp(min=0)
         class_BA = torch.where(object_BA, label_BM.gather(1, row_BA), BACKGROUND)
-        found_BA4 = boxes_BM4.gather(1, row_BA.unsqueeze(2).expand(-1, -1, 4))
+        found_BA4 = rows_of(boxes_BM4, row_BA)
         # Background is encoded as the default box itself, because the logarithm of padding may not exist.
         found_BA4 = torch.where(object_BA.unsqueeze(2), found_BA4, self._boxes_A4)
         offsets_BA4 = self._coding.encode(found_BA4, self._boxes_A4)

@@ -111,8 +111,8 @@ class Ssd300Detection(SquareDetection):
         :class:`benchmarks.ssd300.targets.Targets`.
         """
         tensors, negatives = micro_batch.tensors, self.own.facts.negatives
-        said = self.model(tensors["image"])
-        losses = multibox_loss(said.logits, said.offsets, tensors["class"], tensors["offsets"], negatives)
+        outputs = self.model(tensors["image"])
+        losses = multibox_loss(outputs.logits, outputs.offsets, tensors["class"], tensors["offsets"], negatives)
         metrics = {"loss": losses.total, "classification_loss": losses.classes, "box_loss": losses.boxes}
         return Losses(losses.total, {name: value.detach() for name, value in metrics.items()})
 

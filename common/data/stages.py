@@ -21,6 +21,18 @@ from common.untrusted.strict_json import read_json_object
 Record = dict[str, Any]
 
 
+def memory_of_start(path: Path, memory: int) -> int:
+    """Return the bytes per process with which an interrupted preparation began, because its pieces depend on them.
+
+    Args:
+        path: file that stores the number.
+        memory: bytes per process of this preparation, stored if it is the first.
+    """
+    if not path.exists():
+        atomic.write_text(path, f"{max(1, memory)}\n")
+    return int(path.read_text(encoding="utf-8"))
+
+
 class Stages:
     """Runs stages and stores their records in one folder; a context manager that stops its processes at the end.
 

@@ -74,20 +74,20 @@ class Annotations:
                 columns[name] = read_column(folder / f"{name}.npy", dtype, shape)
         return cls(**columns)
 
-    def places(self) -> NDArray[np.int64]:
+    def picture_indices(self) -> NDArray[np.int64]:
         """Return the index of each box's picture among the P pictures, (N,)."""
-        return places_of(self.picture_id, self.box_picture)
+        return indices_of(self.picture_id, self.box_picture)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the label of each box, (N,): the index of its class among the K classes, plus 1."""
-        return places_of(self.class_id, self.box_class) + 1
+        return indices_of(self.class_id, self.box_class) + 1
 
 
-def places_of(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+def indices_of(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the index of each of ``wanted`` in ``ids``, which contains all of them."""
     order = np.argsort(ids)
-    places: NDArray[np.int64] = order[np.searchsorted(ids, wanted, sorter=order)]
-    return places
+    indices: NDArray[np.int64] = order[np.searchsorted(ids, wanted, sorter=order)]
+    return indices
 
 
 def _columns() -> list[str]:
@@ -131,7 +131,7 @@ def read_coco(path: Path, names: bool = False, segmentations: bool = False) -> A
     boxes.refuse(np.any(box_xywh[:, 2:] < 0, axis=1), "bbox", "of a width and height of 0 or more")
     box_area = boxes.numbers("area")
     boxes.refuse(box_area < 0, "area", "0 or more")
-    place_N = places_of(picture_id, box_picture)
+    index_N = indices_of(picture_id, box_picture)
     return Annotations(
         picture_id,
         size["height"],
@@ -143,5 +143,5 @@ def read_coco(path: Path, names: bool = False, segmentations: bool = False) -> A
         box_area,
         crowd.astype(np.bool_),
         pictures.names("file_name") if names else None,
-        Segmentations.of(boxes, size["height"][place_N], size["width"][place_N]) if segmentations else None,
+        Segmentations.of(boxes, size["height"][index_N], size["width"][index_N]) if segmentations else None,
     )

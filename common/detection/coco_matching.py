@@ -136,11 +136,11 @@ def match(pairs: Pairs, truth: Judged, group_D: Tensor, thresholds: tuple[float,
 def rank_of_equals(values_D: Tensor) -> Tensor:
     """Return for each element how many equal values come before it."""
     sorted_D, order_D = values_D.sort(stable=True)
-    place_D = torch.arange(len(values_D), device=values_D.device)
+    position_D = torch.arange(len(values_D), device=values_D.device)
     starts_D = torch.ones_like(values_D, dtype=torch.bool)
     starts_D[1:] = sorted_D[1:] != sorted_D[:-1]
-    rank_D = torch.empty_like(place_D)
-    rank_D[order_D] = place_D - torch.where(starts_D, place_D, 0).cummax(0).values
+    rank_D = torch.empty_like(position_D)
+    rank_D[order_D] = position_D - torch.where(starts_D, position_D, 0).cummax(0).values
     return rank_D
 
 

@@ -19,7 +19,6 @@ class CocoPictures(Pictures):
     """Pictures of a split, by index.
 
     Args:
-        path: the record file.
         annotations: ids and sizes of the pictures, in the order of the records.
         benchmark: benchmark whose commands prepare and check the data, for messages.
 
@@ -40,23 +39,23 @@ class CocoPictures(Pictures):
     def __len__(self) -> int:
         return len(self.annotations.picture_id)
 
-    def record(self, place: int) -> ImageRecord:
+    def record(self, index: int) -> ImageRecord:
         """Return the encoded picture; raise :class:`DataError` if the record is damaged or has another picture."""
-        record = self._records.image(place)
-        if record.record_id != self.annotations.picture_id[place]:
+        record = self._records.image(index)
+        if record.record_id != self.annotations.picture_id[index]:
             raise DataError(
-                f"{self._records.describe(place)}: holds picture {record.record_id}, its boxes are those of picture "
-                f"{self.annotations.picture_id[place]}; {REMEDY}"
+                f"{self._records.describe(index)}: holds picture {record.record_id}, its boxes are those of picture "
+                f"{self.annotations.picture_id[index]}; {REMEDY}"
             )
         return record
 
-    def size(self, place: int) -> tuple[int, int]:
+    def size(self, index: int) -> tuple[int, int]:
         """Return width and height, px."""
-        return int(self.annotations.picture_width[place]), int(self.annotations.picture_height[place])
+        return int(self.annotations.picture_width[index]), int(self.annotations.picture_height[index])
 
-    def describe(self, place: int) -> str:
+    def describe(self, index: int) -> str:
         """Return a description of the picture, for messages."""
-        return f"{self.path}: picture {self.annotations.picture_id[place]}"
+        return f"{self.path}: picture {self.annotations.picture_id[index]}"
 
     def close(self) -> None:
         """Close the records."""

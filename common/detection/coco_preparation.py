@@ -10,15 +10,14 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.data import manifest, preparation
-from common.data.ahead import ahead
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
@@ -30,12 +29,11 @@ from common.detection.coco_pictures import SPLITS, prepare_command
 from common.detection.coco_raw import RawData, RawPictures, annotations_name, open_raw
 from common.errors import DataError
 from common.formats.jpeg import checked_size
-from common.formats.recordio import ImageRecord, RecordWriter, pack_image
+from common.formats.recordio import ImageRecord, pack_image
+from common.vision import record_files
 
-STATE = "prepare.partial"
 COCO_COUNTS = {"train_samples": 117_266, "eval_samples": 5_000, "classes": 80}
 PUBLISHED = Published(COCO_COUNTS)
-_WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,7 @@ class CocoPreparation:
         """Write the prepared data set and copy the backbone. Finished parts are skipped, interrupted ones continued.
 
         Args:
-            raw_dir: see :mod:`common.detection.coco_raw`.
-            data_dir: output folder for records, columns and manifest.
             assets_dir: output folder for the backbone.
-            workers: threads that read and decode pictures.
 
         Raises:
             DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
@@ -88,7 +83,7 @@ class CocoPreparation:
             counts = self._counts(source, splits)
             files = _write(source, splits, data_dir, wanted, workers, trust)
             made = job.finish(manifest.describe_files(data_dir, files), counts, "COCO 2017")
-            (data_dir / STATE).unlink()
+            (data_dir / record_files.STATE).unlink()
             return made
 
     def verify(self, data_dir: Path) -> Manifest:
@@ -171,7 +166,7 @@ def _require_pictures(pictures: RawPictures, wanted: Annotations, benchmark: str
     names = [name.decode() for name in wanted.picture_name]
     if missing := [name for name in names if name not in pictures.sizes]:
         raise DataError(
-            f"{pictures.place} lacks {len(missing)} of {len(names)} pictures, such as {', '.join(missing[:3])}; "
+            f"{pictures.path} lacks {len(missing)} of {len(names)} pictures, such as {', '.join(missing[:3])}; "
             f"'mlperf-suite download benchmark={benchmark}' fetches them"
         )
 
@@ -180,42 +175,26 @@ def _write(
     source: RawData, splits: dict[str, Annotations], data_dir: Path, wanted: dict[str, str], workers: int, trust: bool
 ) -> list[str]:
     """Write records and columns; return their names relative to ``data_dir``."""
-    state, records = data_dir / STATE, [f"{split}.{kind}" for split in SPLITS for kind in ("rec", "idx")]
-    if not state.exists():
-        for name in records:  # left from an unknown source
-            (data_dir / name).unlink(missing_ok=True)
-            (data_dir / f"{name}.partial").unlink(missing_ok=True)
-    preparation.begin_or_continue(data_dir, state, wanted)
-    present = sum(path.stat().st_size for path in data_dir.iterdir() if path.is_file())
-    preparation.require_space(
-        data_dir, sum(size + 64 for split in SPLITS for size in source.pictures[split].sizes.values()) - present
-    )
+    records = [f"{split}.{suffix}" for split in SPLITS for suffix in ("rec", "idx")]
+    sizes = (size for split in SPLITS for size in source.pictures[split].sizes.values())
+    record_files.begin(data_dir, records, wanted, sizes)
     columns = []
     for split, found in splits.items():
-        _write_records(source.pictures[split], found, data_dir / f"{split}.rec", workers, trust)
+        payload = partial(_payload, source.pictures[split], found, trust)
+        record_files.write(data_dir / f"{split}.rec", range(len(found.picture_id)), payload, workers)
         columns += dataclasses.replace(found, picture_name=None).write(data_dir / split)
     return [*records, *(path.relative_to(data_dir).as_posix() for path in columns)]
 
 
-def _write_records(pictures: RawPictures, wanted: Annotations, rec: Path, workers: int, trust: bool) -> None:
-    if rec.exists() and rec.with_suffix(".idx").exists():
-        return
-    with RecordWriter(rec, resume=True) as writer, ThreadPoolExecutor(max(1, workers)) as pool:
-        left = range(writer.written, len(wanted.picture_id))
-        begun = (pool.submit(_payload, pictures, wanted, row, trust) for row in left)
-        for row, payload in zip(left, ahead(begun, _WINDOW * workers, lambda task: task.cancel()), strict=True):
-            writer.write(row, payload.result())
-
-
-def _payload(pictures: RawPictures, wanted: Annotations, row: int, trust: bool) -> bytes:
+def _payload(pictures: RawPictures, wanted: Annotations, trust: bool, row: int) -> bytes:
     assert wanted.picture_name is not None
     name = wanted.picture_name[row].decode()
     data = pictures.read(name)
     try:
         size = checked_size(data, trust)
     except ValueError as error:
-        raise DataError(f"{pictures.place}: {name} cannot be decoded: {error}; fetch the file again") from error
-    said = (int(wanted.picture_width[row]), int(wanted.picture_height[row]))
-    if size != said:
-        raise DataError(f"{pictures.place}: {name} has {size} px (width, height) where the annotations say {said}")
+        raise DataError(f"{pictures.path}: {name} cannot be decoded: {error}; fetch the file again") from error
+    expected = (int(wanted.picture_width[row]), int(wanted.picture_height[row]))
+    if size != expected:
+        raise DataError(f"{pictures.path}: {name} has {size} px (width, height) where the annotations say {expected}")
     return pack_image(ImageRecord(int(wanted.picture_id[row]), (0.0,), data))

@@ -47,14 +47,14 @@ class RawPictures:
     """Picture files of a split.
 
     Attributes:
-        place: folder or archive.
+        path: folder or archive.
         sizes: file name to size in bytes.
-        again: how to download missing or damaged files, for messages.
+        remedy: how to download missing or damaged files, for messages.
     """
 
-    place: Path
+    path: Path
     sizes: dict[str, int]
-    again: str
+    remedy: str
     _archive: zipfile.ZipFile | None = field(default=None, repr=False)
 
     def read(self, name: str) -> bytes:
@@ -65,14 +65,14 @@ class RawPictures:
         """
         try:
             if self._archive is None:
-                return read_bytes(self.place / name, PICTURE_BYTES)
-            with self._archive.open(f"{self.place.stem}/{name}") as member:
+                return read_bytes(self.path / name, PICTURE_BYTES)
+            with self._archive.open(f"{self.path.stem}/{name}") as member:
                 content = member.read(PICTURE_BYTES + 1)
             if len(content) > PICTURE_BYTES:
                 raise zipfile.BadZipFile(f"it is larger than {PICTURE_BYTES:,} bytes")
             return content
         except (DataError, OSError, KeyError, *_DAMAGED) as error:
-            raise DataError(f"{self.place}: {name} cannot be read: {error}; {self.again}") from error
+            raise DataError(f"{self.path}: {name} cannot be read: {error}; {self.remedy}") from error
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RawData:
     backbones: tuple[str, ...]
 
     @property
-    def again(self) -> str:
+    def remedy(self) -> str:
         """How to download missing or damaged files, for messages."""
         return f"'mlperf-suite download benchmark={self.benchmark}' fetches it"
 
@@ -108,7 +108,7 @@ class RawData:
                 yield file
             return
         if not archive.is_file():
-            raise DataError(f"{path} is missing, and so is {archive}; {self.again}")
+            raise DataError(f"{path} is missing, and so is {archive}; {self.remedy}")
         with self._opened(archive) as opened:
             try:
                 if opened.getinfo(annotations_name(split)).file_size > ANNOTATION_BYTES:
@@ -117,7 +117,7 @@ class RawData:
                     yield member
             except (KeyError, *_DAMAGED) as error:
                 raise DataError(
-                    f"{archive}: {annotations_name(split)} cannot be read: {error}; {self.again}"
+                    f"{archive}: {annotations_name(split)} cannot be read: {error}; {self.remedy}"
                 ) from error
 
     @cached_property
@@ -129,20 +129,20 @@ class RawData:
         folder, archive = self.folder / name, self.folder / f"{name}.zip"
         if folder.is_dir():
             files = {entry.name: entry.stat().st_size for entry in os.scandir(folder) if is_data(entry.name)}
-            return RawPictures(folder, files, self.again)
+            return RawPictures(folder, files, self.remedy)
         if not archive.is_file():
-            raise DataError(f"{folder} is missing, and so is {archive}; {self.again}")
+            raise DataError(f"{folder} is missing, and so is {archive}; {self.remedy}")
         opened = self._opened(archive)
         inside = f"{name}/"
         infos = (info for info in opened.infolist() if is_data(info.filename))
         members = {info.filename.removeprefix(inside): info.file_size for info in infos}
-        return RawPictures(archive, members, self.again, opened)
+        return RawPictures(archive, members, self.remedy, opened)
 
     def _opened(self, archive: Path) -> zipfile.ZipFile:
         try:
             return bounded_zip(open_file(archive))
         except (OSError, *BAD_ZIP) as error:
-            raise DataError(f"{archive} is damaged or no archive: {error}; delete it, and {self.again}") from error
+            raise DataError(f"{archive} is damaged or no archive: {error}; delete it, and {self.remedy}") from error
 
     def fingerprint(self) -> str:
         """Return SHA-256 over the annotations and the names and sizes of all pictures; reads the annotations."""
@@ -168,5 +168,5 @@ def open_raw(raw_dir: Path, benchmark: str, backbones: tuple[str, ...]) -> RawDa
         DataError: the folder is missing, or its ``STAND_IN`` file is damaged.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; download COCO there or generate a stand-in")
+        raise DataError(f"raw folder {raw_dir} does not exist; download COCO there or generate synthetic data")
     return RawData(raw_dir, description_of(raw_dir), benchmark, backbones)

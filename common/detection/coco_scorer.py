@@ -30,7 +30,6 @@ class CocoScorer(Scorer):
     Args:
         read: reads the ground truth from the data folder; must be a module-level function, so that another process
             can receive it.
-        device: device of the computation.
     """
 
     def __init__(self, read: Callable[[Path], Annotations], device: torch.device) -> None:

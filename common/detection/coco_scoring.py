@@ -177,7 +177,7 @@ def score(truth: GroundTruth, found: Detections, outlines: Outlines | None = Non
             )
             pairs = box_pairs(boxes, crowd_G, boxes_found, THRESHOLDS[0])
         else:
-            pairs = _among(outlines.pairs, _places(part_D, len(order_D)), _places(part_G, len(order_G)))
+            pairs = _among(outlines.pairs, _positions(part_D, len(order_D)), _positions(part_G, len(order_G)))
         matches = match(pairs, Judged(crowd_G, ignored_GS), group_D[part_D], THRESHOLDS)
         boxes_KS = torch.zeros((end - first, len(AREAS)), dtype=torch.int64, device=part_G.device)
         boxes_KS.index_add_(0, class_G[part_G] - first, (~ignored_GS).long())
@@ -185,16 +185,16 @@ def score(truth: GroundTruth, found: Detections, outlines: Outlines | None = Non
     return curves.figures()
 
 
-def _places(rows_N: Tensor, count: int) -> Tensor:
+def _positions(rows_N: Tensor, count: int) -> Tensor:
     """Return the position in ``rows_N`` of each of ``count`` rows; -1 if it is not there."""
-    place = rows_N.new_full((count,), -1)
-    place[rows_N] = torch.arange(len(rows_N), device=rows_N.device)
-    return place
+    position_D = rows_N.new_full((count,), -1)
+    position_D[rows_N] = torch.arange(len(rows_N), device=rows_N.device)
+    return position_D
 
 
-def _among(pairs: Pairs, place_D: Tensor, place_G: Tensor) -> Pairs:
+def _among(pairs: Pairs, position_D: Tensor, position_G: Tensor) -> Pairs:
     """Return the pairs whose detection and ground truth have positions, with these instead of rows."""
-    detection, truth = place_D[pairs.detection], place_G[pairs.truth]
+    detection, truth = position_D[pairs.detection], position_G[pairs.truth]
     both = ((detection >= 0) & (truth >= 0)).nonzero().squeeze(1)
     return Pairs(detection[both], truth[both], pairs.overlap[both])
 
@@ -312,8 +312,8 @@ def _needed(boxes_KS: Tensor) -> Tensor:
 
 
 def _only(threshold: float) -> slice:
-    place = THRESHOLDS.index(threshold)
-    return slice(place, place + 1)
+    index = THRESHOLDS.index(threshold)
+    return slice(index, index + 1)
 
 
 def _mean(values: list[Tensor]) -> float:

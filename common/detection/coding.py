@@ -80,6 +80,11 @@ def clip(boxes_A4: Tensor, height: float | Tensor, width: float | Tensor, pixel:
     return torch.stack([_at_most(x1, width), _at_most(y1, height), _at_most(x2, width), _at_most(y2, height)], -1)
 
 
+def rows_of(values_BAX: Tensor, row_BC: Tensor) -> Tensor:
+    """Return the rows (B, C, X) of ``values_BAX``, (B, A, X), with the indices ``row_BC``, (B, C)."""
+    return values_BAX.gather(1, row_BC.unsqueeze(2).expand(-1, -1, values_BAX.shape[2]))
+
+
 def _at_most(values: Tensor, limit: float | Tensor) -> Tensor:
     return torch.minimum(values, limit) if isinstance(limit, Tensor) else values.clamp(max=limit)
 

@@ -116,12 +116,12 @@ class DetectionWorkload(Workload):
         Args:
             scale: largest coordinate, or (2,) largest x and y.
         """
-        count, room, first = self.cfg.micro_batch, self.own.reader.max_boxes, self.first_class
-        corners_BM22 = torch.rand((count, room, 2, 2), generator=generator).sort(2).values * scale
+        count, capacity, first = self.cfg.micro_batch, self.own.reader.max_boxes, self.first_class
+        corners_BM22 = torch.rand((count, capacity, 2, 2), generator=generator).sort(2).values * scale
         return {
             "boxes": corners_BM22.flatten(2),
-            "label": torch.randint(first, first + self.own.facts.classes, (count, room), generator=generator),
-            "count": torch.full((count,), min(EXAMPLE_BOXES, room)),
+            "label": torch.randint(first, first + self.own.facts.classes, (count, capacity), generator=generator),
+            "count": torch.full((count,), min(EXAMPLE_BOXES, capacity)),
         }
 
 

@@ -56,14 +56,14 @@ class Found:
         box: (B, K, 4) x, y, width, height in pixels of the original picture, fp32.
         score: (B, K) fp32.
         class_id: (B, K) int64.
-        there: (B, K) whether the slot has a detection, bool; other slots have arbitrary values.
+        valid: (B, K) whether the slot has a detection, bool; other slots have arbitrary values.
         masks: masks; None for a network that finds only boxes.
     """
 
     box: Tensor
     score: Tensor
     class_id: Tensor
-    there: Tensor
+    valid: Tensor
     masks: FoundMasks | None = None
 
 
@@ -102,7 +102,6 @@ class DetectionBuffer:
 
     Args:
         layout: ranks that share the set, along ``dp``.
-        keep: K.
         run_lengths: converts masks to runs; None if there are no masks.
     """
 
@@ -130,7 +129,7 @@ class DetectionBuffer:
         part = slice(self._filled, self._filled + len(picture_B))
         kept = found.score.shape[1]
         rows = self._rows[part]
-        class_BK = torch.where(found.there & (picture_B != PADDING).unsqueeze(1), found.class_id, PADDING)
+        class_BK = torch.where(found.valid & (picture_B != PADDING).unsqueeze(1), found.class_id, PADDING)
         rows[:, kept:, 5] = PADDING
         rows[:, :kept, :4] = found.box
         rows[:, :kept, 4] = found.score
@@ -138,7 +137,7 @@ class DetectionBuffer:
         self._pictures[part] = picture_B
         if self._run_lengths is not None:
             assert found.masks is not None, "the network finds masks"
-            masks = self._room_for(found.masks)
+            masks = self._mask_buffer(found.masks)
             masks.corners[part, :kept] = found.masks.corners
             masks.probability[part, :kept] = found.masks.probability
             masks.size[part] = found.masks.size
@@ -163,25 +162,25 @@ class DetectionBuffer:
         pictures_P, rows_PK6 = pictures.cpu().numpy(), rows.cpu().numpy()
         real_P = pictures_P != PADDING
         pictures_P, rows_PK6 = pictures_P[real_P], rows_PK6[real_P]
-        there_PK = rows_PK6[:, :, 5] != PADDING
-        rows_D6 = rows_PK6[there_PK]
+        valid_PK = rows_PK6[:, :, 5] != PADDING
+        rows_D6 = rows_PK6[valid_PK]
         columns = {
             "pictures": pictures_P,
-            "picture_id": np.repeat(pictures_P, there_PK.sum(1)),
+            "picture_id": np.repeat(pictures_P, valid_PK.sum(1)),
             "class_id": rows_D6[:, 5].astype(np.int64),
             "box": np.ascontiguousarray(rows_D6[:, :4]),
             "score": np.ascontiguousarray(rows_D6[:, 4]),
         }
         if runs is not None:
             count_PK, all_runs = runs
-            columns |= {"run_count": count_PK[real_P][there_PK], "runs": all_runs}
+            columns |= {"run_count": count_PK[real_P][valid_PK], "runs": all_runs}
         return columns
 
     def close(self) -> None:
         """Free the memory."""
         self._rows = self._pictures = self._masks = None
 
-    def _room_for(self, masks: FoundMasks) -> FoundMasks:
+    def _mask_buffer(self, masks: FoundMasks) -> FoundMasks:
         """Return the mask buffer; allocate it at the first call."""
         if self._masks is None:
             assert self._rows is not None
@@ -199,15 +198,15 @@ class DetectionBuffer:
             return None
         assert self._rows is not None
         assert self._masks is not None, "add comes first"
-        masks, there_PK = self._masks, self._rows[:, :, 5] != PADDING
+        masks, valid_PK = self._masks, self._rows[:, :, 5] != PADDING
         count_D, runs = self._run_lengths(
             masks.probability.flatten(0, 1),
             masks.corners.flatten(0, 1),
             masks.size.repeat_interleave(self._keep, 0),
-            there_PK.flatten(),
+            valid_PK.flatten(),
         )
         every_count, every_run = (
-            _gathered(count_D.view_as(there_PK), self._layout),
+            _gathered(count_D.view_as(valid_PK), self._layout),
             _gathered_ragged(runs, self._layout),
         )
         if every_count is None or every_run is None:

@@ -242,16 +242,18 @@ def _free_place(
     return None
 
 
-def _grid(place: tuple[int, int, int, int], count: int, random: np.random.Generator) -> list[tuple[int, int, int, int]]:
-    """Return ``count`` objects in the cells of a grid over ``place``, both as left, top, width and height."""
-    left, top, width, height = place
+def _grid(
+    region: tuple[int, int, int, int], count: int, random: np.random.Generator
+) -> list[tuple[int, int, int, int]]:
+    """Return ``count`` boxes in the cells of a grid over ``region``, both as left, top, width and height."""
+    left, top, width, height = region
     columns = min(max(1, math.ceil(math.sqrt(count * width / height))), count)
-    wide, high = width // columns, height // math.ceil(count / columns)
+    cell_width, cell_height = width // columns, height // math.ceil(count / columns)
     found = []
     for number in range(count):
-        w, h = (int(random.integers(max(1, cell // 2), max(2, cell))) for cell in (wide, high))
-        x = left + number % columns * wide + int(random.integers(wide - w + 1))
-        y = top + number // columns * high + int(random.integers(high - h + 1))
+        w, h = (int(random.integers(max(1, cell // 2), max(2, cell))) for cell in (cell_width, cell_height))
+        x = left + number % columns * cell_width + int(random.integers(cell_width - w + 1))
+        y = top + number // columns * cell_height + int(random.integers(cell_height - h + 1))
         found.append((x, y, w, h))
     return found
 

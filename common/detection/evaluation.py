@@ -92,7 +92,6 @@ class DetectionEvaluation(Evaluation):
         shapes: shapes of batches by key; all with the same number of pictures.
         open_source: opens this rank's share of the evaluation pictures.
         keep: largest number of detections of a picture.
-        layout: the ranks that share the evaluation set.
         capture: replay the forward passes as CUDA graphs, one for each shape, which share their memory.
         run_lengths: converts masks to runs, if the network finds masks.
     """

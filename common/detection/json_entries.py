@@ -18,11 +18,11 @@ class Entries:
     """A list of objects in a file.
 
     Attributes:
-        place: file and list, for messages.
+        location: file and list, for messages.
         entries: the objects.
     """
 
-    place: str
+    location: str
     entries: Sequence[dict[str, Any]]
 
     @staticmethod
@@ -92,8 +92,8 @@ class Entries:
             expected: description of correct values, for the message.
         """
         entry = self.entries[number]
-        said = f"is {entry[key]!r:.80}" if key in entry else "is missing"
-        raise DataError(f"{self.place}[{number}]: {key!r} {said}, but must be {expected}")
+        actual = f"is {entry[key]!r:.80}" if key in entry else "is missing"
+        raise DataError(f"{self.location}[{number}]: {key!r} {actual}, but must be {expected}")
 
 
 def _is_integer(value: Any) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
 from common.data.ragged import bounds_of, take
-from common.detection.annotations import Annotations, places_of
+from common.detection.annotations import Annotations, indices_of
 
 MASKS_AT_ONCE = 16_384
 """Masks whose areas are summed at a time."""
@@ -80,14 +80,14 @@ class TruthMasks:
         self._picture_id = truth.picture_id[order]
         self._height, self._width = truth.picture_height[order], truth.picture_width[order]
         self._share, self._shares = share, shares
-        place_N = places_of(self._picture_id, truth.box_picture)
-        row_M = np.flatnonzero(place_N % shares == share)
+        index_N = indices_of(self._picture_id, truth.box_picture)
+        row_M = np.flatnonzero(index_N % shares == share)
         self._groups: dict[tuple[int, int], _Group] = {}
-        for rows in _alike(place_N[row_M], truth.box_class[row_M]):
+        for rows in _rows_by_group(index_N[row_M], truth.box_class[row_M]):
             members = row_M[rows]
-            place = int(place_N[members[0]])
-            height, width = self._size(place)
-            self._groups[place, int(truth.box_class[members[0]])] = _Group(
+            index = int(index_N[members[0]])
+            height, width = self._size(index)
+            self._groups[index, int(truth.box_class[members[0]])] = _Group(
                 members,
                 [_compressed(truth.segmentations.coco(int(row), height, width), height, width) for row in members],
                 truth.box_crowd[members].astype(int).tolist(),
@@ -99,29 +99,29 @@ class TruthMasks:
         Raises:
             ValueError: a detection has an unknown picture, or its runs do not cover the picture.
         """
-        place_D = np.searchsorted(self._picture_id, found.picture_id)
-        known_D = np.take(self._picture_id, place_D, mode="clip") == found.picture_id
+        index_D = np.searchsorted(self._picture_id, found.picture_id)
+        known_D = np.take(self._picture_id, index_D, mode="clip") == found.picture_id
         if not known_D.all():
             raise ValueError(f"a mask is of picture {found.picture_id[~known_D][0]}, which is not known")
-        row_M = np.flatnonzero(place_D % self._shares == self._share)
-        place_M, class_M, count_M = place_D[row_M], found.class_id[row_M], found.run_count[row_M]
+        row_M = np.flatnonzero(index_D % self._shares == self._share)
+        index_M, class_M, count_M = index_D[row_M], found.class_id[row_M], found.run_count[row_M]
         (runs,) = take(found.run_count, row_M, found.runs)
         bounds = bounds_of(count_M)
         covered_M, area_M = _pixels(runs, bounds)
-        wrong = np.flatnonzero(covered_M != self._height[place_M] * self._width[place_M])
+        wrong = np.flatnonzero(covered_M != self._height[index_M] * self._width[index_M])
         if len(wrong):
-            place = place_M[wrong[0]]
+            index = index_M[wrong[0]]
             raise ValueError(
-                f"the runs of a mask in picture {self._picture_id[place]} make {covered_M[wrong[0]]} px, but it has "
-                f"{self._height[place]} x {self._width[place]}"
+                f"the runs of a mask in picture {self._picture_id[index]} make {covered_M[wrong[0]]} px, but it has "
+                f"{self._height[index]} x {self._width[index]}"
             )
         detection, truth, overlap = [row_M[:0]], [row_M[:0]], [np.zeros(0)]
-        for members in _alike(place_M, class_M):
-            place = int(place_M[members[0]])
-            group = self._groups.get((place, int(class_M[members[0]])))
+        for members in _rows_by_group(index_M, class_M):
+            index = int(index_M[members[0]])
+            group = self._groups.get((index, int(class_M[members[0]])))
             if group is None:
                 continue
-            height, width = self._size(place)
+            height, width = self._size(index)
             counts = [{"size": [height, width], "counts": runs[bounds[row] : bounds[row + 1]]} for row in members]
             overlap_MG = coco_mask.iou(coco_mask.frPyObjects(counts, height, width), group.masks, group.crowd)
             of_found, of_truth = np.nonzero(overlap_MG >= threshold)
@@ -136,8 +136,8 @@ class TruthMasks:
             np.concatenate(overlap),
         )
 
-    def _size(self, place: int) -> tuple[int, int]:
-        return int(self._height[place]), int(self._width[place])
+    def _size(self, index: int) -> tuple[int, int]:
+        return int(self._height[index]), int(self._width[index])
 
 
 def joined(parts: Sequence[MaskOverlaps]) -> MaskOverlaps:
@@ -154,10 +154,10 @@ def joined(parts: Sequence[MaskOverlaps]) -> MaskOverlaps:
     )
 
 
-def _alike(place: NDArray[np.int64], number: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _rows_by_group(index: NDArray[np.int64], number: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Return sets of rows with the same picture and class, each in ascending order."""
-    order = np.lexsort((number, place))
-    changes = (np.diff(place[order]) != 0) | (np.diff(number[order]) != 0)
+    order = np.lexsort((number, index))
+    changes = (np.diff(index[order]) != 0) | (np.diff(number[order]) != 0)
     return np.split(order, np.flatnonzero(changes) + 1) if len(order) else []
 
 

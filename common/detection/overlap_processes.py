@@ -43,11 +43,11 @@ class OverlapProcesses:
         Raises:
             RankFailure: a process has ended.
         """
-        self._tell_all(truth)
+        self._send_all(truth)
 
     def begin(self, found: MaskColumns, threshold: float) -> None:
         """Start to compute the overlaps of at least ``threshold``; do not wait. Raises as :meth:`open_truth`."""
-        self._tell_all((found, threshold))
+        self._send_all((found, threshold))
 
     def end(self) -> MaskOverlaps:
         """Return the result of :meth:`begin`.
@@ -67,12 +67,12 @@ class OverlapProcesses:
         for process in self._processes:
             process.close()
 
-    def _tell_all(self, content: object) -> None:
+    def _send_all(self, content: object) -> None:
         """Copy ``content`` once, into memory that all processes share."""
         descriptor, sizes = pack(content)
         try:
             for process in self._processes:
-                process.tell(descriptor, sizes)
+                process.send(descriptor, sizes)
         finally:
             os.close(descriptor)
 
@@ -81,19 +81,19 @@ class _Process:
     """One process, for one share of the pictures."""
 
     def __init__(self, share: int, shares: int) -> None:
-        mine, its = socket.socketpair()
-        with its:
-            arguments = [its.fileno(), os.getpid(), share, shares]
+        own_end, other_end = socket.socketpair()
+        with other_end:
+            arguments = [other_end.fileno(), os.getpid(), share, shares]
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "common.detection.overlap_main", *map(str, arguments)],
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=[its.fileno()],
+                pass_fds=[other_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._connection: Connection[Any, Any] = Connection(mine.detach())
+        self._connection: Connection[Any, Any] = Connection(own_end.detach())
 
-    def tell(self, descriptor: int, sizes: list[int]) -> None:
+    def send(self, descriptor: int, sizes: list[int]) -> None:
         try:
             self._connection.send(sizes)
             send_handle(self._connection, descriptor, self._process.pid)
@@ -117,7 +117,7 @@ class _Process:
         try:
             code = self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
-            how = "has closed its connection"
+            state = "has closed its connection"
         else:
-            how = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-        return RankFailure(f"a process that overlaps masks ({self._process.pid}) {how}")
+            state = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        return RankFailure(f"a process that overlaps masks ({self._process.pid}) {state}")

@@ -45,7 +45,6 @@ def peer_step(
         model: a model of ``torchvision.models.detection``, in training mode.
         optimizer: optimizer of its trained parameters.
         pictures, targets: inputs in torchvision's format.
-        device: device of model and inputs.
 
     Returns:
         A function that runs one iteration and returns the sum of its losses.

@@ -35,15 +35,15 @@ class PictureBoxes:
     @classmethod
     def of(cls, annotations: Annotations) -> PictureBoxes:
         """Return the boxes of ``annotations``, with crowds but without boxes that are empty inside the picture."""
-        place_N = annotations.places()
+        index_N = annotations.picture_indices()
         size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
-        limits_N2 = size_P2[place_N][:, ::-1]
+        limits_N2 = size_P2[index_N][:, ::-1]
         first_N2, size_N2 = annotations.box_xywh[:, :2], annotations.box_xywh[:, 2:]
         clamped = [np.clip(corner_N2, 0, limits_N2) for corner_N2 in (first_N2, first_N2 + size_N2)]
         corners_N4 = np.concatenate(clamped, axis=1).astype(np.float32)
         kept = np.flatnonzero(np.all(corners_N4[:, 2:] > corners_N4[:, :2], axis=1))
-        kept = kept[np.argsort(place_N[kept], kind="stable")]
-        bounds = bounds_of(np.bincount(place_N[kept], minlength=len(size_P2)))
+        kept = kept[np.argsort(index_N[kept], kind="stable")]
+        bounds = bounds_of(np.bincount(index_N[kept], minlength=len(size_P2)))
         return cls(size_P2, bounds, corners_N4[kept], annotations.box_class[kept])
 
     @property
@@ -52,55 +52,53 @@ class PictureBoxes:
         return np.diff(self.bounds)
 
     def resized(
-        self, place: int, height: int, width: int, mirrored: bool
+        self, index: int, height: int, width: int, mirrored: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return the corners (M, 4) and classes (M,) of a picture's boxes, optionally mirrored, then resized.
 
         Args:
-            place: index of the picture.
+            index: index of the picture.
             height, width: new size of the picture, px.
             mirrored: mirror left to right.
         """
-        part = slice(self.bounds[place], self.bounds[place + 1])
+        part = slice(self.bounds[index], self.bounds[index + 1])
         corners_M4 = self.corners[part].copy()
-        old_height, old_width = self.size[place].tolist()
+        old_height, old_width = self.size[index].tolist()
         if mirrored:
             corners_M4[:, [0, 2]] = np.float32(old_width) - corners_M4[:, [2, 0]]
         corners_M4 *= np.array([width / old_width, height / old_height] * 2, np.float32)
         return corners_M4, self.class_id[part]
 
 
-def require_room(count_P: NDArray[np.integer], room: int, pictures: Pictures) -> None:
+def require_capacity(count_P: NDArray[np.integer], capacity: int, pictures: Pictures) -> None:
     """Refuse pictures with more boxes than a batch can hold.
 
     Args:
         count_P: number of boxes of each picture.
-        room: capacity of a batch, in boxes per picture.
+        capacity: capacity of a batch, in boxes per picture.
         pictures: the pictures, which are closed in case of an error.
 
     Raises:
         DataError: there is such a picture. The message names the one with most boxes.
     """
-    place = int(count_P.argmax())
-    if count_P[place] > room:
+    index = int(count_P.argmax())
+    if count_P[index] > capacity:
         pictures.close()
         raise DataError(
-            f"{pictures.describe(place)} has {count_P[place]} boxes, and a batch holds at most {room}: "
-            f"use reader.max_boxes={count_P[place]}"
+            f"{pictures.describe(index)} has {count_P[index]} boxes, and a batch holds at most {capacity}: "
+            f"use reader.max_boxes={count_P[index]}"
         )
 
 
-def empty_boxes(pictures: int, room: int, pin_memory: bool = False) -> dict[str, Tensor]:
+def empty_boxes(pictures: int, capacity: int, pin_memory: bool = False) -> dict[str, Tensor]:
     """Return zeros for a batch: ``boxes`` (B, M, 4) fp32, ``label`` (B, M) int64 and ``count`` (B,) int64.
 
     Args:
-        pictures: B.
-        room: M.
         pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
     return {
-        "boxes": torch.zeros((pictures, room, 4), pin_memory=pin_memory),
-        "label": torch.zeros((pictures, room), dtype=torch.int64, pin_memory=pin_memory),
+        "boxes": torch.zeros((pictures, capacity, 4), pin_memory=pin_memory),
+        "label": torch.zeros((pictures, capacity), dtype=torch.int64, pin_memory=pin_memory),
         "count": torch.zeros(pictures, dtype=torch.int64, pin_memory=pin_memory),
     }
 
@@ -119,15 +117,15 @@ class BoxColumns(Columns):
     """Columns of :func:`empty_boxes`; a subclass fills them.
 
     Args:
-        room: M, capacity of a batch in boxes per picture.
+        capacity: M, capacity of a batch in boxes per picture.
     """
 
-    def __init__(self, room: int) -> None:
-        self._room = room
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
 
     def empty(self, samples: Sequence[Sample], slots: int, pin_memory: bool) -> dict[str, Tensor]:
         """Return zeros; see :class:`common.vision.pictures.Columns`."""
-        return empty_boxes(slots, self._room, pin_memory)
+        return empty_boxes(slots, self._capacity, pin_memory)
 
 
 class EvaluationColumns(Columns):

@@ -150,6 +150,6 @@ def _coordinates(
 
 def _misplaced(polygons: list[list[float]]) -> Iterator[int]:
     """Yield the indices of polygons with a value that is not a number or too large."""
-    for place, polygon in enumerate(polygons):
+    for index, polygon in enumerate(polygons):
         if not all(type(value) in (int, float) and -FARTHEST <= value <= FARTHEST for value in polygon):
-            yield place
+            yield index

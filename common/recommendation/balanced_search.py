@@ -34,7 +34,6 @@ class SearchTable:
     """A table whose shards are placed.
 
     Attributes:
-        rows: rows of the table.
         lookups: rows that a sample reads.
         sent: cost of what a shard sends and receives for a sample, in lookups of equal duration.
     """

@@ -26,7 +26,6 @@ class ClickArchitecture:
     """Architecture options that the rules fix for every dense network.
 
     Attributes:
-        dense_features: D.
         width: W, size of an embedding and of the bottom MLP's output.
         bottom_mlp: output sizes of its layers, all with ReLU; the last is ``width``.
         top_mlp: output sizes of its layers, with ReLU except the last, whose only output is the logit.
@@ -46,10 +45,6 @@ class ClickArchitecture:
 
 class ClickNetwork(nn.Module, ABC):
     """Dense network before and after the embeddings.
-
-    Args:
-        inputs: X.
-        dtype: dtype of weights and activations.
 
     Attributes:
         choices: implementation by operation; the subclass fills it.

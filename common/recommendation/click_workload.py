@@ -1,12 +1,16 @@
 """Base of all click models as workloads: embeddings, two updaters, reader and evaluation.
 
 A workload adds its network, the format of its samples, its update rules and its learning rate.
+
+B samples, D dense features, L ids of a sample.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,15 +25,23 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.ops import embedding_bags
 from common.optim.optimizer import ParameterGroup
+from common.optim.precision import DTYPES
 from common.optim.rules import Rule
-from common.recommendation.click_model import ClickModel, probed, sharded_embeddings, synthetic_batch, table_bytes
-from common.recommendation.click_network import ClickNetwork
+from common.recommendation.click_network import ClickNetwork, loss
+from common.recommendation.config import EmbeddingSettings
 from common.recommendation.criteo.evaluation_rows import ClickEvaluationRows, open_evaluation
 from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.criteo.training_rows import TrainingRows, open_training
 from common.recommendation.embedding_updater import EmbeddingUpdater
+from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.evaluation import ClickRanking
+from common.recommendation.placement import Placement
+from common.recommendation.planner import make_plan
+from common.recommendation.tables import Tables, synthetic_ids
 from common.step.train_step import Losses, TrainStep
+
+PROBED_ROWS = 1 << 12
+"""Largest number of rows of a table when only the memory of an iteration is measured."""
 
 
 class ClickPrediction(Workload):
@@ -53,16 +65,18 @@ class ClickPrediction(Workload):
             )
         self.model = self.network(layout.shared_generator("weights"))
         self._scale = self.scaled(own.model.loss_scale, growth=1.0, backoff=1.0)
-        self._embeddings, self._plan = sharded_embeddings(
-            own.facts.tables,
-            own.embeddings,
-            own.model.implementations["embedding_bags"],
-            self.row_rule(cfg),
+        rows_dtype, row_bytes = row_layout(own.facts.tables, own.embeddings, self.row_rule(cfg), self.dtype)
+        plan = _plan_of(cfg, layout.world_size, row_bytes)
+        self._embeddings = ShardedEmbeddings(
+            plan,
             layout,
-            cfg.scale.gpus_per_node,
-            self.dtype,
+            dtype=self.dtype,
+            rows_dtype=rows_dtype,
+            implementation=own.model.implementations["embedding_bags"],
+            ranks_per_node=cfg.scale.gpus_per_node,
+            overlap=own.embeddings.overlap,
         )
-        self._clicks = ClickModel(self.model, self._embeddings)
+        self._plan = plan.text(row_bytes)
         self.choices |= {**self.model.choices, **self._embeddings.choices}
 
     @abstractmethod
@@ -84,13 +98,21 @@ class ClickPrediction(Workload):
 
     @classmethod
     def probe(cls, cfg: RunConfig, layout: Layout) -> Workload:
-        """Build the workload with short tables, because the real tables of all ranks do not fit one device."""
-        return cls(probed(cfg), layout)
+        """Build the workload with short tables, because the real tables of all ranks do not fit one device.
+
+        Apart from the tables, a micro-batch needs the same memory as with the real tables.
+        """
+        own = cfg.workload
+        facts = replace(own.facts, table_rows=tuple(min(rows, PROBED_ROWS) for rows in own.facts.table_rows))
+        workload = replace(own, facts=facts, embeddings=replace(own.embeddings, plan="row_wise"))
+        return cls(replace(cfg, grad_accumulation_steps=1, workload=workload), layout)
 
     @classmethod
     def unprobed_bytes(cls, cfg: RunConfig) -> float:
-        """Return the bytes of the tables."""
-        return table_bytes(cfg, cls.row_rule(cfg))
+        """Return the largest number of bytes of rows and their state on any rank. Collective."""
+        own = cfg.workload
+        _, row_bytes = row_layout(own.facts.tables, own.embeddings, cls.row_rule(cfg), DTYPES[cfg.precision])
+        return _plan_of(cfg, math.prod(cfg.layout.values()), row_bytes).fullest_bytes(row_bytes)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return one group with all parameters of the dense network; the tables are not parameters."""
@@ -110,30 +132,37 @@ class ClickPrediction(Workload):
         )
         return self.step_with(self.dense_rule(), rate, loss_scale=self._scale, beside=[rows])
 
+    def logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return logits (B,) from ``dense`` (B, D) and ``ids`` (B, L), int32. Collective; capturable."""
+        ids_BL = tensors["ids"]
+        self._embeddings.start(ids_BL)  # the lookup runs concurrently with the bottom MLP
+        return self.model.head(self._embeddings.forward(self.model.bottom(tensors["dense"]), ids_BL))
+
     def loss(self, micro_batch: Batch) -> Losses:
-        """Return the mean binary cross-entropy over the micro-batch; see :mod:`common.recommendation.click_model`."""
-        return self._clicks.loss(micro_batch)
+        """Return the mean binary cross-entropy of the logits with ``label`` (B,) over the micro-batch."""
+        logit_B = self.logits(micro_batch.tensors)
+        mean = loss(logit_B, micro_batch.tensors["label"].to(logit_B.dtype))
+        return Losses(mean, {"loss": mean.detach()})
 
     def example_batches(self) -> Iterable[Batch]:
         """Yield a synthetic micro-batch, whose ids follow ``embeddings.example_ids``."""
         yield Batch(self._synthetic_batch(self.cfg.micro_batch), self.nominal_samples)
 
     def _synthetic_batch(self, samples: int) -> dict[str, Tensor]:
-        facts, layout = self.own.facts, self.layout
-        return synthetic_batch(
-            facts.tables,
-            facts.dense_features,
-            samples,
-            self.own.embeddings.example_ids,
-            layout.generator("example"),
-            layout.device,
-        )
+        """Return ``label`` (B,) and ``dense`` (B, D), float32, and ``ids`` (B, L), int32, as a reader does."""
+        facts, generator = self.own.facts, self.layout.generator("example")
+        tensors = {
+            "label": torch.randint(2, (samples,), generator=generator).float(),
+            "dense": 4 * torch.rand((samples, facts.dense_features), generator=generator),
+            "ids": synthetic_ids(facts.tables, samples, self.own.embeddings.example_ids, generator),
+        }
+        return {name: tensor.to(self.layout.device) for name, tensor in tensors.items()}
 
     def open_data(self, root: Path) -> TrainingRows:
         """Open this rank's part of every global batch."""
         cfg, own, layout = self.cfg, self.own, self.layout
-        mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
-        return open_training(root, self.sample_format, own.facts.tables, mine, layout.device, own.reader)
+        part = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
+        return open_training(root, self.sample_format, own.facts.tables, part, layout.device, own.reader)
 
     def prepare(self, batch: HostBatch) -> Batch:
         """Copy rows to the device, and decode them there."""
@@ -148,13 +177,11 @@ class ClickPrediction(Workload):
 
         def open_source(root: Path) -> ClickEvaluationRows:
             ranks, rank = layout.size("dp"), layout.index("dp")
-            chosen = self.sample_format
-            return open_evaluation(root, chosen, facts.tables, reader.eval_batch, ranks, rank, layout.device, reader)
+            rows, batch = self.sample_format, reader.eval_batch
+            return open_evaluation(root, rows, facts.tables, batch, ranks, rank, layout.device, reader)
 
         checked = self._embeddings.checked
-        return ClickRanking(
-            self.model, self._clicks.logits, example, open_source, layout, self.cfg.cuda_graphs, checked
-        )
+        return ClickRanking(self.model, self.logits, example, open_source, layout, self.cfg.cuda_graphs, checked)
 
     def sample_flops(self) -> float:
         """Return the FLOPs of the dense network; the embeddings need few."""
@@ -163,3 +190,21 @@ class ClickPrediction(Workload):
     def memory_plan(self) -> str:
         """Return a text with the placement of the tables and their bytes with optimizer state."""
         return self._plan
+
+
+def row_layout(
+    tables: Tables, settings: EmbeddingSettings, rule: embedding_bags.Rule, dtype: torch.dtype
+) -> tuple[torch.dtype, int]:
+    """Return the rows' dtype, and the bytes of a row with its optimizer state.
+
+    Args:
+        rule: update rule of the rows, which determines whether they have a state.
+    """
+    rows_dtype = torch.float64 if dtype == torch.float64 else DTYPES[settings.rows]
+    state_bytes = max(4, rows_dtype.itemsize) if isinstance(rule, embedding_bags.AdagradRows) else 0
+    return rows_dtype, tables.width * (rows_dtype.itemsize + state_bytes)
+
+
+def _plan_of(cfg: RunConfig, ranks: int, row_bytes: int) -> Placement:
+    settings = cfg.workload.embeddings
+    return make_plan(cfg.workload.facts.tables, settings.plan, ranks, cfg.scale.gpus_per_node, row_bytes, settings)

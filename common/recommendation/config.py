@@ -50,7 +50,6 @@ def criteo_tables(rows: Sequence[int], hotness: Sequence[int], width: int) -> Ta
     Args:
         rows: number of rows of each table.
         hotness: number of ids per sample in each table.
-        width: elements of a row.
 
     Raises:
         ConfigError: there are not 26 of each, or a number is out of range.

@@ -60,16 +60,16 @@ class EmbeddingUpdater:
         self._embeddings, self._rule, self._schedule = embeddings, rule, schedule
         self._divisor, self._micro_batches, self.loss_scale = grad_divisor, micro_batches, loss_scale
         self._group, rows = embeddings.layout.group("dp"), embeddings.store.rows_RW
-        device, self._wide = rows.device, torch.float64 if rows.dtype == torch.float64 else torch.float32
+        device, self._sum_dtype = rows.device, torch.float64 if rows.dtype == torch.float64 else torch.float32
         self._stores = [("rows", embeddings.store), ("replicated_rows", embeddings.replicated)]
         if embeddings.rare is not None:
             self._stores.append(("rare_rows", embeddings.rare.store))
-        self._states = [_state(store, rule, self._wide) for _, store in self._stores]
+        self._states = [_state(store, rule, self._sum_dtype) for _, store in self._stores]
         # Shards with too few slots by hybrid table in the last iteration, summed over lookups and ranks.
-        self._beyond_H = torch.zeros(len(embeddings.plan.hybrids), dtype=self._wide, device=device)
+        self._overflow_H = torch.zeros(len(embeddings.plan.hybrids), dtype=self._sum_dtype, device=device)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
-        self._factor = torch.ones((), dtype=self._wide, device=device)
+        self._factor = torch.ones((), dtype=self._sum_dtype, device=device)
         by_chance = stochastic_rounding and rows.dtype == torch.float16
         self._rounding = torch.zeros((), dtype=torch.int64, device=device) if by_chance else None
         # All ranks round replicated rows with the same random bits, which differ from those of every rank's shards.
@@ -88,7 +88,7 @@ class EmbeddingUpdater:
 
     def begin(self) -> None:
         """Discard the data of an earlier iteration."""
-        self._forget()
+        self._reset()
 
     def arm(self, part: nn.Module | None = None) -> None:
         """Do nothing: every micro-batch exchanges its gradients."""
@@ -105,9 +105,9 @@ class EmbeddingUpdater:
             # Keep references until the update, because another stream reads them.
             every_NL = _joined([found.local_BL for found in self._lookups])
             every_own_NL = _joined([found.own_NL for found in self._lookups])
-            asked = [found.asked.row_Q1 for found in self._lookups if found.asked is not None]
-            self._sorting = (every_NL, every_own_NL, *([_joined(asked)] if asked else []))
-            with self._embeddings.beside():
+            request = [found.request.row_Q1 for found in self._lookups if found.request is not None]
+            self._sorting = (every_NL, every_own_NL, *([_joined(request)] if request else []))
+            with self._embeddings.side_stream():
                 own = self._sorted(every_own_NL, self._embeddings.bags)
                 replicated = self._sorted(every_NL, self._embeddings.replicated_bags)
                 self._keys = own, replicated, None if rare is None else rare.sort(self._sorting[2])
@@ -124,17 +124,17 @@ class EmbeddingUpdater:
         replicated_BDW = every_BFW.index_select(1, embeddings.replicated_D)
         if embeddings.plan.ranks == 1:
             own_NKW = every_BFW
-            with embeddings.beside():
+            with embeddings.side_stream():
                 self._not_finite.append(not_finite(own_NKW))
         elif not last:
             own_NKW = self._exchanged(gradient_BX, every_BFW)
         else:
             self._exchanging = gradient_BX  # keep a reference until the update, because another stream reads it
-            with embeddings.beside():
+            with embeddings.side_stream():
                 own_NKW = self._exchanged(gradient_BX, every_BFW)
         self._gradients.append((own_NKW, replicated_BDW))
         if last and len(self._lookups) == self._micro_batches:
-            with embeddings.beside():
+            with embeddings.side_stream():
                 self._reduced = self._reduce_replicated()
 
     @torch.no_grad()
@@ -159,7 +159,7 @@ class EmbeddingUpdater:
         assert self._reduced is not None, "the last backward pass has left the sums"
         self._own_NKW = _joined([own for own, _ in self._gradients])
         _, counts = self._reduced
-        self._beyond_H.copy_(counts[1:])
+        self._overflow_H.copy_(counts[1:])
         return (counts != 0).any()
 
     def _reduce_replicated(self) -> tuple[Tensor, Tensor]:
@@ -169,14 +169,14 @@ class EmbeddingUpdater:
         # One buffer, so one reduction: the sums, then how many ranks have a gradient that is not finite, then how many
         # have too few slots for each hybrid table.
         values = rows_RW.numel()
-        sums = torch.zeros(values + 1 + len(self._beyond_H), dtype=self._wide, device=rows_RW.device)
+        sums = torch.zeros(values + 1 + len(self._overflow_H), dtype=self._sum_dtype, device=rows_RW.device)
         sum_RW = sums[:values].view_as(rows_RW)
         if self._keys[1] is not None:
             self._embeddings.ops.dense_gradient(self._keys[1], replicated_NDW, sum_RW)
         sums[values] = torch.stack([*self._not_finite, not_finite(replicated_NDW)]).any()
         for lookup in self._lookups:
-            if lookup.asked is not None:
-                sums[values + 1 :].add_(lookup.asked.found.beyond_H)
+            if lookup.request is not None:
+                sums[values + 1 :].add_(lookup.request.found.overflow_H)
         if self._group is not None:
             dist.all_reduce(sums if self._sends else sums[values:], group=self._group)
         return sum_RW, sums[values:]
@@ -204,7 +204,7 @@ class EmbeddingUpdater:
             rows_RW, seed = embeddings.replicated.rows_RW, self._next_seed(ranks)
             update_all(rows_RW, self._states[1], sum_RW, self._rule, rate, factor, allowed, seed)
         self._step.add_(allowed)
-        self._forget()
+        self._reset()
 
     def stop_sending(self) -> None:
         """Send no gradients of replicated rows from the next iteration on; those of sharded rows are still sent."""
@@ -215,9 +215,9 @@ class EmbeddingUpdater:
         """Copy frequent rows of hybrid tables to their positions in the shards; other rows are always up to date."""
         rare = self._embeddings.rare
         if rare is not None:
-            rare.settle(self._embeddings.replicated.rows_RW, rare.store.rows_RW)
+            rare.copy_frequent(self._embeddings.replicated.rows_RW, rare.store.rows_RW)
             if self._states[1] is not None and self._states[2] is not None:
-                rare.settle(self._states[1], self._states[2])
+                rare.copy_frequent(self._states[1], self._states[2])
 
     def check_limits(self, metrics: MutableMapping[str, float]) -> None:
         """Remove this updater's counts from the metrics of an iteration.
@@ -225,9 +225,9 @@ class EmbeddingUpdater:
         Raises:
             ConfigError: a rank had too few slots for its rare rows. The message names the table.
         """
-        beyond = [metrics.pop(name) for name in self._limits]
+        overflows = [metrics.pop(name) for name in self._limits]
         if self._embeddings.rare is not None:
-            self._embeddings.rare.refuse(beyond)
+            self._embeddings.rare.refuse(overflows)
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
         """Return rows, their state, and the step counter."""
@@ -277,7 +277,7 @@ class EmbeddingUpdater:
     @property
     def metrics(self) -> dict[str, Tensor]:
         """``learning_rate`` of the last update, and for every hybrid table the number of shards with too few slots."""
-        return {"learning_rate": self._learning_rate, **dict(zip(self._limits, self._beyond_H, strict=True))}
+        return {"learning_rate": self._learning_rate, **dict(zip(self._limits, self._overflow_H, strict=True))}
 
     @property
     def _limits(self) -> list[str]:
@@ -291,10 +291,10 @@ class EmbeddingUpdater:
         """Return the gradients of this rank's shards, and store those of rare rows."""
         own_NKW = self._embeddings.exchange.gradients(gradient_BX)
         self._not_finite.append(not_finite(own_NKW))
-        rare, asked = self._embeddings.rare, self._lookups[len(self._gradients)].asked
-        if rare is not None and asked is not None:
+        rare, request = self._embeddings.rare, self._lookups[len(self._gradients)].request
+        if rare is not None and request is not None:
             gradient_BHW = every_BFW.index_select(1, rare.tables_H)
-            gradient_Q1W = rare.gradients(asked, gradient_BHW)
+            gradient_Q1W = rare.gradients(request, gradient_BHW)
             self._rare_gradients.append(gradient_Q1W)
             self._not_finite += [not_finite(gradient_BHW), not_finite(gradient_Q1W)]
         return own_NKW
@@ -302,8 +302,8 @@ class EmbeddingUpdater:
     def _sorted(self, ids_NL: Tensor, bags: Bags | None) -> SortedKeys | None:
         return None if bags is None else self._embeddings.ops.sort(ids_NL, bags)
 
-    def _next_seed(self, sequence: int) -> Tensor | None:
-        """Return the seed for this step and one of the random sequences.
+    def _next_seed(self, site: int) -> Tensor | None:
+        """Return the seed for this step and for the rows that ``site`` stands for.
 
         A rank's number is the sequence of its shards, ``ranks`` that of replicated rows, ``ranks + 1 + rank`` that of
         a rank's rare rows.
@@ -311,10 +311,10 @@ class EmbeddingUpdater:
         if self._rounding is None:
             return None
         plan = self._embeddings.plan
-        sequences = 2 * plan.ranks if plan.hybrids else plan.ranks
-        return self._rounding.copy_(self._step).mul_(sequences + 1).add_(self._rounding_seed + sequence)
+        sites = 2 * plan.ranks if plan.hybrids else plan.ranks
+        return self._rounding.copy_(self._step).mul_(sites + 1).add_(self._rounding_seed + site)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._lookups, self._gradients, self._not_finite = [], [], []
         self._reduced, self._own_NKW = None, None
         self._sorting, self._exchanging, self._keys, self._rare_gradients = (), None, (None, None, None), []
@@ -355,8 +355,8 @@ def update_all(
     A row with gradient 0 does not change.
 
     Args:
-        rows_RW: updated in place; fp64, fp32 or fp16.
-        state_RW: fp32 (fp64 for fp64 rows), updated in place; None for a rule without a state.
+        rows_RW: updated in site; fp64, fp32 or fp16.
+        state_RW: fp32 (fp64 for fp64 rows), updated in site; None for a rule without a state.
         gradient_RW: sums over all ids of each row, in the state's dtype.
         learning_rate: 0-d fp32, on the device.
         grad_factor: 0-d, on the device; factor on the sums.

@@ -25,7 +25,7 @@ from common.recommendation import exchange_over_nodes
 from common.recommendation.exchange import Exchange, VectorExchange
 from common.recommendation.exchange_over_nodes import ExchangeOverNodes
 from common.recommendation.placement import Placement, TableShard, row_wise
-from common.recommendation.rare_rows import Asked, RareRows
+from common.recommendation.rare_rows import RareRequest, RareRows
 from common.recommendation.row_store import RowStore
 
 
@@ -38,14 +38,14 @@ class Lookup:
         own_NL: ids of all ranks' samples, for the tables of this rank's shards.
         x0_BX: the result; its first W columns are reserved for the bottom's vector.
         local_BL: ids of this rank's samples; for hybrid tables the indices of frequent rows.
-        asked: the rare rows of hybrid tables; None without such tables.
+        request: the rare rows of hybrid tables; None without such tables.
     """
 
     ids_BL: Tensor
     own_NL: Tensor
     x0_BX: Tensor
     local_BL: Tensor
-    asked: Asked | None = None
+    request: RareRequest | None = None
 
 
 class LookupRecorder(Protocol):
@@ -64,7 +64,6 @@ class ShardedEmbeddings:
     Args:
         plan: placement of the tables over the ranks of the layout's ``dp`` axis.
         layout: the ranks; all other axes have size 1.
-        dtype: dtype of the vectors, which ranks send each other.
         rows_dtype: dtype of the rows: fp32, or fp16, or fp64 for checks.
         implementation: name of an implementation of :mod:`common.ops.embedding_bags`, or ``auto``.
         ranks_per_node: if given, and tables have several shards on one of several nodes, ranks exchange in two steps
@@ -138,7 +137,7 @@ class ShardedEmbeddings:
             self.rare = RareRows(plan, layout.rank, group, self.ops, seed, rows_dtype, layout.device)
         self._recorder: LookupRecorder | None = None
         self._started: Lookup | None = None
-        self._side = torch.cuda.Stream(layout.device) if overlap and layout.device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(layout.device) if overlap and layout.device.type == "cuda" else None
 
     def attach(self, recorder: LookupRecorder) -> None:
         """Pass ids and gradients of forward and backward passes to ``recorder`` from now on."""
@@ -146,7 +145,7 @@ class ShardedEmbeddings:
 
     def start(self, ids_BL: Tensor) -> None:
         """Start the lookup concurrently with other computations; call :meth:`forward` with the same ids afterwards."""
-        with self.beside():
+        with self.side_stream():
             self._started = self._look_up(ids_BL)
 
     def forward(self, bottom_BW: Tensor, ids_BL: Tensor) -> Tensor:
@@ -168,8 +167,8 @@ class ShardedEmbeddings:
         else:
             self.join()
         if self._recorder is None or not torch.is_grad_enabled():
-            if self.rare is not None and lookup.asked is not None:
-                self.rare.count(lookup.asked)
+            if self.rare is not None and lookup.request is not None:
+                self.rare.count(lookup.request)
             lookup.x0_BX[:, : self.plan.tables.width] = bottom_BW
             return lookup.x0_BX
         if not bottom_BW.requires_grad:
@@ -190,24 +189,24 @@ class ShardedEmbeddings:
         if self.rare is None:
             yield
             return
-        self.rare.forget()
+        self.rare.reset_counts()
         yield
         self.rare.check()
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         """Run the block on a side stream that first waits for the current stream; :meth:`join` waits for it."""
-        if self._side is None:
+        if self._stream is None:
             yield
             return
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
-        """Let the current stream wait for the side stream of :meth:`beside`."""
-        if self._side is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._side)
+        """Let the current stream wait for the side stream of :meth:`side_stream`."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     @torch.no_grad()
     def _look_up(self, ids_BL: Tensor) -> Lookup:
@@ -223,16 +222,16 @@ class ShardedEmbeddings:
         if self.bags is not None:
             self.ops.pool(self.store.rows_RW, own_NL, self.bags, own_NKW)
         here = len(self.plan.everywhere)
-        local_BL, asked = ids_BL, None
+        local_BL, request = ids_BL, None
         replicated_BDW = x0_BX.new_empty(batch, len(self.plan.own_sums), tables.width)
         if self.rare is not None:
-            asked = self.rare.ask(ids_BL)
-            local_BL = asked.found.local_BL
-            self.rare.sums(asked, replicated_BDW[:, here:])
+            request = self.rare.request_rows(ids_BL)
+            local_BL = request.found.local_BL
+            self.rare.sums(request, replicated_BDW[:, here:])
         if self.replicated_bags is not None:
             self.ops.pool(self.replicated.rows_RW, local_BL, self.replicated_bags, replicated_BDW[:, :here])
         self.exchange.vectors(own_NKW, replicated_BDW, vectors_BFW)
-        return Lookup(ids_BL, own_NL, x0_BX, local_BL, asked)
+        return Lookup(ids_BL, own_NL, x0_BX, local_BL, request)
 
 
 class _JoinedVectors(torch.autograd.Function):

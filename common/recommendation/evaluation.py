@@ -46,7 +46,6 @@ class ClickRanking(Evaluation):
             of ``layout``, capturable.
         example: synthetic tensors of a batch: these, and ``label`` (B,) and ``count``, 0-d, the number of samples.
         open_source: opens this rank's batches in a folder.
-        layout: the ranks that share the evaluation samples.
         capture: replay the forward pass as a CUDA graph.
         checked: context around the forward passes of an evaluation; raises at its end if their results are invalid.
     """

@@ -46,7 +46,6 @@ def received_vectors(
     """Return the positions for a batch. Copies to the device, so call it outside of captures.
 
     Args:
-        batch: B.
         tables: number of tables; each has a sender.
         senders: for each sender, the tables that it sends for every sample.
         leading: number of vectors of a sample before those of the tables.
@@ -132,7 +131,6 @@ class Exchange:
 
     Args:
         plan: placement of the tables over the ranks of the group.
-        rank: rank of this process in the group.
         group: the ranks; None for a single rank.
         ops: implementation that adds up parts.
 
@@ -151,10 +149,10 @@ class Exchange:
         self.bags = self._bags(self.shards)
         tables = plan.tables
         columns = [
-            tables.columns[shard.table] + lookup
+            tables.columns[shard.table] + index
             for shards in self._shards_of
             for shard in shards
-            for lookup in range(self._hotness(shard))
+            for index in range(self._hotness(shard))
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
         self._positions_of: dict[int, ReceivedVectors] = {}
@@ -178,15 +176,15 @@ class Exchange:
         own = [len(self.shards) * batch * width] * self._plan.ranks
         all_to_all(parts[: sum(counts)], own_NKW.flatten(), counts, own, self._group)
         parts[sum(counts) :].view_as(replicated_BDW).copy_(replicated_BDW)
-        at = self._positions(batch)
-        self._ops.pool(parts.view(-1, width), at.parts_BP, at.sums, out_BFW)
+        positions = self._positions(batch)
+        self._ops.pool(parts.view(-1, width), positions.parts_BP, positions.sums, out_BFW)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
         """See :meth:`VectorExchange.gradients`."""
         batch, width = len(gradient_BX), self._plan.tables.width
         shards, ranks = len(self.shards), self._plan.ranks
-        at, counts = self._positions(batch), [len(shards) * batch * width for shards in self._shards_of]
-        sent = gradient_BX.view(-1, width).index_select(0, at.sent_M[: sum(counts) // width]).flatten()
+        positions, counts = self._positions(batch), [len(shards) * batch * width for shards in self._shards_of]
+        sent = gradient_BX.view(-1, width).index_select(0, positions.sent_M[: sum(counts) // width]).flatten()
         received = sent.new_empty(ranks * shards * batch * width)
         all_to_all(received, sent, [shards * batch * width] * ranks, counts, self._group)
         return received.view(ranks * batch, shards, width)

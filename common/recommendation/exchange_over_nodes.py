@@ -57,10 +57,10 @@ class ExchangeOverNodes:
         self._lookups = self._lookups_of[own]
         self.bags = self._own_bags()
         columns = [
-            plan.tables.columns[table] + lookup
+            plan.tables.columns[table] + index
             for found in self._tables_of
             for table in found
-            for lookup in range(sizes[table].hotness)
+            for index in range(sizes[table].hotness)
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=layout.device)
         self._positions_of: dict[int, tuple[ReceivedVectors, ReceivedVectors]] = {}

@@ -19,9 +19,9 @@ from common.config import loading
 from common.config.composition import compose
 from common.config.schema import RunConfig
 from common.errors import ConfigError
+from common.optim.precision import DTYPES
 from common.recommendation import plan_file
-from common.recommendation.click_model import row_bytes
-from common.recommendation.click_workload import ClickPrediction
+from common.recommendation.click_workload import ClickPrediction, row_layout
 from common.recommendation.criteo.prepared import open_prepared
 from common.recommendation.criteo.row_reader import RowFile
 from common.recommendation.criteo.sample_rows import IDS, SampleFormat
@@ -56,11 +56,11 @@ def hybrid_plan(plan: Placement, batches: Sequence[Tensor], frequent: int, names
     known = {table.name: number for number, table in enumerate(tables.tables)}
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"there is no table {unknown[0]!r}")
-    asked = {known[name] for name in names}
-    numbers = sorted(asked) if asked else [number for number, ranks in enumerate(plan.holders) if ranks]
+    named = {known[name] for name in names}
+    numbers = sorted(named) if named else [number for number, ranks in enumerate(plan.holders) if ranks]
     samples = sizes.pop()
     hybrids = _measured(plan, batches, samples, frequent, numbers)
-    while worse := set() if asked else _worse(plan, hybrids):
+    while worse := set() if named else _worse(plan, hybrids):
         # Other tables get their share of the frequent rows, and then need no more slots than before.
         numbers = [number for number in numbers if number not in worse]
         hybrids = _measured(plan, batches, samples, frequent, numbers)
@@ -133,9 +133,7 @@ def read_batches(root: Path, run: RunConfig, sample_format: SampleFormat, batche
     """Return the ids of the first micro-batches of all ranks, in training order.
 
     Args:
-        root: prepared data.
         run: configuration with the batch sizes.
-        sample_format: format of the data.
         batches: number of global batches; fewer if there are fewer.
 
     Raises:
@@ -167,18 +165,18 @@ def main(benchmark: str, workload_type: type[ClickPrediction], arguments: Sequen
     parser.add_argument("--tables", default="", help="C1,C20,...; without it those that then send fewer vectors")
     parser.add_argument("--batches", type=int, default=BATCHES, help="global batches to be counted")
     parser.add_argument("--synthetic", action="store_true", help="count the synthetic ids of bench instead of data")
-    asked, overrides = parser.parse_known_args(arguments)
+    options, overrides = parser.parse_known_args(arguments)
     run, session = loading.load(compose([f"benchmark={benchmark}", *overrides]), lambda _: workload_type)
     tables, settings = run.workload.facts.tables, run.workload.embeddings
-    if asked.synthetic:
-        generator, count = torch.Generator().manual_seed(0), asked.batches * run.global_batch // run.micro_batch
+    if options.synthetic:
+        generator, count = torch.Generator().manual_seed(0), options.batches * run.global_batch // run.micro_batch
         batches = [synthetic_ids(tables, run.micro_batch, settings.example_ids, generator) for _ in range(count)]
     else:
-        batches = read_batches(session.data_dir, run, workload_type.sample_format, asked.batches)
-    each = row_bytes(tables, settings, workload_type.row_rule(run), run.precision)
+        batches = read_batches(session.data_dir, run, workload_type.sample_format, options.batches)
+    _, row_bytes = row_layout(tables, settings, workload_type.row_rule(run), DTYPES[run.precision])
     ranks, capacity = run.training_ranks, int(settings.memory_gb * GIGABYTE)
-    found = make_plan(tables, settings.plan, ranks, run.scale.gpus_per_node, each, settings)
-    found = hybrid_plan(found, batches, asked.frequent, [name for name in asked.tables.split(",") if name])
-    found.check_memory(each, capacity)
-    plan_file.write(found, asked.write)
-    print(found.text(each))
+    plan = make_plan(tables, settings.plan, ranks, run.scale.gpus_per_node, row_bytes, settings)
+    plan = hybrid_plan(plan, batches, options.frequent, [name for name in options.tables.split(",") if name])
+    plan.check_memory(row_bytes, capacity)
+    plan_file.write(plan, options.write)
+    print(plan.text(row_bytes))

@@ -74,7 +74,6 @@ class Placement:
     """Placement of all tables.
 
     Attributes:
-        ranks: number of ranks.
         holders: for each table the ranks that hold its shards, in the order of the shards; empty for replicated and
             hybrid tables.
         hybrids: the hybrid tables, in the order of the tables.

@@ -57,7 +57,6 @@ def from_text(text: str, origin: str, tables: Tables, ranks: int, folder: Path |
 
     Args:
         origin: name of the source, for messages.
-        tables: tables of this run.
         ranks: number of ranks of this run.
         folder: folder of files with frequent rows; None if there are none.
 

@@ -55,14 +55,13 @@ class PlannerSettings:
 
 
 def make_plan(
-    tables: Tables, how: str, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
+    tables: Tables, plan_name: str, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
 ) -> Placement:
     """Return the plan of a run, the same on every rank.
 
     Args:
-        how: ``auto``, ``balanced``, ``hier_auto`` (tables to nodes, within a node over all its ranks),
+        plan_name: ``auto``, ``balanced``, ``hier_auto`` (tables to nodes, within a node over all its ranks),
             ``table_wise``, ``row_wise``, or the path of a YAML plan.
-        ranks: number of ranks.
         ranks_per_node: number of ranks in a node; only used by ``hier_auto``.
         row_bytes: bytes of a row with its optimizer state.
         settings: options of the search. Its memory limits every plan.
@@ -70,21 +69,21 @@ def make_plan(
     Raises:
         ConfigError: no plan fits the memory, or the file has none for these tables and ranks.
     """
-    if ranks == 1 and how in SEARCHES:
+    if ranks == 1 and plan_name in SEARCHES:
         plan = row_wise(tables, 1)  # there is nothing to plan or replicate
-    elif how == "table_wise":
+    elif plan_name == "table_wise":
         plan = table_wise(tables, ranks)
-    elif how == "row_wise":
+    elif plan_name == "row_wise":
         plan = row_wise(tables, ranks)
-    elif how == "auto":
+    elif plan_name == "auto":
         plan = automatic(tables, ranks, row_bytes, settings)
-    elif how == "balanced":
+    elif plan_name == "balanced":
         plan = balanced(tables, ranks, row_bytes, settings)
-    elif how == "hier_auto":
+    elif plan_name == "hier_auto":
         plan = automatic_over_nodes(tables, ranks, ranks_per_node, row_bytes, settings)
     else:
-        plan = plan_file.read(Path(how), tables, ranks)
-    if how in SEARCHES:
+        plan = plan_file.read(Path(plan_name), tables, ranks)
+    if plan_name in SEARCHES:
         # Equal costs keep the order of NumPy's default sort, as in the original. It depends on NumPy and the processor,
         # so rank 0 plans for all.
         text = job_store.from_rank_0("embedding plan", plan_file.to_text(plan))
@@ -94,11 +93,7 @@ def make_plan(
 
 
 def automatic(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Placement:
-    """Return the result of the search over ranks.
-
-    Args:
-        ranks, row_bytes, settings: see :func:`make_plan`.
-    """
+    """Return the result of the search over ranks."""
     return Placement(tables, ranks, _search(tables, ranks, row_bytes, settings, settings.memory_gb))
 
 
@@ -146,12 +141,12 @@ def cost(plan: Placement, settings: PlannerSettings) -> float:
     return max(plan.lookups_of(rank) + len(plan.shards_of(rank)) * settings.shard_cost for rank in ranks)
 
 
-class _Shards:
+class _ShardOrder:
     """The shards in the order in which they are placed."""
 
     def __init__(self, tables: Tables, numbers: list[int]) -> None:
         self._hotness = {number: tables.tables[number].hotness for number in numbers}
-        self.shards = dict.fromkeys(numbers, 1)
+        self.counts = dict.fromkeys(numbers, 1)
         self._table = np.array(numbers, dtype=np.int64)
         self._cost: NDArray[np.float64 | np.int64] = np.array(list(self._hotness.values()), dtype=np.int64)
         self.sort()
@@ -164,7 +159,7 @@ class _Shards:
     def split(self, number: int) -> None:
         """Double the shards of a table."""
         others = self._table != number
-        shards = self.shards[number] = 2 * self.shards[number]
+        shards = self.counts[number] = 2 * self.counts[number]
         self._table = np.concatenate([self._table[others], np.full(shards, number)])
         self._cost = np.concatenate([self._cost[others], np.full(shards, self._hotness[number] / shards)])
 
@@ -187,37 +182,37 @@ def _search(
         )
     fallback = (tables.lookups / owners + len(tables) * settings.shard_cost, everywhere[1])
     replicated = [number for number in range(len(tables)) if size[number] < settings.replicate_below_gb]
-    capacity_gb = memory_gb - sum(size[number] for number in replicated)
-    if capacity_gb < 0:
+    capacity = memory_gb - sum(size[number] for number in replicated)
+    if capacity < 0:
         raise ConfigError("plan: the tables below replicate_below_gb fill the memory; lower it")
     candidates = [fallback]
-    queue = _Shards(tables, [number for number in range(len(tables)) if number not in replicated])
+    order = _ShardOrder(tables, [number for number in range(len(tables)) if number not in replicated])
     for _ in range(ROUNDS):
-        placed, stuck = _assign(tables, owners, size, capacity_gb, settings.shard_cost, queue)
+        placed, stuck = _place(tables, owners, size, capacity, settings.shard_cost, order)
         if stuck is None:
             assert placed is not None
             candidates.append(placed)
-            stuck = next((number for number in queue.in_order if 2 * queue.shards[number] <= owners), None)
-        elif 2 * queue.shards[stuck] > owners:
+            stuck = next((number for number in order.in_order if 2 * order.counts[number] <= owners), None)
+        elif 2 * order.counts[stuck] > owners:
             break
         if stuck is not None:
-            queue.split(stuck)
-        queue.sort()
+            order.split(stuck)
+        order.sort()
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _assign(
-    tables: Tables, owners: int, size: list[float], capacity_gb: float, shard_cost: float, queue: _Shards
+def _place(
+    tables: Tables, owners: int, size: list[float], capacity: float, shard_cost: float, order: _ShardOrder
 ) -> tuple[tuple[float, tuple[tuple[int, ...], ...]] | None, int | None]:
     """Return a plan with its cost, and None; or None, and the table with a shard that fits nowhere."""
     costs, used = np.zeros(owners), np.zeros(owners)
     found: list[list[int]] = [[] for _ in range(len(tables))]
-    for number in queue.in_order:
-        shards = queue.shards[number]
+    for number in order.in_order:
+        shards = order.counts[number]
         fitting = (
             int(owner)
             for owner in np.argsort(costs)
-            if int(owner) not in found[number] and used[owner] + size[number] / shards <= capacity_gb
+            if int(owner) not in found[number] and used[owner] + size[number] / shards <= capacity
         )
         owner = next(fitting, None)
         if owner is None:

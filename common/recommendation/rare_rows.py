@@ -26,7 +26,7 @@ from common.recommendation.slots import FoundSlots, SlotFinder
 
 
 @dataclass(frozen=True)
-class Asked:
+class RareRequest:
     """Rare rows of a micro-batch.
 
     Attributes:
@@ -42,12 +42,8 @@ class RareRows:
     """Shards of hybrid tables and their exchange; all ranks call the same methods.
 
     Args:
-        plan: a plan with hybrid tables.
-        rank: rank of this process in the group.
         group: the ranks of the plan.
         ops: implementation of pooling, sorting and adding up.
-        seed: seed of the initial rows.
-        dtype: dtype of the rows.
 
     Attributes:
         store: rows of this rank's shards.
@@ -74,38 +70,38 @@ class RareRows:
         self.bags = Bags([Bag(0, 1, 0, rows)], device) if rows else None
         self.tables_H = torch.tensor([hybrid.table for hybrid in plan.hybrids], dtype=torch.int64, device=device)
         self._finder = SlotFinder(plan, device)
-        self._beyond_H = torch.zeros(len(plan.hybrids), dtype=torch.int32, device=device)
-        self._own_X, self._frequent_X = (torch.tensor(v, dtype=torch.int64, device=device) for v in self._shared())
+        self._overflow_H = torch.zeros(len(plan.hybrids), dtype=torch.int32, device=device)
+        self._position_X, self._frequent_X = (torch.tensor(v, dtype=torch.int64, device=device) for v in self._shared())
 
-    def ask(self, ids_BL: Tensor) -> Asked:
+    def request_rows(self, ids_BL: Tensor) -> RareRequest:
         """Request the rare rows of a micro-batch's ids (int32)."""
         found, slots = self._finder.find(ids_BL), self._finder.slots(len(ids_BL))
         own = slots.counts[self._rank]
         row_Q = ids_BL.new_empty(own * self._plan.ranks)
-        all_to_all(row_Q, found.wanted_S, [own] * self._plan.ranks, list(slots.counts), self._group)
-        return Asked(found, row_Q.unsqueeze(1))
+        all_to_all(row_Q, found.requested_S, [own] * self._plan.ranks, list(slots.counts), self._group)
+        return RareRequest(found, row_Q.unsqueeze(1))
 
-    def sums(self, asked: Asked, out_BHW: Tensor) -> None:
+    def sums(self, request: RareRequest, out_BHW: Tensor) -> None:
         """Write the sums of rare rows for every sample and hybrid table; rows are sent in the dtype of ``out_BHW``."""
         slots, width = self._finder.slots(len(out_BHW)), self._plan.tables.width
-        sent_Q1W = out_BHW.new_empty(len(asked.row_Q1), 1, width)
+        sent_Q1W = out_BHW.new_empty(len(request.row_Q1), 1, width)
         if self.bags is not None:
-            self._ops.pool(self.store.rows_RW, asked.row_Q1, self.bags, sent_Q1W)
+            self._ops.pool(self.store.rows_RW, request.row_Q1, self.bags, sent_Q1W)
         rows_SW = out_BHW.new_empty(slots.total, width)
         all_to_all(rows_SW.view(-1), sent_Q1W.view(-1), *self._sizes(len(out_BHW)), self._group)
-        self._ops.pool(rows_SW, asked.found.slot_BK, slots.bags, out_BHW)
+        self._ops.pool(rows_SW, request.found.slot_BK, slots.bags, out_BHW)
 
-    def gradients(self, asked: Asked, gradient_BHW: Tensor) -> Tensor:
+    def gradients(self, request: RareRequest, gradient_BHW: Tensor) -> Tensor:
         """Return the gradients of the rows that all ranks requested, summed within each rank: (Q, 1, W).
 
         Args:
-            asked: result of :meth:`ask`.
+            request: result of :meth:`request_rows`.
             gradient_BHW: gradients of the sums of the hybrid tables.
         """
         slots, width = self._finder.slots(len(gradient_BHW)), self._plan.tables.width
         sum_SW = gradient_BHW.new_empty(slots.total, width)
-        self._ops.dense_gradient(asked.found.keys, gradient_BHW, sum_SW)
-        received_Q1W = gradient_BHW.new_empty(len(asked.row_Q1), 1, width)
+        self._ops.dense_gradient(request.found.keys, gradient_BHW, sum_SW)
+        received_Q1W = gradient_BHW.new_empty(len(request.row_Q1), 1, width)
         receive, send = self._sizes(len(gradient_BHW))
         all_to_all(received_Q1W.view(-1), sum_SW.view(-1), send, receive, self._group)
         return received_Q1W
@@ -114,44 +110,44 @@ class RareRows:
         """Return the requested rows of all micro-batches, sorted for their update; None without rows."""
         return None if self.bags is None else self._ops.sort(row_Q1, self.bags)
 
-    def settle(self, frequent_RW: Tensor, rows_RW: Tensor) -> None:
+    def copy_frequent(self, frequent_RW: Tensor, rows_RW: Tensor) -> None:
         """Copy the frequent rows of this rank's shards, or their state, to their positions in the shards.
 
         Args:
             frequent_RW: rows of the store with the frequent rows, or their state.
             rows_RW: rows of this store, or their state; output.
         """
-        rows_RW.index_copy_(0, self._own_X, frequent_RW.index_select(0, self._frequent_X))
+        rows_RW.index_copy_(0, self._position_X, frequent_RW.index_select(0, self._frequent_X))
 
-    def count(self, asked: Asked) -> None:
+    def count(self, request: RareRequest) -> None:
         """Record for :meth:`check` whether there were too few slots. Capturable."""
-        self._beyond_H.add_(asked.found.beyond_H)
+        self._overflow_H.add_(request.found.overflow_H)
 
-    def forget(self) -> None:
+    def reset_counts(self) -> None:
         """Reset the counts."""
-        self._beyond_H.zero_()
+        self._overflow_H.zero_()
 
     def check(self) -> None:
-        """Raise an error if a rank had too few slots since :meth:`forget`. Collective; waits for the device.
+        """Raise an error if a rank had too few slots since :meth:`reset_counts`. Collective; waits for the device.
 
         Raises:
             ConfigError: on every rank; the message names the table.
         """
-        beyond_H = self._beyond_H.clone()
+        overflow_H = self._overflow_H.clone()
         if self._group is not None:
-            dist.all_reduce(beyond_H, group=self._group)
-        self.refuse(beyond_H.tolist())
+            dist.all_reduce(overflow_H, group=self._group)
+        self.refuse(overflow_H.tolist())
 
-    def refuse(self, beyond: Sequence[float]) -> None:
+    def refuse(self, overflows: Sequence[float]) -> None:
         """Raise an error if there were too few slots.
 
         Args:
-            beyond: for each hybrid table, how often its slots were too few.
+            overflows: for each hybrid table, how often its slots were too few.
 
         Raises:
             ConfigError: the message names the first such table.
         """
-        for hybrid, times in zip(self._plan.hybrids, beyond, strict=True):
+        for hybrid, times in zip(self._plan.hybrids, overflows, strict=True):
             if times > 0:
                 raise ConfigError(
                     f"plan: the samples of a rank have more different rare rows in a shard of table "
@@ -167,7 +163,7 @@ class RareRows:
 
     def _shared(self) -> tuple[list[int], list[int]]:
         """Return for each frequent row of this rank's shards its row here and in the store of frequent rows."""
-        own_rows, rows, tables = [], [], self._plan.tables.tables
+        positions, rows, tables = [], [], self._plan.tables.tables
         base = {shard.table: (shard, at) for shard, at in zip(self.store.shards, self.store.bases, strict=True)}
         first = sum(tables[table].rows for table in self._plan.replicated)
         for hybrid in self._plan.with_frequent:
@@ -175,7 +171,7 @@ class RareRows:
                 shard, at = base[hybrid.table]
                 for number, key in enumerate(hybrid.frequent):
                     if key % shard.shards == shard.shard:
-                        own_rows.append(at + key // shard.shards)
+                        positions.append(at + key // shard.shards)
                         rows.append(first + number)
             first += len(hybrid.frequent)
-        return own_rows, rows
+        return positions, rows

@@ -65,7 +65,6 @@ def check_tables(found: Any, tables: Tables) -> None:
 
     Args:
         found: result of :func:`description` when the checkpoint was written.
-        tables: tables of this run.
 
     Raises:
         CheckpointError: the tables differ; the message names the first difference.
@@ -92,7 +91,6 @@ def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored
     Args:
         folder: output folder, created if needed.
         names: names of all tables.
-        rank: rank of this process.
         stores: stores to write; all of one dtype.
 
     Raises:
@@ -138,8 +136,6 @@ def read(folder: Path, tables: Tables, stores: Sequence[Stored]) -> None:
     """Fill this rank's stores and states from the files of all ranks.
 
     Args:
-        folder: folder of the files.
-        tables: tables of this run.
         stores: stores to fill.
 
     Raises:
@@ -154,14 +150,14 @@ def read(folder: Path, tables: Tables, stores: Sequence[Stored]) -> None:
             for file in files:
                 for part in file.parts:
                     if part.table == name:
-                        _take(file, part, shard, store.part(number, store.rows_RW), own_state_RW)
+                        _read_shard(file, part, shard, store.part(number, store.rows_RW), own_state_RW)
         for number, hybrid in enumerate(store.frequent, len(store.shards)):
             own_state_RW = None if state_RW is None else store.part(number, state_RW)
             name = tables.tables[hybrid.table].name
             for file in files:
                 for part in file.parts:
                     if part.table == name:
-                        _choose(file, part, hybrid, store.part(number, store.rows_RW), own_state_RW)
+                        _read_frequent(file, part, hybrid, store.part(number, store.rows_RW), own_state_RW)
 
 
 def _write(file: BufferedWriter, rows_RW: Tensor) -> None:
@@ -213,7 +209,7 @@ def _check_complete(folder: Path, files: Sequence[_File], tables: Tables) -> Non
             )
 
 
-def _take(file: _File, part: _ShardInFile, shard: TableShard, rows_RW: Tensor, state_RW: Tensor | None) -> None:
+def _read_shard(file: _File, part: _ShardInFile, shard: TableShard, rows_RW: Tensor, state_RW: Tensor | None) -> None:
     """Copy the rows that ``part`` and ``shard`` have in common, and their state."""
     if (part.shard - shard.shard) % math.gcd(part.shards, shard.shards):
         return  # they have no rows in common
@@ -224,23 +220,23 @@ def _take(file: _File, part: _ShardInFile, shard: TableShard, rows_RW: Tensor, s
                 chunk_CW = _read(stream, last - first, file, dtype)
                 _check_finite(chunk_CW, kind, file, part)
                 key_C = torch.arange(first, last) * part.shards + part.shard
-                index_C = (key_C % shard.shards == shard.shard).nonzero().squeeze(1)
-                row_C = (key_C[index_C] // shard.shards).to(target_RW.device)
-                target_RW.index_copy_(0, row_C, chunk_CW[index_C].to(target_RW.device))
+                position_C = (key_C % shard.shards == shard.shard).nonzero().squeeze(1)
+                row_C = (key_C[position_C] // shard.shards).to(target_RW.device)
+                target_RW.index_copy_(0, row_C, chunk_CW[position_C].to(target_RW.device))
 
 
-def _choose(file: _File, part: _ShardInFile, hybrid: Hybrid, rows_RW: Tensor, state_RW: Tensor | None) -> None:
+def _read_frequent(file: _File, part: _ShardInFile, hybrid: Hybrid, rows_RW: Tensor, state_RW: Tensor | None) -> None:
     """Copy the frequent rows in ``part``, and their state; other rows are not read."""
     key_R = torch.tensor(hybrid.frequent, dtype=torch.int64)
     row_X = (key_R % part.shards == part.shard).nonzero().squeeze(1)
     row_X = row_X[key_R[row_X].argsort()]  # in the order of the file
-    file_row_X = key_R[row_X] // part.shards
+    position_X = key_R[row_X] // part.shards
     for kind, target_RW, dtype, at in _kinds(file, part, rows_RW, state_RW):
         with file.path.open("rb") as stream:
             for first, last in _chunks(target_RW, len(row_X)):
                 chunk_CW = torch.empty(last - first, file.width, dtype=DTYPES[dtype])
-                for row_W, file_row in zip(chunk_CW, file_row_X[first:last].tolist(), strict=True):
-                    stream.seek(at + file_row * row_W.nbytes)
+                for row_W, position in zip(chunk_CW, position_X[first:last].tolist(), strict=True):
+                    stream.seek(at + position * row_W.nbytes)
                     _read_into(stream, row_W, file)
                 _check_finite(chunk_CW, kind, file, part)
                 target_RW.index_copy_(0, row_X[first:last].to(target_RW.device), chunk_CW.to(target_RW.device))
@@ -279,6 +275,6 @@ def _read(stream: BufferedReader, rows: int, file: _File, dtype: str) -> Tensor:
 
 
 def _read_into(stream: BufferedReader, target: Tensor, file: _File) -> None:
-    wanted = target.numpy().data.cast("B")
-    if stream.readinto(wanted) != len(wanted):
+    buffer = target.numpy().data.cast("B")
+    if stream.readinto(buffer) != len(buffer):
         raise CheckpointError(f"{file.path}: it ended while it was read")

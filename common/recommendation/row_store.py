@@ -20,7 +20,7 @@ from common.recommendation.tables import Tables
 
 CHUNK = 1 << 22
 """Elements that are generated at a time; each needs a few dozen bytes of memory."""
-PLACES = 1 << 10
+SITES = 1 << 10
 """Sites of random bits per table: one for every 2^32 elements."""
 
 
@@ -51,7 +51,6 @@ def fill_chosen(rows_RW: Tensor, table: int, table_rows: int, seed: int, row_R: 
 
     Args:
         rows_RW: output.
-        table, table_rows, seed: see :func:`fill`.
         row_R: int64, row of the table for each row of ``rows_RW``.
 
     Raises:
@@ -64,11 +63,11 @@ def fill_chosen(rows_RW: Tensor, table: int, table_rows: int, seed: int, row_R: 
 
 def _fill(rows_CW: Tensor, table: int, table_rows: int, seed: int, row_C: Tensor) -> None:
     width, device = rows_CW.shape[1], rows_CW.device
-    if table_rows * width > PLACES << 32:
+    if table_rows * width > SITES << 32:
         raise ValueError(f"a table of {table_rows:,} rows of {width} elements; at most 2**42 elements have own bits")
     element_CW = row_C.unsqueeze(1) * width + torch.arange(width, device=device)
     first_CV = element_CW[:, :1] if width & (width - 1) == 0 else element_CW  # such rows never cross two sites
-    site_CV = table * PLACES + (first_CV >> 32)
+    site_CV = table * SITES + (first_CV >> 32)
     seed_0 = torch.tensor(seed, dtype=torch.int64, device=device)
     bits_CW = words(element_CW & 0xFFFFFFFF, seed_0, site_CV)
     odd_CW = (((bits_CW >> 9) & 0x7FFFFF) * 2 + 1).to(torch.float32)  # exact, and so is what follows
@@ -100,7 +99,6 @@ class RowStore:
 
     Args:
         shards: shards in the store, in their order.
-        seed: seed of the initial rows.
         frequent: hybrid tables whose frequent rows come after the shards, in the order of the plan.
 
     Attributes:

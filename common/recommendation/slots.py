@@ -25,7 +25,6 @@ class Slots:
 
     Attributes:
         counts: slots of each rank.
-        total: S.
         capacity_P: int64, slots of each shard, then 1.
         first_P: int64, first slot of each shard, then S.
         bags: bags of the hybrid tables, over the slots of a sample's ids.
@@ -46,23 +45,19 @@ class FoundSlots:
         local_BL: int32, the ids; for hybrid tables the index of the frequent row, -1 if the id is not frequent.
         slot_BK: int32, slots of the ids of hybrid tables, -1 for an id without slot.
         keys: the ids of hybrid tables, sorted by slot.
-        wanted_S: int32, row of its rank's store that each slot requests, -1 for an empty slot.
-        beyond_H: int32, for each hybrid table the number of shards with more different rows than slots.
+        requested_S: int32, row of its rank's store that each slot requests, -1 for an empty slot.
+        overflow_H: int32, for each hybrid table the number of shards with more different rows than slots.
     """
 
     local_BL: Tensor
     slot_BK: Tensor
     keys: SortedKeys
-    wanted_S: Tensor
-    beyond_H: Tensor
+    requested_S: Tensor
+    overflow_H: Tensor
 
 
 class SlotFinder:
-    """Finds frequent rows and slots. Needs 4 bytes on the device for every row of hybrid tables.
-
-    Args:
-        plan: a plan with hybrid tables.
-    """
+    """Finds frequent rows and slots. Needs 4 bytes on the device for every row of hybrid tables."""
 
     def __init__(self, plan: Placement, device: torch.device) -> None:
         self._plan, self._device = plan, device
@@ -139,7 +134,7 @@ class SlotFinder:
         number_BK = self._start_P[piece_BK] + key_BK // self._shards_K
         number_BK = number_BK.where(inside_BK & (frequent_BK < 0), self._none)
 
-        number_M, index_M = number_BK.flatten().sort(stable=True)
+        number_M, order_M = number_BK.flatten().sort(stable=True)
         piece_M = torch.searchsorted(self._start_P, number_M, right=True) - 1
         new_M = torch.ones_like(number_M, dtype=torch.bool)
         new_M[1:] = number_M[1:] != number_M[:-1]
@@ -147,19 +142,19 @@ class SlotFinder:
         before_P = different_M[torch.searchsorted(number_M, self._start_P)]
         rank_M = different_M[1:] - 1 - before_P[piece_M]
         slot_M = slots.first_P[piece_M] + rank_M.minimum(slots.capacity_P[piece_M] - 1)
-        wanted_S = ids_BL.new_full((slots.total + 1,), -1)
+        requested_S = ids_BL.new_full((slots.total + 1,), -1)
         row_M = self._base_P[piece_M] + number_M - self._start_P[piece_M]
-        wanted_S.scatter_(0, slot_M, row_M.to(torch.int32))
+        requested_S.scatter_(0, slot_M, row_M.to(torch.int32))
 
         slot_M = slot_M.to(torch.int32)
-        slot_BK = torch.empty_like(slot_M).scatter_(0, index_M, slot_M).view_as(key_BK)
+        slot_BK = torch.empty_like(slot_M).scatter_(0, order_M, slot_M).view_as(key_BK)
         per_sample, tables = key_BK.shape[1], len(self._plan.hybrids)
-        source_M = index_M // per_sample * tables + self._hybrid_K[index_M % per_sample]
+        source_M = order_M // per_sample * tables + self._hybrid_K[order_M % per_sample]
         ours = (slot_M < slots.total).sum(dtype=torch.int32)
         keys = SortedKeys(slot_M, source_M.to(torch.int32), ours, tables, slots.total)
-        beyond_P = (before_P.diff() > slots.capacity_P[:-1]).to(torch.int32)
-        beyond_H = beyond_P.new_zeros(tables).index_add_(0, self._of_table_P, beyond_P)
-        return FoundSlots(local_BL, slot_BK.where(slot_BK < slots.total, -1), keys, wanted_S[:-1], beyond_H)
+        overflow_P = (before_P.diff() > slots.capacity_P[:-1]).to(torch.int32)
+        overflow_H = overflow_P.new_zeros(tables).index_add_(0, self._of_table_P, overflow_P)
+        return FoundSlots(local_BL, slot_BK.where(slot_BK < slots.total, -1), keys, requested_S[:-1], overflow_H)
 
     def _frequent(self) -> Tensor:
         """Return int32 (I,): index of each row among the frequent rows of its table, -1 for a rare row."""

@@ -85,7 +85,7 @@ class Tables:
 Distribution = Literal["uniform", "zipf"]
 EXPONENT = 1.05
 """Exponent of the skewed ids: the k-th id of a table has a probability proportional to k ** -EXPONENT."""
-PLACES = 1 << 10
+SITES = 1 << 10
 """Sites of random bits per table: one for each id of a bag."""
 
 
@@ -93,7 +93,6 @@ def synthetic_ids(tables: Tables, samples: int, distribution: Distribution, gene
     """Return random ids for all tables.
 
     Args:
-        samples: B.
         distribution: ``uniform``: all ids are independent. ``zipf``: the first id of a bag is skewed. The others are
             a uniform function of the first, as in the multi-hot set of DLRM-DCNv2.
         generator: generator on the CPU.
@@ -115,6 +114,6 @@ def _skewed(table: Table, number: int, samples: int, generator: torch.Generator)
     shares_R = torch.arange(1, table.rows + 1, dtype=torch.float64).pow_(-EXPONENT).cumsum_(0)
     chance_B1 = torch.rand((samples, 1), generator=generator, dtype=torch.float64)
     first_B1 = torch.searchsorted(shares_R, chance_B1 * shares_R[-1]).clamp_(max=table.rows - 1)
-    site = number * PLACES + torch.arange(1, table.hotness)
+    site = number * SITES + torch.arange(1, table.hotness)
     bits = words(first_B1, torch.zeros((), dtype=torch.int64), site).long() & 0xFFFFFFFF
     return torch.cat([first_B1, bits % table.rows], dim=1).int()

@@ -46,7 +46,6 @@ def new_pipeline(batch: int, device: torch.device, reader: ReaderConfig, seed: i
 
     Args:
         batch: samples per run of the pipeline.
-        device: device of the outputs.
         reader: number of CPU threads, and of batches that DALI prepares in advance.
         seed: seed of the random operators.
     """
@@ -120,7 +119,6 @@ def normalized(
     Args:
         pictures: node of pictures that are at least ``side`` px high and wide.
         mean, std: values per channel, on the scale 0 to 255.
-        dtype: dtype of the network's input; all others than fp16 give fp32.
         mirror: number or node; 1 flips left to right.
         options: further arguments of ``crop_mirror_normalize``.
     """

@@ -68,7 +68,6 @@ class FedRunner:
         step: difference between the numbers of two consecutive runs.
         threads: threads that read the files.
         prefetch: number of feeds that are started in advance. DALI asks for all its prefetched runs at once.
-        dtype: dtype of the pipeline's output ``image``.
         pictures: pictures that ``begin`` reads; :meth:`close` closes them.
     """
 
@@ -160,7 +159,6 @@ class FedTrainSource:
         runner: its run ``number`` starts with micro-batch ``number``, counted over the whole training.
         stream: the order of samples.
         multiplier: micro-batches per run.
-        eval_samples: size of the evaluation set.
         stand_in: whether the data are synthetic.
         finish: converts outputs of the runner to the tensors of a batch.
     """
@@ -222,22 +220,22 @@ class _Feeds:
     def begin(self, samples: Sequence[Sample], slots: int) -> Feed:
         """Start a feed. Slots after the last sample are padding with its picture."""
         pictures, columns, transform = self._pictures, self._columns, self._transform
-        places = [sample[1] for sample in samples]
-        places += [places[-1] if places else 0] * (slots - len(places))
+        indices = [sample[1] for sample in samples]
+        indices += [indices[-1] if indices else 0] * (slots - len(indices))
         tensors = columns.empty(samples, slots, self._device.type == "cuda")
         encoded = [np.empty(0, np.uint8)] * slots
         numbers_BF = np.tile(np.array(transform.neutral, np.float32), (slots, 1))
 
         def fill(slot: int) -> None:
-            record = pictures.record(places[slot])
-            size = pictures.picture_size(places[slot], record)
+            record = pictures.record(indices[slot])
+            size = pictures.picture_size(indices[slot], record)
             encoded[slot] = np.frombuffer(record.data, np.uint8)
             if slot < len(samples):
                 augmentation = columns.put(tensors, slot, samples[slot], record)
                 if augmentation is not None:
                     numbers_BF[slot] = transform.numbers(augmentation, *size)
 
-        names = [pictures.describe(place) for place in places]
+        names = [pictures.describe(index) for index in indices]
         return Feed(names, encoded, numbers_BF, self._threads.begin(tensors, slots, fill))
 
 
@@ -267,7 +265,7 @@ def eval_source(
     feeds, shard = _Feeds(split, transform, reader, device), split.shard
 
     def begin(number: int) -> Feed:
-        return feeds.begin([(0, place) for place in shard.samples(number % shard.batches)], shard.batch)
+        return feeds.begin([(0, index) for index in shard.samples(number % shard.batches)], shard.batch)
 
     runner = feeds.runner(begin, shard.batch, 1, training=False)
     return PipelineEvalSource(runner, shard, lambda tensors, valid: transform.finish(tensors))

@@ -1,4 +1,4 @@
-"""What the picture reader needs to know about a workload: its pictures, its columns and its transform of the pixels.
+"""A workload's description for the picture reader: its pictures, its columns and its transform of the pixels.
 
 A split's :class:`Pictures` read encoded pictures by index. :class:`Columns` are all tensors of a batch besides the
 pixels. A :class:`Transform` makes the pixels. Both readers use the same objects, so that a picture has the same random
@@ -64,50 +64,50 @@ class Pictures(ABC):
     path: Path
 
     @abstractmethod
-    def record(self, place: int) -> ImageRecord:
-        """Return the encoded picture with index ``place``; raise :class:`DataError` if it is damaged."""
+    def record(self, index: int) -> ImageRecord:
+        """Return the encoded picture with this index; raise :class:`DataError` if it is damaged."""
 
     @abstractmethod
-    def describe(self, place: int) -> str:
+    def describe(self, index: int) -> str:
         """Return a description of the picture, for messages."""
 
-    def size(self, place: int) -> tuple[int, int] | None:
+    def size(self, index: int) -> tuple[int, int] | None:
         """Return the expected width and height, px. Default: any size is correct."""
         return None
 
     def close(self) -> None:
         """Close the files. Default: do nothing."""
 
-    def picture(self, place: int, record: ImageRecord) -> Image.Image:
+    def picture(self, index: int, record: ImageRecord) -> Image.Image:
         """Decode a record.
 
         Raises:
             DataError: it cannot be decoded, or has another size than expected.
         """
-        picture = self._read(place, record, decode)
-        self._check_size(place, picture.size)
+        picture = self._read(index, record, decode)
+        self._check_size(index, picture.size)
         return picture
 
-    def picture_size(self, place: int, record: ImageRecord) -> tuple[int, int]:
+    def picture_size(self, index: int, record: ImageRecord) -> tuple[int, int]:
         """Return width and height of a complete picture without decoding it; raises like :meth:`picture`.
 
         For decoders that accept a truncated picture and leave the rest of it grey.
         """
-        size = self._read(place, record, jpeg_size)
-        self._check_size(place, size)
+        size = self._read(index, record, jpeg_size)
+        self._check_size(index, size)
         return size
 
-    def _read(self, place: int, record: ImageRecord, read: Callable[[bytes], Read]) -> Read:
+    def _read(self, index: int, record: ImageRecord, read: Callable[[bytes], Read]) -> Read:
         try:
             return read(record.data)
         except ValueError as error:
-            raise DataError(f"{self.describe(place)}: the picture cannot be decoded: {error}; {REMEDY}") from error
+            raise DataError(f"{self.describe(index)}: the picture cannot be decoded: {error}; {REMEDY}") from error
 
-    def _check_size(self, place: int, found: tuple[int, int]) -> None:
-        expected = self.size(place)
+    def _check_size(self, index: int, found: tuple[int, int]) -> None:
+        expected = self.size(index)
         if expected is not None and found != expected:
             raise DataError(
-                f"{self.describe(place)} is {found[0]} x {found[1]} px, its boxes are for {expected[0]} x "
+                f"{self.describe(index)} is {found[0]} x {found[1]} px, its boxes are for {expected[0]} x "
                 f"{expected[1]}; {REMEDY}"
             )
 
@@ -125,7 +125,6 @@ class Columns(ABC):
 
         Args:
             samples: samples of the first slots. The remaining slots are padding.
-            slots: B.
             pin_memory: use pinned memory, for asynchronous copies to a GPU.
         """
 
@@ -143,7 +142,6 @@ class TrainingSplit:
     """The pictures of training, and the micro-batches of one replica.
 
     Attributes:
-        eval_samples: size of the evaluation set.
         stand_in: whether the data are synthetic.
     """
 
@@ -212,7 +210,6 @@ class Normalizer:
 
     Args:
         mean, std: values per channel, on the scale 0 to 255.
-        dtype: dtype of the result.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> None:
@@ -228,9 +225,9 @@ class Normalizer:
             out[:, :, channel] = np.take(levels, pixels_HWC[:, :, channel])
 
 
-def mirrored(probability: float, seed: int, epoch: int, place: int) -> bool:
+def mirrored(probability: float, seed: int, epoch: int, index: int) -> bool:
     """Return whether a training picture is flipped left to right in an epoch. Depends only on the arguments."""
-    return bool(sample_generator(seed, epoch, place).random() < probability)
+    return bool(sample_generator(seed, epoch, index).random() < probability)
 
 
 def other_classes(root: Path, found: int, known: int) -> DataError:

@@ -35,7 +35,6 @@ class PictureData(ABC, Generic[Facts, Reader]):
     Args:
         facts: the workload's dataset constants.
         reader: options of the reader.
-        dtype: dtype of the network's input.
     """
 
     def __init__(self, facts: Facts, reader: Reader, dtype: torch.dtype) -> None:
@@ -93,8 +92,8 @@ class PictureData(ABC, Generic[Facts, Reader]):
             return dali_reader.eval_source(split, self.transform, self.reader, layout.device)
         batches = _ThreadedBatches(split, self.transform, self.reader, layout.device)
 
-        def begin(places: Sequence[int]) -> PendingBatch:
-            return batches.begin([(0, place) for place in places], batch)
+        def begin(indices: Sequence[int]) -> PendingBatch:
+            return batches.begin([(0, index) for index in indices], batch)
 
         return ThreadedEvalSource(split.shard, batches.threads, begin, split.pictures.close)
 
@@ -133,27 +132,27 @@ class _ThreadedBatches:
         tensors = columns.empty(samples, slots, self._pin_memory)
 
         def fill(slot: int) -> None:
-            place = samples[slot][1]
-            record = self._pictures.record(place)
+            index = samples[slot][1]
+            record = self._pictures.record(index)
             augmentation = columns.put(tensors, slot, samples[slot], record)
-            transform.write(self._pictures.picture(place, record), augmentation, image_BHWC[slot])
+            transform.write(self._pictures.picture(index, record), augmentation, image_BHWC[slot])
 
         return self.threads.begin(transform.finish({**tensors, "image": image_BHWC}), len(samples), fill)
 
 
-class KeptSource:
-    """A :class:`common.data.batches.EvalSource` that keeps the batches of the first complete evaluation.
+class CachedSource:
+    """A :class:`common.data.batches.EvalSource` that caches the batches of the first complete evaluation.
 
     Args:
         source: source of the batches, which is closed after this evaluation.
-        device: device for the kept batches.
+        device: device for the cached batches.
     """
 
     def __init__(self, source: EvalSource, device: torch.device) -> None:
         self.eval_samples = source.eval_samples
         self._source: EvalSource | None = source
         self._length, self._device = len(source), device
-        self._kept: list[HostBatch] = []
+        self._cached: list[HostBatch] = []
 
     def __len__(self) -> int:
         return self._length
@@ -161,20 +160,20 @@ class KeptSource:
     def __iter__(self) -> Iterator[HostBatch]:
         """Yield the batches of one evaluation, on the device. Raises the errors of the source."""
         if self._source is None:
-            yield from self._kept
+            yield from self._cached
             return
-        kept = []
+        cached = []
         for batch in self._source:
             tensors = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.tensors.items()}
-            kept.append(dataclasses.replace(batch, tensors=tensors))
-            yield kept[-1]
-        self._kept = kept
+            cached.append(dataclasses.replace(batch, tensors=tensors))
+            yield cached[-1]
+        self._cached = cached
         self._close_source()
 
     def close(self) -> None:
         """Close the source and free the batches."""
         self._close_source()
-        self._kept = []
+        self._cached = []
 
     def _close_source(self) -> None:
         if self._source is not None:

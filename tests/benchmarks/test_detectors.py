@@ -1,7 +1,8 @@
-"""Test the common properties of SSD300, RetinaNet and Mask R-CNN: backbone, operations, reader and scorer."""
+"""SSD300, RetinaNet and Mask R-CNN as workloads: backbone, operations, reader and scorer."""
 
 from __future__ import annotations
 
+import math
 import pickle
 from importlib import import_module
 from pathlib import Path
@@ -54,7 +55,30 @@ def test_the_closed_division_starts_from_the_rules_backbone(name, tmp_path):
 
 
 @each
-def test_the_error_for_a_missing_backbone_names_it(name):
+def test_initial_weights_depend_on_the_seed_alone(name):
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(built(name).model.parameters())
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        *(("ssd300", scale) for scale in ("8xH200", "8xH100", "64xH100", "1024xA100")),
+        *(("retinanet", scale) for scale in ("8xH200", "8xH100", "64xH100", "2048xH100", "2528xH100")),
+    ],
+)
+def test_the_sum_of_all_ranks_gradients_stays_in_the_range_of_fp16(name, scale):
+    run, _ = loaded(name, f"scale={scale}")
+    assert run.precision == "fp16"
+    assert run.training_ranks / 2 < run.optimizer.grad_predivide <= run.training_ranks
+    assert math.log2(run.optimizer.grad_predivide).is_integer()  # loses no bit
+
+
+@each
+def test_a_missing_backbone_is_named(name):
     with pytest.raises(CheckpointError, match=r"^/nowhere/"):
         built(name, "assets_dir=/nowhere")
 

@@ -12,7 +12,7 @@ from common.detection.coding import BoxCoding, clip
 from common.ops.anchor_matching import ANCHOR_MATCHING, MatchingRule, match_reference
 from common.ops.anchor_matching.cases import RETINANET, SSD
 from common.ops.suppression import SUPPRESSION, suppress_reference
-from tests.common.detection.test_coco_scoring import made_up
+from tests.common.detection.test_coco_scoring import synthetic
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -71,7 +71,7 @@ def test_everything_between_pictures_and_detections_is_captured(name: str) -> No
 
 
 def test_scores_are_the_cpus() -> None:
-    truth, found = made_up(0, pictures=300, classes=80, boxes=2_000, found=30_000)
+    truth, found = synthetic(0, pictures=300, classes=80, boxes=2_000, found=30_000)
     there = GroundTruth(**{name: column.cuda() for name, column in vars(truth).items()})
     seen = Detections(**{name: column.cuda() for name, column in vars(found).items()})
     assert score(there, seen) == pytest.approx(score(truth, found), rel=0, abs=1e-12)

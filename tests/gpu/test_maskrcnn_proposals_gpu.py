@@ -48,7 +48,7 @@ def truth(seed: int) -> dict[str, Tensor]:
     }
 
 
-def said(levels: list[Tensor], seed: int) -> list[tuple[Tensor, Tensor]]:
+def head_outputs(levels: list[Tensor], seed: int) -> list[tuple[Tensor, Tensor]]:
     """Logits and offsets of each level, in bf16, many of which are equal."""
     random = torch.Generator(device="cuda").manual_seed(seed)
     return [
@@ -90,7 +90,7 @@ def test_matches_of_a_pictures_own_proposals_are_those_of_the_reference() -> Non
 def test_the_chain_is_captured_and_gives_what_the_references_give(over: Literal["micro_batch", "picture"]) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     levels = [level.to(device) for level in anchors(FACTS, (HEIGHT, WIDTH))]
-    inputs, objects = said(levels, 5), truth(6)
+    inputs, objects = head_outputs(levels, 5), truth(6)
     wanted = 12_000 if over == "micro_batch" else 1_000
     selection = Selection(FACTS.train_candidates, wanted, over)
 
@@ -120,7 +120,7 @@ def test_the_chain_is_captured_and_gives_what_the_references_give(over: Literal[
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             captured = chain("triton")
-        for (logits, offsets), (others, other_offsets) in zip(inputs, said(levels, 7), strict=True):
+        for (logits, offsets), (others, other_offsets) in zip(inputs, head_outputs(levels, 7), strict=True):
             logits.copy_(others)
             offsets.copy_(other_offsets)
         for name, tensor in truth(8).items():

@@ -72,15 +72,15 @@ def test_slots_are_those_of_a_cpu_captured_too(slots):
         ids_BL.copy_(batch)
         graph.replay()
         expected = here.find(batch)
-        assert torch.equal(captured.beyond_H.cpu(), expected.beyond_H)
+        assert torch.equal(captured.overflow_H.cpu(), expected.overflow_H)
         assert torch.equal(captured.local_BL.cpu(), expected.local_BL)
         assert torch.equal(captured.slot_BK.cpu(), expected.slot_BK)
         ours = int(expected.keys.ours)
         assert int(captured.keys.ours) == ours
         assert torch.equal(captured.keys.row_M.cpu(), expected.keys.row_M)
         assert torch.equal(captured.keys.source_M[:ours].cpu(), expected.keys.source_M[:ours])
-        if not expected.beyond_H.any():  # the last slot of a shard with too few is anybody's
-            assert torch.equal(captured.wanted_S.cpu(), expected.wanted_S)
+        if not expected.overflow_H.any():  # the last slot of a shard with too few is anybody's
+            assert torch.equal(captured.requested_S.cpu(), expected.requested_S)
 
 
 def test_initial_rows_are_those_of_a_cpu():

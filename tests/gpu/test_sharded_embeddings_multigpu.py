@@ -39,7 +39,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     for captured in (False, True):
         trainee = small.Trainee(small.plans(world)["mixed"], layout, **MODES["fp16"], captured=captured, early=captured)
         before = trainee.everything()
-        overflow = trainee.iterate(0, small.LANES - 1)
+        overflow = trainee.iterate(0, small.MICRO_BATCHES - 1)
         after = trainee.everything()
         trainee.runner.close()
         changed = [n for n, tensor in before.items() if "scale" not in n and not torch.equal(tensor, after[n])]

@@ -80,8 +80,8 @@ def targets(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor]:
 
 def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
     """The loss, and the gradient of every parameter, by name and in float64."""
-    said, (classes, wanted) = network(images(network.backbone.conv1.weight.dtype)), targets(SMALL)
-    total = multibox_loss(said.logits, said.offsets, classes, wanted, SMALL.negatives).total
+    outputs, (classes, wanted) = network(images(network.backbone.conv1.weight.dtype)), targets(SMALL)
+    total = multibox_loss(outputs.logits, outputs.offsets, classes, wanted, SMALL.negatives).total
     (128 * total).backward()
     found = {"loss": total.detach().double()}
     for name, parameter in network.named_parameters():
@@ -114,8 +114,8 @@ def test_results_keep_channels_last() -> None:
     for name, layer in network.named_modules():
         if isinstance(layer, FusedConv2d):
             layer.register_forward_hook(lambda module, args, y_NCHW, name=name: seen.update({name: y_NCHW}))
-    said = network(images(torch.float16))
-    assert said.logits.is_contiguous()
+    outputs = network(images(torch.float16))
+    assert outputs.logits.is_contiguous()
     assert len(seen) == 2 * 3 + 4
     for name, y_NCHW in seen.items():
         assert y_NCHW.is_contiguous(memory_format=torch.channels_last), name
@@ -190,17 +190,17 @@ def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
     graph = torch.cuda.CUDAGraph()
     with capturing(graph, stream):
         recorded = fast.select(inputs, sizes)
-    for said in reversed(given):
-        for tensor, value in zip(inputs, said, strict=True):
+    for outputs in reversed(given):
+        for tensor, value in zip(inputs, outputs, strict=True):
             tensor.copy_(value)
         graph.replay()
-        expected = reference.select(said, size)
-        assert expected.there.any()
-        assert torch.equal(recorded.there.cpu(), expected.there)
-        assert torch.equal(recorded.class_id.cpu()[expected.there], expected.class_id[expected.there])
+        expected = reference.select(outputs, size)
+        assert expected.valid.any()
+        assert torch.equal(recorded.valid.cpu(), expected.valid)
+        assert torch.equal(recorded.class_id.cpu()[expected.valid], expected.class_id[expected.valid])
         torch.testing.assert_close(recorded.score.cpu(), expected.score, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
-            recorded.box.cpu()[expected.there], expected.box[expected.there], rtol=1e-4, atol=1e-2
+            recorded.box.cpu()[expected.valid], expected.box[expected.valid], rtol=1e-4, atol=1e-2
         )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
 from benchmarks.rgat.ops import sample
-from benchmarks.rgat.sampling import BuildSampler, SeedBatch, enough_shape, largest_shape, measured
+from benchmarks.rgat.sampling import BuildSampler, SeedBatch, enough_shape, largest_shape, sampled_moments
 from benchmarks.rgat.synthetic import IGBH_EIGHTH, synthetic_igbh
 from common.ops.operation import AUTO, REFERENCE, OperationRequest
 
@@ -49,7 +49,7 @@ def sampler_of_cases(device: torch.device) -> BuildSampler:
 def capacities_of_cases(graph: Graph, seeds: int, fanouts: Sequence[int] = FANOUTS) -> BlockShape:
     """Return capacities, estimated as in training. Waits for the device."""
     batches = (seeds_of_cases(graph, seeds, number) for number in range(1, MEASURED + 1))
-    moments = measured(graph, fanouts, sampler_of_cases(graph.device), seeds, batches)
+    moments = sampled_moments(graph, fanouts, sampler_of_cases(graph.device), seeds, batches)
     return enough_shape(moments, largest_shape(graph, seeds, fanouts), SIGMA)
 
 

@@ -32,9 +32,6 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) ->
 
     Args:
         folder: folder of the files; other files there are ignored.
-        data_dir: output folder for links, or for copies on another disk; may be ``folder``.
-        encoding: encoding of the benchmark.
-        workers: threads.
 
     Raises:
         DataError: a file is missing or differs, or ``data_dir`` has other data.

@@ -25,13 +25,7 @@ def click_log_commands(
     sample_format: SampleFormat,
     encoding: Callable[[], Encoding],
 ) -> DataCommands:
-    """Return the data commands of a benchmark.
-
-    Args:
-        benchmark: name of the benchmark.
-        sample_format: format of the prepared data.
-        encoding: returns the benchmark's encoding, which depends on its dataset constants; called only when needed.
-    """
+    """Return the data commands of a benchmark."""
 
     def generated(raw_dir: Path, options: SyntheticClicks, workers: int) -> str:
         return synthetic.generate(raw_dir, encoding().table_rows, options, workers)

@@ -23,14 +23,6 @@ class ClickEvaluationRows:
     A batch has ``label`` (B,), ``dense`` (B, D) and ``ids`` (B, L) from :meth:`SampleFormat.decode`, and ``count``,
     0-d int64: the first ``count`` samples are real, the others are padding with all words 0.
 
-    Args:
-        file: file of the evaluation samples.
-        sample_format: format of its rows.
-        words: words of a row.
-        shard: this replica's part.
-        device: device of the batches.
-        resident_gb: see :class:`RowReaderSettings`.
-
     Attributes:
         resident: whether batches stay on the device after the first pass.
     """
@@ -100,13 +92,8 @@ def open_evaluation(
     """Open the evaluation data in ``root``. Call it after ``run_start``.
 
     Args:
-        root: prepared data.
-        sample_format: format of the data.
-        tables: tables of the model.
         batch: samples of a batch of one replica.
         replicas, replica: number of data-parallel replicas, and index of this one.
-        device: device of the batches.
-        settings: options for reading files and keeping batches on the device.
 
     Raises:
         DataError: the folder is incomplete or damaged, or its ids belong to other tables.

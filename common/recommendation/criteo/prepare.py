@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import atomic, manifest
+from common.data import manifest
 from common.data.manifest import Manifest
 from common.data.preparation import preparing
 from common.data.published import Published, PublishedFile
+from common.data.stages import memory_of_start
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, open_raw
@@ -32,10 +33,6 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
     """Write the prepared data set. Do nothing if it exists, and continue after an interruption.
 
     Args:
-        raw_dir: see :mod:`common.recommendation.criteo.preparation.raw_days`.
-        data_dir: output folder for the files and the manifest.
-        encoding: the benchmark's encoding.
-        workers: processes.
         memory: bytes for rows of all processes together. In addition, the order of the training samples needs 8 bytes
             per sample, and the numbering of a feature 16 bytes per different category. The ids of multi-hot tables
             (24 GB) should fit the page cache. A continued preparation keeps the memory per process of its start.
@@ -50,12 +47,12 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
         published = replace(published, known=f"tables have at most {encoding.largest:,} rows")
     wanted = {"fingerprint": raw.fingerprint(), "settings": settings_of(encoding)}
     chosen = encoding.sample_format
-    with preparing(data_dir, chosen.name, chosen.command, wanted, published, raw.stand_in) as job:
+    with preparing(data_dir, chosen.name, chosen.command, wanted, published, raw.synthetic) as job:
         if job.found is not None:
             return job.found
         work_dir = job.begin(INTERMEDIATE)
         workers = min(workers, 1 + sum(path.stat().st_size for day in raw.files for path in day) // BYTES_PER_WORKER)
-        own = _memory_per_worker(work_dir / "memory", memory // workers)
+        own = memory_of_start(work_dir / "memory", memory // workers)
         made = CriteoPipeline(raw, encoding, data_dir, work_dir, workers, own).run()
         source = {TABLE_ROWS: json.dumps(made.table_rows), HOTNESS: json.dumps(encoding.hotness), FORM: raw.form}
         counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
@@ -98,10 +95,8 @@ def check_rows(
 
     Args:
         rows: number of rows of the file.
-        sample_format: format of the rows.
         table_rows, hotness: rows and ids per sample of each table.
         remedy: what to do about a wrong row, for messages.
-        workers: threads.
 
     Returns:
         The largest value of each id word.
@@ -148,10 +143,3 @@ def published_logs(sample_format: SampleFormat) -> Published:
         PUBLISHED_COUNTS,
         {name: PublishedFile(md5=md5) for name, md5 in sample_format.checksums.items()},
     )
-
-
-def _memory_per_worker(path: Path, memory: int) -> int:
-    """Return the memory per process of the preparation's start. It determines the pieces, of which some may exist."""
-    if not path.exists():
-        atomic.write_text(path, f"{max(1, memory)}\n")
-    return int(path.read_text(encoding="utf-8"))

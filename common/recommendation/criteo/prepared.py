@@ -52,8 +52,6 @@ def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None
     """Read the manifest, and compare files and tables with it.
 
     Args:
-        root: prepared data.
-        sample_format: format of the data.
         tables: tables of the model; None for any.
 
     Raises:

@@ -27,7 +27,6 @@ class RowReaderSettings:
             direct if the file system supports it; ``mapped``: memory map, read by the calling thread, for small
             files.
         ahead: batches that are read ahead.
-        threads: reader threads.
         resident_gb: decoded evaluation batches stay on the device after the first pass if those of this rank need at
             most this many GB (1e9 bytes); 0: they are read again each time.
     """
@@ -42,9 +41,7 @@ class RowFile:
     """A file of rows of int32 words. Its read buffers are kept until it is closed.
 
     Args:
-        words: words of a row.
         rows: expected number of rows.
-        settings: reader options.
 
     Raises:
         DataError: the file is missing, has an incomplete row, or another number of rows.
@@ -101,9 +98,9 @@ class RowFile:
             return
         row_bytes, settings = self._words * WORD, self._settings
         buffers = self._ring(max(last - first for first, last in ranges) * row_bytes, pinned)
-        places = [(first * row_bytes, (last - first) * row_bytes) for first, last in ranges]
+        byte_ranges = [(first * row_bytes, (last - first) * row_bytes) for first, last in ranges]
         file = self._rows.file
-        for piece in file.pieces(places, buffers.size, settings.ahead, settings.threads, row_bytes, buffers):
+        for piece in file.pieces(byte_ranges, buffers.size, settings.ahead, settings.threads, row_bytes, buffers):
             try:
                 yield piece.values.view(torch.int32).view(-1, self._words)
             finally:

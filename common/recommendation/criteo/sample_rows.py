@@ -14,8 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.recommendation.tables import Tables
-
 DENSE = 13
 """Dense features of a sample."""
 CATEGORICAL = 26
@@ -70,8 +68,3 @@ class SampleFormat:
         if self.logarithms:
             return "" if np.isfinite(words_ND.view(np.float32)).all() else "that are not finite"
         return "below 0" if words_ND.min(initial=0) < 0 else ""
-
-
-def row_words(tables: Tables) -> int:
-    """Return the words of a row with the ids of ``tables``: 228 for DLRM-DCNv2, 40 for DLRM."""
-    return IDS + tables.lookups

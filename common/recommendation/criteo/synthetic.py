@@ -81,7 +81,6 @@ def generate(
 
     Args:
         table_rows: table rows of the benchmark.
-        workers: processes.
 
     Returns:
         a summary: numbers of samples, and the Bayes AUC of the evaluated samples.
@@ -185,7 +184,6 @@ def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, 
     """Return the model with a given Bayes AUC and click rate, found by bisection over a sample.
 
     Args:
-        table_rows, seed: see :class:`LogisticModel`.
         best_auc: target of the Bayes AUC.
         click_rate: target of the mean probability of a click.
     """

@@ -27,33 +27,31 @@ class TrainingRows:
     stays valid until the next batch is requested and the copies queued on the current stream by then are done.
 
     Args:
-        file: file of the training samples.
-        mine: this replica's part of every global batch.
-        device: target device of the batches.
+        part: this replica's part of every global batch.
 
     Raises:
         ConfigError: there are fewer samples than a global batch has.
     """
 
-    def __init__(self, prepared: PreparedClicks, file: RowFile, mine: MicroBatches, device: torch.device) -> None:
+    def __init__(self, prepared: PreparedClicks, file: RowFile, part: MicroBatches, device: torch.device) -> None:
         self.train_samples, self.eval_samples = prepared.train_samples, prepared.eval_samples
         self.stand_in = prepared.manifest.stand_in
-        self._file, self._mine, self._pinned = file, mine, device.type == "cuda"
-        self._steps = self.train_samples // (mine.micro_batch * mine.lanes)
+        self._file, self._part, self._pinned = file, part, device.type == "cuda"
+        self._steps = self.train_samples // (part.micro_batch * part.lanes)
         if not self._steps:
             raise ConfigError(
-                f"hparams.global_batch_size={mine.micro_batch * mine.lanes}: {prepared.folder} has only "
+                f"hparams.global_batch_size={part.micro_batch * part.lanes}: {prepared.folder} has only "
                 f"{self.train_samples} training samples"
             )
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
         """Yield the micro-batches of ``block`` from position ``start``, up to the last complete global batch."""
-        mine = self._mine
-        first = mine.first(block)
-        last = min(first + mine.count(block), self._steps * mine.accumulation)
+        part = self._part
+        first = part.first(block)
+        last = min(first + part.count(block), self._steps * part.accumulation)
         ranges = [self._rows(number) for number in range(first + start, last)]
         for position, words_BW in enumerate(self._file.read(ranges, self._pinned), start):
-            yield HostBatch({"words": words_BW}, mine.micro_batch * mine.replicas, position)
+            yield HostBatch({"words": words_BW}, part.micro_batch * part.replicas, position)
 
     def close(self) -> None:
         """Stop the threads and close the file."""
@@ -61,28 +59,23 @@ class TrainingRows:
 
     def _rows(self, number: int) -> tuple[int, int]:
         """Return first row and last row + 1 of this replica's micro-batch ``number`` of the whole training."""
-        step, accumulation_step = self._mine.place(number)
-        first = (step * self._mine.lanes + self._mine.lane(accumulation_step)) * self._mine.micro_batch
-        return first, first + self._mine.micro_batch
+        step, accumulation_step = self._part.place(number)
+        first = (step * self._part.lanes + self._part.lane(accumulation_step)) * self._part.micro_batch
+        return first, first + self._part.micro_batch
 
 
 def open_training(
     root: Path,
     sample_format: SampleFormat,
     tables: Tables,
-    mine: MicroBatches,
+    part: MicroBatches,
     device: torch.device,
     settings: RowReaderSettings,
 ) -> TrainingRows:
     """Open the training data in ``root``. Call it after ``run_start``.
 
     Args:
-        root: prepared data.
-        sample_format: format of the data.
-        tables: tables of the model.
-        mine: this replica's part of every global batch.
-        device: target device of the batches.
-        settings: options for reading files.
+        part: this replica's part of every global batch.
 
     Raises:
         DataError: the folder is incomplete or damaged, or its ids belong to other tables.
@@ -90,4 +83,4 @@ def open_training(
     """
     prepared = open_prepared(root, sample_format, tables)
     file = RowFile(root / sample_format.train_file, prepared.words, prepared.train_samples, settings)
-    return TrainingRows(prepared, file, mine, device)
+    return TrainingRows(prepared, file, part, device)

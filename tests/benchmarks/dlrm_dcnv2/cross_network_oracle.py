@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Inputs(NamedTuple):
-    """Of a network, and the gradient of its result."""
+    """Inputs of a network, and the gradient of its result."""
 
     x0: Tensor
     v: list[Tensor]
@@ -18,7 +18,7 @@ class Inputs(NamedTuple):
     dy: Tensor
 
     def leaves(self) -> list[Tensor]:
-        """What gets a gradient."""
+        """Inputs that get a gradient."""
         return [self.x0, *self.v, *self.w, *self.b]
 
 

@@ -116,7 +116,7 @@ def changed(path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "val_data.bin").unlink(), "preprocessed_criteo_click_logs lacks val_data.bin"),
         (lambda folder: [(folder / name).unlink() for name in FILES], "lacks val_data.bin and train_data.bin"),
@@ -133,9 +133,9 @@ def changed(path):
     ],
     ids=["no evaluation", "neither", "no whole number", "empty", "cut off", "changed"],
 )
-def test_a_wrong_folder_is_refused_by_name(real, tmp_path, damage, says):
+def test_a_wrong_folder_is_refused_by_name(real, tmp_path, damage, message):
     damage(real)
-    with pytest.raises(DataError, match=f"{real}.*{says}" if "folder" in says else says):
+    with pytest.raises(DataError, match=f"{real}.*{message}" if "folder" in message else message):
         adopt(real, tmp_path / "data")
     assert not (tmp_path / "data" / "manifest.json").exists()
     assert not (tmp_path / "data" / "train_data.bin").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -12,17 +11,12 @@ from cross_network_oracle import network as cross_network
 from torch import Tensor, nn
 
 from benchmarks.dlrm_dcnv2.model import DlrmDcnv2Architecture, DlrmDcnv2Network
-from common.errors import ConfigError, UnsupportedImplementation
 from common.recommendation.click_network import loss
-from tests.capturable import Capturable
+from tests.benchmarks.test_click_networks import loss_and_gradients, synthetic
 
 CPU = torch.device("cpu")
 PUBLISHED = DlrmDcnv2Architecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1), 3, 512)
 SMALL, TABLES = DlrmDcnv2Architecture(13, 8, (16, 8), (12, 8, 1), 2, 4), 3
-
-
-def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DlrmDcnv2Network:
-    return DlrmDcnv2Network(SMALL, TABLES, {}, CPU, dtype, torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +26,8 @@ def published() -> DlrmDcnv2Network:
     return DlrmDcnv2Network(PUBLISHED, 26, {}, CPU, torch.float32, generator)
 
 
-def made_up(samples: int, tables: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Dense features, vectors of the tables, labels."""
-    random = torch.Generator().manual_seed(5)
-    dense = torch.randn(samples, 13, generator=random).to(dtype)
-    vectors = 0.1 * torch.randn(samples, tables * width, generator=random)
-    return dense, vectors.to(dtype), torch.randint(2, (samples,), generator=random).float()
-
-
 def mlp(x: Tensor, layers: nn.ModuleList, last: Callable[[Tensor], Tensor]) -> Tensor:
-    """By einsum; ``last`` follows the last layer."""
+    """Compute the network by einsum; ``last`` follows the last layer."""
     for number, layer in enumerate(layers):
         x = torch.einsum("bk,nk->bn", x, layer.weight) + layer.bias
         x = x.clamp(min=0) if number + 1 < len(layers) else last(x)
@@ -49,13 +35,10 @@ def mlp(x: Tensor, layers: nn.ModuleList, last: Callable[[Tensor], Tensor]) -> T
 
 
 def test_logits_loss_and_gradients_are_the_formulas() -> None:
-    model = small()
-    dense, vectors, label = made_up(11, TABLES, SMALL.width, torch.float64)
+    model = DlrmDcnv2Network(SMALL, TABLES, {}, CPU, torch.float64, torch.Generator().manual_seed(0))
+    dense, vectors, label = synthetic(11, TABLES, SMALL.width, torch.float64)
     label = label.double()
-    bottom = model.bottom(dense)
-    mean = loss(model.head(torch.cat([bottom, vectors], 1)), label)
-    found = torch.autograd.grad(mean, list(model.parameters()))
-
+    bottom, mean, *found = loss_and_gradients(model, dense, vectors, label)
     expected_bottom = mlp(dense, model.dense_arch, lambda x: x.clamp(min=0))
     torch.testing.assert_close(bottom, expected_bottom)
     net = model.crossnet
@@ -122,57 +105,7 @@ def test_the_cross_network_starts_by_glorots_normal_rule(published: DlrmDcnv2Net
 
 
 def test_the_first_loss_is_about_the_logarithm_of_two(published: DlrmDcnv2Network) -> None:
-    dense, vectors, label = made_up(256, 26, 128, torch.float32)
+    dense, vectors, label = synthetic(256, 26, 128, torch.float32)
     with torch.no_grad():
         mean = loss(published.head(torch.cat([published.bottom(dense.abs()), 0.1 * vectors], 1)), label)
     assert mean == pytest.approx(math.log(2), abs=0.03)
-
-
-def test_weights_follow_from_the_generator() -> None:
-    one, same, other = small(seed=4), small(seed=4), small(seed=5)
-    pairs = zip(one.parameters(), same.parameters(), other.parameters(), strict=True)
-    for name, (mine, again, different) in zip(dict(one.named_parameters()), pairs, strict=True):
-        assert torch.equal(mine, again)
-        assert torch.equal(mine, different) == name.startswith("crossnet.bias")
-
-
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.004), (torch.bfloat16, 0.03)], ids=str)
-def test_half_networks_are_the_exact_one_but_for_rounding(dtype: torch.dtype, bound: float) -> None:
-    exact, half = small(), small(dtype)
-    dense, vectors, _ = made_up(200, TABLES, SMALL.width, torch.float64)
-    bottom = half.bottom(dense.float())
-    assert bottom.dtype == dtype
-    logit = half.head(torch.cat([bottom, vectors.to(dtype)], 1))
-    expected = exact.head(torch.cat([exact.bottom(dense), vectors], 1))
-    assert logit.dtype == torch.float32
-    assert (logit - expected).norm() < bound * expected.norm()
-
-
-def test_a_micro_batch_is_capturable() -> None:
-    model = small(torch.bfloat16)
-    dense, vectors, label = made_up(11, TABLES, SMALL.width, torch.float32)
-    with Capturable():
-        x0 = torch.cat([model.bottom(dense), vectors.bfloat16()], 1)
-        loss(model.head(x0), label).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"bottom_mlp": (16, 9)}, r"bottom_mlp=\[16, 9\]: its last layer must be width=8"),
-        ({"bottom_mlp": ()}, r"bottom_mlp=\[\]"),
-        ({"top_mlp": (12, 2)}, r"top_mlp=\[12, 2\]: its last layer must be 1"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(change: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(SMALL, **change)
-
-
-@pytest.mark.parametrize("option", ["linear_relu", "cross_network"])
-def test_an_unknown_implementation_is_refused_by_its_option(option: str) -> None:
-    with pytest.raises(
-        UnsupportedImplementation, match=f"model.implementations.{option}=fast: .* no implementation 'fast'"
-    ):
-        DlrmDcnv2Network(SMALL, TABLES, {option: "fast"}, CPU, torch.float32, torch.Generator())

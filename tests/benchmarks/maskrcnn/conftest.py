@@ -19,7 +19,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared(drawn: Path) -> Path:
-    """What :func:`drawn` gives, prepared; the backbone lies in ``data-assets`` beside it."""
+    """The prepared data of :func:`drawn`; the backbone is in ``data-assets`` beside them."""
     data = drawn.parent / "data"
     prepare(drawn, data, workers=2)
     return data

@@ -1,7 +1,7 @@
-"""The losses of an iteration picture by picture, on lists that are as long as there is something.
+"""The losses of an iteration, picture by picture, on lists without padding: oracle of the iteration at fixed shapes.
 
-What the iteration at fixed shapes is tested against. The network's layers are common to both; regions are cut out by
-torchvision, masks drawn by pycocotools, and everything between is :mod:`tests.benchmarks.maskrcnn.plain_detector`.
+Both use the same layers of the network. Here, torchvision cuts out regions, pycocotools draws masks, and
+:mod:`tests.benchmarks.maskrcnn.plain_detector` does the rest.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NAMES = ("loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "los
 
 
 class Picture(NamedTuple):
-    """What is in a slot of a batch.
+    """Content of a slot of a batch.
 
     Attributes:
         size: height and width without padding, px.
         boxes, labels, outlines: its objects; the outlines in px of the published picture.
-        transform: what became of that, see ``ops.mask_targets``.
+        transform: see ``ops.mask_targets``.
         real: whether the slot counts.
     """
 
@@ -51,10 +51,10 @@ def losses(
     model: MaskRCNN, own: MaskRCNNConfig, image_NCHW: Tensor, pictures: Sequence[Picture], seed: int
 ) -> dict[str, Tensor]:
     """The five losses by their names, and ``mask_slots``."""
-    facts, hparams, room = own.facts, own.hparams, own.reader.max_boxes
+    facts, hparams, capacity = own.facts, own.hparams, own.reader.max_boxes
     shape = (image_NCHW.shape[2], image_NCHW.shape[3])
     levels = model.pyramid(image_NCHW)
-    said = [_by_anchor(output) for output in model.propose(levels)]
+    outputs = [_by_anchor(output) for output in model.propose(levels)]
     anchors_by_level = [level.tolist() for level in anchors(facts, shape)]
     every_anchor = [anchor for level in anchors_by_level for anchor in level]
 
@@ -64,20 +64,20 @@ def losses(
         if not picture.real:
             regions.append([])
             continue
-        logits, offsets = (torch.cat([level[part][number] for level in said]) for part in range(2))
+        logits, offsets = (torch.cat([level[part][number] for level in outputs]) for part in range(2))
         target = plain.rpn_target(
             every_anchor, picture.boxes, *picture.size, facts.rpn_low, facts.rpn_high, facts.rpn_samples,
             int(facts.rpn_samples * facts.rpn_positive), _keys(seed, plain.RPN_STREAM, number, len(every_anchor)),
         )  # fmt: skip
         sampled += len(target.positive) + len(target.negative)
-        for place, wanted in zip(target.positive, target.offsets, strict=True):
-            entropy = entropy - F.logsigmoid(logits[place])
-            distance = distance + smooth_l1(offsets[place], wanted, facts.rpn_beta)
-        for place in target.negative:
-            entropy = entropy - F.logsigmoid(-logits[place])
+        for index, wanted in zip(target.positive, target.offsets, strict=True):
+            entropy = entropy - F.logsigmoid(logits[index])
+            distance = distance + smooth_l1(offsets[index], wanted, facts.rpn_beta)
+        for index in target.negative:
+            entropy = entropy - F.logsigmoid(-logits[index])
         regions.append(
             plain.propose(
-                [(level[0][number].tolist(), level[1][number].tolist()) for level in said], anchors_by_level,
+                [(level[0][number].tolist(), level[1][number].tolist()) for level in outputs], anchors_by_level,
                 *picture.size, facts.train_candidates, facts.rpn_nms_threshold,
             )
         )  # fmt: skip
@@ -94,7 +94,7 @@ def losses(
             (number, target)
             for target in plain.roi_targets(
                 of, picture.boxes, picture.labels, slots, facts.roi_low, facts.box_weights, facts.roi_sampled,
-                int(facts.roi_sampled * facts.roi_positive), _keys(seed, plain.ROI_STREAM, number, slots + room),
+                int(facts.roi_sampled * facts.roi_positive), _keys(seed, plain.ROI_STREAM, number, slots + capacity),
             )
         ]  # fmt: skip
     made = dict.fromkeys(NAMES, _zero(image_NCHW))
@@ -126,7 +126,7 @@ def _zero(like: Tensor) -> Tensor:
 
 
 def _keys(seed: int, stream: int, picture: int, candidates: int) -> Callable[[int], int]:
-    return lambda place: plain.key(seed, stream, picture * candidates + place)
+    return lambda index: plain.key(seed, stream, picture * candidates + index)
 
 
 def _by_anchor(output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

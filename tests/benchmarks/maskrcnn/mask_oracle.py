@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.maskrcnn.ops.paste import MaskRuns, Masks
-from benchmarks.maskrcnn.polygon_table import PolygonRoom, PolygonTable
+from benchmarks.maskrcnn.polygon_table import PolygonCapacity, PolygonTable
 from common.detection.polygons import Polygons
 
 Outline = Sequence[np.ndarray]
@@ -37,10 +37,10 @@ class Targets(NamedTuple):
     transform: Tensor
 
     def table(self, device: str = "cpu") -> PolygonTable:
-        """With more room than is needed."""
+        """With more capacity than is needed."""
         polygons = columns(self.objects)
-        room = PolygonRoom(len(self.objects) + 3, len(polygons.polygon_bounds) + 2, len(polygons.xy) + 40)
-        table = PolygonTable(room, torch.device(device))
+        capacity = PolygonCapacity(len(self.objects) + 3, len(polygons.polygon_bounds) + 2, len(polygons.xy) + 40)
+        table = PolygonTable(capacity, torch.device(device))
         table.load(polygons)
         return table
 
@@ -101,21 +101,21 @@ def random_targets(seed: int, rois: int, most_points: int = 12) -> Targets:
     )
 
 
-def pasted(masks: Masks, place: int, threshold: float) -> np.ndarray:
+def pasted(masks: Masks, index: int, threshold: float) -> np.ndarray:
     """The mask of one detection in its whole picture, (height, width) uint8, by PyTorch's interpolation.
 
     Fails where a pixel is so near the threshold that it depends on how PyTorch rounds.
     """
     size = masks.probability_DSS.shape[1]
-    padded = functional.pad(masks.probability_DSS[place].float(), (1, 1, 1, 1))
-    box = masks.boxes_D4[place].cpu()
+    padded = functional.pad(masks.probability_DSS[index].float(), (1, 1, 1, 1))
+    box = masks.boxes_D4[index].cpu()
     half, middle = (box[2:] - box[:2]) * 0.5, (box[2:] + box[:2]) * 0.5
     half *= (size + 2) / size
     (x1, y1), (x2, y2) = ((middle + sign * half).int().tolist() for sign in (-1, 1))
     wide, high = max(x2 - x1 + 1, 1), max(y2 - y1 + 1, 1)
     drawn = functional.interpolate(padded.cpu()[None, None], (high, wide), mode="bilinear", align_corners=False)[0, 0]
     assert (drawn - threshold).abs().min() > 5e-7
-    height, width = masks.size_D2[place].int().tolist()
+    height, width = masks.size_D2[index].int().tolist()
     picture = np.zeros((height, width), np.uint8)
     left, right, top, bottom = max(x1, 0), min(x2 + 1, width), max(y1, 0), min(y2 + 1, height)
     if left < right and top < bottom:

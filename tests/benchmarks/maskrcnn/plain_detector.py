@@ -1,8 +1,7 @@
 """Boxes, matching, suppression, proposals and samples as lists, picture by picture, in Python's float64.
 
-What the fixed-shape versions are tested against: it shares no line with them. A box is a list of corners x1, y1, x2, y2
-in px, of which the last pixel belongs to it, so a side is the difference and 1. Nothing is padded: lists are as long as
-there is something.
+Oracle of the fixed-shape versions, without shared code. A box is a list of corners x1, y1, x2, y2 in px. Its last
+pixel belongs to it, so that a side is the difference plus 1. Nothing is padded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Box = Sequence[float]
 BELOW, BETWEEN = -1, -2
 MOST_GROWTH = 1000 / 16
 RPN_STREAM, ROI_STREAM = 1, 2
-"""What the random keys of anchors and of proposals are drawn with."""
+"""Random streams of the keys of anchors and of proposals."""
 
 # Boxes
 
@@ -91,18 +90,18 @@ def match(
 
 
 def suppress(boxes: Sequence[Box], threshold: float, pixel: float = 1.0) -> list[int]:
-    """Places of those that are kept of boxes of one class, the best first."""
+    """Return the indices of the boxes that are kept; all are of one class, the best first."""
     kept: list[int] = []
-    for place, box in enumerate(boxes):
+    for index, box in enumerate(boxes):
         if all(overlap(boxes[better], box, pixel) <= threshold for better in kept):
-            kept.append(place)
+            kept.append(index)
     return kept
 
 
 # Sampling
 
 
-def key(seed: int, stream: int, place: int) -> int:
+def key(seed: int, stream: int, index: int) -> int:
     """The hash that :mod:`common.ops.random_bits` describes, of Python's integers."""
     mask = 0xFFFFFFFF
 
@@ -113,7 +112,7 @@ def key(seed: int, stream: int, place: int) -> int:
 
     first = mix((seed & mask) ^ mix((stream * 0x9E3779B9 + 1) & mask))
     second = mix((((seed >> 32) & mask) + mix(first ^ stream)) & mask)
-    return mix(mix(place ^ first) ^ second)
+    return mix(mix(index ^ first) ^ second)
 
 
 def sample(
@@ -161,8 +160,8 @@ def propose(
     """
     found, start = [], 0
     for (logits, offsets), level_anchors in zip(levels, anchors, strict=True):
-        order = sorted(range(len(logits)), key=lambda place: (-logits[place], place))[:candidates]
-        boxes = [clip(decode(offsets[place], level_anchors[place]), height, width) for place in order]
+        order = sorted(range(len(logits)), key=lambda index: (-logits[index], index))[:candidates]
+        boxes = [clip(decode(offsets[index], level_anchors[index]), height, width) for index in order]
         kept = suppress(boxes, threshold)
         found += [Region(boxes[one], logits[order[one]], start + slot) for slot, one in enumerate(kept)]
         start += len(order)
@@ -176,9 +175,9 @@ def best_of_picture(regions: Sequence[Region], most: int) -> list[Region]:
 
 
 def best_of_batch(pictures: Sequence[Sequence[Region]], most: int) -> list[list[Region]]:
-    """Those of each picture that are among the best of all."""
-    places = [(-region.logit, picture, region.slot) for picture, of in enumerate(pictures) for region in of]
-    chosen = {place[1:] for place in sorted(places)[:most]}
+    """Return the regions of each picture that are among the best of all pictures."""
+    ranked = [(-region.logit, picture, region.slot) for picture, of in enumerate(pictures) for region in of]
+    chosen = {index[1:] for index in sorted(ranked)[:most]}
     return [[region for region in of if (picture, region.slot) in chosen] for picture, of in enumerate(pictures)]
 
 
@@ -187,7 +186,7 @@ def best_of_batch(pictures: Sequence[Sequence[Region]], most: int) -> list[list[
 
 @dataclass
 class RpnTarget:
-    """What the region proposal network has to say of a picture.
+    """Targets of the region proposal network for a picture.
 
     Attributes:
         positive, negative: anchors.
@@ -213,21 +212,21 @@ def rpn_target(
     """Ren et al., arXiv:1506.01497, section 3.1.2; anchors across the picture's border are left out of the sample."""
     found = match(anchors, boxes, low, high, rescue=True)
     inside = [
-        place for place, box in enumerate(anchors) if box[0] >= 0 and box[1] >= 0 and box[2] < width and box[3] < height
+        index for index, box in enumerate(anchors) if box[0] >= 0 and box[1] >= 0 and box[2] < width and box[3] < height
     ]
     positive, negative = sample(
-        [place for place in inside if found[place] >= 0],
-        [place for place in inside if found[place] == BELOW],
+        [index for index in inside if found[index] >= 0],
+        [index for index in inside if found[index] == BELOW],
         count,
         most_positive,
         key_of,
     )
-    return RpnTarget(positive, negative, [encode(boxes[found[place]], anchors[place]) for place in positive])
+    return RpnTarget(positive, negative, [encode(boxes[found[index]], anchors[index]) for index in positive])
 
 
 @dataclass
 class RoiTarget:
-    """What the box head has to say of a region: class 0 is background, and has no box.
+    """Targets of the box head for a region. Class 0 is background and has no box.
 
     Attributes:
         box: of the region.
@@ -263,7 +262,7 @@ def roi_targets(
         weights: of the offsets.
         count, most_positive, key_of: of the sample; keys are of slots.
     """
-    added = [Region(list(box), math.inf, slots + place) for place, box in enumerate(boxes)]
+    added = [Region(list(box), math.inf, slots + index) for index, box in enumerate(boxes)]
     by_slot = {region.slot: region for region in (*regions, *added)}
     found = dict(zip(by_slot, match([region.box for region in by_slot.values()], boxes, low, low, False), strict=True))
     positive, negative = sample(

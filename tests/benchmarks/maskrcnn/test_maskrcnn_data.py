@@ -32,7 +32,7 @@ def evaluation(root, replicas, replica):
 
 
 def legacy_boxes(corners, size, published, mirrored):
-    """Corners in float64, one after another: scaled, then x becomes W - x - 1 and the ends change places."""
+    """Return corners in float64: scaled; if mirrored, x becomes W - x - 1 and the corners are swapped."""
     boxes = []
     for x1, y1, x2, y2 in corners.astype(np.float64).tolist():
         x1, x2 = (x * size[1] / published[1] for x in (x1, x2))
@@ -42,9 +42,9 @@ def legacy_boxes(corners, size, published, mirrored):
 
 
 def test_slots_hold_the_pictures_and_what_is_in_them(prepared):
-    """By the number of a picture's first object, which no other picture has."""
+    """The index of the first object identifies a picture."""
     pictures, objects = open_prepared(prepared).train()
-    place_of = {int(objects.bounds[place]): place for place in range(len(pictures)) if objects.counts[place]}
+    index_of = {int(objects.bounds[index]): index for index in range(len(pictures)) if objects.counts[index]}
     preparer = Preparer(settings().facts, {"resize": "reference"}, CPU, torch.float32)
     seen, mirrors = set(), set()
     for batch in train(prepared):
@@ -55,30 +55,30 @@ def test_slots_hold_the_pictures_and_what_is_in_them(prepared):
         for slot in range(MICRO_BATCH):
             if not tensors["real"][slot] or not tensors["count"][slot]:
                 continue
-            place, count = place_of[int(tensors["object"][slot])], int(tensors["count"][slot])
-            width, height = pictures.size(place)
+            index, count = index_of[int(tensors["object"][slot])], int(tensors["count"][slot])
+            width, height = pictures.size(index)
             size = resized_size(height, width, SHORT, LONG)
             mirrored = bool(tensors["transform"][slot, 2])
             assert tensors["size"][slot].tolist() == list(size)
             assert tensors["decoded_size"][slot].tolist() == [height, width]
             expected = torch.tensor([size[1] / width, size[0] / height, float(mirrored), float(width)])
             assert torch.equal(tensors["transform"][slot], expected)
-            mine = slice(objects.bounds[place], objects.bounds[place + 1])
+            mine = slice(objects.bounds[index], objects.bounds[index + 1])
             boxes = legacy_boxes(objects.corners[mine], size, (height, width), mirrored)
             torch.testing.assert_close(tensors["boxes"][slot, :count].double(), boxes, rtol=1e-6, atol=1e-4)
             assert tensors["label"][slot, :count].tolist() == objects.label[mine].tolist()
             assert not tensors["boxes"][slot, count:].any()
             assert not tensors["label"][slot, count:].any()
-            picture = pictures.picture(place, pictures.record(place))
+            picture = pictures.picture(index, pictures.record(index))
             assert torch.equal(tensors["pixels"][slot, :height, :width], torch.from_numpy(np.array(picture)))
             levels = np.array(picture.resize(size[::-1], Image.Resampling.BILINEAR))[:, :, ::-1].astype(np.float32)
             levels = levels[:, ::-1] if mirrored else levels
             expected = torch.from_numpy(levels - np.array(settings().facts.mean, np.float32)).permute(2, 0, 1)
             assert torch.equal(made["image"][slot, :, : size[0], : size[1]], expected)
-            seen.add(place)
+            seen.add(index)
             mirrors.add(mirrored)
     pictures.close()
-    assert seen == set(place_of.values())
+    assert seen == set(index_of.values())
     assert mirrors == {False, True}
 
 
@@ -115,7 +115,7 @@ def test_batches_fit_their_shapes_and_have_one_orientation(prepared):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
     pictures = open_prepared(prepared).validation()
-    place_of = {int(number): place for place, number in enumerate(pictures.annotations.picture_id)}
+    index_of = {int(number): index for index, number in enumerate(pictures.annotations.picture_id)}
     preparer, seen = Preparer(settings().facts, {"resize": "reference"}, CPU, torch.float32), []
     parts = [evaluation(prepared, replicas, replica) for replica in range(replicas)]
     assert len({len(part) for part in parts}) == 1
@@ -127,12 +127,12 @@ def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
                 assert batch.tensors["decoded_size"][slot].tolist() == made["size"][slot].tolist() == [1, 1]
                 continue
             seen.append(number)
-            width, height = pictures.size(place_of[number])
+            width, height = pictures.size(index_of[number])
             assert made["original"][slot].tolist() == [height, width]
             size = resized_size(height, width, SHORT, LONG)
             assert made["size"][slot].tolist() == list(size)
-            place = place_of[number]
-            levels = pictures.picture(place, pictures.record(place)).resize(size[::-1], Image.Resampling.BILINEAR)
+            index = index_of[number]
+            levels = pictures.picture(index, pictures.record(index)).resize(size[::-1], Image.Resampling.BILINEAR)
             expected = np.array(levels)[:, :, ::-1].astype(np.float32) - np.array(settings().facts.mean, np.float32)
             assert torch.equal(
                 made["image"][slot, :, : size[0], : size[1]].permute(1, 2, 0), torch.from_numpy(expected)
@@ -140,7 +140,7 @@ def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
             assert not made["image"][slot, :, size[0] :].any()
             assert not made["image"][slot, :, :, size[1] :].any()
     pictures.close()
-    assert sorted(seen) == sorted(place_of)
+    assert sorted(seen) == sorted(index_of)
 
 
 @pytest.mark.parametrize(

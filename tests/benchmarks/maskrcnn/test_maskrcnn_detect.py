@@ -16,6 +16,7 @@ from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
 from benchmarks.maskrcnn.ops import roi_align
 from benchmarks.maskrcnn.proposals import Proposals
 from common.mlperf.fixed import fixed_facts
+from tests.benchmarks.maskrcnn.plain_detector import clip, decode, suppress
 
 CLASSES = 3
 FACTS = fixed_facts(
@@ -33,30 +34,8 @@ def detector(facts: Facts = FACTS, model: MaskRCNN | None = None) -> Detector:
     return Detector(model, facts, ALIGN, {"suppression": "reference"}, torch.device("cpu"))
 
 
-def overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Intersection over union of boxes whose corners are their first and last pixels."""
-
-    def area(box: Sequence[float]) -> float:
-        return (box[2] - box[0] + 1) * (box[3] - box[1] + 1)
-
-    width = min(one[2], other[2]) - max(one[0], other[0]) + 1
-    height = min(one[3], other[3]) - max(one[1], other[1]) + 1
-    both = max(width, 0.0) * max(height, 0.0)
-    return both / (area(one) + area(other) - both)
-
-
-def decoded(box: Sequence[float], deltas: Sequence[float], size: Sequence[float]) -> list[float]:
-    """The box that the offsets make of a proposal, within a picture of height and width."""
-    width, height = box[2] - box[0] + 1, box[3] - box[1] + 1
-    dx, dy, dw, dh = (delta / weight for delta, weight in zip(deltas, (10, 10, 5, 5), strict=True))
-    x, y = box[0] + 0.5 * width + dx * width, box[1] + 0.5 * height + dy * height
-    width, height = (side * math.exp(min(growth, math.log(1000 / 16))) for side, growth in ((width, dw), (height, dh)))
-    corners = [x - width / 2, y - height / 2, x + width / 2 - 1, y + height / 2 - 1]
-    return [min(max(value, 0.0), limit - 1) for value, limit in zip(corners, (size[1], size[0]) * 2, strict=True)]
-
-
 def plain(logits: Tensor, deltas: Tensor, proposals: Proposals, keep: int, threshold: float = 0.05) -> list[list[Row]]:
-    """Of each picture score, class and corners of the best, in order."""
+    """Return score, class and corners of each picture's best detections, in order."""
     pictures, slots = proposals.score_BS.shape
     probability = logits.double().softmax(1).view(pictures, slots, -1).tolist()
     offsets = deltas.double().view(pictures, slots, -1, 4).tolist()
@@ -69,19 +48,21 @@ def plain(logits: Tensor, deltas: Tensor, proposals: Proposals, keep: int, thres
                 for slot in range(slots)
                 if proposals.score_BS[picture, slot] > -math.inf and probability[picture][slot][label] > threshold
             ]
-            kept: list[Row] = []
-            for score, slot in sorted(candidates, key=lambda row: (-row[0], row[1])):
-                box = proposals.boxes_BS4[picture, slot].tolist()
-                corners = decoded(box, offsets[picture][slot][label], SIZES[picture].tolist())
-                if all(overlap(corners, better) <= 0.5 for _, _, better in kept):
-                    kept.append((score, label, corners))
-            rows += kept
+            candidates.sort(key=lambda row: (-row[0], row[1]))
+            boxes = [
+                clip(
+                    decode(offsets[picture][slot][label], proposals.boxes_BS4[picture, slot].tolist(), (10, 10, 5, 5)),
+                    *SIZES[picture].tolist(),
+                )
+                for _, slot in candidates
+            ]
+            rows += [(candidates[kept][0], label, boxes[kept]) for kept in suppress(boxes, 0.5)]
         found.append(sorted(rows, key=lambda row: -row[0])[:keep])
     return found
 
 
-def made_up(seed: int, slots: int = 40) -> tuple[Tensor, Tensor, Proposals]:
-    """What the box head says of random proposals, some of whose slots are empty."""
+def synthetic(seed: int, slots: int = 40) -> tuple[Tensor, Tensor, Proposals]:
+    """Return random outputs of the box head, and random proposals with some empty slots."""
     random = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -98,18 +79,18 @@ def made_up(seed: int, slots: int = 40) -> tuple[Tensor, Tensor, Proposals]:
 
 @pytest.mark.parametrize(("keep", "slots"), [(100, 40), (5, 40), (100, 7), (1, 1)])
 def test_boxes_are_those_of_the_rule(keep: int, slots: int) -> None:
-    logits, deltas, proposals = made_up(keep + slots, slots)
-    proposals.score_BS[2] = -torch.inf  # nothing there
+    logits, deltas, proposals = synthetic(keep + slots, slots)
+    proposals.score_BS[2] = -torch.inf  # no detection
     found = detector(replace(FACTS, detections=keep)).select(logits, deltas, proposals, SIZES)
     expected = plain(logits, deltas, proposals, keep)
     assert found.score_BD.shape[1] == min(keep, CLASSES * slots)
     assert not (found.score_BD[2] > -torch.inf).any()
     for picture in range(3):
-        there = found.score_BD[picture] > -torch.inf
-        rows = torch.cat([found.score_BD[picture, :, None], found.corners_BD4[picture]], 1)[there]
+        valid = found.score_BD[picture] > -torch.inf
+        rows = torch.cat([found.score_BD[picture, :, None], found.corners_BD4[picture]], 1)[valid]
         wanted = torch.tensor([[score, *corners] for score, _, corners in expected[picture]]).view(-1, 5)
         torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-3)
-        assert found.label_BD[picture][there].tolist() == [label for _, label, _ in expected[picture]]
+        assert found.label_BD[picture][valid].tolist() == [label for _, label, _ in expected[picture]]
 
 
 def test_of_equal_scores_lower_classes_come_first_and_then_earlier_proposals() -> None:
@@ -133,7 +114,7 @@ def test_a_score_of_the_threshold_is_none() -> None:
 
 
 class FixedProposals:
-    """Proposals that do not depend on what the network says."""
+    """Proposals that do not depend on the network's outputs."""
 
     def __init__(self, proposals: Proposals) -> None:
         self.proposals = proposals
@@ -151,30 +132,30 @@ def test_a_batch_is_what_its_pictures_are_alone() -> None:
         model.box_head.cls_score.weight.normal_(0, 0.05, generator=random)
     image = torch.randn((3, 3, 128, 128), generator=random) * 50
     original = torch.tensor([[60.0, 48.0], [64.0, 128.0], [50.0, 25.0]])
-    _, _, proposals = made_up(3)
+    _, _, proposals = synthetic(3)
     find = detector(model=model)
     find.name_classes([7, 8, 90])
     batch = {"image": image, "size": SIZES, "original": original}
     found = find(batch, FixedProposals(proposals))
     assert found.masks is not None
-    assert int(found.there.sum()) > 20
-    assert set(found.class_id[found.there].tolist()) <= {7, 8, 90}
+    assert int(found.valid.sum()) > 20
+    assert set(found.class_id[found.valid].tolist()) <= {7, 8, 90}
     with torch.no_grad():
-        for place in range(3):
-            part = slice(place, place + 1)
+        for index in range(3):
+            part = slice(index, index + 1)
             levels = model.pyramid(image[part])
             mine = Proposals(proposals.boxes_BS4[part], proposals.score_BS[part])
             features = ALIGN(levels[:4], mine.boxes_BS4, mine.score_BS > -torch.inf, REGION_STRIDES, 7, 2)
             boxes = find.select(*model.box_head(features), mine, SIZES[part])
-            there = found.there[place]
-            torch.testing.assert_close(found.score[place], boxes.score_BD[0], rtol=1e-4, atol=1e-5)
-            scale = (original[place] / SIZES[place])[[1, 0, 1, 0]]
-            corners = (boxes.corners_BD4[0] * scale)[there]
-            torch.testing.assert_close(found.masks.corners[place][there], corners, rtol=1e-4, atol=1e-3)
+            valid = found.valid[index]
+            torch.testing.assert_close(found.score[index], boxes.score_BD[0], rtol=1e-4, atol=1e-5)
+            scale = (original[index] / SIZES[index])[[1, 0, 1, 0]]
+            corners = (boxes.corners_BD4[0] * scale)[valid]
+            torch.testing.assert_close(found.masks.corners[index][valid], corners, rtol=1e-4, atol=1e-3)
             sides = corners[:, 2:] - corners[:, :2] + 1
             expected = torch.cat([corners[:, :2], sides], 1)
-            torch.testing.assert_close(found.box[place][there], expected, rtol=1e-4, atol=1e-3)
-            features = ALIGN(levels[:4], boxes.corners_BD4, there[None], REGION_STRIDES, 14, 2)
+            torch.testing.assert_close(found.box[index][valid], expected, rtol=1e-4, atol=1e-3)
+            features = ALIGN(levels[:4], boxes.corners_BD4, valid[None], REGION_STRIDES, 14, 2)
             own = torch.sigmoid(model.mask_head(features, boxes.label_BD[0]))
-            torch.testing.assert_close(found.masks.probability[place][there], own[there], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found.masks.probability[index][valid], own[valid], rtol=1e-4, atol=1e-4)
     assert torch.equal(found.masks.size, original)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 from small_coco import SYNTHETIC
 
 from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig, MaskReaderConfig, ModelConfig
@@ -28,6 +25,8 @@ from common.detection.coco_scorer import MaskScorer
 from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
+from tests.common.detection.pycocotools_metrics import box_and_mask_metrics
+from tests.common.detection.pycocotools_metrics import ground_truth as ground_truth_of
 
 CPU = torch.device("cpu")
 FACTS = fixed_facts(
@@ -69,36 +68,26 @@ def results(values: dict[str, Any], truth: COCO) -> list[dict[str, Any]]:
     """COCO's result list, each mask as uncompressed runs."""
     ends = np.cumsum(values["run_count"])
     rows = []
-    for place, end in enumerate(ends.tolist()):
-        picture = truth.imgs[int(values["picture_id"][place])]
-        counts = values["runs"][end - values["run_count"][place] : end].tolist()
+    for index, end in enumerate(ends.tolist()):
+        picture = truth.imgs[int(values["picture_id"][index])]
+        counts = values["runs"][end - values["run_count"][index] : end].tolist()
         outline = {"size": [picture["height"], picture["width"]], "counts": counts}
         rows.append(
             {
                 "image_id": picture["id"],
-                "category_id": int(values["class_id"][place]),
-                "bbox": values["box"][place].astype(np.float64).tolist(),
-                "score": float(values["score"][place]),
+                "category_id": int(values["class_id"][index]),
+                "bbox": values["box"][index].astype(np.float64).tolist(),
+                "score": float(values["score"][index]),
                 "segmentation": truth.annToRLE({"image_id": picture["id"], "segmentation": outline}),
             }
         )
     return rows
 
 
-def judged(truth_file: Path, values: dict[str, Any]) -> list[float]:
-    """pycocotools' figures, of boxes and then of masks."""
-    figures: list[float] = []
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO(str(truth_file))
-        rows = results(values, truth)
-        for kind in ("bbox", "segm"):
-            drop = "segmentation" if kind == "bbox" else "bbox"
-            judge = COCOeval(truth, truth.loadRes([{k: v for k, v in row.items() if k != drop} for row in rows]), kind)
-            judge.evaluate()
-            judge.accumulate()
-            judge.summarize()
-            figures += judge.stats.tolist()
-    return figures
+def expected(truth_file: Path, values: dict[str, Any]) -> dict[str, float]:
+    """Return pycocotools' metrics of boxes and masks."""
+    truth = ground_truth_of(truth_file)
+    return box_and_mask_metrics(truth, results(values, truth))
 
 
 def near(values: dict[str, Any], drawn: Path, folder: Path) -> Path:
@@ -137,14 +126,12 @@ def test_figures_are_pycocotools(drawn: Path, prepared: Path, tmp_path: Path) ->
     figures = made.scorer.score(predictions)
     made.close()
     assert figures.pop("eval_samples") == SYNTHETIC.eval
-    np.testing.assert_allclose(
-        list(figures.values()), judged(drawn / annotations_name("val"), values), rtol=0, atol=1e-12
-    )
+    assert figures == pytest.approx(expected(drawn / annotations_name("val"), values), rel=0, abs=1e-12)
     found = MaskScorer(lambda root: read_coco(near(values, drawn, root), segmentations=True), CPU, 1)
     found.open_data(tmp_path)
     figures = found.score(predictions)
     assert figures.pop("eval_samples") == SYNTHETIC.eval
-    np.testing.assert_allclose(list(figures.values()), judged(tmp_path / "objects.json", values), rtol=0, atol=1e-12)
+    assert figures == pytest.approx(expected(tmp_path / "objects.json", values), rel=0, abs=1e-12)
     assert 0 < figures["SEGM"] != figures["BBOX"] > 0
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.iteration import DetectionLosses, TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN
-from benchmarks.maskrcnn.polygon_table import PolygonRoom, PolygonTable
+from benchmarks.maskrcnn.polygon_table import PolygonCapacity, PolygonTable
 from common import cli
 from common.config.composition import compose
 from tests.benchmarks.maskrcnn import list_iteration
@@ -38,7 +38,7 @@ class Case:
         return TrainingPass(self.model, self.own, self.table, torch.float64)(self.tensors, SHAPE, SCALE)
 
     def gradients(self, total: Tensor) -> dict[str, Tensor]:
-        """Of the total times the scale, by parameter; the scale is taken out."""
+        """Return the gradients by parameter, divided by the scale."""
         self.model.zero_grad()
         (total * SCALE).backward()
         return {
@@ -72,8 +72,8 @@ def case(pictures: list[Picture], *overrides: str) -> Case:
     with torch.no_grad():  # weights that say more than almost nothing, so that all anchors differ
         for parameter in (*model.rpn.parameters(), *model.box_head.parameters()):
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6)))
-    count, room = len(pictures), own.reader.max_boxes
-    boxes, label = torch.full((count, room, 4), torch.nan), torch.ones((count, room), dtype=torch.int64)
+    count, capacity = len(pictures), own.reader.max_boxes
+    boxes, label = torch.full((count, capacity, 4), torch.nan), torch.ones((count, capacity), dtype=torch.int64)
     first, outlines = [], []
     for number, of in enumerate(pictures):
         objects = len(of.boxes)
@@ -82,7 +82,7 @@ def case(pictures: list[Picture], *overrides: str) -> Case:
         first.append(len(outlines))
         outlines += of.outlines
     polygons = columns(outlines)
-    table = PolygonTable(PolygonRoom(40, 80, 600), torch.device("cpu"))
+    table = PolygonTable(PolygonCapacity(40, 80, 600), torch.device("cpu"))
     table.load(polygons)
     image = 50 * torch.randn((count, 3, *SHAPE), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     tensors = {
@@ -103,7 +103,7 @@ def drawn(*objects: int, twins: bool = False, surplus: bool = False) -> list[Pic
     """Pictures of two sizes with so many objects; with ``twins`` the second object of each has the box of the first."""
     random = np.random.default_rng(11)
     sizes = [(64, 90), (56, 96)]
-    made = [picture(random, of, sizes[place % 2], bool(place % 2), True) for place, of in enumerate(objects)]
+    made = [picture(random, of, sizes[index % 2], bool(index % 2), True) for index, of in enumerate(objects)]
     if twins:
         made = [of._replace(boxes=[of.boxes[0], *of.boxes[:1], *of.boxes[2:]]) for of in made]
     return [*made, made[0]._replace(boxes=[], labels=[], outlines=[], real=False)] if surplus else made

@@ -11,16 +11,12 @@ from torch import Tensor
 from benchmarks.maskrcnn.loss import box_losses, rpn_losses
 from benchmarks.maskrcnn.model import RpnOutput
 from benchmarks.maskrcnn.targets import RoiSample, RpnSample
+from tests.benchmarks.maskrcnn.list_iteration import smooth_l1
 
 SIZES = ((3, 4), (2, 2))
 """Cells of two levels, with three anchors each: 48 anchors."""
 ANCHORS = 48
 CLASSES = 5
-
-
-def smooth_l1(distance: float, beta: float) -> float:
-    distance = abs(distance)
-    return 0.5 * distance * distance / beta if distance < beta else distance - 0.5 * beta
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -64,9 +60,7 @@ def test_rpn_losses_are_means_over_all_samples_of_the_micro_batch(positives, tot
             logit, offsets = at(outputs, picture, int(index_BN[picture, slot]))
             entropy = entropy - (logit if slot < positives[picture] else -logit).sigmoid().log()
             if slot < positives[picture]:
-                for number, wanted in zip(offsets, offsets_BN4[picture, slot], strict=True):
-                    off = (number - wanted).abs()
-                    distance = distance + (0.5 * off * off / beta if off < beta else off - 0.5 * beta)
+                distance = distance + smooth_l1(offsets, offsets_BN4[picture, slot].tolist(), beta)
     sampled = max(sum(total), 1)
     leaves = [tensor for output in outputs for tensor in output]
     expected = (
@@ -98,11 +92,8 @@ def test_box_losses_take_the_offsets_of_the_objects_class(positives, total):
             numbers = [math.exp(logit) for logit in logits_RK[row].tolist()]
             entropy -= math.log(numbers[label] / sum(numbers))
             if slot < positives[picture]:
-                found = deltas_RC[row, 4 * label : 4 * label + 4].tolist()
-                distance += sum(
-                    smooth_l1(number - wanted, 1.0)
-                    for number, wanted in zip(found, offsets_BR4[picture, slot].tolist(), strict=True)
-                )
+                found = deltas_RC[row, 4 * label : 4 * label + 4]
+                distance += smooth_l1(found, offsets_BR4[picture, slot].tolist(), 1.0).item()
     sample = RoiSample(
         torch.zeros((2, 6, 4)), label_BR, torch.zeros((2, 6), dtype=torch.int64),
         torch.tensor(positives), torch.tensor(total), offsets_BR4,

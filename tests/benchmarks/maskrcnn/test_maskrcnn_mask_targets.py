@@ -9,7 +9,7 @@ from mask_oracle import Targets, columns, expected_targets, random_targets
 
 from benchmarks.maskrcnn.ops import mask_targets
 from benchmarks.maskrcnn.ops.mask_targets import mask_targets_reference
-from benchmarks.maskrcnn.polygon_table import EXAMPLE_BOX, PolygonRoom, PolygonTable
+from benchmarks.maskrcnn.polygon_table import EXAMPLE_BOX, PolygonCapacity, PolygonTable
 from common.errors import DataError, UnsupportedImplementation
 from common.ops.operation import OperationRequest
 
@@ -91,7 +91,7 @@ def test_no_object_no_polygon_and_no_roi() -> None:
 
 
 def test_until_there_are_data_every_object_is_a_disc() -> None:
-    table = PolygonTable(PolygonRoom(5, 7, 210), torch.device("cpu"))
+    table = PolygonTable(PolygonCapacity(5, 7, 210), torch.device("cpu"))
     case = still([[SQUARE]] * 5, EXAMPLE_BOX)
     masks = mask_targets_reference(table, case.object, case.boxes, case.transform, 28)
     corner = torch.arange(28) + 0.5 - 14
@@ -100,7 +100,7 @@ def test_until_there_are_data_every_object_is_a_disc() -> None:
 
 
 def test_data_replace_all_that_was_there_and_no_address_changes() -> None:
-    table = PolygonTable(PolygonRoom(4, 6, 40), torch.device("cpu"))
+    table = PolygonTable(PolygonCapacity(4, 6, 40), torch.device("cpu"))
     before = [column.data_ptr() for column in (table.object_bounds, table.polygon_bounds, table.xy)]
     for objects in ([[SQUARE], [SQUARE + 1, SQUARE + 2], [SQUARE]], [[SQUARE + 3]]):
         table.load(columns(objects))
@@ -112,18 +112,18 @@ def test_data_replace_all_that_was_there_and_no_address_changes() -> None:
         assert table.xy[: len(points)].tolist() == points.tolist()
 
 
-@pytest.mark.parametrize("room", [(1, 9, 99), (9, 2, 99), (9, 9, 11)], ids=["objects", "polygons", "points"])
-def test_data_larger_than_the_room_are_refused_with_the_remedy(room: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("capacity", [(1, 9, 99), (9, 2, 99), (9, 9, 11)], ids=["objects", "polygons", "points"])
+def test_data_larger_than_the_room_are_refused_with_the_remedy(capacity: tuple[int, int, int]) -> None:
     polygons = columns([[SQUARE], [SQUARE, SQUARE]])
     with pytest.raises(DataError, match=r"reader\.polygon_room=\{objects: 2, polygons: 3, points: 12\}"):
-        PolygonTable(PolygonRoom(*room), torch.device("cpu")).load(polygons)
+        PolygonTable(PolygonCapacity(*capacity), torch.device("cpu")).load(polygons)
 
 
 def test_bounds_that_point_elsewhere_are_refused() -> None:
     polygons = columns([[SQUARE], [SQUARE, SQUARE]])
     polygons.polygon_bounds[1] = 9
     with pytest.raises(DataError, match="polygon_bounds don't rise from 0 to 12"):
-        PolygonTable(PolygonRoom(9, 9, 99), torch.device("cpu")).load(polygons)
+        PolygonTable(PolygonCapacity(9, 9, 99), torch.device("cpu")).load(polygons)
 
 
 def test_the_kernel_refuses_masks_of_more_rows_than_its_integers_have_bits() -> None:

@@ -15,7 +15,7 @@ def check(masks: Masks, threshold: float = 0.5) -> list[np.ndarray]:
     """Every mask's code; returns the pictures."""
     found = find_runs(PASTE.reference, threshold, *masks)
     assert found.counts_D.dtype == found.runs_T.dtype == torch.int32
-    pictures = [pasted(masks, place, threshold) for place in range(len(masks.there_D))]
+    pictures = [pasted(masks, index, threshold) for index in range(len(masks.there_D))]
     for code, picture in zip(codes(found, masks), pictures, strict=True):
         assert code == coco.encode(np.asfortranarray(picture))
     return pictures

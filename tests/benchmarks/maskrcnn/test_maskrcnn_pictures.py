@@ -56,7 +56,7 @@ RESIZED = np.array([[800, 1066], [800, 1199], [1066, 800], [800, 800], [240, 133
 def test_a_batch_takes_the_smallest_shape_that_all_fit():
     shapes = PaddedShapes(SHAPES, RESIZED, str)
     shapes.require_common(np.array([0, 0, 1, 1, 0]))
-    assert [shapes.of([place]) for place in range(5)] == [
+    assert [shapes.of([index]) for index in range(5)] == [
         (800, 1088), (800, 1344), (1344, 800), (800, 1088), (800, 1344),
     ]  # fmt: skip
     assert shapes.of([0, 3]) == (800, 1088)
@@ -69,7 +69,7 @@ def test_a_picture_that_fits_no_shape_is_named():
         match=r"^picture 2 is resized to a height of 1066 px and a width of 800 px, which fit none of "
         r"reader\.shapes=\[\[800, 1344\]\]: add a shape$",
     ):
-        PaddedShapes(SHAPES[:1], RESIZED, lambda place: f"picture {place}")
+        PaddedShapes(SHAPES[:1], RESIZED, lambda index: f"picture {index}")
 
 
 def test_pictures_that_may_meet_need_a_shape_in_common():

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pickle
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,13 @@ from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.prepare import COMMANDS, prepare, verify
 from benchmarks.maskrcnn.prepared import legacy_corners, open_prepared
 from benchmarks.maskrcnn.synthetic import generate
-from common.detection.coco_raw import SPLITS, annotations_name
-from common.detection.coco_stand_in import category_ids
+from common.detection.coco_raw import SPLITS
+from common.detection.coco_synthetic import category_ids
 from common.errors import ConfigError, DataError
 from common.formats.recordio import RecordReader
 from common.mlperf.fixed import fixed_facts
 from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk
-
-
-def annotations(folder: Path, split: str) -> COCO:
-    return COCO(folder / annotations_name(split))
+from tests.common.detection.raw_coco import annotations, changed
 
 
 def trained_on(coco: COCO) -> dict[int, list[dict[str, Any]]]:
@@ -84,8 +80,8 @@ def test_generated_areas_are_those_of_the_masks(drawn):
         (box["area"], int(coco_mask.area(coco.annToRLE(box)))) for box in coco.anns.values() if box["area"] > 30
     ]
     assert len(compared) > 5
-    for said, found in compared:
-        assert abs(said - found) <= 4 + 3 * np.sqrt(said), "a share of the pixels of the outline"
+    for recorded, found in compared:
+        assert abs(recorded - found) <= 4 + 3 * np.sqrt(recorded), "a share of the pixels of the outline"
     for box in coco.anns.values():
         if box["iscrowd"]:
             assert box["area"] == int(coco_mask.area(coco.annToRLE(box)))
@@ -140,25 +136,26 @@ def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared)
     assert len(expected) == SYNTHETIC.train < len(coco.imgs) - 1
     assert [] in expected.values(), "a picture with nothing to train on"
     pictures, objects = open_prepared(prepared).train()
-    label_of = {category: place + 1 for place, category in enumerate(sorted(coco.cats))}
+    polygons = open_prepared(prepared).table()
+    label_of = {category: index + 1 for index, category in enumerate(sorted(coco.cats))}
     assert pictures.annotations.picture_id.tolist() == list(expected)
     assert objects.counts.tolist() == [len(boxes) for boxes in expected.values()]
-    assert objects.corners.dtype == objects.polygons.xy.dtype == np.float32
+    assert objects.corners.dtype == polygons.xy.dtype == np.float32
     row = 0
-    for place, (picture, boxes) in enumerate(expected.items()):
+    for index, (picture, boxes) in enumerate(expected.items()):
         info = coco.imgs[picture]
-        assert objects.size[place].tolist() == [info["height"], info["width"]]
-        assert objects.bounds[place] == row
-        assert pictures.record(place).data == (drawn / "train2017" / info["file_name"]).read_bytes()
+        assert objects.size[index].tolist() == [info["height"], info["width"]]
+        assert objects.bounds[index] == row
+        assert pictures.record(index).data == (drawn / "train2017" / info["file_name"]).read_bytes()
         for box in boxes:
             np.testing.assert_allclose(objects.corners[row], corners(box["bbox"], info), rtol=1e-6)
             assert objects.label[row] == label_of[box["category_id"]]
-            parts = objects.polygons.of_object(row)
+            parts = polygons.of_object(row)
             assert len(parts) == len(box["segmentation"])
             for mine, coordinates in zip(parts, box["segmentation"], strict=True):
                 assert np.array_equal(mine.reshape(-1), np.float32(coordinates))
             row += 1
-    assert row == objects.bounds[-1] == objects.polygons.objects == len(objects.label)
+    assert row == objects.bounds[-1] == polygons.objects == len(objects.label)
     pictures.close()
 
 
@@ -166,13 +163,13 @@ def test_validation_has_all_objects_whose_masks_are_pycocotools(drawn, prepared)
     coco, found = annotations(drawn, "val"), open_prepared(prepared)
     truth = found.truth()
     boxes = list(coco.anns.values())
-    assert truth.annotations.picture_id.tolist() == sorted(coco.imgs)
-    assert truth.annotations.box_picture.tolist() == [box["image_id"] for box in boxes]
-    assert truth.annotations.box_class.tolist() == [box["category_id"] for box in boxes]
-    assert truth.annotations.box_crowd.tolist() == [bool(box["iscrowd"]) for box in boxes]
-    assert truth.annotations.box_area.tolist() == [box["area"] for box in boxes]
-    assert truth.segmentations.has_runs().tolist() == truth.annotations.box_crowd.tolist()
-    assert truth.annotations.box_crowd.any()
+    assert truth.picture_id.tolist() == sorted(coco.imgs)
+    assert truth.box_picture.tolist() == [box["image_id"] for box in boxes]
+    assert truth.box_class.tolist() == [box["category_id"] for box in boxes]
+    assert truth.box_crowd.tolist() == [bool(box["iscrowd"]) for box in boxes]
+    assert truth.box_area.tolist() == [box["area"] for box in boxes]
+    assert truth.segmentations.has_runs().tolist() == truth.box_crowd.tolist()
+    assert truth.box_crowd.any()
     for number, box in enumerate(boxes):
         picture = coco.imgs[box["image_id"]]
         size = picture["height"], picture["width"]
@@ -205,10 +202,10 @@ def test_the_commands_work_together(tmp_path, capsys):
     assert COMMANDS.run("generate", [*folders, "--workers", "1", *small.split()]) == 0
     assert COMMANDS.run("prepare", [*folders, "--data-dir", str(tmp_path / "data"), "--workers", "1"]) == 0
     assert COMMANDS.run("verify", ["--data-dir", str(tmp_path / "data")]) == 0
-    said = capsys.readouterr().out
-    assert "train: 5 pictures" in said
-    assert "stand-in, train_samples 3, eval_samples 1, classes 3, train_objects" in said
-    assert f"{tmp_path / 'data-assets'}: complete, for assets_dir" in said
+    output = capsys.readouterr().out
+    assert "train: 5 pictures" in output
+    assert "stand-in, train_samples 3, eval_samples 1, classes 3, train_objects" in output
+    assert f"{tmp_path / 'data-assets'}: complete, for assets_dir" in output
 
 
 # Boxes of the older arithmetic
@@ -225,16 +222,6 @@ def test_corners_are_of_pixels_within_the_picture():
 # Bad data
 
 
-def changed(drawn: Path, target: Path, change, split: str = "train") -> Path:
-    """A copy of the raw data whose annotations ``change`` has altered."""
-    shutil.copytree(drawn, target)
-    path = target / annotations_name(split)
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    return target
-
-
 def crowd(content: dict[str, Any]) -> dict[str, Any]:
     return next(box for box in content["annotations"] if box["iscrowd"])
 
@@ -244,7 +231,7 @@ def ordinary(content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda c: ordinary(c).update(segmentation=[[1, 1, 5, 5]]), "'segmentation' is .* at least 3 points"),
         (lambda c: crowd(c)["segmentation"].update(size=[3, 4]), "'segmentation' is .* run lengths of 'size'"),
@@ -256,8 +243,8 @@ def ordinary(content: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["two points", "another size", "too large", "runs of one object"],
 )
-def test_bad_annotations_are_one_error(drawn, tmp_path, change, says):
-    with pytest.raises(DataError, match=says):
+def test_bad_annotations_are_one_error(drawn, tmp_path, change, message):
+    with pytest.raises(DataError, match=message):
         prepare(changed(drawn, tmp_path / "raw", change), tmp_path / "data")
     assert not (tmp_path / "data" / "manifest.json").exists()
 

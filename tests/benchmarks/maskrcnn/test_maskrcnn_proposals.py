@@ -18,7 +18,7 @@ CANDIDATES = 20
 SIZES = [(90.0, 120.0), (96.0, 64.0), (50.0, 128.0)]
 
 
-def said(seed=0, decimals=1, dtype=torch.float32):
+def head_outputs(seed=0, decimals=1, dtype=torch.float32):
     """Logits and offsets of three pictures, some of the logits equal; anchors across all borders."""
     random = torch.Generator().manual_seed(seed)
     levels, anchors = [], []
@@ -61,7 +61,7 @@ def assert_are(found: Proposals, pictures):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_best_of_each_picture(dtype):
-    levels, anchors, size = said(dtype=dtype)
+    levels, anchors, size = head_outputs(dtype=dtype)
     expected = [plain_detector.best_of_picture(regions, 30) for regions in by_lists(levels, anchors)]
     found = proposer("picture", 30)(levels, anchors, size)
     assert found.score_BS.shape == (3, 30)
@@ -69,7 +69,7 @@ def test_the_best_of_each_picture(dtype):
 
 
 def test_fewer_than_may_be_of_a_picture_leave_slots_empty():
-    levels, anchors, size = said(1)
+    levels, anchors, size = head_outputs(1)
     expected = [plain_detector.best_of_picture(regions, 1000) for regions in by_lists(levels, anchors)]
     found = proposer("picture", 1000)(levels, anchors, size)
     assert (found.score_BS == -torch.inf).any(1).all()
@@ -78,7 +78,7 @@ def test_fewer_than_may_be_of_a_picture_leave_slots_empty():
 
 @pytest.mark.parametrize("proposals", [1, 50, 1000])
 def test_the_best_of_the_micro_batch(proposals):
-    levels, anchors, size = said(2)
+    levels, anchors, size = head_outputs(2)
     levels[0][0][1] += 2  # more of one picture than of the others
     found = proposer("micro_batch", proposals)(levels, anchors, size)
     assert found.score_BS.shape == (3, 20 + 20 + 12 + 5 + 2)
@@ -86,14 +86,14 @@ def test_the_best_of_the_micro_batch(proposals):
 
 
 def test_a_slot_without_a_picture_takes_no_place():
-    levels, anchors, size = said(3)
+    levels, anchors, size = head_outputs(3)
     pictures = by_lists(levels, anchors)
     found = proposer("micro_batch", 40)(levels, anchors, size, torch.tensor([True, False, True]))
     assert_are(found, plain_detector.best_of_batch([pictures[0], [], pictures[2]], 40))
 
 
 def test_corners_end_at_the_last_pixel_of_the_picture():
-    levels, anchors, size = said(4)
+    levels, anchors, size = head_outputs(4)
     found = proposer("micro_batch", 1000)(levels, anchors, size)
     for boxes, (height, width) in zip(found.boxes_BS4, SIZES, strict=True):
         assert boxes[:, 0::2].max() == width - 1
@@ -102,7 +102,7 @@ def test_corners_end_at_the_last_pixel_of_the_picture():
 
 
 def test_of_equal_logits_the_first_anchors_are_candidates():
-    levels, anchors, size = said(5)
+    levels, anchors, size = head_outputs(5)
     levels = [(torch.zeros_like(logits), offsets) for logits, offsets in levels]
     levels[0][0][:, ::2] *= -1  # zeros of both signs are equal
     assert_are(
@@ -123,7 +123,7 @@ def test_boxes_to_be_found_are_proposals_of_score_one():
 
 @pytest.mark.parametrize("over", ["micro_batch", "picture"])
 def test_proposals_can_be_captured_and_have_no_gradient(over):
-    levels, anchors, size = said(6)
+    levels, anchors, size = head_outputs(6)
     levels = [(logits.requires_grad_(), offsets.requires_grad_()) for logits, offsets in levels]
     with Capturable():
         found = proposer(over, 25)(levels, anchors, size, torch.ones(3, dtype=torch.bool))

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, selected_logits
 from benchmarks.maskrcnn.ops.roi_align import Regions
-from benchmarks.maskrcnn.polygon_table import PolygonRoom, PolygonTable
+from benchmarks.maskrcnn.polygon_table import PolygonCapacity, PolygonTable
 from common.ops.cases import Draw
 from common.ops.catalogue import cases_of
 from common.ops.operation import AUTO, Operation
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "
 CPU = torch.device("cpu")
 STRIDES = (2, 4, 8, 16)
 SMALL: dict[str, tuple[Operation, dict[str, Any]]] = {
-    "mask_targets": (mask_targets.MASK_TARGETS, {"rois": 3, "capacity": PolygonRoom(5, 7, 70)}),
+    "mask_targets": (mask_targets.MASK_TARGETS, {"rois": 3, "capacity": PolygonCapacity(5, 7, 70)}),
     "paste": (paste.PASTE, {"detections": 2, "height": (5, 9), "width": (5, 9)}),
     "resize": (resize.RESIZE, {"slot": 6, "shape": (9, 9), "pictures": (((5, 6), (7, 9), True),)}),
     "roi_align": (
@@ -73,7 +73,7 @@ def test_more_than_two_sets_or_than_16_bit_number_are_refused(sets: int, regions
 
 
 def test_targets_of_more_rows_than_bits_are_refused() -> None:
-    table, boxes = PolygonTable(PolygonRoom(1, 1, 9), CPU), torch.zeros((1, 4))
+    table, boxes = PolygonTable(PolygonCapacity(1, 1, 9), CPU), torch.zeros((1, 4))
     with pytest.raises(ValueError, match="at most 31 rows, not 32"):
         mask_targets.MASK_TARGETS.function("triton")(table, torch.zeros(1, dtype=torch.int64), boxes, boxes, 32)
 

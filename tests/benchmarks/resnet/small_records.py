@@ -1,6 +1,5 @@
-"""Small prepared data sets of pictures that a test makes up."""
+"""Small prepared data sets of given pictures."""
 
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from benchmarks.resnet.data import ImageNet
 from common.config.loading import build
 from common.data import manifest
 from common.data.manifest import Manifest
+from common.formats.jpeg import encode
 from common.formats.recordio import ImageRecord, RecordWriter, pack_image
 from common.mlperf.fixed import benchmark_settings
 
@@ -45,6 +45,4 @@ def write_data(root: Path, pictures: Sequence[bytes], labels: Iterable[int], cla
 
 def encoded(pixels: np.ndarray, quality: int = 95) -> bytes:
     """``pixels`` (H, W, 3) or (H, W) as JPEG."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
-    return buffer.getvalue()
+    return encode(Image.fromarray(pixels), quality)

@@ -35,12 +35,12 @@ def level(
     shape = (pictures, anchors * classes, height, width)
     logits = torch.randn(shape, generator=random, device=device) * spread
     bias = torch.randn(anchors * classes, generator=random, device=device) - 3
-    places = height * width * anchors
-    drawn = torch.randint(-classes * 8, classes * 2, (pictures, places + 13), generator=random, device=device)
+    positions = height * width * anchors
+    drawn = torch.randint(-classes * 8, classes * 2, (pictures, positions + 13), generator=random, device=device)
     ids = torch.where(drawn >= classes, -2, drawn.clamp(min=-1))
     weight = 1 / torch.randint(1, 30, (pictures,), generator=random, device=device) / pictures
     logits = logits.to(dtype).contiguous(memory_format=torch.channels_last)
-    return Level(logits, bias.to(dtype), ids[:, 7 : 7 + places], weight)
+    return Level(logits, bias.to(dtype), ids[:, 7 : 7 + positions], weight)
 
 
 def by_torchvision(case: Level, alpha: float = ALPHA, gamma: float = GAMMA, scale: float = 1.0) -> list[Tensor]:

@@ -1,6 +1,5 @@
-"""Small raw and prepared data sets of pictures that a test makes up."""
+"""Small raw and prepared data sets of given pictures."""
 
-import io
 import json
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from benchmarks.retinanet.data import RetinaNetData
 from benchmarks.retinanet.raw import class_names
 from common.config.loading import build
 from common.detection.config import BoxReaderConfig
+from common.formats.jpeg import encode
 from common.mlperf.fixed import benchmark_settings
 
 COLUMNS = (
@@ -35,9 +35,7 @@ def settings(dtype: torch.dtype = torch.float32, **changes: object) -> RetinaNet
 
 def encoded(pixels: np.ndarray, quality: int = 95) -> bytes:
     """``pixels`` (H, W, 3) or (H, W) as JPEG."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
-    return buffer.getvalue()
+    return encode(Image.fromarray(pixels), quality)
 
 
 def smooth(height: int, width: int, number: int) -> bytes:
@@ -54,14 +52,14 @@ def row(picture: str, label: str, edges: str, flags: str = "0,0,0,0,0") -> str:
 
 
 def label(class_index: int) -> str:
-    """Of the class in the raw tables."""
+    """Return the label of a class in the raw tables."""
     return f"/m/{class_index:04x}"
 
 
 def write_raw(
     folder: Path, rows: dict[str, list[str]], pictures: dict[str, dict[str, bytes]], classes: int | None = 3
 ) -> Path:
-    """A raw folder; with the marker of a stand-in of so many classes, unless ``classes`` is None."""
+    """A raw folder; marked as synthetic data of so many classes, unless ``classes`` is None."""
     folder.mkdir()
     names = [*class_names(), "Tree"]
     described = "".join(f"{label(index)},{name}\n" for index, name in enumerate(names))

@@ -1,6 +1,5 @@
 """Batches of RetinaNet's pictures: pixels by a naive formula, boxes beside them, the order, and what is refused."""
 
-import io
 import json
 import shutil
 
@@ -16,7 +15,7 @@ from common.data.order import EpochStream
 from common.detection.annotations import read_coco
 from common.distributed.layout import Layout
 from common.errors import DataError
-from tests.benchmarks.retinanet.small_pictures import encoded, label, row, settings, smooth, write_raw
+from tests.benchmarks.retinanet.small_pictures import label, row, settings, smooth, write_raw
 
 SAMPLES, EVAL = 11, 7
 BLOCKS = [Block(i, i + 1, 1, i * SAMPLES, SAMPLES) for i in range(2)]
@@ -151,7 +150,7 @@ def test_evaluation_pictures_come_with_id_and_size(root):
 
 @pytest.fixture
 def references_folder(root, tmp_path):
-    """What the reference's script leaves: pictures and JSON, and files that nobody reads."""
+    """A folder of the reference's script: pictures, JSON and unused files."""
     folder = tmp_path / "reference"
     shutil.copytree(root, folder)
     for name in ("manifest.json", "prepare.lock"):
@@ -269,17 +268,6 @@ def test_a_picture_of_another_size_than_its_boxes_are_for_is_named(references_fo
     with pytest.raises(DataError, match=r"03\.jpg is 21 x 20 px, its boxes are for 50 x 7"):
         list(source)
     source.close()
-
-
-def test_grey_pictures_are_read_as_rgb(references_folder):
-    path = references_folder / "validation/data/01.jpg"
-    path.write_bytes(encoded(np.full((16, 16), 90, np.uint8)))
-    source = settings().open_eval(references_folder, Layout(), 4)
-    image = next(iter(source)).tensors["image"][1]
-    source.close()
-    assert Image.open(io.BytesIO(path.read_bytes())).mode == "L"
-    wanted = (90 / 255 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close(image, wanted[:, None, None].expand(3, 32, 32), atol=0.02, rtol=0)
 
 
 def test_data_that_are_not_prepared_are_one_error(tmp_path):

@@ -18,7 +18,7 @@ from common.mlperf.fixed import fixed_facts
 
 
 class _Bias:
-    """What the detector reads of the network when it is given the heads' outputs."""
+    """The part of the network that the detector uses with given outputs of the heads."""
 
     def __init__(self, bias):
         self.logit_bias = bias
@@ -55,12 +55,12 @@ def test_detections_are_torchvisions(candidates, detections, spread):
 
     found = found_by_us(levels, bias, sizes, candidates=candidates, detections=detections)
     for picture, others in enumerate(expected):
-        there = found.there[picture]
-        assert there.sum() == len(others["scores"])
-        box = found.box[picture][there]
+        valid = found.valid[picture]
+        assert valid.sum() == len(others["scores"])
+        box = found.box[picture][valid]
         corners = torch.cat([box[:, :2], box[:, :2] + box[:, 2:]], 1)
         torch.testing.assert_close(
-            rows_of(corners, found.score[picture][there], found.class_id[picture][there]),
+            rows_of(corners, found.score[picture][valid], found.class_id[picture][valid]),
             rows_of(others["boxes"], others["scores"], others["labels"]),
             rtol=1e-5,
             atol=1e-4,
@@ -71,4 +71,4 @@ def test_detections_are_torchvisions(candidates, detections, spread):
 def test_nothing_above_the_threshold_is_nothing_found():
     levels, bias = levels_of(1, torch.Generator().manual_seed(0), spread=0.1)
     found = found_by_us(levels, bias - 20.0, torch.tensor([[96.0, 96.0]]))
-    assert not found.there.any()
+    assert not found.valid.any()

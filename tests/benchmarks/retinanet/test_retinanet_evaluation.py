@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 
 import numpy as np
 import pytest
 import torch
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from benchmarks.retinanet.workload import RetinaNetDetection
 from common import cli
@@ -18,17 +14,13 @@ from common.config.composition import compose
 from common.contract.evaluation import Predictions
 from common.distributed.layout import Layout
 from common.evaluation.scorer_process import ScorerProcess
+from tests.common.detection.pycocotools_metrics import box_metrics
 
 
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    """The prepared stand-in of the ``test`` recipe."""
-    folder = tmp_path_factory.mktemp("retinanet")
-    raw, data = folder / "raw", folder / "data"
-    name = "benchmark=retinanet"
-    assert cli.run(["generate", name, "scale=test", "--raw-dir", str(raw), "--workers", "1"]) == 0
-    assert cli.run(["prepare", name, "--raw-dir", str(raw), "--data-dir", str(data), "--workers", "1"]) == 0
-    return data
+def data_dir(data_of):
+    """The prepared synthetic data of the ``test`` recipe."""
+    return data_of("retinanet")
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +39,6 @@ def predicted(data_dir):
     evaluation.close()
 
 
-def by_pycocotools(data_dir, values) -> np.ndarray:
-    """COCO's twelve figures."""
-    rows = np.concatenate(
-        [values["picture_id"][:, None], values["box"], values["score"][:, None], values["class_id"][:, None]], 1
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO(str(data_dir / "validation" / "labels" / "openimages-mlperf.json"))
-        judge = COCOeval(truth, truth.loadRes(rows.astype(np.float64)), "bbox")
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-    return judge.stats
-
-
 def test_every_picture_is_seen_once_and_many_boxes_are_found(predicted):
     _, predictions = predicted
     assert sorted(predictions.values["pictures"]) == [1, 2, 3, 4, 5, 6]
@@ -73,7 +51,8 @@ def test_figures_are_pycocotools(predicted, data_dir):
     figures = evaluation.scorer.score(predictions)
     assert figures.pop("eval_samples") == 6
     assert figures["mean_average_precision"] > 0
-    np.testing.assert_allclose(list(figures.values()), by_pycocotools(data_dir, predictions.values), rtol=0, atol=1e-12)
+    expected = box_metrics(data_dir / "validation" / "labels" / "openimages-mlperf.json", predictions.values)
+    np.testing.assert_allclose(list(figures.values()), expected, rtol=0, atol=1e-12)
 
 
 def test_the_score_in_the_background_is_the_one_in_line(predicted, data_dir):
@@ -87,7 +66,7 @@ def test_the_score_in_the_background_is_the_one_in_line(predicted, data_dir):
         process.begin(workload.evaluation(workload.layout).scorer)
         process.open_data(data_dir)
         process.submit(Predictions(dict(predictions.values)), 16)
-        judged = None
-        while judged is None:
-            judged = process.wait()
-    assert judged.values == expected
+        result = None
+        while result is None:
+            result = process.wait()
+    assert result.values == expected

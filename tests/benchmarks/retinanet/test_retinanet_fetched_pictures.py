@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from benchmarks.retinanet import raw
-from benchmarks.retinanet.prepare import bring_pictures
+from benchmarks.retinanet.prepare import download_pictures
 from benchmarks.retinanet.raw import class_names
 from common.data.download import Client
 from common.data.http import Limits
@@ -22,10 +22,10 @@ DESCRIBED = "".join(f"{label(index)},{name}\n" for index, name in enumerate([*cl
 
 class Handler(http.server.BaseHTTPRequestHandler):
     files: dict = {}  # noqa: RUF012
-    asked: list = []  # noqa: RUF012
+    requested: list = []  # noqa: RUF012
 
     def do_GET(self):
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         body = self.files.get(self.path)
         if body is None:
             self.send_error(404)
@@ -40,14 +40,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def bring(tmp_path):
-    """Fetch the pictures of two small tables below ``tmp_path``."""
+def download(tmp_path):
+    """Download the pictures of two small tables below ``tmp_path``."""
     for split, names in (("train", ("a1", "b2")), ("validation", ("c3",))):
         rows = [row(name, label(0), "0,1,0,1") for name in names]
         rows.append(row("tree", label(264), "0,1,0,1"))  # of no class of the benchmark
         (tmp_path / raw.SPLITS[split]).write_text("\n".join([COLUMNS, *rows]))
     (tmp_path / raw.CLASSES).write_text(DESCRIBED)
-    Handler.asked = []
+    Handler.requested = []
     Handler.files = {
         **{f"/train/{name}.jpg": smooth(20, 30, number) for number, name in enumerate(("a1", "b2"))},
         "/validation/c3.jpg": smooth(20, 30, 5),
@@ -58,33 +58,35 @@ def bring(tmp_path):
         address = f"http://127.0.0.1:{server.server_address[1]}"
         sets = {**sources.sets, "pictures": dataclasses.replace(sources["pictures"], addresses=(address,))}
         client = Client(limits=Limits(tries=1, delay_s=0))
-        yield lambda check=False: list(bring_pictures(tmp_path, dataclasses.replace(sources, sets=sets), client, check))
+        yield lambda check=False: list(
+            download_pictures(tmp_path, dataclasses.replace(sources, sets=sets), client, check)
+        )
         server.shutdown()
 
 
-def test_the_selected_pictures_are_fetched_once(bring, tmp_path):
-    assert bring()[0].endswith("train: 2 pictures, 2 of them fetched now; no checksum published")
+def test_the_selected_pictures_are_fetched_once(download, tmp_path):
+    assert download()[0].endswith("train: 2 pictures, 2 of them fetched now; no checksum published")
     for path, content in Handler.files.items():
         assert (tmp_path / path.removeprefix("/")).read_bytes() == content
-    Handler.asked.clear()
-    assert bring()[1].endswith("validation: 1 pictures, 0 of them fetched now; no checksum published")
-    assert Handler.asked == []
+    Handler.requested.clear()
+    assert download()[1].endswith("validation: 1 pictures, 0 of them fetched now; no checksum published")
+    assert Handler.requested == []
 
 
-def test_check_names_a_missing_picture_and_fetches_none(bring):
+def test_check_names_a_missing_picture_and_fetches_none(download):
     with pytest.raises(DataError, match=r"train lacks 2 of 2 pictures, such as a1\.jpg"):
-        bring(check=True)
-    assert Handler.asked == []
+        download(check=True)
+    assert Handler.requested == []
 
 
-def test_a_picture_that_is_gone_is_named(bring):
+def test_a_picture_that_is_gone_is_named(download):
     del Handler.files["/train/b2.jpg"]
     with pytest.raises(DataError, match=r"train/b2\.jpg: HTTP 404"):
-        bring()
+        download()
 
 
-def test_a_picture_that_arrives_damaged_is_not_kept(bring, tmp_path):
+def test_a_picture_that_arrives_damaged_is_not_kept(download, tmp_path):
     Handler.files["/train/b2.jpg"] = Handler.files["/train/b2.jpg"][:-50]
     with pytest.raises(DataError, match=r"train/b2\.jpg is no whole JPEG"):
-        bring()
+        download()
     assert not (tmp_path / "train/b2.jpg").exists()

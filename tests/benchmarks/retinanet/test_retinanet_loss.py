@@ -9,14 +9,14 @@ from benchmarks.retinanet.loss import BACKGROUND, AnchorTargets, DetectionLoss, 
 from benchmarks.retinanet.model import anchors
 from common.mlperf.fixed import fixed_facts
 
-ROOM = 12
+CAPACITY = 12
 """Largest number of boxes in a batch."""
 
 
 def boxes_of(counts, generator):
     """Boxes, classes and counts of pictures, with rubbish behind the boxes."""
-    boxes = torch.full((len(counts), ROOM, 4), -7.0)
-    label = torch.full((len(counts), ROOM), 10**6)
+    boxes = torch.full((len(counts), CAPACITY, 4), -7.0)
+    label = torch.full((len(counts), CAPACITY), 10**6)
     for picture, count in enumerate(counts):
         corner = torch.randint(0, 60, (count, 2), generator=generator).float()
         side = torch.randint(8, 36, (count, 2), generator=generator).float()
@@ -85,11 +85,11 @@ def test_an_offset_that_does_not_count_may_be_anything_and_has_no_gradient():
     offsets = [level.offsets_NCHW for level in levels]
     has_box = (targets["class"] >= 0).split([level[0].numel() // 4 for level in offsets], 1)
     expected = OffsetLoss.apply(*arguments, *offsets)
-    strange = []
+    changed = []
     for level, own in zip(offsets, has_box, strict=True):
         there = own.view(2, *level.shape[2:], 9).permute(0, 3, 1, 2).repeat_interleave(4, 1)
-        strange.append(torch.where(there, level, torch.inf).contiguous(memory_format=torch.channels_last))
-    leaves = [level.requires_grad_() for level in strange]
+        changed.append(torch.where(there, level, torch.inf).contiguous(memory_format=torch.channels_last))
+    leaves = [level.requires_grad_() for level in changed]
     found = OffsetLoss.apply(*arguments, *leaves)
     assert found == expected
     for level, gradient in zip(leaves, torch.autograd.grad(found, leaves), strict=True):

@@ -12,7 +12,6 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 
 from benchmarks.retinanet.model import ANCHORS_PER_CELL, Architecture, RetinaNet, anchors, level_sizes
-from common.errors import UnsupportedImplementation
 from common.nn.frozen import frozen_names
 from tests.benchmarks.retinanet import torchvision_network
 
@@ -191,19 +190,6 @@ def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
         if parameter.dim() == 4:
             assert parameter.is_contiguous(memory_format=torch.channels_last), name
     assert {buffer.dtype for buffer in network.buffers()} == {torch.float32}
-
-
-def test_an_unknown_implementation_is_refused() -> None:
-    with pytest.raises(UnsupportedImplementation, match=r"^model\.implementations\.convolution=fast: "):
-        build(SMALL).choose_implementations({"convolution": "fast"})
-
-
-def test_weights_depend_on_the_generator_alone() -> None:
-    torch.manual_seed(1)
-    first = build(SMALL)
-    torch.manual_seed(2)
-    second = build(SMALL)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("image_size", [32, 128, 300, 320, 800, 801])

@@ -235,15 +235,15 @@ def test_verify_finds_what_has_changed(folders, name, spoil, message):
 def test_the_commands_say_what_is_there(folders, capsys):
     raw_dir, data_dir = map(str, folders)
     COMMANDS.run("prepare", ["--raw-dir", raw_dir, "--data-dir", data_dir, "--workers", "1"])
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    output = capsys.readouterr().out.splitlines()
+    assert output == [
         f"{data_dir}: stand-in, classes 3, train_samples 2, train_boxes 4, eval_samples 2, eval_boxes 2",
         f"{data_dir}-assets: complete, for assets_dir",
     ]
     (folders[0] / "STAND_IN").unlink()
     (folders[0] / "backbone.pth").unlink()
     COMMANDS.run("prepare", ["--raw-dir", raw_dir, "--data-dir", f"{data_dir}2", "--workers", "1"])
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
     weights = "resnext50_32x4d-7cdf4587.pth"
-    assert said[1] == f"{data_dir}2-assets: lacks {weights}; put it there, or give its folder as assets_dir"
-    assert said[2].endswith("for the open division alone: train_samples is 2, published is 1170301")
+    assert output[1] == f"{data_dir}2-assets: lacks {weights}; put it there, or give its folder as assets_dir"
+    assert output[2].endswith("for the open division alone: train_samples is 2, published is 1170301")

@@ -76,7 +76,7 @@ def test_the_fingerprint_is_of_tables_and_classes(tmp_path, source):
 
 
 @pytest.mark.parametrize(
-    ("edges", "said"),
+    ("edges", "message"),
     [
         ("-0.1,0.5,0,1", "XMin -0.1"),
         ("0.5,0.4,0,1", "XMax 0.4"),
@@ -85,10 +85,10 @@ def test_the_fingerprint_is_of_tables_and_classes(tmp_path, source):
         ("0,0.5,0,inf", "YMax inf"),
     ],
 )
-def test_a_negative_box_or_one_without_numbers_is_named_by_its_line(tmp_path, edges, said):
+def test_a_negative_box_or_one_without_numbers_is_named_by_its_line(tmp_path, edges, message):
     rows = {**ROWS, "train": [*ROWS["train"], row("a3", label(0), edges)]}
     source = raw.open_raw(write_raw(tmp_path / "raw", rows, EMPTY))
-    with pytest.raises(DataError, match=rf"oidv6-train-annotations-bbox\.csv, line 9: a box with .*{said}"):
+    with pytest.raises(DataError, match=rf"oidv6-train-annotations-bbox\.csv, line 9: a box with .*{message}"):
         source.boxes("train")
 
 
@@ -141,7 +141,7 @@ def test_a_folder_that_is_not_there_is_a_data_error(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [0, 265, "3", None, True])
-def test_a_stand_in_says_how_many_classes_it_has(tmp_path, classes):
+def test_the_number_of_synthetic_classes_is_checked(tmp_path, classes):
     folder = write_raw(tmp_path / "raw", ROWS, EMPTY)
     (folder / "STAND_IN").write_text(json.dumps({"classes": classes}))
     with pytest.raises(DataError, match=r"'classes' is .*, but must be how many of the 264 classes"):

@@ -1,4 +1,4 @@
-"""The stand-in for OpenImages: its raw format, its boxes, and a backbone that fits its pictures."""
+"""Synthetic data of OpenImages: raw format, boxes, and a backbone that fits the pictures."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def raw_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stand_in") / "raw"
+    folder = tmp_path_factory.mktemp("synthetic") / "raw"
     generate(folder, SyntheticOpenImages(**SMALL))
     return folder
 

@@ -1,4 +1,4 @@
-"""What comes after the heads in torchvision's RetinaNet, over outputs of heads that a test makes up."""
+"""The parts after the heads of torchvision's RetinaNet, and random outputs of the heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _NoBackbone(nn.Module):
 
 
 def torchvision_retinanet(**options: float) -> RetinaNet:
-    """torchvision's, of which only loss and choice of detections are used."""
+    """Return torchvision's network; only its loss and its selection of detections are used."""
     return RetinaNet(_NoBackbone(), CLASSES, min_size=IMAGE_SIZE, max_size=IMAGE_SIZE, **options).eval()
 
 
@@ -36,7 +36,7 @@ def levels_of(
 
 
 def as_torchvision_has_it(levels: list[HeadOutput], bias_C: Tensor) -> dict[str, list[Tensor]]:
-    """By level (N, anchors, K) and (N, anchors, 4), from (N, 9 x K, H, W): torchvision's own reshaping."""
+    """Return torchvision's shapes, (N, anchors, K) and (N, anchors, 4) per level, from (N, 9 x K, H, W)."""
 
     def reshaped(output_NCHW: Tensor, width: int) -> Tensor:
         batch, _, height, columns = output_NCHW.shape

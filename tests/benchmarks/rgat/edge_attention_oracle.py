@@ -18,7 +18,7 @@ def defined(
     activation_slope: float | None,
     dropout: DropoutMask | None,
 ) -> tuple[Tensor, dict[tuple[int, int], Tensor], dict[str, Tensor]]:
-    """What the operation's formula gives.
+    """Results of the operation's formula.
 
     Returns:
         (P, D), zeros beyond the nodes that exist. Logarithms of sums by place in T, (A,). The gradients for

@@ -13,7 +13,7 @@ from tests.benchmarks.rgat.random_blocks import Filled, filled
 
 
 class Case(NamedTuple):
-    """Inputs of all functions; NaN in the room that is not filled."""
+    """Inputs of all functions; NaN in unused rows."""
 
     block: SampledBlock
     level: int
@@ -52,7 +52,7 @@ def case(
 
 
 class Expected(NamedTuple):
-    """Results in float64; of the entries that are filled, in order, where there is room for more."""
+    """Return the results in float64, only of used entries, in order."""
 
     z: Tensor
     source_term: Tensor
@@ -63,7 +63,7 @@ class Expected(NamedTuple):
 
 
 def expected(case: Case) -> Expected:
-    """By the definition and autograd."""
+    """Compute results by the definition and gradients by autograd."""
     block, level = case.block, case.level
     shape = block.shape
     x, weight, att, v = (
@@ -91,7 +91,7 @@ def expected(case: Case) -> Expected:
 
 
 def results(function: Projection, given: Case) -> dict[str, Tensor]:
-    """Everything that there is at the level, by the names of what is expected."""
+    """Return all used rows of the level, by the names of the expected results."""
     block, level = given.block, given.level
     found = {}
     found["z"], found["source_term"] = function.project(
@@ -108,7 +108,7 @@ def results(function: Projection, given: Case) -> dict[str, Tensor]:
 
 
 def only_filled(found: dict[str, Tensor], given: Case) -> dict[str, Tensor]:
-    """Without the room that is not filled."""
+    """Return the used rows."""
     there = filled(given.block, given.level)
     masks = {"z": there.rows, "source_term": there.rows, "term": there.targets, "input_gradient": there.nodes}
     return {name: value[masks[name]] if name in masks else value for name, value in found.items()}

@@ -33,14 +33,14 @@ def random_block(
     slack: int = 3,
     shape: BlockShape | None = None,
 ) -> SampledBlock:
-    """A block of the reference sampler in a graph of ``graph`` nodes of each type, with garbage beyond what is filled.
+    """A block of the reference sampler in a graph of ``graph`` nodes of each type, with garbage in unused entries.
 
     Some targets have no edges, and some edges come twice.
 
     Args:
         without: relations without an edge.
-        slack: room beyond what is filled.
-        shape: room, in place of ``slack``.
+        slack: unused entries.
+        shape: capacities, instead of ``slack``.
     """
     degrees = {str(relation): 1.7 for number, relation in enumerate(schema.relations) if number not in without}
     made = synthetic_graph(schema, (graph,) * len(schema.types), degrees, seed, torch.device("cpu"))
@@ -82,7 +82,7 @@ class Inputs:
 
 
 class Filled(NamedTuple):
-    """Which entries of the tensors of a level exist, bool."""
+    """Used entries of the tensors of a level, bool."""
 
     nodes: Tensor
     outputs: Tensor
@@ -91,12 +91,15 @@ class Filled(NamedTuple):
 
 
 def filled(block: SampledBlock, level: int) -> Filled:
-    """Masks over the room of nodes within ``level`` and within ``level - 1`` hops, of rows and of targets."""
+    """Masks over the nodes within ``level`` and within ``level - 1`` hops, of rows and of targets."""
     shape, targets = block.shape, list(block.shape.schema.targets)
     inner, counts = shape.nodes[level - 1], block.node_counts[level - 1]
 
-    def mask(rooms: Iterable[int], counts: Tensor) -> Tensor:
-        exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
+    def mask(capacities: Iterable[int], counts: Tensor) -> Tensor:
+        exists = [
+            torch.arange(capacity, device=counts.device) < count
+            for capacity, count in zip(capacities, counts, strict=True)
+        ]
         return torch.cat(exists)
 
     return Filled(

@@ -98,7 +98,7 @@ def choose(edges: list[int], fanout: int, node: int, relation: int, seed: int) -
 
 
 def sampled(graph: Graph, fanouts: tuple[int, ...], seeds: list[int], seed: int) -> dict[str, Any]:
-    """What :func:`filled` has to be of a block with room enough."""
+    """Return the expected :func:`filled` of a block with enough capacity."""
     schema, relations = graph.schema, range(len(graph.schema.relations))
     nodes: list[list[int]] = [[] for _ in schema.types]
     nodes[schema.seed_type] = list(seeds)
@@ -143,7 +143,7 @@ def sampled(graph: Graph, fanouts: tuple[int, ...], seeds: list[int], seed: int)
 
 
 def filled(block: SampledBlock) -> dict[str, Any]:
-    """Everything in a block that may be read, as lists."""
+    """Return all used entries of a block, as lists."""
     shape, schema = block.shape, block.shape.schema
     nodes, edges, rows = (counts.tolist() for counts in (block.node_counts, block.edge_counts, block.row_counts))
 
@@ -185,11 +185,11 @@ SMALL_ROOMS = [
     ("rows", 0, "paper__cites__paper"),
     ("rows", 2, "paper__cites__paper"),
 ]
-"""Table of :class:`BlockShape`, line of it, and the type or relation that has little room there."""
+"""Table of :class:`BlockShape`, line of it, and the type or relation with little capacity."""
 
 
 def smaller(block: SampledBlock, shape: BlockShape, table: str, hop: int, name: str) -> BlockShape:
-    """``shape`` where the named type or relation has room for two less than ``block`` has there."""
+    """``shape`` where the named type or relation has two entries less than ``block`` needs."""
     counts = {"nodes": block.node_counts, "edges": block.edge_counts, "rows": block.row_counts}[table].tolist()
     names = shape.schema.types if table == "nodes" else [str(relation) for relation in shape.schema.relations]
     place = list(names).index(name)

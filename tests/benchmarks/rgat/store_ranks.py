@@ -64,7 +64,7 @@ def write(root: Path, graph: Made) -> None:
 
 
 def block(seed: int, device: torch.device, counts: tuple[int, ...] = (17, 12, 2, 0)) -> SampledBlock:
-    """Some nodes of each type, drawn anyhow, in room for more; only what a store looks at."""
+    """Some nodes of each type, drawn anyhow, with unused capacity; only the parts that a store reads."""
     shape = BlockShape(SCHEMA, ((4, 0, 0, 0), (25, 15, 3, 1)), ((9, 9, 9),), ((9, 9, 9),))
     random = torch.Generator().manual_seed(seed)
     drawn = SampledBlock.empty(shape, CPU)
@@ -75,7 +75,7 @@ def block(seed: int, device: torch.device, counts: tuple[int, ...] = (17, 12, 2,
     return SampledBlock.of(shape, {name: tensor.to(device) for name, tensor in drawn.tensors().items()})
 
 
-def room(drawn: SampledBlock) -> Tensor:
+def empty_rows(drawn: SampledBlock) -> Tensor:
     """Room for the rows, filled with something else."""
     places = drawn.shape.node_offsets(1)[-1]
     return torch.full((places, WIDTH), UNTOUCHED, dtype=torch.uint8, device=drawn.nodes.device).view(E4M3)
@@ -83,7 +83,7 @@ def room(drawn: SampledBlock) -> Tensor:
 
 def expected(graph: Made, drawn: SampledBlock) -> Tensor:
     """The rows' bytes, copied one by one."""
-    out = room(drawn).cpu().view(torch.uint8)
+    out = empty_rows(drawn).cpu().view(torch.uint8)
     counts, nodes = drawn.node_counts[1].tolist(), drawn.nodes.tolist()
     for rows, first, count in zip(graph.features, drawn.shape.node_offsets(1), counts, strict=False):
         for place in range(first, first + count):
@@ -93,7 +93,7 @@ def expected(graph: Made, drawn: SampledBlock) -> Tensor:
 
 BLOCKS = 6
 PLACED = {"auto": "peers", "auto over nodes": "exchange", "peers": "peers", "host": "host", "exchange": "exchange"}
-"""What is asked for, and the name of what comes."""
+"""Requested placement, and the name of the store."""
 
 
 class HostHandle:
@@ -131,7 +131,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
 
 
 def ranks_found(world: int, folder: Path) -> list[dict[str, Any]]:
-    """What each of so many ranks saves of the small graph, whose files are written below ``folder``."""
+    """Run ranks on the small graph, with files under ``folder``; return the results of each."""
     write(folder, made())
     mp.start_processes(run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
@@ -140,11 +140,11 @@ def ranks_found(world: int, folder: Path) -> list[dict[str, Any]]:
 def gathered(layout: Layout, folder: Path) -> dict[str, tuple[str, int]]:
     """Return the placement in use and the number of wrong bytes, for each requested placement."""
     found, graph = {}, made()
-    for asked in PLACED:
-        placement, _, over_nodes = asked.partition(" ")
+    for requested in PLACED:
+        placement, _, over_nodes = requested.partition(" ")
         ranks_per_node = 1 if over_nodes else layout.world_size
         store = open_features(folder, SCHEMA, NODES, WIDTH, placement, layout, ranks_per_node)
-        found[asked] = (store.name, wrong_bytes(store, graph, layout.rank, layout.device))
+        found[requested] = (store.name, wrong_bytes(store, graph, layout.rank, layout.device))
         store.close()
     return found
 
@@ -167,10 +167,10 @@ def from_tables(graph: Made) -> Fill:
 
 
 def assert_rows(store: FeatureStore, graph: Made, device: torch.device = CPU) -> None:
-    """Blocks with many rows, none, and all that there is room for."""
+    """Blocks with many rows, none, and a full one."""
     for seed, counts in enumerate([(17, 12, 2, 0), (0, 0, 0, 0), (25, 15, 3, 1)]):
         one = block(seed, device, counts)
-        out = room(one)
+        out = empty_rows(one)
         if seed and device.type == "cuda":
             torch.cuda.set_sync_debug_mode("error")
         store.gather(one, store.plan(one), out)
@@ -185,14 +185,14 @@ def copied(shards: tuple[tuple[Tensor, ...], ...]) -> tuple[tuple[Tensor, ...], 
 
 
 def wrong_bytes(store: FeatureStore, graph: Made, rank: int, device: torch.device = CPU) -> int:
-    """Bytes of all blocks that are not what they should be."""
+    """Return the number of wrong bytes in all blocks."""
     counts = [(17, 12, 2, 0), (25, 15, 3, 1), (0, 0, 0, 0), (1, 0, 3, 1)]
     # Nobody asks for anything at first; later one rank asks for nothing where others ask for much.
-    asked = [(0, 0, 0, 0), *(counts[(step + rank) % 4] for step in range(BLOCKS - 1))]
-    blocks = [block(10 * rank + step, device, filled) for step, filled in enumerate(asked)]
+    fills = [(0, 0, 0, 0), *(counts[(step + rank) % 4] for step in range(BLOCKS - 1))]
+    blocks = [block(10 * rank + step, device, filled) for step, filled in enumerate(fills)]
     plans, wrong = [store.plan(one) for one in blocks[:2]], 0
     for step, one in enumerate(blocks):
-        out = room(one)
+        out = empty_rows(one)
         store.gather(one, plans.pop(0), out)
         if step + 2 < BLOCKS:
             plans.append(store.plan(blocks[step + 2]))

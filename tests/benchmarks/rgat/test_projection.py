@@ -17,7 +17,7 @@ TYPES = [(torch.float64, torch.float64), (torch.float32, torch.float32), *HALVES
 
 
 def small(seed: int, level: int, x_dtype: torch.dtype, dtype: torch.dtype, *, full: bool = False) -> Case:
-    """Without room beyond what is filled, or with a relation that has no rows."""
+    """Without unused rows, or with a relation without rows."""
     block = random_block(seed, seeds=11, graph=70, slack=0 if full else 3, without=() if full else (4,))
     return case(block, level, 24, 3, 8, x_dtype, dtype)
 

@@ -36,7 +36,7 @@ def peer_of(model: RGAT) -> GeometricNetwork:
 
 
 def gradients(peer: GeometricNetwork, layer: int, name: str) -> Tensor:
-    """Of a parameter of all relations of a layer, stacked; zeros where none came."""
+    """Return the gradients of a parameter of all relations of a layer, stacked; zeros where there is none."""
     found = []
     for key in KEYS:
         module = peer.convs[layer].convs[key]

@@ -16,9 +16,11 @@ MANY = 300
 """Shapes, more than a run has."""
 
 
-def _shape(room: int) -> BlockShape:
+def _shape(capacity: int) -> BlockShape:
     types, relations = len(SCHEMA.types), len(SCHEMA.relations)
-    return BlockShape(SCHEMA, ((1,) * types, (room,) * types), ((room,) * relations,), ((room,) * relations,))
+    return BlockShape(
+        SCHEMA, ((1,) * types, (capacity,) * types), ((capacity,) * relations,), ((capacity,) * relations,)
+    )
 
 
 def _tables() -> dict[str, Callable[[int], Any]]:
@@ -28,16 +30,16 @@ def _tables() -> dict[str, Callable[[int], Any]]:
     from benchmarks.rgat.ops.sample import triton as sample
 
     return {
-        "by_kind": lambda room: edges.by_kind(_shape(room), 1, CPU, 1, False),
-        "by_relation": lambda room: edges.by_relation(_shape(room), 1, CPU, 64, rows=4),
-        "tiles": lambda room: products.tiles((room,), 64, CPU),
-        "relations": lambda room: products.relations(_shape(room), 1, CPU),
-        "node_offsets": lambda room: products.node_offsets(_shape(room), 1, CPU),
-        "into": lambda room: products.into(_shape(room), 4, CPU),
-        "from_types": lambda room: products.from_types(_shape(room), 1, CPU),
-        "parts": lambda room: products.parts(((0, room, 1, 0),), CPU),
-        "programs": lambda room: sample._grid((room,), sample.TILES["edges"], CPU),
-        "types": lambda room: gather._type_table((0,), (room,), (0,), CPU),
+        "by_kind": lambda capacity: edges.by_kind(_shape(capacity), 1, CPU, 1, False),
+        "by_relation": lambda capacity: edges.by_relation(_shape(capacity), 1, CPU, 64, rows=4),
+        "tiles": lambda capacity: products.tiles((capacity,), 64, CPU),
+        "relations": lambda capacity: products.relations(_shape(capacity), 1, CPU),
+        "node_offsets": lambda capacity: products.node_offsets(_shape(capacity), 1, CPU),
+        "into": lambda capacity: products.into(_shape(capacity), 4, CPU),
+        "from_types": lambda capacity: products.from_types(_shape(capacity), 1, CPU),
+        "parts": lambda capacity: products.parts(((0, capacity, 1, 0),), CPU),
+        "programs": lambda capacity: sample._grid((capacity,), sample.TILES["edges"], CPU),
+        "types": lambda capacity: gather._type_table((0,), (capacity,), (0,), CPU),
     }
 
 
@@ -45,8 +47,8 @@ def test_no_table_is_forgotten() -> None:
     pytest.importorskip("triton")
     for name, make in _tables().items():
         first = make(1)
-        for room in range(2, MANY):
-            make(room)
+        for capacity in range(2, MANY):
+            make(capacity)
         assert make(1) is first, name
 
 

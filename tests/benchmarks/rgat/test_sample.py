@@ -82,29 +82,6 @@ def test_targets_have_so_many_of_their_edges() -> None:
             assert all(each["edge_target"][edge] == place for edge in edges)
 
 
-def test_nodes_and_rows_are_there_once() -> None:
-    block = filled(sample(small_graph(3), FANOUTS, some_seeds(3)))
-    for nodes in block["nodes"]:
-        assert len(set(nodes)) == len(nodes)
-    for each in block["relations"]:
-        assert len(set(each["rows"])) == len(each["rows"])
-
-
-def test_the_levels_of_a_block_are_its_prefixes() -> None:
-    graph, seeds = small_graph(4), some_seeds(4)
-    whole = filled(sample(graph, FANOUTS, seeds))
-    for hops in (1, 2):
-        inner = filled(sample(graph, FANOUTS[:hops], seeds))
-        assert inner["nodes_within"] == whole["nodes_within"][: hops + 1]
-        assert inner["edges_within"] == whole["edges_within"][:hops]
-        assert inner["rows_within"] == whole["rows_within"][:hops]
-        for few, all_nodes in zip(inner["nodes"], whole["nodes"], strict=True):
-            assert few == all_nodes[: len(few)]
-        for few, all_edges in zip(inner["relations"], whole["relations"], strict=True):
-            for name in ("indptr", "edge_row", "edge_target", "rows"):
-                assert few[name] == all_edges[name][: len(few[name])]
-
-
 def picks_of(sources: int, fanout: int, centres: int) -> torch.Tensor:
     """[centres, fanout]: positions that the centres of stars draw."""
     graph = star(sources, centres)
@@ -174,16 +151,16 @@ def test_shards_make_no_difference() -> None:
 
 
 def assert_within(block: SampledBlock) -> None:
-    """What a kernel reads by the block's numbers lies within the room of its level."""
+    """Entries that a kernel reads by the block's counts are within the capacity of their level."""
     shape, schema, found = block.shape, block.shape.schema, filled(block)
     for hop in range(shape.hops):
-        for counts, room in (
+        for counts, capacity in (
             ("nodes_within", shape.nodes[1:]),
             ("edges_within", shape.edges),
             ("rows_within", shape.rows),
         ):
             have = found[counts][1:] if counts == "nodes_within" else found[counts]
-            assert all(count <= most for count, most in zip(have[hop], room[hop], strict=True))
+            assert all(count <= most for count, most in zip(have[hop], capacity[hop], strict=True))
         for relation, (source, target) in enumerate(zip(schema.sources, schema.targets, strict=True)):
             each, edges = found["relations"][relation], found["edges_within"][hop][relation]
             rows = found["rows_within"][hop][relation]

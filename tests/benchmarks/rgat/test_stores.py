@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,12 @@ def opened(root: Path, placement: str = "auto", **options):
     return open_features(root, placement=placement, layout=Layout(), ranks_per_node=1, **arguments)
 
 
+@pytest.fixture(scope="module")
+def store_ranks(tmp_path_factory):
+    """Return a function from a number of ranks to the features and edges that each rank found."""
+    return functools.cache(lambda world: small.ranks_found(world, tmp_path_factory.mktemp(f"stores{world}")))
+
+
 # Features
 
 
@@ -58,28 +65,19 @@ def test_features_are_synthesized_where_they_are_placed():
 
 def test_memory_of_a_process_that_is_another_here_is_refused(monkeypatch):
     """As in containers that number their processes themselves: what is found under the number is not what was meant."""
-    said = {"files": 0}
+    status = {"files": 0}
 
     def gathered(value: int, group: object, device: torch.device) -> list[int]:
-        return [value, value + said["files"] if value == said.get("inode") else value]
+        return [value, value + status["files"] if value == status.get("inode") else value]
 
     with open(__file__) as another:
-        said |= {"files": 1, "inode": os.fstat(another.fileno()).st_ino}
+        status |= {"files": 1, "inode": os.fstat(another.fileno()).st_ino}
         monkeypatch.setattr(os, "memfd_create", lambda *_: os.dup(another.fileno()))
         monkeypatch.setattr(os, "ftruncate", lambda *_: None)
         monkeypatch.setattr(sharded.one_machine, "gathered", gathered)
         group = SimpleNamespace(rank=lambda: 0)
         with pytest.raises(DeviceError, match=r"cannot be mapped: process \d+ is another one here; do they run in one"):
             ShardedArray("host", 4096, group, CPU)
-
-
-def test_room_of_another_dtype_or_width_is_refused(tmp_path):
-    small.write(tmp_path, small.made())
-    store, block = opened(tmp_path), small.block(0, CPU)
-    out = small.room(block)
-    for wrong in (out.view(torch.uint8), out[:, :12].contiguous(), out.t().contiguous().t()):
-        with pytest.raises(ValueError, match="contiguous"):
-            store.gather(block, None, wrong)
 
 
 @pytest.mark.parametrize(("nodes", "shards"), [((10, 3, 1), 4), ((7,), 7), ((5, 5), 1), ((1, 1), 3)], ids=str)
@@ -112,7 +110,7 @@ def placed(requested: str, ranks: Ranks, free: tuple[float, float]) -> tuple[str
 
 
 @pytest.mark.parametrize(
-    ("ranks", "room", "expected"),
+    ("ranks", "capacity", "expected"),
     [
         (Ranks(1, 8, True), (11e9, 50e9), ("local", "host")),
         (Ranks(1, 8, True), (9e9, 50e9), ("host",)),
@@ -125,12 +123,12 @@ def placed(requested: str, ranks: Ranks, free: tuple[float, float]) -> tuple[str
     ],
     ids=str,
 )
-def test_auto_takes_what_fits(ranks, room, expected):
-    assert placed("auto", ranks, room) == expected
+def test_auto_takes_what_fits(ranks, capacity, expected):
+    assert placed("auto", ranks, capacity) == expected
 
 
 @pytest.mark.parametrize(
-    ("requested", "ranks", "room", "told"),
+    ("requested", "ranks", "capacity", "message"),
     [
         ("local", Ranks(4, 8, True), (3e9, 5e9), r"do not fit: they need 10.0 GB of each GPU \(local\), and "
          r"3.0 GB of each GPU and 5.0 GB of each host are free; choose 'peers' or 'exchange'"),
@@ -144,9 +142,9 @@ def test_auto_takes_what_fits(ranks, room, expected):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_does_not_fit_says_what_would(requested, ranks, room, told):
-    with pytest.raises(ConfigError, match=told):
-        placed(requested, ranks, room)
+def test_what_does_not_fit_says_what_would(requested, ranks, capacity, message):
+    with pytest.raises(ConfigError, match=message):
+        placed(requested, ranks, capacity)
 
 
 def test_every_node_may_have_a_copy_of_the_edges_but_not_of_the_features():
@@ -262,7 +260,7 @@ def test_files_of_several_pieces_are_checked_across_them(tmp_path, monkeypatch):
     monkeypatch.setattr(small, "EDGES", (5000, 4000, 4000))
     made = small.made()
     small.write(tmp_path, made)
-    monkeypatch.setattr("benchmarks.rgat.sharded.RowLoader.__init__.__defaults__", (8192,))
+    monkeypatch.setattr(sharded, "PIECE_BYTES", 8192)
     graph = opened_graph(tmp_path)
     for number in range(3):
         assert torch.equal(graph.indptr[number][0], made.indptr[number])
@@ -290,10 +288,10 @@ def assert_graph_refused(root: Path, indptr: Tensor | None, indices: Tensor | No
 def test_damaged_files_of_edges_are_one_error_each(tmp_path):
     made = small.made()
     indptr, indices = made.indptr[1], made.indices[1]
-    beyond, below, swapped = indices.clone(), indices.clone(), indptr.clone()
-    beyond[7], below[9], swapped[5] = 50, -3, 40
+    above, below, swapped = indices.clone(), indices.clone(), indptr.clone()
+    above[7], below[9], swapped[5] = 50, -3, 40
     swapped[6] = 2
-    assert_graph_refused(tmp_path, None, beyond, r"indices.npy has an edge from node 50 of paper, .* there are 50;")
+    assert_graph_refused(tmp_path, None, above, r"indices.npy has an edge from node 50 of paper, .* there are 50;")
     assert_graph_refused(tmp_path, None, below, r"indices.npy has an edge from node -3 of paper")
     assert_graph_refused(tmp_path, swapped, None, r"indptr.npy does not ascend among targets 0 to 31")
     assert_graph_refused(tmp_path, indptr + 1, None, r"goes from 1 to 41 and not from 0 to the 40 edges")

@@ -53,7 +53,7 @@ def test_gradients_too_small_for_fp16_are_not_lost() -> None:
 
 
 def test_the_vectors_of_terms_keep_more_than_the_inputs_bits() -> None:
-    """Of 1 + 2^-12, bf16 alone would make 1."""
+    """bf16 alone would round 1 + 2^-12 to 1."""
     given = case(block(), 2, 16, 1, 8, torch.bfloat16, torch.bfloat16)
     given.v_RKA.fill_(1 + 2**-12)
     term = projection_triton.target_terms(given.x_NK, given.block, 2, given.v_RKA)

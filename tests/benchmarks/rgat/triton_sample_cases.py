@@ -61,9 +61,9 @@ def test_what_has_no_room_is_left_out_as_by_the_reference() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", SMALL_ROOMS, ids=str)
+@pytest.mark.parametrize("capacity", SMALL_ROOMS, ids=str)
 def test_every_kind_of_room_is_cut_as_by_the_reference(
-    room: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch
+    capacity: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_items(monkeypatch)
-    assert_cut_as_plain((4, 3, 2), [room])
+    assert_cut_as_plain((4, 3, 2), [capacity])

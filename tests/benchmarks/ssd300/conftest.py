@@ -19,7 +19,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared(drawn: Path) -> Path:
-    """What :func:`drawn` gives, prepared."""
+    """The prepared data of :func:`drawn`."""
     data = drawn.parent / "data"
     prepare(drawn, data, workers=2)
     return data

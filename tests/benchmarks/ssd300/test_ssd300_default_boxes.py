@@ -65,7 +65,7 @@ def test_a_head_gives_what_the_references_two_heads_with_their_own_channels_give
     torch.manual_seed(0)
     network = SSD300(SMALL, torch.Generator().manual_seed(1)).double().eval()
     image = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    said = network(image)
+    outputs = network(image)
     logits, offsets = [], []
     for head, level in zip(network.heads, network.levels(image), strict=True):
         kinds, classes = head.channels.kinds, head.channels.classes
@@ -78,8 +78,8 @@ def test_a_head_gives_what_the_references_two_heads_with_their_own_channels_give
             result = F.conv2d(level, reordered(head.weight[part], of), reordered(head.bias[part], of), padding=1)
             found.append(result.reshape(2, of, -1))
     rows = reference_rows(SMALL)
-    torch.testing.assert_close(torch.cat(logits, 2)[:, :, rows].transpose(1, 2), said.logits)
-    torch.testing.assert_close(torch.cat(offsets, 2)[:, :, rows].transpose(1, 2), said.offsets)
+    torch.testing.assert_close(torch.cat(logits, 2)[:, :, rows].transpose(1, 2), outputs.logits)
+    torch.testing.assert_close(torch.cat(offsets, 2)[:, :, rows].transpose(1, 2), outputs.offsets)
 
 
 def test_coding_is_the_papers_and_decoding_its_inverse():
@@ -95,13 +95,13 @@ def test_coding_is_the_papers_and_decoding_its_inverse():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"image_size": 150}, "too small for the extras"),
         ({"steps": [8, 16, 32, 64, 100]}, "steps: 5 entries, where 5 extras make 6 levels: 6"),
         ({"box_sizes": [21, 45]}, "box_sizes: 2 entries"),
     ],
 )
-def test_levels_that_do_not_fit_are_refused(changes, says):
-    with pytest.raises(ConfigError, match=says):
+def test_levels_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
         fixed_facts(type(FACTS), "ssd300", **changes)

@@ -21,11 +21,11 @@ def detector(**changes: object) -> Detector:
     return Detector(SSD300(SMALL, torch.Generator().manual_seed(0)), facts, {}, CPU)
 
 
-def plain(said: Predictions, size, classes=3, candidates=200, keep=200, threshold=0.05):
-    """Of each picture the sorted rows of score, class and box."""
+def plain(outputs: Predictions, size, classes=3, candidates=200, keep=200, threshold=0.05):
+    """Return the sorted rows of score, class and box of each picture."""
     anchors = reference_boxes(SMALL)[reference_rows(SMALL)]
     pictures = []
-    for logits, offsets, (height, width) in zip(said.logits, said.offsets, size.tolist(), strict=True):
+    for logits, offsets, (height, width) in zip(outputs.logits, outputs.offsets, size.tolist(), strict=True):
         boxes, rows = coding(SMALL).decode(offsets, anchors), []
         probabilities = logits.float().softmax(1)
         for label in range(1, classes + 1):
@@ -40,7 +40,7 @@ def plain(said: Predictions, size, classes=3, candidates=200, keep=200, threshol
     return pictures
 
 
-def made_up(seed: int) -> Predictions:
+def synthetic(seed: int) -> Predictions:
     random = torch.Generator().manual_seed(seed)
     boxes = len(reference_rows(SMALL))
     return Predictions(
@@ -50,16 +50,16 @@ def made_up(seed: int) -> Predictions:
 
 @pytest.mark.parametrize(("candidates", "keep"), [(200, 200), (20, 200), (200, 11)])
 def test_detections_are_those_of_the_rule(candidates, keep):
-    said, size = made_up(candidates + keep), torch.tensor([[480.0, 640.0], [300.0, 200.0], [64.0, 64.0]])
-    said.logits[2] = torch.tensor([20.0, 0.0, 0.0, 0.0])  # nothing there
-    found = detector(candidates=candidates, detections=keep).select(said, size)
-    expected = plain(said, size, candidates=candidates, keep=keep)
-    assert not found.there[2].any()
+    outputs, size = synthetic(candidates + keep), torch.tensor([[480.0, 640.0], [300.0, 200.0], [64.0, 64.0]])
+    outputs.logits[2] = torch.tensor([20.0, 0.0, 0.0, 0.0])  # no detection
+    found = detector(candidates=candidates, detections=keep).select(outputs, size)
+    expected = plain(outputs, size, candidates=candidates, keep=keep)
+    assert not found.valid[2].any()
     for picture in range(3):
-        there = found.there[picture]
-        assert int(there.sum()) == len(expected[picture])
+        valid = found.valid[picture]
+        assert int(valid.sum()) == len(expected[picture])
         rows = torch.cat([found.score[picture, :, None], found.class_id[picture, :, None], found.box[picture]], 1)[
-            there
+            valid
         ]
         torch.testing.assert_close(rows, torch.tensor(expected[picture]).view(-1, 6), rtol=1e-4, atol=1e-4)
 
@@ -69,19 +69,19 @@ def test_an_overlap_of_exactly_a_half_is_suppressed():
     found = detector(nms_threshold=0.5)
     assert found._most_overlap < 0.5
     boxes = torch.tensor([[[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.5]]])
-    kept, there = found._suppress(
+    kept, valid = found._suppress(
         boxes, torch.tensor([[0.9, 0.8]]), torch.zeros((1, 2), dtype=torch.int64), found._most_overlap, 2
     )
-    assert there.tolist() == [[True, False]]
+    assert valid.tolist() == [[True, False]]
     assert kept[0, 0] == 0
 
 
 def test_detections_carry_the_names_of_the_data():
-    said, size = made_up(5), torch.ones((3, 2))
+    outputs, size = synthetic(5), torch.ones((3, 2))
     found = detector()
-    before = found.select(said, size)
+    before = found.select(outputs, size)
     found.name_classes([1, 3, 90])
-    after = found.select(said, size)
+    after = found.select(outputs, size)
     assert set(before.class_id.unique().tolist()) == {1, 2, 3}
     assert torch.equal(torch.tensor([0, 1, 3, 90])[before.class_id], after.class_id)
 

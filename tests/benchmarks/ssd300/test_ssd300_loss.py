@@ -48,12 +48,12 @@ def plain_targets(boxes: list[list[float]], labels: list[int]) -> tuple[list[int
     return classes, offsets
 
 
-def random_boxes(counts: list[int], room: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_boxes(counts: list[int], capacity: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
-    corners = torch.rand((len(counts), room, 2, 2), generator=random).sort(2).values.flatten(2)
-    labels = torch.randint(1, 4, (len(counts), room), generator=random)
+    corners = torch.rand((len(counts), capacity, 2, 2), generator=random).sort(2).values.flatten(2)
+    labels = torch.randint(1, 4, (len(counts), capacity), generator=random)
     count = torch.tensor(counts)
-    padding = torch.arange(room) >= count.unsqueeze(1)
+    padding = torch.arange(capacity) >= count.unsqueeze(1)
     corners[padding] = torch.nan  # of any value
     return corners, labels, count
 
@@ -101,8 +101,8 @@ def plain_loss(logits, offsets, classes, targets, negatives):
         logits.sum() * 0 + offsets.sum() * 0,
     )
     for row in positive:
-        for said, wanted in zip(offsets[row], targets[row], strict=True):
-            distance = (said - wanted).abs()
+        for predicted, wanted in zip(offsets[row], targets[row], strict=True):
+            distance = (predicted - wanted).abs()
             total = total + (0.5 * distance**2 if distance < 1 else distance - 0.5)
     return total / max(1, len(positive))
 
@@ -144,6 +144,6 @@ def test_the_loss_begins_where_81_equal_classes_put_it():
     """A positive and its three negatives add ln 81 each where all classes are alike."""
     boxes, labels, count = random_boxes([7, 7], 7, seed=5)
     classes, offsets = Targets(FACTS, {}, CPU)(boxes, labels, count)
-    said = torch.zeros((2, 8732, 4))
-    losses = multibox_loss(torch.zeros((2, 8732, 81)), said, classes, offsets, FACTS.negatives)
+    outputs = torch.zeros((2, 8732, 4))
+    losses = multibox_loss(torch.zeros((2, 8732, 81)), outputs, classes, offsets, FACTS.negatives)
     assert float(losses.classes) == pytest.approx(4 * math.log(81), rel=1e-5)

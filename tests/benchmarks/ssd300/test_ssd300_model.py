@@ -115,10 +115,10 @@ def test_the_heads_results_are_joined_with_their_gradients():
 
 def test_half_precision_leaves_the_norms_wide():
     network = SSD300(SMALL, torch.Generator().manual_seed(2)).cast(torch.bfloat16)
-    said = network(torch.randn(2, 4, 64, 64).bfloat16())
-    assert said.logits.dtype == said.offsets.dtype == torch.bfloat16
+    outputs = network(torch.randn(2, 4, 64, 64).bfloat16())
+    assert outputs.logits.dtype == outputs.offsets.dtype == torch.bfloat16
     assert {parameter.dtype for name, parameter in network.named_parameters() if ".bn" in name} == {torch.float32}
-    (said.logits.float().sum() + said.offsets.float().sum()).backward()
+    (outputs.logits.float().sum() + outputs.offsets.float().sum()).backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 

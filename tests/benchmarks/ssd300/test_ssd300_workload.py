@@ -58,13 +58,6 @@ def test_a_recipe_has_the_published_hyperparameters_and_is_admitted(scale, tmp_p
     assert (logged["model_bn_span"], logged["max_samples"]) == (span, 1)
 
 
-@pytest.mark.parametrize("scale", list(PUBLISHED))
-def test_the_sum_of_all_ranks_gradients_stays_in_the_range_of_fp16(scale):
-    run, _ = loaded(f"scale={scale}")
-    assert run.precision == "fp16"
-    assert run.optimizer.grad_predivide == run.training_ranks
-
-
 @pytest.mark.parametrize("scale", [*PUBLISHED, "1xGPU", "1xH200", "2xH200", "4xH200"])
 def test_every_recipe_keeps_what_the_rules_fix(scale, tmp_path):
     run, session = loaded(f"scale={scale}", f"assets_dir={tmp_path}")
@@ -95,21 +88,16 @@ def test_the_references_point_can_be_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("hparams.crop_attempts=10", "expected one of 1, 50"),
         ("hparams.decay_epochs=[55,44]", "ascending"),
-        ("hparams.decay_epochs=[41,50]", "opt_learning_rate_decay_boundary_epochs"),
-        ("hparams.warmup_epochs=0", "opt_learning_rate_warmup_steps"),
-        ("benchmark.targets.mean_average_precision.value=0.2", "the rules fix 0.23"),
-        ("benchmark.facts.width=32", "the rules fix 64"),
-        ("hparams.momentum=0.8", "opt_momentum = 0.8 breaks the rules' table: 0.9, as in the reference"),
         ("benchmark.schedule.last_epoch=abc", "last_epoch"),
         ("hparams.bn_group=0", "at least 1"),
     ],
 )
-def test_what_the_rules_forbid_is_refused_before_the_run(override, says, tmp_path):
-    with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
+def test_impossible_settings_are_refused(override, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
 
 
@@ -231,7 +219,7 @@ def test_a_log_with_our_keys_and_tensors_is_a_valid_run_of_the_closed_division(t
     recipe = closed_logs.Recipe("ssd", "1.1.0", 5, 50.0, 0.0, 5, 5, 1, 1, 0.22, 0.2305, SAMPLES, 5000, given)
     monkeypatch.setitem(closed_logs.RECIPES, "ssd", recipe)
     lines = closed_logs.closed_log("ssd", seed=1).splitlines(keepends=True)
-    at = next(place for place, line in enumerate(lines) if '"init_start"' in line) + 1
+    at = next(index for index, line in enumerate(lines) if '"init_start"' in line) + 1
     kind, time_ms = closed_logs.POINT, 1_700_000_000_001
     tensors = [
         closed_logs.event(time_ms, kind, "weights_initialization", None, tensor=name) + "\n"

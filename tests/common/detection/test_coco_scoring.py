@@ -1,27 +1,19 @@
 """COCO's figures against pycocotools."""
 
-import contextlib
-import io
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from common.detection import coco_matching, coco_scoring
 from common.detection.annotations import read_coco
 from common.detection.coco_scoring import Detections, GroundTruth, score
-
-NAMES = (
-    *("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large"),
-    *("AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large"),
-)
+from tests.common.detection.pycocotools_metrics import NAMES, ground_truth, metrics
 
 
-def made_up(seed, pictures=6, classes=3, boxes=40, found=150, decimals=1, crowds=0.1, side=200.0):
+def synthetic(seed, pictures=6, classes=3, boxes=40, found=150, decimals=1, crowds=0.1, side=200.0):
     """Random boxes, most detections near one; few decimals make equal scores."""
     chance = np.random.default_rng(seed)
     picture_ids = np.sort(chance.choice(10_000, pictures, replace=False))
@@ -67,9 +59,7 @@ def dataset(truth):
 
 
 def oracle(truth, found):
-    """pycocotools' figures."""
-    coco = COCO()
-    coco.dataset = dataset(truth)
+    """Return pycocotools' metrics."""
     rows = [
         {"image_id": p, "category_id": c, "bbox": box, "score": value}
         for p, c, box, value in zip(
@@ -80,13 +70,7 @@ def oracle(truth, found):
             strict=True,
         )
     ]
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco.createIndex()
-        evaluation = COCOeval(coco, coco.loadRes(rows), "bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return dict(zip(NAMES, evaluation.stats.tolist(), strict=True))
+    return metrics(ground_truth(dataset(truth)), rows)
 
 
 def assert_as_pycocotools(truth, found):
@@ -98,19 +82,19 @@ def assert_as_pycocotools(truth, found):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_pictures(seed):
-    expected = assert_as_pycocotools(*made_up(seed, decimals=(1, 2, 8)[seed % 3]))
+    expected = assert_as_pycocotools(*synthetic(seed, decimals=(1, 2, 8)[seed % 3]))
     assert 0 < expected["AP"] < expected["AP50"] < 1
 
 
 def test_more_than_100_detections_of_a_picture_and_class(monkeypatch):
-    truth, found = made_up(20, pictures=2, classes=2, boxes=12, found=500)
+    truth, found = synthetic(20, pictures=2, classes=2, boxes=12, found=500)
     expected = assert_as_pycocotools(truth, found)
     monkeypatch.setattr(coco_scoring, "LIMITS", (1, 10, 1000))
     assert score(truth, found)["AP"] != pytest.approx(expected["AP"], abs=1e-6)
 
 
 def test_crowded_pictures_where_boxes_overlap_each_other():
-    assert_as_pycocotools(*made_up(30, pictures=2, classes=2, boxes=60, found=300, side=5.0, crowds=0.3))
+    assert_as_pycocotools(*synthetic(30, pictures=2, classes=2, boxes=60, found=300, side=5.0, crowds=0.3))
 
 
 def placed(truth_boxes, found_boxes):
@@ -149,7 +133,7 @@ def test_an_overlap_of_exactly_a_threshold_is_enough():
 
 
 def test_boxes_that_come_twice_once_as_a_crowd_and_once_out_of_range():
-    truth, found = made_up(40, boxes=20, found=80)
+    truth, found = synthetic(40, boxes=20, found=80)
     twice = torch.arange(20).repeat(3)
     columns = ("picture_id", "class_id", "box", "area", "crowd")
     truth = replace(truth, **{name: getattr(truth, name)[twice] for name in columns})
@@ -160,7 +144,7 @@ def test_boxes_that_come_twice_once_as_a_crowd_and_once_out_of_range():
 
 
 def test_areas_on_the_bounds_belong_to_both_ranges():
-    truth, found = made_up(41, boxes=12, found=40, crowds=0.0)
+    truth, found = synthetic(41, boxes=12, found=40, crowds=0.0)
     side = torch.tensor([32.0, 96.0], dtype=torch.float64)[torch.arange(12) % 2]
     boxes = torch.cat([truth.box[:, :2], side.repeat(2, 1).T], 1)
     exact = Detections(truth.picture_id, truth.class_id, boxes, found.score[:12])
@@ -168,38 +152,38 @@ def test_areas_on_the_bounds_belong_to_both_ranges():
 
 
 def test_only_crowds_leave_nothing_to_average():
-    truth, found = made_up(42, crowds=1.1)
+    truth, found = synthetic(42, crowds=1.1)
     assert set(assert_as_pycocotools(truth, found).values()) == {-1.0}
 
 
 def test_a_range_of_areas_without_ground_truth_is_minus_1():
-    truth, found = made_up(43)
+    truth, found = synthetic(43)
     expected = assert_as_pycocotools(replace(truth, area=torch.full_like(truth.area, 50.0)), found)
     assert expected["AP_large"] == expected["AR_medium"] == -1
     assert expected["AP_small"] > 0
 
 
 def test_detections_of_other_classes_find_nothing():
-    truth, found = made_up(44)
+    truth, found = synthetic(44)
     wrong = truth.classes[-1].expand_as(found.class_id)
     assert assert_as_pycocotools(truth, replace(found, class_id=wrong))["AP"] == 0
 
 
 def test_nothing_found_is_0():
-    truth, found = made_up(45)
+    truth, found = synthetic(45)
     nothing = Detections(found.picture_id[:0], found.class_id[:0], found.box[:0], found.score[:0])
     figures = score(truth, nothing)  # pycocotools refuses an empty list
     assert set(figures.values()) == {0.0}
 
 
 def test_perfect_detections_score_1():
-    truth, _ = made_up(46, crowds=0.0)
+    truth, _ = synthetic(46, crowds=0.0)
     found = Detections(truth.picture_id, truth.class_id, truth.box, torch.ones(len(truth.box), dtype=torch.float64))
     assert score(truth, found)["AP"] == pytest.approx(1, abs=1e-12)
 
 
 def test_boxes_without_area():
-    truth, found = made_up(47)
+    truth, found = synthetic(47)
     flat = found.box.clone()
     flat[::3, 2] = 0
     none = truth.box.clone()
@@ -208,7 +192,7 @@ def test_boxes_without_area():
 
 
 def test_classes_and_pairs_in_small_portions_change_nothing(monkeypatch):
-    truth, found = made_up(48, classes=6)
+    truth, found = synthetic(48, classes=6)
     whole = score(truth, found)
     monkeypatch.setattr(coco_scoring, "DETECTIONS_AT_ONCE", 30)
     monkeypatch.setattr(coco_matching, "PAIRS_AT_ONCE", 7)
@@ -226,7 +210,7 @@ def test_classes_and_pairs_in_small_portions_change_nothing(monkeypatch):
     ],
 )
 def test_what_cannot_be_scored_is_refused(name, value, message):
-    truth, found = made_up(49)
+    truth, found = synthetic(49)
     column = getattr(found, name).clone()
     column[3] = value
     with pytest.raises(ValueError, match=f"^{message}$"):
@@ -234,13 +218,13 @@ def test_what_cannot_be_scored_is_refused(name, value, message):
 
 
 def test_single_precision_is_refused():
-    truth, found = made_up(50)
+    truth, found = synthetic(50)
     with pytest.raises(ValueError, match=r"^a box found is of torch.float32, not of float64$"):
         score(truth, replace(found, box=found.box.float()))
 
 
 def test_ground_truth_comes_from_annotations_in_any_order(tmp_path):
-    truth, found = made_up(51)
+    truth, found = synthetic(51)
     content = dataset(truth)
     for entries in content.values():
         entries.reverse()

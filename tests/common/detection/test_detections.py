@@ -22,15 +22,15 @@ def buffer():
     return DetectionBuffer(Layout(), KEEP)
 
 
-def found_of(there, seed=0):
-    """Random detections, so many slots of each picture filled as ``there`` says."""
+def found_of(valid, seed=0):
+    """Random detections, whose ``valid`` slots have a detection."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (len(there), len(there[0]))
+    shape = (len(valid), len(valid[0]))
     return Found(
         torch.rand((*shape, 4), generator=generator) * 50,
         torch.rand(shape, generator=generator),
         torch.randint(90, shape, generator=generator),
-        torch.tensor(there, dtype=torch.bool),
+        torch.tensor(valid, dtype=torch.bool),
     )
 
 

@@ -17,29 +17,29 @@ from common.distributed.layout import Layout
 KEEP, SIDE = 3, 2
 IDS = (139, 285, PADDING, 632, 724, 776)
 """Pictures; of two ranks each has half."""
-THERE = ((1, 0, 1), (0, 0, 0), (1, 1, 1), (1, 1, 0), (0, 1, 0), (1, 1, 1))
+VALID = ((1, 0, 1), (0, 0, 0), (1, 1, 1), (1, 1, 0), (0, 1, 0), (1, 1, 1))
 
 
-def tell_tale_runs(probability_DSS: Tensor, corners_D4: Tensor, size_D2: Tensor, there_D: Tensor) -> Any:
-    """In place of runs: of each mask as many numbers as its first corner says, each of its probability and height."""
-    count_D = torch.where(there_D, corners_D4[:, 0].int(), 0)
+def identifying_runs(probability_DSS: Tensor, corners_D4: Tensor, size_D2: Tensor, valid_D: Tensor) -> Any:
+    """Return for each mask, instead of runs, x1 numbers that depend on its probability and height."""
+    count_D = torch.where(valid_D, corners_D4[:, 0].int(), 0)
     value_D = (100 * probability_DSS[:, 0, 1] + size_D2[:, 0]).int()
     return count_D, value_D.repeat_interleave(count_D)
 
 
 def found_in(rows: slice) -> Found:
     """The detections of pictures; corners, masks and sizes that differ from each other."""
-    there_BK = torch.tensor(THERE[rows], dtype=torch.bool)
+    valid_BK = torch.tensor(VALID[rows], dtype=torch.bool)
     number_BK = torch.arange(len(IDS) * KEEP).view(-1, KEEP)[rows]
     corners_BK4 = (number_BK % 5).unsqueeze(2) + torch.arange(4.0)
     probability_BKSS = number_BK[:, :, None, None] + torch.arange(SIDE * SIDE).view(SIDE, SIDE) / 100
-    masks = FoundMasks(corners_BK4, probability_BKSS, torch.tensor([[7.0, 9.0]]).expand(len(there_BK), 2))
-    return Found(corners_BK4, number_BK.float(), number_BK + 1, there_BK, masks)
+    masks = FoundMasks(corners_BK4, probability_BKSS, torch.tensor([[7.0, 9.0]]).expand(len(valid_BK), 2))
+    return Found(corners_BK4, number_BK.float(), number_BK + 1, valid_BK, masks)
 
 
 def gathered(layout: Layout, first: int, end: int) -> dict[str, Any] | None:
     """Columns of the pictures from ``first`` on, in batches of two."""
-    buffer = DetectionBuffer(layout, KEEP, tell_tale_runs)
+    buffer = DetectionBuffer(layout, KEEP, identifying_runs)
     buffer.begin(end - first)
     for start in range(first, end, 2):
         rows = slice(start, min(start + 2, end))
@@ -48,12 +48,12 @@ def gathered(layout: Layout, first: int, end: int) -> dict[str, Any] | None:
 
 
 def expected() -> dict[str, list[int]]:
-    """By hand, slot by slot."""
+    """Compute the columns slot by slot."""
     ids, counts, runs = [], [], []
-    for place, picture in enumerate(IDS):
+    for index, picture in enumerate(IDS):
         for slot in range(KEEP):
-            number = place * KEEP + slot
-            if picture != PADDING and THERE[place][slot]:
+            number = index * KEEP + slot
+            if picture != PADDING and VALID[index][slot]:
                 ids.append(picture)
                 counts.append(number % 5)
                 runs += [100 * number + 1 + 7] * (number % 5)
@@ -68,7 +68,7 @@ def test_columns_have_the_runs_of_what_is_there_and_of_no_padding() -> None:
 
 
 def test_a_network_that_finds_fewer_than_are_kept_leaves_no_mask_of_before() -> None:
-    buffer = DetectionBuffer(Layout(), KEEP, tell_tale_runs)
+    buffer = DetectionBuffer(Layout(), KEEP, identifying_runs)
     for rows, kept in ((slice(5, 6), KEEP), (slice(5, 6), 2)):
         found = found_in(rows)
         assert found.masks is not None
@@ -76,7 +76,7 @@ def test_a_network_that_finds_fewer_than_are_kept_leaves_no_mask_of_before() -> 
         buffer.begin(1)
         buffer.add(
             torch.tensor([9]),
-            Found(found.box[:, :kept], found.score[:, :kept], found.class_id[:, :kept], found.there[:, :kept], few),
+            Found(found.box[:, :kept], found.score[:, :kept], found.class_id[:, :kept], found.valid[:, :kept], few),
         )
         columns = buffer.columns()
         assert columns is not None

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from common.detection.annotations import Annotations
-from common.detection.picture_boxes import EvaluationColumns, PictureBoxes, empty_boxes, put_boxes, require_room
+from common.detection.picture_boxes import EvaluationColumns, PictureBoxes, empty_boxes, put_boxes, require_capacity
 from common.errors import DataError
 
 
 def annotations(boxes, sizes=((40, 60), (30, 20), (50, 50)), ids=(7, 3, 90)):
-    """Of pictures with ``sizes``, (height, width), and boxes (picture's id, class, x, y, width, height)."""
+    """Return annotations of pictures of ``sizes`` (height, width) with boxes (picture, class, x, y, width, height)."""
     box = np.array(boxes, np.float64).reshape(-1, 6)
     size = np.array(sizes, np.int64)
     return Annotations(
@@ -28,12 +28,12 @@ def annotations(boxes, sizes=((40, 60), (30, 20), (50, 50)), ids=(7, 3, 90)):
     )
 
 
-def expected(given, place, height, width, mirrored):
+def expected(given, index, height, width, mirrored):
     """Corners and classes, by the definition: clamp, drop what is empty, mirror, resize."""
-    picture_height, picture_width = int(given.picture_height[place]), int(given.picture_width[place])
+    picture_height, picture_width = int(given.picture_height[index]), int(given.picture_width[index])
     corners, classes = [], []
     for picture, class_id, (x, y, w, h) in zip(given.box_picture, given.box_class, given.box_xywh, strict=True):
-        if picture != given.picture_id[place]:
+        if picture != given.picture_id[index]:
             continue
         x1, x2 = (min(max(value, 0), picture_width) for value in (x, x + w))
         y1, y2 = (min(max(value, 0), picture_height) for value in (y, y + h))
@@ -56,9 +56,9 @@ def test_boxes_are_clamped_mirrored_and_resized(mirrored):
     ]
     given = annotations(boxes)
     found = PictureBoxes.of(given)
-    for place in range(3):
-        corners, classes = found.resized(place, 16, 24, mirrored)
-        wanted, wanted_classes = expected(given, place, 16, 24, mirrored)
+    for index in range(3):
+        corners, classes = found.resized(index, 16, 24, mirrored)
+        wanted, wanted_classes = expected(given, index, 16, 24, mirrored)
         assert corners.dtype == np.float32
         np.testing.assert_allclose(corners, wanted, atol=2e-5)
         assert classes.tolist() == wanted_classes
@@ -95,18 +95,18 @@ def test_a_picture_with_more_boxes_than_there_is_room_for_is_named():
     found = PictureBoxes.of(annotations([(3, 0, 1, 1, 2, 2)] * 4 + [(7, 0, 1, 1, 2, 2)] * 2))
     closed: list[bool] = []
     pictures = SimpleNamespace(describe="abc".__getitem__, close=lambda: closed.append(True))
-    require_room(found.counts, 4, pictures)
+    require_capacity(found.counts, 4, pictures)
     assert not closed
     with pytest.raises(DataError, match=r"^b has 4 boxes, and a batch holds at most 3: use reader\.max_boxes=4$"):
-        require_room(found.counts, 3, pictures)
+        require_capacity(found.counts, 3, pictures)
     assert closed
 
 
 def test_boxes_of_a_batch_are_padded_with_zeros():
     found = PictureBoxes.of(annotations([(3, 4, 1, 2, 3, 4), (3, 2, 0, 0, 9, 9), (7, 1, 1, 1, 1, 1)]))
     tensors = empty_boxes(3, 4)
-    for slot, place in enumerate((1, 2, 0)):
-        put_boxes(tensors, slot, *found.resized(place, 30, 20, False))
+    for slot, index in enumerate((1, 2, 0)):
+        put_boxes(tensors, slot, *found.resized(index, 30, 20, False))
     assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == {
         "boxes": (torch.float32, (3, 4, 4)),
         "label": (torch.int64, (3, 4)),

@@ -25,7 +25,7 @@ SEGMENTATIONS = [
 def content(*segmentations):
     boxes = [
         {
-            "id": place,
+            "id": index,
             "image_id": 7,
             "category_id": 1,
             "bbox": [0, 0, 4, 4],
@@ -33,7 +33,7 @@ def content(*segmentations):
             "iscrowd": 0,
             "segmentation": one,
         }
-        for place, one in enumerate(segmentations)
+        for index, one in enumerate(segmentations)
     ]
     images = [{"id": 7, "height": HEIGHT, "width": WIDTH}]
     return {"images": images, "categories": [{"id": 1}], "annotations": boxes}

@@ -1,14 +1,12 @@
-"""The tables of DLRM-DCNv2 as the rules list them: rows and hotness of the 26 features."""
+"""Tables of DLRM-DCNv2, with the rows and hotness of the 26 features that the rules fix."""
 
 from __future__ import annotations
 
-from common.recommendation.tables import Table, Tables
+from common.mlperf.fixed import benchmark_settings
+from common.recommendation.config import criteo_tables
 
-ROWS = (
-    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
-    155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
-)  # fmt: skip
-HOTNESS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-CRITEO = Tables(tuple(Table(f"t{n}", rows, hot) for n, (rows, hot) in enumerate(zip(ROWS, HOTNESS, strict=True))), 128)
+FACTS = benchmark_settings("dlrm_dcnv2")["facts"]
+ROWS, HOTNESS = tuple(FACTS["table_rows"]), tuple(FACTS["hotness"])
+CRITEO = criteo_tables(ROWS, HOTNESS, 128)
 ROW_BYTES = 128 * 8
 """fp32 weights and Adagrad's state."""

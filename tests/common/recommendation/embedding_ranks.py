@@ -34,7 +34,7 @@ from common.step.train_step import Losses, TrainStep, accumulate
 
 SEED, RATE, EPSILON, DENSE_RATE = 7, 0.125, 1e-8, 0.0625
 # The rates have few digits: learning rates are fp32.
-LANES = 4  # micro-batches of an iteration, over all ranks
+MICRO_BATCHES = 4  # micro-batches of an iteration, over all ranks
 SAMPLES, DENSE, ITERATIONS = 3, 5, 3
 TABLES = Tables(
     (Table("a", 11, 3), Table("b", 40, 1), Table("c", 3, 2), Table("d", 7, 6), Table("e", 25, 1), Table("f", 5, 4)), 4
@@ -78,7 +78,7 @@ def hybrids(ranks: int) -> dict[str, Placement]:
     }
 
 
-def lane(iteration: int, number: int) -> dict[str, Tensor]:
+def micro_batch(iteration: int, number: int) -> dict[str, Tensor]:
     """A micro-batch: dense features, ids full of duplicates, and what the loss weighs the samples by."""
     generator = torch.Generator().manual_seed(1000 * iteration + number)
     ids = [
@@ -98,7 +98,7 @@ SEVERAL_CHUNKS = mock.patch.object(row_files, "CHUNK_BYTES", 100)
 
 
 class Dense(nn.Module):
-    """What makes the bottom's vector, and a loss of the whole."""
+    """Bottom network and loss of a small model."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -135,14 +135,14 @@ class Trainee:
             plan, layout, dtype=dtype, rows_dtype=rows, ranks_per_node=ranks_per_node, overlap=overlap
         )
         self.model = Dense(dtype).to(layout.device)
-        self.lanes = LANES // layout.size("dp")
+        self.micro_batches = MICRO_BATCHES // layout.size("dp")
         loss_scale = LossScale(layout.device, scale) if scale is not None and dtype == torch.float16 else None
         optimizer = Optimizer(
             [ParameterGroup(dict(self.model.named_parameters()))],
             SGD(0.0),
             constant(DENSE_RATE),
             layout,
-            grad_divisor=LANES,
+            grad_divisor=MICRO_BATCHES,
             loss_scale=loss_scale,
             **(dense or {}),
         )
@@ -150,19 +150,19 @@ class Trainee:
             self.embeddings,
             rule,
             constant(RATE),
-            grad_divisor=LANES,
-            micro_batches=self.lanes,
+            grad_divisor=MICRO_BATCHES,
+            micro_batches=self.micro_batches,
             loss_scale=loss_scale,
             **options,
         )
         self.step = TrainStep(accumulate(self.loss, loss_scale), [optimizer, self.updater], layout)
-        self.runner = StepRunner(self.step, self.model, self.lanes, captured)
+        self.runner = StepRunner(self.step, self.model, self.micro_batches, captured)
         if captured:
             self.runner.warm_up([self.batch(0, 0)])
 
     def batch(self, iteration: int, number: int, spoil: int | None = None) -> Batch:
-        """A lane on the device. ``spoil``: the number of one that is not finite."""
-        tensors = lane(iteration, number)
+        """A micro-batch on the device. ``spoil``: the number of one that is not finite."""
+        tensors = micro_batch(iteration, number)
         if number == spoil:
             tensors["weight_B"] = tensors["weight_B"] * torch.inf
         return Batch({name: tensor.to(self.layout.device) for name, tensor in tensors.items()}, SAMPLES, 0)
@@ -177,9 +177,9 @@ class Trainee:
         return Losses(self.model.loss(x0_BX, tensors["weight_B"].to(self.dtype)), {})
 
     def iterate(self, iteration: int, spoil: int | None = None) -> bool:
-        """One iteration over this rank's lanes; whether a gradient was not finite. ``spoil``: a lane that is not."""
-        first = self.layout.index("dp") * self.lanes
-        batches = [self.batch(iteration, number, spoil) for number in range(first, first + self.lanes)]
+        """Run an iteration; return whether a gradient was not finite. ``spoil``: micro-batch with an infinite loss."""
+        first = self.layout.index("dp") * self.micro_batches
+        batches = [self.batch(iteration, number, spoil) for number in range(first, first + self.micro_batches)]
         with self.runner.on_stream():
             result = self.runner(batches)
         assert not self.runner.uncaptured
@@ -213,7 +213,7 @@ class Trainee:
 
 
 def train(plan: Placement, layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Any]:
-    """What some iterations end with."""
+    """Return the state after some iterations."""
     trainee = Trainee(plan, layout, **options)
     for iteration in range(iterations):
         trainee.iterate(iteration)
@@ -222,7 +222,7 @@ def train(plan: Placement, layout: Layout, iterations: int = ITERATIONS, **optio
 
 
 def order(plan: Placement, layout: Layout) -> list[str]:
-    """What an iteration does from the first gradient of a table to its end, in order."""
+    """Return the operations of an iteration after the first gradient of a table, in order."""
     trainee, seen = Trainee(plan, layout, dense={"overlap": False}), []
     values = trainee.embeddings.replicated.rows_RW.numel()
     dense = sum(parameter.numel() for parameter in trainee.model.parameters())
@@ -241,7 +241,7 @@ def order(plan: Placement, layout: Layout) -> list[str]:
 
 
 def changed(plan: Placement, layout: Layout, spoil: int | None, skip: float) -> dict[str, Any]:
-    """What an iteration changed that is skipped, or has a lane that is not finite; and what the next one does."""
+    """Return the changes of an iteration that is skipped or has a gradient that is not finite, and of the next one."""
     trainee = Trainee(plan, layout)
     trainee.iterate(0)
     before = trainee.everything()
@@ -257,7 +257,7 @@ def changed(plan: Placement, layout: Layout, spoil: int | None, skip: float) -> 
 def evaluated(plan: Placement, layout: Layout) -> dict[str, Tensor]:
     """x0 of a larger batch without gradients, with an id that no table has, and the initial rows."""
     embeddings = ShardedEmbeddings(plan, layout, dtype=torch.float64, rows_dtype=torch.float64)
-    batches = [lane(9, 2 * layout.index("dp") + number) for number in range(2)]
+    batches = [micro_batch(9, 2 * layout.index("dp") + number) for number in range(2)]
     ids_BL = torch.cat([batch["ids_BL"] for batch in batches])
     ids_BL[0, 0], ids_BL[1, 3] = -1, 40
     bottom_BW = torch.arange(len(ids_BL) * TABLES.width, dtype=torch.float64).view(len(ids_BL), -1)
@@ -280,12 +280,12 @@ def silenced(plan: Placement, layout: Layout) -> tuple[list[int], list[int]]:
 
 
 CROWDED = 2
-"""The lane whose samples have different ids of the table b, where all others have the same id."""
+"""The micro-batch whose samples have different ids of the table b, where all others have the same id."""
 
 
 def crowded(number: int) -> dict[str, Tensor]:
-    """A lane, or the one that has three different ids of the table b."""
-    tensors = lane(0, number)
+    """A micro-batch, or the one that has three different ids of the table b."""
+    tensors = micro_batch(0, number)
     column = TABLES.columns[1]
     tensors["ids_BL"][:, column] = torch.arange(SAMPLES) + 7 if number == CROWDED else 7
     return tensors
@@ -299,11 +299,11 @@ def few_slots(ranks: int, slots: int) -> Placement:
 
 
 def overflown(layout: Layout, slots: int) -> dict[str, Any]:
-    """What an iteration with a crowded lane changes and says, on a rank, and what an evaluation of it says."""
+    """Return the effects of an iteration with a crowded micro-batch on a rank, and the result of its evaluation."""
     trainee = Trainee(few_slots(layout.world_size, slots), layout)
     before = trainee.everything()
-    first = layout.index("dp") * trainee.lanes
-    batches = [Batch(crowded(number), SAMPLES, 0) for number in range(first, first + trainee.lanes)]
+    first = layout.index("dp") * trainee.micro_batches
+    batches = [Batch(crowded(number), SAMPLES, 0) for number in range(first, first + trainee.micro_batches)]
     result = trainee.runner(batches)
     now = trainee.everything()
     found: dict[str, Any] = {"changed": [name for name in now if not torch.equal(now[name], before[name])]}
@@ -313,7 +313,10 @@ def overflown(layout: Layout, slots: int) -> dict[str, Any]:
     except ConfigError as error:
         found["training"] = str(error)
     bottom_BW = torch.zeros(SAMPLES, TABLES.width, dtype=torch.float64)
-    for case, numbers in (("evaluation", range(first, first + trainee.lanes)), ("again", [0] * trainee.lanes)):
+    for case, numbers in (
+        ("evaluation", range(first, first + trainee.micro_batches)),
+        ("again", [0] * trainee.micro_batches),
+    ):
         try:
             with torch.no_grad(), trainee.embeddings.checked():
                 for number in numbers:
@@ -334,7 +337,7 @@ def save(plan: Placement, layout: Layout, folder: Path) -> dict[str, Any]:
 
 
 def resume(plan: Placement, layout: Layout, place: Path) -> dict[str, Any]:
-    """What was restored from a checkpoint, and under ``then`` what the next iteration makes of it."""
+    """Return the state restored from a checkpoint, and under ``then`` that after the next iteration."""
     trainee = Trainee(plan, layout)
     trainee.iterate(8)  # what was there before must not matter
     content = checkpoint.read(place, {}, layout)
@@ -346,7 +349,7 @@ def resume(plan: Placement, layout: Layout, place: Path) -> dict[str, Any]:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """Everything that is to be compared, on one of four ranks; the first two of them are two ranks then."""
+    """Return all results of one of four ranks; the first two also run as two ranks."""
     torch.set_num_threads(1)
     for world in (4, 2):
         if rank < world:
@@ -384,14 +387,16 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
         found["bf16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.bfloat16)
         by_chance = {"rows_dtype": torch.float16, "stochastic_rounding": True}
         found["fp16_rows"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.float32, **by_chance)
-    for spoiled in range(0, LANES, 3):
+    for spoiled in range(0, MICRO_BATCHES, 3):
         found[f"overflow/{spoiled}"] = changed(mixed, layout, spoiled, 0.0)
     found["skipped"] = changed(mixed, layout, None, 1.0)
     if ranks > 1:
         hybrid = plans(ranks)["hybrid_mixed"]
         found["hybrid/early"] = train(hybrid, layout, early=True)
         found["hybrid/skipped"] = changed(hybrid, layout, None, 1.0)
-        found |= {f"hybrid/overflow/{spoiled}": changed(hybrid, layout, spoiled, 0.0) for spoiled in range(LANES)}
+        found |= {
+            f"hybrid/overflow/{spoiled}": changed(hybrid, layout, spoiled, 0.0) for spoiled in range(MICRO_BATCHES)
+        }
         by_chance = {"rows_dtype": torch.float16, "stochastic_rounding": True}
         found["hybrid/fp16"] = train(hybrid, layout, rule=RULES["sgd"], dtype=torch.float16, scale=64.0)
         found["hybrid/fp16_rows"] = train(hybrid, layout, rule=RULES["sgd"], dtype=torch.float32, **by_chance)
@@ -401,7 +406,7 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What PyTorch's own tables end with."""
+    """Return the final rows of PyTorch's own tables."""
 
     rows: list[Tensor]
     states: list[Tensor]
@@ -423,8 +428,8 @@ def reference(rule: str = "adagrad", iterations: int = ITERATIONS) -> Reference:
     optimizers = [of_rows, torch.optim.SGD(dense.parameters(), lr=DENSE_RATE)]
     for iteration in range(iterations):
         losses = []
-        for number in range(LANES):
-            tensors = lane(iteration, number)
+        for number in range(MICRO_BATCHES):
+            tensors = micro_batch(iteration, number)
             hotness = [table.hotness for table in TABLES.tables]
             columns = tensors["ids_BL"].long().split(hotness, 1)
             vectors = [bag(ids) for bag, ids in zip(bags, columns, strict=True)]

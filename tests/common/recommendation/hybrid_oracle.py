@@ -1,4 +1,4 @@
-"""Which rows a rank asks others for, by dictionaries and loops."""
+"""The rows that a rank requests from others, computed by dictionaries and loops."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from common.recommendation.placement import Placement
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a rank asks for.
+class Requests:
+    """Requests of a rank.
 
     Attributes:
         frequent: for each sample and id of a hybrid table, its place among the frequent rows of its table, or None.
         rows: likewise, the rank that has the rare row, and the row of that rank's store; None where it is not rare.
-        beyond: for each hybrid table, the shards with more different rows than slots.
+        overflows: for each hybrid table, the shards with more different rows than slots.
     """
 
     frequent: list[list[int | None]]
     rows: list[list[tuple[int, int] | None]]
-    beyond: list[int]
+    overflows: list[int]
 
 
-def wanted(plan: Placement, samples: list[list[int]]) -> Wanted:
-    """What a rank with these samples asks for."""
+def requests_of(plan: Placement, samples: list[list[int]]) -> Requests:
+    """Return the requests of a rank with these samples."""
     first: dict[tuple[int, int], int] = {}  # rank and table to the first row of its shard
     for rank in range(plan.ranks):
         row = 0
@@ -49,8 +49,8 @@ def wanted(plan: Placement, samples: list[list[int]]) -> Wanted:
                 rank = hybrid.ranks[key % len(hybrid.ranks)]
                 rows[-1].append((rank, first[rank, hybrid.table] + key // len(hybrid.ranks)))
                 different.setdefault((hybrid.table, rank), set()).add(key)
-    beyond = []
+    overflows = []
     for hybrid in plan.hybrids:
         slots = hybrid.slots * -(-len(samples) // hybrid.samples)
-        beyond.append(sum(table == hybrid.table and len(keys) > slots for (table, _), keys in different.items()))
-    return Wanted(frequent, rows, beyond)
+        overflows.append(sum(table == hybrid.table and len(keys) > slots for (table, _), keys in different.items()))
+    return Requests(frequent, rows, overflows)

@@ -96,7 +96,7 @@ def cut_off(path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         (cut_off, "cut off or damaged"),
         (zeroed, "cut off or damaged"),
@@ -132,14 +132,14 @@ def cut_off(path):
         *("no hexadecimal", "no text", "no label", "label 2", "no logarithm"),
     ],
 )
-def test_a_wrong_part_is_named(raw, tmp_path, damage, says):
+def test_a_wrong_part_is_named(raw, tmp_path, damage, message):
     folder = tmp_path / "raw"
     shutil.copytree(raw[0] / "parquet", folder)
     path = folder / "data" / day_folder(0) / part_name(8)
     damage(path)
-    with pytest.raises(DataError, match=f"{path}.*{says}") as refused:
+    with pytest.raises(DataError, match=f"{path}.*{message}") as refused:
         prepare(DLRM_DCNV2, folder, tmp_path / "data")
-    assert ("fetch it again" in str(refused.value)) == (says == "cut off or damaged")
+    assert ("fetch it again" in str(refused.value)) == (message == "cut off or damaged")
 
 
 @pytest.mark.parametrize("left", ["no folder", "no part", "an unfinished part"])
@@ -166,7 +166,7 @@ def write_sample(folder, days, suffix, end=None):
 
 
 @pytest.mark.parametrize(
-    ("form", "says"),
+    ("form", "message"),
     [
         ("text", r"day_0 has 3 samples and not 195,841,983\. The files .* are an 11 % sample"),
         ("gzip", r"day_0\.gz has 3 samples and not 195,841,983\. The files .* are an 11 % sample"),
@@ -175,13 +175,13 @@ def write_sample(folder, days, suffix, end=None):
     ],
     ids=["text", "gzip", "gzip cut off", "parquet"],
 )
-def test_real_days_that_are_not_whole_are_refused_without_the_advice_to_fetch_the_same(raw, tmp_path, form, says):
+def test_real_days_that_are_not_whole_are_refused_without_the_advice_to_fetch_the_same(raw, tmp_path, form, message):
     folder = tmp_path / "raw"
     if form == "parquet":
         shutil.copytree(raw[0] / "parquet", folder)
         (folder / synthetic.MARKER).unlink()
     else:
         write_sample(folder, raw[1], "" if form == "text" else ".gz", -20 if form == "gzip cut off" else None)
-    with pytest.raises(DataError, match=says) as refused:
+    with pytest.raises(DataError, match=message) as refused:
         prepare(DLRM_DCNV2, folder, tmp_path / "data")
     assert "fetch" not in str(refused.value)

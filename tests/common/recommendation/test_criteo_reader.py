@@ -17,7 +17,7 @@ from common.errors import ConfigError, DataError
 from common.recommendation.criteo import evaluation_rows
 from common.recommendation.criteo.evaluation_rows import open_evaluation
 from common.recommendation.criteo.row_reader import RowReaderSettings
-from common.recommendation.criteo.sample_rows import SampleFormat, row_words
+from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.criteo.training_rows import open_training
 from common.recommendation.tables import Table, Tables
 
@@ -83,7 +83,7 @@ def test_ranks_get_contiguous_slices_of_each_global_batch_in_the_order_of_the_di
                 step, accumulation_step = divmod(position, 4 // replicas)
                 found[number * 8 + step, accumulation_step * replicas + replica] = rows
         source.close()
-    assert sorted(found) == [(step, lane) for step in range(TRAIN // 60) for lane in range(4)]
+    assert sorted(found) == [(step, micro_batch) for step in range(TRAIN // 60) for micro_batch in range(4)]
     np.testing.assert_array_equal(np.concatenate([found[key] for key in sorted(found)]), train[: TRAIN // 60 * 60])
 
 
@@ -163,10 +163,6 @@ def test_what_is_resident_is_not_read_again(data, monkeypatch):
     assert len(list(source)) == 5
     monkeypatch.setattr(source._file, "read", lambda *arguments: pytest.fail("read again"))
     assert len(list(source)) == 5
-
-
-def test_the_words_of_a_row():
-    assert row_words(TABLES) == WORDS
 
 
 @pytest.fixture

@@ -135,12 +135,12 @@ def test_the_commands_go_from_nothing_to_verified_data(tmp_path, capsys):
     commands.run("generate", [*raw, "--train", "100", "--eval", "10", "--cap", "20", "--workers", "1"])
     assert "100 + 10 samples in 24 days, Bayes AUC 0." in capsys.readouterr().out
     commands.run("prepare", [*raw, *data, "--workers", "1", "--memory-gb", "0.01", "--table-cap", "7"])
-    told = capsys.readouterr().out
-    assert "stand-in, train_samples 100, eval_samples 10" in told
-    assert "table rows: [7, 3, 7, " in told
+    message = capsys.readouterr().out
+    assert "stand-in, train_samples 100, eval_samples 10" in message
+    assert "table rows: [7, 3, 7, " in message
     commands.run("verify", [*data, "--workers", "1"])
     again = capsys.readouterr().out
     assert "stand-in" in again
-    assert told.splitlines()[1] in again
+    assert message.splitlines()[1] in again
     with pytest.raises(ConfigError, match="--memory-gb=0"):
         commands.run("prepare", [*raw, *data, "--memory-gb", "0"])

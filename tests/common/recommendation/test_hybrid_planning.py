@@ -91,7 +91,7 @@ def test_what_cannot_be_measured_is_named():
 
 
 def sent_bytes(plan: Placement, ids_BL: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes that rank 0 sends in a step to be added up or passed on: sizes depend on plan and batch alone."""
+    """Return the bytes that rank 0 sends in a step; they depend only on plan and batch."""
     sent: list[int] = []
 
     def counting(received: torch.Tensor, pieces: torch.Tensor, *counts: Any) -> None:

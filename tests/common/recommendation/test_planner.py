@@ -32,7 +32,7 @@ TIED = np.array([1, 3, 3, 2, 3, 1, 2, 3, 3, 2, 1, 3, 3, 2, 1, 2, 3, 2, 1, 1])
 SAME_SORT = np.argsort(TIED).tolist() == [0, 5, 14, 10, 18, 19, 9, 13, 15, 17, 6, 3, 7, 4, 1, 2, 12, 11, 8, 16]
 """Whether NumPy orders equals as it did where the expected plans were made: with AVX2 or AVX-512."""
 SLACK = 1.02
-"""What another order of equals may cost."""
+"""Tolerance for another order of equal entries."""
 
 
 def found(name: str) -> tuple[Placement, int, PlannerSettings]:
@@ -85,7 +85,7 @@ def loads(plan: Placement) -> tuple[list[float], list[float]]:
 
 
 def cost_in_lockstep(plan: Placement, settings: PlannerSettings) -> float:
-    """What ``balanced`` minimises."""
+    """Return the quantity that ``balanced`` minimises."""
     lookups, sent = loads(plan)
     return max(lookups) + settings.shard_cost * max(sent)
 
@@ -220,8 +220,8 @@ def test_no_such_file():
 
 
 def test_all_ranks_have_the_plan_of_rank_0(monkeypatch):
-    told = plan_file.to_text(row_wise(CRITEO, 8))
-    monkeypatch.setattr(job_store, "from_rank_0", lambda name, value: told)
+    message = plan_file.to_text(row_wise(CRITEO, 8))
+    monkeypatch.setattr(job_store, "from_rank_0", lambda name, value: message)
     assert make_plan(CRITEO, "auto", 8, 8, ROW_BYTES, H200) == row_wise(CRITEO, 8)
 
 

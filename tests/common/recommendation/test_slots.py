@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hybrid_oracle import wanted
+from hybrid_oracle import requests_of
 
 from common.recommendation.placement import Hybrid, Placement, TableShard
 from common.recommendation.slots import SlotFinder
@@ -40,16 +40,16 @@ def ids_of(seed: int, batch: int = BATCH) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_rare_row_is_asked_for_once_and_of_the_rank_that_has_it(seed):
     plan, ids_BL = plan_of(slots=40), ids_of(seed)
-    finder, expected = SlotFinder(plan, CPU), wanted(plan, ids_BL.tolist())
+    finder, expected = SlotFinder(plan, CPU), requests_of(plan, ids_BL.tolist())
     found, slots = finder.find(ids_BL), finder.slots(BATCH)
-    assert found.beyond_H.tolist() == expected.beyond == [0, 0, 0]
+    assert found.overflow_H.tolist() == expected.overflows == [0, 0, 0]
     rank_of = [rank for rank, count in enumerate(slots.counts) for _ in range(count)]
-    asked = [(rank, row) for rank, row in zip(rank_of, found.wanted_S.tolist(), strict=True) if row >= 0]
-    assert len(asked) == len(set(asked))
-    assert set(asked) == {row for sample in expected.rows for row in sample if row is not None}
+    requested = [(rank, row) for rank, row in zip(rank_of, found.requested_S.tolist(), strict=True) if row >= 0]
+    assert len(requested) == len(set(requested))
+    assert set(requested) == {row for sample in expected.rows for row in sample if row is not None}
     for slot_K, sample in zip(found.slot_BK.tolist(), expected.rows, strict=True):
         for slot, row in zip(slot_K, sample, strict=True):
-            assert (slot < 0) if row is None else ((rank_of[slot], int(found.wanted_S[slot])) == row)
+            assert (slot < 0) if row is None else ((rank_of[slot], int(found.requested_S[slot])) == row)
 
 
 def test_frequent_rows_take_the_places_of_their_ids():
@@ -57,7 +57,7 @@ def test_frequent_rows_take_the_places_of_their_ids():
     columns = [0, 1, 2, 5, 6, 7]
     local_BL = SlotFinder(plan, CPU).find(ids_BL).local_BL
     expected = [
-        [-1 if place is None else place for place in sample] for sample in wanted(plan, ids_BL.tolist()).frequent
+        [-1 if place is None else place for place in sample] for sample in requests_of(plan, ids_BL.tolist()).frequent
     ]
     assert local_BL[:, columns].tolist() == expected
     assert torch.equal(local_BL[:, 3:5], ids_BL[:, 3:5])
@@ -85,8 +85,8 @@ def test_too_few_slots_are_counted_for_the_table_that_lacks_them(slots):
     counts = []
     for seed in range(6):
         ids_BL = ids_of(seed)
-        counts.append(SlotFinder(plan, CPU).find(ids_BL).beyond_H.tolist())
-        assert counts[-1] == wanted(plan, ids_BL.tolist()).beyond
+        counts.append(SlotFinder(plan, CPU).find(ids_BL).overflow_H.tolist())
+        assert counts[-1] == requests_of(plan, ids_BL.tolist()).overflows
     if slots in (1, 11):
         assert any(any(count) for count in counts) == (slots == 1)
 
@@ -98,7 +98,7 @@ def test_a_larger_batch_has_as_many_times_the_slots_as_parts():
     assert plan.hybrids[0].capacity(TableShard(0, 0, 3), 1000, TABLES) == 10  # as many rows as there are
     for seed in range(5):
         ids_BL = ids_of(seed, 23)
-        assert SlotFinder(plan, CPU).find(ids_BL).beyond_H.tolist() == wanted(plan, ids_BL.tolist()).beyond
+        assert SlotFinder(plan, CPU).find(ids_BL).overflow_H.tolist() == requests_of(plan, ids_BL.tolist()).overflows
 
 
 def test_slots_are_found_without_waiting_for_the_device():

@@ -1,4 +1,4 @@
-"""Made-up ids: in range, as skewed as is said, with as many different rows as click logs are computed to have."""
+"""Synthetic ids: in range, with the given skew, and with the computed number of different rows of click logs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from common.vision.pictures import (
     Transform,
     mirrored,
 )
-from common.vision.reader import KeptSource, PictureData, epoch_stream, eval_shard
+from common.vision.reader import CachedSource, PictureData, epoch_stream, eval_shard
 
 SAMPLES, SIDE, SEED = 13, 16, 3
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -59,13 +59,13 @@ class Ramps(Pictures):
     def __init__(self, changed: dict[int, bytes]) -> None:
         self.changed, self.closed = changed, False
 
-    def record(self, place: int) -> ImageRecord:
-        return ImageRecord(place, (), self.changed.get(place, jpeg(ramp(place))))
+    def record(self, index: int) -> ImageRecord:
+        return ImageRecord(index, (), self.changed.get(index, jpeg(ramp(index))))
 
-    def describe(self, place: int) -> str:
-        return f"ramps: picture {place}"
+    def describe(self, index: int) -> str:
+        return f"ramps: picture {index}"
 
-    def size(self, place: int) -> tuple[int, int]:
+    def size(self, index: int) -> tuple[int, int]:
         return SIDE, SIDE
 
     def close(self) -> None:
@@ -156,12 +156,12 @@ def test_batches_have_the_samples_of_the_stream_augmented_and_normalised(reader,
     for number, batch in enumerate(train(data(reader, dtype=dtype))):
         samples = stream.samples_of(number)
         image = batch.tensors["image"]
-        assert batch.tensors["number"].tolist() == [place for _, place in samples]
+        assert batch.tensors["number"].tolist() == [index for _, index in samples]
         assert (image.shape, image.dtype) == ((4, 3, SIDE, SIDE), dtype)
         assert image.is_contiguous(memory_format=torch.channels_last)
-        for slot, (epoch, place) in enumerate(samples):
-            mirror = mirrored(0.5, SEED, epoch, place)
-            pixels = ramp(place)[:, ::-1] if mirror else ramp(place)
+        for slot, (epoch, index) in enumerate(samples):
+            mirror = mirrored(0.5, SEED, epoch, index)
+            pixels = ramp(index)[:, ::-1] if mirror else ramp(index)
             expected = (torch.tensor(pixels.copy()) - torch.tensor(MEAN)) / torch.tensor(STD)
             assert ((image[slot].permute(1, 2, 0).double() - expected).abs() * 58).max() < 4, "levels of 255"
             mirrors.add(mirror)
@@ -266,7 +266,7 @@ def test_warm_up_opens_no_pictures(reader):
 def test_kept_pictures_are_decoded_once():
     described = data("torchvision")
     other, opened = (described.open_eval(Path(), Layout(), 2) for _ in range(2))
-    source = KeptSource(opened, torch.device("cpu"))
+    source = CachedSource(opened, torch.device("cpu"))
     partly = iter(source)
     next(partly)
     partly.close()  # an evaluation that ends early keeps nothing

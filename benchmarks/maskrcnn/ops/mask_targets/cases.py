@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.polygon_table import EXAMPLE_BOX, PolygonRoom, PolygonTable
+from benchmarks.maskrcnn.polygon_table import EXAMPLE_BOX, PolygonCapacity, PolygonTable
 from common.mlperf.fixed import fixed_facts
 from common.ops.cases import Case, Draw, Pass
 
@@ -21,7 +21,7 @@ def passes(
     rois: int,
     size: int,
     used: float,
-    capacity: PolygonRoom,
+    capacity: PolygonCapacity,
     jagged: bool = False,
     still: bool = False,
     noise: float = 20.0,
@@ -67,7 +67,7 @@ def _cut(draw: Draw, bounds: Tensor, parts: int) -> None:
     bounds[1:-1] = draw.integers(0, parts + 1, len(bounds) - 2).sort().values
 
 
-JAGGED = {"capacity": PolygonRoom(objects=24, polygons=44, points=1000), "jagged": True, "noise": 90.0, "used": 0.8}
+JAGGED = {"capacity": PolygonCapacity(objects=24, polygons=44, points=1000), "jagged": True, "noise": 90.0, "used": 0.8}
 
 CASES = (
     Case(
@@ -77,14 +77,14 @@ CASES = (
             "rois": 12 * FACTS.mask_slots,
             "size": FACTS.mask_size,
             "used": 0.4,
-            "capacity": PolygonRoom(objects=850_000, polygons=970_000, points=20_900_000),
+            "capacity": PolygonCapacity(objects=850_000, polygons=970_000, points=20_900_000),
         },
         tests=[
             {"rois": 16, **JAGGED},
             {"rois": 10, "size": 31, **JAGGED, "still": True},
             {"rois": 5, "size": 7, **JAGGED},
-            {"rois": 3, "used": 0.0, "capacity": PolygonRoom(5, 7, 210)},
-            {"rois": 0, "capacity": PolygonRoom(5, 7, 210)},
+            {"rois": 3, "used": 0.0, "capacity": PolygonCapacity(5, 7, 210)},
+            {"rois": 0, "capacity": PolygonCapacity(5, 7, 210)},
         ],
         gpu={"jagged": True, "noise": 90.0},
         dtypes=(torch.bfloat16,),

@@ -32,7 +32,6 @@ class Day:
     """One parsed day.
 
     Attributes:
-        folder: folder of its files.
         blocks: number of lines of each block.
     """
 
@@ -62,19 +61,14 @@ class Day:
         if gathered:
             yield np.concatenate(gathered)
 
-    def forget_raw(self) -> None:
+    def delete_raw(self) -> None:
         """Delete the raw numbers, when they are no longer needed."""
         (self.folder / RAW).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of all days, concatenated, with one id of each categorical feature.
-
-    Attributes:
-        days: the days in order.
-        folder: folder of the ids.
-    """
+    """Samples of all days, concatenated, with one id of each categorical feature."""
 
     days: tuple[Day, ...]
     folder: Path

@@ -15,11 +15,9 @@ class Encoding:
     """Conversion of raw values to rows. Ids of a table are numbered over all days, in order of first appearance.
 
     Attributes:
-        sample_format: format of the rows, which determines whether dense features are logarithms or counts.
         hotness: for each table, ids per sample; all but the first are drawn at random for each category.
         table_rows: rows of each table of the benchmark.
         largest: largest number of rows of a table of the data; ids are taken modulo the rows.
-        first_id: first number of the numbering.
         numbered_modulo: modulus of raw categories before they are numbered; None: no modulus.
         rounded: whether numbers of training samples are rounded to float32 on the way, like ids above 2**24 in the
             published data set of DLRM-DCNv2.

@@ -26,7 +26,6 @@ def write_id_tables(folder: Path, table_rows: Sequence[int], hotness: Sequence[i
     The draws are those of one ``randint(0, rows, size=(rows, hotness - 1))`` for each table.
 
     Args:
-        folder: output folder.
         table_rows, hotness: rows and ids per sample of each table.
         chunk: approximate number of ids drawn at a time; does not change the result.
     """

@@ -31,18 +31,18 @@ class Numbering:
     def number(self, categories: NDArray[np.uint32]) -> NDArray[np.int32]:
         """Return the number of each of ``categories``. New categories get the next numbers in their order."""
         values, firsts, inverse = np.unique(categories, return_index=True, return_inverse=True)
-        places = np.searchsorted(self._known, values)
+        positions = np.searchsorted(self._known, values)
         new = np.ones(len(values), bool)
-        inside = places < len(self._known)
-        new[inside] = self._known[places[inside]] != values[inside]
+        inside = positions < len(self._known)
+        new[inside] = self._known[positions[inside]] != values[inside]
         numbers = np.empty(len(values), np.int32)
-        numbers[~new] = self._numbers[places[~new]]
+        numbers[~new] = self._numbers[positions[~new]]
         order = np.argsort(firsts[new])
         added = np.empty(len(order), np.int32)
         added[order] = np.arange(len(order), dtype=np.int32) + (self._first_id + len(self))
         numbers[new] = added
-        self._known = np.insert(self._known, places[new], values[new])
-        self._numbers = np.insert(self._numbers, places[new], added)
+        self._known = np.insert(self._known, positions[new], values[new])
+        self._numbers = np.insert(self._numbers, positions[new], added)
         return numbers[inverse]
 
 
@@ -50,8 +50,6 @@ def number_feature(samples: Samples, feature: int, first_id: int, modulo: int | 
     """Number a categorical feature over all days and write its ids.
 
     Args:
-        samples: samples of all days.
-        feature: index of the feature.
         first_id: number of the first category.
         modulo: modulus of the raw numbers; None: no modulus.
         chunk: approximate number of rows at a time; does not change the result.

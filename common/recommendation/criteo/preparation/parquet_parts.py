@@ -75,8 +75,8 @@ def _opened(path: Path) -> Iterator[parquet.ParquetFile]:
             _check_columns(path, file.schema_arrow)
             yield file
     except (OSError, pyarrow.ArrowException) as error:
-        says = " ".join(str(error).split())  # it may have several lines
-        raise DataError(f"{path}: {says}; the file is cut off or damaged: delete it and fetch it again") from error
+        reason = " ".join(str(error).split())  # it may have several lines
+        raise DataError(f"{path}: {reason}; the file is cut off or damaged: delete it and fetch it again") from error
 
 
 def _check_columns(path: Path, schema: pyarrow.Schema) -> None:

@@ -41,15 +41,15 @@ def convert_block(
     first: int,
     last: int,
     output: RowOutput,
-    place: int,
+    position: int,
     table_rows: Sequence[int],
     hotness: Sequence[int],
 ) -> Record:
-    """Write samples ``first`` to ``last`` of a day to rows of ``output`` from ``place`` on.
+    """Write samples ``first`` to ``last`` of a day to rows of ``output`` from ``position`` on.
 
     Args:
         files: files of the day: labels, dense features, ids.
-        place: row of ``output`` for the first sample.
+        position: row of ``output`` for the first sample.
         table_rows, hotness: rows and ids per sample of each table.
 
     Raises:
@@ -76,7 +76,7 @@ def convert_block(
             )
         rows[:, column : column + hot] = ids
         column += hot
-    output.write(place, rows)
+    output.write(position, rows)
     return {"rows": last - first}
 
 

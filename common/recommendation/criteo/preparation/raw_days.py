@@ -41,21 +41,20 @@ class RawDays:
     """A raw folder.
 
     Attributes:
-        folder: folder of the days.
         form: ``TEXT`` with one file per day, ``PARQUET`` with a folder of files per day, or ``MULTI_HOT``, the
             published set with the files of :func:`multi_hot_names`.
         files: files of every day, in the order of the days.
-        stand_in: description of synthetic data; None for real data.
+        synthetic: description of synthetic data; None for real data.
     """
 
     folder: Path
     form: str
     files: tuple[tuple[Path, ...], ...]
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
 
     def fingerprint(self) -> str:
         """Return SHA-256 over names, sizes, starts and ends of all files; reads 128 KiB of each."""
-        return fingerprint_of(self.folder, (path for day in self.files for path in day), self.stand_in)
+        return fingerprint_of(self.folder, (path for day in self.files for path in day), self.synthetic)
 
     def check_rows(self, day: int, rows: int) -> None:
         """Refuse an incomplete real day.
@@ -63,12 +62,12 @@ class RawDays:
         Raises:
             DataError: the number of samples differs from the published one.
         """
-        if self.stand_in is not None or rows == PUBLISHED_ROWS[day]:
+        if self.synthetic is not None or rows == PUBLISHED_ROWS[day]:
             return
         if self.form == PARQUET:
             name = f"{DAY_FOLDERS[day]} with its {len(self.files[day])} parts"
-            says = "Parts are missing" if rows < PUBLISHED_ROWS[day] else "Parts of several versions are there"
-            remedy = f"{says}; 'mlperf-suite download' names the parts of a day"
+            reason = "Parts are missing" if rows < PUBLISHED_ROWS[day] else "Parts of several versions are there"
+            remedy = f"{reason}; 'mlperf-suite download' names the parts of a day"
         else:
             name = ", ".join(path.name for path in self.files[day])
             remedy = SAMPLE if self.form == TEXT else "These are not the files of the published multi-hot set"
@@ -79,8 +78,6 @@ def fingerprint_of(folder: Path, files: Iterable[Path], described: Mapping[str, 
     """Return SHA-256 over relative names, sizes, starts and ends of ``files``; reads 128 KiB of each.
 
     Args:
-        folder: parent folder of the files.
-        files: the files in order.
         described: description of synthetic data; None for real data.
     """
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())

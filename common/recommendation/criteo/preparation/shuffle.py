@@ -41,30 +41,30 @@ def shuffled(samples: int) -> NDArray[np.uint32]:
     return order
 
 
-def write_places(path: Path, samples: int) -> Record:
+def write_positions(path: Path, samples: int) -> Record:
     """Write the new position of each old sample, uint32 without a header."""
     order = shuffled(samples)
-    places = np.empty(samples, np.uint32)
+    positions = np.empty(samples, np.uint32)
     for first in range(0, samples, _BLOCK):
         last = min(first + _BLOCK, samples)
-        places[order[first:last]] = np.arange(first, last, dtype=np.uint32)
+        positions[order[first:last]] = np.arange(first, last, dtype=np.uint32)
     with written(path) as partial, open(partial, "wb") as file:
-        places.tofile(file)
+        positions.tofile(file)
     return {"samples": samples}
 
 
-def write_piece(samples: Samples, places: Path, first: int, last: int, path: Path) -> Record:
+def write_piece(samples: Samples, positions: Path, first: int, last: int, path: Path) -> Record:
     """Write old rows ``first`` to ``last`` in the order of their new positions, and the positions to a second file.
 
     Raises:
         DataError: a file is shorter than it was.
     """
-    own = np.fromfile(places, np.uint32, last - first, offset=first * WORD)
+    own = np.fromfile(positions, np.uint32, last - first, offset=first * WORD)
     order = np.argsort(own)
     rows = samples.rows(first, last)
     with written(path) as partial, open(partial, "wb") as file:
         rows[order].tofile(file)
-    with written(_places(path)) as partial, open(partial, "wb") as file:
+    with written(_positions_path(path)) as partial, open(partial, "wb") as file:
         own[order].tofile(file)
     return {"rows": last - first}
 
@@ -78,17 +78,17 @@ def read_bucket(pieces: Sequence[Path], first: int, last: int) -> NDArray[np.int
     rows = np.empty((last - first, WORDS), np.int32)
     found = 0
     for path in pieces:
-        places = np.memmap(_places(path), np.uint32, "r")
-        low, high = (int(place) for place in np.searchsorted(places, np.array([first, last], np.uint32)))
+        positions = np.memmap(_positions_path(path), np.uint32, "r")
+        low, high = (int(position) for position in np.searchsorted(positions, np.array([first, last], np.uint32)))
         if low == high:
             continue
         block = np.fromfile(path, np.int32, (high - low) * WORDS, offset=low * WORDS * WORD)
-        rows[places[low:high].astype(np.int64) - first] = block.reshape(-1, WORDS)
+        rows[positions[low:high].astype(np.int64) - first] = block.reshape(-1, WORDS)
         found += high - low
     if found != len(rows):
         raise DataError(f"{pieces[0].parent} has {found} of {len(rows)} rows; prepare into an empty folder")
     return rows
 
 
-def _places(path: Path) -> Path:
+def _positions_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.places")

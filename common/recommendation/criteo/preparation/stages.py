@@ -60,19 +60,19 @@ class Encoder:
     table_rows: tuple[int, ...]
     hotness: tuple[int, ...]
 
-    def write(self, rows: NDArray[np.int32], output: RowOutput, place: int, rounded: bool) -> None:
+    def write(self, rows: NDArray[np.int32], output: RowOutput, position: int, rounded: bool) -> None:
         """Convert rows and write them.
 
         Args:
             rows: (N, 40), label, numbers and one id per feature.
-            place: number of the first row in ``output``.
+            position: number of the first row in ``output``.
             rounded: whether to round ids to float32 first.
         """
         expand = multi_hot.MultiHot(self.folder, self.table_rows, self.hotness)
         for first in range(0, len(rows), BLOCK_ROWS):
             block = rows[first : first + BLOCK_ROWS]
             ids = block[:, IDS:].astype(np.float32).astype(np.int32) if rounded else block[:, IDS:]
-            output.write(place + first, np.concatenate([block[:, :IDS], expand(ids)], axis=1))
+            output.write(position + first, np.concatenate([block[:, :IDS], expand(ids)], axis=1))
 
 
 def write_bucket(
@@ -82,7 +82,6 @@ def write_bucket(
 
     Args:
         pieces: files of the bucket (:func:`shuffle.read_bucket`).
-        rounded: see :meth:`Encoder.write`.
     """
     encoder.write(shuffle.read_bucket(pieces, first, last), output, first, rounded)
     return {"rows": last - first}
@@ -111,10 +110,7 @@ class CriteoPipeline:
 
     Args:
         raw: the raw folder, with the published days or the published multi-hot set.
-        encoding: the benchmark's encoding.
-        data_dir: output folder for the two files.
         work_dir: folder for intermediate files and the records of the stages.
-        workers: processes.
         memory: bytes per process for rows; in addition, the order of the training samples needs 8 bytes per sample.
     """
 
@@ -150,7 +146,7 @@ class CriteoPipeline:
             numbering.number_feature,
         )
         for day in samples.days:
-            day.forget_raw()
+            day.delete_raw()
         table_rows = encoding.rows_for(tuple(record["categories"] for record in numbered.values()))
         train, evaluation = self._outputs([day.rows for day in samples.days])
         self._begin((train, evaluation), ("buckets", "evaluation"), train.rows * (shuffle.WORDS + 1) * WORD)
@@ -186,11 +182,11 @@ class CriteoPipeline:
         return counts
 
     def _shuffle(self, samples: Samples, encoder: Encoder, train: RowOutput) -> None:
-        run, places = self.stages.run, self.work_dir / "places"
-        run("order", {"all": (places, train.rows)}, shuffle.write_places)
+        run, positions = self.stages.run, self.work_dir / "places"
+        run("order", {"all": (positions, train.rows)}, shuffle.write_positions)
         parts = self._parts(train.rows)
         pieces = [self.work_dir / "pieces" / f"{number}" for number in range(len(parts))]
-        cut = {f"{n}": (samples, places, *part, pieces[n]) for n, part in enumerate(parts)}
+        cut = {f"{n}": (samples, positions, *part, pieces[n]) for n, part in enumerate(parts)}
         run("pieces", cut, shuffle.write_piece)
         filled = {f"{n}": (pieces, *part, encoder, train, self.encoding.rounded) for n, part in enumerate(parts)}
         run("buckets", filled, write_bucket)
@@ -203,7 +199,7 @@ class CriteoPipeline:
             )
         if self.encoding.reduced:
             raise DataError(f"{self.raw.folder} is multi-hot: smaller tables need the days as text or parquet")
-        table_rows = tuple((self.raw.stand_in or {}).get("table_rows", self.encoding.table_rows))
+        table_rows = tuple((self.raw.synthetic or {}).get("table_rows", self.encoding.table_rows))
         counts = self._count("counts", published_set.day_rows)
         train, evaluation = self._outputs(counts)
         self._begin((train, evaluation), ("training", "evaluation"), 0)
@@ -236,7 +232,7 @@ class CriteoPipeline:
         if missing:
             require_space(self.data_dir, between + sum(output.size for output, _ in missing))
         for output, stage in missing:
-            for stale in (stage, "digests"):
+            for stale in (stage, "checksums"):
                 shutil.rmtree(self.stages.folder / stale, ignore_errors=True)
             output.begin()
 

@@ -57,9 +57,9 @@ class Origin:
     columns: Sequence[str]
     remedy: str
 
-    def fault(self, line: int, says: str) -> DataError:
-        """Return the error for a line, counted from 0 among these lines; ``says`` describes what is wrong."""
-        return DataError(f"{self.path}: {self.unit} {self.first + line:,} {says}; {self.remedy}")
+    def fault(self, line: int, problem: str) -> DataError:
+        """Return the error for a line, counted from 0 among these lines; ``problem`` describes what is wrong."""
+        return DataError(f"{self.path}: {self.unit} {self.first + line:,} {problem}; {self.remedy}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class Lines:
     """N lines of a day.
 
     Attributes:
-        origin: their source.
         labels: int32, (N,), 0 or 1.
         counts: int32, (N, 13).
         categories: uint32, 26 arrays (N,).
@@ -110,7 +109,7 @@ def converted(origin: Origin, batch: pyarrow.RecordBatch) -> Lines:
     Raises:
         DataError: a label is missing or neither 0 nor 1, or a category is not a hexadecimal number.
     """
-    numbers = [batch.column(place) for place in range(1 + DENSE)]
+    numbers = [batch.column(position) for position in range(1 + DENSE)]
     if numbers[0].null_count:
         raise origin.fault(int(np.flatnonzero(np.asarray(numbers[0].is_null()))[0]), "has no label")
     labels, *counts = (np.asarray(column.fill_null(0)) for column in numbers)
@@ -118,13 +117,13 @@ def converted(origin: Origin, batch: pyarrow.RecordBatch) -> Lines:
         wrong = int(np.flatnonzero((labels < 0) | (labels > 1))[0])
         raise origin.fault(wrong, f"has the label {labels[wrong]}, not 0 or 1")
     categories = []
-    for place in range(1 + DENSE, 1 + DENSE + CATEGORICAL):
-        values, wrong_rows = hexadecimal(batch.column(place))
+    for position in range(1 + DENSE, 1 + DENSE + CATEGORICAL):
+        values, wrong_rows = hexadecimal(batch.column(position))
         if len(wrong_rows):
             row = int(wrong_rows[0])
-            text = batch.column(place).cast(pyarrow.binary())[row].as_py().decode("utf-8", "backslashreplace")
+            text = batch.column(position).cast(pyarrow.binary())[row].as_py().decode("utf-8", "backslashreplace")
             raise origin.fault(
-                row, f"has {text!r} as {origin.columns[place]}, no number of up to {DIGITS} hexadecimal digits"
+                row, f"has {text!r} as {origin.columns[position]}, no number of up to {DIGITS} hexadecimal digits"
             )
         categories.append(values)
     return Lines(origin, labels, np.stack(counts, axis=1), tuple(categories))

@@ -69,7 +69,6 @@ def generate(
         options: description that is stored with the data.
         plans: plans of pictures by split, ``train`` and ``val``.
         look: options for the annotations.
-        workers: processes that draw.
         write_backbone: writes the backbone to the given folder, for the given training pictures.
 
     Raises:
@@ -114,7 +113,7 @@ def _write_split(
         for values in _annotations(plan, picture, look):
             category = ids[values.pop("class_index")]
             boxes.append({"id": len(boxes) + 1, "image_id": picture_id(plan.number), "category_id": category, **values})
-    categories = [{"id": number, "name": f"shape {place}"} for place, number in enumerate(ids)]
+    categories = [{"id": number, "name": f"shape {index}"} for index, number in enumerate(ids)]
     content = {"info": {}, "images": images, "annotations": boxes, "categories": categories}
     (raw_dir / annotations_name(split)).write_text(json.dumps(content), encoding="utf-8")
     return len(boxes)

@@ -1,4 +1,4 @@
-"""Made-up pictures with outlined objects and crowds, and detected masks near them, in COCO's format and in ours."""
+"""Synthetic pictures with outlined objects and crowds, and detected masks near them, in COCO's format and in ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = ((150, 200), (200, 150), (97, 131))
 
 
 @dataclass(frozen=True)
-class MadeUp:
+class SyntheticMasks:
     """Ground truth as JSON's content, and detections as COCO's results and as an evaluation's columns."""
 
     dataset: dict[str, Any]
@@ -44,14 +44,14 @@ def outline(chance: np.random.Generator, centre: np.ndarray, radius: np.ndarray)
     return made
 
 
-def made_up(
+def synthetic(
     seed: int, pictures: int = 5, classes: int = 3, objects: int = 30, found: int = 90, decimals: int = 1
-) -> MadeUp:
+) -> SyntheticMasks:
     """Random objects, one in ten a crowd, and detections most of which are moved objects; few decimals make ties."""
     chance = np.random.default_rng(seed)
     picture_ids = sorted(chance.choice(10_000, pictures, replace=False).tolist())
     class_ids = sorted(chance.choice(90, classes, replace=False).tolist())
-    size = {number: SIZES[place % len(SIZES)] for place, number in enumerate(picture_ids)}
+    size = {number: SIZES[index % len(SIZES)] for index, number in enumerate(picture_ids)}
     annotations: list[dict[str, Any]] = []
     for number in range(1, objects + 1):
         picture, kind = chance.choice(picture_ids[: max(1, pictures - 1)]), chance.choice(class_ids)
@@ -94,7 +94,7 @@ def made_up(
                 "image_id": picture,
                 "category_id": kind,
                 "segmentation": mask,
-                "box": box.astype(np.float64).tolist(),
+                "bbox": box.astype(np.float64).tolist(),
                 "score": float(score),
             }
         )
@@ -108,12 +108,12 @@ def made_up(
         "pictures": np.array(picture_ids),
         "picture_id": np.array([row["image_id"] for row in results], np.int64),
         "class_id": np.array([row["category_id"] for row in results], np.int64),
-        "box": np.array([row["box"] for row in results], np.float32).reshape(-1, 4),
+        "box": np.array([row["bbox"] for row in results], np.float32).reshape(-1, 4),
         "score": np.array([row["score"] for row in results], np.float32),
         "run_count": np.array([len(each) for each in runs], np.int32),
         "runs": np.array([run for each in runs for run in each], np.int32),
     }
-    return MadeUp(dataset, results, Predictions(columns))
+    return SyntheticMasks(dataset, results, Predictions(columns))
 
 
 def read_annotations(root: Any) -> Annotations:
