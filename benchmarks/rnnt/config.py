@@ -15,7 +15,6 @@ from common.config.ranges import (
     AtLeast,
     Decay,
     Finite,
-    FiniteNotNegative,
     NotNegative,
     Positive,
     ProbabilityBelowOne,
@@ -89,7 +88,7 @@ class Facts(AudioFacts, RnntArchitecture):
 
     max_frame_symbols: Annotated[int, AtLeast(1)]
     max_symbols: Annotated[int, AtLeast(1)]
-    learning_rate_min: Annotated[float, FiniteNotNegative]
+    learning_rate_min: Annotated[float, NotNegative]
 
     @property
     def features(self) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -40,7 +40,6 @@ class Recorder(Protocol):
 
         Args:
             work: called once; only test doubles of graphs call it again.
-            what: description of the work, for messages.
             pool: name of a memory pool. Recordings of one pool reuse the memory that is free after each of them, so a
                 result is valid only until the next replay in its pool.
 
@@ -50,27 +49,6 @@ class Recorder(Protocol):
         Raises:
             CaptureError: an operation cannot be recorded; the message names it.
         """
-
-
-class PassGraphs(Protocol):
-    """Separate graphs for the passes over micro-batches, see :class:`common.step.chunk_graphs.ChunkGraphs`."""
-
-    @property
-    def enough(self) -> int:
-        """Micro-batches of a short iteration that still replays every kind of graph, at most as many as in training."""
-
-    @property
-    def count(self) -> int:
-        """Number of graphs."""
-
-    def recording(self, recorder: Recorder) -> AbstractContextManager[None]:
-        """Make the iteration inside the context record its passes before it replays them. Updaters must not write."""
-
-    def serves(self, keys: Sequence[Hashable]) -> bool:
-        """Return whether the recorded graphs can run micro-batches with these batch keys."""
-
-    def close(self) -> None:
-        """Free the graphs."""
 
 
 class CudaRecorder:
@@ -85,7 +63,7 @@ class CudaRecorder:
         self._pools: dict[Hashable, Any] = {}
 
     def record(self, work: Callable[[], Result], what: str, pool: Hashable) -> tuple[Recorded, Result]:
-        """See :class:`Recorder`."""
+        """Capture ``work`` as a graph."""
         graph = torch.cuda.CUDAGraph()
         with explained(what) as watched, capturing(graph, self._stream, self._pools.get(pool)), watched:
             result = work()
@@ -102,7 +80,6 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
     other GPUs have mapped ends the process. If the block fails, the capture ends and ``graph`` cannot be replayed.
 
     Args:
-        graph: an empty graph.
         stream: not the default stream.
         pool: memory pool shared with other graphs (``torch.cuda.CUDAGraph.pool``).
     """

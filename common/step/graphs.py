@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from common.data.batches import Batch
 from common.nn.frozen import frozen_names
-from common.step.capture import CudaRecorder, PassGraphs, Recorder, capturing, explained, memory_reserved
+from common.step.capture import CudaRecorder, Recorder, capturing, explained, memory_reserved
+from common.step.chunk_graphs import ChunkGraphs
 from common.step.train_step import DeviceResult, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
@@ -44,7 +45,6 @@ class CaptureCost:
     """Cost of the captured graphs.
 
     Attributes:
-        graphs: number of graphs.
         seconds: capture time, without the warm-up before it.
         memory: bytes of the graphs' memory pools and static inputs.
     """
@@ -75,7 +75,6 @@ class StepRunner:
 
     Args:
         model: its buffers are restored after warm-up.
-        micro_batches: micro-batches per iteration.
         capture: capture CUDA graphs; without a GPU or with False, the step runs eagerly.
         recorder: records the passes of chunks, if the step has graphs of them. Default on a GPU: CUDA graphs.
 
@@ -151,7 +150,7 @@ class StepRunner:
             for _ in range(REHEARSALS):
                 self.step([example] * (self.micro_batches if self._chunks is None else self._chunks.enough))
 
-    def _warm_up_chunks(self, chunks: PassGraphs, example: Batch, iterations: int) -> None:
+    def _warm_up_chunks(self, chunks: ChunkGraphs, example: Batch, iterations: int) -> None:
         """Warm up and record with few micro-batches that cover all passes; a training step may have thousands."""
         assert self._recorder is not None
         iteration = [example] * chunks.enough

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,9 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.precision import LossScale
 from common.optim.updater import LimitedUpdater, Updater
-from common.step.capture import PassGraphs
+
+if TYPE_CHECKING:
+    from common.step.chunk_graphs import ChunkGraphs
 
 SAMPLES = "samples"
 """Metric that counts a micro-batch's real samples, used if they differ from its nominal samples."""
@@ -101,7 +103,6 @@ class DeviceResult:
 
     Attributes:
         values: float32 (3 + metrics,), summed over the ranks: stop flag, overflow, metrics, target-reached flag.
-        names: names of the metrics.
     """
 
     values: Tensor
@@ -143,7 +144,7 @@ class TrainStep:
             (:meth:`common.step.pipeline.Pipeline.rehearsing`); None without a pipeline.
     """
 
-    chunk_graphs: PassGraphs | None = None
+    chunk_graphs: ChunkGraphs | None = None
     rehearsing: Callable[[], AbstractContextManager[None]] | None = None
 
     def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
@@ -282,11 +283,7 @@ class _Pending:
 
 
 class StepsInFlight:
-    """A queue of launched iterations. Reading a result waits only for the oldest iteration, through a CUDA event.
-
-    Args:
-        step: the training step, which decodes its results.
-    """
+    """A queue of launched iterations. Reading a result waits only for the oldest iteration, through a CUDA event."""
 
     def __init__(self, step: TrainStep) -> None:
         self._step = step
@@ -302,9 +299,7 @@ class StepsInFlight:
         """Queue an asynchronous copy of ``result`` to the host on the current stream.
 
         Args:
-            step: number of the iteration.
             samples: training samples up to its end.
-            data_wait_ms: time that this iteration waited for its data.
         """
         values = result.values
         if values.device.type == "cuda":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -16,16 +15,16 @@ from common.errors import ConfigError
 from common.evaluation.modes import evaluation_mode
 from common.optim.optimizer import ClipNorm
 from tests import toy
-from tests.command_line import finish, started, training
+from tests.command_line import finish, ranked, started, training
 from tests.common.run.whole_runs import EPOCHS, FIXED, STEPS_OF_AN_EPOCH, TOLERANCE, errors, on_one_rank
 from tests.conftest import SECONDS
 from tests.toy.workload import CosmoFlow
 
 STAGES = ("scale.gpus_per_node=2", "layout.pp=2")
-COMMAND = [sys.executable, "-m", "tests.common.run.staged_toy", "2"]
+COMMAND = ranked("tests.common.run.staged_toy", 2)
 
 
-def test_layers_on_stages_score_as_on_one_rank_and_either_goes_on_from_the_other(data_of, tmp_path):
+def test_a_run_on_two_stages_scores_as_one_rank_and_each_resumes_the_other(data_of, tmp_path):
     data = data_of(toy.NAME)
     saving = [f"checkpoint_every={STEPS_OF_AN_EPOCH}", f"keep_checkpoints={EPOCHS}"]
     with started(training(data, tmp_path / "staged", *FIXED, *STAGES, *saving), command=COMMAND) as process:
@@ -35,10 +34,10 @@ def test_layers_on_stages_score_as_on_one_rank_and_either_goes_on_from_the_other
     assert len(wanted) == len(set(wanted)) == EPOCHS
     assert errors(tmp_path / "staged" / "mlperf.log") == pytest.approx(wanted, rel=TOLERANCE)
 
-    place = f"checkpoints/step_{STEPS_OF_AN_EPOCH:08d}"
-    resumed = on_one_rank(data, tmp_path / "together", f"resume={tmp_path / 'staged' / place}")
+    saved = f"checkpoints/step_{STEPS_OF_AN_EPOCH:08d}"
+    resumed = on_one_rank(data, tmp_path / "together", f"resume={tmp_path / 'staged' / saved}")
     assert resumed[-2:] == pytest.approx(wanted[-2:], rel=TOLERANCE)
-    apart = training(data, tmp_path / "apart", *FIXED, *STAGES, f"resume={tmp_path / 'whole' / place}")
+    apart = training(data, tmp_path / "apart", *FIXED, *STAGES, f"resume={tmp_path / 'whole' / saved}")
     with started(apart, command=COMMAND) as process:
         ended = finish(process, SECONDS)
     assert ended.code == 10, ended.errors
@@ -47,7 +46,7 @@ def test_layers_on_stages_score_as_on_one_rank_and_either_goes_on_from_the_other
 
 
 class Admitting(CosmoFlow):
-    """The toy, which lets stages be."""
+    """The toy, which accepts stages but computes everything on each."""
 
     axes: ClassVar[Mapping[str, str]] = {**CosmoFlow.axes, "pp": "do nothing here"}
 
@@ -59,13 +58,13 @@ def admitted(tmp_path: Path, *overrides: str) -> Admitting:
     return Admitting(run, Layout({"pp": 2}))
 
 
-def test_micro_batches_of_a_pipeline_are_not_clipped_one_by_one(tmp_path):
+def test_a_pipeline_refuses_to_clip_each_micro_batch(tmp_path):
     workload = admitted(tmp_path)
     with pytest.raises(ConfigError, match=r"layout\.pp=2: .* clip after it"):
         workload.step_with(workload.own.hparams.sgd(), lambda step: step, clip=ClipNorm(1.0, "before_reduction"))
 
 
-def test_a_pipelines_weights_are_handed_to_nobody(tmp_path):
+def test_a_pipeline_refuses_evaluation_ranks(tmp_path):
     workload = admitted(tmp_path, "scale.gpus_per_node=3", "evaluation.ranks=1")
     with pytest.raises(ConfigError, match=r"layout\.pp=2: no training rank has all weights"):
         evaluation_mode(workload.cfg, workload, Layout({"pp": 2}))

@@ -1,4 +1,4 @@
-"""JSON of strangers: what Python's parser would take and nobody can work with."""
+"""JSON that Python's parser accepts, but that is ambiguous or excessive, is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from common.untrusted.strict_json import StrictJsonError, parse_object
 
 
-def test_an_object_is_what_it_says() -> None:
+def test_a_valid_object_is_parsed() -> None:
     assert parse_object('{"a": [1, 2.5, null, {"b": "c"}], "d": -9007199254740993}') == {
         "a": [1, 2.5, None, {"b": "c"}],
         "d": -9007199254740993,
@@ -30,7 +30,7 @@ def test_an_object_is_what_it_says() -> None:
         ('{"a": %s}' % ("9" * 100_000), "an integer of 100000 digits"),
     ],
 )
-def test_what_cannot_be_worked_with_is_named(text: str, words: str) -> None:
+def test_an_ambiguous_or_excessive_text_is_refused(text: str, words: str) -> None:
     with pytest.raises(StrictJsonError, match=words):
         parse_object(text)
 
