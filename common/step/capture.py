@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import traceback
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -49,6 +49,22 @@ class Recorder(Protocol):
         Raises:
             CaptureError: an operation cannot be recorded; the message names it.
         """
+
+
+class PassGraphs(Protocol):
+    """What a training step needs of :class:`common.step.chunk_graphs.ChunkGraphs`, which it cannot import."""
+
+    @property
+    def enough(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def recording(self, recorder: Recorder) -> AbstractContextManager[None]: ...
+
+    def serves(self, keys: Sequence[Hashable]) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class CudaRecorder:

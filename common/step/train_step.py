@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,7 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.precision import LossScale
 from common.optim.updater import LimitedUpdater, Updater
-
-if TYPE_CHECKING:
-    from common.step.chunk_graphs import ChunkGraphs
+from common.step.capture import PassGraphs
 
 SAMPLES = "samples"
 """Metric that counts a micro-batch's real samples, used if they differ from its nominal samples."""
@@ -144,7 +142,7 @@ class TrainStep:
             (:meth:`common.step.pipeline.Pipeline.rehearsing`); None without a pipeline.
     """
 
-    chunk_graphs: ChunkGraphs | None = None
+    chunk_graphs: PassGraphs | None = None
     rehearsing: Callable[[], AbstractContextManager[None]] | None = None
 
     def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
