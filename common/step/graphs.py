@@ -1,6 +1,6 @@
 """Runs a TrainStep: on a GPU as one CUDA graph for each combination of batch keys, otherwise eagerly.
 
-A step with separate graphs for its passes (:mod:`common.step.chunk_graphs`) replays those and runs the rest eagerly.
+A step with separate graphs for its passes (:mod:`common.step.capture`) replays those and runs the rest eagerly.
 
 Each iteration sorts its micro-batches by key, captured or not, so that few graphs serve all iterations; gradients are
 sums and do not change. Ranks may have different keys in the same iteration, because the collectives of a step and their
@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from common.data.batches import Batch
 from common.nn.frozen import frozen_names
-from common.step.capture import CudaRecorder, Recorder, capturing, explained, memory_reserved
-from common.step.chunk_graphs import ChunkGraphs
+from common.step.capture import CudaRecorder, PassGraphs, Recorder, capturing, explained, memory_reserved
 from common.step.train_step import DeviceResult, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
@@ -150,7 +149,7 @@ class StepRunner:
             for _ in range(REHEARSALS):
                 self.step([example] * (self.micro_batches if self._chunks is None else self._chunks.enough))
 
-    def _warm_up_chunks(self, chunks: ChunkGraphs, example: Batch, iterations: int) -> None:
+    def _warm_up_chunks(self, chunks: PassGraphs, example: Batch, iterations: int) -> None:
         """Warm up and record with few micro-batches that cover all passes; a training step may have thousands."""
         assert self._recorder is not None
         iteration = [example] * chunks.enough

@@ -1,4 +1,4 @@
-"""Damaged or excessive archives, arrays and JSON end in one message."""
+"""Damaged, ambiguous or excessive archives, arrays and JSON end in one message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.formats import npy
 from common.untrusted.archives import read_gzip
 from common.untrusted.array_file import HEADER_BYTES, MAGIC, read_npz
 from common.untrusted.regular_file import lines, read_bytes, read_text
-from common.untrusted.strict_json import read_json_object, read_large_json
+from common.untrusted.strict_json import StrictJsonError, parse_object, read_json_object, read_large_json
 from tests.common.untrusted.hostile import complaints
 
 Member = tuple[str, bytes, bytes]  # name, type, content
@@ -122,7 +122,7 @@ def test_bombs_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
     files = {name: tmp_path / f"bomb{number}.tar.gz" for number, name in enumerate(contents)}
     for name, path in files.items():
         path.write_bytes(contents[name])
-    assert complaints("tests.common.untrusted.test_hostile_archives:unpack_beside", valid, files) == []
+    assert complaints("tests.common.untrusted.test_hostile_files:unpack_beside", valid, files) == []
 
 
 def array_header(text: str, version: bytes = b"\1\0") -> bytes:
@@ -160,7 +160,7 @@ def test_hostile_arrays_cost_little_and_end_in_a_message(tmp_path: Path) -> None
         np.savez_compressed(file, a=np.zeros(100_000_000, np.float32))
     files["a pipe"] = tmp_path / "pipe.npy"
     os.mkfifo(files["a pipe"])
-    reader = "tests.common.untrusted.test_hostile_archives:read_header_of"
+    reader = "tests.common.untrusted.test_hostile_files:read_header_of"
     assert complaints(reader, tmp_path / "valid.npy", files) == []
 
 
@@ -235,3 +235,35 @@ def test_a_gzip_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-6])
     with pytest.raises(DataError, match=r"a\.gz is damaged"):
         read_gzip(path, 3)
+
+
+def test_a_valid_object_is_parsed() -> None:
+    assert parse_object('{"a": [1, 2.5, null, {"b": "c"}], "d": -9007199254740993}') == {
+        "a": [1, 2.5, None, {"b": "c"}],
+        "d": -9007199254740993,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1, "a": 1}', "it has 'a' twice"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "it has 'b' twice"),
+        ("[1]", "not a JSON object"),
+        ('{"a": 1', "truncated or corrupt"),
+        ('{"a": 1} {}', "truncated or corrupt"),
+        ("", "truncated or corrupt"),
+        ('{{"a": {}1{}}}'.format("[" * 40, "]" * 40), "nested more than 32 deep"),
+        ('{"a": %s}' % ('{"a":' * 15_000), "truncated or corrupt"),
+        ('{"a": %s}' % ('{"a":' * 100_000), "more than 20000 entries"),
+        ('{"a": %s}' % ("9" * 30), "an integer of 30 digits"),
+        ('{"a": %s}' % ("9" * 100_000), "an integer of 100000 digits"),
+    ],
+)
+def test_an_ambiguous_or_excessive_text_is_refused(text: str, words: str) -> None:
+    with pytest.raises(StrictJsonError, match=words):
+        parse_object(text)
+
+
+def test_many_brackets_side_by_side_are_not_deep() -> None:
+    assert parse_object('{{"a": [{}]}}'.format(", ".join(["[[1]]"] * 100)))["a"][99] == [[1]]
