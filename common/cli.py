@@ -34,7 +34,7 @@ USAGE = """usage: mlperf-suite COMMAND …
   train     train a benchmark from init_start to run_stop     mlperf-suite train benchmark=resnet scale=demo
   list      the workloads, their scales, targets and rounds
   download  fetch or check the raw data                       mlperf-suite download benchmark=resnet --help
-  generate  write stand-in data in the raw data's own format  mlperf-suite generate benchmark=resnet scale=demo
+  generate  write synthetic data in the raw data's own format  mlperf-suite generate benchmark=resnet scale=demo
   prepare   turn raw data into the format that training reads
   verify    check prepared data against their manifest
   score     score the checkpoints of a run that is scored offline   mlperf-suite score runs/stable_diffusion/…
@@ -257,7 +257,7 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
         if scales and command == "generate":
             scale = scales[-1].removeprefix("scale=")
             rest = [argument for argument in rest if argument not in scales]
-            rest = [*_stand_in_arguments(names[0], scale), *rest]
+            rest = [*_generation_arguments(names[0], scale), *rest]
         package = WORKLOADS[names[0]].partition(":")[0].rpartition(".")[0]
         commands: DataCommands = importlib.import_module(f"{package}.prepare").COMMANDS
         return commands.run(command, rest, scale)
@@ -265,12 +265,12 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
     return run_command
 
 
-def _stand_in_arguments(benchmark: str, scale: str) -> list[str]:
+def _generation_arguments(benchmark: str, scale: str) -> list[str]:
     from common.config.composition import compose
 
     arguments = compose([f"benchmark={benchmark}", f"scale={scale}"])["stand_in"]
     if not arguments:
-        raise ConfigError(f"generate: the recipe scale={scale} of {benchmark} is not for stand-in data")
+        raise ConfigError(f"generate: the recipe scale={scale} of {benchmark} is not for synthetic data")
     return [str(argument) for argument in arguments]
 
 

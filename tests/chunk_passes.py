@@ -12,7 +12,7 @@ from common.data.batches import Batch
 from common.distributed.pipeline.links import Handed
 from common.distributed.pipeline.order import Unit, order, slots_of_chunks
 from common.step.chunk_graphs import ChunkGraphs, ChunkPlan
-from common.step.passes import Chunk, EagerPasses, Passes
+from common.step.passes import Chunk, ChunkPasses, EagerPasses
 
 B, E, CHUNKS = 48, 64, 2
 HANDED = Handed((B, E), torch.float64)
@@ -59,7 +59,7 @@ class Stage:
                 parameter.grad = torch.zeros_like(parameter)
         self.units = order(STAGE, STAGES, CHUNKS, MICRO_BATCHES)
         self.graphs = graphs
-        self.passes: Passes = EagerPasses(self.chunks, [False] * CHUNKS, None) if graphs is None else graphs
+        self.passes: ChunkPasses = EagerPasses(self.chunks, [False] * CHUNKS, None) if graphs is None else graphs
 
     def record(self) -> None:
         """Record the passes; what that adds to gradients is taken away."""

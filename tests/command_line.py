@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -36,6 +38,11 @@ def training(data: Path, output: Path, *overrides: str, benchmark: str = toy.NAM
     """Arguments of a run of the workload's ``test`` recipe on the CPU."""
     fixed = [f"benchmark={benchmark}", "scale=test", "device=cpu", "seed=1234"]
     return ["train", *fixed, f"data_dir={data}", f"output_dir={output}", *overrides]
+
+
+def ranked(module: str, ranks: int, *first: str) -> list[str]:
+    """A command that starts ``ranks`` ranks of a module, with first arguments."""
+    return [sys.executable, "-m", "tests.launch", module, str(ranks), *first]
 
 
 def endless(data: Path, output: Path, *overrides: str) -> list[str]:
@@ -124,6 +131,19 @@ def the_message(done: Finished) -> str:
     assert len(lines) == 1, done.errors
     assert len(lines[0]) < 500, "a wall of text"
     return lines[0]
+
+
+def logged(log: Path, *keys: str) -> list[dict[str, Any]]:
+    """The events of a log with these keys, or all, in order."""
+    found = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
+    return [event for event in found if not keys or event["key"] in keys]
+
+
+def official_exit_code(log: Path, ruleset: str) -> int:
+    """The exit code of the command of mlperf-logging's compliance checker."""
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(log)]
+    out = ["--log_output", str(log.with_suffix(".out"))]
+    return subprocess.run([*command, *out], capture_output=True, check=False).returncode
 
 
 def events(log: Path) -> list[str]:

@@ -90,14 +90,14 @@ CASES = [
     Case("prepare with an override", ("prepare", "benchmark=bert", "raw_dir=x"), ("prepare raw_dir=x", "--raw-dir, ")),
     Case("prepare with a scale", ("prepare", "benchmark=bert", "scale=demo"), ("prepare scale=demo", "--raw-dir, ")),
     Case("verify for an unknown benchmark", ("verify", "benchmark=nosuch"), ("benchmark=nosuch", "resnet")),
-    Case("generate for real data", ("generate", "benchmark=resnet", "scale=8xH200"), ("8xH200", "stand-in")),
+    Case("generate for real data", ("generate", "benchmark=resnet", "scale=8xH200"), ("8xH200", "synthetic data")),
     Case("generate of no pictures", ("generate", "benchmark=resnet", "--train", "0", "--raw-dir", "OUTPUT"), ("0",)),
     Case(
         "prepare from an empty folder",
         ("prepare", "benchmark=resnet", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"), ("no train pictures",), DATA,
     ),
     Case("verify of an empty folder", ("verify", "benchmark=resnet", "--data-dir", "EMPTY"), ("manifest.json",), DATA),
-    Case("generate for real scans", ("generate", "benchmark=unet3d", "scale=8xH200"), ("8xH200", "stand-in")),
+    Case("generate for real scans", ("generate", "benchmark=unet3d", "scale=8xH200"), ("8xH200", "synthetic data")),
     Case(
         "prepare scans from an empty folder",
         ("prepare", "benchmark=unet3d", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"),

@@ -21,7 +21,7 @@ from common.data.megatron.preparation import read_documents
 from common.detection.annotations import read_coco
 from common.errors import DataError
 from common.recommendation.criteo.preparation.tsv import read_lines as read_clicks
-from common.untrusted.strict_json import read_json
+from common.untrusted.strict_json import read_json_object
 
 NOT_UTF8 = {"stray byte": b"\xff", "encoded surrogate": b"\xed\xa0\x80", "cut off character": b"\xe2\x82"}
 BOXES = b"ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,IsDepiction,IsInside"
@@ -63,7 +63,7 @@ READERS: dict[str, tuple[Callable[[Path], object], bytes]] = {
     "Criteo": (lambda folder: list(read_clicks(folder / "text")), CLICK + b"\n" + CLICK[:-1] + b"%s\n"),
     "LibriSpeech": (speech, b"\n1-2-0000 a%s\n"),
     "COCO": (lambda folder: read_coco(folder / "text"), b'{"images":\n["%s"]}'),
-    "JSON": (lambda folder: read_json(folder / "text"), b'["a",\n"%s"]'),
+    "JSON": (lambda folder: read_json_object(folder / "text"), b'{"a":\n"%s"}'),
 }
 
 
@@ -81,8 +81,8 @@ def test_the_line_that_is_not_utf8_is_named(kind: str, damage: str, tmp_path: Pa
 def test_half_of_a_surrogate_pair_is_refused(kind: str, text: bytes, tmp_path: Path) -> None:
     read, content = READERS[kind]
     (tmp_path / "text").write_bytes(content.replace(b"%s", text))
-    place = f"{tmp_path}/text" + ("" if kind == "JSON" else ", line 2")
-    with pytest.raises(DataError, match=rf"{place}.*half of a surrogate pair"):
+    line = "" if kind == "JSON" else ", line 2"
+    with pytest.raises(DataError, match=rf"{tmp_path}/text{line}.*half of a surrogate pair"):
         read(tmp_path)
 
 

@@ -125,7 +125,7 @@ class _Part:
     def chunks(self) -> Iterator[tuple[ZarrPiece, Place]]:
         """Yield the needed piece of each chunk, and its position in the parameter."""
         for piece in self.array.pieces(self.region):
-            place = list(piece.place[-self.dims :])
+            place = list(piece.target[-self.dims :])
             rows = place[self.dim]
             place[self.dim] = slice(rows.start + self.row, rows.stop + self.row)
             yield piece, tuple(place)

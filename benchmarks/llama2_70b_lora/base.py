@@ -23,7 +23,7 @@ from benchmarks.llama2_70b_lora.hugging_face import Part, Weight
 from common.data import atomic
 from common.errors import CheckpointError, DataError
 from common.language.architecture import LlamaArchitecture
-from common.untrusted.safetensors_header import TensorPlace, read_header
+from common.untrusted.safetensors_header import TensorLocation, read_header
 from common.untrusted.strict_json import read_json_object
 
 CONFIG = "config.json"
@@ -218,7 +218,7 @@ def files_of(folder: Path) -> list[Path]:
     )
 
 
-def _places(folder: Path) -> dict[str, TensorPlace]:
+def _places(folder: Path) -> dict[str, TensorLocation]:
     """Return file and offsets of every tensor of the base, by name."""
     shards = [path for path in files_of(folder) if path.suffix == ".safetensors"]
     if not (folder / INDEX).is_file():
@@ -259,7 +259,7 @@ def _check_config(path: Path, architecture: LlamaArchitecture) -> None:
         raise CheckpointError(f"{path}: {difference}: it is the base of another model")
 
 
-def _check(folder: Path, weight: Weight, places: dict[str, TensorPlace]) -> tuple[Part, ...]:
+def _check(folder: Path, weight: Weight, places: dict[str, TensorLocation]) -> tuple[Part, ...]:
     """Check the tensors of ``weight`` in the files; return the parts that it is stored in."""
     parts = next((way for way in weight.ways if any(part.name in places for part in way)), weight.ways[-1])
     for part in parts:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.llama2_70b_lora.config import Facts
 from common.config.schema import RunConfig
-from common.contract.peer import Peer
+from common.contract.workload import Peer
 from common.data.batches import Batch
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -80,7 +80,7 @@ def step_of(model: Any, facts: Facts, rows: int, device: torch.device, checkpoin
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, checkpointing: bool = False) -> Callable[[], Tensor]:
-    """Start the peer; see :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.workload.Peer`."""
     facts, layers = run.workload.facts, run.workload.model.layers
     return step_of(build(facts, layers or facts.layers, device), facts, run.micro_batch, device, checkpointing)
 

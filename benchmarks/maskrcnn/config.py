@@ -14,7 +14,6 @@ from benchmarks.maskrcnn.polygon_table import PolygonCapacity
 from common.config.ranges import (
     AtLeast,
     Each,
-    FiniteNotNegative,
     NotNegative,
     Positive,
     Probability,
@@ -165,7 +164,7 @@ class Hparams(SgdHparams):
 
     optimizer: Literal["sgd_with_momentum"]
     warmup_steps: Annotated[int, NotNegative]
-    warmup_factor: Annotated[float, FiniteNotNegative]
+    warmup_factor: Annotated[float, NotNegative]
     decay_steps: tuple[int, int]
     image_candidates: Annotated[int, AtLeast(1)]
     candidates_from: Literal["micro_batch", "picture"]

@@ -17,7 +17,7 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
 from benchmarks.maskrcnn.config import Facts
 from common.config.schema import RunConfig
-from common.contract.peer import Peer
+from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.detection import peer_step
 
@@ -58,7 +58,7 @@ def step_of(
 
 
 def start(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], Tensor]:
-    """Start the peer; see :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.workload.Peer`."""
     facts, shape = run.workload.facts, example.key
     assert isinstance(shape, tuple)
     torch.backends.cudnn.benchmark = False

@@ -9,7 +9,6 @@ from benchmarks.resnet.model import Architecture
 from common.config.ranges import (
     AtLeast,
     Each,
-    FiniteNotNegative,
     NotNegative,
     Positive,
     Probability,
@@ -70,7 +69,7 @@ class Hparams(LarsHparams):
 
     optimizer: Literal["lars", "sgd"]
     variant: Literal["nvidia", "reference"]
-    end_learning_rate: Annotated[float, FiniteNotNegative]
+    end_learning_rate: Annotated[float, NotNegative]
     decay_power: int
     warmup_epochs: int
     epochs: int

@@ -16,7 +16,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from benchmarks.retinanet.config import Facts
 from common.config.schema import RunConfig
-from common.contract.peer import Peer
+from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.detection.peer_step import noise, peer_step
 
@@ -46,7 +46,7 @@ def step_of(model: nn.Module, facts: Facts, batch: int, device: torch.device) ->
 
 
 def start(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], Tensor]:
-    """Start the peer; see :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.workload.Peer`."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = True
     return step_of(build(facts, device), facts, run.micro_batch, device)

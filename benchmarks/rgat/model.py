@@ -25,7 +25,7 @@ from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention
 from benchmarks.rgat.ops.projection import PROJECTION
 from benchmarks.rgat.ops.projection.reference import Projection
 from benchmarks.rgat.ops.sample import SAMPLE
-from common.config.ranges import AtLeast, FiniteNotNegative, ProbabilityBelowOne
+from common.config.ranges import AtLeast, NotNegative, ProbabilityBelowOne
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import Operation, OperationRequest, select
 from common.ops.triton_support import widen
@@ -51,8 +51,8 @@ class Architecture:
     heads: Annotated[int, AtLeast(1)]
     head_size: Annotated[int, AtLeast(1)]
     classes: Annotated[int, AtLeast(2)]
-    attention_slope: Annotated[float, FiniteNotNegative]
-    activation_slope: Annotated[float, FiniteNotNegative]
+    attention_slope: Annotated[float, NotNegative]
+    activation_slope: Annotated[float, NotNegative]
     dropout: Annotated[float, ProbabilityBelowOne]
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchmarks.rgat.graph import BlockShape, SampledBlock, Schema
 from benchmarks.rgat.model import Architecture
 from common.config.schema import RunConfig
-from common.contract.peer import Peer
+from common.contract.workload import Peer
 from common.data.batches import Batch
 
 
@@ -91,7 +91,7 @@ def step_of(model: nn.Module, forward: Callable[..., Tensor], inputs: Any, label
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """Start the peer; see :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.workload.Peer`."""
     shape, facts = example.key, run.workload.facts
     assert isinstance(shape, BlockShape)
     network = GeometricNetwork(facts, facts.schema, len(facts.fanouts)).to(device, torch.bfloat16).train()

@@ -15,7 +15,6 @@ from common.config.ranges import (
     AtLeast,
     Decay,
     Finite,
-    FiniteNotNegative,
     NotNegative,
     Positive,
     ProbabilityBelowOne,
@@ -70,7 +69,7 @@ class Facts(AudioFacts):
     hidden_bias_scale: Annotated[float, Finite]
     max_frame_symbols: Annotated[int, AtLeast(1)]
     max_symbols: Annotated[int, AtLeast(1)]
-    learning_rate_min: Annotated[float, FiniteNotNegative]
+    learning_rate_min: Annotated[float, NotNegative]
 
     @property
     def blank(self) -> int:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from common.config.ranges import (
     AtLeast,
     Finite,
-    FiniteNotNegative,
     NotNegative,
     Positive,
     Range,
@@ -63,12 +62,12 @@ class AudioFacts:
     speed_max: Annotated[float, Positive]
     silence_db: Annotated[float, Finite]
     silence_window: Annotated[int, AtLeast(1)]
-    dither: Annotated[float, FiniteNotNegative]
+    dither: Annotated[float, NotNegative]
     preemphasis: Annotated[float, Share]
     fft: Annotated[int, Even]
     window: Annotated[int, Even]
     hop: Annotated[int, AtLeast(1)]
-    mel_min: Annotated[float, FiniteNotNegative]
+    mel_min: Annotated[float, NotNegative]
     mel_max: Annotated[float, Positive]
     log_floor: Annotated[float, Positive]
     freq_masks: Annotated[int, NotNegative]
@@ -105,7 +104,7 @@ class RowStatistics:
             capacity suffices for every batch.
     """
 
-    mean: Annotated[float, FiniteNotNegative] = 0.0
+    mean: Annotated[float, NotNegative] = 0.0
     deviation: Annotated[float, NotNegativeOrInfinite] = math.inf
 
     def capacity(self, utterances: int, key: Key) -> int:

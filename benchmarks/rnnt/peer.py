@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from benchmarks.rnnt import example
 from benchmarks.rnnt.config import Facts
 from common.config.schema import RunConfig
-from common.contract.peer import Peer
+from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.errors import ConfigError
 from common.optional_packages import OptionalPackage
@@ -224,7 +224,7 @@ def micro_batch(facts: Facts, examples: str, count: int, device: torch.device) -
 
 
 def start(run: RunConfig, given: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """Return a function that runs one iteration; implements :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.workload.Peer`."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = True
     loss = torchaudio_loss(facts.blank, torch.float16)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 from benchmarks.stable_diffusion.unet_operations import OPERATIONS
-from common.config.ranges import AtLeast, FiniteNotNegative, NotNegative, Positive, ShareAboveZero, ShareBelowOne
+from common.config.ranges import AtLeast, NotNegative, Positive, ShareAboveZero, ShareBelowOne
 from common.errors import ConfigError
 from common.ops.operation import all_implementations
 from common.optim.hparams import AdamWHparams
@@ -99,7 +99,7 @@ class ModelConfig:
     loss_scale: Annotated[float, Positive]
     loss_scale_interval: Annotated[int, AtLeast(1)]
     loss_scale_hysteresis: Annotated[int, AtLeast(1)]
-    zero_std: Annotated[float, FiniteNotNegative] = 0.0
+    zero_std: Annotated[float, NotNegative] = 0.0
     implementations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

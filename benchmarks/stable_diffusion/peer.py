@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 from benchmarks.stable_diffusion.workload import StableDiffusion
 from common.config.schema import RunConfig
-from common.contract.peer import Peer
+from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.ops.operation import REFERENCE
@@ -99,7 +99,7 @@ def fill_zeros(network: nn.Module) -> None:
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """Return a function that runs one iteration of diffusers' network (:class:`common.contract.peer.Peer`)."""
+    """Start the peer; see :class:`common.contract.workload.Peer`."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = True
     network = build(facts)
@@ -110,7 +110,7 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
 
 
 def start_compiled_references(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], object]:
-    """Return a function that runs our own step with blocks compiled by TorchInductor."""
+    """Start our own step with blocks compiled by TorchInductor; see :class:`common.contract.workload.Peer`."""
     torch._dynamo.config.cache_size_limit = 128  # per code object: every block may have another shape
     model = run.workload.model
     implementations = {**model.implementations, **dict.fromkeys(COMPILED, REFERENCE)}

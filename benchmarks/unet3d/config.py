@@ -12,7 +12,6 @@ from benchmarks.unet3d.ops.dice_cross_entropy import DICE_CROSS_ENTROPY
 from common.config.ranges import (
     AtLeast,
     Finite,
-    FiniteNotNegative,
     NotNegative,
     Positive,
     Probability,
@@ -104,7 +103,7 @@ class Hparams(SgdHparams):
     optimizer: Literal["sgd"]
     variant: Variant
     augmentation: Variant
-    initial_learning_rate: Annotated[float, FiniteNotNegative]
+    initial_learning_rate: Annotated[float, NotNegative]
     warmup_epochs: Annotated[int, NotNegative]
 
 

@@ -52,7 +52,6 @@ def load(
 
     Args:
         tree: plain containers, with interpolations resolved.
-        workload_type: returns the workload class for the name of a benchmark.
         micro_batch: overrides ``micro_batch``; used for ``auto`` once the free memory is known.
 
     Raises:

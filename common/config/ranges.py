@@ -59,8 +59,7 @@ class Each(Range):
 
 
 Positive = Range("positive and finite", lambda value: 0 < value < math.inf)
-NotNegative = Range("not negative", lambda value: 0 <= value < math.inf)
-FiniteNotNegative = Range("finite and not negative", NotNegative.holds)
+NotNegative = Range("finite and not negative", lambda value: 0 <= value < math.inf)
 Finite = Range("finite", math.isfinite)
 
 Probability = Range("a probability", lambda value: 0 <= value <= 1)

@@ -29,12 +29,7 @@ Divisor = Range("a divisor is positive and finite", Positive.holds)
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """The target of a metric.
-
-    Attributes:
-        value: the target.
-        direction: whether higher or lower values of the metric are better.
-    """
+    """The target of a metric."""
 
     value: float
     direction: Literal["higher", "lower"]
@@ -54,7 +49,6 @@ class BenchmarkConfig:
     Attributes:
         name: name on the command line; also the key of ``WORKLOADS``.
         targets: metric to target; a single evaluation must reach all of them.
-        train_samples, eval_samples: sizes of the data set.
         data_set: name of the data: ``stand-in`` means synthetic, ``custom`` other data than the benchmark's. Neither
             can earn a result.
         schedule: options of the evaluation schedule that the rules leave free.
@@ -191,7 +185,6 @@ class Ctas:
     Names and ranges: NCCL user guide, ``ncclConfig_t``: ``minCTAs``, ``maxCTAs``, ``cgaClusterSize``.
 
     Attributes:
-        min, max: thread blocks of one operation.
         cluster: thread blocks per cluster, which run side by side; 0 uses no clusters.
     """
 
@@ -402,9 +395,6 @@ class RunConfig:
         global_batch: samples of one optimizer step over all ranks and micro-batches.
         grad_accumulation_steps: micro-batches of one optimizer step on one rank; derived.
         precision: precision of weights, activations and gradients; masters and statistics stay fp32.
-        layout: sizes of all axes of the training ranks.
-        workload: the workload's own configuration, of its ``config_type``.
-        declaration: settings that the workload derives from all others.
         cuda_graphs: capture repeated work in CUDA graphs, in training and in evaluation.
         chunk_graphs: in training, one graph for each pass of each chunk instead of one per iteration.
         recipe: benchmark and scale, such as ``bert/8xH200``.

@@ -52,7 +52,6 @@ class Score:
 
     Attributes:
         samples: nominal training samples over all ranks before these weights.
-        values: metric name to value.
         time_ms: the time that counts for ``run_stop``, in milliseconds since the epoch.
         seconds: duration of the evaluation: transfer of the weights, prediction and scoring.
         waited_seconds: part of ``seconds`` during which training waited.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +28,21 @@ from common.optim.precision import DTYPES, LossScale
 from common.optim.rules import Rule
 from common.optim.updater import Updater
 from common.step.train_step import ForwardBackward, Losses, TrainStep, accumulate
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The same training in other software, at the recipe's batch size on one device; ``bench.only=peer`` times it.
+
+    Only ``start`` may import packages that the suite does not depend on.
+
+    Attributes:
+        start: builds the training for a recipe, a micro-batch of the workload and a device. It returns a function that
+            runs one iteration over ``run.micro_batch`` samples.
+    """
+
+    name: str
+    start: Callable[[RunConfig, Batch, torch.device], Callable[[], object]]
 
 
 class Workload(ABC):
@@ -51,7 +67,7 @@ class Workload(ABC):
     axes: ClassVar[Mapping[str, str]] = {"dp": "are data-parallel"}
     """Layout axes that may have several ranks, each with the verb phrase that an error message uses for these ranks."""
     peers: ClassVar[str] = ""
-    """Module that defines ``PEERS`` (:class:`common.contract.peer.Peer`), which ``bench.only=peer`` times."""
+    """Name of the module that defines ``PEERS``, a sequence of :class:`Peer`; empty without peers."""
 
     model: nn.Module
     """The network, built by the constructor. Its buffers are restored after warm-up. Checkpoints hold its tensors,
@@ -129,8 +145,9 @@ class Workload(ABC):
     ) -> TrainStep:
         """Build a step that accumulates micro-batches and updates all parameter groups with one Optimizer.
 
+        Arguments that are not listed are those of :class:`common.optim.optimizer.Optimizer`.
+
         Args:
-            rule, schedule, blocks, clip: see :class:`common.optim.optimizer.Optimizer`.
             grad_divisor: divides gradients summed over micro-batches and ranks. None: the number of micro-batches over
                 all data-parallel ranks, correct for a loss that is the mean over a micro-batch.
             loss_scale: initial loss scale for fp16, or the result of :meth:`scaled`; None does not scale.
@@ -181,11 +198,9 @@ class Workload(ABC):
         return TrainStep(forward_backward, [*updaters, *beside], self.layout)
 
     def scaled(self, first: float, **adaptation: Any) -> LossScale | None:
-        """Return a loss scale with fp16, divided by the recipe's ``optimizer.grad_predivide``; None otherwise.
+        """Return a loss scale that starts at ``first``, divided by ``optimizer.grad_predivide``; None without fp16.
 
-        Args:
-            first: initial scale.
-            adaptation: further arguments of :class:`common.optim.precision.LossScale`.
+        ``adaptation``: further arguments of :class:`common.optim.precision.LossScale`.
         """
         if self.dtype != torch.float16:
             return None

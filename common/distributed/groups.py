@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from common.config.schema import Ctas
 from common.distributed import job_store
+
+Value = TypeVar("Value")
 
 NCCLS_OWN = Ctas()
 
@@ -32,6 +34,15 @@ MOST_OF_LINKS = 2
 FOR_EVER = timedelta(days=30)
 """Timeout of calls on the host; a message may be hours away. If a peer dies, its connection closes and the call raises
 an error."""
+
+
+def of_all_ranks(value: Value) -> list[Value]:
+    """Return a picklable value of each rank, in rank order; without a process group, that of this rank. Collective."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 class _Waiting:

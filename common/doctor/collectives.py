@@ -56,7 +56,6 @@ class CollectiveOptions:
 
     Attributes:
         nodes: the ranks of each node, in the order of the nodes.
-        device: device of the buffers.
         seconds: approximate upper limit of one measurement.
         large: whether to measure pairs of nodes with larger buffers and, on GPUs, all collectives with 1 GB.
         timeout_seconds: longest time that one stage may take.

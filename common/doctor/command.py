@@ -62,7 +62,6 @@ class Session:
     """State of one run of the command on one rank.
 
     Attributes:
-        node: name of this machine.
         unusable: reason why the GPU of this rank cannot be used; empty if it can, or if there is none.
     """
 
@@ -197,15 +196,15 @@ def _output_marked(session: Session, output_dir: Path | None) -> Iterator[Sessio
         return
     with contextlib.ExitStack() as stack:
         if session.rank_info.rank == 0:
-            told = {"marker": "", "unmarked": ""}
+            answer = {"marker": "", "unmarked": ""}
             try:
-                told["marker"] = str(stack.enter_context(output_marked(output_dir)))
+                answer["marker"] = str(stack.enter_context(output_marked(output_dir)))
             except OSError as error:
-                told["unmarked"] = f"rank 0, on {session.node}, cannot write into {output_dir}: {error.strerror}"
-            meeting.announce("output_dir", told)
-        told = meeting.hear("output_dir", session.timeout_seconds)
-        marker = Path(told["marker"]) if told["marker"] else None
-        yield replace(session, request=replace(request, marker=marker, unmarked=told["unmarked"]))
+                answer["unmarked"] = f"rank 0, on {session.node}, cannot write into {output_dir}: {error.strerror}"
+            meeting.announce("output_dir", answer)
+        answer = meeting.receive("output_dir", session.timeout_seconds)
+        marker = Path(answer["marker"]) if answer["marker"] else None
+        yield replace(session, request=replace(request, marker=marker, unmarked=answer["unmarked"]))
 
 
 def _run(session: Session) -> tuple[int, bool]:
@@ -225,7 +224,7 @@ def _run(session: Session) -> tuple[int, bool]:
         reports = [Report.from_json(entry) if entry else None for entry in meeting.collect("report", timeout)]
         results = replace(results, ranks=ranks, reports=reports, why_alone=why_alone(ranks, reports))
         meeting.announce("plan", {"alone": bool(results.why_alone), "nodes": ranks_by_node(ranks)})
-    plan = meeting.hear("plan", 4 * timeout)
+    plan = meeting.receive("plan", 4 * timeout)
     together, offsets, hangs = Together(), list[float](), False
     if not plan["alone"]:
         together, offsets, hangs = _measure_together(session, plan["nodes"])
@@ -233,7 +232,7 @@ def _run(session: Session) -> tuple[int, bool]:
     if rank_info.rank == 0:
         answers = [Together.from_json(entry) if entry else None for entry in meeting.collect("together", 2 * timeout)]
         _conclude(session, replace(results, together=answers, offsets=offsets))
-    code = int(meeting.hear("code", 20 * timeout))
+    code = int(meeting.receive("code", 20 * timeout))
     meeting.leave(min(timeout, LEAVE_SECONDS))
     return code, hangs
 
@@ -267,8 +266,8 @@ def _conclude(session: Session, results: Results) -> None:
     units = units_of(results)
     findings = findings_of(results, units, session.limits, session.request.checks)
     counts = [(len(ranks_by_node(results.ranks)), "node"), (sum(unit.scope == "gpu" for unit in units), "GPU")]
-    told = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
-    print(format_report(units, findings, f"mlperf-suite doctor: {told}, limits of {session.system}"), flush=True)
+    summary = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
+    print(format_report(units, findings, f"mlperf-suite doctor: {summary}, limits of {session.system}"), flush=True)
     code = UNFIT if any(finding.unfit for finding in findings) else 0
     try:
         if session.json_path is not None:

@@ -28,9 +28,7 @@ class Effort:
     """Durations and sizes of the measurements.
 
     Attributes:
-        host_seconds: seconds of the copy in host memory.
         storage_bytes, storage_seconds: upper limits of a storage measurement.
-        collective_seconds: seconds per collective.
     """
 
     gpu: Durations
@@ -49,7 +47,6 @@ class CheckRequest:
     """Checks to run, with their options.
 
     Attributes:
-        checks: names from ``CHECKS``.
         storage: files and folders whose read bandwidth to measure.
         cpus_allowed: number of CPUs that the job may use, counted before the rank was bound to some of them.
         data_dir: folder with prepared data that every node should have; None skips the check.
@@ -71,10 +68,8 @@ class Report:
     """Results of one rank.
 
     Attributes:
-        model: model of the GPU; empty without one.
-        bus_id: PCI bus ID of the GPU; empty without one.
+        model, bus_id: model and PCI bus ID of the GPU; empty without one.
         unusable: reason why the GPU of this rank cannot be used; empty if it can, or if there is none.
-        gpu: readings of the GPU.
         node: readings of the machine, on its first rank; on other ranks only failures.
         host_copy_gbs: host memory bandwidth of this rank in GB/s, while the machine's other ranks measure too.
         facts: facts about the machine (see :mod:`common.doctor.facts`), on its first rank.

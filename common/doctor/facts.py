@@ -165,13 +165,13 @@ def _of_gpus(nvml: Any, handles: Sequence[Any]) -> list[str]:
         lambda: f"{nvml.nvmlDeviceGetMemoryBusWidth(gpu)}-bit bus",
         lambda: _nvlink(nvml, gpu),
     ]
-    told = []
+    values = []
     for reading in readings:
         try:
-            told.append(reading())
+            values.append(reading())
         except pynvml.NVMLError:
-            told.append("")
-    return told
+            values.append("")
+    return values
 
 
 def _nvlink(nvml: Any, gpu: Any) -> str:

@@ -27,7 +27,6 @@ class MeasuredUnit:
     """A GPU, a node, or the job, with its readings.
 
     Attributes:
-        where: name in messages.
         model: GPU model, else empty. Outliers are determined among units of the same model.
     """
 
@@ -42,7 +41,7 @@ class Finding:
     """A problem or remark about a machine.
 
     Attributes:
-        kind: kind of finding; ``not made`` is a check that could not run.
+        kind: ``not made`` is a check that could not run.
         where: name of the GPU, node or rank; may be empty if the finding concerns several or none.
         figure: name of the reading; empty if the finding concerns none.
         text: message, with the names of the units.
@@ -59,15 +58,15 @@ class Finding:
 def find(units: Sequence[MeasuredUnit], limits: Limits) -> list[Finding]:
     """Return all findings about the units; those that make a machine unfit come first."""
     found = [finding for unit in units for finding in _of_unit(unit, limits)]
-    for scope, name, having in _by_figure(units):
+    for scope, name, measured in _by_figure(units):
         measure = measure_of(scope, name)
         if measure.equal:
-            found += _differences(name, measure, having)
+            found += _differences(name, measure, measured)
         if measure.better is not None:
             limit = limits.get(f"{scope}.{name.partition('@')[0]}", Limit())
             spread = measure.spread if limit.spread is None else limit.spread
-            for model in sorted({unit.model for unit in having}):
-                found += _outliers(name, measure, [unit for unit in having if unit.model == model], spread)
+            for model in sorted({unit.model for unit in measured}):
+                found += _outliers(name, measure, [unit for unit in measured if unit.model == model], spread)
     found += [*_not_made(units), *_untested(units, limits)]
     return sorted(found, key=lambda finding: not finding.unfit)
 
@@ -121,7 +120,7 @@ def _by_figure(units: Sequence[MeasuredUnit]) -> Iterable[tuple[Scope, str, list
         for name, reading in unit.readings.items():
             if reading.value is not None:
                 found[unit.scope, name].append(unit)
-    return [(scope, name, having) for (scope, name), having in found.items() if len(having) > 1]
+    return [(scope, name, measured) for (scope, name), measured in found.items() if len(measured) > 1]
 
 
 def _outliers(name: str, measure: Measure, units: Sequence[MeasuredUnit], spread: float) -> Iterable[Finding]:
@@ -148,8 +147,8 @@ def _differences(name: str, measure: Measure, units: Sequence[MeasuredUnit]) -> 
     if not others:
         return
     if others[0][1] == count:
-        told = "; ".join(f"{value} on {_names([w for w, v in values.items() if v == value])}" for value in counts)
-        yield Finding("difference", "", name, f"{measure.title} differs: {told}", True)
+        groups = "; ".join(f"{value} on {join_names([w for w, v in values.items() if v == value])}" for value in counts)
+        yield Finding("difference", "", name, f"{measure.title} differs: {groups}", True)
         return
     for where, value in values.items():
         if value != usual:
@@ -164,17 +163,18 @@ def _not_made(units: Sequence[MeasuredUnit]) -> Iterable[Finding]:
         for name, reading in unit.readings.items():
             if reading.missing:
                 found[unit.scope, reading.missing][unit.where].append(name)
-    for (scope, why), places in found.items():
+    for (scope, why), by_unit in found.items():
         alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for where, names in places.items():
+        for where, names in by_unit.items():
             alike[tuple(names)].append(where)
-        for figures, wheres in alike.items():
-            titles = ", ".join(measure_of(scope, name).title for name in figures)
-            yield Finding("not made", _names(wheres), ", ".join(figures), f"{_names(wheres)}: {titles}: {why}", False)
+        for figures, units_without in alike.items():
+            titles, where = ", ".join(measure_of(scope, name).title for name in figures), join_names(units_without)
+            yield Finding("not made", where, ", ".join(figures), f"{where}: {titles}: {why}", False)
 
 
-def _names(wheres: Sequence[str]) -> str:
-    return ", ".join(wheres[:NAMED]) + (f" and {len(wheres) - NAMED} more" if len(wheres) > NAMED else "")
+def join_names(names: Sequence[str]) -> str:
+    """Return the first ``NAMED`` names as text, with the number of the others."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _plural(scope: Scope) -> str:

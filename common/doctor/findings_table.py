@@ -15,9 +15,7 @@ def format_report(units: Sequence[MeasuredUnit], findings: Sequence[Finding], ti
     """Return tables of nodes and GPUs, the readings of the job, the findings, and the verdict in the last line.
 
     Args:
-        units: GPUs, nodes and job, with their readings.
         findings: findings in the order of the report.
-        title: first line.
     """
     named = {finding.where for finding in findings if finding.unfit}
     parts = [title]
@@ -49,8 +47,8 @@ def _verdict(units: Sequence[MeasuredUnit], findings: Sequence[Finding]) -> str:
     counts = count_checks(units)
     unfit = sum(finding.unfit for finding in findings)
     figures = "1 figure" if counts["made"] == 1 else f"{counts['made']} figures"
-    told = f"{figures} read, {counts['not_made']} could not be, {counts['failed']} failed"
-    return f"UNFIT: {unfit} {'finding' if unfit == 1 else 'findings'}; {told}" if unfit else f"FIT: {told}"
+    summary = f"{figures} read, {counts['not_made']} could not be, {counts['failed']} failed"
+    return f"UNFIT: {unfit} {'finding' if unfit == 1 else 'findings'}; {summary}" if unfit else f"FIT: {summary}"
 
 
 def _table(scope: Scope, rows: Sequence[MeasuredUnit], named: set[str]) -> str:

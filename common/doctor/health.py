@@ -44,31 +44,31 @@ NVLINKS = 18
 
 def read_gpu(nvml: Any, gpu: Any) -> Readings:
     """Return the state of a GPU; call this before any load."""
-    ask = _Questions(nvml, gpu)
-    ask("driver_version", lambda: str(nvml.nvmlSystemGetDriverVersion()))
-    ask("vbios_version", lambda: str(nvml.nvmlDeviceGetVbiosVersion(gpu)))
-    ask("memory_gb", lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total / 1e9)
-    ask("memory_used_gb", lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e9)
-    ask("idle_temperature_c", lambda: nvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU))
-    ask("power_limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
-    ask("power_limit_default_w", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000)
-    ask("max_sm_clock_mhz", lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM))
-    ask("clocks_limited", lambda: _clock_limits(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)))
-    ask("persistence_mode", lambda: bool(nvml.nvmlDeviceGetPersistenceMode(gpu)))
-    ask("mig_enabled", lambda: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]))
-    _read_errors(ask, nvml, gpu)
-    _read_nvlinks(ask, nvml, gpu)
-    return ask.readings
+    read = _NvmlReader()
+    read("driver_version", lambda: str(nvml.nvmlSystemGetDriverVersion()))
+    read("vbios_version", lambda: str(nvml.nvmlDeviceGetVbiosVersion(gpu)))
+    read("memory_gb", lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total / 1e9)
+    read("memory_used_gb", lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e9)
+    read("idle_temperature_c", lambda: nvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU))
+    read("power_limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
+    read("power_limit_default_w", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000)
+    read("max_sm_clock_mhz", lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM))
+    read("clocks_limited", lambda: _clock_limits(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)))
+    read("persistence_mode", lambda: bool(nvml.nvmlDeviceGetPersistenceMode(gpu)))
+    read("mig_enabled", lambda: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]))
+    _read_errors(read, nvml, gpu)
+    _read_nvlinks(read, nvml, gpu)
+    return read.readings
 
 
 def read_links(nvml: Any, gpu: Any) -> Readings:
     """Return the current state of the PCIe link; an idle GPU reduces the generation, so call this after load."""
-    ask = _Questions(nvml, gpu)
-    ask("pcie_generation", lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu))
-    ask("pcie_generation_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu))
-    ask("pcie_width", lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu))
-    ask("pcie_width_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu))
-    return ask.readings
+    read = _NvmlReader()
+    read("pcie_generation", lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu))
+    read("pcie_generation_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu))
+    read("pcie_width", lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu))
+    read("pcie_width_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu))
+    return read.readings
 
 
 def nvlinks(nvml: Any, gpu: Any) -> tuple[int, float]:
@@ -170,49 +170,48 @@ class LoadWatch:
             self.sample()
 
 
-class _Questions:
+class _NvmlReader:
     """Callable that queries NVML and collects the readings; an unsupported query gives a reading without a value."""
 
-    def __init__(self, nvml: Any, gpu: Any) -> None:
-        self.nvml, self.gpu = nvml, gpu
+    def __init__(self) -> None:
         self.readings: Readings = {}
 
-    def __call__(self, name: str, question: Callable[[], Value]) -> None:
+    def __call__(self, name: str, query: Callable[[], Value]) -> None:
         try:
-            self.readings[name] = Reading(question())
+            self.readings[name] = Reading(query())
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_InvalidArgument):
-            self.readings[name] = Reading(missing="this GPU or driver does not tell")
+            self.readings[name] = Reading(missing="this GPU or driver does not report it")
         except pynvml.NVMLError_NoPermission:
             self.readings[name] = Reading(missing="not permitted")
         except pynvml.NVMLError as error:
             self.readings[name] = Reading(failed=f"NVML: {error}")
 
 
-def _read_errors(ask: _Questions, nvml: Any, gpu: Any) -> None:
+def _read_errors(read: _NvmlReader, nvml: Any, gpu: Any) -> None:
     uncorrected, corrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-    ask("ecc_enabled", lambda: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]))
+    read("ecc_enabled", lambda: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]))
     for name, kind, counter in (
         ("ecc_uncorrected_volatile", uncorrected, pynvml.NVML_VOLATILE_ECC),
         ("ecc_uncorrected_aggregate", uncorrected, pynvml.NVML_AGGREGATE_ECC),
         ("ecc_corrected_volatile", corrected, pynvml.NVML_VOLATILE_ECC),
     ):
-        ask(name, partial(nvml.nvmlDeviceGetTotalEccErrors, gpu, kind, counter))
-    ask("remapped_rows", lambda: nvml.nvmlDeviceGetRemappedRows(gpu)[1])
-    ask("remapping_pending", lambda: bool(nvml.nvmlDeviceGetRemappedRows(gpu)[2]))
-    ask("remapping_failed", lambda: bool(nvml.nvmlDeviceGetRemappedRows(gpu)[3]))
-    if ask.readings["remapping_pending"].missing:  # GPUs before Ampere retire pages instead
-        ask("remapping_pending", lambda: bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)))
+        read(name, partial(nvml.nvmlDeviceGetTotalEccErrors, gpu, kind, counter))
+    read("remapped_rows", lambda: nvml.nvmlDeviceGetRemappedRows(gpu)[1])
+    read("remapping_pending", lambda: bool(nvml.nvmlDeviceGetRemappedRows(gpu)[2]))
+    read("remapping_failed", lambda: bool(nvml.nvmlDeviceGetRemappedRows(gpu)[3]))
+    if read.readings["remapping_pending"].missing:  # GPUs before Ampere retire pages instead
+        read("remapping_pending", lambda: bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)))
 
 
-def _read_nvlinks(ask: _Questions, nvml: Any, gpu: Any) -> None:
+def _read_nvlinks(read: _NvmlReader, nvml: Any, gpu: Any) -> None:
     try:
         active, gigabytes = nvlinks(nvml, gpu)
     except pynvml.NVMLError as error:
-        ask.readings |= dict.fromkeys(("nvlinks_active", "nvlink_gbs"), Reading(missing=f"no NVLink here ({error})"))
+        read.readings |= dict.fromkeys(("nvlinks_active", "nvlink_gbs"), Reading(missing=f"no NVLink here ({error})"))
         return
-    ask.readings["nvlinks_active"] = Reading(active)
-    told = active == 0 or gigabytes > 0
-    ask.readings["nvlink_gbs"] = Reading(gigabytes) if told else Reading(missing="this driver does not tell")
+    read.readings["nvlinks_active"] = Reading(active)
+    is_known = active == 0 or gigabytes > 0
+    read.readings["nvlink_gbs"] = Reading(gigabytes) if is_known else Reading(missing="this driver does not report it")
 
 
 def _clock_limits(reasons: int) -> str:

@@ -30,17 +30,16 @@ def read_node(cpus_allowed: int, sysfs: Path = SYSFS, proc: Path = PROC) -> Read
 
     Args:
         cpus_allowed: number of CPUs that the job may use, counted before any rank was bound to some of them.
-        sysfs, proc: mount points of the kernel's file systems.
     """
     memory = meminfo(proc)
     readings = {
-        "cpu_model": _told(cpu_model(proc), "/proc/cpuinfo does not name it"),
+        "cpu_model": _if_known(cpu_model(proc), "/proc/cpuinfo does not name it"),
         "cores_present": Reading(os.cpu_count() or 1),
         "cores_allowed": Reading(cpus_allowed),
-        "numa_nodes": _told(len(list(sysfs.glob("devices/system/node/node[0-9]*"))), "the kernel does not tell"),
+        "numa_nodes": _if_known(len(list(sysfs.glob("devices/system/node/node[0-9]*"))), "unknown to the kernel"),
         "cpu_governor": _governor(sysfs),
-        "memory_gb": _told(memory.get("MemTotal", 0) / GB, "no /proc/meminfo"),
-        "memory_free_gb": _told(memory.get("MemAvailable", 0) / GB, "no /proc/meminfo"),
+        "memory_gb": _if_known(memory.get("MemTotal", 0) / GB, "no /proc/meminfo"),
+        "memory_free_gb": _if_known(memory.get("MemAvailable", 0) / GB, "no /proc/meminfo"),
         "hugepages": Reading(memory.get("HugePages_Total", 0)),
         "transparent_hugepages": _chosen(sysfs / "kernel/mm/transparent_hugepage/enabled"),
         "memlock_gb": Reading(_limit(resource.RLIMIT_MEMLOCK) / GB),
@@ -89,7 +88,6 @@ def host_memory_bandwidth(seconds: float, ranks: int = 1) -> float:
     """Return the host memory bandwidth of a copy by this process, in GB/s; bytes read and written both count.
 
     Args:
-        seconds: time to measure.
         ranks: number of ranks on this machine, which all measure at the same time and share the free memory.
     """
     # Each of the two buffers, summed over all ranks, takes at most a sixteenth of the free memory.
@@ -133,12 +131,12 @@ _PORT_FIGURES = ("infiniband_ports", "infiniband_active", "infiniband_gbits")
 def _versions() -> Readings:
     return {
         "kernel_version": Reading(platform.release()),
-        "operating_system": _told(operating_system(), "no os-release"),
+        "operating_system": _if_known(operating_system(), "no os-release"),
         "python_version": Reading(platform.python_version()),
         "torch_version": Reading(torch.__version__),
-        "cuda_version": _told(torch.version.cuda or "", "PyTorch is a build without CUDA"),
-        "nccl_version": _told(nccl_version(), "PyTorch is a build without NCCL"),
-        "cudnn_version": _told(cudnn_version(), "PyTorch is a build without cuDNN"),
+        "cuda_version": _if_known(torch.version.cuda or "", "PyTorch is a build without CUDA"),
+        "nccl_version": _if_known(nccl_version(), "PyTorch is a build without NCCL"),
+        "cudnn_version": _if_known(cudnn_version(), "PyTorch is a build without cuDNN"),
         "suite_version": Reading(suite_version()),
     }
 
@@ -151,7 +149,7 @@ def suite_version() -> str:
         return "not installed"
 
 
-def _told(value: Value, why_not: str) -> Reading:
+def _if_known(value: Value, why_not: str) -> Reading:
     return Reading(value) if value else Reading(missing=why_not)
 
 
@@ -165,7 +163,7 @@ def _governor(sysfs: Path) -> Reading:
     for path in sysfs.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"):
         with contextlib.suppress(OSError):
             found.add(path.read_text().strip())
-    return _told(", ".join(sorted(found)), "the kernel does not set the CPUs' frequency here")
+    return _if_known(", ".join(sorted(found)), "the kernel does not set the CPUs' frequency here")
 
 
 def _chosen(path: Path) -> Reading:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from common.doctor.examine import Report
-from common.doctor.findings import NAMED, Finding, MeasuredUnit, find
+from common.doctor.findings import Finding, MeasuredUnit, find, join_names
 from common.doctor.findings_table import count_checks
 from common.doctor.host import suite_version
 from common.doctor.limits import Limits
@@ -20,8 +20,7 @@ class Rank:
     """Identity of a rank, which it sends before any check can fail.
 
     Attributes:
-        node: index of the machine.
-        name: name of the machine.
+        node, name: index and name of the machine.
         device: ``cuda`` or ``cpu``.
     """
 
@@ -72,7 +71,6 @@ class Results:
     """Results of all ranks, in the order of the ranks; None for a rank that did not answer.
 
     Attributes:
-        ranks: identities.
         reports: results of the checks of single ranks.
         together: results of the measurements with other ranks.
         offsets: seconds that the clock of each node after the first is ahead of the first node's clock; empty if not
@@ -154,9 +152,7 @@ def findings_of(
     """Return all findings; those that make the machines unfit come first.
 
     Args:
-        results: results of all ranks.
-        units: GPUs, nodes and job, with their readings.
-        limits: limits of the readings.
+        units: result of :func:`units_of`.
         checks: names of the requested checks. Those that were not made give findings too.
     """
     found = [*_silent(results), *_stuck(results), *find(units, limits), *_left_out(results, checks)]
@@ -169,8 +165,6 @@ def document(
     """Return the content of the JSON file: facts and readings of nodes, ranks and the job, and all findings.
 
     Args:
-        units: GPUs, nodes and job, with their readings.
-        findings: result of :func:`findings_of`.
         system: name of the system whose limits were used.
     """
 
@@ -234,15 +228,14 @@ def _silent(results: Results) -> list[Finding]:
 
 def _stuck(results: Results) -> list[Finding]:
     """Return findings about collectives that hang or failed, grouped by reason."""
-    wheres: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for number, (rank, measured) in enumerate(zip(results.ranks, results.together, strict=True)):
         if measured is not None and measured.failed:
-            wheres.setdefault(measured.failed, []).append(_where(number, rank))
+            by_reason.setdefault(measured.failed, []).append(_where(number, rank))
     found = []
-    for why, places in wheres.items():
-        shown = ", ".join(places[:NAMED]) + (f" and {len(places) - NAMED} more" if len(places) > NAMED else "")
-        named = "all ranks" if len(places) == len(results.ranks) else shown
-        found.append(Finding("failed", places[0] if len(places) == 1 else "", "", f"{named}: {why}", True))
+    for why, ranks in by_reason.items():
+        named = "all ranks" if len(ranks) == len(results.ranks) else join_names(ranks)
+        found.append(Finding("failed", ranks[0] if len(ranks) == 1 else "", "", f"{named}: {why}", True))
     return found
 
 

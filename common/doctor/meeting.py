@@ -24,7 +24,7 @@ class Meeting:
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
-        self._place = rank_info
+        self._rank_info = rank_info
         self._alone: dict[str, str] = {}
         self._store: dist.Store | None = None
         self._late: set[int] = set()
@@ -37,7 +37,7 @@ class Meeting:
         Raises:
             RankFailure: the store does not answer, because its host (rank 0 or the launcher) ended.
         """
-        self._set(f"{topic}/{self._place.rank}", json.dumps(result))
+        self._set(f"{topic}/{self._rank_info.rank}", json.dumps(result))
 
     def collect(self, topic: str, timeout_seconds: float) -> list[Any]:
         """Return on rank 0 the results of all ranks, in their order; None for a rank that did not answer in time.
@@ -48,8 +48,8 @@ class Meeting:
             RankFailure: the store does not answer.
         """
         deadline = time.monotonic() + timeout_seconds
-        waiting = {f"{topic}/{rank}": rank for rank in range(self._place.world_size)}
-        results: list[Any] = [None] * self._place.world_size
+        waiting = {f"{topic}/{rank}": rank for rank in range(self._rank_info.world_size)}
+        results: list[Any] = [None] * self._rank_info.world_size
         while waiting:
             for name in [name for name in waiting if self._has([name])]:
                 results[waiting.pop(name)] = json.loads(self._get(name))
@@ -63,7 +63,7 @@ class Meeting:
         """Send ``result``, a JSON value, from rank 0 to all ranks."""
         self._set(topic, json.dumps(result))
 
-    def hear(self, topic: str, timeout_seconds: float) -> Any:
+    def receive(self, topic: str, timeout_seconds: float) -> Any:
         """Return the value that rank 0 announced for ``topic``; wait for it.
 
         Raises:
@@ -75,21 +75,21 @@ class Meeting:
             return json.loads(self._get(topic))
         except dist.DistError as error:
             raise RankFailure(
-                f"rank {self._place.rank}: rank 0 did not answer within {timeout_seconds:.0f} s"
+                f"rank {self._rank_info.rank}: rank 0 did not answer within {timeout_seconds:.0f} s"
             ) from error
 
     def everyone_arrives(self, topic: str, timeout_seconds: float) -> None:
         """Wait for all ranks, so that the next measurement starts at the same time; continue without late ranks."""
         self.post(topic, True)
-        if self._place.rank == 0:
+        if self._rank_info.rank == 0:
             self.collect(topic, timeout_seconds)
             self.announce(f"{topic} begins", True)
-        self.hear(f"{topic} begins", 2 * timeout_seconds)
+        self.receive(f"{topic} begins", 2 * timeout_seconds)
 
     def leave(self, timeout_seconds: float) -> None:
         """Wait on rank 0, which may host the store, until the other ranks have received the verdict."""
         self.post("left", True)
-        if self._place.rank == 0:
+        if self._rank_info.rank == 0:
             self.collect("left", timeout_seconds)
 
     def _set(self, name: str, value: str) -> None:
@@ -114,5 +114,5 @@ class Meeting:
 
     def _gone(self, error: BaseException) -> RankFailure:
         return RankFailure(
-            f"rank {self._place.rank} lost the job's store, at rank 0 or the launcher: {first_line(error)}"
+            f"rank {self._rank_info.rank} lost the job's store, at rank 0 or the launcher: {first_line(error)}"
         )

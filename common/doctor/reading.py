@@ -51,7 +51,6 @@ class Measure:
     """Description of a reading: name, unit, and how units are compared.
 
     Attributes:
-        title: name in messages.
         unit: unit of numbers; empty for counts and texts.
         heading: column heading in the table; empty for readings that are only in the JSON file.
         better: direction of better values; None if units are not compared by size.

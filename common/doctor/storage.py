@@ -31,7 +31,6 @@ def read_storage(path: Path, size: int, seconds: float) -> Reading:
     storage system are not bypassed.
 
     Args:
-        path: file or folder.
         size: maximum number of bytes to read.
         seconds: time limit for reading, and separately for writing before it.
     """
@@ -48,8 +47,8 @@ def read_storage(path: Path, size: int, seconds: float) -> Reading:
         return Reading(missing=f"the file system of {path} has no reads past the page cache (O_DIRECT)")
     except (DataError, OSError) as error:
         system = error if isinstance(error, OSError) else error.__cause__
-        said = system.strerror if isinstance(system, OSError) else None
-        return Reading(failed=f"{path}: {said or first_line(error)}")
+        reason = system.strerror if isinstance(system, OSError) else None
+        return Reading(failed=f"{path}: {reason or first_line(error)}")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.contract.evaluation import Evaluation, Point, Score, Weights, never
 from common.evaluation.scorer_process import ScoreAnswer, ScorerProcess
 
-MOST_OWED = 4
+MOST_PENDING = 4
 """Largest number of pending evaluations. At this number, training waits for the oldest score, which bounds memory."""
 
 
@@ -37,7 +37,6 @@ class BackgroundEvaluation:
     when the process has computed it. The process runs on rank 0's machine, so both use the same clock.
 
     Args:
-        evaluation: the workload's evaluation, over the training layout.
         process: process of the scorer; None on ranks other than 0. Its creator must close it too.
     """
 
@@ -75,7 +74,7 @@ class BackgroundEvaluation:
             return
         assert predictions is not None, "rank 0 predicts"
         behind = time.perf_counter()
-        while self._process.owes >= MOST_OWED:
+        while self._process.pending >= MOST_PENDING:
             self._take(self._process.wait())
         behind = time.perf_counter() - behind
         self._process.submit(predictions, samples)
@@ -86,7 +85,7 @@ class BackgroundEvaluation:
         """Return the next score if it has arrived; always empty on ranks other than 0. Raises as :meth:`submit`."""
         if self._process is not None and not self._scores:
             self._take(self._process.poll())
-        return self._told()
+        return self._arrived()
 
     def trained(self, point: Point) -> None:
         """Do nothing: this mode does not need the point."""
@@ -97,13 +96,13 @@ class BackgroundEvaluation:
         Raises:
             RankFailure, SuiteError, RuntimeError: as :meth:`submit`.
         """
-        yield from self._told()
+        yield from self._arrived()
         while self._process is not None and self._submitted:
             began = time.perf_counter()
             judged = self._process.wait()
             self._submitted[0].waited += time.perf_counter() - began
             self._take(judged)
-            yield from self._told()
+            yield from self._arrived()
 
     def dismiss(self, stopped_at: int) -> None:
         """Do nothing: there are no evaluation ranks."""
@@ -114,7 +113,7 @@ class BackgroundEvaluation:
         if self._process is not None:
             self._process.close()
 
-    def _told(self) -> list[Score]:
+    def _arrived(self) -> list[Score]:
         scores, self._scores = self._scores, []
         return scores
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from common.contract.evaluation import Point
 from common.distributed.environment import node_name
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, DataError
 from common.untrusted.regular_file import read_bytes
 from common.untrusted.strict_json import parse_object
 
@@ -64,10 +64,7 @@ class CheckpointScore:
     """Score of one checkpoint.
 
     Attributes:
-        file: file name of the checkpoint.
-        values: metric name to value.
         began_ms, ended_ms: start and end of scoring, milliseconds since 1970.
-        seconds: duration of scoring.
     """
 
     file: str
@@ -85,9 +82,7 @@ def next_to_score(known: Collection[int], passed: Mapping[int, bool], first: int
     applies again. With fewer than ``first`` checkpoints, the last two are scored, because the rules require two.
 
     Args:
-        known: numbers of the existing checkpoints.
         passed: number of each scored checkpoint -> whether it met the targets.
-        first: number of the first checkpoint to score.
         complete: whether training has ended.
 
     Returns:
@@ -111,12 +106,10 @@ class CheckpointQueue:
     Args:
         folder: folder of the run; the queue uses a subfolder.
         reached: returns whether the metrics of a checkpoint meet the targets.
-        first: number of the first checkpoint to score, from 1.
 
     Attributes:
         folder: subfolder of the queue.
         checkpoints: number, from 1, to checkpoint.
-        scores: number to score.
         complete: whether training has ended, so that no more checkpoints follow.
     """
 
@@ -245,8 +238,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file, without an incomplete last line; empty if there is no file."""
     if not path.is_file():
         return []
-    content = read_bytes(path, error=CheckpointError)
     try:
+        content = read_bytes(path)
         return [parse_object(line.decode()) for line in content[: content.rfind(b"\n") + 1].splitlines()]
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    except (DataError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be used: {error}") from error

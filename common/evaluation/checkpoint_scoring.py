@@ -34,8 +34,6 @@ class CheckpointScoring:
 
     Args:
         workload: workload built over the same layout.
-        layout: ranks that evaluate.
-        folder: folder of the checkpoints.
         first_rank: rank in the job of the layout's rank 0.
         heartbeat: heartbeat of this rank, which must tolerate long waits and evaluations; None without one.
     """
@@ -99,7 +97,7 @@ class CheckpointScoring:
         predictions: Predictions | None = None
         began, began_ms = 0.0, 0
         while True:
-            told, score = _FAILED, None
+            message, score = _FAILED, None
             try:
                 if self.leads:
                     if current is not None:
@@ -109,19 +107,19 @@ class CheckpointScoring:
                         note(current, score)
                     with self._waiting():
                         chosen = None if stopping() else choose()
-                    told = (_STOPPED if stopping() else _NO_MORE) if chosen is None else json.dumps(asdict(chosen))
+                    message = (_STOPPED if stopping() else _NO_MORE) if chosen is None else json.dumps(asdict(chosen))
             finally:
                 with self._waiting():
-                    told = job_store.from_rank(self._first_rank, "checkpoint to score", told, FOR_EVER)
-            if told == _FAILED:
+                    message = job_store.from_rank(self._first_rank, "checkpoint to score", message, FOR_EVER)
+            if message == _FAILED:
                 raise PeerFailed("rank 0 could not score the checkpoint")
             if current is not None:
                 yield current, score
-            if told == _STOPPED:
+            if message == _STOPPED:
                 raise Interrupted("stopped by a signal while checkpoints were scored: mlperf-suite score goes on")
-            if told == _NO_MORE:
+            if message == _NO_MORE:
                 return
-            current = Checkpoint.decode(json.loads(told))
+            current = Checkpoint.decode(json.loads(message))
             began, began_ms = time.perf_counter(), time.time_ns() // 1_000_000
             with self._working():
                 predictions = self._predict(current.require(self._folder))

@@ -35,12 +35,6 @@ class _Order:
 class CheckpointWriter:
     """Writes weights with the layout of one template.
 
-    Args:
-        folder: folder of the files.
-        template: layout of the unsharded weights.
-        device: device of the weights.
-        buffers: number of host buffers.
-
     Attributes:
         waited_seconds: total time that :meth:`write` waited for a free host buffer.
     """

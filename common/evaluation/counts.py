@@ -20,7 +20,6 @@ class Counts:
     """Accumulators in one float64 tensor, which is exact for integers up to 2**53.
 
     Args:
-        layout: layout of the ranks that evaluate.
         counted: names of the integer totals.
         added: names of the other totals.
         axes: axes of ``layout`` to sum over, whose ranks have different samples or parts of samples. Along other
@@ -66,7 +65,6 @@ def check_whole_set(evaluated: int, expected: int, samples: str) -> None:
     """Check that each sample of the set was evaluated exactly once.
 
     Args:
-        evaluated, expected: numbers of evaluated samples and of samples in the set.
         samples: name of the samples in the message.
 
     Raises:
@@ -81,12 +79,10 @@ class CountedEvaluation(Evaluation):
 
     Args:
         scorer: computes the metrics from the totals.
-        model: the network in training.
         count: adds the counts of a batch's tensors to ``counts``; must allow CUDA graph capture.
         counts: counters over the ranks that share the evaluation set.
         example: batch on the device, for warm-up.
         open_source: returns this replica's batches from the data folder.
-        capture: whether to capture the forward pass as a CUDA graph.
         within: context around each evaluation and the warm-up; its operations are not part of the graph.
     """
 

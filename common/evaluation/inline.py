@@ -23,8 +23,6 @@ class InlineEvaluation:
     Rank 0 of the layout scores and sends the metrics through the job's store, without device communication.
 
     Args:
-        evaluation: the workload's evaluation, over ``layout``.
-        layout: ranks that evaluate.
         first_rank: rank in the job of the layout's rank 0.
     """
 
@@ -59,16 +57,16 @@ class InlineEvaluation:
 
     def _score(self, predictions: Predictions | None) -> dict[str, float]:
         """Return the metrics, which rank 0 computes. If it fails, it sends an empty text, so that no rank waits."""
-        told = ""
+        answer = ""
         try:
             if self._layout.rank == 0:
                 assert predictions is not None, "rank 0 predicts"
-                told = json.dumps(self._evaluation.scorer.score(predictions))
+                answer = json.dumps(self._evaluation.scorer.score(predictions))
         finally:
-            told = job_store.from_rank(self._first_rank, "metrics", told, LONGEST_SCORING)
-        if not told:
+            answer = job_store.from_rank(self._first_rank, "metrics", answer, LONGEST_SCORING)
+        if not answer:
             raise PeerFailed("rank 0 could not score the evaluation")
-        values: dict[str, float] = json.loads(told)
+        values: dict[str, float] = json.loads(answer)
         return values
 
     def poll(self) -> list[Score]:

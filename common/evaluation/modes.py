@@ -27,7 +27,6 @@ def evaluation_mode(
     Only inline and background build the workload's evaluation here.
 
     Args:
-        workload, layout: workload and layout of the training ranks.
         scorer: process on rank 0, for background scoring.
         offline: run that writes checkpoints; None to write none and evaluate offline-scored benchmarks inline.
 

@@ -39,16 +39,14 @@ class OfflineRun:
     """Properties of the run that its checkpoint queue needs.
 
     Attributes:
-        folder: folder of the run.
         described: JSON values that another process needs to score the checkpoints.
         resumed_step: step from which the run continues; None for a new run.
-        tell: prints a line for the user.
     """
 
     folder: Path
     described: Mapping[str, Any]
     resumed_step: int | None
-    tell: Callable[[str], None]
+    print_line: Callable[[str], None]
 
 
 class OfflineEvaluation:
@@ -61,7 +59,6 @@ class OfflineEvaluation:
         config: which ranks or command score, and the first checkpoint to score.
         reached: returns whether the metrics of a checkpoint meet the targets.
         workload: trained workload; it builds an evaluation only if the training ranks score.
-        layout: layout of the training ranks.
     """
 
     later = elsewhere = offline = True
@@ -131,7 +128,7 @@ class OfflineEvaluation:
         self._writer.write(tensors)
         self._waits.append(self._writer.waited_seconds - before)
         if self._waits[-1] > 0.01:
-            self._run.tell(
+            self._run.print_line(
                 f"training stood still for {self._waits[-1]:.2f} s: the {self._config.buffers} checkpoints of "
                 "evaluation.buffers waited for the disk"
             )
@@ -272,24 +269,19 @@ class OrderedCheckpoints:
 
     Args:
         token: random name of the run's messages, from training rank 0.
-        config: states the first checkpoint to score.
         reached: returns whether the metrics of a checkpoint meet the targets.
-        signalled: returns whether a signal asks this rank to stop; training rank 0 is informed.
+
+    Attributes:
+        signalled: returns whether a signal asks this rank to stop; training rank 0 is informed. May be replaced.
     """
 
-    def __init__(
-        self,
-        token: str,
-        config: EvaluationConfig,
-        reached: Callable[[Mapping[str, float]], bool],
-        signalled: Callable[[], bool] = never,
-    ) -> None:
+    def __init__(self, token: str, config: EvaluationConfig, reached: Callable[[Mapping[str, float]], bool]) -> None:
         self._orders, self._reports = MessageReceiver(f"orders/{token}"), MessageSender(f"scores/{token}")
         self._first, self._reached = config.begins_with, reached
         self._checkpoints: dict[int, Checkpoint] = {}
         self._passed: dict[int, bool] = {}
-        self._complete = self._done = self._told = False
-        self.signalled = signalled
+        self._complete = self._done = self._reported = False
+        self.signalled: Callable[[], bool] = never
         self.stopped_at: int | None = None
 
     def next(self) -> Checkpoint | None:
@@ -301,8 +293,8 @@ class OrderedCheckpoints:
         for message in self._orders.collect():
             self._take(message)
         while self.stopped_at is None:
-            if self.signalled() and not self._told:
-                self._told = True
+            if self.signalled() and not self._reported:
+                self._reported = True
                 self._reports.send(interrupted=True)
             number = next_to_score(self._checkpoints, self._passed, self._first, self._complete)
             if number is not None:

@@ -27,9 +27,6 @@ class RankedEvaluation:
     another clock.
 
     Args:
-        layout: layout of the training ranks.
-        senders: see :func:`common.distributed.weights.senders_for`.
-        evaluation_ranks: number of ranks that evaluate.
         splits: how weights are sharded over ``tp``. They are sent whole, for evaluation ranks with another ``tp``.
     """
 

@@ -16,11 +16,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.contract.evaluation import Predictions, Scorer
 from common.errors import ConfigError, RankFailure
@@ -37,9 +36,8 @@ LONGEST_LOOK_SECONDS = 5.0
 ENDING_SECONDS = 10.0
 
 
-@dataclass
-class _Owed:
-    """A pending answer: a description of its request, and the time limit in seconds."""
+class _Pending(NamedTuple):
+    """A request whose answer has not arrived: its description, for messages, and its time limit in seconds."""
 
     what: str
     limit: float
@@ -49,7 +47,6 @@ class ScorerProcess:
     """The scorer process, as a context manager that ends the process.
 
     Args:
-        threads: number of threads for scoring.
         timeout_seconds: longest time for one evaluation; 0 or less for no limit.
 
     Raises:
@@ -61,7 +58,7 @@ class ScorerProcess:
             raise ConfigError("evaluation.scoring=background: needs Linux; elsewhere choose inline")
         self._threads = threads
         self._timeout = timeout_seconds if timeout_seconds > 0 else math.inf
-        self._owed: deque[_Owed] = deque()
+        self._pending: deque[_Pending] = deque()
         self._looked, self._waited = 0.0, 0.0
         mine, its = socket.socketpair()
         with its:
@@ -81,9 +78,9 @@ class ScorerProcess:
         return self._process.pid
 
     @property
-    def owes(self) -> int:
+    def pending(self) -> int:
         """Number of pending answers."""
-        return len(self._owed)
+        return len(self._pending)
 
     def __enter__(self) -> ScorerProcess:
         return self
@@ -126,7 +123,7 @@ class ScorerProcess:
             SuiteError: the scorer raised it.
             RuntimeError: the scorer raised another error; the message contains its traceback.
         """
-        while self._owed and (answer := self._next(wait=False)) is not None:
+        while self._pending and (answer := self._next(wait=False)) is not None:
             if isinstance(answer, ScoreAnswer):
                 return answer
         return None
@@ -143,9 +140,9 @@ class ScorerProcess:
         self._process.wait()
 
     def _ask(self, request: Request, what: str, least: float) -> None:
-        if not self._owed:
+        if not self._pending:
             self._looked, self._waited = time.monotonic(), 0.0
-        self._owed.append(_Owed(what, max(self._timeout, least)))
+        self._pending.append(_Pending(what, max(self._timeout, least)))
         self._send(request, what)
 
     def _send(self, message: object, what: str) -> None:
@@ -156,32 +153,34 @@ class ScorerProcess:
 
     def _next(self, wait: bool) -> Answer | None:
         """Return the answer to the oldest request; None if it has not arrived and ``wait`` is False."""
-        owed = self._owed[0]
+        request = self._pending[0]
         try:
             while not self._connection.poll(LOOK_SECONDS if wait else 0.0):
-                self._count_wait(owed)
+                self._count_wait(request)
                 if not wait:
                     return None
             answer: Answer = self._connection.recv()
         except (EOFError, ConnectionError) as error:
-            raise self._ended(owed.what) from error
-        self._owed.popleft()
+            raise self._ended(request.what) from error
+        self._pending.popleft()
         self._looked, self._waited = time.monotonic(), 0.0
         if isinstance(answer, Failed):
             if answer.kind is None:
-                raise RuntimeError(f"{owed.what} failed in the scorer of rank 0 (process {self.pid}):\n{answer.text}")
-            raise answer.kind(f"{owed.what}: {answer.text}")
+                raise RuntimeError(
+                    f"{request.what} failed in the scorer of rank 0 (process {self.pid}):\n{answer.text}"
+                )
+            raise answer.kind(f"{request.what}: {answer.text}")
         return answer
 
-    def _count_wait(self, owed: _Owed) -> None:
-        """Add the time since the last check to the waiting time of ``owed``, and raise RankFailure above its limit."""
+    def _count_wait(self, request: _Pending) -> None:
+        """Add the time since the last check to the waiting time; raise RankFailure above the limit of ``request``."""
         now = time.monotonic()
         self._waited += min(now - self._looked, LONGEST_LOOK_SECONDS)
         self._looked = now
-        if self._waited > owed.limit:
+        if self._waited > request.limit:
             raise RankFailure(
-                f"the scorer of rank 0 (process {self.pid}) is stuck: {owed.what} has taken more than "
-                f"{owed.limit:g} s (timeout_seconds={self._timeout:g})"
+                f"the scorer of rank 0 (process {self.pid}) is stuck: {request.what} has taken more than "
+                f"{request.limit:g} s (timeout_seconds={self._timeout:g})"
             )
 
     def _ended(self, what: str) -> RankFailure:

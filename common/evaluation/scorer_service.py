@@ -32,11 +32,7 @@ class LoadScorer:
 
 @dataclass(frozen=True)
 class Open:
-    """Request to load the ground truth.
-
-    Attributes:
-        root: folder of the prepared data.
-    """
+    """Request to load the ground truth."""
 
     root: Path
 
@@ -62,8 +58,6 @@ class ScoreAnswer:
     """Answer with a score.
 
     Attributes:
-        values: metric name to value.
-        seconds: duration of scoring.
         time_ms: time at which the score was known, milliseconds since 1970.
     """
 

@@ -12,16 +12,11 @@ from common.ops.device_clock import stamp
 
 
 class StageTimes:
-    """Adds up the time between two points of the current stream, for each stage.
-
-    Args:
-        stages: names of the stages.
-        device: device whose current stream is measured.
-    """
+    """Adds up the time between two points of the current stream, for each stage."""
 
     def __init__(self, stages: Sequence[str], device: torch.device | str = "cpu") -> None:
-        self._places = {stage: place for place, stage in enumerate(stages)}
-        self._nanoseconds = torch.zeros(len(self._places), dtype=torch.int64, device=device)
+        self._indices = {stage: index for index, stage in enumerate(stages)}
+        self._nanoseconds = torch.zeros(len(self._indices), dtype=torch.int64, device=device)
         self._moments = torch.zeros(2, 1, dtype=torch.int64, device=device)
 
     def clear(self) -> None:
@@ -37,11 +32,11 @@ class StageTimes:
         Raises:
             KeyError: there is no such stage.
         """
-        place = self._places[stage]
+        index = self._indices[stage]
         stamp(self._moments[0])
         yield
         stamp(self._moments[1])
-        self._nanoseconds[place] += (self._moments[1] - self._moments[0]).squeeze()
+        self._nanoseconds[index] += (self._moments[1] - self._moments[0]).squeeze()
 
     def seconds(self) -> Tensor:
         """Return the seconds of every stage, in the order of the names, as float64 on the device."""

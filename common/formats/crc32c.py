@@ -1,11 +1,8 @@
 """CRC-32C (Castagnoli; RFC 3720, section 12.1 and appendix B.4) in NumPy, a gigabyte in a few seconds.
 
 The register of a CRC is linear over GF(2): after words w_0 ... w_{n-1} of 32 bits, lowest bit first, it is the sum of
-``A^(n-i) w_i``, where A is the effect of 32 zero bits. So ``LANES`` registers run in parallel. Lane k takes words k,
-k + LANES, k + 2 LANES, ..., and each step multiplies by ``A^LANES``. At the end the first half of the lanes, times
-the power of A by which it is ahead, is added to the second half, and so on until one lane is left. The usual start
-value equals inverting the first word. Zero words before the data change nothing, so data of any length can be padded
-at the front.
+``A^(n-i) w_i``, where A is the effect of 32 zero bits. So N = ``REGISTERS`` registers run in parallel: register k
+takes words k, k + N, k + 2 N, ..., and each step multiplies by ``A^N``.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 
-LANES = 1 << 14
+REGISTERS = 1 << 14
 """Number of parallel registers: 64 KiB, which stay in a core's cache together with the tables."""
 
 _POLYNOMIAL = 0x82F63B78  # reflected
@@ -49,8 +46,8 @@ def _power_of_two(exponent: int) -> Words:
 
 @cache
 def _tables() -> tuple[Words, Words]:
-    """Return ``A^LANES`` times every low and every high half of a word."""
-    columns, halves = _power_of_two(LANES.bit_length() - 1), np.arange(1 << 16, dtype=np.uint32)
+    """Return ``A^REGISTERS`` times every low and every high half of a word."""
+    columns, halves = _power_of_two(REGISTERS.bit_length() - 1), np.arange(1 << 16, dtype=np.uint32)
     return _apply(columns, halves), _apply(columns, halves << np.uint32(16))
 
 
@@ -63,16 +60,17 @@ def crc32c(data: bytes | NDArray[np.uint8]) -> int:
         for byte in source.tolist():
             register = _after_bits(register ^ byte, 8)
         return register ^ 0xFFFFFFFF
-    lanes = min(LANES, 1 << (-(-size // 4) - 1).bit_length())
-    padded = np.zeros(-(-size // (4 * lanes)) * 4 * lanes, np.uint8)
-    padded[-size:] = source
-    padded[-size : padded.size - size + 4] ^= 0xFF
-    rows = padded.view("<u4").reshape(-1, lanes)
+    count = min(REGISTERS, 1 << (-(-size // 4) - 1).bit_length())
+    padded = np.zeros(-(-size // (4 * count)) * 4 * count, np.uint8)
+    padded[-size:] = source  # zero words before the data change nothing
+    padded[-size : padded.size - size + 4] ^= 0xFF  # the same as the usual start value of the register
+    rows = padded.view("<u4").reshape(-1, count)
     registers = rows[0].astype(np.uint32)
     if len(rows) > 1:
         low, high = _tables()
         for row in rows[1:]:
             registers = low[registers & np.uint32(0xFFFF)] ^ high[registers >> np.uint32(16)] ^ row
+    # Until one register is left, add the first half, times the power of A by which it is ahead, to the second half.
     while registers.size > 1:
         half = registers.size // 2
         registers = _apply(_power_of_two(half.bit_length() - 1), registers[:half]) ^ registers[half:]

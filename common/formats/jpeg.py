@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 
 from PIL import Image
 
@@ -22,11 +24,8 @@ def decode(data: bytes) -> Image.Image:
     Raises:
         ValueError: ``data`` is truncated or not a JPEG.
     """
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
-            return picture.convert("RGB")
-    except _DAMAGE as error:
-        raise ValueError(str(error)) from error
+    with _opened(data) as picture:
+        return picture.convert("RGB")
 
 
 def encode(picture: Image.Image, quality: int, subsampling: str = "4:2:0") -> bytes:
@@ -44,13 +43,10 @@ def jpeg_size(data: bytes) -> tuple[int, int]:
     Raises:
         ValueError: ``data`` is truncated or not a JPEG.
     """
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
-            if _END not in data[-_TAIL:]:
-                picture.load()
-            return picture.size
-    except _DAMAGE as error:
-        raise ValueError(str(error)) from error
+    with _opened(data) as picture:
+        if _END not in data[-_TAIL:]:
+            picture.load()
+        return picture.size
 
 
 def checked_size(data: bytes, trust: bool) -> tuple[int, int]:
@@ -64,9 +60,16 @@ def checked_size(data: bytes, trust: bool) -> tuple[int, int]:
     """
     if not trust:
         return decode(data).size
+    with _opened(data) as picture:
+        return picture.size
+
+
+@contextlib.contextmanager
+def _opened(data: bytes) -> Iterator[Image.Image]:
+    """Open a JPEG, and convert Pillow's errors within the block to ValueError."""
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
-            return picture.size
+            yield picture
     except _DAMAGE as error:
         raise ValueError(str(error)) from error
 

@@ -103,7 +103,6 @@ class RecordReader:
     Reads only with ``pread``, so that threads and forked processes can share one reader.
 
     Args:
-        rec: path of the records.
         idx: path of their index; default: ``rec`` with the suffix ``.idx``.
 
     Raises:
@@ -122,10 +121,10 @@ class RecordReader:
         outside = np.flatnonzero((self.offsets < 0) | (self.offsets + _FRAME.size > self._size))
         if outside.size:
             first = int(outside[0])
-            place = f"record {self.ids[first]} at byte {self.offsets[first]}"
+            record = f"record {self.ids[first]} at byte {self.offsets[first]}"
             self.close()
             raise DataError(
-                f"{self.index_path}: {place} lies outside of {self.path}, which has {self._size} bytes; "
+                f"{self.index_path}: {record} lies outside of {self.path}, which has {self._size} bytes; "
                 "the file is truncated or the index is of another file: prepare it again"
             )
         order = np.argsort(self.offsets, kind="stable")
@@ -151,7 +150,7 @@ class RecordReader:
         return self._parse(block, position)
 
     def image(self, position: int) -> ImageRecord:
-        """Return the labelled picture at ``position``; raises as :meth:`read`."""
+        """Return the labelled picture at ``position``. Raises as :meth:`read`."""
         try:
             return unpack_image(self.read(position))
         except ValueError as error:
@@ -162,7 +161,7 @@ class RecordReader:
         return f"{self.path}: record {self.ids[position]} at byte {self.offsets[position]}"
 
     def end_of(self, position: int) -> int:
-        """Return the offset behind the record at ``position`` and its padding; raises as :meth:`read`."""
+        """Return the offset after the record at ``position`` and its padding. Raises as :meth:`read`."""
         return int(self.offsets[position]) + len(frame(self.read(position)))
 
     def close(self) -> None:
@@ -208,7 +207,6 @@ class RecordWriter:
     context ends with an exception, the partial files stay for the next attempt.
 
     Args:
-        rec: final path of the records.
         resume: continue partial files, if there are any, instead of starting over.
     """
 

@@ -190,9 +190,6 @@ class TensorBundle:
         prefix: path of the checkpoint without ``.index``.
         data_prefix: path of the data files without ``.data-00000-of-00001``; default: ``prefix``.
 
-    Attributes:
-        entries: name to entry, of all tensors.
-
     Raises:
         CheckpointError: a file is missing, cannot be read, or violates the format.
     """
@@ -258,8 +255,8 @@ class TensorBundle:
         if masked_crc32c(content) != entry.checksum:
             if not entry.checksum:
                 raise CheckpointError(
-                    f"{self.index}: tensor {name} has no checksum, which TensorFlow always writes: whatever wrote this "
-                    "file, nothing tells whether it is whole"
+                    f"{self.index}: tensor {name} has no checksum, which TensorFlow always writes; without it nobody "
+                    "can check whether the file is complete"
                 )
             raise CheckpointError(f"{data}: the checksum of tensor {name} is wrong: the file is damaged")
         return content

@@ -53,12 +53,12 @@ class ZarrPiece:
     Attributes:
         chunk: position of the chunk in the grid.
         inside: ranges within the chunk, relative to its start.
-        place: slices within the region.
+        target: slices of the region.
     """
 
     chunk: tuple[int, ...]
     inside: tuple[tuple[int, int], ...]
-    place: tuple[slice, ...]
+    target: tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,13 @@ class ZarrArray:
             raise ValueError(f"{self.folder}: no region {list(region)} in an array of shape {list(self.shape)}")
         grid = [range(start // size, -(-stop // size)) for (start, stop), size in zip(region, self.chunks, strict=True)]
         for chunk in itertools.product(*grid):
-            inside, place = [], []
+            inside, target = [], []
             for number, size, (start, stop) in zip(chunk, self.chunks, region, strict=True):
                 origin = number * size
                 first, end = max(start, origin), min(stop, origin + size)
                 inside.append((first - origin, end - origin))
-                place.append(slice(first - start, end - start))
-            yield ZarrPiece(chunk, tuple(inside), tuple(place))
+                target.append(slice(first - start, end - start))
+            yield ZarrPiece(chunk, tuple(inside), tuple(target))
 
     def check(self, region: Region) -> None:
         """Check that all chunks of a region exist and are complete, from their sizes only.
@@ -181,7 +181,6 @@ class ZarrArray:
         """Return the values of a piece, read with one call from its first to its last value. Thread-safe.
 
         Args:
-            piece: a result of :meth:`pieces`.
             pin: use pinned memory, for asynchronous copies to a GPU.
 
         Raises:
@@ -195,16 +194,11 @@ class ZarrArray:
         return flat.as_strided([stop - start for start, stop in piece.inside], strides)
 
     def read(self, region: Region | None = None) -> Tensor:
-        """Return the values of a region; default: the whole array.
-
-        Raises:
-            CheckpointError: see :meth:`read_piece`.
-            ValueError: see :meth:`pieces`.
-        """
+        """Return the values of a region; default: the whole array. Raises as :meth:`pieces` and :meth:`read_piece`."""
         region = [(0, size) for size in self.shape] if region is None else region
         out = torch.empty([stop - start for start, stop in region], dtype=self.dtype)
         for piece in self.pieces(region):
-            out[piece.place].copy_(self.read_piece(piece))
+            out[piece.target].copy_(self.read_piece(piece))
         return out
 
     def write(self, values: Tensor, origin: Sequence[int] | None = None) -> None:
@@ -229,7 +223,7 @@ class ZarrArray:
             if [stop - start for start, stop in piece.inside] != extent:
                 raise ValueError(f"{self.folder}: {region} has a part of chunk {piece.chunk}; write whole chunks")
             chunk = torch.zeros(self.chunks, dtype=self.dtype)
-            chunk[tuple(slice(0, size) for size in extent)].copy_(values[piece.place])
+            chunk[tuple(slice(0, size) for size in extent)].copy_(values[piece.target])
             path = self.file(piece.chunk)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(chunk.flatten().view(torch.uint8).numpy().data)

@@ -53,9 +53,7 @@ class Topology:
     """CPUs, NUMA nodes and GPUs of this machine, as the kernel reports them.
 
     Attributes:
-        allowed_cpus: CPUs that this process may use.
         allowed_nodes: NUMA nodes whose memory this process may use.
-        gpu_cpus: local CPUs of each GPU.
         gpu_nodes: NUMA node of each GPU; None if the firmware does not report it.
         siblings: for each CPU, the lowest CPU number on the same physical core.
     """
@@ -81,7 +79,6 @@ def read_topology(pci_ids: Sequence[str], sysfs: Path = SYSFS, status: Path = Pa
 
     Args:
         pci_ids: PCI addresses of the GPUs, such as ``0000:ab:00.0``.
-        sysfs: root of sysfs.
         status: ``status`` file of this process in procfs, which lists the allowed NUMA nodes.
     """
     allowed = frozenset(os.sched_getaffinity(0))
@@ -111,7 +108,6 @@ def locate(topology: Topology, gpu: int, cpu: CpuBinding, memory: MemoryBinding,
     """Return the binding of the rank that uses GPU number ``gpu``.
 
     Args:
-        gpu: index into the topology's GPUs.
         cpu: ``node``: all allowed CPUs local to the GPU; ``exclusive``: a separate share of them, in whole physical
             cores with their hyperthreads; ``none``: all allowed CPUs.
         memory: ``node``: the GPU's NUMA node; ``none``: all nodes.
@@ -154,14 +150,14 @@ def bind_rank(rank_info: RankInfo, config: BindingConfig) -> int | None:
     try:
         pci_ids = pci_bus_ids()
     except DeviceError as error:
-        _say_once(rank_info, f"{UNBOUND}: {error}")
+        _report(rank_info, f"{UNBOUND}: {error}")
         return None
     if not pci_ids:
         return None
     topology = read_topology(pci_ids)
     if len(pci_ids) < rank_info.local_world_size:  # The scheduler shows each rank its own GPU only.
         if config.cpu == "exclusive":
-            _say_once(
+            _report(
                 rank_info,
                 f"system.binding.cpu=exclusive needs all {rank_info.local_world_size} GPUs visible to every rank; "
                 f"a rank sees {len(pci_ids)}, so that ranks share the cores next to their GPUs",
@@ -172,7 +168,7 @@ def bind_rank(rank_info: RankInfo, config: BindingConfig) -> int | None:
     else:
         binding = locate(topology, rank_info.local_rank, config.cpu, config.memory, range(rank_info.local_world_size))
     if problems := apply(binding):
-        _say_once(rank_info, f"{UNBOUND}: {'; '.join(problems)}")
+        _report(rank_info, f"{UNBOUND}: {'; '.join(problems)}")
     return binding.sharers
 
 
@@ -198,7 +194,8 @@ def left_over(topology: Topology, bound: Sequence[int]) -> frozenset[int]:
     return topology.allowed_cpus.difference(*shares)
 
 
-def _say_once(rank_info: RankInfo, problem: str) -> None:
+def _report(rank_info: RankInfo, problem: str) -> None:
+    """Print a problem once per machine."""
     if rank_info.local_rank == 0:
         print(f"mlperf-suite: {problem}", file=sys.stderr)
 

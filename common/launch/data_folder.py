@@ -66,11 +66,11 @@ def require_samples(run: RunConfig, data_dir: Path, train_samples: int, eval_sam
     """
     expected = run.benchmark
     if _is_unprepared(run, data_dir):
-        stand_in = expected.stand_in  # the folder has no manifest that would tell
+        stand_in = expected.stand_in  # the folder has no manifest that states it
     if (train_samples, eval_samples, stand_in) != (run.train_samples, expected.eval_samples, expected.stand_in):
         raise DataError(
             f"{data_dir}: holds {train_samples} training and {eval_samples} evaluation samples"
-            f"{' of stand-in data' if stand_in else ''}, but the recipe is for {run.train_samples} and "
+            f"{' of synthetic data' if stand_in else ''}, but the recipe is for {run.train_samples} and "
             f"{expected.eval_samples} of {expected.data_set}; give the data_dir that belongs to this recipe"
         )
 

@@ -70,12 +70,7 @@ NOT_TRAINING = frozenset(
 
 
 def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]], admit: Admit) -> int:
-    """Run one of the four commands; return the exit code.
-
-    Args:
-        argv: command and its arguments.
-        compose: function from overrides to the composed configuration.
-    """
+    """Run one of the four commands; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m common.cli series", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("open", "name", "begin", "end"):
@@ -127,10 +122,8 @@ def open_series(
     """Check the configuration before anything starts; return the settings that the driver needs, by shell variable.
 
     Args:
-        tree: the composed configuration.
         settings: section ``launch`` of it.
         environment: environment variables of the job, such as those of Slurm.
-        admit: checks the configuration and returns it converted.
 
     Raises:
         ConfigError: the configuration is wrong, breaks a rule, or does not fit the job's nodes.
@@ -236,10 +229,7 @@ def begin(
 
     ``experiment`` is 0 if the series is complete. Experiments that an earlier job left without an end are closed first.
 
-    Args:
-        tree, settings, environment, admit: see :func:`open_series`.
-        name: name of the series.
-        overrides: command-line overrides of the configuration.
+    Arguments are those of :func:`open_series`, with the name of the series and the command-line overrides.
 
     Raises:
         ConfigError: the series has another configuration, the log exists, or an earlier job may still run.

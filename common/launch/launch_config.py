@@ -31,7 +31,6 @@ class LaunchConfig:
     Attributes:
         experiments: number of runs in the series; ``runs.jsonl`` declares it before the first run.
         results: folder for logs; created if missing.
-        container: container runtime of the ranks.
         image: container image: a registry reference, or a file for pyxis and apptainer.
         mounts: additional mounts, ``HOST:CONTAINER[:ro]``. Source, data and results are always mounted at their paths.
         environment: names of additional variables to pass into a docker container.

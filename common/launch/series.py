@@ -50,7 +50,6 @@ class Begin:
         dirty: whether the source differed from the commit; None outside a repository.
         configuration: SHA-256 of all configuration that influences training, except the seed.
         scale: nodes x ranks per node, such as ``8x8``.
-        ruleset: version of the rules in the log.
         log, output_dir: names in the results folder.
         job: job ID of the scheduler; None without a scheduler.
         overrides: arguments of ``train``.
@@ -82,7 +81,6 @@ class End:
         exit_code: exit code of the run; None if the launcher ended before the run did.
         status: ``success``; ``aborted``: started without reaching the target; ``not started``: no ``run_start``.
         minutes: minutes from run_start to run_stop; None if either is missing.
-        verdict: verdict on the log (see :mod:`common.mlperf.verdict`).
         reason: why the experiment ended early; empty if it did not.
     """
 
@@ -132,7 +130,7 @@ class Series:
         return tuple(path for path in (first, *later) if path.is_file())
 
 
-def going_on(series: Series) -> str:
+def launch_command(series: Series) -> str:
     """Return the command that launches the missing experiments of a series."""
     begin = series.experiments[0].begin
     own = ("launch.series=", "launch.results=")

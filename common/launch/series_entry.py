@@ -47,10 +47,10 @@ def _name(value: object) -> str:
     return name
 
 
-def _matching(pattern: re.Pattern[str], words: str) -> Callable[[object], str]:
+def _matching(pattern: re.Pattern[str], description: str) -> Callable[[object], str]:
     def check(value: object) -> str:
         if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise _Wrong(words)
+            raise _Wrong(description)
         return value
 
     return check

@@ -21,10 +21,7 @@ class Admission:
     """Ruleset, rules, log entries and evaluation schedule of an admitted configuration.
 
     Attributes:
-        ruleset: version of the rules.
-        rules: rules of the benchmark in this ruleset.
         hyperparameters: key in the log -> value, including the disclosures on precision and parallelism.
-        schedule: evaluation points.
     """
 
     ruleset: str
@@ -84,7 +81,6 @@ def evaluation_schedule(run: RunConfig, ruleset: str | None = None) -> Schedule:
     """Return the evaluation points of a run, from its global batch and the options of the benchmark's schedule.
 
     Args:
-        run: configuration.
         ruleset: version, for benchmarks whose points differ between rulesets; None for the newest.
 
     Raises:

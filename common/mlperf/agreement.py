@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from common.mlperf.parsed_log import Event, ParsedLog, evaluation_of
-from common.mlperf.progress import Blocks, block_pairs, blocks_of, evaluations_of, is_number
+from common.mlperf.progress import Blocks, block_pairs, blocks_of, evaluations_of, is_finite
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
 
@@ -74,12 +74,12 @@ def odd_sizes(log: ParsedLog, rules: Rules) -> list[str]:
     MLCommons does not check the values. Published logs count samples, samples in whole batches, or batches.
     """
     batch = log.global_batch
-    if not is_number(batch) or batch < 1:
+    if not is_finite(batch) or batch < 1:
         return []
     found = []
     for key in ("train_samples", "eval_samples"):
         for event in log.all(key)[:1]:
-            if is_number(event.value) and (wrong := wrong_size(key, int(event.value), int(batch), rules)):
+            if is_finite(event.value) and (wrong := wrong_size(key, int(event.value), int(batch), rules)):
                 found.append(f"line {event.line}: {wrong}")
     return found
 
@@ -135,7 +135,7 @@ def _shifted_evaluations(log: ParsedLog, rules: Rules) -> Iterator[Refusal]:
     """
     key, before, compared = rules.progress_key, None, []
     for event in () if rules.scored_offline else log.events:
-        if event.key == "block_stop" and is_number(event.metadata.get(key)):
+        if event.key == "block_stop" and is_finite(event.metadata.get(key)):
             before = event
         elif event.key == "block_start":
             before = None  # later evaluations may belong to the new block

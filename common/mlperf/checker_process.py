@@ -45,8 +45,6 @@ class CheckerProcess:
         If a process that was already running fails, the request is repeated once in a new process.
 
         Args:
-            task: name of the task in the worker.
-            logs: logs whose events are sent to the worker.
             values: further entries of the request, from trusted sources only.
 
         Raises:
@@ -89,9 +87,9 @@ class CheckerProcess:
         finally:
             timer.cancel()
         if not answer.endswith("\n"):
-            said = self._end()
+            error = self._end()
             why = f"it gave no answer in {SECONDS:g} s" if timed_out.is_set() else "it died, or ran out of memory"
-            raise CheckerStopped(f"{why}: {said}" if said else why)
+            raise CheckerStopped(f"{why}: {error}" if error else why)
         content = json.loads(answer)
         if "stopped" in content:
             self._end()

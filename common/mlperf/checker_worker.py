@@ -30,7 +30,7 @@ def convergence(request: dict[str, Any], logs: Logs) -> object:
     """Return the outcome of the RCP test on the logs of a result, as a dict of the fields of ``RcpResult``."""
     from common.mlperf.rcp_engine import run_rcp_test
 
-    return asdict(run_rcp_test(logs, rules_for(request["benchmark"], request["ruleset"]), request["custom_rcps"]))
+    return asdict(run_rcp_test(logs, rules_for(request["benchmark"], request["ruleset"])))
 
 
 def reference(request: dict[str, Any], logs: Logs) -> object:

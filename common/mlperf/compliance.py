@@ -219,8 +219,6 @@ def check_lines(texts: Sequence[str], usage: str, ruleset: str) -> list[RuleFind
 
     Args:
         texts: JSON object of each event.
-        usage: ``training`` or ``hpc``.
-        ruleset: version that the checker knows for this usage.
     """
     parser = importlib.import_module(f"{_PARSERS}.ruleset_{ruleset.replace('.', '')}")
     lines, unread = [], []
@@ -244,10 +242,6 @@ def check_values(
 
     Args:
         values: log key to value, in the order of logging.
-        usage: ``training`` or ``hpc``.
-        ruleset: version that the checker knows for this usage.
-        log_name: value of ``submission_benchmark``.
-        division: ``closed`` or ``open``.
         tensors: names of tensors that are logged as initialised.
     """
     logged: list[tuple[str, object, dict[str, str]]] = [("submission_benchmark", log_name, {})]
@@ -268,8 +262,6 @@ def reached_rule_files(events: Iterable[Event], usage: str, ruleset: str) -> tup
 
     Args:
         events: events of the whole file, including those after the run.
-        usage: ``training`` or ``hpc``.
-        ruleset: version under which the log is checked.
     """
     by_key: dict[str, list[Event]] = {}
     for event in events:

@@ -48,7 +48,6 @@ def hyperparameter_complaints(rules: Rules, logged: Mapping[str, object]) -> dic
     A hyperparameter that is absent breaks no rule.
 
     Args:
-        rules: rules of the benchmark in a ruleset.
         logged: log key to value; keys that are not hyperparameters are ignored.
 
     Returns:

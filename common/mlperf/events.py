@@ -53,11 +53,9 @@ class RunEvents:
     """Writes the events of one run, in the order that the rules require.
 
     Args:
-        log: log of the run; silent on all ranks except 0.
         unit: metadata key for progress, ``epoch_num`` or ``samples_count``.
         epoch_samples: samples per epoch, if the schedule counts epochs but the ruleset counts samples (3D U-Net since
             v3.1). Progress is then logged in samples. The thousands of epochs are not logged as epochs.
-        quality_key: log key of the metric.
         fraction_of: samples per epoch, if the ruleset counts fractions of epochs. Progress is then rounded to
             hundredths of an epoch, as in published submissions.
         fractions_from: value at which these fractions begin, 0 or 1.
@@ -110,7 +108,6 @@ class RunEvents:
         """Log all events up to ``init_start``, back-dated to the start of this process's initialisation.
 
         Args:
-            rules: usage, ruleset and name of the benchmark in the log.
             resumed_from: checkpoint from which the run continues; None for a new run.
             time_ms: start of the initialisation, in milliseconds since 1970.
             gpus: whether the ranks use GPUs; otherwise the log states 0 accelerators.
@@ -140,9 +137,7 @@ class RunEvents:
         """Log seed, initialised tensors, hyperparameters and implementations.
 
         Args:
-            values: hyperparameters by key of the log.
             implementations: implementation by operation; nothing is logged if empty.
-            tensors: names of the initialised tensors.
         """
         self._log.event("seed", seed)
         for name in tensors:
@@ -214,7 +209,6 @@ class RunEvents:
         """Log the end of an epoch, and its throughput.
 
         Args:
-            epoch: number of the epoch in the log.
             throughput: samples per second over all ranks.
             time_ms: milliseconds since 1970; None for now.
         """

@@ -32,11 +32,6 @@ def benchmark_settings(name: str) -> dict[str, Any]:
 def fixed_facts(kind: type[Facts], name: str, **changes: object) -> Facts:
     """Return the dataset constants of ``configs/benchmark/<name>.yaml``, for code that runs without a recipe.
 
-    Args:
-        kind: the workload's dataclass of these constants.
-        name: name of the benchmark.
-        changes: constants to replace.
-
     Raises:
         ConfigError: a changed value is out of its range.
     """
@@ -50,7 +45,6 @@ def check_fixed(benchmark: BenchmarkConfig, forbidden: Sequence[str]) -> None:
     Callers check only runs of the closed division.
 
     Args:
-        benchmark: configuration after recipe and command line.
         forbidden: violations that the workload reports (:class:`common.config.schema.Declaration`).
 
     Raises:

@@ -106,7 +106,6 @@ class RunLog:
 
     Args:
         path: log file, which must not exist unless ``append`` is set; None writes to standard output only.
-        rank: rank of this process over all nodes.
         append: continue an existing log file.
 
     Attributes:
@@ -142,10 +141,9 @@ class RunLog:
         value: object = None,
         metadata: Mapping[str, object] | None = None,
         time_ms: int | None = None,
-        stack_offset: int = 0,
     ) -> None:
         """Log the start of an interval. Arguments and errors as :meth:`event`."""
-        self._write("start", key, value, metadata, time_ms, stack_offset)
+        self._write("start", key, value, metadata, time_ms)
 
     def end(
         self,
@@ -153,10 +151,9 @@ class RunLog:
         value: object = None,
         metadata: Mapping[str, object] | None = None,
         time_ms: int | None = None,
-        stack_offset: int = 0,
     ) -> None:
         """Log the end of an interval. Arguments and errors as :meth:`event`."""
-        self._write("end", key, value, metadata, time_ms, stack_offset)
+        self._write("end", key, value, metadata, time_ms)
 
     def event(
         self,
@@ -164,7 +161,6 @@ class RunLog:
         value: object = None,
         metadata: Mapping[str, object] | None = None,
         time_ms: int | None = None,
-        stack_offset: int = 0,
     ) -> None:
         """Log a point in time.
 
@@ -175,7 +171,6 @@ class RunLog:
             value: JSON value, or numpy scalar or array.
             metadata: further JSON entries, except ``file`` and ``lineno``, which state the call site.
             time_ms: milliseconds since 1970, to back-date an event; None for now.
-            stack_offset: number of stack frames between this call and the call site to report.
 
         Raises:
             ValueError: if a single key comes again with other content, ``init_stop``, ``run_start`` or ``run_stop``
@@ -183,7 +178,7 @@ class RunLog:
             TypeError: if value or metadata are not JSON, or metadata has ``file`` or ``lineno``.
             OSError: if the line cannot be written, such as on a full disk.
         """
-        self._write("event", key, value, metadata, time_ms, stack_offset)
+        self._write("event", key, value, metadata, time_ms)
 
     def _write(
         self,
@@ -192,7 +187,6 @@ class RunLog:
         value: object,
         metadata: Mapping[str, object] | None,
         time_ms: int | None,
-        stack_offset: int,
     ) -> None:
         if self._logger is None:
             return
@@ -204,7 +198,7 @@ class RunLog:
             if self._is_repeated(key, value, entries, time_ms):
                 return
             log = {"start": self._logger.start, "end": self._logger.end, "event": self._logger.event}[kind]
-            log(key, value, metadata=entries, time_ms=time_ms, stack_offset=3 + stack_offset)
+            log(key, value, metadata=entries, time_ms=time_ms, stack_offset=3)  # the caller of start, end or event
 
     def _is_repeated(self, key: str, value: object, metadata: dict[str, object], time_ms: int | None) -> bool:
         """Return whether the same event was written before. Raise ValueError for a contradicting event."""

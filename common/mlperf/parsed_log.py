@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 from common.errors import DataError
 from common.untrusted.regular_file import open_regular
@@ -28,7 +28,7 @@ FIELDS = ("namespace", "time_ms", "event_type", "key", "value", "metadata")
 QUALITY_KEYS = ("eval_accuracy", "eval_error")
 PROGRESS_KEYS = ("samples_count", "epoch_num", "step_num")
 STAND_IN = "stand-in"
-OTHER_DATA = {STAND_IN: "the data are a stand-in", "custom": "the data are custom, not the benchmark's"}
+OTHER_DATA = {STAND_IN: "the data are synthetic", "custom": "the data are custom, not the benchmark's"}
 """Values of ``data_set`` for data that are not the benchmark's -> the same in words."""
 
 CHUNK_BYTES = 2**20
@@ -72,7 +72,6 @@ class LoggedEvaluation:
         progress_key: metadata key that states the progress; empty if there is none.
         values: metric name to value. A plain number without a metric name gets the name of the log key.
         time_ms: milliseconds since 1970.
-        line: line number in the file.
     """
 
     progress: float
@@ -173,7 +172,8 @@ class ParsedLog:
         return [evaluation for evaluation in history if evaluation is not None]
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether ``value`` is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -185,15 +185,15 @@ def evaluation_of(event: Event, progress_key: str | None = None) -> LoggedEvalua
     """
     value, metadata = event.value, event.metadata
     if isinstance(value, Mapping):
-        values = {str(name): float(entry) for name, entry in value.items() if _is_number(entry)}
-    elif _is_number(value):
+        values = {str(name): float(entry) for name, entry in value.items() if is_number(entry)}
+    elif is_number(value):
         values = {str(metadata.get("metric", event.key)): float(value)}
     else:
         values = {}
     if not values:
         return None
     for key in PROGRESS_KEYS if progress_key is None else (progress_key,):
-        if _is_number(metadata.get(key)):
+        if is_number(metadata.get(key)):
             return LoggedEvaluation(float(metadata[key]), key, values, event.time_ms, event.line)
     return LoggedEvaluation(math.nan, "", values, event.time_ms, event.line)
 
@@ -225,10 +225,10 @@ def read_log(path: Path, follow: bool = True) -> ParsedLog:
         if not events:
             raise DataError(f"{path}: {_why_no_events(lines.head)}")
     stop = next((index for index, event in enumerate(events, start=1) if event.key == "run_stop"), len(events))
-    said = {event.text for event in events[:stop]}
+    texts = {event.text for event in events[:stop]}
     later = events[stop:]
-    echoes = tuple(event for event in later if event.text in said)
-    return ParsedLog(path, (*events[:stop], *(event for event in later if event.text not in said)), echoes)
+    echoes = tuple(event for event in later if event.text in texts)
+    return ParsedLog(path, (*events[:stop], *(event for event in later if event.text not in texts)), echoes)
 
 
 class _TokenLines:
@@ -320,7 +320,7 @@ def _event(path: Path, number: int, text: str) -> Event:
             f"{where}: MLLOG line needs a string as key and as event_type and an object as metadata: {text[:80]!r}"
         )
     time_ms = record["time_ms"]
-    if not _is_number(time_ms) or not math.isfinite(time_ms):
+    if not is_number(time_ms) or not math.isfinite(time_ms):
         raise DataError(f"{where}: time_ms is not a number of milliseconds: {str(time_ms)[:80]!r}")
     return Event(number, float(time_ms), sys.intern(kind), sys.intern(key), record["value"], metadata, text)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeGuard
 
-from common.mlperf.parsed_log import Event, LoggedEvaluation, ParsedLog, evaluation_of
+from common.mlperf.parsed_log import Event, LoggedEvaluation, ParsedLog, evaluation_of, is_number
 from common.mlperf.rules import QualityTarget, Rules
 
 GPT3_SEQUENCE = 2048
@@ -153,7 +153,7 @@ def _epochs(start: Event | None) -> tuple[float, float] | None:
     if start is None:
         return None
     first, count = start.metadata.get("first_epoch_num"), start.metadata.get("epoch_count")
-    return (float(first), float(count)) if is_number(first) and is_number(count) else None
+    return (float(first), float(count)) if is_finite(first) and is_finite(count) else None
 
 
 def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[LoggedBlock]:
@@ -164,10 +164,10 @@ def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Log
     labels = [[None if event is None else event.metadata.get("samples_count") for event in pair] for pair in pairs]
     following = [*(begin for begin, _ in labels[1:]), None]
     for (start, stop), (begin, end), after in zip(pairs, labels, following, strict=True):
-        if not is_number(begin):
+        if not is_finite(begin):
             return []
         end = after if stop is None else end  # a block without a stop ends where the next one starts
-        if is_number(end):
+        if is_finite(end):
             blocks.append(LoggedBlock(start, stop, float(begin), float(end)))
     return blocks if all(block.begin < block.end for block in blocks) else []
 
@@ -180,9 +180,9 @@ def _step_of_indices(blocks: Sequence[LoggedBlock], points: Sequence[float]) -> 
         yield steps[0]
 
 
-def is_number(value: object) -> TypeGuard[int | float]:
+def is_finite(value: object) -> TypeGuard[int | float]:
     """Return whether a value of a log is a finite number and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def targets_of(log: ParsedLog, rules: Rules) -> tuple[QualityTarget, ...]:
@@ -192,7 +192,7 @@ def targets_of(log: ParsedLog, rules: Rules) -> tuple[QualityTarget, ...]:
         return targets
     own = log.value("quality_target")
     values = own if isinstance(own, Mapping) else {targets[0].metric: own} if len(targets) == 1 else {}
-    if all(is_number(values.get(target.metric)) for target in targets):
+    if all(is_finite(values.get(target.metric)) for target in targets):
         return tuple(QualityTarget(float(values[target.metric]), target.direction, target.metric) for target in targets)
     return ()
 

@@ -97,7 +97,6 @@ class RcpResult:
     """Outcome of the RCP test.
 
     Attributes:
-        passed: whether the convergence is acceptable.
         message: message of the checker: the RCP that it used, or why the test failed.
         factor: factor on the score; 1 unless the set converged faster than the reference.
     """
@@ -114,22 +113,13 @@ def has_rcps(benchmark: str, ruleset: str) -> bool:
     return shipped.is_file() and rules.log_name not in WITHOUT_RUNS
 
 
-def check_convergence(
-    logs: Sequence[ParsedLog], benchmark: str, ruleset: str, custom_rcps: str | None = None
-) -> RcpResult:
-    """Return the outcome of mlperf-logging's RCP test on the logs of one result.
+def check_convergence(logs: Sequence[ParsedLog], benchmark: str, ruleset: str) -> RcpResult:
+    """Return the outcome of mlperf-logging's RCP test on the logs of the N runs of a result.
 
-    Args:
-        logs: logs of the N runs.
-        benchmark: our name, or the name in the logs.
-        ruleset: version of the RCPs.
-        custom_rcps: JSON text of RCPs that replace the shipped ones.
-
-    Returns:
-        ``passed`` is False, with the reason as message, if the checker has no RCPs, crashes or gives no answer.
+    ``passed`` is False, with the reason as message, if the checker has no RCPs, crashes or gives no answer.
     """
     rules = rules_for(benchmark, ruleset)
-    if custom_rcps is None and not has_rcps(benchmark, ruleset):
+    if not has_rcps(benchmark, ruleset):
         return RcpResult(False, f"mlperf-logging has no RCPs of {rules.log_name} for ruleset {ruleset}", 1.0)
     try:
         with one_checker_process() as checker:
@@ -138,7 +128,6 @@ def check_convergence(
                 [_what_counts(log, rules) for log in logs],
                 benchmark=rules.log_name,
                 ruleset=rules.ruleset,
-                custom_rcps=custom_rcps,
             )
     except CheckerStopped as error:
         return RcpResult(False, f"the RCP checker cannot judge: {error}", 1.0)
@@ -157,7 +146,6 @@ class Window:
 
     Attributes:
         start: index of the window's first run, from 0.
-        runs: number of runs in the window.
         score: olympic mean of the times in minutes; infinite if too many runs failed.
     """
 
@@ -181,7 +169,6 @@ def pick_window(minutes: Sequence[float | None], runs: int, dropped: int = 1) ->
     Args:
         minutes: times of all runs in launch order; None for a failed run.
         runs: number of runs of a result, N.
-        dropped: runs dropped at each end of a window.
 
     Raises:
         ValueError: if there are fewer than ``runs`` times.

@@ -6,7 +6,6 @@ only inside the worker process. :func:`smallest_acceptable_mean` is the checker'
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -44,7 +43,6 @@ def smallest_acceptable_mean(mean: float, stdev: float, reference_runs: int, sub
 
     Args:
         mean: olympic mean of the reference.
-        stdev: standard deviation of the reference.
         reference_runs: runs of the reference that its mean keeps.
         submission_runs: runs of the submission that its mean keeps; the checker takes N - 2 for every benchmark.
     """
@@ -83,12 +81,11 @@ def _statistics(record: dict[str, Any], rules: Rules) -> tuple[float, float]:
     return reference_statistics(record["Epochs to converge"], rules.dropped)
 
 
-def run_rcp_test(logs: Sequence[Sequence[str]], rules: Rules, custom_rcps: str | None) -> RcpResult:
+def run_rcp_test(logs: Sequence[Sequence[str]], rules: Rules) -> RcpResult:
     """Return the checker's outcome on the logs of one result, which are written to the working directory and removed.
 
     Args:
         logs: JSON objects of the events, one sequence per log.
-        custom_rcps: JSON text of RCPs that replace the shipped ones.
     """
     folder = Path.cwd() / "rcp"
     folder.mkdir()
@@ -96,10 +93,9 @@ def run_rcp_test(logs: Sequence[Sequence[str]], rules: Rules, custom_rcps: str |
         for index, texts in enumerate(logs):
             content = "".join(f":::MLLOG {text.rstrip()}\n" for text in texts)
             Path(folder, f"result_{index}.txt").write_text(content, encoding="latin-1")
-        custom = None if custom_rcps is None else io.StringIO(custom_rcps)
         with quiet_logging():
             passed, message, factor = rcp_checker.check_directory(
-                str(folder), rules.usage, rules.ruleset, False, False, rcp_file=custom, rcp_pass="pruned_rcps"
+                str(folder), rules.usage, rules.ruleset, False, False, rcp_file=None, rcp_pass="pruned_rcps"
             )
     except CRASHES as error:
         return RcpResult(False, f"the RCP checker cannot judge: {type(error).__name__}: {error}", 1.0)

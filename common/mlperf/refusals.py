@@ -197,9 +197,3 @@ def _cited(sentence: str, entry: Reason) -> str:
     if entry.kind != "rule":
         return sentence
     return f'{sentence} (rule: "{entry.text}" {entry.source})'
-
-
-def reasons_table() -> str:
-    """Return the table of docs/compliance.md, in Markdown."""
-    rows = [f"| `{name}` | {each.kind} | {each.text} | {each.source} |" for name, each in REASONS.items()]
-    return "\n".join(["| name | kind | what must hold | source |", "|---|---|---|---|", *rows])

@@ -10,11 +10,10 @@ Our name of a benchmark is its name in the newest ruleset that accepts it. Other
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from common.errors import ConfigError
 
@@ -70,7 +69,6 @@ class QualityTarget:
     """A quality target.
 
     Attributes:
-        value: the target, in the unit of the metric.
         direction: whether quality must be at least or at most ``value``.
         metric: entry of the logged dict, or ``metric`` metadata, to which the target applies; empty for a plain
             number.
@@ -94,8 +92,8 @@ class QualityTarget:
             return False
         if self.bound is None:
             return True
-        room = sign * (self.bound - quality)
-        return room > 0 or (room == 0 and self.bound_allowed)
+        distance = sign * (self.bound - quality)
+        return distance > 0 or (distance == 0 and self.bound_allowed)
 
 
 @dataclass(frozen=True)
@@ -105,14 +103,11 @@ class Rules:
     Attributes:
         benchmark: our name of the benchmark.
         log_name: value of ``submission_benchmark`` in this ruleset.
-        ruleset: version, such as ``"4.0.0"``.
         targets: targets that one evaluation must meet together.
         large_batch_targets: smallest global batch for which other targets hold, and those targets; None if all
             batches have the same targets.
         quality_key: log key of the event that reports quality.
         progress_key: metadata key for the training progress at an evaluation.
-        unit: unit of ``progress_key``.
-        runs: runs of a result.
         dropped: runs that olympic scoring drops at each end.
         non_converged: runs of a result that may miss the target.
         init_minutes: longest untimed initialisation in the closed division, minutes.
@@ -162,30 +157,16 @@ class Rules:
         return self.targets
 
     def meets_target(self, values: Mapping[str, float], global_batch: int) -> bool:
-        """Return the result of :meth:`target_met`, or False if the evaluation lacks a metric."""
-        try:
-            return self.target_met(values, global_batch)
-        except ValueError:
-            return False
-
-    def target_met(self, values: Mapping[str, float], global_batch: int) -> bool:
-        """Return whether one evaluation meets every target.
+        """Return whether one evaluation meets every target; False if a metric with a target is missing.
 
         Args:
             values: metric name to value; a benchmark with one metric may use any single name.
-            global_batch: samples per optimizer step.
-
-        Raises:
-            ValueError: if a metric with a target is missing.
         """
         for target in self.targets_at(global_batch):
-            if target.metric in values:
-                quality = values[target.metric]
-            elif len(self.targets) == 1 and len(values) == 1:
+            quality = values.get(target.metric)
+            if quality is None and len(self.targets) == len(values) == 1:
                 quality = next(iter(values.values()))
-            else:
-                raise ValueError(f"{self.benchmark}: evaluation lacks {target.metric!r}, has {sorted(values)}")
-            if math.isnan(quality) or not target.met(quality):
+            if quality is None or not target.met(quality):
                 return False
         return True
 
@@ -232,15 +213,9 @@ def _of(
     runs: int,
     unit: str | dict[str, str],
     key: str | dict[str, str],
-    usage: Usage = "training",
-    quality_key: str = "eval_accuracy",
-    dropped: int = 1,
-    non_converged: int = 1,
-    init_minutes: float = 30.0,
-    large_batch_targets: dict[str, tuple[int, tuple[QualityTarget, ...]] | None] | None = None,
-    scored_offline: bool = False,
-    quality_together: bool = False,
+    **others: Any,
 ) -> _Benchmark:
+    """Return a benchmark; values that are no dict hold in all its rulesets. ``others``: further fields."""
     targets = (target,) if isinstance(target, QualityTarget) else target
     return _Benchmark(
         log_names={first: log_name} if isinstance(log_name, str) else log_name,
@@ -250,14 +225,7 @@ def _of(
         runs=runs,
         unit={first: unit} if isinstance(unit, str) else unit,
         progress_key={first: key} if isinstance(key, str) else key,
-        usage=usage,
-        quality_key=quality_key,
-        dropped=dropped,
-        non_converged=non_converged,
-        init_minutes=init_minutes,
-        large_batch_targets=large_batch_targets,
-        scored_offline=scored_offline,
-        quality_together=quality_together,
+        **others,
     )
 
 
@@ -343,12 +311,14 @@ BENCHMARKS: dict[str, _Benchmark] = {
     "gnmt": _of("gnmt", "0.7.0", "0.7.0", _at_least(0.24), 10, "epoch", "epoch_num"),
     "transformer": _of("transformer", "0.7.0", "0.7.0", _at_least(0.25), 10, "epoch", "epoch_num"),
     "cosmoflow": _of(
-        "cosmoflow", "1.0.0", "3.0.0", _at_most(0.124), 10, "epoch", "epoch_num", "hpc", quality_key="eval_error"
+        "cosmoflow", "1.0.0", "3.0.0", _at_most(0.124), 10, "epoch", "epoch_num", usage="hpc", quality_key="eval_error"
     ),
     "deepcam": _of(
         "deepcam", "1.0.0", "3.0.0", _at_least(0.82, bound_allowed=True), 5, "epoch", "epoch_num", usage="hpc"
     ),
-    "oc20": _of("oc20", "1.0.0", "3.0.0", _at_most(0.036), 5, "epoch", "epoch_num", "hpc", quality_key="eval_error"),
+    "oc20": _of(
+        "oc20", "1.0.0", "3.0.0", _at_most(0.036), 5, "epoch", "epoch_num", usage="hpc", quality_key="eval_error"
+    ),
     "openfold": _of(
         "openfold", "3.0.0", "3.0.0", _at_least(0.8, bound_allowed=True), 10, "samples", "epoch_num", usage="hpc"
     ),
@@ -394,6 +364,12 @@ def newest_ruleset(benchmark: str) -> str:
     return list(_names(benchmark))[-1]
 
 
+def require_ruleset(ruleset: str | None) -> None:
+    """Raise ConfigError if no benchmark has this version; None is allowed."""
+    if ruleset is not None and not any(ruleset in versions for versions in RULESETS.values()):
+        raise ConfigError(f"ruleset {ruleset!r} is not known; known are {', '.join(RULESETS['training'])}")
+
+
 def accepting_rulesets(log_name: str) -> list[str]:
     """Return the rulesets that accept logs whose ``submission_benchmark`` is ``log_name``, oldest first.
 
@@ -410,7 +386,6 @@ def open_rulesets(log_name: str, time_ms: float) -> list[str]:
     that accepts the benchmark is always included.
 
     Args:
-        log_name: value of ``submission_benchmark``.
         time_ms: milliseconds since 1970.
 
     Raises:

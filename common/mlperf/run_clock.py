@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from common.mlperf.parsed_log import PROGRESS_KEYS, Event, ParsedLog, evaluation_of
-from common.mlperf.progress import Blocks, LoggedBlock, block_pairs, blocks_of, is_number
+from common.mlperf.progress import Blocks, LoggedBlock, block_pairs, blocks_of, is_finite
 from common.mlperf.rcp import convergence_of
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
@@ -75,7 +75,6 @@ class _Clock:
         """Refuse the log because of ``event``.
 
         Args:
-            reason: kind of the refusal, such as ``clock-backwards``.
             sentence: what is wrong, as a continuation of the event's key.
         """
         self.refusals.append(Refusal(reason, f"line {event.line}: {event.key} {sentence}"))
@@ -85,7 +84,6 @@ class _Clock:
 
         Args:
             why: text to append to the sentence.
-            reason: kind of the refusal.
         """
         if not _earlier(event, before):
             return False
@@ -262,7 +260,7 @@ def _first(log: ParsedLog, key: str) -> Event | None:
 def _progress(event: Event, rules: Rules) -> float | None:
     """Return the training progress at an evaluation, under the key of the rules or else the first key present."""
     for key in (rules.progress_key, *PROGRESS_KEYS):
-        if is_number(value := event.metadata.get(key)):
+        if is_finite(value := event.metadata.get(key)):
             return float(value)
     return None
 
@@ -296,7 +294,7 @@ def _end_of_checkpoint(clock: _Clock, stop: Event) -> None:
     if end is not None and clock.refuse_earlier(stop, end, why, "run-stop-early"):
         return
     # With any labels: a block that starts with less progress is trained before the checkpoint is complete.
-    starts = [event for event in clock.log.all("block_start") if is_number(event.metadata.get(key))]
+    starts = [event for event in clock.log.all("block_start") if is_finite(event.metadata.get(key))]
     earlier = [event for event in starts if event.metadata[key] < passed]
     if earlier:
         why = f", which began training that the checkpoint at {key} {passed:g} includes"

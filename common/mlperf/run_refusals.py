@@ -51,10 +51,10 @@ def cache_refusals(log: ParsedLog) -> list[Refusal]:
 
 def cache_cleared(values: Sequence[Any]) -> bool | None:
     """Return whether the page cache was cleared before the run; None if the log does not say."""
-    said = [value.strip().casefold() if isinstance(value, str) else value for value in values]
-    if any(value in NOT_CLEARED for value in said if isinstance(value, str | bool | int | float)):
+    stated = [value.strip().casefold() if isinstance(value, str) else value for value in values]
+    if any(value in NOT_CLEARED for value in stated if isinstance(value, str | bool | int | float)):
         return False
-    return True if any(value in (True, 1) for value in said if isinstance(value, bool | int | float)) else None
+    return True if any(value in (True, 1) for value in stated if isinstance(value, bool | int | float)) else None
 
 
 def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
@@ -67,9 +67,9 @@ def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
     if wrong:
         texts = (f"line {event.line}: seed {json.dumps(event.value)[:80]} is not an integer" for event in wrong)
         return [Refusal("seed-not-integer", text) for text in texts]
-    places: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for event, seed in zip(log.all("seed"), log.seeds, strict=True):
-        if (line := places.setdefault(repr(seed), event.line)) != event.line:
+        if (line := lines.setdefault(repr(seed), event.line)) != event.line:
             text = (
                 f"the seed {event.value} is logged twice from one source line (lines {line} and {event.line}), which "
                 "the seed checker takes for two runs: only one rank, through one handler, may write the log"

@@ -2,7 +2,7 @@
 
 Source: training rules, table of evaluation frequency, and HPC rules v3.0. Points are counted in epochs (from 1) or in
 training samples over all ranks. A point in samples that is not a multiple of the global batch is reached with the
-batch that contains it.
+batch that contains it. ``last_epoch`` and ``last_samples`` limit the points.
 """
 
 from __future__ import annotations
@@ -63,25 +63,11 @@ class Schedule:
                 begin += self.period
                 point = begin + self.first
 
-    def is_evaluation_point(self, position: int) -> bool:
-        """Return whether an evaluation follows after ``position`` epochs or samples."""
-        if self.last is not None and position > self.last:
-            return False
-        if position in self.start:
-            return True
-        if self.period is not None and position > 0:
-            position = (position - 1) % self.period + 1
-        return position >= self.first and (position - self.first) % self.interval == 0
-
     def blocks(self, train_samples: int, global_batch: int) -> Iterator[Block]:
         """Yield the blocks of training. Each block ends at an evaluation point, and no block follows the last point.
 
         If the schedule counts samples, blocks are whole batches; a point within a batch ends the block after that
         batch.
-
-        Args:
-            train_samples: samples of the training set.
-            global_batch: samples per optimizer step over all ranks.
 
         Raises:
             ValueError: if an argument is not positive, or two points are in one batch.
@@ -118,23 +104,12 @@ def resnet(global_batch: int, first_epoch: int = 3, last_epoch: int | None = Non
 
 
 def every_epoch(global_batch: int, last_epoch: int | None = None) -> Schedule:
-    """Return a schedule of every epoch, or every generation of self-play.
-
-    Args:
-        global_batch: not used; all schedules have this argument.
-        last_epoch: upper limit of the epochs; None for no limit.
-    """
+    """Return a schedule of every epoch, or every generation of self-play, at any batch."""
     return Schedule(1, 1, last_epoch, "epoch")
 
 
 def ssd300(global_batch: int, last_epoch: int | None = None, ruleset: str = "1.1.0") -> Schedule:
-    """Return a schedule of every 5 epochs. In v0.7: epochs 40, 50, 55, 60, 65, 70, 75 and 80 only.
-
-    Args:
-        global_batch: not used; all schedules have this argument.
-        last_epoch: upper limit of the epochs; None for no limit, which in v0.7 means 80.
-        ruleset: version of the rules; only ``0.7.0`` differs.
-    """
+    """Return a schedule of every 5 epochs, at any batch. In v0.7: epochs 40, 50, 55, 60, 65, 70, 75 and 80 only."""
     if ruleset == "0.7.0":
         return Schedule(50, 5, 80 if last_epoch is None else min(80, last_epoch), "epoch", start=(40,))
     return Schedule(5, 5, last_epoch, "epoch")
@@ -231,11 +206,9 @@ def llama31_405b(global_batch: int, last_samples: int | None = None, ruleset: st
 
 
 def every_12288(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
-    """Return a schedule of every 12,288 sequences, rounded up to whole batches.
+    """Return a schedule of every 12,288 sequences, in whole batches.
 
-    Args:
-        last_samples: upper limit in sequences; None for no limit.
-        interval: sequences between evaluations instead of 12,288, for synthetic data.
+    With synthetic data, ``interval`` (sequences) replaces 12,288.
     """
     interval = _whole_batches(12_288 if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
@@ -251,12 +224,7 @@ def stable_diffusion(global_batch: int, last_samples: int | None = None, interva
 
 
 def deepseekv3(global_batch: int, last_samples: int | None = None, ruleset: str = "6.1.0") -> Schedule:
-    """Return a schedule of every step; since v6.1 from step floor(42 + 24,576 / GBS) on, as the checker requires.
-
-    Args:
-        last_samples: upper limit in samples; None for no limit.
-        ruleset: version of the rules; ``6.0.0`` starts with the first step.
-    """
+    """Return a schedule of every step; since v6.1 from step floor(42 + 24,576 / GBS) on, as the checker requires."""
     first = 1 if ruleset == "6.0.0" else 42 + 24_576 // global_batch
     return Schedule(first * global_batch, global_batch, last_samples, "samples")
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from common.errors import ConfigError
+from common.mlperf.parsed_log import is_number
 from common.mlperf.rules import Rules, round_name
 
 Logged = Mapping[str, object]
@@ -27,8 +28,6 @@ class TextRule:
     """One row of the rules' table.
 
     Attributes:
-        key: key in the log.
-        text: the row in words.
         holds: returns whether a value of ``key`` obeys the rule, given all logged values; False for a wrong type.
         first, last: first and last ruleset with this row; None for the first or last that accepts the benchmark.
     """
@@ -50,9 +49,7 @@ class TextRule:
         """Return how ``value`` breaks the rule, with its source; None if it obeys or the ruleset lacks the row.
 
         Args:
-            value: value of the rule's key in the log.
             logged: other values of the log, on which the limit may depend.
-            rules: usage and ruleset of the run.
         """
         if rules.ruleset not in (rounds := self.rounds(rules)):
             return None
@@ -76,11 +73,6 @@ def logged_number(logged: Logged, key: str) -> float:
     if not is_number(value) or not math.isfinite(value):
         raise ConfigError(f"{key} must be logged as a number, got {value!r}")
     return float(value)
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether ``value`` is a number; True and False are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _same(value: object, fixed: object) -> bool:

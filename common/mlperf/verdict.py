@@ -22,7 +22,7 @@ from common.mlperf.evaluation_points import misplaced_evaluations, reported_chec
 from common.mlperf.parsed_log import ParsedLog, distinct_names, read_log
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
 from common.mlperf.refusals import Refusal
-from common.mlperf.rules import RULESETS, Rules, accepting_rulesets, open_rulesets, rules_for
+from common.mlperf.rules import Rules, accepting_rulesets, open_rulesets, require_ruleset, rules_for
 from common.mlperf.run_clock import check_clock
 from common.mlperf.run_refusals import (
     backward_refusals,
@@ -122,7 +122,7 @@ def judge(path: Path, ruleset: str | None = None, follow: bool = True) -> Verdic
     Raises:
         ConfigError: ``ruleset`` is not known.
     """
-    _require_known(ruleset)
+    require_ruleset(ruleset)
     try:
         log = read_log(path, follow)
     except DataError as error:
@@ -138,7 +138,7 @@ def _refused(
 
 def judge_log(log: ParsedLog, ruleset: str | None = None) -> Verdict:
     """Judge the parsed log of one run; see :func:`judge`."""
-    _require_known(ruleset)
+    require_ruleset(ruleset)
     with one_checker_process():
         if ruleset is not None:
             return _judge_under(log, ruleset)
@@ -184,11 +184,6 @@ def _judge_under(log: ParsedLog, ruleset: str | None) -> Verdict:
         name = log.benchmark if isinstance(log.benchmark, str) else None
         return _refused(log.path, ruleset, name, [Refusal("benchmark-unknown", str(error))], log)
     return _judge(log, rules)
-
-
-def _require_known(ruleset: str | None) -> None:
-    if ruleset is not None and not any(ruleset in versions for versions in RULESETS.values()):
-        raise ConfigError(f"ruleset {ruleset!r} is not known; known are {', '.join(RULESETS['training'])}")
 
 
 def _log_name(log: ParsedLog) -> str:
@@ -355,8 +350,8 @@ def judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
     notes = [*first.notes, *_set_notes(logs, rules)]
     score: float | None = None
     if not refusals:
-        factor, refusals, said = _convergence(logs, rules)
-        notes += said
+        factor, refusals, notes_of_test = _convergence(logs, rules)
+        notes += notes_of_test
         score = factor * olympic_mean([_minutes(v) for v in verdicts], rules.dropped)
     return Verdict(
         "refused" if refusals else "submittable",

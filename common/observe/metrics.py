@@ -7,7 +7,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,23 +33,15 @@ class MetricsWriter:
     Args:
         path: file of this rank; its folder is created.
         tensorboard_dir: folder for TensorBoard events; None for no events.
-        clock: function that returns seconds since the epoch.
 
     Raises:
         ConfigError: ``tensorboard_dir`` is given and the tensorboard package is missing.
         SuiteError: the file cannot be written.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        rank: int,
-        tensorboard_dir: Path | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, path: Path, rank: int, tensorboard_dir: Path | None = None) -> None:
         self.path = Path(path)
-        self._clock = clock
-        self._flushed = clock()
+        self._flushed = time.time()
         self._tensorboard: SummaryWriter | None = None
         if tensorboard_dir is not None and rank == 0:
             self._tensorboard = _summary_writer(tensorboard_dir)
@@ -71,12 +62,9 @@ class MetricsWriter:
 
         Args:
             samples: training samples so far, over all ranks.
-            loss: training loss; None if unknown.
-            step_ms: duration of the step.
             data_wait_ms: part of ``step_ms`` that was spent waiting for data.
-            values: further values by name.
         """
-        now = self._clock()
+        now = time.time()
         record: dict[str, float | int | None] = {"step": step, "samples": samples, "loss": loss, **values}
         record |= {"step_ms": step_ms, "data_wait_ms": data_wait_ms, "time": round(now, 3)}
         self._steps.add(record)
@@ -92,12 +80,10 @@ class MetricsWriter:
 
         Args:
             samples: training samples before these weights.
-            values: value of each metric.
-            seconds: duration of the evaluation.
             waited_seconds: part of ``seconds`` during which training waited.
         """
         if self._evaluations is not None:
-            times = {"seconds": seconds, "waited_seconds": waited_seconds, "time": round(self._clock(), 3)}
+            times = {"seconds": seconds, "waited_seconds": waited_seconds, "time": round(time.time(), 3)}
             self._evaluations.add({"samples": samples, **values, **times})
         if self._tensorboard is not None:
             for name, value in values.items():
@@ -109,13 +95,12 @@ class MetricsWriter:
         Args:
             index: number of the evaluation in the run, from 0.
             samples: nominal training samples before these weights, as the schedule counts them.
-            values: measurements by name.
         """
-        self._steps.add({"evaluation": index, "samples": samples, **values, "time": round(self._clock(), 3)})
+        self._steps.add({"evaluation": index, "samples": samples, **values, "time": round(time.time(), 3)})
 
     def flush(self) -> None:
         """Write the buffered lines."""
-        self._flushed = self._clock()
+        self._flushed = time.time()
         self._steps.flush()
         if self._evaluations is not None:
             self._evaluations.flush()
@@ -137,11 +122,11 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept: list[bytes] = []
+        self._buffered: list[bytes] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            self._drop_torn_line()
+            self._remove_partial_line()
         except OSError as error:
             raise self._failure(error) from error
 
@@ -149,11 +134,11 @@ class _Lines:
         """Buffer a record until the next flush. Numbers that are not finite become null."""
         if self._file >= 0:
             finite = {name: _finite(value) for name, value in record.items()}
-            self._kept.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
+            self._buffered.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
 
     def flush(self) -> None:
         """Write the buffered lines."""
-        lines, self._kept = self._kept, []
+        lines, self._buffered = self._buffered, []
         for line in lines:
             self._append(line)
 
@@ -179,7 +164,7 @@ class _Lines:
                 raise self._failure(error) from error
         raise self._failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
-    def _drop_torn_line(self) -> None:
+    def _remove_partial_line(self) -> None:
         size = os.fstat(self._file).st_size
         if size == 0 or os.pread(self._file, 1, size - 1) == b"\n":
             return

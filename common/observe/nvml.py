@@ -46,7 +46,6 @@ def pci_bus_ids(environment: Mapping[str, str] | None = None, nvml: Any = None) 
     puts the fastest GPU first; GPUs of one model are in the order of their bus ids.
 
     Args:
-        environment: environment variables; None for those of this process.
         nvml: None for the installed driver. Without a driver the list is empty.
 
     Raises:
@@ -127,8 +126,6 @@ class GpuMeter:
 
     Args:
         uuid: UUID of the GPU from :func:`device_uuid`; None to measure nothing.
-        nvml: None for the installed driver.
-        interval_seconds: time between two readings.
     """
 
     def __init__(self, uuid: str | None, nvml: Any = None, interval_seconds: float = SAMPLE_SECONDS) -> None:
@@ -213,7 +210,7 @@ class GpuMeter:
             self._fresh = figures
 
 
-def set_power_mode(level: int, gpu: str, command: str = "nvidia-smi") -> Callable[[], None]:
+def set_power_mode(level: int, gpu: str) -> Callable[[], None]:
     """Move power from a GPU's memory system to its tensor cores: ``nvidia-smi boost-slider --vboost``.
 
     The public NVML has no call for this. The level applies to all processes until it is set back, so call the returned
@@ -222,7 +219,6 @@ def set_power_mode(level: int, gpu: str, command: str = "nvidia-smi") -> Callabl
     Args:
         level: 0 is the default of the driver; NVIDIA's submissions of large language models use 1.
         gpu: UUID or PCI bus id.
-        command: name or path of nvidia-smi.
 
     Returns:
         A function that restores the previous level and can raise DeviceError, too.
@@ -233,22 +229,22 @@ def set_power_mode(level: int, gpu: str, command: str = "nvidia-smi") -> Callabl
     """
     if level < 0:
         raise ConfigError(f"vboost={level}: the levels start at 0")
-    found, highest = _power_mode(gpu, command)
+    found, highest = _power_mode(gpu)
     if level > highest:
         raise ConfigError(f"vboost={level}: the highest level of GPU {gpu} is {highest}")
-    _apply_power_mode(level, gpu, command)
-    return lambda: _apply_power_mode(found, gpu, command)
+    _apply_power_mode(level, gpu)
+    return lambda: _apply_power_mode(found, gpu)
 
 
-def _apply_power_mode(level: int, gpu: str, command: str) -> None:
-    output = _nvidia_smi(command, gpu, "--vboost", str(level))
-    if _power_mode(gpu, command)[0] != level:
+def _apply_power_mode(level: int, gpu: str) -> None:
+    output = _nvidia_smi(gpu, "--vboost", str(level))
+    if _power_mode(gpu)[0] != level:
         raise DeviceError(f"vboost={level} was not taken by GPU {gpu}; nvidia-smi: {output or 'says nothing'}")
 
 
-def _power_mode(gpu: str, command: str) -> tuple[int, int]:
+def _power_mode(gpu: str) -> tuple[int, int]:
     """Return the current and the highest level. They are in a row such as ``| 0  vboost  4  0 |``, highest first."""
-    output = _nvidia_smi(command, gpu, "--list")
+    output = _nvidia_smi(gpu, "--list")
     for line in output.splitlines():
         numbers = re.findall(r"\d+", line.partition("vboost")[2])
         if len(numbers) >= 2:
@@ -256,10 +252,10 @@ def _power_mode(gpu: str, command: str) -> tuple[int, int]:
     raise DeviceError(f"GPU {gpu} has no vboost: nvidia-smi: {' '.join(output.split()) or 'says nothing'}")
 
 
-def _nvidia_smi(command: str, gpu: str, *arguments: str) -> str:
-    program = shutil.which(command)
+def _nvidia_smi(gpu: str, *arguments: str) -> str:
+    program = shutil.which("nvidia-smi")
     if program is None:
-        raise DeviceError(f"vboost needs {command}, which is not on the PATH")
+        raise DeviceError("vboost needs nvidia-smi, which is not on the PATH")
     line = [program, "boost-slider", "-i", gpu, *arguments]
     try:
         answer = subprocess.run(line, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)

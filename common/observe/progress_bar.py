@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import TextIO
 
 from tqdm import tqdm
 
@@ -14,32 +12,21 @@ BAR_FORMAT = (
 )
 
 
-class Progress:
-    """Prints the progress of training on rank 0: as a bar on a terminal, otherwise as a line every few seconds.
+LINE_SECONDS = 5.0
+"""Shortest time between two lines in a stream that is not a terminal."""
 
-    Args:
-        rank: ranks other than 0 print nothing.
-        stream: output stream; None for standard error.
-        interval_seconds: shortest time between two plain lines.
-        clock: function that returns monotonic seconds.
-    """
 
-    def __init__(
-        self,
-        rank: int,
-        stream: TextIO | None = None,
-        interval_seconds: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+class ProgressBar:
+    """Prints the progress of training on rank 0: as a bar on a terminal, otherwise as a line every few seconds."""
+
+    def __init__(self, rank: int) -> None:
         self._active = rank == 0
-        self._stream = stream if stream is not None else sys.stderr
-        self._interval = interval_seconds
-        self._clock = clock
+        self._stream = sys.stderr
         self._bar: tqdm | None = None
         self._label = ""
         self._total = self._done = 0
         self._loss: float | None = None
-        self._started = self._printed = clock()
+        self._started = self._printed = time.monotonic()
 
     def block(self, index: int, total_samples: int, label: str) -> None:
         """Begin a block, which is the training up to the next evaluation.
@@ -54,7 +41,7 @@ class Progress:
         self._close_block()
         self._label = f"block {index + 1}" + (f", {label}" if label else "")
         self._total, self._done, self._loss = total_samples, 0, None
-        self._started = self._printed = self._clock()
+        self._started = self._printed = time.monotonic()
         if self._stream.isatty():
             self._bar = tqdm(
                 total=total_samples,
@@ -81,7 +68,7 @@ class Progress:
             if loss is not None:
                 self._bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
             self._bar.update(samples)
-        elif self._clock() - self._printed >= self._interval:
+        elif time.monotonic() - self._printed >= LINE_SECONDS:
             self._print_line()
 
     def line(self, text: str) -> None:
@@ -113,7 +100,7 @@ class Progress:
         self._total = self._done = 0
 
     def _print_line(self) -> None:
-        self._printed = self._clock()
+        self._printed = time.monotonic()
         elapsed = self._printed - self._started
         rate = self._done / elapsed if elapsed > 0 else 0.0
         parts = [f"{self._label}: {self._done:,}/{self._total:,} samples", f"{_rate(rate)} samples/s"]

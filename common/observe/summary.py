@@ -25,8 +25,6 @@ class Outcome:
 
     Attributes:
         status: ``"success"``, ``"aborted"``, or ``"unscored"`` while checkpoints wait for ``mlperf-suite score``.
-        ruleset: version of the MLPerf rules.
-        resumed: whether the run continued from a checkpoint.
         seconds: time from run_start to run_stop.
         samples: training samples in that time, over all ranks.
         steps: optimizer steps, including those before the checkpoint of a resumed run.
@@ -37,7 +35,6 @@ class Outcome:
         evaluation_seconds: total duration of these evaluations.
         hidden_seconds: part of ``evaluation_seconds`` that overlapped with training.
         energy_joules: energy of the GPU of this rank, including initialisation; None if unknown.
-        log: path of the MLPerf log.
     """
 
     status: str
@@ -68,7 +65,6 @@ class Summary:
     """The content of a summary.
 
     Attributes:
-        benchmark: the workload with its quality metrics and targets.
         verdict: kind of the verdict on the log, such as "valid run".
         hardware: name of the hardware and number of devices.
         evaluation_ranks: number of ranks that only evaluated.
@@ -231,8 +227,8 @@ def _status(summary: Summary) -> str:
 
 
 def _other_data(benchmark: BenchmarkConfig) -> str:
-    """Return the kind of data that replaces the benchmark's: "a stand-in" or "custom"; empty if nothing does."""
-    return "a stand-in" if benchmark.stand_in else "custom" if benchmark.custom else ""
+    """Return the kind of data that replaces the benchmark's: "synthetic" or "custom"; empty if nothing does."""
+    return "synthetic" if benchmark.stand_in else "custom" if benchmark.custom else ""
 
 
 def _note(summary: Summary) -> str:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.config.ranges import Decay, FiniteNotNegative, Positive, Range
+from common.config.ranges import Decay, NotNegative, Positive, Range
 from common.optim.adaptive import LAMB, SMALLEST_EPSILON, Adagrad, Adam, AdamW
 from common.optim.momentum import LARS, SGD
 
@@ -32,7 +32,7 @@ class SgdHparams:
     global_batch_size: int
     base_learning_rate: Annotated[float, Positive]
     momentum: Annotated[float, Decay]
-    weight_decay: Annotated[float, FiniteNotNegative]
+    weight_decay: Annotated[float, NotNegative]
 
     def sgd(self, nesterov: bool = False) -> SGD:
         """Return the update rule. Nesterov is ignored without momentum, where it makes no difference."""
@@ -48,8 +48,8 @@ class LarsHparams(SgdHparams):
         lars_epsilon: added to the denominator of the trust ratio.
     """
 
-    lars_eta: Annotated[float, FiniteNotNegative]
-    lars_epsilon: Annotated[float, FiniteNotNegative]
+    lars_eta: Annotated[float, NotNegative]
+    lars_epsilon: Annotated[float, NotNegative]
 
     def lars(self) -> LARS:
         """Return the update rule."""
@@ -74,7 +74,7 @@ class MomentsHparams:
     beta_1: Annotated[float, Decay]
     beta_2: Annotated[float, Decay]
     epsilon: Annotated[float, AdaptiveEpsilon]
-    weight_decay: Annotated[float, FiniteNotNegative]
+    weight_decay: Annotated[float, NotNegative]
 
 
 @dataclass(frozen=True)

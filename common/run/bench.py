@@ -9,6 +9,7 @@ the operations (:mod:`common.ops.bench.operations`), or the step and the same tr
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import importlib
@@ -16,7 +17,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,11 +28,11 @@ import torch.distributed as dist
 
 from common.config.schema import BenchConfig, RunConfig, SessionConfig
 from common.contract.evaluation import Evaluations
-from common.contract.peer import Peer
-from common.contract.workload import Workload
-from common.data.batches import Batch, Block, HostBatch
+from common.contract.workload import Peer, Workload
+from common.data.batches import Batch, Block
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
+from common.distributed.groups import of_all_ranks
 from common.distributed.layout import Layout
 from common.distributed.rank_info import Role
 from common.errors import ConfigError
@@ -225,7 +226,7 @@ def _measure_step(
     if device.type == "cuda":
         text, found = _breakdown(runner, batches, options.profile_steps)
         phases.end("profile")
-    by_rank = _of_all_ranks(RankFigures.of(timing, means, found))
+    by_rank = of_all_ranks(RankFigures.of(timing, means, found))
     joules = [rank.joules for rank in by_rank if rank.joules is not None]
     return replace(timing, joules=sum(joules) if len(joules) == len(by_rank) else None), by_rank, text
 
@@ -291,11 +292,13 @@ def _time_evaluations(evaluations: Evaluations, workload: Workload, cuda: bool) 
     With background scoring, only rank 0 receives scores, so the second time is valid only there.
     """
 
-    def wait() -> None:
-        for _ in evaluations.finish():
-            pass
-
-    return [[_timed(lambda: evaluations.submit(workload.weights(), 0), cuda), _timed(wait, cuda)] for _ in range(2)]
+    return [
+        [
+            _timed(lambda: evaluations.submit(workload.weights(), 0), cuda),
+            _timed(lambda: list(evaluations.finish()), cuda),
+        ]
+        for _ in range(2)
+    ]
 
 
 def _silent(text: str) -> None:
@@ -358,15 +361,6 @@ def _elapsed(work: Callable[[], object], cuda: bool) -> float:
     return time.perf_counter() - began
 
 
-def _of_all_ranks(own: RankFigures) -> list[RankFigures]:
-    """Return the figures of all ranks in rank order. Collective."""
-    if not dist.is_initialized():
-        return [own]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, own)
-    return every
-
-
 def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[str, Breakdown]:
     """Profile steps. Return one step's breakdown, by kind of kernel with gaps, as text and as an object."""
     with runner.on_stream():
@@ -418,7 +412,7 @@ def _time_run(
             evaluations.close()
         else:
             times = json.loads(job_store.from_rank(run.training_ranks, EVALUATION_TIMES, "", EVALUATION_TIMEOUT))
-    _drain(batches)
+    collections.deque(batches, maxlen=0)  # the reader ends
     whole_set = run.benchmark.eval_samples / source.eval_samples
     source.close()
     training = Timing(seconds / options.steps * 1e3, run.global_batch)
@@ -439,8 +433,3 @@ def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:
         assert batches is not None, "the reader ended early"
         runner(batches)
         prefetcher.consumed()
-
-
-def _drain(batches: Iterator[HostBatch]) -> None:
-    for _ in batches:
-        pass

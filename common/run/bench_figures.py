@@ -55,11 +55,9 @@ class RankFigures:
     """Figures of one iteration on one rank. None means unknown; on a CPU only ``step_ms`` is known.
 
     Attributes:
-        step_ms: milliseconds per iteration.
         compute_ms: milliseconds in which any kernel except communication ran.
         communication_ms: milliseconds in which communication kernels ran, including their wait for other ranks.
         exposed_ms: milliseconds in which only communication ran.
-        joules: energy of the rank's GPU.
         power_w, sm_clock_mhz: means of the rank's GPU over the timed iterations.
     """
 
@@ -78,8 +76,6 @@ class RankFigures:
         Args:
             timing: timing with the energy of this rank's GPU. Mean power is computed from the energy where it is known,
                 because a power reading is itself a mean over about a second.
-            means: means of the GPU's readings by name.
-            found: breakdown from the profiler.
         """
         joules = timing.joules
         mean_ms = statistics.fmean(timing.repetitions)
@@ -139,7 +135,6 @@ class RunTiming:
     Attributes:
         training: iterations fed by the reader.
         data_wait_ms: milliseconds per iteration that the host waited for data.
-        eval_samples: samples per evaluation.
         first_evaluation, later_evaluation: seconds that training waits for the first and for a later evaluation.
         scoring: further seconds until the score, if it arrives later.
         with_evaluations: samples per second over all ranks, including evaluations at the rules' points.
@@ -271,12 +266,8 @@ def figures(
     """Return all measured values as a dict for the JSON report.
 
     Args:
-        step: timing of the step; None if it was not measured.
-        by_rank: figures of the step on every rank.
-        run: timing of the run; None if it was not measured.
         without_traffic: the step without sending gradients and weights; None if it was not measured.
         reserved: bytes that PyTorch reserved on rank 0's GPU for the step.
-        phases: phases of rank 0's process.
 
     Returns:
         ``samples_per_second`` and other rates over all ranks; bytes of rank 0's GPU; ``joules`` per step; ``updated``:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 
 from common.config.override import as_typed
+from common.distributed.groups import of_all_ranks
 from common.distributed.layout import AXES, Layout
 from common.distributed.tensor_split import Split, check_splits, gathered, own_parts
 from common.errors import CheckpointError
@@ -50,7 +51,6 @@ class Progress:
 
     Attributes:
         step: finished optimizer steps of the run.
-        block: index of the block.
         position: finished optimizer steps of the block.
         samples: finished nominal training samples over all ranks, as the schedule counts.
         history: past evaluations: (real training samples, metric to value, for metrics with a target).
@@ -83,11 +83,8 @@ def save(
     """Write the checkpoint ``folder``/step_<step> and return its path. An existing one is replaced. Collective.
 
     Args:
-        folder: folder of the run's checkpoints.
-        seed: seed of the run.
         settings: settings that determine, with the seed, which samples come at a position. Plain values.
         model: its parameters and buffers, except frozen ones, are saved after the last update.
-        updaters: their state is saved.
         configuration: key to plain value of settings that may change on resuming, which only causes a remark.
         base: digest of the frozen tensors.
         splits: tensors that are sharded over ``tp``, by their names in the model. All others are saved by the first
@@ -176,7 +173,6 @@ def read(
     """Return the parts of a checkpoint that this rank needs, on the CPU.
 
     Args:
-        folder: folder of the checkpoint.
         settings: settings of this run; the checkpoint's must be equal.
         configuration: settings of this run that may differ from the checkpoint's.
         seed: seed given by the user; None takes the checkpoint's.
@@ -264,7 +260,6 @@ def restore(
     """Load the result of :func:`read` into model, updaters and random generators; return the run's position.
 
     Args:
-        content: result of :func:`read`.
         model: the model of this run; its frozen tensors are not changed.
         base: digest of the frozen tensors of this run.
         splits: tensors that are sharded over ``tp`` in this run.
@@ -373,10 +368,10 @@ def _own_stage(content: dict[str, Any], model: nn.Module, layout: Layout) -> dic
     return {**content, "model": kept, "updaters": states, "buffers": buffers}
 
 
-def _few(problem: str, count: int = 3) -> str:
+def _few(problem: str) -> str:
     """Shorten a list of missing or unexpected names, which has hundreds if the network's depth differs."""
     names = problem.split(", ") if "key(s)" in problem else [problem]
-    return problem if len(names) <= count else f"{', '.join(names[:count])} and {len(names) - count} more"
+    return problem if len(names) <= 3 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def _own_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -404,7 +399,7 @@ def _failures(part: Callable[[], None], layout: Layout) -> list[str]:
         part()
     except (OSError, RuntimeError) as problem:  # torch.save wraps a failed write in a RuntimeError
         error = f"rank {layout.rank}: {_cause(problem)}"
-    return [text for text in _gather(error, layout) if text]
+    return [text for text in ([error] if layout.world_size == 1 else of_all_ranks(error)) if text]
 
 
 def _clear(target: Path, beside: Path) -> None:
@@ -459,14 +454,6 @@ def _sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _gather(text: str, layout: Layout) -> list[str]:
-    if layout.world_size == 1:
-        return [text]
-    texts: list[Any] = [None] * layout.world_size
-    dist.all_gather_object(texts, text)
-    return texts
 
 
 def _cause(error: BaseException) -> str:

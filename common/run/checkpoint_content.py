@@ -24,7 +24,6 @@ def load(folder: Path, rank: int, weights: bool) -> dict[str, Any]:
     """Return the content of one rank's file. Its tensors are read from the disk when they are used.
 
     Args:
-        folder: folder of the checkpoint.
         rank: rank that wrote the file.
         weights: whether that rank wrote model and optimizer.
     """
@@ -73,7 +72,6 @@ def check_content(path: Path, content: Mapping[Any, Any], weights: bool) -> None
     """Raise an error if a rank's file lacks an entry or has one of another type.
 
     Args:
-        path: path of the file, for the message.
         weights: whether that rank wrote model and optimizer.
 
     Raises:

@@ -33,7 +33,6 @@ class EvaluationTiming:
 
     Attributes:
         samples: samples per evaluation, over all ranks.
-        ranks: number of ranks that evaluate.
         synthetic: whether the samples are synthetic; their predictions are not scored.
         warm_up: warm-up of reader, evaluation and scorer, with the capture of CUDA graphs.
         opening: opening the data, with the ground truth on rank 0; None for synthetic samples.
@@ -108,10 +107,7 @@ def time_evaluation(workload: Workload, data_dir: Path, prepared: bool, repetiti
     """Evaluate the current network once and then ``repetitions`` times. Collective.
 
     Args:
-        workload: workload built on the ranks that evaluate.
-        data_dir: folder of the prepared data.
         prepared: whether this folder exists; otherwise, synthetic samples are evaluated.
-        repetitions: number of timed evaluations after the first one.
 
     Raises:
         ConfigError: there are no prepared data, and the workload has no synthetic samples.

@@ -38,9 +38,6 @@ OPENING_SECONDS = 30 * 60
 class EvaluationRank:
     """One evaluation rank of a run. The training ranks run a Trainer each. The constructor does not communicate.
 
-    Args:
-        rank_info: this process among the job's ranks.
-
     Raises:
         ConfigError: the closed division forbids a configuration value.
     """

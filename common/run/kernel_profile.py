@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -51,29 +51,12 @@ ANNOTATION = "ProfilerStep"
 """Prefix of the profiler's own step markers, which overlap the kernels and are ignored."""
 
 
-class Kernel(NamedTuple):
-    """One execution of a kernel or copy.
-
-    Attributes:
-        start, end: microseconds of the profiler's clock.
-    """
+class KernelSpan(NamedTuple):
+    """One execution of a kernel or copy, with start and end in microseconds of the profiler's clock."""
 
     name: str
     start: float
     end: float
-
-
-class Span(NamedTuple):
-    """Time span of a kernel, in microseconds of any clock.
-
-    Attributes:
-        start, end: start and end time.
-        communication: whether the kernel transfers data between ranks.
-    """
-
-    start: float
-    end: float
-    communication: bool
 
 
 @dataclass(frozen=True)
@@ -117,15 +100,12 @@ def meet(cuda: bool) -> None:
         torch.cuda.synchronize()
 
 
-def recorded(before: Callable[[], object], work: Callable[[], Result]) -> tuple[list[Kernel], Result]:
+def recorded(before: Callable[[], object], work: Callable[[], Result]) -> tuple[list[KernelSpan], Result]:
     """Record the GPU kernels of ``work``; return them and the result of ``work``. Collective.
 
     The profiler takes tens of milliseconds to start, a different time on each rank, and the barrier is a kernel itself.
-    Therefore ``before`` runs while the profiler starts, then the ranks meet, and only later kernels are recorded.
-
-    Args:
-        before: work to run during the start, such as one iteration.
-        work: work to record.
+    Therefore ``before``, such as one iteration, runs while the profiler starts, then the ranks meet, and only later
+    kernels are recorded.
     """
     cycle = schedule(wait=0, warmup=1, active=1)
     with profile(activities=[ProfilerActivity.CUDA], schedule=cycle, acc_events=True) as profiler:
@@ -135,29 +115,28 @@ def recorded(before: Callable[[], object], work: Callable[[], Result]) -> tuple[
         result = work()
         torch.cuda.synchronize()
     kernels = [
-        Kernel(event.name, event.time_range.start, event.time_range.end)
+        KernelSpan(event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
         if event.device_type == DeviceType.CUDA and not event.name.startswith(ANNOTATION)
     ]
     return kernels, result
 
 
-def breakdown(kernels: Iterable[Kernel], parts: int) -> Breakdown:
+def breakdown(kernels: Iterable[KernelSpan], parts: int) -> Breakdown:
     """Return the device time of ``kernels`` per iteration, for ``parts`` iterations or micro-batches."""
     kinds: dict[str, float] = {}
     times: dict[str, list[float]] = {}
-    spans = []
+    communication, others = list[KernelSpan](), list[KernelSpan]()
     for kernel in kernels:
         kind, spent = kind_of(kernel.name), (kernel.end - kernel.start) / 1e3
         kinds[kind] = kinds.get(kind, 0.0) + spent / parts
         times.setdefault(kernel.name, []).append(spent)
-        spans.append(Span(kernel.start, kernel.end, kind == COMMUNICATION))
+        (communication if kind == COMMUNICATION else others).append(kernel)
     each = {name: (sum(spent) / parts, len(spent) // parts) for name, spent in times.items()}
-    of_communication = [span for span in spans if span.communication]
-    exposed, busy, communication = (
-        us / 1e3 / parts for us in (exposed_us(spans), busy_us(spans), busy_us(of_communication))
-    )
-    return Breakdown(kinds, each, exposed, busy, communication)
+    busy = busy_us([*communication, *others])
+    exposed = busy - busy_us(others)
+    exposed_ms, busy_ms, communication_ms = (us / 1e3 / parts for us in (exposed, busy, busy_us(communication)))
+    return Breakdown(kinds, each, exposed_ms, busy_ms, communication_ms)
 
 
 def kind_of(kernel: str) -> str:
@@ -170,27 +149,12 @@ def _patterns() -> tuple[tuple[str, str], ...]:
     return (*(pair for operation in all_operations().values() for pair in operation.kernel_names), *CATEGORIES)
 
 
-def busy_us(spans: Iterable[Span]) -> float:
-    """Return the microseconds in which any kernel ran."""
-    return _length(_union(list(spans)))
-
-
-def exposed_us(spans: Iterable[Span]) -> float:
-    """Return the microseconds in which only communication ran."""
-    every = list(spans)
-    return _length(_union(every)) - _length(_union([span for span in every if not span.communication]))
-
-
-def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """Merge spans into disjoint intervals, in order."""
-    joined: list[tuple[float, float]] = []
-    for start, end, _ in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+def busy_us(kernels: Iterable[KernelSpan]) -> float:
+    """Return the microseconds in which any of ``kernels`` ran."""
+    intervals: list[tuple[float, float]] = []  # disjoint, in order
+    for start, end in sorted((kernel.start, kernel.end) for kernel in kernels):
+        if intervals and start <= intervals[-1][1]:
+            intervals[-1] = intervals[-1][0], max(intervals[-1][1], end)
         else:
-            joined.append((start, end))
-    return joined
-
-
-def _length(intervals: Iterable[tuple[float, float]]) -> float:
+            intervals.append((start, end))
     return sum(end - start for start, end in intervals)

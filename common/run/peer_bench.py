@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from common.config.schema import RunConfig
-from common.contract.peer import Peer
+from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.ops.bench.supervisor import failures
 
@@ -24,7 +24,6 @@ class PeerTiming:
 
     Attributes:
         step_ms: mean milliseconds per iteration; None if the peer cannot run.
-        samples: samples per iteration.
         bytes: peak of the allocated GPU memory; 0 on a CPU.
         reason: why the peer cannot run; empty if it can.
     """

@@ -58,7 +58,6 @@ def time_reader(
     Args:
         micro_batches: micro-batches per step on one rank.
         global_batch: nominal samples per step over all ranks.
-        options: number of steps, and the pause after each.
 
     Raises:
         DataError: the data are missing or damaged, or not those of the workload.

@@ -6,7 +6,7 @@ from common.data.batches import Block
 from common.errors import SuiteError
 from common.observe.metrics import MetricsWriter
 from common.observe.nvml import GpuMeter
-from common.observe.progress_bar import Progress as ProgressBar
+from common.observe.progress_bar import ProgressBar
 from common.step.train_step import Finished
 
 OVERFLOWS_TOLERATED = 50  # consecutive iterations with gradients that are not finite
@@ -14,9 +14,6 @@ OVERFLOWS_TOLERATED = 50  # consecutive iterations with gradients that are not f
 
 class Recording:
     """Writes the results of steps to metrics and progress bar, and counts samples and overflows.
-
-    Args:
-        meter: meter of this rank's GPU, read in every step.
 
     Attributes:
         losses: (real training samples so far, loss) of each step.

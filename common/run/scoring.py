@@ -11,7 +11,7 @@ from common.contract.evaluation import Evaluations, Point, Score, Weights, never
 from common.errors import DataError
 from common.mlperf.events import RunEvents
 from common.observe.metrics import MetricsWriter
-from common.observe.progress_bar import Progress as ProgressBar
+from common.observe.progress_bar import ProgressBar
 
 History = tuple[tuple[int, dict[str, float]], ...]
 
@@ -27,14 +27,10 @@ class EvaluationPoints:
     their scoring. The first checkpoint of the run that reaches the target counts, whenever it was scored.
 
     Args:
-        evaluations: runs the evaluations.
-        benchmark: metrics and targets.
-        events, metrics, bar: outputs for scores.
         history: evaluations before a resumed run: (real training samples, metric to value).
 
     Attributes:
         history: the same, extended by the evaluations of this run.
-        scores: scores of this run.
         passed: the score that reached the target, and its epochs or samples in the log; None before.
     """
 
@@ -136,7 +132,6 @@ def evaluation_line(benchmark: BenchmarkConfig, values: dict[str, float], at: in
     """Format an evaluation with its targets as text.
 
     Args:
-        values: value by metric.
         at: epochs or samples of the evaluation, as in the log.
     """
     parts = [f"{metric} {value:.4f}, target {benchmark.targets[metric]}" for metric, value in values.items()]

@@ -19,6 +19,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.contract.workload import Workload
 from common.distributed import job_store
 from common.distributed.faults import lost_peer
+from common.distributed.groups import of_all_ranks
 from common.distributed.launcher import LOST_PEER_EXIT_CODE, await_turn, has_launcher, relaunch
 from common.distributed.rank_info import RankInfo, Role
 from common.distributed.startup import find_rank_info, gpu_visible, initialise, pick_device, shutdown
@@ -40,7 +41,6 @@ class Start:
             ``time.perf_counter``.
         began_ms: start of the rank's setup, in milliseconds since the epoch.
         scorer: scorer process; on rank 0 with background scoring, otherwise None.
-        tree: the composed configuration.
     """
 
     workload_type: type[Workload]
@@ -55,27 +55,20 @@ class Start:
     tree: dict[str, Any]
 
 
-def unchecked(run: RunConfig, session: SessionConfig) -> None:
-    """Accept every configuration: the default of ``check``."""
-
-
 def on_ranks(
     command: str,
     argv: list[str],
     tree: dict[str, Any],
     workload_type: Callable[[str], type[Workload]],
     work: Callable[[Start], int],
-    check: Callable[[RunConfig, SessionConfig], None] = unchecked,
+    check: Callable[[RunConfig, SessionConfig], None] = lambda run, session: None,
 ) -> int:
     """Run ``work`` on every rank of the composed configuration ``tree``; return this process's exit code.
 
     If a launcher has not started this process as a rank, it starts the ranks of this node itself, with ``argv``.
 
     Args:
-        command: name of the suite's command.
-        argv: arguments of the command.
-        workload_type: returns the workload class for the name of a benchmark.
-        work: work of one rank; returns the exit code.
+        work: returns the exit code of one rank.
         check: raises an error for configurations that must not run. Called before ranks are started, and on every rank
             before anything is built.
 
@@ -184,11 +177,7 @@ def _sized(
     run, _ = load(None)
     size = 0
     if Role.of(rank_info, run.evaluation.ranks).name == "train":
-        size = pick(cls, lambda size: load(size)[0], device)
-        if dist.is_initialized():
-            sizes: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(sizes, size)
-            size = min(sizes)
+        size = min(of_all_ranks(pick(cls, lambda size: load(size)[0], device)))
     chosen = job_store.from_rank_0("micro_batch", str(size), FINDING_OUT)
     return load(int(chosen))
 

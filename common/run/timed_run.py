@@ -50,14 +50,12 @@ class TimedRun:
     """A run from ``run_start`` to ``run_stop``: logs its blocks and epochs in the units of the rules.
 
     Args:
-        rules: determine the units of the log.
         schedule: determines the unit of the run, epochs or samples.
         train_samples: training samples per epoch, unless the schedule has its own number.
         global_batch: samples per step, for a ruleset that counts steps.
         sample_tokens: tokens per sample, for a ruleset that counts tokens.
 
     Attributes:
-        events: writer of log events.
         status: ``"success"``, ``"aborted"``, or :data:`UNSCORED`.
         start_ms, stop_ms: milliseconds since the epoch; 0 before the event.
         samples: finished training samples at ``run_stop``, including those before a resumed run's checkpoint.
@@ -132,7 +130,6 @@ class TimedRun:
         Args:
             nominal: finished nominal training samples over all ranks, as the schedule counts.
             counted: finished real training samples over all ranks.
-            at: time of the start.
         """
         self._block = block
         self._block_began = self._epoch_began = at.seconds

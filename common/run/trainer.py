@@ -38,7 +38,7 @@ from common.mlperf.seeds import draw_seed
 from common.observe.metrics import MetricsWriter
 from common.observe.nvml import GpuMeter, device_uuid, set_power_mode
 from common.observe.profile import ProfileWindow
-from common.observe.progress_bar import Progress as ProgressBar
+from common.observe.progress_bar import ProgressBar
 from common.observe.summary import Outcome
 from common.optional_packages import broken_packages
 from common.run import checkpoint

@@ -40,7 +40,6 @@ class Recorder(Protocol):
 
         Args:
             work: called once; only test doubles of graphs call it again.
-            what: description of the work, for messages.
             pool: name of a memory pool. Recordings of one pool reuse the memory that is free after each of them, so a
                 result is valid only until the next replay in its pool.
 
@@ -53,24 +52,19 @@ class Recorder(Protocol):
 
 
 class PassGraphs(Protocol):
-    """Separate graphs for the passes over micro-batches, see :class:`common.step.chunk_graphs.ChunkGraphs`."""
+    """What a training step needs of :class:`common.step.chunk_graphs.ChunkGraphs`, which it cannot import."""
 
     @property
-    def enough(self) -> int:
-        """Micro-batches of a short iteration that still replays every kind of graph, at most as many as in training."""
+    def enough(self) -> int: ...
 
     @property
-    def count(self) -> int:
-        """Number of graphs."""
+    def count(self) -> int: ...
 
-    def recording(self, recorder: Recorder) -> AbstractContextManager[None]:
-        """Make the iteration inside the context record its passes before it replays them. Updaters must not write."""
+    def recording(self, recorder: Recorder) -> AbstractContextManager[None]: ...
 
-    def serves(self, keys: Sequence[Hashable]) -> bool:
-        """Return whether the recorded graphs can run micro-batches with these batch keys."""
+    def serves(self, keys: Sequence[Hashable]) -> bool: ...
 
-    def close(self) -> None:
-        """Free the graphs."""
+    def close(self) -> None: ...
 
 
 class CudaRecorder:
@@ -85,7 +79,7 @@ class CudaRecorder:
         self._pools: dict[Hashable, Any] = {}
 
     def record(self, work: Callable[[], Result], what: str, pool: Hashable) -> tuple[Recorded, Result]:
-        """See :class:`Recorder`."""
+        """Capture ``work`` as a graph."""
         graph = torch.cuda.CUDAGraph()
         with explained(what) as watched, capturing(graph, self._stream, self._pools.get(pool)), watched:
             result = work()
@@ -102,7 +96,6 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
     other GPUs have mapped ends the process. If the block fails, the capture ends and ``graph`` cannot be replayed.
 
     Args:
-        graph: an empty graph.
         stream: not the default stream.
         pool: memory pool shared with other graphs (``torch.cuda.CUDAGraph.pool``).
     """

@@ -53,7 +53,6 @@ class _Slot:
     """Graphs of a chunk's two passes for one micro-batch in flight, with their static inputs and outputs.
 
     Attributes:
-        number: chunk number.
         source, batch, gradient: static inputs; None where the chunk has no such input.
         passed: state that the forward pass keeps for the backward pass.
         made: output of the forward pass.
@@ -89,7 +88,7 @@ class _Slot:
 
 
 class ChunkGraphs:
-    """Graphs of the passes of a stage's chunks. Implements :class:`common.step.passes.Passes` once they are recorded.
+    """Graphs of the passes of a stage's chunks; once recorded, they implement :class:`common.step.passes.ChunkPasses`.
 
     They run iterations with any number of micro-batches that the pipeline allows and that needs no further slots.
 
@@ -107,7 +106,7 @@ class ChunkGraphs:
 
     @contextlib.contextmanager
     def recording(self, recorder: Recorder) -> Iterator[None]:
-        """See :class:`common.step.capture.PassGraphs`."""
+        """Make the iteration inside the context record its passes before it replays them. Updaters must not write."""
         self._recorder = recorder
         try:
             yield
@@ -125,7 +124,7 @@ class ChunkGraphs:
         return 2 * len(self._slots)
 
     def serves(self, keys: Sequence[Hashable]) -> bool:
-        """See :class:`common.step.capture.PassGraphs`."""
+        """Return whether the recorded graphs can run micro-batches with these batch keys."""
         return bool(self._slots) and all(key == self._key for key in keys)
 
     def record(self, plans: Sequence[ChunkPlan], example: Batch, loss_scale: LossScale | None) -> None:
@@ -163,7 +162,7 @@ class ChunkGraphs:
         self._key = example.key
 
     def begin(self, units: Sequence[Unit]) -> None:
-        """See :class:`common.step.passes.Passes`.
+        """See :class:`common.step.passes.ChunkPasses`.
 
         Raises:
             ValueError: more micro-batches of a chunk are in flight than it has slots.
@@ -174,7 +173,7 @@ class ChunkGraphs:
                 raise ValueError(f"chunk {number} has no graphs for so many micro-batches as come with {micro_batch}")
 
     def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:
-        """See :class:`common.step.passes.Passes`."""
+        """See :class:`common.step.passes.ChunkPasses`."""
         slot = self._at(unit)
         if unit.micro_batch == 0:
             slot.chunk.prepare()
@@ -191,7 +190,7 @@ class ChunkGraphs:
         return {name: value.clone() for name, value in slot.made.items()}
 
     def backward(self, unit: Unit, gradient: Tensor | None, final: bool) -> Tensor | None:
-        """See :class:`common.step.passes.Passes`."""
+        """See :class:`common.step.passes.ChunkPasses`."""
         slot = self._at(unit)
         if slot.gradient is not None:
             assert gradient is not None

@@ -1,6 +1,6 @@
 """Runs a TrainStep: on a GPU as one CUDA graph for each combination of batch keys, otherwise eagerly.
 
-A step with separate graphs for its passes (:mod:`common.step.chunk_graphs`) replays those and runs the rest eagerly.
+A step with separate graphs for its passes (:mod:`common.step.capture`) replays those and runs the rest eagerly.
 
 Each iteration sorts its micro-batches by key, captured or not, so that few graphs serve all iterations; gradients are
 sums and do not change. Ranks may have different keys in the same iteration, because the collectives of a step and their
@@ -44,7 +44,6 @@ class CaptureCost:
     """Cost of the captured graphs.
 
     Attributes:
-        graphs: number of graphs.
         seconds: capture time, without the warm-up before it.
         memory: bytes of the graphs' memory pools and static inputs.
     """
@@ -75,7 +74,6 @@ class StepRunner:
 
     Args:
         model: its buffers are restored after warm-up.
-        micro_batches: micro-batches per iteration.
         capture: capture CUDA graphs; without a GPU or with False, the step runs eagerly.
         recorder: records the passes of chunks, if the step has graphs of them. Default on a GPU: CUDA graphs.
 

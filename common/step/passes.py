@@ -54,7 +54,7 @@ class Passed:
     result: GradientEdge | Tensor
 
 
-class Passes(Protocol):
+class ChunkPasses(Protocol):
     """Runs the passes of one stage."""
 
     def begin(self, units: Sequence[Unit]) -> None:
@@ -75,7 +75,6 @@ class Passes(Protocol):
         """Run the backward pass of a chunk.
 
         Args:
-            unit: chunk and micro-batch number.
             gradient: gradient of the chunk's forward output; None in the last part.
             final: whether this is the chunk's last backward pass in the step. Its parameters are armed then.
 
@@ -90,7 +89,6 @@ def forward_pass(
     """Run the forward pass of a chunk.
 
     Args:
-        number: chunk number, for messages.
         source: a leaf that requires gradients; None in the first part of the model.
         ends: whether the chunk is the last part of the model.
 
@@ -113,7 +111,6 @@ def backward_pass(number: int, passed: Passed, gradient: Tensor | None) -> Tenso
     """Run the backward pass of a chunk. Accumulate parameter gradients and return the gradient of the chunk's input.
 
     Args:
-        number: chunk number, for messages.
         passed: state of the forward pass; usable once.
         gradient: gradient of the forward output; None for a loss.
 
@@ -134,7 +131,6 @@ class EagerPasses:
     """Runs every pass eagerly.
 
     Args:
-        chunks: all chunks of the stage.
         ends: for each chunk, whether it is the last part of the model.
     """
 
@@ -143,11 +139,11 @@ class EagerPasses:
         self._passed: dict[tuple[int, int], Passed] = {}
 
     def begin(self, units: Sequence[Unit]) -> None:
-        """See :class:`Passes`."""
+        """See :class:`ChunkPasses`."""
         self._passed = {}
 
     def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:
-        """See :class:`Passes`."""
+        """See :class:`ChunkPasses`."""
         if source is not None:
             source.requires_grad_()
         number = unit.chunk
@@ -158,5 +154,5 @@ class EagerPasses:
         return made
 
     def backward(self, unit: Unit, gradient: Tensor | None, final: bool) -> Tensor | None:
-        """See :class:`Passes`."""
+        """See :class:`ChunkPasses`."""
         return backward_pass(unit.chunk, self._passed.pop((unit.chunk, unit.micro_batch)), gradient)

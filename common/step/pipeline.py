@@ -27,7 +27,7 @@ from common.distributed.pipeline.order import (
 )
 from common.optim.precision import LossScale
 from common.step.chunk_graphs import ChunkGraphs, ChunkPlan
-from common.step.passes import Chunk, EagerPasses, Passes
+from common.step.passes import Chunk, ChunkPasses, EagerPasses
 from common.step.train_step import SAMPLES, Arm, ForwardBackward
 
 Result = TypeVar("Result")
@@ -40,7 +40,6 @@ class Pipeline:
 
     Args:
         chunks: number of model parts on every stage.
-        micro_batches: micro-batches per training step.
         handed: returns shape and dtype of the tensor that each part sends to the next for a micro-batch.
 
     Attributes:
@@ -88,9 +87,7 @@ class Pipeline:
         the first chunk, which is the stage's last one for a micro-batch.
 
         Args:
-            chunks: all chunks of this stage.
             metrics: names of the metrics that the losses report; only the last stage computes them.
-            loss_scale: factor on the loss before the backward pass.
             graphs: records and replays the passes; None runs them eagerly.
 
         Raises:
@@ -240,7 +237,7 @@ class _Step:
         self._sums = {}
         return self._pipeline.report(means, self._metrics)
 
-    def _passes(self, micro_batches: Sequence[Batch]) -> Passes:
+    def _passes(self, micro_batches: Sequence[Batch]) -> ChunkPasses:
         """Return recorded graphs that fit these micro-batches, or eager passes. Record graphs first if requested."""
         if self._graphs is None:
             return self._eager
@@ -249,7 +246,7 @@ class _Step:
             self._graphs.record(self._pipeline.plans(self._chunks, example), example, self._loss_scale)
         return self._graphs if self._graphs.serves([batch.key for batch in micro_batches]) else self._eager
 
-    def _forward(self, passes: Passes, unit: Unit, batch: Batch) -> None:
+    def _forward(self, passes: ChunkPasses, unit: Unit, batch: Batch) -> None:
         made = passes.forward(unit, self._pipeline.take(unit), batch)
         if isinstance(made, Tensor):
             self._pipeline.send(unit, made, batch)

@@ -101,7 +101,6 @@ class DeviceResult:
 
     Attributes:
         values: float32 (3 + metrics,), summed over the ranks: stop flag, overflow, metrics, target-reached flag.
-        names: names of the metrics.
     """
 
     values: Tensor
@@ -282,11 +281,7 @@ class _Pending:
 
 
 class StepsInFlight:
-    """A queue of launched iterations. Reading a result waits only for the oldest iteration, through a CUDA event.
-
-    Args:
-        step: the training step, which decodes its results.
-    """
+    """A queue of launched iterations. Reading a result waits only for the oldest iteration, through a CUDA event."""
 
     def __init__(self, step: TrainStep) -> None:
         self._step = step
@@ -302,9 +297,7 @@ class StepsInFlight:
         """Queue an asynchronous copy of ``result`` to the host on the current stream.
 
         Args:
-            step: number of the iteration.
             samples: training samples up to its end.
-            data_wait_ms: time that this iteration waited for its data.
         """
         values = result.values
         if values.device.type == "cuda":

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.errors import ConfigError, DataError, printable
 from common.mlperf.checker_process import one_checker_process
 from common.mlperf.parsed_log import ParsedLog
-from common.mlperf.rules import RULESETS, Usage, rules_for
+from common.mlperf.rules import Usage, require_ruleset, rules_for
 from common.mlperf.verdict import Verdict, format_verdict
 from common.submission.found_files import find_files
 from common.submission.layout import has_layout
@@ -34,22 +34,16 @@ def verdict_of_set(scored: ResultScore) -> Verdict:
     )
 
 
-def check_paths(paths: Sequence[Path], ruleset: str | None, known: dict[Path, ParsedLog] | None = None) -> bool:
+def check_run_sets(run_sets: Sequence[RunSet], ruleset: str | None, known: dict[Path, ParsedLog] | None = None) -> bool:
     """Print the verdict of each run and of each set of several runs. Return True if nothing is refused.
 
     Args:
-        paths: logs and result folders.
         ruleset: version to judge by; None for the version that each log states, or the newest that accepts it.
         known: dictionary to which the parsed logs are added, by path.
 
     Raises:
         ConfigError: the ruleset is not known.
-        DataError: a path does not exist, or a folder has no results.
     """
-    return _check_run_sets(find_run_sets(paths), ruleset, known)
-
-
-def _check_run_sets(run_sets: Sequence[RunSet], ruleset: str | None, known: dict[Path, ParsedLog] | None) -> bool:
     ok = True
     for run_set in run_sets:
         scored = score(run_set, ruleset)
@@ -73,7 +67,8 @@ def check_submission(tree: Path, ruleset: str | None) -> bool:
         DataError: the folder cannot be read.
     """
     # Imported here because these imports take longer than judging a single log, which does not need them.
-    from common.submission.checkers import check_tree, format_report, result_folders
+    from common.submission.checkers import judge_tree, result_folders
+    from common.submission.mlcommons_checkers import format_report
 
     if ruleset is None:
         raise ConfigError(f"{tree} is a submission: name the one version that it is for with --ruleset")
@@ -86,11 +81,11 @@ def check_submission(tree: Path, ruleset: str | None) -> bool:
             print(f"{printable(str(folder))}: REFUSED\n  - {printable(str(error))}")
             ok = False
         else:
-            ok = _check_run_sets(run_sets, ruleset, known) and ok
-    reports = check_tree(tree, _usage(tree, ruleset), ruleset, known)
-    for report in reports:
+            ok = check_run_sets(run_sets, ruleset, known) and ok
+    judged = judge_tree(tree, _usage(tree, ruleset), ruleset, known, finished=True)
+    for report in judged.reports:
         print(format_report(report))
-    return ok and all(report.accepted for report in reports)
+    return ok and judged.accepted
 
 
 def _usage(tree: Path, ruleset: str) -> Usage:
@@ -109,7 +104,7 @@ def _is_submission(path: Path) -> bool:
     """Return whether a path is a submitter's folder.
 
     Such a folder has an entry ``systems`` of any kind, or logs at ``results/<system>/<benchmark>/result_<i>.txt``.
-    Plain result folders have neither and are judged without :func:`check_tree`.
+    Plain result folders have neither, and MLCommons' checkers do not run on them.
     """
     return os.path.lexists(path / "systems") or has_layout(path / "results")
 
@@ -174,10 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="version to judge by (default: the one that a log states, or the newest under which it is valid)",
     )
     args = parser.parse_args(argv)
-    if args.ruleset is not None and not any(args.ruleset in versions for versions in RULESETS.values()):
-        raise ConfigError(f"--ruleset {args.ruleset} is not known; known are {', '.join(RULESETS['training'])}")
+    require_ruleset(args.ruleset)
     submissions, others = _sort(args.paths)
     with one_checker_process():
         ok = [check_submission(path, args.ruleset) for path in submissions]
-        ok += [check_paths(others, args.ruleset)] if others else []
+        ok += [check_run_sets(find_run_sets(others), args.ruleset)] if others else []
     return 0 if all(ok) else 1

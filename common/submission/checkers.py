@@ -31,7 +31,6 @@ from common.submission.mlcommons_checkers import (
     check_names_and_sizes,
     check_package,
     check_system,
-    format_report,
 )
 from common.submission.source_code import LARGEST_FILE
 from common.submission.system_description import DIVISIONS, description_refusals, description_remarks, division_of
@@ -46,8 +45,6 @@ from common.submission.tree_agreement import (
 )
 from common.untrusted.regular_file import open_regular
 
-__all__ = ["CheckerReport", "TreeCheck", "check_tree", "format_report", "judge_tree", "result_folders"]
-
 PROCESSES = 2
 """Number of checkers that run at the same time."""
 
@@ -57,7 +54,6 @@ class TreeCheck:
     """The result of checking a submitter's folder.
 
     Attributes:
-        reports: reports of all MLCommons checkers and of our own checks.
         scalings: by result folder, the content of ``scaling.json`` that the package checker wrote; None if the
             package checker did not run.
     """
@@ -71,17 +67,6 @@ class TreeCheck:
         return all(report.accepted for report in self.reports)
 
 
-def check_tree(
-    tree: Path, usage: Usage, ruleset: str, known: Mapping[Path, ParsedLog] | None = None
-) -> list[CheckerReport]:
-    """Return all reports on a finished submission: those of :func:`judge_tree`, with ``scaling.json`` checked.
-
-    Args:
-        tree, ruleset, known: see :func:`judge_tree`.
-    """
-    return list(judge_tree(tree, usage, ruleset, known, finished=True).reports)
-
-
 def judge_tree(
     tree: Path, usage: Usage, ruleset: str, known: Mapping[Path, ParsedLog] | None = None, finished: bool = False
 ) -> TreeCheck:
@@ -89,7 +74,6 @@ def judge_tree(
 
     Args:
         tree: the folder, which is never written to.
-        ruleset: version that everything is submitted under.
         known: logs of the folder that were already read, by path.
         finished: also check each ``scaling.json``, which a tree under construction does not have yet.
 
@@ -271,14 +255,14 @@ def scaling_refusal(path: Path, factor: float | None) -> Refusal | None:
         own = read_object(path)
     except DataError as error:
         return Refusal("scaling-wrong", str(error))
-    told = own.get("scaling_factor")
-    if set(own) != {"scaling_factor"} or isinstance(told, bool) or not isinstance(told, int | float):
+    stated = own.get("scaling_factor")
+    if set(own) != {"scaling_factor"} or isinstance(stated, bool) or not isinstance(stated, int | float):
         return Refusal("scaling-wrong", 'is not {"scaling_factor": <number>}, as the package checker writes it')
     if factor is None:
-        text = f"has the factor {told}, but the runs' convergence is not scaled: remove it"
+        text = f"has the factor {stated}, but the runs' convergence is not scaled: remove it"
         return Refusal("scaling-wrong", text)
-    if not math.isclose(told, factor, rel_tol=1e-9):
-        return Refusal("scaling-wrong", f"has the factor {told}, the RCP check gives {factor}")
+    if not math.isclose(stated, factor, rel_tol=1e-9):
+        return Refusal("scaling-wrong", f"has the factor {stated}, the RCP check gives {factor}")
     return None
 
 
@@ -289,7 +273,6 @@ def stage(tree: Path, target: Path, names: Iterable[PurePosixPath]) -> Path:
     from its content. So they get a copy that has only regular files with plain names: system descriptions and logs.
 
     Args:
-        tree: the submitter's folder.
         target: an existing folder; the copy is created in it, with the name of ``tree``.
         names: files to copy, relative to ``tree``.
 

@@ -90,7 +90,7 @@ def _run_sets(settings: ResultSettings) -> list[RunSet]:
 
 
 def refusals(entries: Sequence[SubmissionEntry], settings: SubmissionSettings) -> list[Refusal]:
-    """Return all reasons that forbid packaging the entries. Each names the file."""
+    """Return all reasons, each with its file, that forbid packaging the entries."""
     found = [text for entry in entries for text in _of_entry(entry, settings)]
     scored = [entry for entry in entries if entry.score.rules is not None]
     return list(dict.fromkeys([*found, *_conflicts(scored)]))
@@ -148,7 +148,7 @@ def _code_refusals(entry: SubmissionEntry) -> list[Refusal]:
         return []
     name = entry.score.run_set.name
     if entry.begin is None:
-        text = f"{name}: has no runs.jsonl that tells the commit: name the folder of its code (results.code)"
+        text = f"{name}: has no runs.jsonl with the commit: name the folder of its code (results.code)"
         return [Refusal("source-unknown", text)]
     if entry.begin.commit is None or entry.begin.dirty is None:
         text = (
@@ -160,12 +160,12 @@ def _code_refusals(entry: SubmissionEntry) -> list[Refusal]:
 
 def _conflicts(entries: Sequence[SubmissionEntry]) -> list[Refusal]:
     """Return conflicts: two results for one folder, two codes for one implementation name, training and HPC mixed."""
-    places: dict[tuple[str, str], SubmissionEntry] = {}
+    results: dict[tuple[str, str], SubmissionEntry] = {}
     codes: dict[tuple[str, str], SubmissionEntry] = {}
     found = []
     for entry in entries:
         name, benchmark = entry.score.run_set.name, entry.benchmark
-        other = places.setdefault((entry.system, benchmark), entry)
+        other = results.setdefault((entry.system, benchmark), entry)
         if other is not entry:
             text = (
                 f"{other.score.run_set.name} and {name} are both {benchmark} on {entry.system}: a submission has one "

@@ -31,7 +31,6 @@ class CheckerReport:
     """The report of one checker on one file or folder.
 
     Attributes:
-        checker: name of the checker.
         subject: file or folder, relative to the parent of the submitter's folder.
         complaints: reasons why the checker does not accept; empty if it accepts.
         notes: information that does not change the verdict.
@@ -75,17 +74,17 @@ class CheckerOutput:
         for match, end in zip(found, ends, strict=True):
             yield match[1], self.text[match.end() : end].partition("Traceback (most recent")[0].strip()
 
-    def death(self) -> str | None:
+    def crash(self) -> str | None:
         """Return why the checker crashed or was stopped, or None if it finished."""
         if self.stopped:
             return f"the checker gave no answer: {self.stopped}"
         if "Traceback (most recent call last)" not in self.text:
             return None
-        return f"the checker died: {self.text.strip().splitlines()[-1][:300]}"
+        return f"the checker crashed: {self.text.strip().splitlines()[-1][:300]}"
 
     def says(self, sentence: str) -> bool:
         """Return whether the checker finished with exit code 0 and printed ``sentence``."""
-        return self.code == 0 and self.death() is None and sentence in self.text
+        return self.code == 0 and self.crash() is None and sentence in self.text
 
 
 def _run(tree: Path, module: str, arguments: Sequence[str | Path], folder: Path | None = None) -> CheckerOutput:
@@ -99,7 +98,7 @@ def _name(tree: Path, path: Path) -> str:
     return str(path.relative_to(tree.parent))
 
 
-def _unsaid(output: CheckerOutput, what: str) -> str:
+def _no_success(output: CheckerOutput, what: str) -> str:
     return f"does not say that {what}: {output.text.strip()[-200:]}"
 
 
@@ -108,23 +107,18 @@ def _refusals(complaints: Iterable[str]) -> tuple[Refusal, ...]:
 
 
 def check_names_and_sizes(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """Run the repository checker on a submitter's folder.
-
-    Args:
-        tree: the submitter's folder.
-        ruleset: version of the rules, such as ``6.0.0``. The checker receives at least the oldest one that it accepts.
-    """
+    """Run the repository checker on a submitter's folder."""
     # The checker accepts versions from 2.0.0 on. Its rules are the same in every version.
     known = max(ruleset, _OLDEST_OF_THE_REPOSITORY_CHECKER)
     tree = tree.resolve()
     output = _run(tree, "repo_checker", [tree, usage, known])
-    complaints = [] if (death := output.death()) is None else [death]
+    complaints = [] if (crash := output.crash()) is None else [crash]
     for level, text in output.records():
         if level == "ERROR" and not text.startswith("Please"):
             title, _, files = text.partition(": ")
             complaints += [f"{name.strip()}: {_repository_words(title)}" for name in files.splitlines()]
     if not complaints and not output.says("ALL CHECKS PASSED"):
-        complaints.append(_unsaid(output, "all checks passed"))
+        complaints.append(_no_success(output, "all checks passed"))
     return CheckerReport("repo_checker", tree.name, _refusals(complaints))
 
 
@@ -135,53 +129,40 @@ def _repository_words(title: str) -> str:
 
 
 def check_system(tree: Path, path: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """Run the system description checker on one file of ``systems/``.
-
-    Args:
-        tree: the submitter's folder, to which the report's file name is relative.
-        path: the file.
-        ruleset: version of the rules, such as ``6.0.0``.
-    """
+    """Run the system description checker on one file of ``systems/`` in the submitter's folder ``tree``."""
     output = _run(tree, "system_desc_checker", [path, usage, ruleset])
     complaints = [text for level, text in output.records() if level == "ERROR"]
-    if death := output.death():
-        complaints.append(death)
+    if crash := output.crash():
+        complaints.append(crash)
     if not complaints and not output.says("System description checker passed"):
-        complaints.append(_unsaid(output, "it passed"))
+        complaints.append(_no_success(output, "it passed"))
     return CheckerReport("system_desc_checker", _name(tree, path), _refusals(complaints))
 
 
 def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """Run the RCP checker on one result folder.
-
-    Args:
-        tree: the submitter's folder, to which the report's folder name is relative.
-        folder: folder with the logs of one benchmark on one system.
-        ruleset: version of the rules, such as ``6.0.0``.
-    """
+    """Run the RCP checker on the result folder ``folder``, which is below the submitter's folder ``tree``."""
     output = _run(tree, "rcp_checker", [folder, "--rcp_usage", usage, "--rcp_version", ruleset])
     complaints = [text.partition(", consider")[0] for level, text in output.records() if level == "ERROR"]
-    if death := output.death():
-        complaints.append(death)
+    if crash := output.crash():
+        complaints.append(crash)
     if not complaints and not output.says("RCP test PASSED"):
-        complaints.append(_unsaid(output, "the RCP test passed"))
+        complaints.append(_no_success(output, "the RCP test passed"))
     return CheckerReport("rcp_checker", _name(tree, folder), _refusals(complaints))
 
 
 def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """Run the package checker on a copy of a submitter's folder. The caller makes this copy; the checker changes it.
+    """Run the package checker on a copy of a submitter's folder.
 
     Args:
         tree: the copy. The checker writes ``scaling.json`` files into it, and may write anywhere in its parent folder.
-        ruleset: version of the rules, such as ``6.0.0``.
     """
     output = _run(tree, "package_checker", [tree, usage, ruleset], folder=tree.parent)
     passed = output.says("PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !")
     complaints = list(_package_complaints(output, passed))
-    if death := output.death():
-        complaints.append(death)
+    if crash := output.crash():
+        complaints.append(crash)
     if not complaints and not passed:
-        complaints.append(_unsaid(output, "it found no errors"))
+        complaints.append(_no_success(output, "it found no errors"))
     return CheckerReport("package_checker", tree.name, _refusals(complaints))
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from common.errors import ConfigError, DataError, SuiteError
 from common.mlperf.parsed_log import ParsedLog
-from common.mlperf.rules import RULESETS, round_name
+from common.mlperf.rules import require_ruleset, round_name
 from common.mlperf.verdict import UNVERIFIED
-from common.submission.checkers import format_report, judge_tree
+from common.submission.checkers import judge_tree
 from common.submission.entries import SubmissionEntry, contradicted_descriptions, gather, refusals
 from common.submission.layout import SCALING_FILE
+from common.submission.mlcommons_checkers import format_report
 from common.submission.settings import SubmissionSettings, read_settings
 from common.submission.system_description import Description, describe
 from common.submission.tree import result_folder, write_tree
@@ -37,7 +38,6 @@ def package(
     """Build and check a submission, and print the reports of the checkers.
 
     Args:
-        ruleset: version for all results.
         output: parent of the new submitter's folder; created if missing.
         repository: clone that has the commits of the runs.
         keep_rejected: keep a tree that is not accepted, as ``<submitter>.rejected``.
@@ -134,8 +134,7 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0 if every checker accepts the submission, 1 if one does not.
 
-    Raises:
-        ConfigError, DataError, SuiteError: see :func:`package`.
+    Raises as :func:`package`.
     """
     parser = argparse.ArgumentParser(prog="mlperf-suite package", description=_DESCRIPTION)
     parser.add_argument(
@@ -152,10 +151,9 @@ def main(argv: Sequence[str]) -> int:
         "--repository", type=Path, default=ROOT, help="clone with the runs' commits (default: this one)"
     )
     parser.add_argument(
-        "--keep-rejected", action="store_true", help="keep a tree that is not accepted, beside its place"
+        "--keep-rejected", action="store_true", help="keep a tree that is not accepted, as DIR/<submitter>.rejected"
     )
     args = parser.parse_args(argv)
-    if not any(args.ruleset in versions for versions in RULESETS.values()):
-        raise ConfigError(f"--ruleset {args.ruleset} is not known; known are {', '.join(RULESETS['training'])}")
+    require_ruleset(args.ruleset)
     settings = read_settings(args.submission, tuple(args.results))
     return 0 if package(settings, args.ruleset, args.output, args.repository, args.keep_rejected) else 1

@@ -33,11 +33,8 @@ def own_contradictions(series: Series) -> Iterator[str]:
             if getattr(begin, field) != expected:
                 yield f"{about} has the {field} {getattr(begin, field)}, a launcher calls it {expected}"
         drawn = first.seed - first.experiment + 1
-        if drawn >= 0 and begin.seed != experiment_seed(drawn, begin.experiment):
-            yield (
-                f"{about} has the seed {begin.seed}, a launcher counts on from the first: "
-                f"{experiment_seed(drawn, begin.experiment)}"
-            )
+        if drawn >= 0 and begin.seed != (expected_seed := experiment_seed(drawn, begin.experiment)):
+            yield f"{about} has the seed {begin.seed}, a launcher counts on from the first: {expected_seed}"
         if run.end is not None:
             for text in _end_contradictions(run.end):
                 yield f"{about} {text}"
@@ -86,13 +83,7 @@ def kind_of(verdict: str) -> VerdictKind | None:
 
 
 def log_contradictions(series: Series, run: Experiment, log: ParsedLog) -> Iterator[str]:
-    """Yield, as sentences, contradictions between the log of a run and its lines in ``runs.jsonl``.
-
-    Args:
-        series: the series of runs, whose folder has ``runs.jsonl``.
-        run: the lines about this run.
-        log: log of this run.
-    """
+    """Yield, as sentences, contradictions between the log of a run and ``run``, its lines in ``runs.jsonl``."""
     where = f"{series.folder / RUNS_FILE} has"
     begin, end = run.begin, run.end
     number = f"for experiment {begin.experiment}"
@@ -124,11 +115,11 @@ def verdict_contradiction(run: Experiment, log: ParsedLog, now: VerdictKind) -> 
     Other changes are ignored: a newer suite may have stricter rules. If the log is refused now, its own verdict gives
     the reasons.
     """
-    told = kind_of(run.end.verdict) if run.end is not None else None
-    if told is None or now == "refused" or (told == "valid run") == (now == "valid run"):
+    recorded = kind_of(run.end.verdict) if run.end is not None else None
+    if recorded is None or now == "refused" or (recorded == "valid run") == (now == "valid run"):
         return None
     return (
-        f"{log.path}: is {_article(now)} now, {RUNS_FILE} says that it was {_article(told)} when experiment "
+        f"{log.path}: is {_article(now)} now, {RUNS_FILE} says that it was {_article(recorded)} when experiment "
         f"{run.begin.experiment} ended: the log was changed"
     )
 
@@ -144,13 +135,13 @@ def _log_name(begin: Begin) -> str | None:
         return None
 
 
-def _scale_contradictions(log: ParsedLog, begin: Begin, told: str) -> Iterator[str]:
+def _scale_contradictions(log: ParsedLog, begin: Begin, recorded: str) -> Iterator[str]:
     """Yield contradictions in the number of nodes, and of accelerators per node (0 in the log of a CPU-only run)."""
     nodes, _, ranks = begin.scale.partition("x")
     for key, allowed in (("number_of_nodes", (int(nodes),)), ("accelerators_per_node", (int(ranks), 0))):
         for event in log.all(key):
             if isinstance(event.value, bool) or event.value not in allowed:
-                yield f"{log.path}: {key} is {_shown(event.value)}, {told}"
+                yield f"{log.path}: {key} is {_shown(event.value)}, {recorded}"
 
 
 def _time_contradictions(log: ParsedLog, run: Experiment) -> Iterator[str]:

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from common.errors import DataError
-from common.launch.series import RUNS_FILE, Experiment, Series, going_on, read_runs
+from common.launch.series import RUNS_FILE, Experiment, Series, launch_command, read_runs
 from common.mlperf.parsed_log import TOKEN, read_log
 from common.mlperf.refusals import Refusal
 from common.submission.found_files import find_files
@@ -40,7 +40,6 @@ class RunSet:
     """The runs of one benchmark on one system, in launch order.
 
     Attributes:
-        name: name for messages.
         numbers: number of each run: of its experiment or result file, or its position from 1.
         complaints: faults of the set as a whole; each names file and reason.
         notes: information that does not change the verdict.
@@ -84,11 +83,12 @@ def _in_folder(folder: Path) -> list[RunSet]:
     names = [*content.files, *content.special, *content.folders]
     launched = sorted({path.parent for path in names if path.name == RUNS_FILE})
     copied = sorted({path.parent for path in names if RESULT.fullmatch(path.name)})
-    registries = {each: next((place for place in launched if each.is_relative_to(place)), None) for each in copied}
+    # For each folder with result_<i>.txt: the folder itself or the one above it that has runs.jsonl.
+    registries = {each: next((above for above in launched if each.is_relative_to(above)), None) for each in copied}
     found = []
-    for place in launched:
-        below = [folder / each for each, registry in registries.items() if registry == place != each]
-        found += [replace(each, notes=(*each.notes, *_below_registry(below))) for each in _in_results(folder / place)]
+    for results in launched:
+        below = [folder / each for each, registry in registries.items() if registry == results != each]
+        found += [replace(each, notes=(*each.notes, *_below_registry(below))) for each in _in_results(folder / results)]
     for each, registry in registries.items():
         if registry in (None, each):
             run_set = _of_names(folder / each, [path for path in names if path.parent == each])
@@ -238,8 +238,7 @@ def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[
         *(refusal for run in left_out for refusal in _not_started_refusals(run, where)),
     ]
     notes = [
-        f"experiment {run.begin.experiment} never started the clock: it is no run and does not count"
-        for run in left_out
+        f"experiment {run.begin.experiment} ended before run_start: it is no run and does not count" for run in left_out
     ]
     return RunSet(
         name=f"{series.folder}, series {series.name}",
@@ -265,7 +264,7 @@ def _count_refusals(series: Series, where: Path, ran: int, on_disk: Set[int]) ->
     if ran < series.declared:
         text = (
             f"{where}: {series.name} was declared with {series.declared} experiments, {ran} ran: launch the other "
-            f"{series.declared - ran} in the same series: {going_on(series)}"
+            f"{series.declared - ran} in the same series: {launch_command(series)}"
         )
         complaints.append(Refusal("declared-count", text))
     if ran > series.declared:
@@ -287,7 +286,7 @@ def _stray_refusals(folder: Path, names: Sequence[str], known: Set[str]) -> Iter
         if found is None or not name.endswith(".log") or found[1] in known:
             continue
         try:
-            stray = _clock_started(folder / name)
+            stray = _has_run_start(folder / name)
         except DataError:
             continue  # not a regular readable file, so the launcher did not write it
         if stray:
@@ -341,7 +340,7 @@ def _not_started_refusals(run: Experiment, where: Path) -> list[Refusal]:
     if not os.path.lexists(run.log):
         return [Refusal("run-without-end", f"{run.log} is missing: without it {unseen}")]
     try:
-        started = _clock_started(run.log)
+        started = _has_run_start(run.log)
     except DataError as error:
         return [Refusal("run-without-end", f"{error}: {unseen}")]
     if started:
@@ -350,7 +349,7 @@ def _not_started_refusals(run: Experiment, where: Path) -> list[Refusal]:
     return []
 
 
-def _clock_started(path: Path) -> bool:
+def _has_run_start(path: Path) -> bool:
     """Return whether a log has a ``run_start`` event, even if the log is damaged.
 
     Raises:

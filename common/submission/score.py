@@ -40,7 +40,6 @@ class ScoredRun:
 
     Attributes:
         number: number of the experiment or of the result file.
-        verdict: verdict on its log.
         log: the parsed log; None if it cannot be read.
         convergence: training progress at convergence, in ``Rules.unit``; None if the run did not converge.
     """
@@ -175,7 +174,7 @@ def _score(run_set: RunSet, version: str | None) -> ResultScore:
 
 
 def _judge_all(run_set: RunSet, version: str | None) -> list[Verdict]:
-    """Return the verdicts of all logs under one ruleset; see :func:`score` for the default of ``version``."""
+    """Return the verdicts of all logs under one ruleset; for None, the one that :func:`score` describes."""
     with ThreadPoolExecutor(max_workers=2) as pool:  # read one log while the checker process judges another
 
         def judge_under(ruleset: str | None, logs: Sequence[ParsedLog | None]) -> list[Verdict]:

@@ -32,7 +32,6 @@ class SystemSettings:
 
     Attributes:
         system_name: name in the published result tables.
-        status: availability of the system.
         fields: fields of the system description. They override the values that `doctor` found on the nodes.
     """
 
@@ -75,7 +74,6 @@ class SubmissionSettings:
     """The whole submission of one submitter.
 
     Attributes:
-        submitter: name of the submitter and of its folder.
         submission_org: value of ``submission_org`` in the logs; None if it equals ``submitter`` apart from case,
             spaces and punctuation.
         license: a text file; None for the Apache-2.0 licence of this suite.
@@ -91,10 +89,11 @@ class SubmissionSettings:
         """Return whether logs with ``submission_org: org`` belong to the submitter."""
         if self.submission_org is not None:
             return org == self.submission_org
-        return _letters(org) == _letters(self.submitter)
+        return normalised(org) == normalised(self.submitter)
 
 
-def _letters(name: str) -> str:
+def normalised(name: str) -> str:
+    """Return the letters and digits of a name in lower case, for comparisons."""
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
@@ -110,7 +109,7 @@ def read_settings(path: Path, results: tuple[Path, ...] = ()) -> SubmissionSetti
     except DataError as error:
         raise ConfigError(str(error)) from error
     if len(text) > LARGEST_FILE:
-        raise ConfigError(f"{path}: is larger than {LARGEST_FILE >> 10} KiB; is it a submission's?")
+        raise ConfigError(f"{path}: is larger than {LARGEST_FILE >> 10} KiB; is it the file of a submission?")
     try:
         content = load_yaml(text.decode(), str(path))
     except UnicodeDecodeError as error:

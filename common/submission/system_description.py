@@ -150,7 +150,6 @@ def describe(name: str, system: SystemSettings, submitter: str, doctors: Sequenc
     """Return the description of one system.
 
     Args:
-        name: name of the system, for messages.
         doctors: files in which `doctor` described the nodes, one per series; may be empty.
 
     Raises:
@@ -179,7 +178,7 @@ def describe(name: str, system: SystemSettings, submitter: str, doctors: Sequenc
     if not system.system_name:
         notes.append(f"systems/{name}.json: system_name is empty; fill in systems.{name}.system_name")
     if not doctors:
-        notes.append(f"systems/{name}.json: no file of `doctor` was found; all of it is the submitter's own word")
+        notes.append(f"systems/{name}.json: no file of `doctor` was found; nothing in it was measured")
     return Description(fields, tuple(notes))
 
 
@@ -223,13 +222,13 @@ def _nodes(path: Path) -> dict[str, Facts]:
     return nodes
 
 
-def _common_facts(nodes: Mapping[str, Facts], said: Mapping[str, Any]) -> Facts:
-    """Return the facts that all nodes share. Fields in ``said``, which the submission states, are not compared."""
+def _common_facts(nodes: Mapping[str, Facts], fields: Mapping[str, Any]) -> Facts:
+    """Return the facts that all nodes share. ``fields``, which the submission states, are not compared."""
     if not nodes:
         return {}
     flat = {node: _flat(facts) for node, facts in nodes.items()}
-    stated = {(field,) for field in said if field != _SOFTWARE} | {
-        (_SOFTWARE, name) for name in said.get(_SOFTWARE, {})
+    stated = {(field,) for field in fields if field != _SOFTWARE} | {
+        (_SOFTWARE, name) for name in fields.get(_SOFTWARE, {})
     }
     common: Facts = {_SOFTWARE: {}}
     differences = []

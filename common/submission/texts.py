@@ -13,13 +13,7 @@ from common.submission.entries import SubmissionEntry
 
 
 def submission_readme(submitter: str, ruleset: str, entries: Sequence[SubmissionEntry]) -> str:
-    """Return README.md of the submitter's folder, with a table of the results.
-
-    Args:
-        submitter: name for the title.
-        ruleset: version of the rules, such as ``6.0.0``.
-        entries: one result for each row of the table.
-    """
+    """Return README.md of the submitter's folder, with one row for each entry in a table of the results."""
     lines = [
         f"# {submitter}: MLPerf {round_name(ruleset)} submission",
         "",
@@ -38,11 +32,7 @@ def submission_readme(submitter: str, ruleset: str, entries: Sequence[Submission
 
 
 def system_readme(entry: SubmissionEntry, own: str = "") -> str:
-    """Return README-<system>.md: how to launch, and which runs form the result, and why.
-
-    Args:
-        own: launch instructions of the submitter; empty to generate those of this suite.
-    """
+    """Return README-<system>.md: how to launch (``own``, or generated if empty), and which runs form the result."""
     title = f"# {entry.benchmark} on {entry.system}"
     return "\n".join([own.rstrip() or _how_to_launch(title, entry), "", *_runs(entry)]) + "\n"
 

@@ -48,9 +48,7 @@ def write_tree(
 
     Args:
         root: path that ends with the name of the submitter.
-        ruleset: version for all results.
         entries: results without refusals.
-        descriptions: description of each system, by its name.
         repository: clone that has the commits of the runs.
 
     Raises:

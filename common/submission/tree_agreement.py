@@ -19,6 +19,7 @@ from common.mlperf.parsed_log import LoggedEvaluation, ParsedLog
 from common.mlperf.refusals import Refusal
 from common.submission.found_files import FoundFiles
 from common.submission.layout import ResultFolder
+from common.submission.settings import normalised
 from common.untrusted.strict_json import read_json_object
 
 Sentence = TypeVar("Sentence", bound=str)
@@ -37,9 +38,6 @@ _UNSET = ("", "unset", "submissionorgplaceholder")
 def read_object(path: Path, most: int = JSON_BYTES) -> dict[str, Any]:
     """Return the JSON object in an untrusted file.
 
-    Args:
-        most: largest allowed size of the file in bytes.
-
     Raises:
         DataError: the file is not regular, is too large, or does not contain a JSON object.
     """
@@ -51,18 +49,13 @@ def same_organisation(one: str, other: str) -> bool:
 
     They can if their letters are equal, if one begins or ends with the other, or if one is the initials of the other.
     """
-    letters, others = _letters(one), _letters(other)
-    if letters in _UNSET or others in _UNSET:
+    short, long = sorted((normalised(one), normalised(other)), key=len)
+    if short in _UNSET or long in _UNSET:
         return True  # a missing name contradicts nothing
-    short, long = sorted((letters, others), key=len)
     if (len(short) >= SHORTEST_NAME and (long.startswith(short) or long.endswith(short))) or short == long:
         return True
     initials = {"".join(word[0] for word in _words(name)) for name in (one, other)}
     return len(short) > 1 and short in initials
-
-
-def _letters(name: str) -> str:
-    return "".join(character for character in name.casefold() if character.isalnum())
 
 
 def _words(name: str) -> list[str]:
@@ -73,12 +66,11 @@ def log_disagreements(log: ParsedLog, fields: Mapping[str, Any], where: str) -> 
     """Yield contradictions in division and system size between a log and the description of its system.
 
     Args:
-        fields: fields of the system description.
         where: name of the description in messages.
     """
-    division, said = log.division, fields.get("division")
-    if isinstance(division, str) and isinstance(said, str) and division.casefold() != said.casefold():
-        text = f"{log.path}: is of the {division[:80]!a} division, {where} of the {said[:80]!a} one"
+    division, described = log.division, fields.get("division")
+    if isinstance(division, str) and isinstance(described, str) and division.casefold() != described.casefold():
+        text = f"{log.path}: is of the {division[:80]!a} division, {where} of the {described[:80]!a} one"
         yield Refusal("division-differs", text)
     for key in _COUNTS:
         for event in log.all(key):
@@ -97,7 +89,7 @@ def _availability(status: object) -> str | None:
 def _other_status(logged: object, described: object) -> bool:
     """Return whether two values of availability differ.
 
-    A preview or research system also stands in a cloud or on premises, so its logs may say that instead.
+    A preview or research system is also in a cloud or on premises, so its logs may state that instead.
     """
     log, description = _availability(logged), _availability(described)
     if log is None or description is None or log == description:
@@ -126,12 +118,7 @@ def count_of(value: object) -> int | None:
 def folder_disagreements(
     folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]
 ) -> Iterator[Refusal]:
-    """Yield contradictions of the logs in a result folder with its name and its system description.
-
-    Args:
-        fields: content of the system description.
-        logs: all logs of the folder.
-    """
+    """Yield contradictions of the logs in a result folder with its name and with ``fields`` of its description."""
     where = f"systems/{folder.system}.json"
     sized = {name: value for name, value in fields.items() if not folder.weak or name not in _COUNTS}
     for log in logs:
@@ -142,12 +129,7 @@ def folder_disagreements(
 
 
 def folder_remarks(folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]) -> Iterator[str]:
-    """Yield remarks where logs state another submitter or status than the system description.
-
-    Args:
-        fields: content of the system description.
-        logs: all logs of the folder.
-    """
+    """Yield remarks where logs state another submitter or status than ``fields`` of the system description."""
     for key, field, differ in _REMARKED:
         described = fields.get(field)
         logged = Counter(str(value)[:80] for log in logs if differ(value := log.value(key), described))
@@ -176,26 +158,25 @@ def missing_code(
     """Check that the benchmark of a result folder has code, and a README with launch instructions.
 
     Args:
-        content: all files of the submission.
         benchmarks: names of all benchmarks in the submission.
 
     Returns:
         Complaints if code or README is missing, and remarks if they are in a folder of another name. Folders with the
         names of other benchmarks are not searched.
     """
-    place, own_name = f"benchmarks/{folder.benchmark}", folder.benchmark.casefold()
+    expected, own_name = f"benchmarks/{folder.benchmark}", folder.benchmark.casefold()
     others = {name.casefold() for name in benchmarks} - {own_name}
     every = [path for path in content.files if len(path.parts) > 1 and path.parts[0] in _CODE]
     unclaimed = [path for path in every if path.parts[1].casefold() not in others]
     own = [path for path in unclaimed if len(path.parts) > 2 and path.parts[1].casefold() == own_name]
     if not any(not _is_readme(path) for path in unclaimed):
-        text = f"its code is missing: there are no files in {place}/implementations/<implementation>/"
+        text = f"its code is missing: there are no files in {expected}/implementations/<implementation>/"
         return [Refusal("code-missing", text)], []
     if not any(_is_readme(path) for path in unclaimed):
-        return [Refusal("code-missing", f"{place} has no README that says how to launch it")], []
+        return [Refusal("code-missing", f"{expected} has no README that says how to launch it")], []
     if not any(len(path.parts) > 4 and path.parts[2] == "implementations" for path in own):
-        return [], [f"no code is in {place}/implementations/<implementation>/, where the rules have it"]
-    return [], [] if any(map(_is_readme, own)) else [f"{place} has no README that says how to launch it"]
+        return [], [f"no code is in {expected}/implementations/<implementation>/, where the rules have it"]
+    return [], [] if any(map(_is_readme, own)) else [f"{expected} has no README that says how to launch it"]
 
 
 def _is_readme(path: PurePosixPath) -> bool:
@@ -215,8 +196,8 @@ def implementation_findings(
     """
     parts = (folder.benchmark.casefold(), "implementations", folder.system)
     for path in content.files:
-        place = tuple(part.casefold() if i == 0 else part for i, part in enumerate(path.parts[1:-1]))
-        if path.parts[0] not in _CODE or place != parts or path.suffix != ".json":
+        within = tuple(part.casefold() if i == 0 else part for i, part in enumerate(path.parts[1:-1]))
+        if path.parts[0] not in _CODE or within != parts or path.suffix != ".json":
             continue
         implementation = path.stem.removeprefix(f"{folder.system}_")
         if implementation == path.stem:
@@ -236,8 +217,8 @@ def _scale_disagreements(own: Mapping[str, Any], folder: ResultFolder, fields: M
     scale = own.get("scale")
     if isinstance(scale, str) and not folder.weak:
         for key, part in zip(_COUNTS, scale.split("x"), strict=False):
-            told, described = count_of(part), count_of(fields.get(key))
-            if told is not None and described not in (told, None):
+            stated, described = count_of(part), count_of(fields.get(key))
+            if stated is not None and described not in (stated, None):
                 yield f"scale is {scale[:80]!a}, {key} in systems/{folder.system}.json is {described}"
 
 

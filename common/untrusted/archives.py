@@ -65,8 +65,7 @@ def tar_members(
     Args:
         file: open at the beginning of the archive.
         damage: start of the message about a damaged archive, such as "a.tar is damaged".
-        mode: mode of ``tarfile.open``: ``r|`` and ``r|gz`` for streams, ``r:`` for files whose members are read in
-            place.
+        mode: mode of ``tarfile.open``: ``r|`` and ``r|gz`` for streams, ``r:`` for files with random access.
         most: largest inflated size in bytes; None for an archive that is not compressed.
 
     Raises:
@@ -100,7 +99,7 @@ def named_damage(damage: str) -> Iterator[None]:
 def unpack(
     archive: Path,
     folder: Path,
-    place_of: Callable[[tarfile.TarInfo], str | None],
+    path_of: Callable[[tarfile.TarInfo], str | None],
     *,
     most: int,
     mode: str = "r|gz",
@@ -108,10 +107,8 @@ def unpack(
     """Write files of a tar below a folder and return their number.
 
     Args:
-        folder: an existing folder.
-        place_of: maps a member to its path below the folder, with ``/`` between its parts; None skips the member.
-        most: largest inflated size in bytes.
-        mode: see :func:`tar_members`.
+        path_of: maps a member to its path below the folder, with ``/`` between its parts; None skips the member.
+        mode: mode of ``tarfile.open``, ``r|`` or ``r|gz``.
 
     Raises:
         DataError: the archive is damaged, or a selected member is not a file, occurs twice, has a path below a file
@@ -122,7 +119,7 @@ def unpack(
     folders: set[str] = set()
     with open_regular(archive) as file, named_damage(f"{archive} is damaged"):
         for tar, member in tar_members(file, f"{archive} is damaged", mode, most=most):
-            if (name := place_of(member)) is None:
+            if (name := path_of(member)) is None:
                 continue
             parts = PurePosixPath(name).parts
             above = {"/".join(parts[:count]) for count in range(1, len(parts))}
@@ -165,7 +162,6 @@ def open_zip(path: Path, file: BinaryIO) -> zipfile.ZipFile:
     """Open a zip after a check of its directory's size; its members are not read.
 
     Args:
-        path: path for messages.
         file: open for reading bytes; it must stay open as long as the archive.
 
     Raises:

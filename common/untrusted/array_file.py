@@ -33,7 +33,7 @@ _HEADER = re.compile(rf"\{{(?:\s*(?:{_DTYPE}|{_ORDER}|{_SHAPE})\s*,?){{3}}\s*\}}
 
 @dataclass(frozen=True)
 class Header:
-    """Header of an array file.
+    """The header of an array file.
 
     Attributes:
         fortran_order: whether the first dimension is contiguous.
@@ -107,7 +107,7 @@ def mapped(path: Path) -> NDArray[Any]:
         raise ValueError(f"it is cut off: it has {size:,} bytes, and its header says {header.bytes:,}")
     order = "F" if header.fortran_order else "C"
     if not math.prod(header.shape) or not header.dtype.itemsize:
-        return np.empty(header.shape, header.dtype, order="F" if header.fortran_order else "C")
+        return np.empty(header.shape, header.dtype, order=order)  # type: ignore[call-overload]
     return np.memmap(path, header.dtype, "r", header.offset, header.shape, order)  # type: ignore[call-overload]
 
 
@@ -115,7 +115,6 @@ def read_npz(path: Path, names: Sequence[str], most: int) -> list[NDArray[Any]]:
     """Return arrays of an ``.npz``.
 
     Args:
-        names: names of the arrays.
         most: largest size of each array in bytes.
 
     Raises:

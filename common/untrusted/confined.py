@@ -77,11 +77,7 @@ def command(
     """Return the command that runs a module confined.
 
     Args:
-        module: full name of the module.
-        arguments: command-line arguments.
         folder: the only folder to which it may write.
-        readable: files and folders that it may read.
-        cpu_seconds: limit of CPU time.
     """
     limits = {
         "megabytes": MEGABYTES,
@@ -101,8 +97,6 @@ def run_confined(
     Args:
         module: module name, such as ``package_checker``.
         arguments: command-line arguments. They must not contain untrusted values, except validated paths.
-        readable: files and folders that it may read.
-        seconds: time limit.
         folder: working folder, which it may write to; None for a temporary empty folder.
 
     Raises:

@@ -79,7 +79,7 @@ def _hook(readable: Sequence[str], writable: str) -> Callable[[str, tuple[Any, .
     own = os.path.realpath(writable)
 
     def within(path: object, roots: Sequence[str]) -> bool:
-        if isinstance(path, int):  # a descriptor that is open already
+        if isinstance(path, int):  # a file descriptor, which was opened before
             return True
         if not isinstance(path, str | bytes | os.PathLike):
             return False

@@ -77,8 +77,6 @@ def scan(
     """Read the opcodes of one pickle and return the offset behind its end.
 
     Args:
-        content: buffer that contains the pickle.
-        start: offset of the pickle.
         memory: limit in bytes for its values. Texts and bytes do not count unless a call may copy them.
         named: called with every name that a ``GLOBAL`` opcode imports, as ``module.name``; raises to refuse it.
         called: called with the name and the records of the arguments of every call of an imported name.

@@ -27,11 +27,10 @@ class Admitted:
     """Allowed dtypes of arrays.
 
     Attributes:
-        words: description of the dtypes, for messages.
         dtypes: names of the dtypes in a pickle; :data:`OBJECTS` allows arrays of objects.
     """
 
-    words: str
+    description: str
     dtypes: tuple[str, ...]
 
 
@@ -69,7 +68,6 @@ def load_arrays(content: bytes, name: str = "a pickle", inside: str | None = Non
     """Return the arrays of a pickled dict, such as encoded pictures and captions, or the weights of a network.
 
     Args:
-        content: the whole pickle.
         name: name of the file or member, for messages.
         inside: key of a dict within the dict. If it exists, its arrays are returned, and other entries are ignored.
 
@@ -149,12 +147,7 @@ class PickledArray:
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Unpickles arrays as :class:`PickledArray`, and refuses every other name.
-
-    Args:
-        file: open at the start of the pickle.
-        admitted: allowed dtypes.
-    """
+    """Unpickles arrays of the ``admitted`` dtypes as :class:`PickledArray`, and refuses every other name."""
 
     def __init__(self, file: BinaryIO, admitted: Admitted) -> None:
         super().__init__(file, encoding="latin1")  # NumPy restores bytes of Python 2 from it
@@ -206,7 +199,9 @@ class _Dtype:
     def numpy(self, admitted: Admitted) -> np.dtype[Any] | None:
         """Return NumPy's dtype; None for objects."""
         if not isinstance(self.name, str) or self.name not in admitted.dtypes:
-            raise Refused(f"its pickle has an array of dtype {shown(self.name)}, where {admitted.words} are expected")
+            raise Refused(
+                f"its pickle has an array of dtype {shown(self.name)}, where {admitted.description} are expected"
+            )
         return None if self.name == OBJECTS else np.dtype(f"{self.order}{self.name}")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from common.errors import DataError, SuiteError
+from common.errors import DataError
 
 TEXT_BYTES = 64 * 2**20
 """Default limit in bytes for a file that is read completely.
@@ -71,48 +71,47 @@ class NotRegular(OSError):
     """The path names a folder, a pipe, a socket, a device, or a link that may not be followed."""
 
 
-def read_bytes(
-    path: Path, most: int = TEXT_BYTES, *, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
-) -> bytes:
+def read_bytes(path: Path, most: int = TEXT_BYTES, *, follow: bool = True, remedy: str = "") -> bytes:
     """Return the content of a regular file.
 
     Args:
         most: largest size in bytes.
         follow: whether the path may be a symbolic link.
-        error: class of the error to raise.
         remedy: what the user can do, for the message, such as "fetch it again".
 
     Raises:
-        SuiteError: of the class ``error``: the file is missing, too large, not a regular file, or cannot be read.
+        DataError: the file is missing, too large, not a regular file, or cannot be read.
     """
     behind = f"; {remedy}" if remedy else ""
     try:
         with open_regular(path, follow) as file:
             content = file.read(most + 1)
-    except DataError as problem:
-        raise error(f"{problem}{behind}") from problem
-    except (OSError, MemoryError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem) or "not enough memory"
-        raise error(f"{path}: cannot be read: {reason}{behind}") from problem
+    except DataError as error:
+        raise DataError(f"{error}{behind}") from error
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
+        raise DataError(f"{path}: cannot be read: {reason}{behind}") from error
     if len(content) > most:
-        raise error(f"{path}: is larger than {_amount(most)}{behind}")
+        raise DataError(f"{path}: is larger than {_amount(most)}{behind}")
     return content
 
 
-def read_text(
-    path: Path, most: int = TEXT_BYTES, *, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
-) -> str:
+def read_text(path: Path, most: int = TEXT_BYTES, *, remedy: str = "") -> str:
     """Return the content of a regular UTF-8 file; for arguments and errors see :func:`read_bytes`."""
-    return decoded(path, read_bytes(path, most, follow=follow, error=error, remedy=remedy), error=error, remedy=remedy)
+    return decoded(path, read_bytes(path, most, remedy=remedy), remedy)
 
 
-def decoded(path: Path, content: bytes, *, error: type[SuiteError] = DataError, remedy: str = "") -> str:
-    """Return the ``content`` of a file as text; for arguments and errors see :func:`read_bytes`."""
+def decoded(path: Path, content: bytes, remedy: str = "") -> str:
+    """Return the ``content`` of a file as text.
+
+    Raises:
+        DataError: it is not UTF-8; the message has the number of the line, and ``remedy``.
+    """
     try:
         return content.decode("utf-8")
-    except UnicodeDecodeError as problem:
+    except UnicodeDecodeError as error:
         line = line_not_utf8(io.BytesIO(content))
-        raise error(f"{path}: line {line} is not UTF-8: {problem}" + (f"; {remedy}" if remedy else "")) from problem
+        raise DataError(f"{path}: line {line} is not UTF-8: {error}" + (f"; {remedy}" if remedy else "")) from error
 
 
 def line_not_utf8(file: IO[bytes]) -> int | None:
@@ -121,8 +120,8 @@ def line_not_utf8(file: IO[bytes]) -> int | None:
     while chunk := file.read(2**20):
         try:
             decoder.decode(chunk)
-        except UnicodeDecodeError as problem:
-            return line + problem.object.count(b"\n", 0, problem.start)
+        except UnicodeDecodeError as error:
+            return line + error.object.count(b"\n", 0, error.start)
         line += chunk.count(b"\n")
     return line if decoder.getstate()[0] else None
 
@@ -131,7 +130,6 @@ def lines(path: Path, file: IO[bytes] | io.BufferedIOBase, longest: int, before:
     """Yield the lines of an open file, with their line ends.
 
     Args:
-        path: path for messages.
         file: open for reading bytes; it may be a decompressing one.
         longest: largest length of a line in bytes.
         before: number of lines that were read before.

@@ -25,11 +25,10 @@ _BYTES |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 
 @dataclass(frozen=True)
-class TensorPlace:
-    """Position of one tensor.
+class TensorLocation:
+    """Position of one tensor in a file.
 
     Attributes:
-        file: path of the file.
         dtype: the format's name, such as ``BF16``.
         start, end: byte range in the file.
     """
@@ -41,7 +40,7 @@ class TensorPlace:
     end: int
 
 
-def read_header(path: Path) -> dict[str, TensorPlace]:
+def read_header(path: Path) -> dict[str, TensorLocation]:
     """Return the tensors of ``path`` by name; read only the header.
 
     Raises:
@@ -58,23 +57,23 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
                 raise CheckpointError(f"{path} has a header of {length:,} bytes, and at most {HEADER_LIMIT:,} are read")
             content = parse(file.read(length).decode("utf-8"), FILE_ENTRIES)
         first = _LENGTH_BYTES + length
-        found = {name: _place(path, first, entry) for name, entry in content.items() if name != _METADATA}
+        found = {name: _location(path, first, entry) for name, entry in content.items() if name != _METADATA}
     except DataError as error:
         raise CheckpointError(f"{error}" if path.exists() else f"{path} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is no safetensors file ({type(error).__name__}: {error})") from error
-    for name, place in found.items():
-        if place.end > size:
+    for name, location in found.items():
+        if location.end > size:
             raise CheckpointError(
-                f"{path} is cut off: it has {size} bytes, and {name} ends at {place.end}; fetch it again"
+                f"{path} is cut off: it has {size} bytes, and {name} ends at {location.end}; fetch it again"
             )
     return found
 
 
-def _place(path: Path, first: int, entry: dict[str, Any]) -> TensorPlace:
+def _location(path: Path, first: int, entry: dict[str, Any]) -> TensorLocation:
     shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
         raise ValueError("a shape or an offset that is no whole number")
     if end - start != math.prod(shape) * _BYTES[entry["dtype"]]:
         raise ValueError(f"{end - start} bytes for {entry['dtype']} of shape {list(shape)}")
-    return TensorPlace(path, entry["dtype"], shape, first + start, first + end)
+    return TensorLocation(path, entry["dtype"], shape, first + start, first + end)

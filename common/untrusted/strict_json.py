@@ -2,7 +2,7 @@
 
 Python's parser takes the last of two equal keys where other parsers take the first. It accepts integers of thousands
 of digits, which overflow later, and nesting up to its own limit. :func:`parse_object` reads lines of logs,
-:func:`read_json` complete files.
+:func:`read_json_object` complete files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from common.errors import DataError, SuiteError
+from common.errors import DataError
 from common.untrusted.regular_file import TEXT_BYTES, decoded, read_bytes
 
 DEPTH = 32
@@ -100,29 +100,20 @@ def _require_characters(text: str, content: object) -> None:
         raise StrictJsonError(f"corrupt: it has {half}, half of a surrogate pair, which is no character") from error
 
 
-def read_json(
-    path: Path, *, most: int = TEXT_BYTES, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
-) -> Any:
-    """Return the value of a JSON file; for arguments see :func:`common.untrusted.regular_file.read_bytes`.
+def read_json_object(path: Path, *, most: int = TEXT_BYTES, follow: bool = True, remedy: str = "") -> dict[str, Any]:
+    """Return the object of a JSON file; for arguments see :func:`common.untrusted.regular_file.read_bytes`.
 
     Raises:
-        SuiteError: of the class ``error``: the file cannot be read within its bounds, or is not valid JSON.
+        DataError: the file cannot be read within its bounds, or is not valid JSON, or not an object.
     """
-    content = read_bytes(path, most, follow=follow, error=error, remedy=remedy)
+    text = decoded(path, read_bytes(path, most, follow=follow, remedy=remedy), remedy)
     try:
-        return parse(decoded(path, content, error=error, remedy=remedy), FILE_ENTRIES)
-    except ValueError as problem:
-        reason = f"it is {problem}" if isinstance(problem, StrictJsonError) else str(problem)
-        raise error(f"{path}: is no readable JSON: {reason}" + (f"; {remedy}" if remedy else "")) from problem
-
-
-def read_json_object(
-    path: Path, *, most: int = TEXT_BYTES, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
-) -> dict[str, Any]:
-    """Return the object of a JSON file; for arguments and errors see :func:`read_json`."""
-    content = read_json(path, most=most, follow=follow, error=error, remedy=remedy)
-    if not isinstance(content, dict):
-        raise error(f"{path}: is no readable JSON: it is not a JSON object" + (f"; {remedy}" if remedy else ""))
+        content = parse(text, FILE_ENTRIES)
+        if not isinstance(content, dict):
+            raise StrictJsonError("not a JSON object")
+    except ValueError as error:
+        reason = f"it is {error}" if isinstance(error, StrictJsonError) else str(error)
+        raise DataError(f"{path}: is no readable JSON: {reason}" + (f"; {remedy}" if remedy else "")) from error
     return content
 
 

@@ -132,39 +132,38 @@ def read_values(path: Path, kind: str = "values") -> Any:
         kind: description of the expected content, for messages.
 
     Raises:
-        CheckpointError: see :func:`read_state`.
+        CheckpointError: the file is missing or damaged, or its pickle requests anything else; nothing is executed.
     """
     return _content(path, kind)
 
 
 def _content(path: Path, kind: str, digest: str | None = None) -> Any:
+    unreadable = f"{path}: not a file of {kind} that PyTorch can read"
     try:
         with open_regular(path) as file:
             if digest is not None:
                 check_digest(path, digest)
             if path.suffix == ".safetensors":
-                return _safetensors(path, kind)
+                return _safetensors(path, unreadable)
             zipped = _check(file)
         content = _read(path, zipped)
     except DataError as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        text = (
-            f"{path}: not a file of {kind} that PyTorch can read: {reason}" if path.exists() else f"{path} is missing"
-        )
-        raise CheckpointError(text) from None
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing") from None
+        raise CheckpointError(f"{unreadable}: {str(error).removeprefix(f'{path}: ')}") from None
     except Excessive as error:
-        raise CheckpointError(f"{path}: not a file of {kind} that PyTorch can read: {error}; fetch it again") from None
+        raise CheckpointError(f"{unreadable}: {error}; fetch it again") from None
     except UNREADABLE as error:
-        raise CheckpointError(f"{path}: not a file of {kind} that PyTorch can read: {_cause(error)}") from None
+        raise CheckpointError(f"{unreadable}: {_cause(error)}") from None
     _check_values(path, content)
     return content
 
 
-def _safetensors(path: Path, kind: str) -> dict[str, Tensor]:
+def _safetensors(path: Path, unreadable: str) -> dict[str, Tensor]:
     try:
         read_header(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{path}: not a file of {kind} that PyTorch can read: {error}") from None
+        raise CheckpointError(f"{unreadable}: {error}") from None
     return safetensors.torch.load_file(path)
 
 
@@ -208,11 +207,7 @@ def _called(name: str, arguments: tuple[Record, ...]) -> None:
 
 
 def _check_values(path: Path, content: object) -> None:
-    """Refuse values that are nested too deep, and tensors that are much larger than their storages.
-
-    Raises:
-        CheckpointError: there are such values.
-    """
+    """Raise CheckpointError for values that are nested too deep, and tensors much larger than their storages."""
     left, repeated, level = VALUES, 0, [content]
     for _ in range(DEPTH):
         inner: list[object] = []
@@ -286,6 +281,6 @@ def _asks_for(name: str) -> str:
 
 
 def _read(path: Path, zipped: bool) -> Any:
-    stand_ins: list[Any] = [(Skipped, name) for name in SKIPPED]
-    with torch.serialization.safe_globals(stand_ins):
+    placeholders: list[Any] = [(Skipped, name) for name in SKIPPED]
+    with torch.serialization.safe_globals(placeholders):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)

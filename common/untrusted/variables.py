@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +16,11 @@ from common.errors import ConfigError
 
 
 class Variable(NamedTuple):
-    """The setting whose default a variable is, and the pattern and description of its allowed values."""
+    """The setting whose default a variable is, and a pattern and a description of its allowed values."""
 
     key: str
     pattern: str
-    words: str
+    expected: str
 
 
 _FLAG = ("0|1|(?i:true|false)", "true or false")
@@ -35,26 +35,26 @@ VARIABLES = {
 }
 
 
-def check_variables(overrides: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
+def check_variables(overrides: Sequence[str]) -> None:
     """Refuse a variable with an unusable value, unless ``overrides`` set its setting to another value.
 
     Raises:
         ConfigError: naming the variable, its value, and the setting.
     """
     given = {text.partition("=")[0].lstrip("+") for text in overrides}
-    for name, (key, pattern, words) in VARIABLES.items():
-        value = environment.get(name)
+    for name, (key, pattern, expected) in VARIABLES.items():
+        value = os.environ.get(name)
         if value is not None and key not in given and not re.fullmatch(pattern, value, re.DOTALL):
             what = f"the environment variable {name} is {'empty' if not value else repr(value)}"
-            raise ConfigError(f"{name}={value}: {what}, expected {words}; unset it, or give {key}=…")
+            raise ConfigError(f"{name}={value}: {what}, expected {expected}; unset it, or give {key}=…")
 
 
-def data_root(environment: Mapping[str, str] = os.environ) -> Path:
+def data_root() -> Path:
     """Return the folder of all data sets: ``MLPERF_DATA_DIR``, or ``data``, the default of ``configs/train.yaml``.
 
     Raises:
         ConfigError: the variable is set, and empty.
     """
     others = [variable.key for name, variable in VARIABLES.items() if name != "MLPERF_DATA_DIR"]
-    check_variables([f"{key}=" for key in others], environment)
-    return Path(environment.get("MLPERF_DATA_DIR", "data"))
+    check_variables([f"{key}=" for key in others])
+    return Path(os.environ.get("MLPERF_DATA_DIR", "data"))

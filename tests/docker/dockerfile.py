@@ -1,4 +1,4 @@
-"""Reads a Dockerfile and a .dockerignore, as far as ours go; what it does not know, it refuses."""
+"""Parser of the parts of a Dockerfile and a .dockerignore that ours use; other input fails an assertion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its keyword in capitals, the rest on one line, and the comment lines right above it."""
+    """One instruction: keyword in capitals, the rest on one line, and the comment lines directly above it."""
 
     keyword: str
     value: str
@@ -20,7 +20,7 @@ class Instruction:
         return re.findall(rf"(?:^|\s)--{name}=(\S+)", self.value)
 
     def words(self) -> list[str]:
-        """What is no flag."""
+        """The words that are not flags."""
         return [word for word in self.value.split() if not word.startswith("--")]
 
 
@@ -68,7 +68,7 @@ def read_instructions(text: str) -> list[Instruction]:
 
 
 def read_stages(instructions: list[Instruction]) -> tuple[dict[str, str], dict[str, Stage]]:
-    """The arguments before the first stage, with their defaults, and the stages by name."""
+    """Return the arguments before the first stage, with their defaults, and the stages by name."""
     arguments: dict[str, str] = {}
     stages: dict[str, Stage] = {}
     current: Stage | None = None
@@ -88,12 +88,12 @@ def read_stages(instructions: list[Instruction]) -> tuple[dict[str, str], dict[s
 
 
 def is_ignored(path: str, patterns: list[str]) -> bool:
-    """Whether a .dockerignore keeps ``path`` out of the context: the last pattern that fits it or a parent decides."""
+    """Return whether a .dockerignore excludes ``path``: the last pattern that matches it or a parent folder decides."""
     candidates = [path, *(str(parent) for parent in PurePosixPath(path).parents if str(parent) != ".")]
     ignored = False
     for pattern in patterns:
-        fits = re.compile(_expression(pattern.removeprefix("!")))
-        if any(fits.fullmatch(candidate) for candidate in candidates):
+        expression = re.compile(_expression(pattern.removeprefix("!")))
+        if any(expression.fullmatch(candidate) for candidate in candidates):
             ignored = not pattern.startswith("!")
     return ignored
 

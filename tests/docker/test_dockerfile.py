@@ -1,4 +1,4 @@
-"""docker/Dockerfile, which no test can build: what it copies, names, pins and promises."""
+"""Checks of docker/Dockerfile without building it, and of the build script with a fake docker."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ COPIES = [
 
 
 def lineage(stage: Stage) -> list[Instruction]:
-    """All instructions that make the stage's image, those of its parents first."""
+    """Return all instructions of the stage's image, those of its parents first."""
     parent = STAGES.get(stage.parent)
     return [*(lineage(parent) if parent else []), *stage.instructions]
 
 
 def files(source: str) -> list[str]:
-    """The files of the repository that a COPY of ``source`` could take."""
+    """Return the files of the repository that a COPY of ``source`` could copy."""
     path = ROOT / source
     found = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
     return [str(item.relative_to(ROOT)) for item in found]
@@ -46,7 +46,7 @@ def test_a_copied_path_exists_and_is_in_the_context(source: str):
     assert kept, f"COPY {source}: nothing of it reaches the builder"
 
 
-def test_the_context_holds_only_what_is_copied():
+def test_the_context_has_only_copied_files():
     copied = [str(parameter.values[0]) for parameter in COPIES]
     top = [path for path in ROOT.iterdir() if not is_ignored(path.name, PATTERNS) or path.name == "docker"]
     kept = [name for path in top for name in files(path.name) if not is_ignored(name, PATTERNS)]
@@ -60,7 +60,7 @@ def test_a_bytecode_file_stays_out_of_the_context():
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_a_stage_takes_only_from_stages_before_it(stage: Stage):
+def test_a_stage_copies_only_from_earlier_stages(stage: Stage):
     before = list(STAGES)[: list(STAGES).index(stage.name)]
     taken = [mount["from"] for mount in stage.mounts() if "from" in mount]
     taken += [name for copy in stage.of("COPY") for name in copy.flags("from")]
@@ -121,7 +121,7 @@ def test_a_target_has_a_health_command_of_the_suite(family: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_target_stamps_the_source_that_it_holds(family: str):
+def test_a_target_has_variables_with_the_state_of_its_source(family: str):
     variables = " ".join(item.value for item in STAGES[family].of("ENV"))
 
     assert "MLPERF_SUITE_COMMIT=${SUITE_COMMIT}" in variables
@@ -129,7 +129,7 @@ def test_a_target_stamps_the_source_that_it_holds(family: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_target_leaves_the_command_line_alone(family: str):
+def test_a_target_has_no_entrypoint(family: str):
     (entrypoint,) = [item.value for item in lineage(STAGES[family]) if item.keyword == "ENTRYPOINT"]
 
     assert entrypoint == "[]"
@@ -181,7 +181,7 @@ def test_the_build_script_knows_the_targets():
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with one commit, the build script, and a docker that prints its arguments."""
+    """A repository with one commit and the build script, and beside it a fake docker that prints its arguments."""
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
     root = tmp_path / "source"
@@ -212,7 +212,7 @@ def head(root: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout.strip()
 
 
-def test_the_build_script_stamps_a_clean_commit(checkout: Path):
+def test_the_build_script_passes_a_clean_commit(checkout: Path):
     words = build(checkout, "vision").stdout.split("\n")
 
     assert f"SUITE_COMMIT={head(checkout)}" in words
@@ -221,7 +221,7 @@ def test_the_build_script_stamps_a_clean_commit(checkout: Path):
     assert f"mlperf-suite:vision-{head(checkout)[:12]}" in words
 
 
-def test_the_build_script_says_that_a_checkout_differs_from_its_commit(checkout: Path):
+def test_the_build_script_marks_a_checkout_that_differs_from_its_commit(checkout: Path):
     (checkout / "new.py").write_text("")
 
     words = build(checkout, "vision").stdout.split("\n")

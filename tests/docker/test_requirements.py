@@ -1,4 +1,4 @@
-"""The versions that the images pin: against pyproject.toml, against one another, and against the package registry."""
+"""Pinned versions of the images, compared with pyproject.toml, with each other, and with the package registry."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docker" / "requirements"
 FILES = sorted(FOLDER.glob("*.txt"))
 SOURCE_ONLY = ("source_only.txt", "transformer_engine_torch.txt")
-"""What the registry has no wheels of; the compiler stages build them."""
+"""Files of packages without wheels in the registry; the compiler stages build them."""
 
 PYTHON = "3.12"
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64"]
-"""The interpreter of the base image, and the wheels that Ubuntu 24.04 (glibc 2.39) takes."""
+"""The interpreter of the base image, and the platforms of wheels for Ubuntu 24.04 (glibc 2.39)."""
 
 
 def load_check() -> ModuleType:
-    """docker/check_versions.py, which is a script and no part of a package."""
+    """Import docker/check_versions.py, which is not part of a package."""
     spec = importlib.util.spec_from_file_location("check_versions", ROOT / "docker" / "check_versions.py")
     assert spec is not None
     assert spec.loader is not None
@@ -110,7 +110,7 @@ def test_a_missing_package_ends_the_build(monkeypatch: pytest.MonkeyPatch):
 
 
 def offered(name: str, *, wheels: bool, retries: int = 4) -> list[str]:
-    """The versions that the configured registry has for the image's interpreter; empty if it can't be asked."""
+    """Return the versions in the configured registry for the image's interpreter; empty if it cannot be reached."""
     command = [sys.executable, "-m", "pip", "index", "versions", "--pre", name, "--python-version", PYTHON]
     if wheels:
         command += ["--only-binary", ":all:", *(word for platform in PLATFORMS for word in ("--platform", platform))]

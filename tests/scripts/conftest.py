@@ -1,4 +1,4 @@
-"""The Python that scripts call."""
+"""The Python interpreter that scripts call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.forking_python import forking_python
 
 @pytest.fixture(scope="module", autouse=True)
 def forking() -> Iterator[Path]:
-    """What scripts call in Python's place, unless a test names another."""
+    """The program that scripts call instead of Python, unless a test names another."""
     with forking_python() as program, pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLPERF_SUITE_PYTHON", str(program))
         yield program

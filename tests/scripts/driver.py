@@ -1,4 +1,4 @@
-"""Runs the scripts of ``scripts/`` outside of any Slurm job, or has them print what they would do."""
+"""Run the scripts of ``scripts/`` outside of a Slurm job, really or as dry runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from tests.conftest import ROOT, SECONDS, Finished
 
 SCRIPTS = ROOT / "scripts"
 ENV = shutil.which("env") or "env"
+RESNET = ("benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false")
+RESNET_KEEPING_CACHES = (*RESNET, "launch.clear_caches=false")
+"""Arguments of a short series on a CPU; with the second, the driver does not drop the page cache."""
 
 
 def script(name: str, *arguments: str, cwd: Path, **environment: str) -> Finished:
-    """Run a script of ``scripts/`` outside of any Slurm job, with SIGINT as a terminal's process has it."""
+    """Run a script of ``scripts/`` outside of a Slurm job, with the default action of SIGINT, as in a terminal."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MLPERF_"))}
     settings |= {"MLPERF_SUITE_PYTHON": os.environ["MLPERF_SUITE_PYTHON"]}
     settings |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -30,7 +33,7 @@ def script(name: str, *arguments: str, cwd: Path, **environment: str) -> Finishe
 
 
 def planned(tmp_path: Path, *arguments: str, script_name: str = "run.sub", **environment: str) -> list[list[str]]:
-    """The commands that a dry run prints, as words."""
+    """Return the commands that a dry run prints, as words."""
     done = script(script_name, "--dry-run", *arguments, cwd=tmp_path, **environment)
     assert done.code == 0, done.errors
     commands = [shlex.split(line) for line in done.output.splitlines() if not line.startswith(("#", "PROLOG_"))]

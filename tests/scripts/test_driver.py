@@ -1,4 +1,4 @@
-"""The driver of a series, as it composes commands and as it runs on one machine without Slurm."""
+"""The driver of a series: the commands that it composes, and series on one machine without Slurm."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from common.config.override import override
 from common.launch.series import read_runs
 from common.mlperf.parsed_log import read_log
 from tests.conftest import ROOT, SECONDS, Finished
-from tests.scripts.driver import SCRIPTS, bind_mounts, fake_docker, planned, script
+from tests.scripts.driver import RESNET, RESNET_KEEPING_CACHES, SCRIPTS, bind_mounts, fake_docker, planned, script
 
 pytestmark = pytest.mark.timeout(1200)  # a series is a dozen processes, one after the other
 
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """What starts here takes one core, where a run would take all: other tests run beside this one."""
+    """Bind child processes to one core, because other tests run at the same time."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
@@ -67,7 +67,7 @@ def test_pyxis_gets_image_mounts_and_folder_as_flags_of_srun(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[list[str], Path]]:
-    """A function from docker or apptainer to the training on one node as a dry run plans it, and its folder."""
+    """A function that returns, for docker or apptainer, the planned training on one node and its folder."""
     folder = tmp_path_factory.mktemp("one_node")
 
     @functools.cache
@@ -82,7 +82,7 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     return plan
 
 
-def test_a_dry_run_outside_of_a_job_shows_what_the_driver_would_do(tmp_path: Path) -> None:
+def test_a_dry_run_outside_of_a_job_prints_the_commands_of_the_driver(tmp_path: Path) -> None:
     on_one = planned(tmp_path, *ONE_NODE, script_name="run_and_time.sh")
     assert the_training(on_one)[1:4] == [f"{SCRIPTS}/run_and_time.sh", "train", "benchmark=resnet"]
     on_two = planned(tmp_path, *TWO_NODES, script_name="run_and_time.sh")
@@ -186,7 +186,7 @@ def test_apptainer_binds_the_same_folders(one_node) -> None:
 
 
 @pytest.mark.parametrize(("container", "image"), [("apptainer", "suite.sif"), ("docker", "suite:vision")])
-def test_compiled_kernels_and_sources_are_found_where_the_container_has_them(one_node, container, image) -> None:
+def test_the_container_has_its_own_home_and_import_path(one_node, container, image) -> None:
     words, _ = one_node(container)
     after = words[words.index(image) + 1 :]
     inside = after[: after.index("bash")]
@@ -209,7 +209,7 @@ def test_the_doctor_and_the_hooks_come_in_their_order(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_never_mounted(tmp_path: Path) -> None:
-    """docker would make it, as root's; here docker is a program that runs what follows the image."""
+    """docker would create it with root as its owner. A program that runs what follows the image replaces docker."""
     done = script(
         "run_with_docker.sh", *ONE_NODE, "launch.image=the-image", f"data_dir={tmp_path}/nowhere", cwd=tmp_path,
         DOCKER_CALLS=f"{tmp_path}/calls", PATH=f"{fake_docker(tmp_path).parent}:{os.environ['PATH']}",
@@ -238,7 +238,7 @@ def test_a_mistake_is_named_before_anything_runs(tmp_path: Path, arguments: tupl
 
 @pytest.fixture(scope="module")
 def series(forking: Path, tmp_path_factory: pytest.TempPathFactory, data_of) -> tuple[Finished, Path]:
-    """A series of two runs on one machine, by a Python that writes what is no text, and its folder of results."""
+    """A series of two runs on one machine, with a Python that prints invalid UTF-8, and its folder of results."""
     folder = tmp_path_factory.mktemp("series")
     python = folder / "python"
     python.write_text(
@@ -247,9 +247,8 @@ def series(forking: Path, tmp_path_factory: pytest.TempPathFactory, data_of) -> 
     )
     python.chmod(0o755)
     done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data_of('resnet')}",
-        "benchmark.schedule.last_epoch=1", "launch.experiments=2", "launch.doctor=false",
-        "launch.hooks.pre_run=['echo hook $EXPERIMENT']",
+        "run.sub", *RESNET, f"data_dir={data_of('resnet')}", "benchmark.schedule.last_epoch=1",
+        "launch.experiments=2", "launch.hooks.pre_run=['echo hook $EXPERIMENT']",
         cwd=folder, LOGDIR=f"{folder}/logs", DROPCACHE_CMD="false", MLPERF_SUITE_PYTHON=str(python),
     )  # fmt: skip
     assert done.code == 0, done.errors
@@ -269,7 +268,7 @@ def test_a_series_runs_on_one_machine_without_slurm(series) -> None:
         assert text.count(word) == 1, word
 
 
-def test_output_that_is_no_text_cuts_no_log(series) -> None:
+def test_invalid_utf8_in_the_output_does_not_damage_a_log(series) -> None:
     (found,) = read_runs(series[1])
     for run in found.experiments:
         assert len(read_log(run.log).all("run_stop")) == 1
@@ -292,8 +291,7 @@ def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path, dat
     data = shutil.copytree(data_of("resnet"), tmp_path / "data")
     (data / "train.rec").unlink()
     done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data}", "launch.experiments=2",
-        "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path,
+        "run.sub", *RESNET_KEEPING_CACHES, f"data_dir={data}", "launch.experiments=2", cwd=tmp_path
     )  # fmt: skip
     assert done.code == 3
     (series,) = read_runs(tmp_path / "results" / "resnet")
@@ -302,21 +300,16 @@ def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path, dat
     assert (only.end.exit_code, only.end.status) == (3, "aborted")
 
 
-def test_a_failing_hook_before_a_run_ends_the_series(tmp_path: Path) -> None:
-    done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false",
-        "launch.hooks.pre_job=['exit 4']", cwd=tmp_path,
-    )  # fmt: skip
+def test_a_failing_hook_before_the_job_ends_the_series(tmp_path: Path) -> None:
+    done = script("run.sub", *RESNET, "launch.hooks.pre_job=['exit 4']", cwd=tmp_path)
     assert done.code == 2
     assert "a pre_job hook failed" in done.errors
     assert not (tmp_path / "results" / "resnet" / "runs.jsonl").exists()
 
 
-def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path, data_of) -> None:
-    done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data_of('resnet')}",
-        "launch.doctor=false", "launch.hooks.pre_run=['exit 4']", cwd=tmp_path,
-    )  # fmt: skip
+def test_a_failing_hook_before_a_run_records_its_end(tmp_path: Path, data_of) -> None:
+    data = f"data_dir={data_of('resnet')}"
+    done = script("run.sub", *RESNET, data, "launch.hooks.pre_run=['exit 4']", cwd=tmp_path)
     assert done.code == 1
     ((run,),) = [series.experiments for series in read_runs(tmp_path / "results" / "resnet")]
     assert run.end is not None
@@ -325,12 +318,9 @@ def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path, data_of) -
 
 @pytest.mark.parametrize(("name", "then", "code"), [("TERM", "", 143), ("INT", "", 130), ("INT", "; exit 1", 130)])
 def test_after_a_signal_no_other_experiment_begins(tmp_path: Path, data_of, name: str, then: str, code: int) -> None:
-    """The hook signals the driver, as `kill` does, and goes on, or ends at the same time, as at Ctrl-C."""
-    done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false", "launch.clear_caches=false",
-        "launch.experiments=2", f"launch.hooks.pre_run=['kill -{name} $PPID{then}']", f"data_dir={data_of('resnet')}",
-        cwd=tmp_path,
-    )  # fmt: skip
+    """The hook sends the signal to the driver as `kill` does, and continues, or ends too, as at Ctrl-C."""
+    hook, data = f"launch.hooks.pre_run=['kill -{name} $PPID{then}']", f"data_dir={data_of('resnet')}"
+    done = script("run.sub", *RESNET_KEEPING_CACHES, "launch.experiments=2", hook, data, cwd=tmp_path)
     assert done.code == code
     assert "no other begins" in done.errors
     ((run,),) = [series.experiments for series in read_runs(tmp_path / "results" / "resnet")]
@@ -338,7 +328,7 @@ def test_after_a_signal_no_other_experiment_begins(tmp_path: Path, data_of, name
     assert (run.end.status, run.end.exit_code) == ("not started", code)
 
 
-def test_without_docker_the_script_says_so(tmp_path: Path) -> None:
+def test_missing_docker_is_an_error(tmp_path: Path) -> None:
     bare = tmp_path / "bin"
     bare.mkdir()
     for tool in ("bash", "dirname"):
@@ -364,14 +354,13 @@ def test_a_container_that_a_killed_driver_left_is_named_with_the_command_that_re
     assert not list(tmp_path.rglob("*.log")), "nothing has begun"
 
 
-def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_path: Path, data_of) -> None:
-    """docker is replaced by a program that runs what follows the image: what is composed must work."""
+def test_a_docker_series_runs_ranks_and_registry_commands_in_the_container(tmp_path: Path, data_of) -> None:
+    """A program that runs what follows the image replaces docker."""
     fake, calls, data = fake_docker(tmp_path), tmp_path / "calls", data_of("resnet")
     with one_core():
         done = script(
-            "run_with_docker.sh", "launch.image=the-image", "benchmark=resnet", "scale=test", "device=cpu",
-            f"data_dir={data}", "benchmark.schedule.last_epoch=1", "launch.doctor=false", "launch.clear_caches=false",
-            cwd=tmp_path, LOGDIR=f"{tmp_path}/logs", DOCKER_CALLS=str(calls),
+            "run_with_docker.sh", "launch.image=the-image", *RESNET_KEEPING_CACHES, f"data_dir={data}",
+            "benchmark.schedule.last_epoch=1", cwd=tmp_path, LOGDIR=f"{tmp_path}/logs", DOCKER_CALLS=str(calls),
             PATH=f"{fake.parent}:{os.environ['PATH']}",
         )  # fmt: skip
     assert done.code == 0, done.errors

@@ -1,4 +1,4 @@
-"""A series has one driver at a time: what a second one does while the first lives, and after it has died."""
+"""A series has one driver at a time: a second one while the first runs, and after it has ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from common.launch.experiment import begin
 from common.launch.launch_config import LaunchConfig
 from common.launch.series import read_runs
 from tests.conftest import Finished
-from tests.scripts.driver import SCRIPTS, script
+from tests.scripts.driver import RESNET_KEEPING_CACHES, SCRIPTS, script
 
 pytestmark = pytest.mark.timeout(1200)
-
-OF_RESNET = ("benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false", "launch.clear_caches=false")
 
 
 def results(tmp_path: Path) -> Path:
@@ -25,18 +23,18 @@ def results(tmp_path: Path) -> Path:
 
 
 def hooked(tmp_path: Path, lines: str, *arguments: str, **environment: str) -> Finished:
-    """A driver whose hook before each run is a shell script with ``lines``."""
+    """Run a driver whose hook before each run is a shell script with ``lines``."""
     (tmp_path / "hook").write_text(lines)
     hook = f"launch.hooks.pre_run=['. {tmp_path}/hook']"
-    return script("run.sub", *OF_RESNET, hook, *arguments, cwd=tmp_path, **environment)
+    return script("run.sub", *RESNET_KEEPING_CACHES, hook, *arguments, cwd=tmp_path, **environment)
 
 
 def test_a_second_driver_on_the_same_machine_is_refused(tmp_path: Path, data_of) -> None:
-    """The hook of the first is when it certainly runs."""
+    """The hook of the first driver starts the second one, so that the first certainly runs."""
     data = f"data_dir={data_of('resnet')}"
     second = f"""
         lock=$(basename {results(tmp_path)}/*.lock .lock)
-        bash {SCRIPTS}/run.sub {" ".join(OF_RESNET)} {data} launch.series=$lock 2>{tmp_path}/errors
+        bash {SCRIPTS}/run.sub {" ".join(RESNET_KEEPING_CACHES)} {data} launch.series=$lock 2>{tmp_path}/errors
         echo $? >{tmp_path}/code
         exit 4
     """
@@ -70,7 +68,7 @@ def data(data_of) -> str:
 
 
 @pytest.mark.parametrize(
-    ("program", "lines", "says"),
+    ("program", "lines", "message"),
     [
         ("squeue", "echo 11; echo 12", "job 12 is still there, with experiment 1"),
         ("squeue", "echo 13; exit 1", "job 12 may still be there, with experiment 1"),
@@ -81,10 +79,10 @@ def data(data_of) -> str:
     ids=["lists the job", "fails", "times out", "has no jobs", "lists another job"],
 )
 def test_a_job_is_over_only_when_squeue_answers_and_does_not_list_it(
-    tmp_path: Path, data: str, program: str, lines: str, says: str | None
+    tmp_path: Path, data: str, program: str, lines: str, message: str | None
 ) -> None:
-    """The series is gone on with outside of Slurm; the hook ends it before any run."""
-    overrides = [*OF_RESNET, data, f"launch.results={results(tmp_path)}"]
+    """The series continues outside of Slurm; the hook ends it before any run."""
+    overrides = [*RESNET_KEEPING_CACHES, data, f"launch.results={results(tmp_path)}"]
     tree = compose(overrides)
     begin(tree, LaunchConfig.load(tree), "s", overrides, {"SLURM_JOB_ID": "12"}, cli.admitted)
     stub = tmp_path / "bin" / program
@@ -94,9 +92,9 @@ def test_a_job_is_over_only_when_squeue_answers_and_does_not_list_it(
     path = f"{stub.parent}:{os.environ['PATH']}"
     done = hooked(tmp_path, "exit 4", data, "launch.series=s", PATH=path)
     (series,) = read_runs(results(tmp_path))
-    if says is None:
+    if message is None:
         assert [run.end.exit_code for run in series.experiments if run.end] == [None, 1]
     else:
         assert done.code == 2
-        assert says in done.errors
+        assert message in done.errors
         assert [run.end for run in series.experiments] == [None]

@@ -1,4 +1,4 @@
-"""Folders with characters of Hydra's, the shell's and make's grammar, through the programs that launch runs."""
+"""Folder names with special characters of Hydra, the shell and make, in the programs that launch runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pytest
 from common.config.override import override, parsed
 from common.launch.series import read_runs
 from tests.conftest import ROOT, SECONDS
-from tests.scripts.driver import bind_mounts, script
+from tests.scripts.driver import RESNET_KEEPING_CACHES, bind_mounts, script
 
 pytestmark = pytest.mark.timeout(1200)
 
 NAME = "jürgen's (runs), #1 = a"
-OF_RESNET = ("benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false", "launch.clear_caches=false")
 DOCKER = ("launch.container=docker", "launch.image=the-image")
 PYXIS = ("launch.container=pyxis", "launch.image=the-image")
 APPTAINER = ("launch.container=apptainer", "launch.image=the-image")
@@ -26,7 +25,7 @@ APPTAINER = ("launch.container=apptainer", "launch.image=the-image")
 def test_a_series_runs_in_a_folder_of_any_name(tmp_path: Path, data_of) -> None:
     folder = tmp_path / NAME
     data = shutil.copytree(data_of("resnet"), folder / "data $HOME")
-    arguments = (*OF_RESNET, override("data_dir", data), "benchmark.schedule.last_epoch=1")
+    arguments = (*RESNET_KEEPING_CACHES, override("data_dir", data), "benchmark.schedule.last_epoch=1")
     done = script("run.sub", *arguments, cwd=folder)
     assert done.code == 0, done.errors
     assert list(tmp_path.iterdir()) == [folder]
@@ -38,8 +37,8 @@ def test_a_series_runs_in_a_folder_of_any_name(tmp_path: Path, data_of) -> None:
 
 
 @pytest.mark.parametrize("typed", [f"data_dir=/users/{NAME}", "assets_dir=/users/jürgen", "launch.results=/a,b"])
-def test_a_typed_value_without_quotes_is_answered_with_the_quoted_form(tmp_path: Path, typed: str) -> None:
-    done = script("run.sub", *OF_RESNET, typed, cwd=tmp_path)
+def test_the_message_about_a_value_without_quotes_has_the_quoted_form(tmp_path: Path, typed: str) -> None:
+    done = script("run.sub", *RESNET_KEEPING_CACHES, typed, cwd=tmp_path)
     assert done.code == 2
     words = subprocess.run(
         ["bash", "-c", f"printf %s {done.errors.strip().rpartition('in bash: ')[2]}"],
@@ -51,7 +50,7 @@ def test_a_typed_value_without_quotes_is_answered_with_the_quoted_form(tmp_path:
 def test_a_docker_container_gets_folders_of_any_name(tmp_path: Path, data_of) -> None:
     folder = tmp_path / f' {NAME}, "b:c" '
     data = shutil.copytree(data_of("resnet"), folder / "data")
-    commands = script("run.sub", "--dry-run", *OF_RESNET, *DOCKER, override("data_dir", data), cwd=folder)
+    commands = script("run.sub", "--dry-run", *RESNET_KEEPING_CACHES, *DOCKER, override("data_dir", data), cwd=folder)
     assert commands.code == 0, commands.errors
     (training,) = [line for line in commands.output.splitlines() if " train " in line]
     words = subprocess.run(
@@ -70,14 +69,14 @@ def test_a_docker_container_gets_folders_of_any_name(tmp_path: Path, data_of) ->
 )
 def test_a_folder_that_a_container_cannot_mount_is_named(tmp_path: Path, container: tuple[str, ...], name: str) -> None:
     data = override("data_dir", tmp_path / name)
-    done = script("run.sub", "--dry-run", *OF_RESNET, *container, data, cwd=tmp_path)
+    done = script("run.sub", "--dry-run", *RESNET_KEEPING_CACHES, *container, data, cwd=tmp_path)
     assert done.code == 2
     assert f"{tmp_path / name} cannot be mounted" in done.errors
 
 
 def test_a_repository_with_a_colon_in_its_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a:b").symlink_to(ROOT)
-    done = script("run.sub", *OF_RESNET, cwd=tmp_path, MLPERF_SUITE_ROOT=str(tmp_path / "a:b"))
+    done = script("run.sub", *RESNET_KEEPING_CACHES, cwd=tmp_path, MLPERF_SUITE_ROOT=str(tmp_path / "a:b"))
     assert done.code == 2
     assert "a:b: the path of the repository has a colon" in done.errors
 
@@ -85,7 +84,7 @@ def test_a_repository_with_a_colon_in_its_path_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("image", ["suite#1", '"suite#1"', "'suite#1'"])
 def test_an_image_is_the_same_with_and_without_quotes(tmp_path: Path, image: str) -> None:
     arguments = ("launch.container=apptainer", f"launch.image={image}")
-    done = script("run.sub", "--dry-run", *OF_RESNET, *arguments, cwd=tmp_path)
+    done = script("run.sub", "--dry-run", *RESNET_KEEPING_CACHES, *arguments, cwd=tmp_path)
     assert done.code == 0, done.errors
     assert " suite#1 env " in done.output
 

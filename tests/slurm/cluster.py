@@ -1,8 +1,8 @@
-"""A real Slurm on this machine: one controller and two nodes, all of it below one temporary folder.
+"""A Slurm cluster on this machine: one controller and two nodes, with all files below one temporary folder.
 
-The nodes are two slurmd on one host. Each claims more processors than the machine may have, so that a job of two
-nodes with two tasks each fits anywhere. The daemons run as the user who runs the tests, root or not, authenticate by
-a munged of their own, and end with the process that started them.
+The nodes are two slurmd on one host. Each claims four processors, whatever the machine has, so that a job of two nodes
+with two tasks each always fits. The daemons run as the current user, root or not, authenticate with their own munged,
+and end with the process that started them.
 """
 
 from __future__ import annotations
@@ -27,39 +27,38 @@ import psutil
 from tests.conftest import ROOT
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "srun", "setpriv")
-"""What a cluster needs. Debian and Ubuntu have them in slurm-wlm, munge and util-linux."""
+"""Required programs. Debian and Ubuntu have them in slurm-wlm, munge and util-linux."""
 
 NODES = ("n1", "n2")
 PROCESSORS = 4  # that each node claims
 ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 )
-"""States of a job that is over. It passes through all others, of which later versions of Slurm have more."""
+"""Final states of a job."""
 
-# No test waits as long unless something is wrong.
 START_SECONDS = 200.0
-COMMAND_SECONDS = 200.0  # until a command has an answer, be it the second or third time that it asks
+COMMAND_SECONDS = 200.0  # limit for all attempts to get an answer
 STOP_SECONDS = 200.0
 POLL_SECONDS = 0.1
-ANSWER_SECONDS = 30  # that a message of Slurm waits for its answer; by itself it would give a busy machine 10
+ANSWER_SECONDS = 30  # Slurm's timeout for a message; its default of 10 is too short on a busy machine
 NO_ANSWER = re.compile("timed out|Unable to contact|Connection|Zero Bytes")
-"""What Slurm's commands say when the controller has not answered in that time."""
+"""Error messages of Slurm's commands if the controller does not answer."""
 
 KILL_WAIT_SECONDS = 20  # from a job's SIGTERM to its SIGKILL
-CREDENTIAL_SECONDS = 10  # for a job to reach its nodes; a requeued job is held back one more
-PORTS = range(10000, 32000)  # of the daemons
+CREDENTIAL_SECONDS = 10  # lifetime of credentials; a requeued job waits one second longer
+PORTS = range(10000, 32000)
 draw = random.SystemRandom().sample
 STARTS = 5  # attempts, each with other ports
 PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
 
-CHECK_SECONDS = 30  # between two looks of slurmctld at time limits; compiled in
+CHECK_SECONDS = 30  # interval at which slurmctld checks time limits; compiled in
 
-# An ordinary user's PATH leaves out the folders of the daemons.
+# An ordinary user's PATH does not have the folders of the daemons.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def missing_programs() -> list[str]:
-    """Those of :data:`PROGRAMS` that this machine lacks."""
+    """Return those of :data:`PROGRAMS` that are not installed."""
     return [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
 
 
@@ -68,8 +67,7 @@ class JobProcess:
     """A process that belongs to a job.
 
     Attributes:
-        process: the process itself.
-        step: number of the job step; None for the batch script and what it runs, srun included.
+        step: number of the job step; None for the batch script and its children, such as srun.
         rank: SLURM_PROCID; 0 in the batch script.
         node: SLURMD_NODENAME.
     """
@@ -83,39 +81,35 @@ class JobProcess:
 class Cluster:
     """A running Slurm: nodes n1 and n2, one partition, no accounting, no GPUs.
 
-    How Slurm keeps time, as seen with 22.05; it makes jobs that end by a limit take minutes:
+    Timing, as observed with Slurm 22.05:
 
     - A job starts one or two seconds after ``sbatch``.
-    - Time limits are looked at every 30 seconds, which no setting changes. A look sends the signal of
-      ``--signal=TERM@S`` when the job has at most S + 30 seconds left, and ends a job that is past its limit. A limit
-      that passes between two looks therefore ends the job without a warning ahead.
-    - A limit counts in whole minutes from the start of the job: ``TimeLimit=1`` ends it a minute after its start at
-      the soonest, and a job that has run for a minute gets no warning. :meth:`bring_limit_forward` sets the end
-      itself: the signal comes with the next look, 0 to 30 seconds later, and the end mostly with the look after.
-    - The signal is followed by SIGCONT. It reaches every process of every step, children of tasks in sessions of
-      their own included, but neither the batch script nor srun; with ``--signal=B:`` it reaches the batch script
-      alone. The log says CANCELLED of a step that is signalled; the step and its srun go on.
-    - scancel and a requeue send SIGCONT and SIGTERM to all of the job, batch script included, and 20 seconds later
-      SIGKILL. The end of the limit does the same, tasks getting SIGTERM twice.
-    - A requeued job is held back (PENDING, BeginTime) for 11 seconds after all of it has ended: Slurm waits until the
-      old credentials have expired. Its output file is emptied unless ``--open-mode=append``.
+    - Time limits are checked every 30 seconds, which no setting changes. A check sends the signal of
+      ``--signal=TERM@S`` if the job has at most S + 30 seconds left, and ends a job after its limit. So a limit that
+      passes between two checks ends the job without a warning.
+    - A limit counts in whole minutes from the start of the job, so that a job that has run for a minute gets no
+      warning. :meth:`bring_limit_forward` sets the end itself: the signal comes with the next check, and the end
+      usually with the one after it.
+    - The signal is followed by SIGCONT. It reaches every process of every step, also children in their own sessions,
+      but neither the batch script nor srun; with ``--signal=B:`` it reaches only the batch script. The step and its
+      srun continue, although the log says CANCELLED.
+    - scancel and a requeue send SIGCONT and SIGTERM to all of the job, also to the batch script, and 20 seconds later
+      SIGKILL. The end of the limit does the same, and tasks get SIGTERM twice.
+    - A requeued job stays PENDING for 11 seconds after it has ended, until the old credentials have expired. Its
+      output file is emptied unless ``--open-mode=append``.
 
-    What a job's state says: it is one base state and any number of flags, and Slurm's commands print a flag if there is
-    one (``job_state_string`` in ``src/common/slurm_protocol_defs.c``: COMPLETING before all, then CONFIGURING,
-    RESIZING, REQUEUED, REQUEUE_HOLD, SPECIAL_EXIT, STAGE_OUT, STOPPED and others, SIGNALING last).
-
-    - A base state of :data:`ENDED` is therefore only seen once nothing of the job is left on any node: until then it
-      is COMPLETING. A requeue replaces the base state by PENDING under the lock under which it ends the job, so that a
-      requeued job is RUNNING, COMPLETING, PENDING and RUNNING again, and never seen in a state of ENDED between.
-    - SIGNALING is seen from when SIGCONT is sent to a running job, as after every signal of ``--signal``, until a node
-      has answered.
+    A job has one base state and any number of flags, and Slurm's commands print a flag if there is one
+    (``job_state_string`` in ``src/common/slurm_protocol_defs.c``). So a state of :data:`ENDED` is only printed after
+    all processes of the job have ended; before that it is COMPLETING. A requeue replaces the base state by PENDING at
+    the same moment, so that a requeued job never has a state of ENDED. SIGNALING is printed from SIGCONT until a node
+    has answered.
 
     Attributes:
-        folder: of everything that the daemons write; removed at the end.
-        environment: variables that make Slurm's commands speak to this cluster.
+        folder: folder of all files of the daemons; removed at the end.
+        environment: variables with which Slurm's commands use this cluster.
 
     Raises:
-        AssertionError: if it does not start, with the logs of the daemons.
+        AssertionError: a daemon does not start; the message has the logs.
     """
 
     def __init__(self) -> None:
@@ -129,65 +123,46 @@ class Cluster:
             raise
 
     def sbatch(self, *arguments: str, cwd: Path = ROOT, **environment: str) -> int:
-        """Submit a job.
-
-        Args:
-            arguments: of sbatch. Without ``--output`` the job writes into ``cwd``.
-            cwd: the folder that the job starts in.
-            environment: further variables of the job.
-
-        Returns:
-            The number of the job.
+        """Submit a job in the folder ``cwd``, with further environment variables; return its number.
 
         Raises:
-            AssertionError: if sbatch refuses, with its words.
+            AssertionError: sbatch refuses; the message has its output.
         """
-        words = self._command("sbatch", "--parsable", *arguments, cwd=cwd, **environment)
-        return int(words.partition(";")[0])
+        output = self._command("sbatch", "--parsable", *arguments, cwd=cwd, **environment)
+        return int(output.partition(";")[0])
 
     def state(self, job: int) -> str:
-        """PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, TIMEOUT, CANCELLED or another of Slurm's states."""
+        """Return PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, TIMEOUT, CANCELLED or another state of Slurm."""
         return self.field(job, "JobState")
 
     def field(self, job: int, name: str) -> str:
-        """A field of ``scontrol show job``, such as ``ExitCode``, ``Reason``, ``Restarts`` or ``NodeList``."""
+        """Return a field of ``scontrol show job``, such as ``ExitCode``, ``Reason``, ``Restarts`` or ``NodeList``."""
         shown = self._show(job)
         match = re.search(rf"(?:^|\s){re.escape(name)}=(.*?)(?=\s+[\w/:]+=|\n|$)", shown)
         assert match, f"job {job} has no field {name}:\n{shown}"
         return match[1]
 
     def output(self, job: int) -> str:
-        """What the job has written to its output file so far."""
+        """Return the current content of the job's output file."""
         path = Path(self.field(job, "StdOut"))
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait(self, job: int, states: Collection[str], seconds: float) -> str:
-        """Wait until the job is in one of ``states``, and return that.
-
-        Raises:
-            AssertionError: if the job ends in another state, or is in none of them after ``seconds``.
-        """
+        """Wait until the job is in one of ``states``, and return it. Raises as :meth:`wait_until`."""
         return self.wait_until(job, lambda state: state in states, f"no state of {sorted(states)}", seconds)
 
     def wait_for_output(self, job: int, text: str, seconds: float) -> str:
-        """Wait until the job has written ``text``, and return its state then.
-
-        Raises:
-            AssertionError: if the job ends without, or it is not there after ``seconds``.
-        """
+        """Wait until the job has written ``text``, and return its state. Raises as :meth:`wait_until`."""
         return self.wait_until(job, lambda _: text in self.output(job), f"no output {text!r}", seconds)
 
     def wait_until(self, job: int, reached: Callable[[str], bool], complaint: str, seconds: float) -> str:
-        """Wait until ``reached`` holds of the job's state, whatever states it passes through, and return the state.
+        """Wait until ``reached`` returns True for the job's state, and return the state.
 
         Args:
-            job: its number.
-            reached: what to wait for. It is asked once more when the job has ended.
-            complaint: what is said if it does not come.
-            seconds: after which it does not come any more.
+            complaint: start of the message if that does not happen.
 
         Raises:
-            AssertionError: if the job is over without, or after ``seconds``, with all that is known of the job.
+            AssertionError: the job ends, or ``seconds`` pass; the message describes the job.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -199,32 +174,28 @@ class Cluster:
             time.sleep(POLL_SECONDS)
 
     def requeue(self, job: int) -> None:
-        """End a running job and put it back into the queue, as happens when a node fails."""
+        """End a running job and put it back into the queue, as after a failure of a node."""
         self._command("scontrol", "requeue", str(job))
 
     def bring_limit_forward(self, job: int, warned_seconds: int = 5) -> None:
-        """Let the time limit of a running job come soon.
+        """Move the time limit of a running job to ``CHECK_SECONDS + warned_seconds`` from now.
 
-        Its ``--signal`` comes within 30 seconds if it is to come ``warned_seconds`` or more before the end, and leaves
-        it at least as long. The end comes with a look after that.
+        The ``--signal`` comes within 30 seconds, if it is for ``warned_seconds`` or more before the end, and the job
+        has at least this time after it.
         """
         self._command("scontrol", "update", f"JobId={job}", f"EndTime=now+{CHECK_SECONDS + warned_seconds}")
 
     def cancel(self, job: int) -> None:
-        """Cancel a job, pending or running; nothing if it is over."""
+        """Cancel a pending or running job."""
         self._command("scancel", str(job))
 
     def clear(self) -> None:
-        """Cancel all jobs, and wait until the nodes are idle.
-
-        Raises:
-            AssertionError: if they are not within a while.
-        """
+        """Cancel all jobs, and wait until the nodes are idle."""
         self._command("scancel", "--user", getpass.getuser())
         self._await_daemons(self._is_idle, "the nodes are not idle", time.monotonic() + STOP_SECONDS)
 
     def processes(self, job: int) -> list[JobProcess]:
-        """The living processes of a job, on all nodes: batch script, srun, tasks and all that these started."""
+        """Return the living processes of a job on all nodes: batch script, srun, tasks and their children."""
         found = []
         for process, variables in _environments():
             if self._is_ours(variables) and variables.get("SLURM_JOB_ID") == str(job):
@@ -240,10 +211,10 @@ class Cluster:
         return found
 
     def stop(self) -> None:
-        """Kill the daemons and all that jobs have left, and remove the folder. A second call does nothing.
+        """Kill the daemons and all processes of jobs, and remove the folder. A second call does nothing.
 
         Raises:
-            AssertionError: if a process outlives SIGKILL, as one in an uninterruptible wait does.
+            AssertionError: a process survives SIGKILL, because it is in an uninterruptible wait.
         """
         for daemon in self._daemons.values():
             daemon.kill()
@@ -259,7 +230,7 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def logs(self) -> str:
-        """What the daemons have said."""
+        """Return the output of the daemons."""
         paths = sorted(path for path in self.folder.glob("*.log") if path.stat().st_size)
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in paths)
 
@@ -270,7 +241,7 @@ class Cluster:
         for name in ("state", *NODES):
             (self.folder / name).mkdir()
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={self._cgroup_plugin()}\n")
-        # Without --force munged refuses a folder that other users cannot enter: here there are no other users.
+        # Without --force munged refuses a folder that other users cannot enter.
         self._launch(
             "munged", "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={munge_socket}",
             f"--pid-file={self.folder}/munged.pid", f"--seed-file={self.folder}/munge.seed",
@@ -290,7 +261,7 @@ class Cluster:
         """Start Slurm's daemons with other ports than before.
 
         Raises:
-            AssertionError: a daemon has ended, as it does where its port is taken, or is not ready in time.
+            AssertionError: a daemon has ended, for example because its port is taken, or is not ready in time.
         """
         (self.folder / "slurm.conf").write_text(_configuration(self.folder, munge_socket))
         self._launch("slurmctld", "slurmctld", "-D")
@@ -299,7 +270,7 @@ class Cluster:
         self._await_daemons(self._is_idle, "the nodes are not idle", deadline)
 
     def _stop_slurm(self) -> None:
-        """Kill Slurm's daemons, and remove what they wrote."""
+        """Kill Slurm's daemons, and remove their files."""
         for name in [name for name in self._daemons if name.startswith("slurm")]:
             daemon = self._daemons.pop(name)
             daemon.kill()
@@ -311,9 +282,9 @@ class Cluster:
             (self.folder / name).mkdir()
 
     def _cgroup_plugin(self) -> str:
-        """The control groups that slurmd is not to set up: those of version 2 would need systemd.
+        """Return the setting with which slurmd creates no control groups, for which version 2 would need systemd.
 
-        Slurm can do without since 23.02. Before, the plugin for version 1 touches none as long as no other plugin asks.
+        Slurm can disable them since 23.02. Before, the plugin for version 1 creates none unless another plugin asks.
         """
         version = self._command("slurmd", "-V", PATH=PATH)
         match = re.search(r"(\d+)\.(\d+)", version)
@@ -321,7 +292,7 @@ class Cluster:
         return "disabled" if (int(match[1]), int(match[2])) >= (23, 2) else "cgroup/v1"
 
     def _launch(self, name: str, *command: str) -> None:
-        # A session that is killed cannot stop its daemons: the kernel does.
+        # If the test session is killed, the kernel ends its daemons.
         with open(self.folder / f"{name}.log", "wb") as output:
             self._daemons[name] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command], cwd=self.folder, env=self._variables({"PATH": PATH}),
@@ -340,11 +311,11 @@ class Cluster:
         return done.returncode == 0 and sorted(done.stdout.splitlines()) == [f"{node} idle" for node in NODES]
 
     def _account(self, job: int) -> str:
-        """What is known of a job, for a message."""
+        """Return a description of a job, for a message."""
         return f"{self._show(job)}\n== its output\n{self.output(job)}"
 
     def _show(self, job: int) -> str:
-        """What Slurm tells of a job; asked again while the controller does not answer, as on a busy machine."""
+        """Return the output of ``scontrol show job``; repeat while the controller does not answer."""
         deadline = time.monotonic() + COMMAND_SECONDS
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -355,7 +326,7 @@ class Cluster:
             assert time.monotonic() < deadline, f"the controller does not answer\n{self.logs()}"
 
     def _command(self, *command: str, cwd: Path = ROOT, **environment: str) -> str:
-        """What a command prints; it must succeed."""
+        """Return the output of a command, which must succeed."""
         done = self._run(*command, cwd=cwd, **environment)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
         return done.stdout.strip()
@@ -367,14 +338,14 @@ class Cluster:
         )  # fmt: skip
 
     def _variables(self, further: dict[str, str]) -> dict[str, str]:
-        """The environment of a command: nothing of a Slurm that these tests may themselves run under."""
+        """Return the environment of a command, without the variables of a Slurm in which these tests may run."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH_", "SRUN_"))}
         return {**own, **further, **self.environment}
 
     def _left(self) -> list[psutil.Process]:
-        """Living processes that were started with this cluster's configuration, and its slurmstepds.
+        """Return living processes with this cluster's configuration in their environment, and its slurmstepds.
 
-        The title that a slurmstepd gives itself overwrites its environment; it works in the folder of the cluster.
+        A slurmstepd overwrites its environment with its title; it is found by its current folder.
         """
         own = {process for process, variables in _environments() if self._is_ours(variables)}
         for process in psutil.process_iter():
@@ -388,7 +359,7 @@ class Cluster:
 
 
 def _environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
-    """All processes whose environment can be read, with the environment that they started with."""
+    """Yield all processes whose initial environment can be read, with this environment."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if variables := process.environ():
@@ -396,10 +367,9 @@ def _environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
 
 
 def _configuration(folder: Path, munge_socket: Path) -> str:
-    """slurm.conf. No task plugin and no control groups: the processes of a job are ordinary processes.
+    """Return slurm.conf, without task plugin and control groups, so that jobs are ordinary processes.
 
-    Slurm's daemons cannot listen on port 0. The ports are drawn below those that systems give to connections; another
-    process may have one of them, which the daemon reports; then others are drawn.
+    Slurm's daemons cannot listen on port 0. So random ports are used, below those of outgoing connections.
     """
     host, user = socket.gethostname().partition(".")[0], getpass.getuser()
     memory = psutil.virtual_memory().total // 2**20

@@ -1,4 +1,4 @@
-"""The Slurm that the tests of this folder submit their jobs to."""
+"""The Slurm cluster of these tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.slurm.cluster import Cluster, missing_programs
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A running Slurm, one for all tests; skips where its programs are not installed."""
+    """A running Slurm for all tests; skipped if its programs are not installed."""
     if missing := missing_programs():
         pytest.skip(f"not installed: {', '.join(missing)} (apt-get install slurm-wlm munge)")
     cluster = Cluster()
@@ -23,6 +23,6 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(cluster: Cluster) -> Iterator[Cluster]:
-    """The same, idle. What a test that fails leaves running would keep the nodes from the next."""
+    """The same cluster, whose jobs are cancelled after the test, because jobs of a failed test would hold the nodes."""
     yield cluster
     cluster.clear()

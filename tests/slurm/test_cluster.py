@@ -1,4 +1,4 @@
-"""The Slurm of these tests is a real one: it places tasks, sees exit codes, requeues, warns and kills."""
+"""The cluster of these tests places tasks, reports exit codes, requeues jobs, warns and ends them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.slurm.cluster import CHECK_SECONDS, CREDENTIAL_SECONDS, PROGRAMS, Clu
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
-SECONDS = 200  # for a job to start, or to end when nothing holds it; mostly two
+SECONDS = 200  # limit for a job to start or to end, which usually takes two
 
 
 def submit(slurm: Cluster, folder: Path, script: str, *arguments: str) -> int:
-    """Submit a batch script of the given lines, whose output goes to a file in ``folder``."""
+    """Submit a batch script with these lines, whose output goes to a file in ``folder``."""
     path = folder / "job.sh"
     path.write_text(f"#!/bin/bash\n{script}\n")
     return slurm.sbatch(f"--output={folder}/job.out", *arguments, str(path), cwd=folder)
 
 
 def asleep(slurm: Cluster, job: int) -> list[JobProcess]:
-    """The processes of a job that run ``sleep``; one that a task has started may not be there yet."""
+    """Return the processes of a job that run ``sleep``."""
     return [one for one in slurm.processes(job) if is_alive(one.process) and one.process.name() == "sleep"]
 
 
@@ -39,7 +39,7 @@ def await_four_asleep(slurm: Cluster, job: int) -> list[JobProcess]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs or is stopped; a dead process that its parent has not yet asked after is neither."""
+    """Return whether a process runs or is stopped, and is not a zombie."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -93,7 +93,7 @@ def test_the_exit_code_of_a_job_is_seen(slurm, tmp_path):
     assert slurm.field(job, "ExitCode") == "7:0"
 
 
-def test_a_job_that_sbatch_refuses_fails_with_its_words(slurm, tmp_path):
+def test_a_refusal_of_sbatch_is_an_assertion_with_its_message(slurm, tmp_path):
     with pytest.raises(AssertionError, match="Node count specification invalid"):
         submit(slurm, tmp_path, "true", "--nodes=0")
 

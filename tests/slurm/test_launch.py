@@ -24,12 +24,12 @@ from tests.slurm.cluster import Cluster
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
 ENTRY = str(ROOT / "scripts" / "run_and_time.sh")
-SECONDS = 300  # for four ranks to start on two cores, to train or to end; no test waits as long unless one hangs
+SECONDS = 300  # limit for four ranks to start on two cores, to train or to end
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's data, prepared."""
+    """The prepared data of the demo."""
     root = tmp_path_factory.mktemp("digits")
     raw, data = ["--raw-dir", str(root / "raw")], ["--data-dir", str(root / "data")]
     assert cli.run(["generate", "benchmark=resnet", "scale=demo", *raw]) == 0
@@ -51,12 +51,12 @@ def submit(
         "benchmark=resnet", "scale.nodes=2", "scale.gpus_per_node=2", "device=cpu", *overrides,
         f"launch.results={folder}/results", f"launch.experiments={experiments}",
         MLPERF_SUITE_PYTHON=str(python), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
-        DROPCACHE_CMD="true",  # a test leaves the machine's caches alone
+        DROPCACHE_CMD="true",  # tests do not drop the machine's caches
     )  # fmt: skip
 
 
 def endless(data: Path, *more: str) -> list[str]:
-    """A run that no test sees end."""
+    """Arguments of a run that does not end before the test."""
     unreachable = ["benchmark.schedule.last_epoch=100000", "benchmark.targets.accuracy.value=2"]
     return ["scale=test", f"data_dir={data}", *unreachable, *more]
 
@@ -67,7 +67,7 @@ def the_series(folder: Path) -> Series:
 
 
 def await_evaluation(slurm: Cluster, job: int, folder: Path, experiment: int) -> None:
-    """Wait until an experiment trains: its log has an evaluation."""
+    """Wait until the log of an experiment has an evaluation."""
 
     def has_evaluated(_: str) -> bool:
         return any("eval_accuracy" in log.read_text() for log in (folder / "results").glob(f"*_{experiment}.log"))
@@ -82,7 +82,7 @@ def rank_process(slurm: Cluster, job: int, rank: int) -> psutil.Process:
         with contextlib.suppress(psutil.NoSuchProcess):
             if one.step is not None and one.rank == rank and "common.cli task" in " ".join(one.process.cmdline()):
                 found[one.process.pid] = one.process.ppid(), one.process
-    # What it forks has its command line until it runs another.
+    # A forked process has the command line of its parent until it executes another program.
     (process,) = [process for parent, process in found.values() if parent not in found]
     return process
 
@@ -106,11 +106,10 @@ def test_two_experiments_of_the_demo_end_in_two_accepted_logs(slurm: Cluster, tm
     assert "no score" in slurm.output(job)
 
 
-def test_a_time_limit_aborts_the_run_and_the_requeued_job_goes_on_with_the_next(
+def test_a_time_limit_aborts_the_run_and_the_requeued_job_starts_the_next(
     slurm: Cluster, tmp_path: Path, data_of
 ) -> None:
-    # The first experiment ends by itself after an epoch, the second never: it runs when the limit comes, however fast
-    # the machine is.
+    # The first experiment ends after an epoch, the second never, so that it runs when the time limit passes.
     python = tmp_path / "python"
     python.write_text(
         "#!/bin/bash\n"

@@ -1,8 +1,8 @@
 """Run commands with an audit hook that looks for canaries: ``audited.py JOBS.json FOUND.json PYTHON``.
 
-A canary is a text that a stranger's file has as a value. No argument of what the interpreter audits (``open``,
-``compile``, ``exec``, ``import``, ``subprocess.Popen``, ``os.listdir`` and all others) may hold one. ``PYTHON`` takes
-the interpreter's place in the processes that are started, so that they are recorded as well.
+A canary is a value of an untrusted file. No argument of an audit event (``open``, ``compile``, ``exec``, ``import``,
+``subprocess.Popen``, ``os.listdir`` and all others) may contain one. Child processes run ``PYTHON`` instead of the
+interpreter, so that they are recorded as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MARK = "CANARY_"
 
 
 def texts(value: Any, depth: int = 4) -> Iterator[str]:
-    """Every text within the arguments of an audited event."""
+    """Yield every text within the arguments of an audited event."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, bytes | bytearray):
@@ -56,18 +56,20 @@ def main() -> None:
     sys.executable = python
     results = []
     for job in jobs:
-        code, said = -1, io.StringIO()
+        code, printed = -1, io.StringIO()
         seen.clear()
         starts.clear()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             listening = True
             try:
                 code = commands[job["command"]](job["arguments"])
             except SuiteError as error:
-                code, _ = error.exit_code, said.write(str(error))
+                code, _ = error.exit_code, printed.write(str(error))
             finally:
                 listening = False
-        results.append({"code": code, "said": said.getvalue()[-4000:], "seen": list(seen), "starts": list(starts)})
+        results.append(
+            {"code": code, "printed": printed.getvalue()[-4000:], "seen": list(seen), "starts": list(starts)}
+        )
     out.write_text(json.dumps(results))
 
 

@@ -1,8 +1,8 @@
-"""Logs of closed-division runs as a program other than ours would print them, from the rules' tables alone.
+"""Logs of closed-division runs in the form of another program, from the tables of the rules.
 
-Hyperparameters and their keys: compliance rules of mlperf-logging (closed_<benchmark>.yaml). Evaluation points:
-training rules, table of evaluation frequency. Convergence is drawn around the reference's mean at the batch and rounded
-up to the next evaluation point, as a run would.
+Sources: compliance rules of mlperf-logging (closed_<benchmark>.yaml) for hyperparameters and their keys; the table of
+evaluation frequency in the training rules for evaluation points. Convergence is random around the reference's mean at
+the batch size, rounded up to the next evaluation point.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Recipe:
     """One benchmark at one batch.
 
     Attributes:
-        ruleset: the newest that accepts it.
-        runs: of a result.
-        reference, spread: mean and standard deviation of the reference's convergence at the batch.
-        first, interval: evaluation points, in steps of ``unit``.
-        unit: what an evaluation step counts in the unit of ``epoch_num``.
-        batch: to whole multiples of which an evaluation point is rounded up.
-        below, target: values of the metric before convergence, and at it.
+        ruleset: newest version that accepts it.
+        runs: number of runs of a result.
+        reference, spread: mean and standard deviation of the reference's convergence at the batch size.
+        first, interval: first evaluation point and distance of the others, in steps of ``unit``.
+        unit: length of an evaluation step in the unit of ``epoch_num``.
+        batch: evaluation points are rounded up to a multiple of this.
+        below, target: values of the metric before convergence and at convergence.
     """
 
     name: str
@@ -119,7 +119,7 @@ RECIPES = {
 
 
 def points(recipe: Recipe, last: float) -> list[int]:
-    """Evaluation points, in the unit of the log, up to the first at or after ``last``."""
+    """Return evaluation points, in the unit of the log, up to the first at or after ``last``."""
     found: list[int] = []
     position = recipe.first
     while not found or found[-1] < last:
@@ -129,7 +129,7 @@ def points(recipe: Recipe, last: float) -> list[int]:
 
 
 def drawn_convergence(name: str) -> list[float]:
-    """Convergence of a result's runs: drawn around the reference's mean, the same in every session."""
+    """Return the convergence of a result's runs: random around the reference's mean, the same in every session."""
     recipe, draw = RECIPES[name], random.Random(name)
     return [recipe.reference + draw.gauss(0.25, 1.0) * recipe.spread for _ in range(recipe.runs)]
 
@@ -145,17 +145,15 @@ def closed_log(
     org: str = "acme",
     start: int = 1_700_000_000_000,
 ) -> str:
-    """The text of one run's log.
+    """Return the text of one run's log.
 
     Args:
-        name: benchmark.
-        seed: of the run, which also draws its metric below the target and the milliseconds of its steps.
-        convergence: about where it reaches its target; the reference's mean by default.
-        minutes: from run_start to run_stop.
-        init_seconds: from init_start to init_stop.
+        seed: seed of the run, which also determines its metric below the target and the milliseconds of its steps.
+        convergence: approximate convergence; default: the reference's mean.
+        minutes: time from run_start to run_stop.
+        init_seconds: time from init_start to init_stop.
         status: with ``aborted`` the last evaluation stays below the target.
-        org: submitter.
-        start: time of the first line, in milliseconds since the epoch.
+        start: time of the first line, in milliseconds since 1970.
     """
     recipe, draw = RECIPES[name], random.Random(f"{name} {seed}")
     began = start + round(1000 * init_seconds) + draw.randint(900, 1100)
@@ -197,7 +195,7 @@ def closed_log(
 
 
 def event(time_ms: int, kind: str, key: str, value: object = None, **metadata: object) -> str:
-    """One MLLOG line, without its end."""
+    """Return one MLLOG line without a line feed."""
     record = {
         "namespace": "", "time_ms": time_ms, "event_type": kind, "key": key, "value": value,
         "metadata": {"file": "train.py", "lineno": 7, **metadata},
@@ -206,7 +204,7 @@ def event(time_ms: int, kind: str, key: str, value: object = None, **metadata: o
 
 
 def _with_noise(lines: list[str]) -> Iterator[str]:
-    """The events among other output of a launcher, with the prefixes of ``srun --label``."""
+    """Yield the events among other output of a launcher, with the prefixes of ``srun --label``."""
     yield "+ srun --label --ntasks=16 train"
     for index, line in enumerate(lines):
         yield f"{index % 3}: {line}" if index % 2 else line

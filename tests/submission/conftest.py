@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launched import SYSTEM, Clone, make_repository, submission, write_series, write_submission
+from launched import (
+    SYSTEM,
+    Clone,
+    make_repository,
+    package_arguments,
+    submission,
+    write_series,
+    write_submission,
+)
 from oracle import kept_answers
 
 from common.mlperf.checker_process import one_checker_process
@@ -18,7 +26,7 @@ from common.untrusted.confined import ConfinedResult
 
 @pytest.fixture(scope="session", autouse=True)
 def checker() -> Iterator[None]:
-    """One process of MLCommons' checkers for all tests: it takes a second to import what the RCP test needs."""
+    """One process of MLCommons' checkers for all tests, because its imports take a second."""
     with one_checker_process() as process:
         process.ask("reference", benchmark="resnet", ruleset="4.0.0", global_batch=3264)
         yield
@@ -26,7 +34,7 @@ def checker() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def answers() -> Iterator[None]:
-    """One process of MLCommons' checkers, asked once about the same events."""
+    """One process of MLCommons' checkers, which judges the same events only once."""
     with kept_answers():
         yield
 
@@ -64,8 +72,7 @@ def accepted_tree(tmp_path_factory: pytest.TempPathFactory, clone: Clone, series
     settings = write_submission(
         folder / "acme.yaml", submission({"system": SYSTEM, "results": str(series_of("resnet"))})
     )
-    arguments = ["--ruleset", "4.0.0", "--submission", str(settings), "--output", str(folder)]
-    assert main([*arguments, "--repository", str(clone.path)]) == 0
+    assert main(package_arguments(settings, folder, clone)) == 0
     return folder / "acme"
 
 
@@ -84,7 +91,7 @@ INFO - PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !
 
 @pytest.fixture
 def content_checkers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """MLCommons' checkers accept everything; the names of those that were run."""
+    """Replace MLCommons' checkers by one that accepts everything; the names of those that ran."""
     asked: list[str] = []
 
     def accept(module: str, *arguments: object, **more: object) -> ConfinedResult:

@@ -1,4 +1,4 @@
-"""Results as a launcher leaves them: ``runs.jsonl``, logs, what `doctor` found; and the repository of the code."""
+"""Results as a launcher writes them: ``runs.jsonl``, logs and the file of `doctor`; and the repository of the code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Clone:
 
 
 def make_repository(folder: Path) -> str:
-    """A small clone with one commit; returns the commit."""
+    """Create a small clone with one commit; return the commit."""
     files = {
         "train.py": "seed = None\n",
         "common/model.py": "# a model\n",
@@ -73,7 +73,7 @@ def make_repository(folder: Path) -> str:
 
 
 def commit_all(folder: Path) -> str:
-    """Commit everything below ``folder``; returns the commit."""
+    """Commit everything below ``folder``; return the commit."""
     who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
     def git(*arguments: str) -> str:
@@ -93,7 +93,7 @@ def write_series(
     convergence: Sequence[float | None] | None = None,
     minutes: Callable[[int], float] = lambda index: 10.0 + index / 8,
 ) -> Path:
-    """A complete series: a run for each convergence, None for one that was aborted; returns ``folder``."""
+    """Write a complete series with a run for each convergence, None for an aborted one; return ``folder``."""
     folder.mkdir(parents=True)
     recipe = RECIPES[benchmark]
     wanted = drawn_convergence(benchmark) if convergence is None else convergence
@@ -105,19 +105,24 @@ def write_series(
             benchmark, recipe.ruleset, number, len(wanted), seed_of(number), commit, status, minutes(index)
         )
     write_entries(folder, entries)
-    node = {"facts": FACTS, "measurements": {}}
-    doctor = {"time": "2026-05-01T11:59:00+00:00", "nodes": {"node1": node, "node2": node}, "findings": [], "ok": True}
-    (folder / f"{SERIES}_doctor.json").write_text(json.dumps(doctor))
+    write_doctor(folder)
     return folder
 
 
+def write_doctor(folder: Path) -> None:
+    """Write the file in which `doctor` describes two nodes."""
+    node = {"facts": FACTS, "measurements": {}}
+    doctor = {"time": "2026-05-01T11:59:00+00:00", "nodes": {"node1": node, "node2": node}, "findings": [], "ok": True}
+    (folder / f"{SERIES}_doctor.json").write_text(json.dumps(doctor))
+
+
 def seed_of(experiment: int) -> int:
-    """The seed of an experiment of a series, as the launcher counts it on from the first."""
+    """The seed of an experiment of a series."""
     return FIRST_SEED + experiment - 1
 
 
 def launch_time(experiment: int) -> datetime.datetime:
-    """When an experiment of a series was launched: one after the other."""
+    """The time at which an experiment of a series was launched."""
     return FIRST_LAUNCH + BETWEEN_LAUNCHES * (experiment - 1)
 
 
@@ -127,7 +132,7 @@ def first_line_ms(experiment: int) -> int:
 
 
 def log_text(benchmark: str, experiment: int, convergence: float | None = None, **more: Any) -> str:
-    """The log of an experiment of a series: of its seed, at its time."""
+    """The log of an experiment of a series, with its seed and time."""
     return closed_log(benchmark, seed_of(experiment), convergence, start=first_line_ms(experiment), **more)
 
 
@@ -172,6 +177,21 @@ def write_entries(folder: Path, entries: Sequence[Entry]) -> None:
     (folder / "runs.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
+def in_entries(change: Callable[[Entry], Entry | None]) -> Callable[[Path], None]:
+    """Return a function that changes each line of ``runs.jsonl`` in a folder; ``change`` returns None to drop one."""
+
+    def apply(results: Path) -> None:
+        changed = [change(entry) for entry in entries_of(results)]
+        write_entries(results, [entry for entry in changed if entry is not None])
+
+    return apply
+
+
+def in_begin(experiment: int, **values: object) -> Callable[[Path], None]:
+    """Return a function that changes values in the line that begins an experiment."""
+    return in_entries(lambda e: e | values if (e["event"], e["experiment"]) == ("begin", experiment) else e)
+
+
 def log_of(folder: Path, experiment: int) -> Path:
     """The log of an experiment."""
     return folder / f"{SERIES}_{experiment}.log"
@@ -192,3 +212,10 @@ def write_submission(path: Path, content: Entry) -> Path:
     """Write a submission's YAML."""
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+def package_arguments(settings: Path, output: Path, clone: Clone, ruleset: str = "4.0.0") -> list[str]:
+    """Arguments of `package`."""
+    return [
+        "--ruleset", ruleset, "--submission", str(settings), "--output", str(output), "--repository", str(clone.path),
+    ]  # fmt: skip

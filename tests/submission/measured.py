@@ -1,8 +1,7 @@
-"""Run `check` on several paths in a process of its own and measure what each costs: ``measured.py PATH...``.
+"""Run `check` on several paths in a separate process and measure the cost of each: ``measured.py PATH...``.
 
-The first path is valid: what it takes, imports included, counts for none of the others. Prints one JSON list with an
-object for each path: exit code, message, seconds, and by how many MB the largest memory of this process, or of one that
-it started, has grown.
+The first path is valid, so that imports do not count for the others. Prints a JSON list with an object for each path:
+exit code, message, seconds, and the growth in MB of the peak memory of this process and of its children.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _megabytes() -> tuple[float, float]:
 
 
 def measure(path: Path) -> dict[str, Any]:
-    """What `check` of one path says and costs."""
+    """Return output and cost of `check` of one path."""
     before, began = _megabytes(), time.monotonic()
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

@@ -1,7 +1,8 @@
-"""Every way of damaging a valid file: operators on lines, values, times and whole files, each with a name.
+"""Mutations that damage a valid file: operators on lines, values, times and whole files, each with a name.
 
-The operators can be enumerated, so that a failure is found again by the name of its mutation. :func:`drawn` takes a
-part of them, evenly over the operators, with a seed.
+A session runs a fixed sample, or thousands with ``-m slow``. Environment variables: ``MUTATIONS_SEED`` draws others of
+these, ``MUTATIONS_COUNT`` changes their number for each test and benchmark, and
+``MUTATION="resnet: line 12 (seed) value is NaN"`` runs only the one of this name.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import pytest
+
+T = TypeVar("T")
 TOKEN = ":::MLLOG "
 HOUR, TWO_SECONDS = 3_600_000, 2_000
 _HOLE = "a hole for a value"
@@ -24,11 +30,11 @@ class Mutation:
     """One change of one file.
 
     Attributes:
-        place: what is changed, such as ``line 12 (seed) value``.
-        operator: what is done to it, such as ``is NaN``.
-        apply: makes the change in the file at a path.
-        line: of the changed file, which is so damaged that a refusal must name it; None where the file's name will do.
-        large: takes a process of its own, whose memory is measured.
+        place: changed part, such as ``line 12 (seed) value``.
+        operator: change, such as ``is NaN``.
+        apply: changes the file at a path.
+        line: number of the damaged line, which a refusal must name; None if the name of the file is enough.
+        large: whether the file is so large that a process of its own reads it, whose memory is measured.
     """
 
     place: str
@@ -39,24 +45,76 @@ class Mutation:
 
     @property
     def name(self) -> str:
-        """Place and operator: what a failure is found again by."""
+        """The place and the operator."""
         return f"{self.place} {self.operator}"
 
 
-def drawn(mutations: Iterable[Mutation], count: int, seed: int) -> list[Mutation]:
-    """``count`` mutations, one of each operator in turn until there are enough; the same for the same seed."""
+def drawn(cases: Iterable[T], count: int, seed: int, kind: Callable[[T], str] = attrgetter("operator")) -> list[T]:
+    """Return up to ``count`` cases: one of each kind in turn, the same for the same seed."""
     draw = random.Random(seed)
-    by_operator: dict[str, list[Mutation]] = {}
-    for mutation in mutations:
-        by_operator.setdefault(mutation.operator, []).append(mutation)
-    queues = [by_operator[name] for name in sorted(by_operator)]
+    by_kind: dict[str, list[T]] = {}
+    for case in cases:
+        by_kind.setdefault(kind(case), []).append(case)
+    queues = [by_kind[name] for name in sorted(by_kind)]
     draw.shuffle(queues)
     for queue in queues:
         draw.shuffle(queue)
-    found: list[Mutation] = []
+    found: list[T] = []
     while len(found) < count and any(queues):
         found += [queue.pop() for queue in queues if queue]
     return found[:count]
+
+
+SEED = int(os.environ.get("MUTATIONS_SEED", "0"))
+SAMPLE_SEED = 0
+
+
+class Case(NamedTuple):
+    """A mutation of a valid file of one benchmark."""
+
+    benchmark: str
+    mutation: Mutation
+
+    @property
+    def name(self) -> str:
+        """Value of ``MUTATION`` that selects this case."""
+        return f"{self.benchmark}: {self.mutation.name}"
+
+
+def wants_every_case(config: pytest.Config) -> bool:
+    """Whether the session runs the slow tests."""
+    expression = str(config.getoption("markexpr", ""))
+    return "slow" in expression and "not slow" not in expression
+
+
+def parametrize(
+    metafunc: pytest.Metafunc,
+    benchmarks: Sequence[str],
+    mutations: Callable[[str], Iterable[Mutation]],
+    sample: int,
+    many: int,
+) -> None:
+    """Parametrize the argument ``case``: ``sample`` or, in slow sessions, ``many`` mutations of each benchmark."""
+    named = os.environ.get("MUTATION")
+    large = wants_every_case(metafunc.config)
+    count = int(os.environ.get("MUTATIONS_COUNT", many)) if large else sample
+    cases = []
+    for number, benchmark in enumerate(benchmarks):
+        if named is not None:
+            found = [each for each in mutations(benchmark) if Case(benchmark, each).name == named]
+        else:
+            seed = (SEED if large else SAMPLE_SEED) + number
+            found = drawn(mutations(benchmark), count, seed)
+        cases += [Case(benchmark, each) for each in found]
+    marks = [pytest.mark.slow] if large else []
+    metafunc.parametrize("case", [pytest.param(case, id=case.name, marks=marks) for case in cases])
+
+
+def require(case: Case, wrong: Sequence[str]) -> None:
+    """Fail if ``wrong`` has messages; say how to run the case again."""
+    if wrong:
+        again = f'MUTATION="{case.name}"'
+        pytest.fail("\n  ".join([f"{case.name} (seed {SEED}; again with {again}):", *wrong]), pytrace=False)
 
 
 def _quoted(text: str) -> str:
@@ -154,8 +212,8 @@ def _variants(name: str, value: object) -> Iterator[tuple[str, Callable[[], str]
         yield operator, lambda other=other: json.dumps(other)
 
 
-def _written(make: Callable[[], str | bytes]) -> Callable[[Path], None]:
-    """Write what ``make`` returns, latin-1 as logs are read."""
+def _writer(make: Callable[[], str | bytes]) -> Callable[[Path], None]:
+    """Return a function that writes the result of ``make`` to a path; half surrogate pairs become single bytes."""
 
     def apply(path: Path) -> None:
         content = make()
@@ -174,7 +232,7 @@ def line_mutations(lines: Sequence[str], indices: Iterable[int], label: Callable
     """
 
     def mutation(index: int, operator: str, changed: Callable[[], list[str]]) -> Mutation:
-        return Mutation(label(index), operator, _written(lambda: "".join(changed())))
+        return Mutation(label(index), operator, _writer(lambda: "".join(changed())))
 
     for i in indices:
         rest = [*lines[:i], *lines[i + 1 :]]
@@ -207,25 +265,15 @@ class _Records:
         return "".join([*self.lines[:index], f"{self.prefixes[index]}{text}\n", *self.lines[index + 1 :]])
 
     def rewritten(self, place: str, operator: str, index: int, make: Callable[[], str], damaged: bool) -> Mutation:
-        return Mutation(place, operator, _written(lambda: self.changed(index, make())), index + 1 if damaged else None)
+        return Mutation(place, operator, _writer(lambda: self.changed(index, make())), index + 1 if damaged else None)
 
     def with_value(self, index: int, where: tuple[str, ...], text: str) -> str:
         """JSON text of a record with ``text`` in place of the value at ``where``."""
-        record = json.loads(json.dumps(self.records[index]))
-        target = record
-        for name in where[:-1]:
-            target = target[name]
-        target[where[-1]] = _HOLE
-        return json.dumps(record).replace(_quoted(_HOLE), text)
+        return _with_text(self.records[index], where, text)
 
     def without(self, index: int, where: tuple[str, ...]) -> str:
         """JSON text of a record without the entry at ``where``."""
-        record = json.loads(json.dumps(self.records[index]))
-        target = record
-        for name in where[:-1]:
-            target = target[name]
-        del target[where[-1]]
-        return json.dumps(record)
+        return _removed(self.records[index], where)
 
     def form_mutations(self, index: int, place: str) -> Iterator[Mutation]:
         """A line that is no longer one whole JSON object, or an ambiguous one."""
@@ -374,7 +422,7 @@ def _key_mutations(log: _Records, index: int, place: str) -> Iterator[Mutation]:
     ):
         yield Mutation(
             place, operator,
-            _written(lambda line=line: "".join([*log.lines[:index], f"{line}\n", *log.lines[index + 1 :]])),
+            _writer(lambda line=line: "".join([*log.lines[:index], f"{line}\n", *log.lines[index + 1 :]])),
             index + 1 if "itself" in operator else None,
         )  # fmt: skip
 
@@ -396,14 +444,14 @@ def _log_file_mutations(text: str) -> Iterator[Mutation]:
         "in order of the alphabet": "".join(sorted(lines)),
     }
     for operator, whole in wholes.items():
-        yield Mutation("file", operator, _written(lambda w=whole: w))
+        yield Mutation("file", operator, _writer(lambda w=whole: w))
     yield from _cuts(text, 40)
     yield from file_mutations(text)
 
 
 def _cuts(text: str, parts: int) -> Iterator[Mutation]:
     for end in (len(text) * part // parts for part in range(1, parts)):
-        yield Mutation(f"file at byte {end}", "cut", _written(lambda end=end: text[:end]))
+        yield Mutation(f"file at byte {end}", "cut", _writer(lambda end=end: text[:end]))
 
 
 def file_mutations(text: str) -> Iterator[Mutation]:
@@ -429,7 +477,7 @@ def file_mutations(text: str) -> Iterator[Mutation]:
         "null": lambda: b"null\n",
     }
     for operator, make in wholes.items():
-        yield Mutation("file", operator, _written(make))
+        yield Mutation("file", operator, _writer(make))
     yield Mutation("file", "removed", Path.unlink)
     yield Mutation("file", "a folder", _instead(Path.mkdir))
     yield Mutation("file", "a pipe", _instead(os.mkfifo))
@@ -489,7 +537,7 @@ def large_log_mutations(text: str) -> Iterator[Mutation]:
         line = seed + 1
         yield Mutation(
             f"line {line} (seed) value", operator,
-            _written(lambda m=make: log.changed(seed, log.with_value(seed, ("value",), m()))), line, large=True,
+            _writer(lambda m=make: log.changed(seed, log.with_value(seed, ("value",), m()))), line, large=True,
         )  # fmt: skip
     noise = b"1: loss 0.123\n" * 2**14
     token = TOKEN.encode()
@@ -536,9 +584,9 @@ def registry_mutations(text: str) -> Iterator[Mutation]:
         extra = json.dumps({**record, "a field of nobody": 1})
         yield runs.rewritten(place, "with an unknown field", index, lambda e=extra: e, True)
         latin = "".join([*runs.lines[:index], "{\udce9\udcff}\n", *runs.lines[index + 1 :]])
-        yield Mutation(place, "is no UTF-8", _written(lambda t=latin: t), index + 1)
+        yield Mutation(place, "is no UTF-8", _writer(lambda t=latin: t), index + 1)
         spaced = "".join([*runs.lines[:index], "\n", *runs.lines[index:]])
-        yield Mutation(place, "behind an empty line", _written(lambda t=spaced: t))
+        yield Mutation(place, "behind an empty line", _writer(lambda t=spaced: t))
     yield from _cuts(text, 20)
     yield from file_mutations(text)
     yield from _registry_forgeries(runs)
@@ -549,7 +597,7 @@ def _registry_forgeries(runs: _Records) -> Iterator[Mutation]:
     entries = list(runs.records.values())
 
     def all_with(change: Callable[[dict[str, object]], dict[str, object]]) -> Callable[[Path], None]:
-        return _written(lambda: "".join(json.dumps(change(entry)) + "\n" for entry in entries))
+        return _writer(lambda: "".join(json.dumps(change(entry)) + "\n" for entry in entries))
 
     def number(entry: dict[str, object]) -> int:
         found = entry["experiment"]
@@ -568,14 +616,14 @@ def _registry_forgeries(runs: _Records) -> Iterator[Mutation]:
     last = max(number(entry) for entry in entries)
     fewer = [entry for entry in entries if number(entry) != last]
     for declared in (last, last - 1):
-        yield Mutation("all lines", f"without the last experiment, {declared} declared", _written(
+        yield Mutation("all lines", f"without the last experiment, {declared} declared", _writer(
             lambda d=declared: "".join(
                 json.dumps(e | ({"declared": d} if "declared" in e else {})) + "\n" for e in fewer
             )))  # fmt: skip
-    yield Mutation("all lines", "as one list", _written(lambda: json.dumps(entries)))
-    yield Mutation("all lines", "twice", _written(lambda: "".join(runs.lines * 2)))
+    yield Mutation("all lines", "as one list", _writer(lambda: json.dumps(entries)))
+    yield Mutation("all lines", "twice", _writer(lambda: "".join(runs.lines * 2)))
     many = "".join(runs.lines)
-    yield Mutation("file", "100,000 times", _written(lambda: many * (100_000 // len(entries))), large=True)
+    yield Mutation("file", "100,000 times", _writer(lambda: many * (100_000 // len(entries))), large=True)
     yield Mutation("file", "with a line of 100 MB", _streamed(many.encode(), b"x" * 2**20, 100), large=True)
     yield Mutation("file", "of 3 GB of null bytes", _sparse(b"", 3 * 2**30), large=True)
     yield Mutation("file", "nested 10 million deep", _streamed(b"", b"[" * 2**20, 10), large=True)
@@ -584,15 +632,20 @@ def _registry_forgeries(runs: _Records) -> Iterator[Mutation]:
 def json_mutations(text: str) -> Iterator[Mutation]:
     """Every value of a JSON file replaced, removed or given twice, and the file as a whole."""
     content = json.loads(text)
-    for where, value in _leaves(content, ()):
+    for where, value in leaves(content):
         place = ".".join(map(str, where))
         for operator, make in _variants(str(where[-1]), value):
-            yield Mutation(place, operator, _written(lambda w=where, m=make: _replaced(content, w, m())))
-        yield Mutation(place, "removed", _written(lambda w=where: _removed(content, w)))
+            yield Mutation(place, operator, _writer(lambda w=where, m=make: _with_text(content, w, m())))
+        yield Mutation(place, "removed", _writer(lambda w=where: _removed(content, w)))
     yield from file_mutations(text)
 
 
-def _leaves(content: object, where: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], object]]:
+Where = tuple[str | int, ...]
+"""Keys and indices that lead to a value of nested JSON."""
+
+
+def leaves(content: object, where: Where = ()) -> Iterator[tuple[Where, object]]:
+    """Yield position and value of everything below ``content``."""
     items: Iterable[tuple[str | int, object]] = ()
     if isinstance(content, dict):
         items = content.items()
@@ -600,10 +653,11 @@ def _leaves(content: object, where: tuple[str | int, ...]) -> Iterator[tuple[tup
         items = enumerate(content)
     for name, value in items:
         yield (*where, name), value
-        yield from _leaves(value, (*where, name))
+        yield from leaves(value, (*where, name))
 
 
-def _parent(content: object, where: tuple[str | int, ...]) -> tuple[object, object]:
+def _parent(content: object, where: Where) -> tuple[Any, Any]:
+    """Return a copy of ``content``, and the list or object in it that has the value at ``where``."""
     copy = json.loads(json.dumps(content))
     target = copy
     for name in where[:-1]:
@@ -611,13 +665,19 @@ def _parent(content: object, where: tuple[str | int, ...]) -> tuple[object, obje
     return copy, target
 
 
-def _replaced(content: object, where: tuple[str | int, ...], text: str) -> str:
+def replaced(content: object, where: Where, value: object) -> Any:
+    """Return a copy of ``content`` with another value at ``where``."""
     copy, target = _parent(content, where)
-    target[where[-1]] = _HOLE  # type: ignore[index]
-    return json.dumps(copy).replace(_quoted(_HOLE), text)
+    target[where[-1]] = value
+    return copy
 
 
-def _removed(content: object, where: tuple[str | int, ...]) -> str:
+def _with_text(content: object, where: Where, text: str) -> str:
+    """Return the JSON text of ``content`` with ``text``, which may be no JSON, in place of the value at ``where``."""
+    return json.dumps(replaced(content, where, _HOLE)).replace(_quoted(_HOLE), text)
+
+
+def _removed(content: object, where: Where) -> str:
     copy, target = _parent(content, where)
-    del target[where[-1]]  # type: ignore[attr-defined]
+    del target[where[-1]]
     return json.dumps(copy)

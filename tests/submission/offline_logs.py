@@ -1,6 +1,6 @@
-"""Logs of Stable Diffusion as a program other than ours would print them, whose checkpoints are scored after training.
+"""Logs of Stable Diffusion in the form of another program, whose checkpoints are scored after training.
 
-Metrics by training samples: the reference's convergence, read at the checkpoints of a batch of 256.
+The metrics are those of the reference's convergence at the checkpoints of a batch of 256.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from closed_logs import END, POINT, START, event
 
 EVERY = 512_000
 SCORES = {1: (240.0, 0.055), 2: (160.0, 0.10), 3: (99.0, 0.15), 4: (84.0, 0.165), 5: (75.0, 0.177)}
-"""Number of the checkpoint to FID and CLIP."""
+"""FID and CLIP by the number of the checkpoint."""
 HYPERPARAMETERS = {
     "global_batch_size": 256, "gradient_accumulation_steps": 1, "opt_name": "adamw", "opt_adamw_beta_1": 0.9,
     "opt_adamw_beta_2": 0.999, "opt_adamw_epsilon": 1e-08, "opt_adamw_weight_decay": 0.01,
@@ -23,8 +23,8 @@ def offline_log(seed: int, scored: tuple[int, ...], start: int, minutes: float) 
     """The text of a run's log, whose fourth checkpoint is the first that passes.
 
     Args:
-        seed: of the run, which also draws the milliseconds of its blocks.
-        scored: numbers of the checkpoints in the order in which they were scored, five seconds each.
+        seed: seed of the run, which also determines the milliseconds of its blocks.
+        scored: numbers of the checkpoints in the order of scoring, which takes five seconds each.
         start: time of the first line, in milliseconds since the epoch.
         minutes: from run_start to the end of the fourth block.
     """

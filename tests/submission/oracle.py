@@ -1,12 +1,12 @@
-"""What must hold of every mutation of a valid file: the facts that the commands judge stay, or they refuse.
+"""Rules for every mutation of a valid file: the commands find the same facts, or they refuse.
 
 *Facts* are the exit codes, the verdict of each run and set, minutes, convergence, seeds, the choice of runs and the
-score. :func:`complaints` says what a command may never do, whatever it reads: end in a traceback, write, leave a
-process or a temporary file behind, or print what a stranger wrote as if it were its own line.
+score. Whatever a command reads, it must not end in a traceback, write files, leave a process or a temporary file, or
+print a value of the file as a line of its own.
 
-:func:`faults` is the strict rule, for results that a registry describes: facts as before, or refused with a message
-that names the file, and the line if the line is damaged. :func:`unearned` is the rule for a log that nothing else
-describes. A change may make it the log of another run, and nobody can tell; but it must not claim more than before.
+:func:`faults` is the strict rule, for results with a registry: the same facts, or a refusal that names the file, and
+the line if the line is damaged. :func:`unearned` is the rule for a log alone. A change may turn it into the log of
+another run, which nobody can find; but it must not claim more than before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from common.mlperf.parsed_log import ParsedLog
 from common.submission import check, summarize
 
 CLOCK_SECONDS = 1.0
-"""By how much minutes may differ: a clock may step back by as much within a log."""
+"""Allowed difference of minutes: a clock may step back by this time within a log."""
 RANKS = ("REFUSED", "FORMAT", "VALID RUN", "SUBMITTABLE")
 _HEADLINE = re.compile(rf"^(.*): ({'|'.join(RANKS)}) \(.*\)$", re.MULTILINE)
 _LARGEST_HASHED = 2**24
@@ -43,7 +43,7 @@ _LARGEST_HASHED = 2**24
 
 @dataclass(frozen=True)
 class Run:
-    """What `summarize` says of one run."""
+    """The values of one run in the output of `summarize`."""
 
     number: int
     verdict: str
@@ -56,12 +56,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the commands judged.
+    """The results of the commands.
 
     Attributes:
         codes: exit codes of `check` and `summarize`.
-        verdicts: of each run and set that `check` names, in its order.
-        sets: of each set of runs in `summarize`: its runs, olympic mean, convergence and score.
+        verdicts: verdicts of the runs and sets that `check` names, in its order.
+        sets: for each set of runs in `summarize`, its runs, and its olympic mean and score.
     """
 
     codes: tuple[int, int]
@@ -76,7 +76,7 @@ class Facts:
 
     @property
     def rest(self) -> object:
-        """Everything that is compared exactly."""
+        """Values that are compared exactly."""
         groups = [
             [(r.number, r.verdict, r.converged, r.convergence, r.seed, r.chosen) for r in group]
             for group, _ in self.sets
@@ -86,13 +86,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `check` and `summarize` did with the same paths.
+    """The results of `check` and `summarize` on the same paths.
 
     Attributes:
         facts: None if one of them ended in an error of the suite.
-        messages: what each of them said, on standard output or as its error.
+        messages: output or error message of each.
         refused: whether each of them refused.
-        wrongs: what they did that no command may do.
+        wrongs: messages about actions that are forbidden for every command.
     """
 
     facts: Facts | None
@@ -103,7 +103,7 @@ class Outcome:
 
 @contextlib.contextmanager
 def kept_answers() -> Iterator[None]:
-    """One process of MLCommons' checkers, asked once about the same events; the suite's own judging is done anew."""
+    """Use one process of MLCommons' checkers, and its first answer for the same events; do not cache anything else."""
     ask, known = CheckerProcess.ask, {}
 
     def ask_once(process: CheckerProcess, task: str, logs: Sequence[ParsedLog] = (), **values: object) -> Any:
@@ -119,12 +119,12 @@ def kept_answers() -> Iterator[None]:
 
 
 class Workplace:
-    """Where commands are run: a folder to read, an empty one to stand in, one for temporary files, all watched."""
+    """Folders in which commands run: one to read, an empty current folder, and one for temporary files."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.read = root, root / "read"
-        self._stand, self._temporary, self._out = root / "stand", root / "temporary", root / "out"
-        for folder in (self.read, self._stand, self._temporary, self._out):
+        self.read = root / "read"
+        self._current, self._temporary, self._out = root / "current", root / "temporary", root / "out"
+        for folder in (self.read, self._current, self._temporary, self._out):
             folder.mkdir(parents=True)
 
     def clear(self) -> None:
@@ -133,8 +133,8 @@ class Workplace:
         self.read.mkdir()
 
     def observe(self, paths: Sequence[Path], *options: str, runs: Sequence[Path] | None = None) -> Outcome:
-        """Run `check` and `summarize` on ``paths``, or `summarize` on ``runs`` where those are submissions."""
-        before = _snapshot(self.read), _snapshot(self._stand)
+        """Run `check` on ``paths`` and `summarize` on ``runs``, which are ``paths`` by default."""
+        before = _snapshot(self.read), _snapshot(self._current)
         children = set(_children())
         summary = self._out / "summary.json"
         summary.unlink(missing_ok=True)
@@ -142,7 +142,7 @@ class Workplace:
             judged = _run(check.main, [*map(str, paths), *options])
             scored = _run(summarize.main, [*map(str, runs or paths), *options, "--json", str(summary)])
         wrongs = [*judged.wrongs, *scored.wrongs]
-        if (_snapshot(self.read), _snapshot(self._stand)) != before:
+        if (_snapshot(self.read), _snapshot(self._current)) != before:
             wrongs.append("a file was written, changed or removed")
         if left := [path.name for path in self._temporary.iterdir()]:
             wrongs.append(f"temporary files are left: {left}")
@@ -168,14 +168,14 @@ class Workplace:
         before = tempfile.tempdir
         tempfile.tempdir = str(self._temporary)
         try:
-            with contextlib.chdir(self._stand):
+            with contextlib.chdir(self._current):
                 yield
         finally:
             tempfile.tempdir = before
 
 
 def _children() -> dict[int, str]:
-    """Processes that this one started, but for the checkers' own, which answers until its block ends."""
+    """Return the child processes, except that of the checkers, which ends with its context."""
     found = {}
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -195,7 +195,7 @@ class _Ran:
 
 
 def _run(command: Callable[[list[str]], int], arguments: list[str]) -> _Ran:
-    """One command in this process; an error of the suite is its text and no code."""
+    """Run a command in this process; for an error of the suite, return its message and no code."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)  # as strict as a terminal's
     code, wrongs, error = None, [], ""
@@ -219,7 +219,7 @@ def _run(command: Callable[[list[str]], int], arguments: list[str]) -> _Ran:
 
 
 def _snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Name to kind, size, time of change and content of everything below a folder, without following a link."""
+    """Return type, size, modification time and digest of everything below a folder by name; follow no links."""
     found: dict[str, tuple[object, ...]] = {}
     for base, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -235,14 +235,14 @@ def _snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
 def faults(
     before: Facts, after: Outcome, file: str, line: int | None, refusing: Sequence[str] = ("check", "summarize")
 ) -> list[str]:
-    """What breaks the strict rule; empty if nothing does.
+    """Return violations of the strict rule.
 
     Args:
-        before: of the valid files.
-        after: of the mutated ones.
+        before: facts of the valid files.
+        after: outcome with the mutated files.
         file: name of the mutated file.
-        line: that a refusal must name; None if the name of the file will do.
-        refusing: commands that must refuse, and name it.
+        line: line that a refusal must name; None if the name of the file is enough.
+        refusing: commands that must refuse and name the file.
     """
     found = list(after.wrongs)
     if after.facts is not None and _same(before, after.facts):
@@ -250,28 +250,26 @@ def faults(
     answers = dict(zip(("check", "summarize"), zip(after.refused, after.messages, strict=True), strict=True))
     if not all(answers[command][0] for command in refusing):
         return [*found, f"facts changed and were not refused: {_difference(before, after.facts)}"]
-    for command in refusing:
-        message = answers[command][1]
-        if file not in message:
-            found.append(f"{command} refuses without naming {file}: {_short(message)}")
-        elif line is not None and not re.search(rf"\blines?\b[^\n]*\b{line}\b", message):
-            found.append(f"{command} refuses without naming line {line}: {_short(message)}")
-    return found
+    return [*found, *(text for command in refusing for text in _unnamed(command, answers[command][1], file, line))]
+
+
+def _unnamed(command: str, message: str, file: str, line: int | None) -> list[str]:
+    """Return a complaint if the refusal of a command does not name the file, or the line."""
+    if file not in message:
+        return [f"{command} refuses without naming {file}: {_short(message)}"]
+    if line is not None and not re.search(rf"\blines?\b[^\n]*\b{line}\b", message):
+        return [f"{command} refuses without naming line {line}: {_short(message)}"]
+    return []
 
 
 def unearned(before: Facts, after: Outcome, file: str, line: int | None) -> list[str]:
-    """What a log claims after a mutation that it did not claim before; arguments as of :func:`faults`.
+    """Return claims of a log that it did not make before its mutation; arguments as for :func:`faults`.
 
-    A summary of one log has no score and exits with 1 in any case, so that a refusal is that of `check`.
+    `summarize` exits with 1 for every single log, because one log has no score; so only `check` counts.
     """
     found = list(after.wrongs)
     if after.refused[0]:
-        message = after.messages[0]
-        if file not in message:
-            found.append(f"check refuses without naming {file}: {_short(message)}")
-        elif line is not None and not re.search(rf"\blines?\b[^\n]*\b{line}\b", message):
-            found.append(f"check refuses without naming line {line}: {_short(message)}")
-        return found
+        return [*found, *_unnamed("check", after.messages[0], file, line)]
     if after.facts is None:
         return [*found, f"check accepts what summarize cannot read: {_short(after.messages[1])}"]
     earlier, later = (list(facts.sets[0][0]) for facts in (before, after.facts))

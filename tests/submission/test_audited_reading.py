@@ -1,7 +1,8 @@
-"""No value of a stranger's file reaches ``open``, ``exec``, a shell or a process unmatched: read under an audit hook.
+"""No value of an untrusted file reaches ``open``, ``exec``, a shell or a process without a check, by an audit hook.
 
-Every value of every key of logs, ``runs.jsonl``, what `doctor` found, the YAML of a submission and the JSON of a tree
-becomes a canary, one at a time, plain and as a path; :mod:`audited` runs the commands and records where it turns up.
+Every value of logs, ``runs.jsonl``, the file of `doctor`, the YAML of a submission and the JSON of a tree becomes a
+canary, one at a time, as a plain name and as a path. :mod:`audited` runs the commands and records where canaries
+appear.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ import pytest
 import yaml
 from audited import MARK
 from closed_logs import POINT, closed_log, event
-from drawing import SEED, wants_every_case
 from launched import (
     SERIES,
     SYSTEM,
     Clone,
     entries_of,
     log_of,
+    package_arguments,
     submission,
     write_entries,
     write_series,
     write_submission,
 )
 from mlperf_logging.compliance_checker import mlp_compliance
-from mutations import TOKEN, Mutation, drawn
+from mutations import SEED, TOKEN, Where, drawn, leaves, replaced, wants_every_case
 
 from common.errors import SuiteError
 from common.mlperf.rules import RULESETS
@@ -53,13 +54,13 @@ FILE_NAMES = {
     ("submission.yaml", f"systems.{SYSTEM}"): "names folders and files that are made: a plain name",
     ("submission.yaml", "results.0.implementation"): "names a folder that is made: a plain name",
 }
-"""Values that are used as names of files after they were matched: the plain canary may turn up, the path never."""
+"""Values that become names of files after a check: the plain canary may appear, the path never."""
 
 OWN_PATHS = {("submission.yaml", f"results.0.{key}") for key in ("results", "logs.0", "code", "readme", "setup",
                                                                "init_datasets", "doctor")} | {
     ("submission.yaml", "license")
 }  # fmt: skip
-"""Values that are there to name a file of the submitter's own machine: they are opened."""
+"""Values that name files of the submitter's own machine, which are opened."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,10 @@ class Canary:
     """A value that is replaced.
 
     Attributes:
-        file: that it is in; every log is one.
+        file: kind of file, such as ``log``.
         key: path of the value in it.
-        text: what stands there.
-        prepare: makes the damaged copy in a folder and returns the commands to run on it.
+        text: new value.
+        prepare: writes the changed copy into a folder and returns the commands to run on it.
     """
 
     file: str
@@ -83,10 +84,10 @@ class Canary:
         return f"{self.file} {self.key} {self.text}"
 
     @property
-    def may_turn_up(self) -> bool:
-        """Whether the value names a file, once it is matched."""
-        place = (self.file, self.key)
-        return place in OWN_PATHS or (place in FILE_NAMES and self.text.startswith(MARK))
+    def may_appear(self) -> bool:
+        """Whether the value names a file, after a check."""
+        value = (self.file, self.key)
+        return value in OWN_PATHS or (value in FILE_NAMES and self.text.startswith(MARK))
 
 
 def _forms(number: int) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def _forms(number: int) -> tuple[str, ...]:
 
 
 def _with_log(results: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change every event of one log that ``change`` is about."""
+    """Apply ``change`` to the record of every event of one log."""
     path = log_of(results, 2)
     lines = []
     for line in path.read_text().splitlines():
@@ -156,31 +157,15 @@ def _of_registry(results: Path, settings: Callable[[Path], list[str]]) -> Iterat
                 yield Canary("runs.jsonl", name, text, prepare)
 
 
-def _places(content: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for name, value in items:
-        yield (*where, name)
-        yield from _places(value, (*where, name))
-
-
-def _replaced(content: Any, where: tuple[Any, ...], text: str) -> Any:
-    copy = json.loads(json.dumps(content))
-    target = copy
-    for name in where[:-1]:
-        target = target[name]
-    target[where[-1]] = text
-    return copy
-
-
 def _of_settings(results: Path, content: dict[str, Any], arguments: Callable[[Path], list[str]]) -> Iterator[Canary]:
     """Every value of a submission's YAML."""
-    for number, where in enumerate(_places(content)):
+    for number, (where, _) in enumerate(leaves(content)):
         for text in _forms(2000 + number):
 
-            def prepare(folder: Path, where: tuple[Any, ...] = where, text: str = text) -> list:
+            def prepare(folder: Path, where: Where = where, text: str = text) -> list:
                 shutil.copytree(results, folder / "results")
                 command = arguments(folder)
-                write_submission(folder / "acme.yaml", _replaced(content, where, text))
+                write_submission(folder / "acme.yaml", replaced(content, where, text))
                 return [("package", command)]
 
             yield Canary("submission.yaml", ".".join(map(str, where)), text, prepare)
@@ -189,11 +174,11 @@ def _of_settings(results: Path, content: dict[str, Any], arguments: Callable[[Pa
 def _of_json(file: str, path: Path, prepare: Callable[[Path, Any], list], start: int) -> Iterator[Canary]:
     """Every value of a JSON file; ``prepare`` writes the changed content into a copy."""
     content = json.loads(path.read_text())
-    for number, where in enumerate(_places(content)):
+    for number, (where, _) in enumerate(leaves(content)):
         for text in _forms(start + number):
             yield Canary(
                 file, ".".join(map(str, where)), text,
-                lambda folder, w=where, t=text: prepare(folder, _replaced(content, w, t)),
+                lambda folder, w=where, t=text: prepare(folder, replaced(content, w, t)),
             )  # fmt: skip
 
 
@@ -210,11 +195,7 @@ def canaries(results: Path, accepted_tree: Path, clone: Clone) -> list[Canary]:
     content |= {"submission_org": "acme"}
 
     def arguments(folder: Path) -> list[str]:
-        write_submission(folder / "acme.yaml", content)
-        return [
-            "--ruleset", "4.0.0", "--submission", str(folder / "acme.yaml"), "--output", str(folder / "out"),
-            "--repository", str(clone.path),
-        ]  # fmt: skip
+        return package_arguments(write_submission(folder / "acme.yaml", content), folder / "out", clone)
 
     def doctor(folder: Path, changed: Any) -> list:
         copy = Path(shutil.copytree(results, folder / "results"))
@@ -273,11 +254,11 @@ else:
     sys.argv = options[1:]
     runpy.run_module(options[1], run_name="__main__", alter_sys=True)
 """
-"""An interpreter that records what its process does with canaries, and otherwise does as it is told."""
+"""An interpreter that records audit events with canaries and otherwise runs its command."""
 
 
 def audited(jobs: Sequence[tuple[str, list[str]]], folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Run commands under the hook: what each did, and the events with canaries in the processes that they started."""
+    """Run commands under the hook; return a record of each, and the events with canaries in their child processes."""
     python, children = folder / "python", folder / "children.jsonl"
     python.write_text(RECORDER.format(python=sys.executable, folder=str(AUDITED.parent), out=str(children)))
     python.chmod(0o755)
@@ -306,7 +287,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("count", cases)
 
 
-def test_a_canary_that_names_a_file_is_seen(tmp_path: Path) -> None:
+def test_a_canary_in_the_name_of_an_opened_file_is_recorded(tmp_path: Path) -> None:
     (tmp_path / f"{MARK}1.log").write_text(closed_log("resnet", 1))
     found, in_children = audited([("check", [str(tmp_path / f"{MARK}1.log")])], tmp_path)
     assert {event for event, _ in found[0]["seen"]} >= {"open"}
@@ -314,8 +295,8 @@ def test_a_canary_that_names_a_file_is_seen(tmp_path: Path) -> None:
     assert in_children == []
 
 
-def test_canary_turns_up_nowhere(count: int, canaries: list[Canary], tmp_path: Path) -> None:
-    some = _chosen(canaries, count)
+def test_canaries_appear_in_no_audit_event(count: int, canaries: list[Canary], tmp_path: Path) -> None:
+    some = drawn(canaries, count, SEED, lambda canary: canary.file)
     jobs, owners = [], []
     for number, canary in enumerate(some):
         folder = tmp_path / str(number)
@@ -328,9 +309,9 @@ def test_canary_turns_up_nowhere(count: int, canaries: list[Canary], tmp_path: P
         f"{owner.name}: {job[0]}: {event} has {text!r}"
         for each, owner, job in zip(found, owners, jobs, strict=True)
         for event, text in each["seen"]
-        if not owner.may_turn_up
+        if not owner.may_appear
     ]
-    allowed = {canary.text.rpartition("/")[2] for canary in some if canary.may_turn_up}
+    allowed = {canary.text.rpartition("/")[2] for canary in some if canary.may_appear}
     wrong += [
         f"in a process that was started: {event} has {text!r}"
         for event, text in in_children
@@ -339,16 +320,11 @@ def test_canary_turns_up_nowhere(count: int, canaries: list[Canary], tmp_path: P
     assert not wrong, "\n".join(dict.fromkeys(wrong))
 
 
-def _chosen(canaries: list[Canary], count: int) -> list[Canary]:
-    """Some of each file in turn."""
-    by_name = {each.name: each for each in canaries}
-    plain = [Mutation(each.name, each.file, Path.touch) for each in by_name.values()]
-    return [by_name[each.place] for each in drawn(plain, count, SEED)]
-
-
 @pytest.mark.slow
-def test_free_texts_turn_up_in_the_tree_alone(results: Path, clone: Clone, tmp_path: Path) -> None:
-    """All values that may be any text at once, in a submission that is accepted: the whole way of `package`."""
+def test_free_texts_of_an_accepted_submission_appear_in_no_audit_event(
+    results: Path, clone: Clone, tmp_path: Path
+) -> None:
+    """All values that may be any text are canaries at once, in a submission that `package` accepts."""
     copy = Path(shutil.copytree(results, tmp_path / "results"))
     numbers = iter(range(9000, 9999))
 
@@ -371,23 +347,18 @@ def test_free_texts_turn_up_in_the_tree_alone(results: Path, clone: Clone, tmp_p
     content = submission({"system": SYSTEM, "results": "results"}, cooling=text(), host_networking_topology=text())
     content["systems"][SYSTEM]["system_name"] = text()
     settings = write_submission(tmp_path / "acme.yaml", content)
-    arguments = ["--ruleset", "4.0.0", "--submission", str(settings), "--output", str(tmp_path / "out")]
     jobs = [
-        ("package", [*arguments, "--repository", str(clone.path)]),
+        ("package", package_arguments(settings, tmp_path / "out", clone)),
         ("check", [str(tmp_path / "out" / "acme"), "--ruleset", "4.0.0"]),
     ]
     found, in_children = audited(jobs, tmp_path)
-    assert [each["code"] for each in found] == [0, 0], [each["said"] for each in found]
+    assert [each["code"] for each in found] == [0, 0], [each["printed"] for each in found]
     assert [each["seen"] for each in found] == [[], []]
     assert in_children == []
 
 
 def _named_rule_files() -> list[tuple[str, str, str, str, str]]:
-    """Every rule that builds the name of a rule file from a logged value.
-
-    Returns:
-        usage, ruleset, benchmark (empty for the rules of all), key and pattern of each.
-    """
+    """Return usage, ruleset, benchmark ("" for all), key and pattern of each rule that names a file by a value."""
     folder = Path(mlp_compliance.__file__).parent
     found: dict[tuple[str, str, str, str, str], None] = {}
     for path in sorted(folder.glob("*_*.*.*/*.yaml")):
@@ -441,9 +412,9 @@ def test_no_rule_file_but_the_checkers_own_is_used(
         text = f"{first}\n{event(1_700_000_000_000, POINT, key, value)}\n{rest}"
     log.write_text(text)
     try:
-        code, said = check.main([str(log), "--ruleset", ruleset]), ""
+        code, message = check.main([str(log), "--ruleset", ruleset]), ""
     except SuiteError as error:
-        code, said = error.exit_code, str(error)
+        code, message = error.exit_code, str(error)
     assert not mark.exists()
     assert code != 0
-    assert log.name in said + capsys.readouterr().out
+    assert log.name in message + capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every way of breaking results is found before anything is packaged, and named with its file."""
+"""`package` and `check` refuse broken results and name the file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from launched import (
     begin_and_end,
     entries_of,
     first_line_ms,
+    in_begin,
+    in_entries,
     log_of,
     log_text,
+    package_arguments,
     seed_of,
     submission,
     write_entries,
@@ -101,7 +104,7 @@ def failed(*experiments: int) -> Break:
     def apply(results: Path) -> None:
         for number in experiments:
             log_of(results, number).write_text(log_text("resnet", number, status="aborted", minutes=10.0))
-        set_entries(lambda entry: entry | FAILED if is_end(entry, *experiments) else entry)(results)
+        in_entries(lambda entry: entry | FAILED if is_end(entry, *experiments) else entry)(results)
 
     return apply
 
@@ -110,24 +113,9 @@ def is_end(entry: dict, *experiments: int) -> bool:
     return entry["event"] == "end" and entry["experiment"] in experiments
 
 
-def set_entries(change: Callable[[dict], dict | None]) -> Break:
-    """Change, or with None drop, each line of runs.jsonl."""
-
-    def apply(results: Path) -> None:
-        changed = [change(entry) for entry in entries_of(results)]
-        write_entries(results, [entry for entry in changed if entry is not None])
-
-    return apply
-
-
-def begin(experiment: int, **changes: object) -> Break:
-    """Other values in the line that begins an experiment."""
-    return set_entries(lambda e: e | changes if e["event"] == "begin" and e["experiment"] == experiment else e)
-
-
 def same_seed(results: Path) -> None:
     log_of(results, 2).write_text(closed_log("resnet", seed_of(1), start=first_line_ms(2)))
-    begin(2, seed=seed_of(1))(results)
+    in_begin(2, seed=seed_of(1))(results)
 
 
 def too_fast(results: Path) -> None:
@@ -168,7 +156,7 @@ BREAKS: dict[str, tuple[Break, str, str]] = {
     "aborted run and a second start": (in_log(lambda t: added(SECOND_START)(added(ABORTED)(t))), LOG,
                                        "run_start occurs 2 times"),
     "resumed run": (in_log(added(RESUMED)), LOG, "a resumed run is not scored"),
-    "stand-in data": (in_log(added(STAND_IN)), LOG, "stand-in: not an MLPerf result of any division"),
+    "stand-in data": (in_log(added(STAND_IN)), LOG, "synthetic: not an MLPerf result of any division"),
     "two run_stop": (in_log(added(SECOND_STOP)), LOG, "run_stop occurs 2 times"),
     "another batch in one log": (in_log(value("global_batch_size", 3200)), LOG,
                                  f"configurations: global_batch_size is 3264 in {SERIES}_1.log, line 13, 3200 in"),
@@ -187,26 +175,26 @@ BREAKS: dict[str, tuple[Break, str, str]] = {
         lambda results: log_of(results, 2).write_bytes(log_of(results, 3).read_bytes()), LOG, "has the seed"),
     "too many runs without convergence": (failed(2, 3), "results",
                                           f"2 runs did not converge ({SERIES}_2.log, {SERIES}_3.log); 1 may"),
-    "configuration changed": (begin(3, configuration="cd" * 32), "runs.jsonl", "the configuration changed within"),
-    "commit changed": (begin(3, commit="0" * 40), "runs.jsonl", "the commit changed within"),
-    "ruleset changed": (begin(3, ruleset="3.1.0"), "runs.jsonl", "the ruleset changed within"),
-    "dirty source": (begin(3, dirty=True), "runs.jsonl", "experiment 3 ran a source that differs from its commit"),
+    "configuration changed": (in_begin(3, configuration="cd" * 32), "runs.jsonl", "the configuration changed within"),
+    "commit changed": (in_begin(3, commit="0" * 40), "runs.jsonl", "the commit changed within"),
+    "ruleset changed": (in_begin(3, ruleset="3.1.0"), "runs.jsonl", "the ruleset changed within"),
+    "dirty source": (in_begin(3, dirty=True), "runs.jsonl", "experiment 3 ran a source that differs from its commit"),
     "source of nobody knows which commit": (
-        set_entries(lambda e: e | {"commit": None, "dirty": None} if e["event"] == "begin" else e), "runs.jsonl",
+        in_entries(lambda e: e | {"commit": None, "dirty": None} if e["event"] == "begin" else e), "runs.jsonl",
         "does not know the commit",
     ),
-    "experiment missing in runs.jsonl": (set_entries(lambda e: None if e["experiment"] == 3 else e), "runs.jsonl",
+    "experiment missing in runs.jsonl": (in_entries(lambda e: None if e["experiment"] == 3 else e), "runs.jsonl",
                                          f"experiment 3 of {SERIES} is missing"),
-    "last experiment missing in runs.jsonl": (set_entries(lambda e: None if e["experiment"] == 5 else e), "runs.jsonl",
+    "last experiment missing in runs.jsonl": (in_entries(lambda e: None if e["experiment"] == 5 else e), "runs.jsonl",
                                               f"experiment 5 of {SERIES} is missing"),
-    "fewer runs than declared": (set_entries(lambda e: e | {"declared": 6} if e["event"] == "begin" else e),
+    "fewer runs than declared": (in_entries(lambda e: e | {"declared": 6} if e["event"] == "begin" else e),
                                  "runs.jsonl", "was declared with 6 experiments, 5 ran"),
-    "more runs than declared": (set_entries(lambda e: e | {"declared": 4} if e["event"] == "begin" else e),
+    "more runs than declared": (in_entries(lambda e: e | {"declared": 4} if e["event"] == "begin" else e),
                                 "runs.jsonl", "was declared with 4 experiments, 5 ran"),
-    "run without an end": (set_entries(lambda e: None if is_end(e, 5) else e), "runs.jsonl", "experiment 5 has no end"),
-    "status that the log contradicts": (set_entries(lambda e: e | {"status": "aborted"} if is_end(e, 2) else e), LOG,
+    "run without an end": (in_entries(lambda e: None if is_end(e, 5) else e), "runs.jsonl", "experiment 5 has no end"),
+    "status that the log contradicts": (in_entries(lambda e: e | {"status": "aborted"} if is_end(e, 2) else e), LOG,
                                         "run_stop says 'success'"),
-    "run hidden as not started": (set_entries(lambda e: e | {"status": "not started"} if is_end(e, 2) else e), LOG,
+    "run hidden as not started": (in_entries(lambda e: e | {"status": "not started"} if is_end(e, 2) else e), LOG,
                                   "has a run_start"),
     "unlike nodes": (doctor, f"{SERIES}_doctor.json: node2",
                      "accelerator_model_name is 'NVIDIA H200' on .*node1, 'NVIDIA H100' on"),
@@ -215,10 +203,7 @@ BREAKS: dict[str, tuple[Break, str, str]] = {
 
 def package(results: Path, clone: Clone, ruleset: str = "4.0.0", **fields: str) -> int:
     settings = write_submission(results.parent / "acme.yaml", submission(**fields))
-    return main([
-        str(results), "--ruleset", ruleset, "--submission", str(settings), "--output", str(results.parent / "out"),
-        "--repository", str(clone.path),
-    ])  # fmt: skip
+    return main([str(results), *package_arguments(settings, results.parent / "out", clone, ruleset)])
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -237,7 +222,9 @@ IN_THE_SUBMISSION = ("unlike nodes", "log of another submitter", "source of nobo
 
 
 @pytest.mark.parametrize("name", [name for name in BREAKS if name not in IN_THE_SUBMISSION])
-def test_check_of_the_folder_finds_them_too(results: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_refuses_broken_results_naming_file_and_reason(
+    results: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     damage, file, words = BREAKS[name]
     damage(results)
     if name == "log of the open division":
@@ -260,7 +247,7 @@ def test_run_killed_early_is_one_failed_run(results: Path, next_key: str) -> Non
     in_log(lambda text: cut_before(next_key, 0)(text) + ABORTED + "\n")(results)
     log = read_log(log_of(results, 2))
     minutes = (FIRST + 400_000 - log.all("run_start")[0].time_ms) / 60_000
-    set_entries(lambda e: e | FAILED | {"minutes": minutes} if is_end(e, 2) else e)(results)
+    in_entries(lambda e: e | FAILED | {"minutes": minutes} if is_end(e, 2) else e)(results)
     assert check.main([str(results)]) == 0
 
 
@@ -296,7 +283,7 @@ def test_seed_that_two_runs_share_outside_the_window_is_refused(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("org", "said", "taken"),
+    ("org", "stated", "accepted"),
     [
         ("ACME", None, True),
         ("Ac-me", None, True),
@@ -305,22 +292,22 @@ def test_seed_that_two_runs_share_outside_the_window_is_refused(tmp_path: Path, 
         ("acme", "Acme, Inc.", False),
     ],
 )
-def test_logs_of_the_submitter_under_its_full_name_are_taken(
-    results: Path, org: str, said: str | None, taken: bool
+def test_submission_org_is_the_stated_one_or_the_submitters_letters(
+    results: Path, org: str, stated: str | None, accepted: bool
 ) -> None:
     for number in range(1, 6):
         in_log(lambda text: text.replace('"acme"', json.dumps(org)) + " ", number)(results)
     content = submission({"system": SYSTEM, "results": str(results)})
-    settings = read_settings(write_submission(results.parent / "s.yaml", content | {"submission_org": said}))
+    settings = read_settings(write_submission(results.parent / "s.yaml", content | {"submission_org": stated}))
     found = refusals(gather(settings, "4.0.0"), settings)
-    assert ("give submission_org" not in " ".join(found)) is taken
+    assert ("give submission_org" not in " ".join(found)) is accepted
 
 
-def test_nodes_that_the_submission_says_are_alike_are_taken(results: Path, clone: Clone) -> None:
+def test_a_stated_field_is_not_compared_between_nodes(results: Path, clone: Clone) -> None:
     doctor(results)
     assert package(results, clone, accelerator_model_name="NVIDIA H200 and H100") == 0
-    written = json.loads((results.parent / f"out/acme/systems/{SYSTEM}.json").read_text())
-    assert written["accelerator_model_name"] == "NVIDIA H200 and H100"
+    description = json.loads((results.parent / f"out/acme/systems/{SYSTEM}.json").read_text())
+    assert description["accelerator_model_name"] == "NVIDIA H200 and H100"
 
 
 @pytest.mark.parametrize(
@@ -349,10 +336,7 @@ def test_mistake_in_the_submission_is_named(
     change(content)
     path = write_submission(results.parent / "acme.yaml", content)
     with pytest.raises(ConfigError, match=words):
-        main([
-            "--ruleset", "4.0.0", "--submission", str(path), "--output", str(results.parent / "out"),
-            "--repository", str(clone.path),
-        ])  # fmt: skip
+        main(package_arguments(path, results.parent / "out", clone))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +353,7 @@ def test_mistake_in_the_submission_is_named(
 def test_file_that_is_no_submission_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "acme.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
-        main(["--ruleset", "4.0.0", "--submission", str(tmp_path / "acme.yaml"), "--output", str(tmp_path / "out")])
+        read_settings(tmp_path / "acme.yaml")
 
 
 def test_results_without_what_doctor_found_need_the_facts(results: Path, clone: Clone) -> None:

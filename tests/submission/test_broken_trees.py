@@ -1,4 +1,4 @@
-"""A submission that was accepted and then broken: `check` of the folder finds it and names the file."""
+"""`check` finds faults in a submission that was changed after `package` accepted it, and names the file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from launched import SYSTEM
 
 from common.errors import ConfigError
 from common.submission import check
-from common.submission.checkers import check_tree, format_report
+from common.submission.checkers import judge_tree
 from common.submission.mlcommons_checkers import (
     check_convergence,
     check_names_and_sizes,
     check_package,
     check_system,
+    format_report,
 )
+from common.submission.run_sets import find_run_sets
 
 Break = Callable[[Path], object]
 RESULTS = f"results/{SYSTEM}/resnet"
@@ -59,10 +61,10 @@ def mixed_within_a_line(tree: Path) -> None:
 
 
 def judged(tree: Path) -> str:
-    """What `check` says of the runs."""
+    """The verdicts of `check` on the runs."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert not check.check_paths([tree / "results"], "4.0.0")
+        assert not check.check_run_sets(find_run_sets([tree / "results"]), "4.0.0")
     return out.getvalue()
 
 
@@ -75,8 +77,8 @@ def system(tree: Path) -> str:
 
 
 def whole(tree: Path) -> str:
-    """What all checkers say together."""
-    return "\n".join(map(format_report, check_tree(tree, "training", "4.0.0")))
+    """The reports of all checkers."""
+    return "\n".join(map(format_report, judge_tree(tree, "training", "4.0.0", finished=True).reports))
 
 
 def convergence(tree: Path) -> str:
@@ -130,8 +132,8 @@ BREAKS: dict[str, tuple[Break, Callable[[Path], str], str, str]] = {
 }  # fmt: skip
 
 
-def said_of(text: str, file: str) -> str:
-    """The lines of ``text`` that name ``file``, or stand below a headline that does."""
+def lines_about(text: str, file: str) -> str:
+    """Return the lines of ``text`` that name ``file``, or are below a headline that does."""
     found, headline = [], ""
     for line in text.splitlines():
         headline = headline if line.startswith("  ") else line
@@ -144,13 +146,13 @@ def said_of(text: str, file: str) -> str:
 def test_broken_tree_is_found_and_named(tree: Path, name: str) -> None:
     damage, finder, file, words = BREAKS[name]
     damage(tree)
-    assert words in said_of(finder(tree), file)
+    assert words in lines_about(finder(tree), file)
 
 
 def test_broken_tree_is_refused_by_the_command(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large(tree)
     assert check.main([str(tree), "--ruleset", "4.0.0"]) == 1
-    assert "is larger than 50 MB" in said_of(capsys.readouterr().out, "acme/benchmarks/weights.bin")
+    assert "is larger than 50 MB" in lines_about(capsys.readouterr().out, "acme/benchmarks/weights.bin")
 
 
 def test_undamaged_tree_is_accepted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +178,7 @@ def test_paths_in_complaints_are_those_of_the_submission(tree: Path) -> None:
     assert complaints == ("acme/a b: the name has a space or begins with a dot",)
 
 
-def test_crash_of_the_package_checker_is_told_plainly(tree: Path) -> None:
+def test_crash_of_the_package_checker_is_a_complaint(tree: Path) -> None:
     path = tree / SYSTEM_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"submitter": 7}))
-    assert check_package(tree, "training", "4.0.0").complaints[0].startswith("the checker died: TypeError")
+    assert check_package(tree, "training", "4.0.0").complaints[0].startswith("the checker crashed: TypeError")

@@ -41,7 +41,7 @@ def test_output_folder_of_one_run_is_that_run(logs: list[Path], capsys: pytest.C
     assert "run/mlperf.log: VALID RUN" in capsys.readouterr().out
 
 
-def test_log_with_the_format_alone_exits_with_zero(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_of_synthetic_data_exits_with_zero(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     with logs[0].open("a") as file:
         file.write(event(1_700_000_000_000, POINT, "data_set", "stand-in") + "\n")
     assert main([str(logs[0])]) == 0
@@ -62,7 +62,7 @@ def test_folder_with_a_single_run_is_no_result(results: Path, capsys: pytest.Cap
     assert "needs 5 runs, these are 1" in capsys.readouterr().out
 
 
-def test_series_that_never_started_has_no_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_series_without_run_start_has_no_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (results / "runs.jsonl").read_text().replace('"status": "success"', '"status": "not started"')
     (results / "runs.jsonl").write_text(lines)
     for number in range(1, 6):
@@ -80,7 +80,7 @@ def test_damaged_runs_file_is_an_error(results: Path) -> None:
 
 @pytest.mark.parametrize("ruleset", ["1.2.3", "4"])
 def test_unknown_ruleset_is_an_error(logs: list[Path], ruleset: str) -> None:
-    with pytest.raises(ConfigError, match=f"--ruleset {ruleset} is not known"):
+    with pytest.raises(ConfigError, match=f"ruleset '{ruleset}' is not known"):
         main([str(logs[0]), "--ruleset", ruleset])
 
 

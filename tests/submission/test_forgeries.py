@@ -1,4 +1,4 @@
-"""Forgeries that were once accepted, and input that once ended in a traceback: each stays refused with a message."""
+"""Forged results are refused, and unusual input ends in a message instead of a traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def records(text: str) -> Records:
     return [json.loads(line.partition(TOKEN)[2]) for line in text.splitlines() if TOKEN in line]
 
 
-def written(path: Path, log: Records) -> Path:
+def write_log(path: Path, log: Records) -> Path:
     path.write_text("".join(f"{TOKEN}{json.dumps(record)}\n" for record in log))
     return path
 
@@ -38,7 +38,7 @@ def index(log: Records, key: str) -> int:
 
 
 def begun_with_the_run(log: Records) -> None:
-    """The last evaluation begins a moment after the run does, and everything ends a minute later."""
+    """Let the last evaluation begin one millisecond after run_start, and everything end a minute later."""
     start = index(log, "run_start")
     last = [record for record in log if record["key"].startswith("eval_")][-3:]
     early = copy.deepcopy(last[0])
@@ -50,7 +50,7 @@ def begun_with_the_run(log: Records) -> None:
 
 
 def progress_beside_progress(log: Records) -> None:
-    """Another count beside the one of the rules, which is twelve epochs more than were trained."""
+    """Add another count, and increase the one of the rules by twelve epochs."""
     for record in log:
         if record["key"] == "eval_accuracy":
             record["metadata"]["samples_count"] = 1
@@ -69,7 +69,7 @@ def only_the_last_evaluation_counts(log: Records) -> None:
 
 
 def whole_batch_as_a_float(log: Records) -> None:
-    """With evaluations left out, which no schedule was held against while the batch was no integer."""
+    """Write the batch as a float, and leave out evaluations."""
     log[index(log, "global_batch_size")]["value"] = 3264.0
     left_out = [record for record in log if record["metadata"].get("epoch_num") in (19, 23)]
     for record in left_out:
@@ -113,35 +113,35 @@ def test_forged_log_is_refused(tmp_path: Path, name: str) -> None:
     change, words = LOGS[name]
     log = records(closed_log("resnet", 7))
     change(log)
-    verdict = judge(written(tmp_path / "log", log))
+    verdict = judge(write_log(tmp_path / "log", log))
     assert verdict.kind == "refused"
     assert any(words in reason for reason in verdict.reasons), verdict.reasons
 
 
 @pytest.mark.parametrize("benchmark", ["bert", "unet3d", "cosmoflow"])
 @pytest.mark.parametrize("progress", [1e308, -1e308, 2**63, 5000])
-def test_evaluations_at_one_place_are_refused(tmp_path: Path, benchmark: str, progress: float) -> None:
+def test_evaluations_with_equal_progress_are_refused(tmp_path: Path, benchmark: str, progress: float) -> None:
     log = records(closed_log(benchmark, 7))
     for record in log:
         if record["key"].startswith("eval_") and "epoch_num" in record["metadata"]:
             record["metadata"]["epoch_num"] = progress
-    assert judge(written(tmp_path / "log", log)).kind == "refused"
+    assert judge(write_log(tmp_path / "log", log)).kind == "refused"
 
 
-def test_caches_that_were_cleared_and_not_were_not(tmp_path: Path) -> None:
+def test_contradicting_cache_clear_events_count_as_not_cleared(tmp_path: Path) -> None:
     log = records(closed_log("resnet", 7))
     log.insert(0, {**log[0], "value": False})
-    assert judge(written(tmp_path / "log", log)).kind == "format"
+    assert judge(write_log(tmp_path / "log", log)).kind == "format"
 
 
 def fast_set(tmp_path: Path) -> list[Path]:
-    """Five logs that converge faster than chance allows, each with text that the RCP checker takes for 39 epochs."""
+    """Write five logs that converge too fast, each with text that the RCP checker reads as 39 epochs."""
     paths = []
     for seed in range(5):
         log = records(closed_log("resnet", seed, 27.0, start=1_700_000_000_000 + 10_000_000 * seed))
         note = {"key": "note", "value": "eval_accuracy", "event_type": "POINT_IN_TIME"}
         log.insert(-1, {**log[-2], **note, "metadata": {"epoch_num": 39}})
-        paths.append(written(tmp_path / f"{seed}.log", log))
+        paths.append(write_log(tmp_path / f"{seed}.log", log))
     return paths
 
 
@@ -157,7 +157,7 @@ def test_runs_on_other_machines_are_no_set(tmp_path: Path, capsys: pytest.Captur
     for seed, reached in enumerate(drawn_convergence("resnet")):
         log = records(closed_log("resnet", seed, reached, start=1_700_000_000_000 + 10_000_000 * seed))
         log.insert(1, {**log[1], "key": "number_of_nodes", "value": 1 + seed})
-        paths.append(written(tmp_path / f"{seed}.log", log))
+        paths.append(write_log(tmp_path / f"{seed}.log", log))
     assert check.main([str(path) for path in paths]) == 1
     assert "different configurations: number_of_nodes is 1" in capsys.readouterr().out
 
@@ -187,8 +187,9 @@ def test_folders_of_links_are_no_submission(tree: Path, capsys: pytest.CaptureFi
     assert "VALID RUN" not in out
 
 
-def test_a_series_of_many_that_never_started_is_judged(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The time that this took grew with the square of their number."""
+def test_a_series_of_many_experiments_without_run_start_is_judged_in_linear_time(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     begin, end = entries_of(results)[:2]
     entries = []
     for number in range(1, 4001):
@@ -212,17 +213,17 @@ def test_a_series_of_many_that_never_started_is_judged(results: Path, capsys: py
         "submitter: " + "x" * 300_000,
     ],
 )
-def test_submission_that_no_yaml_parser_survives_is_one_message(tmp_path: Path, text: str) -> None:
+def test_submission_on_which_yaml_parsers_crash_is_one_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "acme.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"acme\.yaml"):
         read_settings(tmp_path / "acme.yaml")
 
 
-def test_json_of_a_summary_is_json(results: Path) -> None:
+def test_summary_with_an_infinite_seed_is_valid_json(results: Path) -> None:
     path = log_of(results, 2)
     log = records(path.read_text())
     log[index(log, "seed")]["value"] = float("inf")
-    written(path, log)
+    write_log(path, log)
     assert summarize.main([str(results), "--json", str(results.parent / "out.json")]) == 1
 
     def refuse(text: str) -> None:

@@ -1,6 +1,6 @@
-"""Logs and registries with something huge in them cost at most 300 MB and end in a message.
+"""`check` of very large logs and registries needs at most 300 MB and ends in a message.
 
-Each is read in a fresh process, whose memory is measured. Which of them a session runs: :mod:`drawing`.
+Each is read in a fresh process, whose memory is measured.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from drawing import wants_every_case
 from launched import log_of
-from mutations import Mutation, large_log_mutations, registry_mutations
+from mutations import Mutation, large_log_mutations, registry_mutations, wants_every_case
 from undamaged import EXPERIMENT, log_text, registry_text, series
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def measured(paths: list[Path]) -> list[dict]:
-    """What `check` of each path says and costs; the first is valid and counts for nothing."""
+    """Return output and cost of `check` of each path but the first, which is valid and only warms up."""
     command = [sys.executable, str(MEASURED), *map(str, paths)]
     done = subprocess.run(
         command, cwd=paths[0].parent, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
@@ -65,7 +64,7 @@ def measured(paths: list[Path]) -> list[dict]:
 
 
 def costly(found: dict, name: str, mutation: Mutation) -> list[str]:
-    """What is wrong with the answer to one large file."""
+    """Return the faults in the result for one large file."""
     wrong = []
     for kind in ("megabytes", "megabytes_of_a_child"):
         if found[kind] > MEGABYTES:

@@ -1,6 +1,6 @@
-"""Logs of four benchmarks, damaged in every way that :mod:`mutations` knows, in a series with its registry and alone.
+"""Damaged logs of four benchmarks, in a series with its registry and alone.
 
-Which of them a session runs: :mod:`drawing`. What must hold: :mod:`oracle`.
+What must hold: :mod:`oracle`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 from closed_logs import RECIPES
-from drawing import Case, parametrize, require, wants_every_case
 from launched import log_of
-from mutations import Mutation, log_mutations
+from mutations import Case, Mutation, log_mutations, parametrize, require, wants_every_case
 from oracle import Facts, Workplace, faults, unearned
 from undamaged import EXPERIMENT, Baseline, copied_series, facts_of_series, log_text
 
 LOG = "node.log"
 COUNTS = {"test_log_in_a_series": (6, 400), "test_log_alone": (20, 1000)}
-"""Test to the mutations of each benchmark in a sample and in ``make test-all``."""
+"""Number of mutations of each benchmark for each test, in a sample and in ``make test-all``."""
 SLOW_SERIES = ("unet3d",)
-"""Benchmarks whose series, of 40 runs, are judged in ``make test-all`` only."""
+"""Benchmarks whose series have 40 runs and are judged only in ``make test-all``."""
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("answers")]
 
@@ -38,22 +37,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return Workplace(tmp_path_factory.mktemp("logs"))
 
 
 @pytest.fixture(scope="module")
-def before_in_a_series(place: Workplace) -> Baseline:
-    return facts_of_series(place)
+def before_in_a_series(workplace: Workplace) -> Baseline:
+    return facts_of_series(workplace)
 
 
 @pytest.fixture(scope="module")
-def before_alone(place: Workplace) -> Baseline:
-    """A function from a benchmark to the facts of its undamaged log."""
+def before_alone(workplace: Workplace) -> Baseline:
+    """A function that returns the facts of the undamaged log of a benchmark."""
 
     @cache
     def find(benchmark: str) -> Facts:
-        outcome = place.observe([_log(place, benchmark)])
+        outcome = workplace.observe([_log(workplace, benchmark)])
         assert outcome.facts is not None, outcome.messages
         assert outcome.facts.verdicts == ("VALID RUN",), outcome.messages
         return outcome.facts
@@ -61,25 +60,25 @@ def before_alone(place: Workplace) -> Baseline:
     return find
 
 
-def _log(place: Workplace, benchmark: str) -> Path:
-    """A copy of one log alone in the folder that is read."""
-    place.clear()
-    path = place.read / "run" / LOG
+def _log(workplace: Workplace, benchmark: str) -> Path:
+    """Return a copy of one log, alone in the folder that is read."""
+    workplace.clear()
+    path = workplace.read / "run" / LOG
     path.parent.mkdir()
     path.write_text(log_text(benchmark))
     return path
 
 
-def test_log_in_a_series(case: Case, place: Workplace, before_in_a_series: Baseline) -> None:
+def test_log_in_a_series(case: Case, workplace: Workplace, before_in_a_series: Baseline) -> None:
     before = before_in_a_series(case.benchmark)
-    results = copied_series(place, case.benchmark)
+    results = copied_series(workplace, case.benchmark)
     log = log_of(results, EXPERIMENT)
     case.mutation.apply(log)
-    require(case, faults(before, place.observe([results]), log.name, case.mutation.line))
+    require(case, faults(before, workplace.observe([results]), log.name, case.mutation.line))
 
 
-def test_log_alone(case: Case, place: Workplace, before_alone: Baseline) -> None:
+def test_log_alone(case: Case, workplace: Workplace, before_alone: Baseline) -> None:
     before = before_alone(case.benchmark)
-    log = _log(place, case.benchmark)
+    log = _log(workplace, case.benchmark)
     case.mutation.apply(log)
-    require(case, unearned(before, place.observe([log]), LOG, case.mutation.line))
+    require(case, unearned(before, workplace.observe([log]), LOG, case.mutation.line))

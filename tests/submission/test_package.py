@@ -21,8 +21,10 @@ from launched import (
     entries_of,
     first_line_ms,
     log_of,
+    package_arguments,
     seed_of,
     submission,
+    write_doctor,
     write_entries,
     write_series,
     write_submission,
@@ -37,29 +39,26 @@ Series = Callable[[str], Path]
 
 
 def run_package(settings: Path, ruleset: str, output: Path, clone: Clone, *more: str) -> int:
-    return main([
-        "--ruleset", ruleset, "--submission", str(settings), "--output", str(output), "--repository", str(clone.path),
-        *more,
-    ])  # fmt: skip
+    return main([*package_arguments(settings, output, clone, ruleset), *more])
 
 
-def says(module: str, *arguments: str) -> str:
-    """What one of MLCommons' commands prints."""
+def printed_by(module: str, *arguments: str) -> str:
+    """Standard error of one of MLCommons' commands."""
     command = [sys.executable, "-m", f"mlperf_logging.{module}", *arguments, "--log_output", "/dev/null"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
 def assert_accepted(tree: Path, benchmark: str, ruleset: str) -> None:
-    """All four of MLCommons' commands accept ``tree``."""
-    assert "FOUND NO ERRORS, SUCCESS" in says("package_checker", str(tree), "training", ruleset)
-    assert "ALL CHECKS PASSED" in says("repo_checker", str(tree), "training", ruleset)
+    """Assert that all four of MLCommons' commands accept ``tree``."""
+    assert "FOUND NO ERRORS, SUCCESS" in printed_by("package_checker", str(tree), "training", ruleset)
+    assert "ALL CHECKS PASSED" in printed_by("repo_checker", str(tree), "training", ruleset)
     description = tree / "systems" / f"{SYSTEM}.json"
-    assert "checker passed" in says("system_desc_checker", str(description), "training", ruleset)
+    assert "checker passed" in printed_by("system_desc_checker", str(description), "training", ruleset)
     folder = tree / "results" / SYSTEM / benchmark
-    assert "RCP test PASSED" in says("rcp_checker", str(folder), "--rcp_version", ruleset)
+    assert "RCP test PASSED" in printed_by("rcp_checker", str(folder), "--rcp_version", ruleset)
 
 
-def test_tree_of_a_series_has_every_file_and_nothing_hidden(accepted_tree: Path, series_of: Series) -> None:
+def test_tree_has_every_file_except_hidden_ones(accepted_tree: Path, series_of: Series) -> None:
     names = {str(path.relative_to(accepted_tree)) for path in accepted_tree.rglob("*") if path.is_file()}
     implementations = "benchmarks/resnet/implementations"
     assert names - {f"results/{SYSTEM}/resnet/scaling.json"} == {
@@ -85,7 +84,7 @@ def test_resnet_is_accepted_by_every_checker(accepted_tree: Path) -> None:
     assert_accepted(accepted_tree, "resnet", "4.0.0")
 
 
-def test_system_description_is_the_nodes_facts_and_the_submitters(accepted_tree: Path) -> None:
+def test_system_description_has_the_facts_of_nodes_and_submitter(accepted_tree: Path) -> None:
     fields = json.loads((accepted_tree / "systems" / f"{SYSTEM}.json").read_text())
     assert {name: fields[name] for name in FACTS} == FACTS
     assert fields["number_of_nodes"] == "2"
@@ -134,7 +133,7 @@ def test_two_benchmarks_one_with_four_failed_runs_and_one_with_a_window_are_acce
     assert "resnet can no longer be submitted: its last round was v4.0" in out
 
 
-def test_faster_convergence_is_scaled_as_the_checkers_write_it(tmp_path: Path, clone: Clone) -> None:
+def test_tree_has_the_scaling_factor_of_the_package_checker(tmp_path: Path, clone: Clone) -> None:
     results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0, 35.0, 35.0, 31.0, 39.0])
     settings = write_submission(tmp_path / "acme.yaml", submission())
     assert run_package(settings, "4.0.0", tmp_path, clone, str(results)) == 0
@@ -143,7 +142,7 @@ def test_faster_convergence_is_scaled_as_the_checkers_write_it(tmp_path: Path, c
 
 
 def foreign(tmp_path: Path) -> dict[str, object]:
-    """Ten BERT logs of another implementation, one of them not converged, with its code folder."""
+    """Write ten BERT logs of another implementation, one of them not converged, and its code; return the result."""
     logs = []
     for index, reached in enumerate(drawn_convergence("bert")):
         path = tmp_path / f"run_{'abcdefghij'[index]}.log"
@@ -190,9 +189,7 @@ def test_results_that_were_scored_offline_are_accepted_if_one_run_reports_all_ch
         log_of(results, number).write_text(offline_log(seed, scored, first_line_ms(number), minutes))
         entries += begin_and_end("stable_diffusion", ruleset, number, 10, seed, clone.commit, "success", minutes)
     write_entries(results, entries)
-    node = {"facts": FACTS, "measurements": {}}
-    doctor = {"time": "2026-05-01T11:59:00+00:00", "nodes": {"node1": node, "node2": node}, "findings": [], "ok": True}
-    (results / f"{SERIES}_doctor.json").write_text(json.dumps(doctor))
+    write_doctor(results)
     settings = write_submission(tmp_path / "acme.yaml", submission())
     if code:
         with pytest.raises(DataError, match="no run reports all checkpoints up to the first that meets the targets"):
@@ -203,13 +200,13 @@ def test_results_that_were_scored_offline_are_accepted_if_one_run_reports_all_ch
     capsys.readouterr()
 
 
-def test_hpc_results_stand_below_strong(tmp_path: Path, clone: Clone) -> None:
+def test_hpc_results_are_in_the_folder_strong(tmp_path: Path, clone: Clone) -> None:
     results = write_series(tmp_path / "results", "cosmoflow", clone.commit)
     settings = write_submission(tmp_path / "acme.yaml", submission())
     assert run_package(settings, "3.0.0", tmp_path, clone, str(results)) == 0
     folder = tmp_path / "acme" / "results" / SYSTEM / "strong" / "cosmoflow"
     assert sorted(path.name for path in folder.glob("result_*")) == [f"result_{i}.txt" for i in range(10)]
-    assert "FOUND NO ERRORS, SUCCESS" in says("package_checker", str(tmp_path / "acme"), "hpc", "3.0.0")
+    assert "FOUND NO ERRORS, SUCCESS" in printed_by("package_checker", str(tmp_path / "acme"), "hpc", "3.0.0")
 
 
 def test_open_division_is_accepted_without_the_closed_ones_rules(tmp_path: Path, clone: Clone) -> None:
@@ -249,7 +246,7 @@ def test_experiment_that_never_started_is_no_run_and_is_noted(tmp_path: Path, cl
     settings = write_submission(tmp_path / "acme.yaml", submission())
     assert run_package(settings, "4.0.0", tmp_path, clone, str(results)) == 0
     text = (tmp_path / f"acme/benchmarks/resnet/implementations/{SYSTEM}/README-{SYSTEM}.md").read_text()
-    assert "experiment 6 never started the clock" in text
+    assert "experiment 6 ended before run_start" in text
 
 
 def test_tree_that_exists_is_not_touched(tree: Path, clone: Clone, series_of: Series) -> None:
@@ -309,7 +306,9 @@ def test_commit_that_the_clone_does_not_have_is_an_error(tmp_path: Path, clone: 
         run_package(settings, "4.0.0", tmp_path, clone, str(results))
 
 
-def test_two_results_for_one_place_are_refused(tmp_path: Path, clone: Clone, series_of: Series) -> None:
+def test_two_results_of_one_benchmark_on_one_system_are_refused(
+    tmp_path: Path, clone: Clone, series_of: Series
+) -> None:
     twice = [Path(shutil.copytree(series_of("resnet"), tmp_path / name)) for name in ("one", "two")]
     settings = write_submission(tmp_path / "acme.yaml", submission())
     with pytest.raises(DataError, match="are both resnet on 2xH200_torch"):

@@ -1,4 +1,4 @@
-"""``runs.jsonl`` against the logs: whatever was changed in one of them afterwards is a contradiction, and refused."""
+"""A change of ``runs.jsonl`` or of a log after the run is a contradiction between them, and is refused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from launched import (
     begin_and_end,
     entries_of,
     first_line_ms,
+    in_begin,
+    in_entries,
     launch_time,
     log_of,
     log_text,
@@ -39,24 +41,9 @@ Change = Callable[[Path], None]
 SECOND = f"{SERIES}_2.log"
 
 
-def in_entries(change: Callable[[dict], dict | None]) -> Change:
-    """Change, or with None drop, each line of runs.jsonl."""
-
-    def apply(results: Path) -> None:
-        changed = [change(entry) for entry in entries_of(results)]
-        write_entries(results, [entry for entry in changed if entry is not None])
-
-    return apply
-
-
 def in_end(**values: object) -> Change:
     """Other values where the second experiment ends."""
     return in_entries(lambda e: e | values if (e["event"], e["experiment"]) == ("end", 2) else e)
-
-
-def in_begin(**values: object) -> Change:
-    """Other values where the second experiment begins."""
-    return in_entries(lambda e: e | values if (e["event"], e["experiment"]) == ("begin", 2) else e)
 
 
 def in_every_begin(**values: object) -> Change:
@@ -82,12 +69,8 @@ def both(*changes: Change) -> Change:
     return apply
 
 
-def new_log(text: str) -> Change:
-    return lambda results: log_of(results, 2).write_text(text) and None
-
-
 def copied_under_a_new_seed(results: Path) -> None:
-    """The first run again, an hour and a half later, with the seed and the time of the second."""
+    """Replace the second log by the first one, with the seed and the times of the second."""
     text = log_of(results, 1).read_text().replace(f'"value": {seed_of(1)}', f'"value": {seed_of(2)}')
     later = first_line_ms(2) - first_line_ms(1)
     log_of(results, 2).write_text(
@@ -97,7 +80,7 @@ def copied_under_a_new_seed(results: Path) -> None:
 
 
 def renumbered(results: Path) -> None:
-    """The second and the third run, exchanged in name, number and seed."""
+    """Exchange the second and the third run in name, number and seed."""
     names = [log_of(results, number) for number in (2, 3)]
     texts = [path.read_text() for path in names]
     for path, text in zip(names, reversed(texts), strict=True):
@@ -117,7 +100,7 @@ def left_by_another_series(results: Path) -> None:
 
 
 def hidden(results: Path) -> None:
-    """A sixth experiment, of which nothing but its folder is left."""
+    """Create the output folder of a sixth experiment, without anything else of it."""
     (results / f"{SERIES}_6").mkdir()
 
 
@@ -153,20 +136,20 @@ CASES: dict[str, tuple[Change, str]] = {
         in_every_begin(benchmark="flux1"), "the benchmark flux1 for experiment 2, which ruleset 4.0.0 does not accept"),
     "ruleset": (logged("ruleset", "3.1.0"), f"{SECOND}: was logged under the ruleset '3.1.0', "),
     "a second seed": (logged("seed", 7), f"{SECOND}: has the seed 7, "),
-    "another seed in the file": (in_begin(seed=7), f"{SECOND}: has the seed {seed_of(2)}, "),
-    "seeds that no launcher counts": (in_begin(seed=7), "experiment 2 has the seed 7, a launcher counts on"),
+    "another seed in the file": (in_begin(2, seed=7), f"{SECOND}: has the seed {seed_of(2)}, "),
+    "seeds that no launcher counts": (in_begin(2, seed=7), "experiment 2 has the seed 7, a launcher counts on"),
     "nodes": (logged("number_of_nodes", 4), f"{SECOND}: number_of_nodes is 4, "),
     "accelerators": (logged("accelerators_per_node", 4), f"{SECOND}: accelerators_per_node is 4, "),
-    "earlier than its launch": (in_begin(time=HOUR_LATER), f"{SECOND}: cache_clear in line 2 is earlier than"),
+    "earlier than its launch": (in_begin(2, time=HOUR_LATER), f"{SECOND}: cache_clear in line 2 is earlier than"),
     "later than its end": (in_end(time=launch_time(2).isoformat()), "is later than"),
     "begun before the one before was over": (
-        in_begin(time=(launch_time(1) + datetime.timedelta(minutes=2)).isoformat()),
+        in_begin(2, time=(launch_time(1) + datetime.timedelta(minutes=2)).isoformat()),
         "before experiment 1 was over"),
     "ended before it began": (in_end(time=launch_time(1).isoformat()), "before it began at"),
     "name of the log": (
-        both(in_begin(log="run.log"), lambda results: log_of(results, 2).rename(results / "run.log") and None),
+        both(in_begin(2, log="run.log"), lambda results: log_of(results, 2).rename(results / "run.log") and None),
         "has the log run.log, a launcher calls it"),
-    "name of the folder": (in_begin(output_dir="x"), "has the output_dir x, a launcher calls it"),
+    "name of the folder": (in_begin(2, output_dir="x"), "has the output_dir x, a launcher calls it"),
     "copied run under a new seed": (copied_under_a_new_seed, f"{SECOND} and .*_1.log are one run"),
     "renumbered": (renumbered, "the logs are not in launch order"),
     "log of a series that is not in the file": (
@@ -184,7 +167,7 @@ def obstacles(results: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_file_that_the_logs_contradict_is_refused(results: Path, name: str) -> None:
+def test_a_contradiction_between_registry_and_logs_is_refused(results: Path, name: str) -> None:
     change, words = CASES[name]
     change(results)
     found = obstacles(results)
@@ -212,9 +195,7 @@ def test_an_end_that_contradicts_itself_is_refused(
     assert [text for text in found if f"experiment 6 {words}" in text], found
 
 
-def test_a_failed_run_that_the_launcher_closed_and_one_that_never_started_are_taken(
-    tmp_path: Path, clone: Clone
-) -> None:
+def test_an_aborted_run_and_an_experiment_without_run_start_are_accepted(tmp_path: Path, clone: Clone) -> None:
     results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0, 35.0, None, 35.0, 35.0])
     late = begin_and_end("resnet", "4.0.0", 6, 5, seed_of(6), clone.commit, "not started")
     write_entries(results, [*entries_of(results), *late])
@@ -233,11 +214,11 @@ def test_a_target_that_was_reached_before_the_machine_failed_counts(results: Pat
 
 
 def test_clocks_of_two_machines_may_differ_by_less_than_a_minute(results: Path) -> None:
-    in_begin(time=(launch_time(2) + datetime.timedelta(seconds=75)).isoformat())(results)
+    in_begin(2, time=(launch_time(2) + datetime.timedelta(seconds=75)).isoformat())(results)
     assert obstacles(results) == []
 
 
-def test_what_our_launcher_writes_is_taken(tmp_path: Path, data_of: Callable[[str], Path]) -> None:
+def test_the_registry_of_our_launcher_has_no_contradiction(tmp_path: Path, data_of: Callable[[str], Path]) -> None:
     data = f"data_dir={data_of('resnet')}"
     overrides = ["benchmark=resnet", "scale=test", data, f"launch.results={tmp_path}", "launch.experiments=5"]
     tree = compose(overrides)
@@ -282,7 +263,7 @@ def test_many_copies_are_found_quickly(tmp_path: Path) -> None:
     assert sum("are one run" in each for each in found) == 99
 
 
-def test_a_number_of_a_result_far_away_is_no_reason_to_count_to_it(tmp_path: Path) -> None:
+def test_at_most_twenty_missing_results_are_named(tmp_path: Path) -> None:
     for number in (0, 999_999):
         (tmp_path / f"result_{number}.txt").write_text(closed_log("resnet", number))
     (run_set,) = find_run_sets([tmp_path])

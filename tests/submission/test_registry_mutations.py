@@ -1,6 +1,6 @@
-"""``runs.jsonl`` of four benchmarks, damaged in every way that :mod:`mutations` knows, and series that were forged.
+"""Damaged ``runs.jsonl`` of four benchmarks, and forged series.
 
-Which of the mutations a session runs: :mod:`drawing`. What must hold: :mod:`oracle`.
+What must hold: :mod:`oracle`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 from closed_logs import RECIPES, closed_log
-from drawing import Case, parametrize, require
 from launched import SERIES, Entry, begin_and_end, entries_of, log_of, write_entries
-from mutations import Mutation, registry_mutations
+from mutations import Case, Mutation, parametrize, registry_mutations, require
 from oracle import Workplace, faults
 from undamaged import COMMIT, Baseline, copied_series, facts_of_series, registry_text
 
@@ -37,20 +36,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return Workplace(tmp_path_factory.mktemp("registries"))
 
 
 @pytest.fixture(scope="module")
-def before(place: Workplace) -> Baseline:
-    return facts_of_series(place)
+def before(workplace: Workplace) -> Baseline:
+    return facts_of_series(workplace)
 
 
-def test_registry(case: Case, place: Workplace, before: Baseline) -> None:
+def test_registry(case: Case, workplace: Workplace, before: Baseline) -> None:
     facts = before(case.benchmark)
-    results = copied_series(place, case.benchmark)
+    results = copied_series(workplace, case.benchmark)
     case.mutation.apply(results / FILE)
-    require(case, faults(facts, place.observe([results]), FILE, case.mutation.line))
+    require(case, faults(facts, workplace.observe([results]), FILE, case.mutation.line))
 
 
 def _reseeded(text: str, seed: int) -> str:
@@ -58,7 +57,7 @@ def _reseeded(text: str, seed: int) -> str:
 
 
 def _added(results: Path, text: str, seed: int, name: str | None = None) -> None:
-    """A further experiment, in a series that says that it was declared with one more."""
+    """Add an experiment, and increase the declared number by one."""
     number = RECIPES["resnet"].runs + 1
     both = begin_and_end("resnet", "4.0.0", number, number, seed, COMMIT, "success")
     both[0]["log"] = name or both[0]["log"]
@@ -85,13 +84,13 @@ def log_of_a_number_that_is_skipped(results: Path) -> None:
 
 
 def slowest_run_never_started(results: Path) -> None:
-    """The slowest run said not to have started, and its log emptied; its entry still has its minutes."""
+    """Give the slowest run the status "not started", and empty its log; its entry keeps its minutes."""
     log_of(results, 5).write_text("the node is down\n")
     write_entries(results, [e | ({"status": "not started"} if _ends(e, 5) else {}) for e in entries_of(results)])
 
 
 def half_the_time(results: Path) -> None:
-    """Every time after run_start of one log at half its distance: in itself the log of a faster run."""
+    """Halve all times after run_start in one log, which alone would be the log of a faster run."""
     path = log_of(results, 2)
     text = path.read_text()
     found = re.search(r'"time_ms": (\d+), "event_type": "INTERVAL_START", "key": "run_start"', text)
@@ -128,7 +127,7 @@ def second_registry_below(results: Path) -> None:
 
 
 def results_beside_the_registry(results: Path) -> None:
-    """Logs of the series a second time, under the names of a submission."""
+    """Copy the logs of the series to the names of result files."""
     for number in range(5):
         shutil.copyfile(log_of(results, number + 1), results / f"result_{number}.txt")
 
@@ -150,16 +149,16 @@ FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a second registry below": (second_registry_below, FILE),
     "results beside the registry": (results_beside_the_registry, "result_"),
 }
-"""Name to a change of several files, and what a refusal must name."""
+"""Name to a change of several files, and the file that a refusal must name."""
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_forged_series(name: str, place: Workplace, before: Baseline) -> None:
+def test_forged_series(name: str, workplace: Workplace, before: Baseline) -> None:
     forge, file = FORGERIES[name]
     facts = before("resnet")
-    results = copied_series(place, "resnet")
+    results = copied_series(workplace, "resnet")
     forge(results)
-    outcome = place.observe([results])
+    outcome = workplace.observe([results])
     assert outcome.refused == (True, True)
     assert not faults(facts, outcome, file, None)
 

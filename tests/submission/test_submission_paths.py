@@ -1,4 +1,4 @@
-"""Which paths of `check` are submissions: none is taken for a plain folder of results because a part is missing."""
+"""`check` recognises submissions, also if a part is missing, and plain folders of results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS = f"results/{SYSTEM}/resnet"
 
 
 def moved(part: Path) -> Path:
-    """The part under another name beside the submission."""
+    """Move a part out of the submission."""
     return part.rename(part.parent.parent / "elsewhere")
 
 
@@ -70,7 +70,9 @@ def test_part_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize("damage", ["missing", "file", "link to a folder"])
-def test_systems_are_missed_without_code_too(tree: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_systems_are_refused_in_a_submission_without_code(
+    tree: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(tree / "benchmarks")
     DAMAGES[damage][0](tree / "systems")
     code, out = checked(capsys, tree)
@@ -86,7 +88,7 @@ def test_folder_with_neither_part_is_an_error(tree: Path, damage: str) -> None:
         check.main([str(tree), "--ruleset", "4.0.0"])
 
 
-def test_submission_under_a_link_is_the_submission(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submission_can_be_named_by_a_link(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = tree.parent / "link"
     link.symlink_to(tree)
     assert checked(capsys, tree) == checked(capsys, tree / ".")

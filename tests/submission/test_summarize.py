@@ -1,4 +1,4 @@
-"""Tables and scores of runs, against means worked out by hand."""
+"""Tables and scores of runs, compared with means computed by hand."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_unet3d_drops_four_at_each_end(series_of: Series, tmp_path: Path) -> Non
     assert found["olympic_minutes"] == pytest.approx(10.0 + 39 / 16)  # times 10, 10.125, ..., 14.875
 
 
-def test_foreign_logs_in_launch_order_are_one_set(tmp_path: Path) -> None:
+def test_named_logs_are_one_set(tmp_path: Path) -> None:
     logs = [tmp_path / f"{name}.txt" for name in "edcba"]
     for index, path in enumerate(logs):
         path.write_text(closed_log("resnet", index, 39.0, minutes=10.0 + index))
@@ -76,7 +76,7 @@ def test_foreign_logs_in_launch_order_are_one_set(tmp_path: Path) -> None:
     assert (code, found["score_minutes"], found["declared"]) == (0, pytest.approx(12.0), None)
 
 
-def test_results_of_a_submission_are_taken_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_result_files_are_ordered_by_number(tmp_path: Path) -> None:
     for index in range(12):
         (tmp_path / f"result_{index}.txt").write_text(closed_log("bert", index))
     found = summary([tmp_path], tmp_path)[1]
@@ -129,7 +129,7 @@ def test_result_file_that_the_package_checker_would_count_too_prevents_a_score(t
 
 
 @pytest.mark.parametrize("data_set", ["stand-in", "custom"])
-def test_stand_in_and_custom_data_have_no_score(
+def test_synthetic_and_custom_data_have_no_score(
     data_set: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = log_of(results, 2)
@@ -139,7 +139,7 @@ def test_stand_in_and_custom_data_have_no_score(
     assert "no score" in capsys.readouterr().out
 
 
-def test_too_few_runs_and_too_fast_ones_say_what_prevents_a_score(tmp_path: Path, clone: Clone) -> None:
+def test_too_few_and_too_fast_runs_have_no_score(tmp_path: Path, clone: Clone) -> None:
     few = write_series(tmp_path / "few", "resnet", clone.commit, [35.0] * 3)
     code, found = summary([few], tmp_path)
     assert (code, found["score_minutes"]) == (1, None)

@@ -1,4 +1,4 @@
-"""A submission that contradicts itself, or holds what no submission holds, is not accepted."""
+"""A submission with contradictions or forbidden files is not accepted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from closed_logs import POINT, event
-from launched import SYSTEM, Clone, first_line_ms, submission, write_series, write_submission
+from launched import SYSTEM, Clone, first_line_ms, package_arguments, submission, write_series, write_submission
 
-from common.submission.checkers import CheckerReport, check_tree, format_report
+from common.submission.checkers import judge_tree
+from common.submission.mlcommons_checkers import CheckerReport, format_report
 from common.submission.package import main as package
 from common.submission.tree_agreement import same_organisation
 
@@ -50,7 +51,8 @@ def in_first_log(key: str, value: object) -> Change:
     return apply
 
 
-def written(name: str, content: bytes) -> Change:
+def content_of(name: str, content: bytes) -> Change:
+    """Other content of a file."""
     return lambda tree: (tree / name).write_bytes(content)
 
 
@@ -121,16 +123,16 @@ BREAKS: dict[str, tuple[Change, str]] = {
     "name that is no text": (lambda t: os.mkdir(os.fsencode(t / "benchmarks") + b"/\xff"), r"has '\\udcff', a name"),
     "name for a pattern": (lambda t: (t / RESULTS).rename(t / f"results/{SYSTEM}/[r]esnet"), "does not accept a bench"),
     "nested": (deep, "lies more than 32 folders deep"),
-    "scaling that is not given": (written(f"{RESULTS}/scaling.json", b'{"scaling_factor": 1.01}'),
+    "scaling that is not given": (content_of(f"{RESULTS}/scaling.json", b'{"scaling_factor": 1.01}'),
                                   "has the factor 1.01, but the runs' convergence is not scaled"),
-    "scaling that is no JSON": (written(f"{RESULTS}/scaling.json", b"\xff"), "scaling.json: line 1 is not UTF-8"),
-    "scaling of another kind": (written(f"{RESULTS}/scaling.json", b'{"scaling_factor": true}'), "is not {.scaling"),
-    "description with a key twice": (written(SYSTEM_FILE, b'{"division": "open", "division": "closed"}'), "twice"),
-    "description of digits": (written(SYSTEM_FILE, b'{"number_of_nodes": ' + b"9" * 5000 + b"}"), "5000 digits"),
-    "description that is nested": (written(SYSTEM_FILE, b'{"a": ' + b"[" * 10**5), "is no readable JSON"),
-    "description that is empty": (written(SYSTEM_FILE, b""), "is no readable JSON"),
+    "scaling that is no JSON": (content_of(f"{RESULTS}/scaling.json", b"\xff"), "scaling.json: line 1 is not UTF-8"),
+    "scaling of another kind": (content_of(f"{RESULTS}/scaling.json", b'{"scaling_factor": true}'), "is not {.scaling"),
+    "description with a key twice": (content_of(SYSTEM_FILE, b'{"division": "open", "division": "closed"}'), "twice"),
+    "description of digits": (content_of(SYSTEM_FILE, b'{"number_of_nodes": ' + b"9" * 5000 + b"}"), "5000 digits"),
+    "description that is nested": (content_of(SYSTEM_FILE, b'{"a": ' + b"[" * 10**5), "is no readable JSON"),
+    "description that is empty": (content_of(SYSTEM_FILE, b""), "is no readable JSON"),
     "description that is a folder": (folder_for_description, f"{SYSTEM_FILE} is missing"),
-    "log that is empty": (written(f"{RESULTS}/result_1.txt", b""), "was not run: .*result_1.txt: is empty"),
+    "log that is empty": (content_of(f"{RESULTS}/result_1.txt", b""), "was not run: .*result_1.txt: is empty"),
     "log that names a file of rules": (in_first_log("opt_name", "../../x"), "was not run: .*result_0.txt, line 1: opt"),
     "nodes in words": (in_json(SYSTEM_FILE, number_of_nodes="two"), 'number_of_nodes is "two": write a plain decimal'),
     "nodes with an exponent": (in_json(SYSTEM_FILE, number_of_nodes="1e3"), 'number_of_nodes is "1e3"'),
@@ -160,7 +162,7 @@ NOTES: dict[str, tuple[Change, str]] = {
     "system of the implementation": (in_json(IMPLEMENTATION_FILE, system="x"), f"system is 'x', expected '{SYSTEM}'"),
     "benchmark of the implementation": (in_json(IMPLEMENTATION_FILE, benchmark="x"), "benchmark is 'x', expected"),
     "submitter of the implementation": (in_json(IMPLEMENTATION_FILE, submitter="x"), "submitter is 'x', systems/"),
-    "implementation that is no JSON": (written(IMPLEMENTATION_FILE, b"{"), "_mlperf_suite.json: is no readable JSON"),
+    "implementation that is no JSON": (content_of(IMPLEMENTATION_FILE, b"{"), "suite.json: is no readable JSON"),
     "implementation without its code": (lambda t: shutil.rmtree(t / IMPLEMENTATIONS / "mlperf_suite"),
                                         "there is no code in .*/mlperf_suite"),
     "logs in a subfolder": (lambda t: shutil.copytree(t / RESULTS, t / f"{RESULTS}/more"),
@@ -182,38 +184,42 @@ NOTES: dict[str, tuple[Change, str]] = {
     "division in capitals": (in_json(SYSTEM_FILE, division="Closed"), 'division is "Closed"; the package checker was'),
     "notes that are a list": (in_json(SYSTEM_FILE, hw_notes=["a"]), 'hw_notes is ."a"., which is no text'),
 }  # fmt: skip
-"""What no rule forbids and no checker refuses: a change, and the words of its note."""
+"""A change that no rule forbids and no checker refuses, and the words of its note."""
 
 
-def said(tree: Path) -> str:
-    return "\n".join(format_report(report) for report in refused(tree))
+def judged(tree: Path) -> tuple[CheckerReport, ...]:
+    return judge_tree(tree, "training", "4.0.0", finished=True).reports
 
 
-def refused(tree: Path) -> list[CheckerReport]:
-    return [report for report in check_tree(tree, "training", "4.0.0") if not report.accepted]
+def refusals(tree: Path) -> str:
+    return "\n".join(format_report(report) for report in judged(tree) if not report.accepted)
 
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_tree_that_contradicts_itself_is_not_accepted(tree: Path, content_checkers: list[str], name: str) -> None:
     change, words = BREAKS[name]
     change(tree)
-    text = said(tree)
+    text = refusals(tree)
     assert re.search(words, text), text
 
 
 @pytest.mark.parametrize("name", NOTES)
-def test_what_no_rule_and_no_checker_forbids_is_a_note(tree: Path, content_checkers: list[str], name: str) -> None:
+def test_a_change_that_no_rule_and_no_checker_forbids_is_noted(
+    tree: Path, content_checkers: list[str], name: str
+) -> None:
     change, words = NOTES[name]
     change(tree)
-    reports = check_tree(tree, "training", "4.0.0")
+    reports = judged(tree)
     assert [report for report in reports if not report.accepted] == []
     notes = [format_report(report) for report in reports if report.notes]
     assert [text for text in notes if re.search(f"note: .*{words}", text)], notes
 
 
-def test_checkers_are_not_shown_a_log_that_names_a_file_of_rules(tree: Path, content_checkers: list[str]) -> None:
+def test_content_checkers_do_not_run_on_a_log_that_names_a_file_of_rules(
+    tree: Path, content_checkers: list[str]
+) -> None:
     in_first_log("opt_name", "../../x")(tree)
-    refused(tree)
+    judged(tree)
     assert content_checkers == ["repo_checker"]
 
 
@@ -231,11 +237,11 @@ def test_checkers_are_not_shown_a_log_that_names_a_file_of_rules(tree: Path, con
     ],
     ids=["old word", "not for sale yet", "case", "full name", "no number", "no accelerators", "platform", "no JSON"],
 )
-def test_what_is_spelled_otherwise_or_not_said_is_no_contradiction(
+def test_another_spelling_and_a_missing_value_are_no_contradiction(
     tree: Path, content_checkers: list[str], change: Change
 ) -> None:
     change(tree)
-    assert said(tree) == ""
+    assert refusals(tree) == ""
 
 
 @pytest.mark.parametrize(
@@ -245,9 +251,9 @@ def test_what_is_spelled_otherwise_or_not_said_is_no_contradiction(
         (f"{RESULTS}/notes.txt", "is neither a log nor scaling.json"),
     ],
 )
-def test_files_that_are_not_judged_are_told(tree: Path, content_checkers: list[str], name: str, words: str) -> None:
+def test_a_file_that_is_not_judged_is_noted(tree: Path, content_checkers: list[str], name: str, words: str) -> None:
     (tree / name).write_text("rcp-bypass")
-    reports = check_tree(tree, "training", "4.0.0")
+    reports = judged(tree)
     assert all(report.accepted for report in reports)
     assert [note for report in reports for note in report.notes] == [
         f"acme/{name}: {words}" + (": nothing looks at it" if "neither" in words else "")
@@ -274,21 +280,20 @@ def faster_tree(tmp_path: Path, clone: Clone) -> Path:
     """A tree whose runs converged faster than the reference, within chance."""
     results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0, 35.0, 35.0, 31.0, 39.0])
     settings = write_submission(tmp_path / "acme.yaml", submission())
-    arguments = ["--ruleset", "4.0.0", "--submission", str(settings), "--output", str(tmp_path)]
-    assert package([str(results), *arguments, "--repository", str(clone.path)]) == 0
+    assert package([str(results), *package_arguments(settings, tmp_path, clone)]) == 0
     return tmp_path / "acme"
 
 
 @pytest.mark.slow
-def test_the_factor_is_the_checkers_and_checking_writes_nothing(tmp_path: Path, clone: Clone) -> None:
+def test_a_wrong_scaling_factor_is_refused_and_checking_writes_nothing(tmp_path: Path, clone: Clone) -> None:
     tree = faster_tree(tmp_path, clone)
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [tree, *tree.rglob("*")]}
-    assert said(tree) == ""
+    assert refusals(tree) == ""
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [tree, *tree.rglob("*")]} == before
     scaling = tree / RESULTS / "scaling.json"
     scaling.write_text('{"scaling_factor": 1.0001}')
-    assert "has the factor 1.0001, the RCP check gives 1.0043956" in said(tree)  # 35.15384615 / 35
+    assert "has the factor 1.0001, the RCP check gives 1.0043956" in refusals(tree)  # 35.15384615 / 35
     scaling.unlink()
-    assert said(tree) == ""
-    notes = [note for report in check_tree(tree, "training", "4.0.0") for note in report.notes]
+    assert refusals(tree) == ""
+    notes = [note for report in judged(tree) for note in report.notes]
     assert notes == ["is missing; the package checker writes it, with the factor 1.004396, which the score has"]

@@ -1,8 +1,8 @@
-"""Submission trees, damaged file by file, and renamed: what `check` says of them.
+"""`check` refuses submission trees with damaged, removed or renamed files.
 
-The checkers of MLCommons run on every tree, which takes seconds: a session has a small fixed sample of the mutations
-of one tree, and ``-m slow`` draws from four. The rule is the strict one of :mod:`oracle`, but that only `check` must
-refuse: `summarize` looks at the results alone.
+The checkers of MLCommons run on every tree, which takes seconds: a session runs a small fixed sample of the mutations
+of one tree, and ``-m slow`` draws from four. The rule is the strict one of :mod:`oracle`, except that only `check`
+must refuse, because `summarize` reads only the results.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 from closed_logs import RECIPES, closed_log
-from drawing import SEED, wants_every_case
-from launched import SYSTEM, Clone, submission, write_series, write_submission
-from mutations import Mutation, drawn, file_mutations, json_mutations
+from launched import SYSTEM, Clone, package_arguments, submission, write_series, write_submission
+from mutations import SEED, Mutation, drawn, file_mutations, json_mutations, wants_every_case
 from oracle import Outcome, Workplace, faults, kept_answers
 
 from common.submission.package import main as package
@@ -35,10 +34,9 @@ class TreeMutation:
     """A change of a tree.
 
     Attributes:
-        name: what is done to which file.
-        operator: the kind of change, over which a sample is drawn evenly.
-        apply: does it, in the submitter's folder.
-        file: that a refusal must name.
+        operator: kind of change.
+        apply: changes the submitter's folder.
+        file: file that a refusal must name.
     """
 
     name: str
@@ -48,7 +46,7 @@ class TreeMutation:
 
 
 def mutations_of(tree: Path, benchmark: str) -> Iterator[TreeMutation]:
-    """Every mutation of every file of a tree, and those of its folders."""
+    """Yield all mutations of the files and folders of a tree."""
     for path in sorted(path for path in tree.rglob("*") if path.is_file()):
         relative, text = str(path.relative_to(tree)), path.read_text()
         damages = json_mutations(text) if path.suffix == ".json" else file_mutations(text)
@@ -91,7 +89,7 @@ ODD_NAMES = {
 
 
 def _of_folders(results: str) -> Iterator[tuple[str, Callable[[Path], object], str]]:
-    """Name, change and what a refusal must name."""
+    """Yield name, change, and the file or folder that a refusal must name."""
     system, description = RESULTS, f"systems/{SYSTEM}.json"
 
     def renamed(old: str, new: str) -> Callable[[Path], object]:
@@ -165,14 +163,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def tree_of(tmp_path: Path, clone: Clone) -> Callable[[str], Path]:
-    """A function from a benchmark to an undamaged tree with its result, as `package` made it."""
+    """A function that returns the tree that `package` builds from a result of a benchmark."""
 
     def make(benchmark: str) -> Path:
         results = write_series(tmp_path / "series" / benchmark, benchmark, clone.commit)
         settings = write_submission(tmp_path / "acme.yaml", submission({"system": SYSTEM, "results": str(results)}))
-        arguments = ["--ruleset", RECIPES[benchmark].ruleset, "--submission", str(settings), "--output"]
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            code = package([*arguments, str(tmp_path / "made"), "--repository", str(clone.path)])
+            code = package(package_arguments(settings, tmp_path / "made", clone, RECIPES[benchmark].ruleset))
         assert code == 0, out.getvalue()
         return tmp_path / "made" / "acme"
 
@@ -180,39 +177,37 @@ def tree_of(tmp_path: Path, clone: Clone) -> Callable[[str], Path]:
 
 
 def _chosen(mutations: list[TreeMutation], count: int, seed: int) -> list[TreeMutation]:
-    """The one that the environment names, or some of each operator in turn."""
+    """Return the one that the environment names, or some of each operator in turn."""
     if (named := os.environ.get("MUTATION")) is not None:
         return [each for each in mutations if each.name == named]
-    by_name = {each.name: each for each in mutations}
-    plain = [Mutation(each.name, each.operator, Path.touch) for each in mutations]
-    return [by_name[each.place] for each in drawn(plain, count, seed)]
+    return drawn(mutations, count, seed)
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.slow
 def test_damaged_tree(benchmark: str, count: int, tree_of: Callable[[str], Path], tmp_path: Path) -> None:
     valid, ruleset = tree_of(benchmark), RECIPES[benchmark].ruleset
-    place = Workplace(tmp_path / "place")
+    workplace = Workplace(tmp_path / "workplace")
     every = list(mutations_of(valid, benchmark))
     wrong = []
     with kept_answers():
-        before = _observed(place, valid, ruleset)
+        before = _observed(workplace, valid, ruleset)
         assert before.facts is not None, before.messages
         assert before.facts.codes == (0, 0), before.messages
         for mutation in _chosen(every, count, SEED):
-            after = _observed(place, valid, ruleset, mutation)
+            after = _observed(workplace, valid, ruleset, mutation)
             found = faults(before.facts, after, mutation.file, None, ["check"])
             wrong += [f"{mutation.name}: {text}" for text in found]
     if wrong:
         pytest.fail(f"seed {SEED}:\n  " + "\n  ".join(wrong), pytrace=False)
 
 
-def _observed(place: Workplace, valid: Path, ruleset: str, mutation: TreeMutation | None = None) -> Outcome:
-    place.clear()
-    tree = Path(shutil.copytree(valid, place.read / "acme"))
+def _observed(workplace: Workplace, valid: Path, ruleset: str, mutation: TreeMutation | None = None) -> Outcome:
+    workplace.clear()
+    tree = Path(shutil.copytree(valid, workplace.read / "acme"))
     if mutation is not None:
         mutation.apply(tree)
-    return place.observe([tree], "--ruleset", ruleset, runs=[tree / "results"])
+    return workplace.observe([tree], "--ruleset", ruleset, runs=[tree / "results"])
 
 
 def test_names_of_mutations_tell_them_apart(tmp_path: Path) -> None:

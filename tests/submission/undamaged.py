@@ -1,4 +1,4 @@
-"""Valid series of four benchmarks for tests that enumerate what can be damaged before any fixture exists."""
+"""Valid series of four benchmarks, for tests that enumerate mutations before any fixture exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPERIMENT = 2
 
 
 Baseline = Callable[[str], Facts]
-"""From a benchmark to what is known of it undamaged."""
+"""Function that returns the facts of the undamaged files of a benchmark."""
 
 
 @cache
@@ -30,7 +30,7 @@ def _root() -> Path:
 
 @cache
 def series(benchmark: str) -> Path:
-    """A folder with an undamaged series of exactly N runs, which nobody may change."""
+    """A folder with an undamaged series of exactly N runs; do not change it."""
     return write_series(_root() / benchmark, benchmark, COMMIT)
 
 
@@ -46,18 +46,18 @@ def registry_text(benchmark: str) -> str:
     return (series(benchmark) / "runs.jsonl").read_text()
 
 
-def copied_series(place: Workplace, benchmark: str) -> Path:
-    """A copy of the series alone in the folder that is read."""
-    place.clear()
-    return Path(shutil.copytree(series(benchmark), place.read / "results"))
+def copied_series(workplace: Workplace, benchmark: str) -> Path:
+    """Return a copy of the series, alone in the folder that is read."""
+    workplace.clear()
+    return Path(shutil.copytree(series(benchmark), workplace.read / "results"))
 
 
-def facts_of_series(place: Workplace) -> Baseline:
-    """A function from a benchmark to the facts of its undamaged series, found out once."""
+def facts_of_series(workplace: Workplace) -> Baseline:
+    """Return a function that returns the facts of a benchmark's undamaged series, determined once."""
 
     @cache
     def find(benchmark: str) -> Facts:
-        outcome = place.observe([copied_series(place, benchmark)])
+        outcome = workplace.observe([copied_series(workplace, benchmark)])
         assert outcome.facts is not None, outcome.messages
         assert outcome.facts.codes == (0, 0), outcome.messages
         return outcome.facts

@@ -10,11 +10,20 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 
 from benchmarks import WORKLOADS
+from common import cli
+from common.config.composition import compose
 from common.config.workload_files import WorkloadFiles
+from common.contract.workload import Workload
+from common.distributed.rank_info import RankInfo
+from common.run.trainer import Trainer
+
+ALONE = RankInfo(0, 1, 0, 1, 0, "single")
+"""The only rank of a job, without a launcher."""
 
 NAME = "cosmoflow"
 WORKLOAD = "tests.toy.workload:CosmoFlow"
@@ -50,6 +59,13 @@ def known(pictures: bool = True) -> Iterator[None]:
     finally:
         WORKLOADS.clear()
         WORKLOADS.update(before)
+
+
+def trainer(arguments: Sequence[str], workload: type[Workload]) -> Trainer:
+    """The trainer of a run in this process alone, on the CPU; ``arguments`` are overrides."""
+    tree = compose(arguments)
+    run, session = cli.load(tree)
+    return Trainer(workload, run, session, ALONE, torch.device("cpu"), tree=tree)
 
 
 def entry(arguments: Sequence[str]) -> str:

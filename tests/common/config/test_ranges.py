@@ -21,8 +21,7 @@ TINY = sys.float_info.min  # the smallest above 0 that every processor mode keep
 
 CASES = {
     "Positive": (ranges.Positive, "positive and finite", (TINY, 1.0, 1e308), (0.0, -1.0)),
-    "NotNegative": (ranges.NotNegative, "not negative", (0, 1, 2**40), (-1,)),
-    "FiniteNotNegative": (ranges.FiniteNotNegative, "finite and not negative", (0.0, -0.0, 1e308), (-TINY, -1.0)),
+    "NotNegative": (ranges.NotNegative, "finite and not negative", (0, 2**40, 0.0, -0.0, 1e308), (-1, -TINY)),
     "Finite": (ranges.Finite, "finite", (-1e308, 0.0, 1e308), ()),
     "Probability": (ranges.Probability, "a probability", (0.0, 0.5, 1.0), (-0.1, 1.0000001)),
     "ProbabilityBelowOne": (ranges.ProbabilityBelowOne, "a probability below 1", (0.0, 0.999), (-0.1, 1.0)),
@@ -59,7 +58,7 @@ def test_values_in_the_range_are_taken(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_out_of_the_range_are_refused_with_key_value_and_what_is_needed(name):
+def test_a_value_outside_its_range_is_refused_with_key_value_and_range(name):
     wanted, needed, _, refused = CASES[name]
     for value in refused:
         assert refusal(wanted, value, type(value)) == f"some.section.value={value}: {needed}"
@@ -106,7 +105,7 @@ class Outer:
         ({"rates": [1.0, math.nan]}, "outer.schedule.rates=(1.0, nan): positive and finite"),
         ({"steps": 0}, "outer.schedule.steps=0: at least 1, or null"),
         ({"steps": "many"}, "outer.schedule.steps=many: expected int, got str"),
-        ({"limits": {"a": 1, "b": -1}}, "outer.schedule.limits.b=-1: not negative"),
+        ({"limits": {"a": 1, "b": -1}}, "outer.schedule.limits.b=-1: finite and not negative"),
         ({"warmup": 2}, "outer.schedule.warmup=2: at most total=1"),
         ({"warmup": 2.0}, "outer.schedule.warmup=2.0: expected int, got float"),
     ],

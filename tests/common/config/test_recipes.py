@@ -22,7 +22,7 @@ def composed(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return request.param, compose([f"benchmark={request.param}", "scale=test"])
 
 
-def test_every_key_of_a_section_stands_in_the_recipes_so_that_an_override_takes_no_plus(composed):
+def test_recipes_have_every_key_of_a_section_so_that_an_override_needs_no_plus(composed):
     name, tree = composed
     sections = get_type_hints(cli.workload_class(name).config_type)
     sections.pop("facts")
@@ -39,26 +39,26 @@ def test_an_implementation_that_no_recipe_names_is_auto(composed):
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_only_the_base_of_a_workloads_recipes_says_auto(name):
+def test_only_the_base_of_a_workloads_recipes_has_auto(name):
     # `micro_batch: auto` is no implementation: the free memory decides.
     text = (CONFIGS / "recipe" / f"{name}.yaml").read_text()
-    said = [
+    lines = [
         line
         for section in re.split(r"^(?=\w)", text, flags=re.MULTILINE)
         if not section.startswith("base:")
         for line in section.splitlines()
         if re.search(r"\bauto\b", line.partition("#")[0]) and line.strip() != "micro_batch: auto"
     ]
-    assert said == []
+    assert lines == []
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 @pytest.mark.parametrize("group", sorted(MAPPINGS))
-def test_no_two_entries_of_a_file_say_the_same(group, name):
+def test_no_two_entries_of_a_file_are_equal(group, name):
     entries = yaml.safe_load((CONFIGS / group / f"{name}.yaml").read_text())[MAPPINGS[group]]
-    written = [repr(entry) for entry in entries.values() if not isinstance(entry, str)]
-    assert written
-    assert len(written) == len(set(written))
+    texts = [repr(entry) for entry in entries.values() if not isinstance(entry, str)]
+    assert texts
+    assert len(texts) == len(set(texts))
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))

@@ -11,7 +11,7 @@ from common.config.workload_files import scale_of
 from common.errors import ConfigError, DeviceError
 
 
-def test_a_scale_is_what_is_composed_and_can_be_overridden():
+def test_the_values_of_a_scale_can_be_overridden():
     assert compose(["scale=64xH100"])["scale"] == {"nodes": 8, "gpus_per_node": 8, "gpu": True}
     assert compose(["scale=64xH100", "scale.nodes=4"])["scale"] == {"nodes": 4, "gpus_per_node": 8, "gpu": True}
     assert compose(["scale=test"])["scale"] == {"nodes": 1, "gpus_per_node": 1}
@@ -63,7 +63,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize("scale", ["1xGPU", "8xH200", "64xH100"])
-def test_without_a_gpu_it_is_an_error_that_says_how_to_run_on_the_cpu(scale, capsys):
+def test_without_a_gpu_the_error_names_the_setting_for_the_cpu(scale, capsys):
     assert cli.run(["train", "benchmark=resnet", f"scale={scale}"]) == DeviceError.exit_code
     message = capsys.readouterr().err
     assert "CUDA_VISIBLE_DEVICES='' shows none" in message

@@ -1,8 +1,7 @@
-"""One target or several: what reaches them, and what of them is said."""
+"""One target or several: whether metrics meet them, messages, and the log."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from common.config.schema import BenchmarkConfig, TargetConfig
 from common.errors import ConfigError
 from common.mlperf.events import RunEvents
 from common.mlperf.mllog import RunLog
+from tests.command_line import logged
 
 SETTINGS = {
     "name": "stable_diffusion", "description": "", "train_samples": 1, "eval_samples": 1, "data_set": "stand-in",
@@ -30,11 +30,11 @@ def benchmark(targets: object = BOTH) -> BenchmarkConfig:
     ("fid", "clip", "reached"),
     [(90.0, 0.15, True), (90.1, 0.2, False), (50.0, 0.149, False), (math.nan, 0.2, False), (50.0, math.nan, False)],
 )
-def test_all_targets_are_to_be_reached_at_once(fid: float, clip: float, reached: bool) -> None:
+def test_one_evaluation_has_to_meet_all_targets(fid: float, clip: float, reached: bool) -> None:
     assert benchmark().reached({"FID": fid, "CLIP": clip, "eval_samples": 1}) is reached
 
 
-def test_the_metrics_with_a_target_are_judged_in_its_order() -> None:
+def test_judged_metrics_are_in_the_order_of_the_targets() -> None:
     values = {"eval_samples": 1.0, "CLIP": 0.2, "loss": 3.0, "FID": 80.0}
     assert list(benchmark().judged(values).items()) == [("FID", 80.0), ("CLIP", 0.2)]
 
@@ -57,7 +57,7 @@ def test_targets_in_words() -> None:
         ({"FID": 90.0}, r"benchmark.targets.FID: expected a section of keys"),
     ],
 )
-def test_targets_that_are_none_are_refused(targets: object, message: str) -> None:
+def test_wrong_targets_are_refused(targets: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         benchmark(targets)
 
@@ -74,10 +74,9 @@ def test_the_log_has_a_line_for_each_of_several_metrics(
 ) -> None:
     with RunLog(tmp_path / "log", 0) as log:
         RunEvents(log, "samples_count").accuracy(values, 32, 1_700_000_000_000)
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in (tmp_path / "log").read_text().splitlines()]
+    lines = logged(tmp_path / "log")
     assert [line["value"] for line in lines] == list(values.values())
-    places = ("file", "lineno")
-    assert [{k: v for k, v in line["metadata"].items() if k not in places} for line in lines] == metadata
+    assert [{k: v for k, v in line["metadata"].items() if k not in ("file", "lineno")} for line in lines] == metadata
 
 
 def test_a_single_metric_has_a_single_target() -> None:

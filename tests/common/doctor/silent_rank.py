@@ -1,4 +1,4 @@
-"""A rank that says who it is, and then nothing more."""
+"""A rank that sends its identity and then nothing more."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ from common.distributed.startup import find_rank_info, initialise
 from common.doctor.meeting import Meeting
 
 if __name__ == "__main__":
-    place = find_rank_info(os.environ)
-    initialise(place, torch.device("cpu"), 200)
-    who = {"rank": place.rank, "local_rank": 0, "node": place.node, "name": "n2", "device": "cpu"}
-    Meeting(place).post("rank", who)
+    rank_info = find_rank_info(os.environ)
+    initialise(rank_info, torch.device("cpu"), 200)
+    identity = {"rank": rank_info.rank, "local_rank": 0, "node": rank_info.node, "name": "n2", "device": "cpu"}
+    Meeting(rank_info).post("rank", identity)
     signal.pause()

@@ -1,4 +1,4 @@
-"""Which nodes are paired, and that a collective which hangs or fails is told with its stage."""
+"""Pairs of nodes, and the stage in the message about a collective that hangs or fails."""
 
 import threading
 from dataclasses import replace
@@ -40,7 +40,7 @@ def plan():
     )
 
 
-def test_a_stage_that_hangs_is_told(plan):
+def test_a_stage_that_hangs_is_named(plan):
     never = threading.Event()
 
     def hang(plan, progress):
@@ -56,7 +56,7 @@ def test_a_stage_that_hangs_is_told(plan):
     never.set()
 
 
-def test_a_stage_that_fails_is_told_in_one_line(plan):
+def test_a_stage_that_fails_is_named_in_one_line(plan):
     def fail(plan, progress):
         progress.enter("collectives over all ranks")
         raise RuntimeError("NCCL error: unhandled system error\nmany\nlines")
@@ -66,6 +66,6 @@ def test_a_stage_that_fails_is_told_in_one_line(plan):
     assert progress.stage == ""
 
 
-def test_a_plan_that_ends_leaves_nothing_behind(plan):
+def test_after_all_stages_there_is_no_message_and_no_stage(plan):
     progress = collectives.run(plan, lambda plan, progress: progress.enter("short"))
     assert (progress.failed, progress.stage) == ("", "")

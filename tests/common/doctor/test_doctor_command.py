@@ -1,4 +1,4 @@
-"""The command as it is run: alone, as two nodes over Gloo, with limits that fail, and with a rank that is silent."""
+"""`doctor` on one machine, on several nodes over Gloo, with broken limits, and with a rank that does not answer."""
 
 import json
 import os
@@ -24,18 +24,19 @@ LOOSE = "limits: {node: {memory_bandwidth_gbs: {min: 0.001}}}"
 ANY_PAIR = "limits: {node: {pair_all_reduce_gbs: {spread: 100}}}"  # processes of one busy machine differ at random
 
 SILENT = ["-m", "tests.common.doctor.silent_rank"]
+"""A rank that sends its identity and then nothing more."""
 
 
 def nodes(*commands):
-    """One process for each of ``commands``, as a node of its own, named n1, n2, …; their codes and outputs."""
+    """Run one process for each of ``commands`` as a node, named n1, n2, …; return exit codes and outputs."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=200))
     count = len(commands)
     processes = []
     for rank, arguments in enumerate(commands):
-        places = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank}
+        ranks = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank}
         environment = {
             **os.environ,
-            **{name: str(value) for name, value in places.items()},
+            **{name: str(value) for name, value in ranks.items()},
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -73,28 +74,28 @@ def alone(tmp_path_factory):
 
 
 def test_a_machine_without_a_gpu_is_checked_for_what_is_there(alone):
-    done, told = alone
+    done, content = alone
     assert done.code == 0, done.errors
-    assert told["ok"] is True
+    assert content["ok"] is True
     assert "no GPU here" in done.output
     assert done.output.splitlines()[-1].startswith("FIT: ")
 
 
 def test_the_file_has_the_facts_and_figures_of_each_node(alone):
-    _, told = alone
-    assert set(told) == {"time", "suite", "system", "nodes", "ranks", "job", "checks", "findings", "ok"}
-    ((_, node),) = told["nodes"].items()
+    _, content = alone
+    assert set(content) == {"time", "suite", "system", "nodes", "ranks", "job", "checks", "findings", "ok"}
+    ((_, node),) = content["nodes"].items()
     assert node["facts"]["accelerators_per_node"] == "0"
     assert node["measurements"]["cores_allowed"] == len(os.sched_getaffinity(0))
     assert node["measurements"]["memory_bandwidth_gbs"] > 0
-    assert [rank["rank"] for rank in told["ranks"]] == [0]
+    assert [rank["rank"] for rank in content["ranks"]] == [0]
 
 
-def test_what_could_not_run_is_counted_and_not_passed(alone):
-    _, told = alone
-    readings = [value for node in told["nodes"].values() for value in node["measurements"].values()]
+def test_checks_that_could_not_run_are_counted_as_not_made(alone):
+    _, content = alone
+    readings = [value for node in content["nodes"].values() for value in node["measurements"].values()]
     missing = sum(isinstance(value, dict) and "missing" in value for value in readings)
-    assert told["checks"] == {"made": len(readings) - missing, "not_made": missing, "failed": 0}
+    assert content["checks"] == {"made": len(readings) - missing, "not_made": missing, "failed": 0}
     assert missing > 0
 
 
@@ -103,7 +104,7 @@ def test_nothing_is_left_in_the_folder_of_the_storage_check(alone, tmp_path):
     assert list(tmp_path.iterdir()) == [], done.output
 
 
-def test_two_nodes_are_told_apart_and_measured_together(tmp_path):
+def test_two_nodes_are_measured_alone_and_together(tmp_path):
     found = tmp_path / "doctor.json"
     arguments = [
         *DOCTOR, "--quick", "--only", "host", "clock", "collectives",
@@ -111,10 +112,10 @@ def test_two_nodes_are_told_apart_and_measured_together(tmp_path):
     ]  # fmt: skip
     codes, outputs = nodes(arguments, arguments)
     assert codes == [0, 0], outputs
-    told = json.loads(found.read_text())
-    assert list(told["nodes"]) == ["n1", "n2"]
-    assert abs(told["nodes"]["n2"]["measurements"]["clock_offset_ms"]) < 1000  # one machine, one clock
-    assert told["job"]["all_reduce_64mb_gbs"] > 0
+    content = json.loads(found.read_text())
+    assert list(content["nodes"]) == ["n1", "n2"]
+    assert abs(content["nodes"]["n2"]["measurements"]["clock_offset_ms"]) < 1000  # one machine, one clock
+    assert content["job"]["all_reduce_64mb_gbs"] > 0
     assert outputs[1][0] == ""  # rank 0 alone prints
 
 
@@ -126,11 +127,11 @@ def test_neighbouring_nodes_are_measured_in_pairs(tmp_path):
     ]  # fmt: skip
     codes, outputs = nodes(arguments, arguments, arguments)
     assert codes == [0, 0, 0], outputs
-    told = json.loads(found.read_text())
-    assert min(node["measurements"]["pair_all_reduce_gbs"] for node in told["nodes"].values()) > 0
+    content = json.loads(found.read_text())
+    assert min(node["measurements"]["pair_all_reduce_gbs"] for node in content["nodes"].values()) > 0
 
 
-def test_a_node_that_breaks_a_limit_is_named_and_every_rank_says_so_to_its_launcher(tmp_path):
+def test_a_node_that_breaks_a_limit_is_named_and_all_ranks_exit_with_its_code(tmp_path):
     arguments = [*DOCTOR, "--quick", "--only", "host", "--system", limits(tmp_path, IMPOSSIBLE)]
     codes, outputs = nodes(arguments, arguments)
     assert codes == [UNFIT, UNFIT], outputs
@@ -168,17 +169,17 @@ def test_an_unknown_check_is_refused(capsys):
     assert "invalid choice: 'disk'" in capsys.readouterr().err
 
 
-def test_machines_that_call_themselves_alike_get_names_of_their_own():
+def test_machines_of_one_name_get_different_names():
     ranks = [Rank(0, 0, 0, "node", "cpu"), Rank(1, 1, 0, "node", "cpu"), Rank(2, 0, 1, "node", "cpu"), None]
     assert [rank and rank.name for rank in with_own_names(ranks)] == ["node/0", "node/0", "node/1", None]
     assert [rank and rank.name for rank in with_own_names(ranks[:2])] == ["node", "node"]
 
 
 def results(*ranks, failed=("", "")):
-    """What two ranks of one node handed in: their reports, and what failed between them."""
-    who = [Rank(number, number, 0, "n1", rank.pop("device", "cuda")) for number, rank in enumerate(ranks)]
+    """Results of the ranks of one node: their reports, and the failures of joint measurements."""
+    identities = [Rank(number, number, 0, "n1", rank.pop("device", "cuda")) for number, rank in enumerate(ranks)]
     together = [Together(failed=text) for text in failed]
-    return Results(who, [Report(**rank) for rank in ranks], together, [], "", 5.0)
+    return Results(identities, [Report(**rank) for rank in ranks], together, [], "", 5.0)
 
 
 def test_a_gpu_that_cannot_be_used_makes_its_node_unfit():
@@ -188,17 +189,17 @@ def test_a_gpu_that_cannot_be_used_makes_its_node_unfit():
     assert [(finding.text, finding.unfit) for finding in findings] == [("n1: GPUs in use: driver 470 is too old", True)]
 
 
-def test_a_collective_that_all_ranks_hang_in_is_told_once():
+def test_a_collective_in_which_all_ranks_hang_is_one_finding():
     hang = "no answer for 5 s in: collectives over all ranks"
     found = results({}, {}, failed=(hang, hang))
     findings = findings_of(found, units_of(found), {}, frozenset())
     assert [finding.text for finding in findings] == [f"all ranks: {hang}"]
 
 
-def test_the_rank_that_stands_elsewhere_is_named():
+def test_a_rank_that_hangs_in_another_stage_is_named():
     found = results({}, {}, failed=("no answer in: all ranks", "no answer in: inside the node"))
-    told = [finding.text for finding in findings_of(found, units_of(found), {}, frozenset())]
-    assert "n1 GPU 1 (rank 1): no answer in: inside the node" in told
+    texts = [finding.text for finding in findings_of(found, units_of(found), {}, frozenset())]
+    assert "n1 GPU 1 (rank 1): no answer in: inside the node" in texts
 
 
 def test_a_rank_with_a_gpu_joins_over_gloo_with_the_threads_of_a_gpus_rank(monkeypatch):
@@ -211,3 +212,17 @@ def test_a_rank_with_a_gpu_joins_over_gloo_with_the_threads_of_a_gpus_rank(monke
     device, unusable = command._prepare_rank(RankInfo(1, 2, 1, 2, 0, "torchrun"), system, 10.0)
     assert (device, unusable) == (torch.device("cuda", 1), "")
     assert joined == [(torch.device("cuda", 1), {"backend": "gloo"})]
+
+
+def test_a_symmetric_exchange_gives_the_offset_itself():
+    # Sent at 10, received at 10.5 by the local clock while the other shows 13.7, answered at 11.
+    assert command.offset_from_exchanges([(10.0, 13.7, 11.0)]) == pytest.approx(3.2)
+
+
+def test_a_clock_that_is_behind_is_negative():
+    assert command.offset_from_exchanges([(10.0, 7.5, 11.0)]) == pytest.approx(-3.0)
+
+
+def test_only_the_exchange_with_the_shortest_round_trip_counts():
+    delayed_there = (20.0, 29.0 + 3.2, 29.5)
+    assert command.offset_from_exchanges([delayed_there, (10.0, 13.7, 11.0), delayed_there]) == pytest.approx(3.2)

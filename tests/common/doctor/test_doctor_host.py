@@ -1,4 +1,4 @@
-"""What a machine tells of itself, read from folders that stand in for /sys and /proc."""
+"""Readings of a machine from folders in place of /sys and /proc."""
 
 import math
 import os
@@ -56,7 +56,7 @@ def test_the_machine_is_read(sysfs, proc):
     assert {name: readings[name].value for name in expected} == expected
 
 
-def test_what_is_not_there_says_why(tmp_path):
+def test_missing_files_are_missing_readings(tmp_path):
     readings = host.read_node(1, tmp_path, tmp_path)
     assert readings["infiniband_active"] == Reading(missing="no InfiniBand here")
     assert readings["cpu_governor"].missing
@@ -77,12 +77,12 @@ def test_slurms_name_of_a_node_comes_first():
     assert node_name({}) == os.uname().nodename
 
 
-def test_copying_takes_time():
+def test_host_memory_bandwidth_is_plausible():
     assert 0 < host.host_memory_bandwidth(0.01) < 10_000
 
 
 @pytest.mark.parametrize(
-    ("reading", "told"),
+    ("reading", "entry"),
     [
         (Reading(1.5), 1.5),
         (Reading(False), False),
@@ -92,6 +92,6 @@ def test_copying_takes_time():
         (Reading(failed="Input/output error"), {"failed": "Input/output error"}),
     ],
 )
-def test_a_reading_survives_json(reading, told):
-    assert reading.to_json() == told
-    assert Reading.from_json(told) == reading
+def test_a_reading_survives_json(reading, entry):
+    assert reading.to_json() == entry
+    assert Reading.from_json(entry) == reading

@@ -1,4 +1,4 @@
-"""The limits of ``configs/system`` and of a file, and what is wrong with a bad one."""
+"""Limits of ``configs/system`` and of a file, and errors in them."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_every_system_has_its_name_and_limits(name):
     assert limits["gpu.xid_hardware"] == Limit(max=0.0)
 
 
-def test_a_system_keeps_what_holds_for_any_machine_and_adds_its_own():
+def test_a_system_adds_its_limits_to_those_of_all_machines():
     _, limits = load_system("h200")
     assert limits["node.shared_memory_gb"] == load_system("auto")[1]["node.shared_memory_gb"]
     assert limits["gpu.nvlinks_active"] == Limit(min=18.0)
@@ -36,7 +36,7 @@ def test_a_file_of_limits(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["environment: {NCCL_DEBUG: WARN}", "limits: {gpu: null}", ""])
-def test_a_file_without_limits_demands_nothing(tmp_path, text):
+def test_a_file_without_limits_has_none(tmp_path, text):
     assert load_system(write(tmp_path, text))[1] == {}
 
 
@@ -53,7 +53,7 @@ def test_a_file_without_limits_demands_nothing(tmp_path, text):
         ("limits: {gpu", "is no YAML"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_an_error_that_names_the_place(tmp_path, text, named):
+def test_a_wrong_file_is_an_error_that_names_the_key(tmp_path, text, named):
     path = write(tmp_path, text)
     with pytest.raises(ConfigError, match=named):
         load_system(path)

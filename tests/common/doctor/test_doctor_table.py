@@ -19,8 +19,8 @@ def lines(units, findings=()):
 
 
 def test_each_gpu_has_a_row_with_units_above():
-    told = lines(gpus(2, matrix_bf16_tflops=700.0, memory_copy_gbs=4000.0))
-    assert [line.split() for line in told[2:6]] == [
+    printed = lines(gpus(2, matrix_bf16_tflops=700.0, memory_copy_gbs=4000.0))
+    assert [line.split() for line in printed[2:6]] == [
         ["GPU", "bf16", "memory"],
         ["TFLOP/s", "GB/s"],
         ["n0", "GPU", "0", "700", "4,000"],
@@ -29,15 +29,15 @@ def test_each_gpu_has_a_row_with_units_above():
 
 
 def test_columns_are_aligned():
-    told = lines(gpus(2, matrix_bf16_tflops=9.0, memory_copy_gbs=99999.0))
-    assert len({len(line) for line in told[2:6]}) == 1
+    printed = lines(gpus(2, matrix_bf16_tflops=9.0, memory_copy_gbs=99999.0))
+    assert len({len(line) for line in printed[2:6]}) == 1
 
 
 def test_figures_without_a_heading_are_not_in_the_table():
     assert "700" not in "\n".join(lines(gpus(1, matrix_bf16_tflops=1.0, power_limit_w=700.0)))
 
 
-def test_a_figure_that_a_unit_does_not_have_is_a_dash_and_a_failed_one_says_so():
+def test_a_missing_figure_is_a_dash_and_a_failed_one_the_word_failed():
     units = [
         MeasuredUnit("gpu", "a", {"matrix_bf16_tflops": Reading(700.0)}),
         MeasuredUnit("gpu", "b", {"matrix_bf16_tflops": Reading(missing="no")}),
@@ -49,14 +49,14 @@ def test_a_figure_that_a_unit_does_not_have_is_a_dash_and_a_failed_one_says_so()
 def test_many_units_become_a_spread_and_the_rows_that_are_named():
     units = gpus(101, matrix_bf16_tflops=600.0)
     finding = Finding("outlier", "n7 GPU 0", "matrix_bf16_tflops", "n7 GPU 0: slow", True)
-    told = lines(units, [finding])
-    assert [line.split() for line in told[4:8]] == [
+    printed = lines(units, [finding])
+    assert [line.split() for line in printed[4:8]] == [
         ["lowest", "600"],
         ["median", "650"],
         ["highest", "700"],
         ["n7", "GPU", "0", "607"],
     ]
-    assert told[8] == ""
+    assert printed[8] == ""
 
 
 def test_an_empty_job_is_a_verdict_alone():
@@ -78,13 +78,13 @@ def test_the_last_line_is_the_verdict(findings, verdict):
         "cpu_governor": Reading(missing="none here"),
         "storage_read_gbs": Reading(failed="broken"),
     }
-    told = lines(
+    printed = lines(
         [MeasuredUnit("node", "n1", readings)], [Finding("state", "n1", "", text, bad) for text, bad in findings]
     )
-    assert told[-1] == verdict
-    assert [f"  {text}" in told for text, _ in findings] == [True] * len(findings)
+    assert printed[-1] == verdict
+    assert [f"  {text}" in printed for text, _ in findings] == [True] * len(findings)
 
 
 def test_figures_of_the_job_are_listed():
-    told = lines([MeasuredUnit("job", "all ranks", {"all_reduce_64mb_gbs": Reading(345.678)})])
-    assert "  all-reduce of 64 MB over all ranks: 345.7 GB/s" in told
+    printed = lines([MeasuredUnit("job", "all ranks", {"all_reduce_64mb_gbs": Reading(345.678)})])
+    assert "  all-reduce of 64 MB over all ranks: 345.7 GB/s" in printed

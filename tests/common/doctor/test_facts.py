@@ -1,4 +1,4 @@
-"""The fields of a system description that a machine can tell, and that nothing is guessed."""
+"""Fields of a system description that a machine reports; unknown ones are empty."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ def write(path, text):
 
 @pytest.fixture
 def machine(tmp_path):
-    """Folders that stand in for /sys and /proc: four NVMe disks, a small loop device, InfiniBand, RoCE, Ethernet."""
+    """Folders in place of /sys and /proc: four NVMe disks, a small loop device, InfiniBand, RoCE, Ethernet."""
     sysfs, proc = tmp_path / "sys", tmp_path / "proc"
     disks = [("nvme0n1", 1.92e12), ("nvme1n1", 3.84e12), ("nvme2n1", 3.84e12), ("sda", 4.8e11), ("loop0", 1e12)]
     for name, size in disks:
@@ -94,13 +94,13 @@ def test_accelerators(machine):
     }
 
 
-def test_a_gpu_that_tells_nothing_leaves_the_fields_empty(machine):
+def test_a_gpu_that_reports_nothing_leaves_the_fields_empty(machine):
     found = collect_facts(FakeNvml(FakeGpu("00000000:01:00.0", "GPU-a")), *machine)
     assert found["accelerators_per_node"] == "1"
     assert found["accelerator_interconnect"] == found["accelerator_memory_capacity"] == ""
 
 
-def test_a_machine_that_tells_nothing_leaves_the_fields_empty(tmp_path, monkeypatch):
+def test_a_machine_that_reports_nothing_leaves_the_fields_empty(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no lscpu, no dmidecode
     found = collect_facts(FakeNvml(), tmp_path, tmp_path)
     empty = {name for name in FIELDS if name.startswith(("host_", "accelerator_"))}

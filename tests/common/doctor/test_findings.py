@@ -1,4 +1,4 @@
-"""Limits, outliers, differences and states: who is named, with what, and whether it counts."""
+"""Messages about limits, outliers, differences and states, and which make a machine unfit."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_a_fast_gpu_is_no_outlier():
     )
 
 
-def test_of_two_the_slower_is_named_but_fails_nobody():
+def test_the_slower_of_two_is_named_but_not_unfit():
     units = [gpu("a", matrix_bf16_tflops=700.0), gpu("b", matrix_bf16_tflops=560.0)]
     assert texts(units) == ["b: matrix product in bf16 560 TFLOP/s, 20 % below the other"]
     assert unfit(units) == []
@@ -68,14 +68,14 @@ def test_the_tolerance_can_be_set():
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"),
+    ("limit", "message"),
     [
         (Limit(min=650.0), "a: matrix product in bf16 612 TFLOP/s, below the limit of 650 TFLOP/s"),
         (Limit(max=600.0), "a: matrix product in bf16 612 TFLOP/s, above the limit of 600 TFLOP/s"),
     ],
 )
-def test_a_broken_limit_is_named_with_both_numbers(limit, said):
-    assert texts([gpu("a", matrix_bf16_tflops=612.0)], {"gpu.matrix_bf16_tflops": limit}) == [said]
+def test_a_broken_limit_is_named_with_both_numbers(limit, message):
+    assert texts([gpu("a", matrix_bf16_tflops=612.0)], {"gpu.matrix_bf16_tflops": limit}) == [message]
 
 
 def test_a_kept_limit_is_silent_at_its_bound():
@@ -97,8 +97,8 @@ def test_a_figure_that_is_no_number_any_more_breaks_its_limit():
 
 def test_a_state_of_yes_or_no_can_be_limited():
     limits = {"gpu.remapping_pending": Limit(max=0.0), "gpu.matrix_repeats": Limit(min=1.0)}
-    said = texts([gpu("a", remapping_pending=True, matrix_repeats=False)], limits)
-    assert said == [
+    message = texts([gpu("a", remapping_pending=True, matrix_repeats=False)], limits)
+    assert message == [
         "a: row remapping or page retirement waits for a reset: yes",
         "a: matrix products repeat bit for bit: no",
     ]
@@ -110,27 +110,27 @@ def test_an_unlimited_figure_keeps_every_minimum():
 
 
 @pytest.mark.parametrize(
-    ("offset", "said"),
+    ("offset", "message"),
     [
         (3200.0, "n2: clock is 3.2 s ahead of rank 0, above the limit of 50 ms"),
         (-80.0, "n2: clock is 80 ms behind rank 0, above the limit of 50 ms"),
     ],
 )
-def test_a_clock_may_be_wrong_either_way(offset, said):
-    assert texts([node("n2", clock_offset_ms=offset)], {"node.clock_offset_ms": Limit(max=50.0)}) == [said]
+def test_clock_limits_hold_in_both_directions(offset, message):
+    assert texts([node("n2", clock_offset_ms=offset)], {"node.clock_offset_ms": Limit(max=50.0)}) == [message]
 
 
 def test_limits_are_of_a_scope():
     assert texts([gpu("a", memory_gb=80.0)], {"node.memory_gb": Limit(min=1000.0)}) == []
 
 
-def test_the_one_that_differs_is_named():
+def test_a_unit_that_differs_is_named():
     units = [node(f"n{i}", kernel_version="6.8" if i != 3 else "5.15") for i in range(8)]
     assert texts(units) == ["n3: kernel is 5.15; 7 of 8 nodes have 6.8"]
     assert unfit(units) == ["n3"]
 
 
-def test_where_no_value_is_usual_all_are_told():
+def test_without_a_usual_value_all_values_are_listed():
     units = [node("n1", torch_version="2.11"), node("n2", torch_version="2.12")]
     assert texts(units) == ["PyTorch differs: 2.11 on n1; 2.12 on n2"]
     assert len(unfit(units)) == 1
@@ -147,7 +147,7 @@ def test_a_limit_holds_for_each_path():
     assert unfit(units, {"node.storage_read_gbs": Limit(min=2.0)}) == ["n1"]
 
 
-def test_checks_that_could_not_run_are_told_together_and_fail_nobody():
+def test_checks_that_could_not_run_are_grouped_and_make_nothing_unfit():
     missing = {name: Reading(missing="not permitted") for name in ("xid_hardware", "xid_application")}
     units = [MeasuredUnit("gpu", f"n1 GPU {i}", missing) for i in range(2)]
     titles = "XID errors of the hardware since boot, XID errors of applications since boot"
@@ -168,7 +168,7 @@ def test_missing_pcie_lanes_make_unfit():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"pcie_generation": 3, "pcie_generation_max": 5}, "a: the PCIe link runs at generation 3 of 5 after load"),
         (
@@ -179,8 +179,8 @@ def test_missing_pcie_lanes_make_unfit():
         ({"mig_enabled": True}, "a: MIG is enabled: NCCL cannot join its instances"),
     ],
 )
-def test_states_worth_knowing_fail_nobody(values, said):
-    assert texts([gpu("a", **values)]) == [said]
+def test_other_states_are_named_but_not_unfit(values, message):
+    assert texts([gpu("a", **values)]) == [message]
     assert unfit([gpu("a", **values)]) == []
 
 

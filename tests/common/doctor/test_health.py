@@ -1,4 +1,4 @@
-"""A GPU's state from a fake management library: errors, links, slowdowns, and what it does not tell."""
+"""The state of a GPU from a fake NVML: errors, links, slowdowns, and values that it does not report."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ def field(value, code=pynvml.NVML_SUCCESS):
 
 
 def healthy(**answers):
-    """An H200 with nothing wrong; ``answers`` replace some of its."""
+    """An H200 without faults; ``answers`` replace some of its values."""
     return FakeGpu(
         "00000000:1B:00.0",
         "GPU-a",
@@ -59,7 +59,7 @@ def test_a_healthy_gpu():
     assert [name for name, reading in readings.items() if reading.value is None] == []
 
 
-def test_errors_are_told_by_kind():
+def test_errors_are_counted_by_kind():
     def errors(kind, counter):
         return {(1, 0): 3, (1, 1): 7, (0, 0): 11}[kind, counter]
 
@@ -90,12 +90,12 @@ def refused(code):
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, Reading(missing="this GPU or driver does not tell")),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, Reading(missing="this GPU or driver does not report it")),
         (pynvml.NVML_ERROR_NO_PERMISSION, Reading(missing="not permitted")),
         (pynvml.NVML_ERROR_GPU_IS_LOST, Reading(failed="NVML: GPU is lost")),
     ],
 )
-def test_what_is_not_told_says_why_and_a_lost_gpu_is_a_failure(code, expected):
+def test_an_unsupported_query_is_missing_and_a_lost_gpu_is_a_failure(code, expected):
     assert state(healthy(nvmlDeviceGetEccMode=refused(code)))["ecc_enabled"] == expected
 
 
@@ -126,7 +126,7 @@ def test_a_gpu_without_links_says_so():
     assert state(gpu)["nvlinks_active"] == Reading(missing="no NVLink here (Not Supported)")
 
 
-def test_a_driver_that_does_not_tell_the_links_speed():
+def test_an_unknown_link_speed_is_missing():
     readings = state(healthy(nvmlDeviceGetFieldValues=field(0, pynvml.NVML_ERROR_NOT_SUPPORTED)))
     assert readings["nvlinks_active"].value == 18
     assert readings["nvlink_gbs"].missing
@@ -160,7 +160,7 @@ def test_xids_of_one_gpu_in_the_kernels_log():
 
 
 def watch(samples, **answers):
-    """A watch that has seen ``samples``: pairs of power in W and reasons."""
+    """Readings after ``samples``, which are pairs of power in W and slowdown reasons."""
     gpu = healthy(**answers)
     watched = LoadWatch(FakeNvml(gpu), gpu)
     for power, reasons in samples:
@@ -182,11 +182,11 @@ def test_the_load_is_averaged_without_its_beginning():
     assert readings["load_sm_clock_mhz"].value == 1830.0
 
 
-def test_a_load_of_which_nothing_was_seen_says_so():
+def test_a_load_without_samples_is_missing():
     assert watch([])["load_power_w"] == Reading(missing="no sample")
 
 
-def test_reasons_that_the_gpu_does_not_tell_say_so():
+def test_slowdowns_that_the_gpu_does_not_report_are_missing():
     gpu = healthy()
     del gpu.answers["nvmlDeviceGetCurrentClocksEventReasons"]
     watched = LoadWatch(FakeNvml(gpu), gpu)

@@ -1,4 +1,4 @@
-"""Storage is read past the page cache, whole and no more, and left as it was."""
+"""Storage is read without the page cache, up to the given size, and is not changed."""
 
 import errno
 import os

@@ -62,7 +62,7 @@ def score(queue: CheckpointQueue, number: int, fid: float) -> None:
     queue.note(number, CheckpointScore(queue.checkpoints[number].file, {"FID": fid}, 5000, 6000, 1.0))
 
 
-def test_a_file_says_when_its_last_weight_was_updated_and_after_how_much(tmp_path):
+def test_the_name_of_a_file_has_time_step_and_samples_of_its_last_update(tmp_path):
     queue = queue_in(tmp_path)
     queue.begin(None, {})
     add(queue, 2)
@@ -70,7 +70,7 @@ def test_a_file_says_when_its_last_weight_was_updated_and_after_how_much(tmp_pat
     assert found.name == "weights--timestamp=2000-step=8-consumed_samples=128.safetensors"
 
 
-def test_another_process_finds_what_was_added(tmp_path):
+def test_another_process_reads_the_added_checkpoints(tmp_path):
     queue = queue_in(tmp_path)
     queue.begin(None, {"seed": 7})
     added = [add(queue, number) for number in (1, 2)]
@@ -87,7 +87,7 @@ def test_another_process_finds_what_was_added(tmp_path):
     assert other.passed() == 1
 
 
-def test_half_a_line_of_a_killed_process_goes_away(tmp_path):
+def test_a_partial_line_of_a_killed_process_is_removed(tmp_path):
     queue = queue_in(tmp_path)
     queue.begin(None, {})
     for number in (1, 2):
@@ -108,7 +108,7 @@ def test_a_damaged_line_is_an_error(tmp_path):
     queue = queue_in(tmp_path)
     queue.begin(None, {})
     (queue.folder / "scores.jsonl").write_text("{no json\n")
-    with pytest.raises(CheckpointError, match=r"scores\.jsonl is damaged"):
+    with pytest.raises(CheckpointError, match=r"scores\.jsonl cannot be used"):
         queue_in(tmp_path).open()
 
 
@@ -125,7 +125,7 @@ def test_a_checkpoint_that_is_gone_is_an_error_unless_it_was_scored(tmp_path):
     assert queue.next() == checkpoints[2]
 
 
-def test_a_resumed_run_keeps_what_lies_before_its_position(tmp_path):
+def test_a_resumed_run_keeps_checkpoints_before_its_position(tmp_path):
     queue = queue_in(tmp_path)
     queue.begin(None, {})
     for number in (1, 2, 3):

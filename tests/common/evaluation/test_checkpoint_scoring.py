@@ -1,4 +1,4 @@
-"""Checkpoints scored one after the other: what rank 0 tells, and what every rank then does."""
+"""Scoring of checkpoints: rank 0 selects them and informs the other ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from common.formats.safetensors_file import write_tensors
 
 
 class Sum(Scorer):
-    """The sum is the metric; that of the weights 13 cannot be told."""
+    """The sum is the metric; a sum of 13 is an error."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
         if predictions.values["sum"] == 13:
@@ -30,7 +30,7 @@ class Sum(Scorer):
 
 
 class Summing(Evaluation):
-    """Predicts the sum of the weights; notes what is asked of it."""
+    """Predicts the sum of the weights, and records its calls."""
 
     def __init__(self) -> None:
         self.scorer = Sum()
@@ -64,17 +64,17 @@ def scoring_in(folder: Path, layout: Layout) -> tuple[CheckpointScoring, Summing
 
 def test_each_score_is_noted_before_the_next_checkpoint_is_chosen(tmp_path):
     made, evaluation = scoring_in(tmp_path, Layout())
-    waiting, told = checkpoints(tmp_path, 1.0, 2.0), []
+    waiting, calls = checkpoints(tmp_path, 1.0, 2.0), []
 
     def choose() -> Checkpoint | None:
-        told.append("chosen")
+        calls.append("chosen")
         return waiting.pop(0) if waiting else None
 
     def note(checkpoint: Checkpoint, score: CheckpointScore) -> None:
-        told.append(score.values["sum"])
+        calls.append(score.values["sum"])
 
     found = list(made.scores(choose, note))
-    assert told == ["chosen", 1.0, "chosen", 2.0, "chosen"]
+    assert calls == ["chosen", 1.0, "chosen", 2.0, "chosen"]
     assert [(checkpoint.point.number, score.values) for checkpoint, score in found if score] == [
         (1, {"sum": 1.0}), (2, {"sum": 2.0})
     ]  # fmt: skip
@@ -84,7 +84,7 @@ def test_each_score_is_noted_before_the_next_checkpoint_is_chosen(tmp_path):
     assert evaluation.opened == [tmp_path]
 
 
-def test_a_signal_ends_it_between_two_checkpoints_with_the_score_noted(tmp_path):
+def test_after_a_signal_the_current_score_is_noted(tmp_path):
     made, evaluation = scoring_in(tmp_path, Layout())
     waiting, noted = checkpoints(tmp_path, 1.0, 2.0), []
     scores = made.scores(lambda: waiting.pop(0), lambda *score: noted.append(score), lambda: bool(evaluation.seen))
@@ -96,7 +96,7 @@ def test_a_signal_ends_it_between_two_checkpoints_with_the_score_noted(tmp_path)
     assert evaluation.seen == [1.0]
 
 
-def test_a_checkpoint_that_is_gone_is_named(tmp_path):
+def test_a_missing_checkpoint_is_named(tmp_path):
     made, _ = scoring_in(tmp_path, Layout())
     (checkpoint,) = checkpoints(tmp_path, 1.0)
     (tmp_path / checkpoint.file).unlink()
@@ -104,11 +104,11 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path):
         list(made.scores(lambda: checkpoint, lambda *_: None))
 
 
-def test_rank_0_tells_the_others_that_it_failed(tmp_path, monkeypatch):
-    told: list[str] = []
+def test_a_failure_of_rank_0_ends_the_other_ranks(tmp_path, monkeypatch):
+    sent: list[str] = []
 
-    def from_rank(teller: int, name: str, value: str, timeout: object = None) -> str:
-        told.append(value)
+    def from_rank(sender: int, name: str, value: str, timeout: object = None) -> str:
+        sent.append(value)
         return value
 
     monkeypatch.setattr(job_store, "from_rank", from_rank)
@@ -116,14 +116,14 @@ def test_rank_0_tells_the_others_that_it_failed(tmp_path, monkeypatch):
     waiting = checkpoints(tmp_path, 13.0)
     with pytest.raises(DataError, match="no ground truth"):
         list(made.scores(lambda: waiting.pop(0), lambda *_: None))
-    told_first, told_last = told
-    monkeypatch.setattr(job_store, "from_rank", lambda *_: told_last)
+    chosen, failed = sent
+    monkeypatch.setattr(job_store, "from_rank", lambda *_: failed)
     other, evaluation = scoring_in(tmp_path, Layout())
     monkeypatch.setattr(other, "_layout", SimpleNamespace(rank=1, device=torch.device("cpu")))
     with pytest.raises(PeerFailed):
         list(other.scores(lambda: None, lambda *_: None))
     assert evaluation.seen == []
-    words = iter([told_first, "no more"])
-    monkeypatch.setattr(job_store, "from_rank", lambda *_: next(words))
+    messages = iter([chosen, "no more"])
+    monkeypatch.setattr(job_store, "from_rank", lambda *_: next(messages))
     assert [score for _, score in other.scores(lambda: None, lambda *_: None)] == [None]
     assert evaluation.seen == [13.0]

@@ -83,7 +83,7 @@ def test_training_waits_only_when_every_copy_waits_for_the_disk(tmp_path, disk):
     writer.close()
 
 
-def test_closing_writes_what_was_submitted(tmp_path):
+def test_closing_writes_submitted_checkpoints(tmp_path):
     writer = writer_in(tmp_path, 2)
     writer.write(weights(1))
     writer.close()

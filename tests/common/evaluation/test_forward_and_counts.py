@@ -66,7 +66,7 @@ def test_each_count_up_to_the_tokens_of_a_large_set_is_exact():
     assert counts.totals() == {"seen": 2**40 + 1}
 
 
-def test_an_evaluation_begins_with_nothing_counted():
+def test_an_evaluation_begins_with_zero_counts():
     counts = Counts(Layout(), ("seen",))
     counts.add(torch.tensor(7))
     counts.warm_up()

@@ -1,4 +1,4 @@
-"""Evaluation in line: rank 0 scores, and tells the other ranks what came of it."""
+"""Inline evaluation: rank 0 scores, and sends the metrics or its failure to the other ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METRICS = {"accuracy": 1 / 3, "loss": math.pi, "samples": 24_781.0}
 
 
 class Scores(Scorer):
-    """Notes what is asked of it."""
+    """A scorer that records its calls."""
 
     def __init__(self, fails: bool) -> None:
         self.fails = fails
@@ -40,26 +40,26 @@ class Scores(Scorer):
 
 
 class Predicting(Evaluation):
-    """Rank 0 alone has predictions."""
+    """An evaluation in which only rank 0 has predictions."""
 
     def __init__(self, rank: int, fails: bool) -> None:
         self.scorer = Scores(fails)
         self.predictions = Predictions({"rank": rank}) if rank == 0 else None
 
     def open_data(self, root: Path) -> None:
-        """There are none."""
+        pass
 
     def predict(self, weights: Weights) -> Predictions | None:
         return self.predictions
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What rank 0 has told; the other ranks hear the last of it."""
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The messages of rank 0; the other ranks receive the last one."""
     found: list[str] = []
 
-    def from_rank(teller: int, name: str, value: str, timeout: object) -> str:
-        assert teller == 6
+    def from_rank(sender: int, name: str, value: str, timeout: object) -> str:
+        assert sender == 6
         if value or not found:
             found.append(value)
         return found[-1]
@@ -76,7 +76,7 @@ def evaluation(rank: int, fails: bool = False) -> tuple[InlineEvaluation, Scores
     return evaluations, made.scorer
 
 
-def test_rank_0_alone_scores_and_the_others_hear_every_digit(told):
+def test_only_rank_0_scores_and_the_others_receive_every_digit(sent):
     first, scorer = evaluation(0)
     first.submit(WEIGHTS, 16)
     assert scorer.asked == [Path("data"), Predictions({"rank": 0})]
@@ -89,11 +89,11 @@ def test_rank_0_alone_scores_and_the_others_hear_every_digit(told):
         assert score.seconds == score.waited_seconds
 
 
-def test_rank_0_tells_that_it_failed_so_that_nobody_waits(told):
+def test_a_failure_of_rank_0_ends_the_other_ranks(sent):
     first, _ = evaluation(0, fails=True)
     with pytest.raises(DataError, match="no ground truth"):
         first.submit(WEIGHTS, 16)
-    assert told == [""]
+    assert sent == [""]
     other, _ = evaluation(1)
     with pytest.raises(PeerFailed) as caught:
         other.submit(WEIGHTS, 16)
@@ -101,7 +101,7 @@ def test_rank_0_tells_that_it_failed_so_that_nobody_waits(told):
     assert lost_peer(RuntimeError(str(caught.value)), 1) is None
 
 
-def test_the_scorer_is_warmed_up_where_it_scores(told):
+def test_only_the_scorer_of_rank_0_is_warmed_up(sent):
     for rank, asked in ((0, ["warm-up"]), (1, [])):
         made = Predicting(rank, fails=False)
         InlineEvaluation(made, Layout({"dp": 2}, rank), first_rank=6).prepare(lambda: WEIGHTS)

@@ -44,11 +44,11 @@ def test_within_it_the_network_has_the_given_weights_and_is_in_evaluation_mode()
 
 def test_other_weights_leave_those_of_the_network_bit_for_bit():
     model = network()
-    before, places = tensors_of(model), [tensor.data_ptr() for tensor in model.state_dict().values()]
+    before, addresses = tensors_of(model), [tensor.data_ptr() for tensor in model.state_dict().values()]
     with evaluating(model, others_of(model)):
         pass
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert [tensor.data_ptr() for tensor in model.state_dict().values()] == places
+    assert [tensor.data_ptr() for tensor in model.state_dict().values()] == addresses
     assert model.training
 
 
@@ -61,7 +61,7 @@ def test_other_weights_leave_those_of_the_network_when_evaluation_fails():
     assert model.training
 
 
-def test_the_weights_given_are_left_as_they_were():
+def test_given_weights_are_not_changed():
     model = network()
     given = others_of(model)
     kept = {name: tensor.clone() for name, tensor in given.tensors.items()}
@@ -70,7 +70,7 @@ def test_the_weights_given_are_left_as_they_were():
     assert all(torch.equal(tensor, kept[name]) for name, tensor in given.tensors.items())
 
 
-def test_the_networks_own_weights_are_used_where_they_lie_and_an_update_of_them_stays():
+def test_updates_of_the_networks_own_weights_stay():
     model = network()
     own = Weights(dict(model.named_parameters()))
     with evaluating(model, own):
@@ -93,7 +93,7 @@ def test_weights_of_another_network_are_an_error(change):
         pass
 
 
-def test_training_goes_on_as_if_nothing_had_been_evaluated():
+def test_an_evaluation_does_not_change_the_training():
     """The optimizer has moved the parameters into its flat buffers; momentum and masters are its own."""
     found = []
     for evaluated in (False, True):

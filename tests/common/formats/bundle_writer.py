@@ -1,4 +1,4 @@
-"""Writes TensorFlow's tensor bundles, for tests of what reads them. Shares no code with the reader."""
+"""Writer of TensorFlow's tensor bundles for tests. It shares no code with the reader."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class Index:
     def block(self, entries: list[tuple[bytes, bytes]], compression: int = 0, restart_interval: int = 16) -> bytes:
         """Append a block; returns its handle."""
         body, restarts, last = b"", [], b""
-        for place, (key, value) in enumerate(entries):
+        for number, (key, value) in enumerate(entries):
             shared = 0
-            if place % restart_interval == 0:
+            if number % restart_interval == 0:
                 restarts.append(len(body))
             else:
                 while shared < min(len(key), len(last)) and key[shared] == last[shared]:
                     shared += 1
             body += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
             last = key
-        body += b"".join(struct.pack("<I", place) for place in restarts or [0])
+        body += b"".join(struct.pack("<I", offset) for offset in restarts or [0])
         body += struct.pack("<I", len(restarts or [0]))
         handle = varint(len(self.content)) + varint(len(body))
         stored = body + bytes([compression])
@@ -89,20 +89,19 @@ def write_bundle(
 
     Args:
         prefix: path without ``.index``.
-        tensors: by name.
-        shards: data files, which take the tensors in turn.
-        dtypes: numbers to store for some tensors in place of their own.
-        checksums: whether entries have them.
-        compression: byte of the blocks (which are not compressed).
-        block_entries: entries of a data block.
-        header: BundleHeaderProto to store in place of the right one.
-        extra: fields that every entry gets besides.
+        shards: number of data files, which get the tensors in turn.
+        dtypes: wrong dtype numbers, by the name of the tensor.
+        checksums: whether entries have checksums.
+        compression: compression byte of the blocks, which are not compressed.
+        block_entries: number of entries of a data block.
+        header: wrong BundleHeaderProto.
+        extra: additional fields of every entry.
     """
     data = [b""] * shards
     right = number(1, shards) + nested(3, number(1, 1))
     entries = [(b"", right if header is None else header)]
-    for place, name in enumerate(sorted(tensors)):
-        array, shard = np.ascontiguousarray(tensors[name]).reshape(np.shape(tensors[name])), place % shards
+    for position, name in enumerate(sorted(tensors)):
+        array, shard = np.ascontiguousarray(tensors[name]).reshape(np.shape(tensors[name])), position % shards
         content = array.tobytes()
         dtype = (dtypes or {}).get(name, DTYPE_NUMBERS[array.dtype.name])
         entry = number(1, dtype) + nested(2, b"".join(nested(2, number(1, size)) for size in array.shape))

@@ -1,4 +1,4 @@
-"""The size of a JPEG, and whether it is whole."""
+"""The size of a JPEG, and the refusal of truncated ones."""
 
 import io
 
@@ -21,13 +21,13 @@ def test_width_and_height_of_a_whole_picture(options):
     assert jpeg_size(encoded(37, 91, **options)) == (91, 37)
 
 
-def test_bytes_behind_the_end_do_not_matter():
+def test_bytes_after_the_end_are_ignored():
     assert jpeg_size(encoded(16, 24) + b"trailer") == (24, 16)
     assert jpeg_size(encoded(16, 24) + bytes(10_000)) == (24, 16)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 20, 400, -5000, -300])
-def test_what_is_cut_off_is_refused(kept):
+def test_a_truncated_picture_is_refused(kept):
     with pytest.raises(ValueError, match=r"(?i)truncated|cannot identify"):
         jpeg_size(encoded(120, 150)[:kept])
 

@@ -1,4 +1,4 @@
-"""Arrays in numpy's files: those that are expected, others as they are, and damaged ones."""
+"""Arrays in ``.npy`` files: expected, other and damaged ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_an_expected_array_is_read(tmp_path: Path, shape: tuple[int, ...]) -> No
     np.testing.assert_array_equal(found, made)
 
 
-def test_another_array_comes_as_it_is(tmp_path: Path) -> None:
+def test_an_unexpected_array_is_returned(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(6).reshape(2, 3))
     np.testing.assert_array_equal(npy.load(tmp_path / "a.npy", FLOAT, (6,)), [[0, 1, 2], [3, 4, 5]])
 
@@ -37,7 +37,7 @@ def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fortran_order", [False, True])
-def test_a_header_says_what_numpy_says(tmp_path: Path, fortran_order: bool) -> None:
+def test_a_header_equals_that_of_numpy(tmp_path: Path, fortran_order: bool) -> None:
     made = np.arange(12, dtype=np.int16).reshape(3, 4)
     path = tmp_path / "a.npy"
     np.save(path, np.asfortranarray(made) if fortran_order else made)

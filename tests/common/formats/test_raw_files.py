@@ -1,7 +1,8 @@
-"""Files that operating systems and notebooks leave among data are no part of them, whichever the workload."""
+"""Listings of folders and tars have all files of the data set, and none of operating systems and notebooks."""
 
 from __future__ import annotations
 
+import io
 import shutil
 import tarfile
 import zipfile
@@ -13,6 +14,7 @@ from benchmarks.rnnt import raw
 from common import cli
 from common.data.fetching import unpack
 from common.detection.coco_raw import SPLITS, RawData
+from common.errors import DataError
 from common.formats.raw_files import add_member, data_members, is_data, listed
 
 FOREIGN = (
@@ -22,11 +24,11 @@ FOREIGN = (
 
 
 def litter(folder: Path) -> None:
-    """Put every kind of foreign file beside one file of each folder, and beside its folders."""
-    for place in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        neighbour = next((path.name for path in sorted(place.iterdir()) if path.is_file()), "picture.jpg")
+    """Write every kind of foreign file into each folder."""
+    for inside in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        neighbour = next((path.name for path in sorted(inside.iterdir()) if path.is_file()), "picture.jpg")
         for name in FOREIGN:
-            path = place / name.format(neighbour)
+            path = inside / name.format(neighbour)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(b"\0\5\x16\7")
 
@@ -102,3 +104,55 @@ def test_a_listing_is_sorted_and_has_folders(tmp_path: Path) -> None:
     litter(tmp_path)
     assert listed(tmp_path) == [tmp_path / "a.npy", tmp_path / "b"]
     assert listed(tmp_path, "*/*.npy") == [tmp_path / "b" / "c.npy"]
+
+
+CONTENTS = {"a.bin": b"x" * 700, "b.bin": b"", "c.bin": b"y" * 512}
+
+
+def _tar(**options: int) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", **options) as tar:
+        for name, content in CONTENTS.items():
+            add_member(tar, name, content)
+    return file.getvalue()
+
+
+def _found(content: bytes, start: int = 0) -> dict[str, bytes]:
+    file = io.BytesIO(content)
+    return {name: content[at : at + size] for name, at, size in data_members(file, Path("made.tar"), start)}
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("start", [0, 100])
+def test_members_have_their_offset_and_size(format, start):
+    assert _found(b"-" * start + _tar(format=format), start) == CONTENTS
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_of_a_folder_without_a_name_are_found(format, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, content in CONTENTS.items():
+        (folder / name).write_bytes(content)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=format) as tar:
+        tar.add(folder, arcname="")
+
+    content = file.getvalue()
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        assert tar.getmembers()[0].name == ""
+    assert _found(content) == CONTENTS
+
+
+@pytest.mark.parametrize("end", [300, 1000, 1536, 2048, 3071])
+def test_tars_that_are_cut_off_are_refused(end):
+    with pytest.raises(DataError, match=r"made\.tar: the tar at byte 0 is truncated or damaged"):
+        _found(_tar()[:end])
+
+
+def test_a_damaged_header_is_not_taken_for_the_end():
+    content = bytearray(_tar())
+    offset = content.index(b"b.bin")
+    content[offset] ^= 255
+    with pytest.raises(DataError, match=rf"made\.tar: the tar .* no end mark at byte {offset}"):
+        _found(bytes(content))

@@ -1,4 +1,4 @@
-"""RecordIO against records put together by hand, and its errors."""
+"""RecordIO, compared with records built by hand, and its errors."""
 
 import os
 import struct
@@ -78,7 +78,7 @@ def test_magic_between_alignments_stays_whole():
         "magic three times",
     ],
 )
-def test_any_payload_comes_back(tmp_path, payload):
+def test_any_payload_is_read_back(tmp_path, payload):
     with RecordReader(write(tmp_path, [b"first", payload, b"last"])) as reader:
         assert [reader.read(i) for i in range(3)] == [b"first", payload, b"last"]
 
@@ -126,7 +126,7 @@ def test_missing_files_are_named(tmp_path):
         RecordReader(tmp_path / "none.rec")
 
 
-def test_nothing_has_its_name_before_the_writer_is_done(tmp_path):
+def test_files_get_their_names_when_the_writer_finishes(tmp_path):
     rec = tmp_path / "a.rec"
     writer = RecordWriter(rec)
     writer.write(0, b"abc")
@@ -144,7 +144,7 @@ def test_interrupted_writer_continues_after_its_last_whole_record(tmp_path, cut)
     rec.with_suffix(".idx").replace(tmp_path / "a.idx.partial")
     os.truncate(tmp_path / "a.rec.partial", cut)
     with RecordWriter(rec, resume=True) as writer:
-        assert writer.written == (cut + 2) // 120  # 118 bytes and two of padding, which can be made up
+        assert writer.written == (cut + 2) // 120  # 118 bytes and two of padding, which may be missing
         for number in range(writer.written, 4):
             writer.write(10 * number, payloads[number])
     assert (rec.read_bytes(), rec.with_suffix(".idx").read_bytes()) == whole

@@ -1,4 +1,4 @@
-"""Whole safetensors files against the library's own."""
+"""Safetensors files, compared with those of the library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_library_reads_every_dtype_that_is_written(tmp_path):
         assert file.metadata() == {"step": "12"}
 
 
-def test_what_the_library_writes_is_read(tmp_path):
+def test_a_file_of_the_library_is_read(tmp_path):
     made = {"a": torch.randn(3, 4), "b": torch.tensor(2.0, dtype=torch.bfloat16)}
     safetensors.torch.save_file(made, tmp_path / "theirs")
     found = read_tensors(tmp_path / "theirs", CPU)

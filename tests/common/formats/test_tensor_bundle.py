@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints: checksums, what TensorFlow wrote, and any number of files and blocks."""
+"""TensorFlow checkpoints: checksums, files of TensorFlow, and any number of files and blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from common.errors import CheckpointError
 from common.formats.crc32c import crc32c, masked_crc32c
 from common.formats.tensor_bundle import TensorBundle
-from tests.common.formats.bundle_writer import write_bundle
+from tests.common.formats.bundle_writer import checksum, write_bundle
 
 # Checksums.
 
@@ -33,19 +33,10 @@ def test_crc32c_has_its_published_values(data: bytes, expected: int) -> None:
     assert crc32c(data) == expected
 
 
-def crc_byte_by_byte(data: bytes) -> int:
-    register = 0xFFFFFFFF
-    for byte in data:
-        register ^= byte
-        for _ in range(8):
-            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
-    return register ^ 0xFFFFFFFF
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 1000, 65535, 65536, 65537, 150001])
-def test_crc32c_of_any_length_is_that_of_its_bytes(size: int) -> None:
+def test_masked_crc32c_of_any_length(size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-    assert crc32c(data) == crc_byte_by_byte(data.tobytes())
+    assert masked_crc32c(data).to_bytes(4, "little") == checksum(data.tobytes())
 
 
 # The format.
@@ -59,7 +50,7 @@ WRITTEN_BY_TENSORFLOW = {
 }
 
 
-def test_reads_what_tensorflow_wrote(tmp_path: Path) -> None:
+def test_reads_a_checkpoint_of_tensorflow(tmp_path: Path) -> None:
     for name, content in WRITTEN_BY_TENSORFLOW.items():
         (tmp_path / name).write_bytes(base64.b64decode(content))
     bundle = TensorBundle(tmp_path / "tiny")

@@ -1,4 +1,4 @@
-"""Zarr arrays: what is written is read, by any region, and what a library would write is understood."""
+"""Zarr arrays: regions, arrays written here and by libraries, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def values() -> np.ndarray:
 
 
 def by_hand(folder: Path, **changes: Any) -> Path:
-    """The array as the specification has it, put together with numpy: edge chunks are full of something else."""
+    """Write the array with NumPy by the specification; edge chunks have NaN beyond the array."""
     folder.mkdir(parents=True)
     (folder / ".zarray").write_text(json.dumps(DESCRIPTION | changes))
     padded = np.full((3, 12, 9), np.nan, "<f4")
@@ -46,7 +46,7 @@ def by_hand(folder: Path, **changes: Any) -> Path:
         ((0, 2), (5, 6), (0, 7)),
     ],
 )
-def test_a_region_is_that_of_the_array(tmp_path, region):
+def test_a_region_has_the_values_of_the_array(tmp_path, region):
     array = ZarrArray.open(by_hand(tmp_path / "a"))
     expected = values()[tuple(slice(*bounds) for bounds in region)]
     assert array.read(region).dtype == torch.float32
@@ -55,7 +55,7 @@ def test_a_region_is_that_of_the_array(tmp_path, region):
 
 
 def test_only_the_bytes_of_the_region_are_read(tmp_path):
-    """Of a chunk (1, 4, 3): from row 1, column 1 to row 2, column 2."""
+    """In a chunk (1, 4, 3), from row 1, column 1 to row 2, column 2."""
     array = ZarrArray.open(by_hand(tmp_path / "a"))
     (piece,) = array.pieces(((1, 2), (1, 3), (1, 3)))
     read = array.read_piece(piece)
@@ -71,7 +71,7 @@ def test_other_chunks_may_be_missing(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
-def test_what_is_written_is_read(tmp_path, dtype):
+def test_a_written_array_is_read_back(tmp_path, dtype):
     whole = (torch.from_numpy(values()) * 100).to(dtype)
     array = ZarrArray.create(tmp_path / "a", SHAPE, CHUNKS, dtype)
     for layer in range(3):
@@ -82,7 +82,7 @@ def test_what_is_written_is_read(tmp_path, dtype):
     assert len(list((tmp_path / "a").iterdir())) == 1 + 3 * 3 * 3
 
 
-def test_what_is_written_is_as_the_specification_has_it(tmp_path):
+def test_a_written_array_follows_the_specification(tmp_path):
     folder = by_hand(tmp_path / "hand")
     ZarrArray.create(tmp_path / "ours", SHAPE, CHUNKS, torch.float32).write(torch.from_numpy(values()))
     assert json.loads((tmp_path / "ours" / ".zarray").read_text()) == DESCRIPTION
@@ -129,38 +129,38 @@ def test_chunks_may_lie_in_folders(tmp_path):
         ({"dimension_separator": "../"}, "dimension_separator"),
     ],
 )
-def test_what_cannot_be_read_is_said(tmp_path, changes, words):
+def test_an_unsupported_description_is_refused(tmp_path, changes, words):
     with pytest.raises(CheckpointError, match=words):
         ZarrArray.open(by_hand(tmp_path / "a", **changes))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000])
-def test_damaged_descriptions_are_said(tmp_path, text):
+def test_a_damaged_description_is_refused(tmp_path, text):
     folder = by_hand(tmp_path / "a")
     (folder / ".zarray").write_text(text)
     with pytest.raises(CheckpointError, match=r"\.zarray is damaged"):
         ZarrArray.open(folder)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_no_array_is_said(tmp_path, there):
-    if there:
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_without_an_array_is_refused(tmp_path, exists):
+    if exists:
         (tmp_path / "a").mkdir()
     with pytest.raises(CheckpointError, match="a is no Zarr array"):
         ZarrArray.open(tmp_path / "a")
 
 
-def test_missing_and_short_chunks_are_said(tmp_path):
+def test_missing_and_short_chunks_are_refused(tmp_path):
     folder = by_hand(tmp_path / "a")
     array, region = ZarrArray.open(folder), ((0, 3), (0, 10), (0, 7))
     (folder / "1.2.0").write_bytes(b"\0" * 20)
-    for look in (array.check, array.read):
+    for read in (array.check, array.read):
         with pytest.raises(CheckpointError, match=r"1\.2\.0: .*cut off"):
-            look(region)
+            read(region)
     (folder / "1.2.0").unlink()
-    for look in (array.check, array.read):
+    for read in (array.check, array.read):
         with pytest.raises(CheckpointError, match=r"1\.2\.0: a chunk is missing"):
-            look(region)
+            read(region)
     (folder / "1.2.0").write_bytes(b"\0" * 49)
     with pytest.raises(CheckpointError, match=r"1\.2\.0: a chunk of 49 bytes, where 48"):
         array.check(region)

@@ -44,7 +44,7 @@ def test_an_exclusive_share_is_whole_cores_with_their_hyperthreads() -> None:
     assert {share.sharers for share in shares} == {1}
 
 
-def test_cores_next_to_no_gpu_are_left_over_by_exclusive_shares() -> None:
+def test_exclusive_shares_leave_cores_that_are_next_to_no_gpu() -> None:
     near_node_0 = Topology(
         TWO_NODES.allowed_cpus, TWO_NODES.allowed_nodes, TWO_NODES.gpu_cpus[:2], TWO_NODES.gpu_nodes[:2], PAIRS
     )
@@ -66,16 +66,16 @@ def test_only_exclusive_ranks_leave_cores_to_a_process_beside_them(
 
 
 @pytest.mark.parametrize(
-    ("cpu", "visible", "said"), [("exclusive", 1, True), ("exclusive", 2, False), ("node", 1, False)]
+    ("cpu", "visible", "reported"), [("exclusive", 1, True), ("exclusive", 2, False), ("node", 1, False)]
 )
-def test_a_rank_that_cannot_have_exclusive_cores_says_so(
-    cpu: CpuBinding, visible: int, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_rank_without_exclusive_cores_reports_it(
+    cpu: CpuBinding, visible: int, reported: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(binding, "pci_bus_ids", lambda: ["0000:00:00.0", "0000:01:00.0"][:visible])
     monkeypatch.setattr(binding, "read_topology", lambda ids: TWO_NODES)
     monkeypatch.setattr(binding, "apply", lambda bound: [])
     binding.bind_rank(RankInfo(0, 2, 0, 2, 0, "slurm"), BindingConfig(cpu=cpu))
-    assert ("a rank sees 1, so that ranks share" in capsys.readouterr().err) == said
+    assert ("a rank sees 1, so that ranks share" in capsys.readouterr().err) == reported
 
 
 def test_a_cpuset_is_respected() -> None:

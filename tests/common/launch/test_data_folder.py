@@ -26,19 +26,19 @@ def configured(folder: Path, *overrides: str) -> tuple[RunConfig, SessionConfig]
     return cli.load(compose([f"data_dir={folder}", *(overrides or ("benchmark=resnet", "scale=test"))]))
 
 
-def test_a_folder_that_is_not_there_comes_with_the_commands_that_make_it(tmp_path: Path) -> None:
+def test_the_message_about_a_missing_folder_has_the_commands_that_make_it(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     with pytest.raises(DataError) as raised:
         require_prepared(*configured(folder))
-    told = str(raised.value)
-    assert told.startswith(f"data folder {folder} does not exist; give another data_dir, or make it: ")
-    for command in told.partition("make it: ")[2].split(" && "):
+    message = str(raised.value)
+    assert message.startswith(f"data folder {folder} does not exist; give another data_dir, or make it: ")
+    for command in message.partition("make it: ")[2].split(" && "):
         assert cli.run(command.split()[1:]) == 0
     require_prepared(*configured(folder))
 
 
 @pytest.mark.parametrize(("name", "option"), [("bert", "--raw-dir"), ("dlrm_dcnv2", "--adopt")])
-def test_real_data_are_downloaded_where_stand_ins_are_generated(tmp_path: Path, name: str, option: str) -> None:
+def test_the_commands_download_real_data_and_generate_synthetic_data(tmp_path: Path, name: str, option: str) -> None:
     raw = f"{tmp_path}/none-raw"
     commands = f"download benchmark={name} --raw-dir {raw} && mlperf-suite prepare benchmark={name} {option} {raw} "
     with pytest.raises(DataError, match=commands):
@@ -139,9 +139,9 @@ def test_a_series_opens_no_run_of_the_data_of_another_recipe(
     folder = describe(tmp_path, "imagenet-recordio/1", stand_in, **counts)
     given = ["benchmark=resnet", "scale=test", f"data_dir={folder}", f"launch.results={tmp_path}"]
     assert cli.run(["series", "begin", "--series", "s", "--", *given]) == DataError.exit_code
-    told = capsys.readouterr().err
-    assert f"{folder}: holds {train_samples} training and {eval_samples} evaluation samples" in told
-    assert "but the recipe is for 96 and 40 of stand-in" in told
+    message = capsys.readouterr().err
+    assert f"{folder}: holds {train_samples} training and {eval_samples} evaluation samples" in message
+    assert "but the recipe is for 96 and 40 of stand-in" in message
     assert read_runs(tmp_path) == []
 
 

@@ -22,7 +22,7 @@ from common.errors import FULL_DISK, ConfigError, DataError
 from common.launch import experiment
 from common.launch.experiment import assignments, begin, configuration_hash, end, find_source, open_series, series_name
 from common.launch.launch_config import LaunchConfig
-from common.launch.series import append, going_on, read_runs
+from common.launch.series import append, launch_command, read_runs
 from tests import toy
 from tests.conftest import ROOT
 
@@ -88,7 +88,7 @@ def test_a_complete_series_has_no_next_experiment_and_needs_no_data(tmp_path: Pa
     assert len(asked_for_data) == 2
 
 
-def test_an_experiment_that_never_started_the_clock_is_made_up_for(tmp_path: Path) -> None:
+def test_an_experiment_without_run_start_is_replaced(tmp_path: Path) -> None:
     next_one(tmp_path)
     finish(tmp_path, 1, code=2)
     for number in (2, 3):
@@ -110,7 +110,7 @@ def test_a_run_that_was_cut_off_is_closed_as_aborted(tmp_path: Path) -> None:
     assert ended.minutes is not None
 
 
-def test_an_experiment_that_the_launcher_left_without_an_end_is_closed_by_the_next(tmp_path: Path) -> None:
+def test_an_experiment_without_an_end_is_closed_before_the_next(tmp_path: Path) -> None:
     next_one(tmp_path)
     log = start_the_clock(tmp_path, 1)
     assert next_one(tmp_path)["experiment"] == 2
@@ -142,12 +142,12 @@ def test_a_series_has_one_configuration(tmp_path: Path) -> None:
         ("submission.org=acme", False), ("system.network.sharp=true", False),
     ],
 )  # fmt: skip
-def test_the_hash_covers_what_influences_training(tmp_path: Path, change: str, same: bool) -> None:
+def test_the_hash_covers_all_configuration_that_influences_training(tmp_path: Path, change: str, same: bool) -> None:
     before = configuration_hash(compose(arguments(tmp_path)))
     assert (configuration_hash(compose(arguments(tmp_path, change))) == before) is same
 
 
-def test_a_job_that_was_queued_again_goes_on_with_its_series(tmp_path: Path) -> None:
+def test_a_requeued_job_continues_its_series(tmp_path: Path) -> None:
     next_one(tmp_path, "mine", job="12")
     next_one(tmp_path, "another", job="13")
     settings = LaunchConfig.load(compose(arguments(tmp_path)))
@@ -268,7 +268,7 @@ def test_a_linked_folder_that_git_ignores_leaves_the_source_clean(tmp_path: Path
     assert find_source(checkout, {}).dirty is True
 
 
-def test_the_end_of_an_experiment_says_how_many_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_returns_the_number_of_remaining_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, left in ((1, 1), (2, 0)):
         next_one(tmp_path)
         start_the_clock(tmp_path, number)
@@ -289,12 +289,12 @@ def test_a_full_disk_is_the_reason(tmp_path: Path, code: int) -> None:
     assert ended.reason == f"full disk: SuiteError: {os.strerror(code)} (/disk/metrics_rank0.jsonl)"
 
 
-def test_the_command_that_goes_on_with_a_series_is_whole(tmp_path: Path) -> None:
+def test_the_launch_command_of_a_series_is_complete(tmp_path: Path) -> None:
     results = tmp_path / "my results"
     given = ["benchmark=resnet", "scale=test", override("launch.results", results), "launch.experiments=2"]
     tree = compose(given)
     begin(tree, LaunchConfig.load(tree), "s", given, {"SLURM_JOB_ID": "7"}, cli.admitted)
-    words = shlex.split(going_on(read_runs(results)[0]))
+    words = shlex.split(launch_command(read_runs(results)[0]))
     assert words[:4] == ["sbatch", "-N1", "--ntasks-per-node=1", "scripts/run_and_time.sh"]
     settings = LaunchConfig.load(compose(words[4:]))
     assert (settings.results, settings.series, settings.experiments) == (results, "s", 2)
@@ -312,7 +312,7 @@ def test_a_rank_that_srun_names_is_the_reason(tmp_path: Path, capsys: pytest.Cap
     assert ended.reason.startswith("rank 3 on n2")
 
 
-def test_a_reason_that_the_driver_knows_comes_before_what_srun_says(tmp_path: Path) -> None:
+def test_the_reason_of_the_driver_precedes_that_of_srun(tmp_path: Path) -> None:
     next_one(tmp_path)
     start_the_clock(tmp_path, 1)
     errors = tmp_path / "errors"
@@ -346,10 +346,10 @@ def test_assignments_survive_a_shell() -> None:
 
 def test_a_mistake_is_one_message_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["series", "open", "--", "benchmark=resnet", "launch.experimens=2"]) == ConfigError.exit_code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert len(told.err.splitlines()) == 1
-    assert "launch.experimens" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert "launch.experimens" in printed.err
 
 
 def test_the_end_of_an_unknown_experiment_is_refused(tmp_path: Path) -> None:
@@ -359,15 +359,15 @@ def test_the_end_of_an_unknown_experiment_is_refused(tmp_path: Path) -> None:
         finish(tmp_path, 4)
 
 
-def test_what_would_keep_runs_out_of_a_submission_is_said_before_they_run(
+def test_reasons_against_a_submission_are_printed_before_the_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = {"MLPERF_SUITE_COMMIT": "abc", "MLPERF_SUITE_DIRTY": "true"}
     real = ["benchmark=resnet", "scale=1xH200", f"launch.results={tmp_path}"]
     tree = compose([*real, "submission.org=acme"])
     open_series(tree, LaunchConfig.load(tree), environment, cli.admitted)
-    told = capsys.readouterr().err.splitlines()
-    assert [line.partition("submitted: ")[2] for line in told] == [
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.partition("submitted: ")[2] for line in printed] == [
         "submission.platform is not set",
         "the source differs from its commit; commit it",
     ]
@@ -376,7 +376,7 @@ def test_what_would_keep_runs_out_of_a_submission_is_said_before_they_run(
     assert capsys.readouterr().err == ""
 
 
-def test_the_open_experiment_of_a_job_that_is_still_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_unfinished_experiment_of_a_live_job_is_not_closed(tmp_path: Path) -> None:
     next_one(tmp_path, "s", job="12")
     log = start_the_clock(tmp_path, 1)
     tree = compose(arguments(tmp_path))
@@ -390,7 +390,7 @@ def test_the_open_experiment_of_a_job_that_is_still_there_is_left_alone(tmp_path
 
 
 @pytest.mark.parametrize("live", [None, "", "unknown", "11"], ids=["not asked", "nothing", "unknown", "another job"])
-def test_an_experiment_is_left_alone_when_squeue_does_not_list_even_this_job(tmp_path: Path, live: str | None) -> None:
+def test_an_experiment_is_not_closed_if_squeue_does_not_list_this_job(tmp_path: Path, live: str | None) -> None:
     next_one(tmp_path, "s", job="12")
     tree = compose(arguments(tmp_path))
     environment = {"SLURM_JOB_ID": "13"} | ({} if live is None else {"MLPERF_LIVE_JOBS": live})
@@ -410,7 +410,7 @@ def test_a_second_end_is_refused(tmp_path: Path) -> None:
     assert ended.exit_code == 0
 
 
-def test_a_damaged_series_is_not_begun_anew_and_its_neighbour_goes_on(tmp_path: Path) -> None:
+def test_a_damaged_series_is_refused_and_another_one_continues(tmp_path: Path) -> None:
     next_one(tmp_path, "s")
     next_one(tmp_path, "t")
     finish(tmp_path, 1, name="s")

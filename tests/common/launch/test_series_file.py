@@ -1,4 +1,4 @@
-"""What the file of a folder's experiments remembers, and what damage to it is found."""
+"""``runs.jsonl``: reading, writing, and the refusal of damaged or contradictory files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEGIN = Begin(
 END = End("s", 1, "2026-01-01T01:00:00+00:00", 0, "success", 12.5, "valid run")
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_entries_are_read_back(tmp_path: Path) -> None:
     second = replace(BEGIN, experiment=2, seed=8)
     other = replace(BEGIN, series="t", declared=1)
     for entry in (BEGIN, END, second, other):
@@ -36,7 +36,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert last.name == "t"
 
 
-def test_half_a_line_is_taken_back_when_the_disk_is_full(tmp_path: Path) -> None:
+def test_a_partial_line_is_removed_when_the_disk_is_full(tmp_path: Path) -> None:
     append(tmp_path, BEGIN)
     limit = (tmp_path / RUNS_FILE).stat().st_size + 20
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -51,7 +51,7 @@ def test_half_a_line_is_taken_back_when_the_disk_is_full(tmp_path: Path) -> None
     assert [run.end for run in read_runs(tmp_path)[0].experiments] == [None]
 
 
-def test_an_experiment_that_never_started_the_clock_is_no_run(tmp_path: Path) -> None:
+def test_an_experiment_without_run_start_is_no_run(tmp_path: Path) -> None:
     append(tmp_path, BEGIN)
     append(tmp_path, replace(END, status="not started", minutes=None))
     assert read_runs(tmp_path)[0].started == 0
@@ -209,7 +209,7 @@ def test_bytes_that_no_launcher_writes_are_one_error(tmp_path: Path, content: by
     ],
     ids=["pipe", "folder", "link to a device", "link to nothing"],
 )
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_a_special_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / RUNS_FILE)
     with pytest.raises(DataError, match=r"runs\.jsonl: is .*, no regular file"):
         read_runs(tmp_path)

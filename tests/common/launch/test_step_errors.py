@@ -18,7 +18,7 @@ def test_a_killed_rank_is_named_before_those_that_lost_it() -> None:
     )
 
 
-def test_a_rank_with_a_message_of_its_own_needs_none() -> None:
+def test_a_rank_that_printed_a_message_gets_no_other() -> None:
     assert explain(["srun: error: n1: task 0: Exited with exit code 7", "srun: error: n2: task 2: Killed"]) is None
 
 
@@ -32,18 +32,18 @@ def test_an_unknown_exit_code_is_named() -> None:
     assert explain(["srun: error: n1: task 1: Exited with exit code 77"]) == "rank 1 on n1 ended with exit code 77"
 
 
-def test_ranks_that_only_lost_another_say_so() -> None:
+def test_ranks_that_only_lost_a_connection_are_reported() -> None:
     text = explain(["srun: error: n1: task 1: Exited with exit code 9"])
     assert text is not None
     assert "no message names" in text
 
 
 @pytest.mark.parametrize("lines", [[], ["srun: job 3 queued and waiting for resources", "anything else"]])
-def test_a_step_without_failed_tasks_says_nothing(lines: list[str]) -> None:
+def test_a_step_without_failed_tasks_has_no_message(lines: list[str]) -> None:
     assert explain(lines) is None
 
 
-def test_what_srun_says_of_itself_is_found_among_its_remarks() -> None:
+def test_errors_of_srun_itself_are_found_among_other_lines() -> None:
     remarks = ["srun: job 3 queued and waiting for resources", "srun: error: n2: task 3: Killed"]
     assert complaint(remarks) is None
     refusal = "Unable to create step for job 3: Requested node configuration is not available"

@@ -1,4 +1,4 @@
-"""Hand-written logs: the lines that a program other than ours would have printed."""
+"""Logs in the form of another program, built from tuples."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ LARS = {
 def resnet_lines(
     seed: int = 1, accuracies: tuple[float, ...] = (0.3, 0.7595), last_epoch: int = 35, minutes: float = 10.0
 ) -> list[Line]:
-    """A ResNet run that evaluates every 4 epochs, the last times with ``accuracies`` and 0.1 before.
+    """Return a ResNet run that evaluates every 4 epochs: the last times with ``accuracies``, before with 0.1.
 
     Args:
-        seed: of the run.
-        accuracies: of the last evaluations.
-        last_epoch: of the last evaluation; the first one follows epoch 1, 2, 3 or 4.
-        minutes: from start to stop.
+        last_epoch: epoch of the last evaluation; the first one follows epoch 1, 2, 3 or 4.
+        minutes: time from run_start to run_stop.
     """
     lines: list[Line] = [
         (POINT, "cache_clear", True, {}, 0),
@@ -81,10 +79,10 @@ def encode(line: Line, number: int) -> str:
 
 
 def replaced(lines: list[Line], key: str, value: Any) -> list[Line]:
-    """``lines`` with another value at ``key``."""
+    """Return ``lines`` with another value at ``key``."""
     return [(kind, k, value if k == key else v, m, t) for kind, k, v, m, t in lines]
 
 
 def without(lines: list[Line], key: str) -> list[Line]:
-    """``lines`` without those of ``key``."""
+    """Return ``lines`` without those of ``key``."""
     return [line for line in lines if line[1] != key]

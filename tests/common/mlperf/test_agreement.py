@@ -37,7 +37,7 @@ def log_of(write_log: WriteLog, lines: Sequence[Line]) -> ParsedLog:
         ("gradient_accumulation_steps", 1.5, "is 1.5, not a whole number"),
     ],
 )
-def test_count_that_is_none_is_named_for_what_it_is(write_log: WriteLog, key: str, value: object, words: str) -> None:
+def test_a_value_that_is_no_count_is_named(write_log: WriteLog, key: str, value: object, words: str) -> None:
     lines = replaced(resnet_lines(), key, value)
     number = next(index for index, line in enumerate(lines, start=1) if line[1] == key)
     assert wrong_counts(log_of(write_log, lines)) == [f"line {number}: {key} {words}"]
@@ -124,7 +124,7 @@ NUMBERED: dict[str, tuple[str, str, list[Line]]] = {
         [(END, "block_stop", None, {"first_epoch_num": 0}, 0),
          (POINT, "eval_accuracy", 2.75, {"epoch_num": 50331648}, 0),
          *run(epochs(50331648, 100663296, count=50331648), [100663296, 150994944], batch=2048)]),
-    "samples by place": (
+    "samples by position": (
         "llama2_70b_lora", "4.0.0",
         run([({"samples_count": a}, {"samples_count": b}) for a, b in ((0, 1536), (1536, 1920), (1920, 2304))],
             [1536, 1920, 2304], batch=8, key="samples_count")),
@@ -169,12 +169,8 @@ def test_blocks_that_are_missing_are_training_that_is_missing(write_log: WriteLo
 
 
 def test_run_that_begins_within_its_samples_is_refused(write_log: WriteLog) -> None:
-    places = [(175_104 * number, 175_104 * (number + 1)) for number in range(10, 14)]
-    lines = run(
-        [({"samples_count": begin}, {"samples_count": end}) for begin, end in places],
-        [end for _, end in places],
-        batch=3072,
-    )
+    ends = [175_104 * number for number in range(11, 15)]
+    lines = run([({"samples_count": end - 175_104}, {"samples_count": end}) for end in ends], ends, batch=3072)
     found = disagreeing_progress(log_of(write_log, lines), rules_for("bert", "5.0.0"))
     assert found == ["line 2: the first block begins after 1751040: the training before it is missing"]
 

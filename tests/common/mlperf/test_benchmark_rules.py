@@ -54,46 +54,7 @@ TARGETS = {
     ("openfold", "3.0.0"): [("at_least", 0.8)],
 }
 
-RUNS = {
-    40: ["unet3d"],
-    10: [
-        "bert",
-        "rnnt",
-        "dlrm_dcnv2",
-        "stable_diffusion",
-        "rgat",
-        "llama2_70b_lora",
-        "llama31_8b",
-        "flux1",
-        "gpt_oss_20b",
-        "dlrmv4",
-        "minigo",
-        "gnmt",
-        "transformer",
-        "cosmoflow",
-        "openfold",
-    ],
-    5: ["resnet", "ssd300", "retinanet", "maskrcnn", "dlrm", "deepcam", "oc20"],
-    3: ["gpt3", "llama31_405b", "deepseekv3_671b", "qwen35_397b_grpo"],
-}
-
-LAST_ROUNDS = {
-    "resnet": "v4.0",
-    "ssd300": "v1.1",
-    "retinanet": "v5.1",
-    "maskrcnn": "v3.1",
-    "unet3d": "v4.0",
-    "rnnt": "v3.1",
-    "bert": "v5.0",
-    "dlrm": "v2.1",
-    "dlrm_dcnv2": "v6.0",
-    "gpt3": "v4.1",
-    "llama2_70b_lora": "v6.1",
-    "stable_diffusion": "v5.0",
-    "rgat": "v5.1",
-    "minigo": "v2.1",
-    "cosmoflow": "v3.0",
-}
+RUNS_OF_HPC = {"cosmoflow": 10, "deepcam": 5, "oc20": 5, "openfold": 10}  # HPC rules, section on results
 
 
 @pytest.mark.parametrize(("name", "ruleset"), TARGETS)
@@ -104,18 +65,13 @@ def test_targets_are_those_of_the_rules(name: str, ruleset: str) -> None:
 
 def test_bert_of_v07_has_another_target_for_large_batches() -> None:
     rules = rules_for("bert", "0.7.0")
-    assert rules.target_met({"eval_accuracy": 0.707}, 8192)
-    assert not rules.target_met({"eval_accuracy": 0.707}, 8191)
-    assert not rules_for("bert", "1.0.0").target_met({"eval_accuracy": 0.715}, 8192)
+    assert rules.meets_target({"eval_accuracy": 0.707}, 8192)
+    assert not rules.meets_target({"eval_accuracy": 0.707}, 8191)
+    assert not rules_for("bert", "1.0.0").meets_target({"eval_accuracy": 0.715}, 8192)
 
 
-@pytest.mark.parametrize("runs", RUNS)
-def test_runs_are_those_of_the_rules(runs: int) -> None:
-    assert {name: rules_for(name).runs for name in RUNS[runs]} == dict.fromkeys(RUNS[runs], runs)
-
-
-def test_every_benchmark_is_in_the_table_of_runs() -> None:
-    assert sorted(name for names in RUNS.values() for name in names) == sorted(BENCHMARKS)
+def test_runs_of_hpc_are_those_of_the_rules() -> None:
+    assert {rules.benchmark: rules.runs for rules in ALL_RULES if rules.usage == "hpc"} == RUNS_OF_HPC
 
 
 def test_olympic_scoring_drops_four_of_unet3d_and_one_of_the_others() -> None:
@@ -124,11 +80,10 @@ def test_olympic_scoring_drops_four_of_unet3d_and_one_of_the_others() -> None:
         assert (rules.dropped, rules.non_converged) == ((4, 4) if name == "unet3d" else (1, 1)), name
 
 
-@pytest.mark.parametrize("name", LAST_ROUNDS)
-def test_last_round(name: str) -> None:
+@pytest.mark.parametrize(("name", "last", "retired"), [("unet3d", "v4.0", True), ("llama2_70b_lora", "v6.1", False)])
+def test_last_round(name: str, last: str, retired: bool) -> None:
     rules = rules_for(name)
-    assert rules.last_round == LAST_ROUNDS[name]
-    assert rules.retired == (name != "llama2_70b_lora")
+    assert (rules.last_round, rules.retired) == (last, retired)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +193,7 @@ def test_targets_are_those_of_the_checkers_rule_files(rules: Rules) -> None:
                 theirs = bool(eval(expression, {"v": logged, "s": state}))
                 if rules.benchmark in ("dlrmv4", "qwen35_397b_grpo") and not 0 <= first < 1:
                     continue  # these files bound the value in another rule
-                assert rules.target_met(values, batch) == theirs, (values, expression)
+                assert rules.meets_target(values, batch) == theirs, (values, expression)
 
 
 def test_progress_keys_are_those_that_the_rule_files_demand() -> None:

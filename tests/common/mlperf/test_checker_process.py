@@ -1,4 +1,4 @@
-"""MLCommons' checkers asked in a process of their own."""
+"""MLCommons' checkers in a separate process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_process_that_died_is_replaced_by_another(write_log: WriteLog, childre
         assert children() != [child]
 
 
-def test_no_answer_is_told_with_what_the_process_said_last(
+def test_a_missing_answer_is_an_error_with_the_last_output_of_the_process(
     write_log: WriteLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = read_log(write_log(resnet_lines()))
@@ -76,7 +76,7 @@ def test_no_answer_is_told_with_what_the_process_said_last(
         checker.ask("no such task", [log])
 
 
-def test_a_log_that_the_checker_gives_no_answer_to_is_refused(
+def test_a_log_without_an_answer_of_the_checker_is_refused(
     write_log: WriteLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checker_process, "SECONDS", 0.0)

@@ -1,9 +1,7 @@
-"""Precision, parallelism and configuration in the log, as rulesets from 6.0.0 on ask for them."""
+"""Precision, parallelism and configuration in the log, which rulesets from 6.0.0 on know."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +29,7 @@ from common.mlperf.mllog import RunLog
 from common.mlperf.rules import RULESETS, rules_for
 from common.mlperf.verdict import judge
 from tests import toy
+from tests.command_line import official_exit_code
 from tests.conftest import ROOT
 
 NAME = "llama2_70b_lora"
@@ -53,7 +52,7 @@ EXPECTED = {
     "micro_batch_size": 1,
     "config_filename": "configs/recipe/llama2_70b_lora.yaml:64xH100",
 }
-"""What NVIDIA's layout of 64 GPUs, tensor parallel 4 and context parallel 2 with FP8 products, has to say."""
+"""Entries for NVIDIA's layout of 64 GPUs with tensor parallelism 4, context parallelism 2 and FP8 products."""
 
 
 def run_of(**changes: Any) -> RunConfig:
@@ -100,15 +99,8 @@ def write_log(path: Path, ruleset: str) -> Path:
     return path
 
 
-def official_exit_code(path: Path, ruleset: str) -> int:
-    """What the compliance checker's own command says."""
-    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(path)]
-    out = ["--log_output", str(path.with_suffix(".out"))]
-    return subprocess.run([*command, *out], capture_output=True, check=False).returncode
-
-
 @pytest.mark.parametrize("ruleset", ["6.1.0", "6.0.0"])
-def test_the_official_checker_accepts_a_log_with_the_keys_and_6_1_one_without_them_not(ruleset, tmp_path):
+def test_only_ruleset_6_1_of_the_official_checker_requires_the_keys(ruleset, tmp_path):
     path = write_log(tmp_path / "whole.log", ruleset)
     assert official_exit_code(path, ruleset) == 0
     bare = tmp_path / "bare.log"
@@ -119,7 +111,7 @@ def test_the_official_checker_accepts_a_log_with_the_keys_and_6_1_one_without_th
 
 
 @pytest.mark.parametrize("key", EXPECTED)
-def test_each_key_is_demanded(key, tmp_path):
+def test_a_log_without_a_key_is_refused(key, tmp_path):
     path = write_log(tmp_path / "whole.log", "6.1.0")
     lines = path.read_text().splitlines(keepends=True)
     short = tmp_path / "short.log"
@@ -130,7 +122,7 @@ def test_each_key_is_demanded(key, tmp_path):
 
 
 @pytest.mark.parametrize("ruleset", RULESETS["training"])
-def test_a_log_has_the_keys_of_its_ruleset_alone(ruleset):
+def test_a_log_has_only_keys_of_its_ruleset(ruleset):
     benchmark = NAME if ruleset >= "4.0.0" else "bert"
     found = disclosures(run_of(), rules_for(benchmark, ruleset))
     assert found == (EXPECTED if ruleset >= "6.0.0" else {})
@@ -139,7 +131,7 @@ def test_a_log_has_the_keys_of_its_ruleset_alone(ruleset):
 @pytest.mark.parametrize(
     ("precision", "word"), [("fp64", "fp64"), ("fp32", "fp32"), ("bf16", "bfloat16"), ("fp16",) * 2]
 )
-def test_the_lowest_precision_is_that_of_the_weights_unless_the_workload_says_another(precision, word):
+def test_the_default_of_the_lowest_precision_is_that_of_the_weights(precision, word):
     run = run_of(precision=precision, layout={}, declaration=Declaration())
     found = disclosures(run, rules_for(NAME, "6.1.0"))
     assert {found[f"lowest_numerical_precision_in_{role}"] for role in ("linear", "attn", "comm")} == {word}

@@ -67,15 +67,15 @@ def test_a_missing_entry_is_a_changed_one() -> None:
 
 
 @pytest.mark.parametrize("override", ["benchmark.schedule.first_epoch=1", "benchmark.schedule.last_epoch=99"])
-def test_what_a_recipe_may_choose_passes(override: str) -> None:
+def test_values_that_a_recipe_may_choose_pass(override: str) -> None:
     check_fixed(composed("scale=8xH200", override), ())
 
 
-def test_stand_in_data_have_their_own_values() -> None:
+def test_synthetic_data_have_their_own_values() -> None:
     check_fixed(composed("scale=demo", "benchmark.targets.accuracy.value=0.5"), ["model.width=16: too narrow"])
 
 
-def test_calling_stand_in_data_real_is_refused() -> None:
+def test_synthetic_data_called_real_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"benchmark\.targets\.accuracy\.value=0\.95"):
         check_fixed(composed("scale=demo", "benchmark.data_set=imagenet-1k"), ())
 

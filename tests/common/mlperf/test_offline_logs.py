@@ -64,9 +64,7 @@ def lines_of(scores: Scores, seed: int = 1, data_set: str = "laion-400m", target
         (PASSED_AT_4[:3], None),
     ],
 )
-def test_what_a_log_reports_of_its_checkpoints(
-    scores: Scores, reported: ReportedCheckpoints | None, write_log: WriteLog
-) -> None:
+def test_scored_checkpoints_of_a_log(scores: Scores, reported: ReportedCheckpoints | None, write_log: WriteLog) -> None:
     log = read_log(write_log(lines_of(scores)))
     rules = rules_for("stable_diffusion", "5.0.0")
     assert reported_checkpoints(log, rules) == reported
@@ -147,9 +145,7 @@ def test_v50_accepts_results_without_a_run_that_reports_all_checkpoints(write_lo
 @pytest.mark.parametrize(
     ("target", "passed"), [({"FID": 200.0, "CLIP": 0.05}, 2 * EVERY), ({"FID": 1.0, "CLIP": 0.05}, None), (None, None)]
 )
-def test_stand_in_data_have_the_targets_that_their_log_names(
-    target: object, passed: int | None, write_log: WriteLog
-) -> None:
+def test_synthetic_data_have_the_targets_in_their_log(target: object, passed: int | None, write_log: WriteLog) -> None:
     lines = lines_of(PASSED_AT_4, data_set="stand-in", target=target)
     log = read_log(write_log([*lines[:-1], (END, "run_stop", None, {"status": "success"}, 181)]))
     assert convergence_of(log, rules_for("stable_diffusion", "5.0.0")) == passed

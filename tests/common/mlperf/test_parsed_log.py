@@ -130,7 +130,7 @@ def test_file_without_a_log_is_an_error(tmp_path: Path) -> None:
     ],
     ids=["empty", "gzip", "xz", "bzip2", "UTF-16"],
 )
-def test_what_a_file_without_a_log_is_instead_is_said(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_the_message_describes_a_file_that_is_no_log(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "log").write_bytes(content)
     with pytest.raises(DataError, match=reason):
         read_log(tmp_path / "log")

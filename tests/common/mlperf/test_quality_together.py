@@ -1,11 +1,8 @@
-"""Metrics of an evaluation in one event, as Mask R-CNN's rules have them: what is written, and who accepts it."""
+"""All metrics of an evaluation in one event, as the rules of Mask R-CNN require."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from common.mlperf.events import RunEvents
 from common.mlperf.mllog import RunLog
 from common.mlperf.rules import BENCHMARKS, rules_for
 from common.mlperf.verdict import judge
+from tests.command_line import logged, official_exit_code
 
 SETTINGS = {
     "global_batch_size": 96,
@@ -34,8 +32,8 @@ PASSING = {"BBOX": 0.3779, "SEGM": 0.3412}
 PICTURES = 117266
 
 
-def written(path: Path, last: dict[str, float], together: bool = True, status: str = "success") -> Path:
-    """The log of a run of two epochs, the second of which ends with ``last``."""
+def write_log(path: Path, last: dict[str, float], together: bool = True, status: str = "success") -> Path:
+    """Write the log of a run of two epochs, whose second evaluation has the metrics ``last``."""
     rules = rules_for("maskrcnn")
     minute = 60_000
     begun = time.time_ns() // 1_000_000 - 60 * minute
@@ -71,20 +69,8 @@ def written(path: Path, last: dict[str, float], together: bool = True, status: s
     return path
 
 
-def official_exit_code(path: Path) -> int:
-    """What the compliance checker's own command says."""
-    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", "3.1.0", str(path)]
-    out = ["--log_output", str(path.with_suffix(".out"))]
-    return subprocess.run([*command, *out], capture_output=True, check=False).returncode
-
-
-def qualities(path: Path) -> list[dict[str, object]]:
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
-    return [line for line in lines if line["key"] == "eval_accuracy"]
-
-
 def test_an_evaluation_is_one_line_with_both_metrics_and_its_epoch(tmp_path: Path) -> None:
-    first, last = qualities(written(tmp_path / "log", PASSING))
+    first, last = logged(write_log(tmp_path / "log", PASSING), "eval_accuracy")
     assert last["value"] == PASSING
     assert last["metadata"]["epoch_num"] == 2
     assert "metric" not in last["metadata"]
@@ -92,27 +78,27 @@ def test_an_evaluation_is_one_line_with_both_metrics_and_its_epoch(tmp_path: Pat
 
 
 def test_the_official_checker_and_ours_accept_it_as_a_converged_run(tmp_path: Path) -> None:
-    path = written(tmp_path / "log", PASSING)
-    assert official_exit_code(path) == 0
+    path = write_log(tmp_path / "log", PASSING)
+    assert official_exit_code(path, "3.1.0") == 0
     verdict = judge(path)
     assert (verdict.kind, verdict.reasons) == ("valid run", ())
     assert verdict.converged
 
 
-def test_a_line_for_each_metric_is_not_what_the_official_checker_wants(tmp_path: Path) -> None:
-    path = written(tmp_path / "log", PASSING, together=False)
-    assert len(qualities(path)) == 4
-    assert official_exit_code(path) != 0
+def test_the_official_checker_refuses_one_line_per_metric(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "log", PASSING, together=False)
+    assert len(logged(path, "eval_accuracy")) == 4
+    assert official_exit_code(path, "3.1.0") != 0
 
 
 @pytest.mark.parametrize("last", [{"BBOX": 0.376, "SEGM": 0.35}, {"BBOX": 0.38, "SEGM": 0.338}])
 def test_one_metric_below_its_target_is_no_success(last: dict[str, float], tmp_path: Path) -> None:
-    assert not judge(written(tmp_path / "log", last)).converged
+    assert not judge(write_log(tmp_path / "log", last)).converged
 
 
-def test_what_is_no_number_is_read_as_such_and_misses_the_target(tmp_path: Path) -> None:
-    path = written(tmp_path / "log", {"BBOX": math.nan, "SEGM": 0.35}, status="aborted")
-    assert math.isnan(qualities(path)[1]["value"]["BBOX"])
+def test_nan_is_logged_and_misses_the_target(tmp_path: Path) -> None:
+    path = write_log(tmp_path / "log", {"BBOX": math.nan, "SEGM": 0.35}, status="aborted")
+    assert math.isnan(logged(path, "eval_accuracy")[1]["value"]["BBOX"])
     assert not judge(path).converged
 
 

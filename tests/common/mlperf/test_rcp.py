@@ -173,14 +173,7 @@ def test_batch_beyond_all_references_has_no_rcp(write_log: WriteLog) -> None:
     assert "BS = 100000" in result.message
 
 
-def test_own_reference_points_may_be_given(write_log: WriteLog, tmp_path: Path) -> None:
-    record = {"Benchmark": "resnet", "BS": 3264, "Hyperparams": {}, "Epochs to converge": [50] * 9 + [51]}
-    (tmp_path / "rcps.json").write_text(json.dumps({"resnet_ref_3264": record}))
-    own = (tmp_path / "rcps.json").read_text()
-    assert not check_convergence(resnet_set(write_log, [35] * 5), "resnet", "4.0.0", custom_rcps=own).passed
-
-
-def test_checker_leaves_nothing_beside_the_logs(write_log: WriteLog, tmp_path: Path) -> None:
+def test_the_checker_writes_no_file_beside_the_logs(write_log: WriteLog, tmp_path: Path) -> None:
     logs = resnet_set(write_log, [31, 34, 35, 35, 39])
     check_convergence(logs, "resnet", "4.0.0")
     assert sorted(tmp_path.iterdir()) == sorted(log.path for log in logs)

@@ -1,4 +1,4 @@
-"""The clock of a run: shapes of published logs that are accepted, and clocks that were turned."""
+"""The clock of a run: arrangements of published logs are accepted, and changed times are refused."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ TURNED: dict[str, tuple[list[Line], str]] = {
         [*PLAIN[:10], eval_start(12, 90), accuracy(12, 91, 0.77), run_stop(91)],
         "line 18: eval_accuracy follows the evaluation that reached the target in line 15",
     ),
-    "evaluation said to begin with the run": (
+    "evaluation that begins with the run": (
         [eval_start(8, 60), *PLAIN[:2], *PLAIN[5:7], accuracy(8, 62, 0.76), eval_stop(8, 62), run_stop(62)],
         "line 12: eval_accuracy is 8.0 s earlier than block_stop in line 9",
     ),
@@ -180,11 +180,11 @@ def test_training_after_the_target_is_a_note(write_log: WriteLog) -> None:
     assert "line 17: training goes on after the evaluation that reached the target in line 15" in notes[0]
 
 
-def test_stand_in_data_have_a_target_of_their_own(write_log: WriteLog) -> None:
+def test_synthetic_data_have_their_own_target(write_log: WriteLog) -> None:
     # A demo that goes on to 0.95 passes the rules' 0.759 on its way; such a log earns no more than the format.
     lines = [*PLAIN[:10], block_start(9, 82), block_stop(9, 90), accuracy(12, 92, 0.96), run_stop(92)]
-    stand_in = [*HEAD[:2], (POINT, "data_set", "stand-in", {}, 0), *HEAD[2:]]
-    assert complaints(write_log, lines, stand_in) == []
+    synthetic = [*HEAD[:2], (POINT, "data_set", "stand-in", {}, 0), *HEAD[2:]]
+    assert complaints(write_log, lines, synthetic) == []
 
 
 @pytest.mark.parametrize("name", TURNED)

@@ -223,7 +223,7 @@ def test_rows_name_rounds_of_their_benchmark_and_values_of_another_type_break_th
 
 
 @pytest.mark.parametrize("batch", [None, "64", 0, math.inf], ids=str)
-def test_a_formula_says_which_value_it_lacks(batch: object) -> None:
+def test_a_formula_names_a_missing_value(batch: object) -> None:
     logged = {"global_batch_size": batch, "opt_learning_rate_decay_steps": [12000, 16000]}
     complaint = hyperparameter_complaints(rules_for("maskrcnn"), logged)["opt_learning_rate_decay_steps"]
     assert "global_batch_size must be" in complaint

@@ -1,4 +1,4 @@
-"""A machine's GPUs as NVML would tell them: a plain object with the functions that the suite calls."""
+"""A fake NVML: an object with the functions of ``pynvml`` that the suite calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakeGpu:
 class FakeNvml:
     """The functions of ``pynvml`` over fake GPUs, which are their own handles.
 
-    What is not defined here is answered from a GPU's ``answers``, by the function's name, or as not supported.
+    Functions that are not defined here return the GPU's ``answers``, by name, or are not supported.
     """
 
     def __init__(self, *gpus: FakeGpu) -> None:

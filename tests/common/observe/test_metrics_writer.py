@@ -9,24 +9,25 @@ import pytest
 
 from common import optional_packages
 from common.errors import ConfigError, SuiteError
+from common.observe import metrics
 from common.observe.metrics import MetricsWriter
 from common.report.steps import read_steps
+from tests.stopped_clock import Clock
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock(1000.0)
+    monkeypatch.setattr(metrics, "time", clock)
+    return clock
 
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_one_line_per_step(tmp_path):
-    writer = MetricsWriter(tmp_path / "deep" / "metrics.jsonl", 0, clock=Clock())
+def test_one_line_per_step(tmp_path, clock):
+    writer = MetricsWriter(tmp_path / "deep" / "metrics.jsonl", 0)
     writer.write(1, 64, 2.5, step_ms=12.5, data_wait_ms=0.25, lr=0.1)
     writer.write(2, 128, 2.25, step_ms=12.0, data_wait_ms=0.5, lr=0.2)
     writer.close()
@@ -37,9 +38,8 @@ def test_one_line_per_step(tmp_path):
     assert second["samples"] == 128
 
 
-def test_lines_are_written_after_a_second(tmp_path):
-    clock = Clock()
-    writer = MetricsWriter(tmp_path / "metrics.jsonl", 0, clock=clock)
+def test_lines_are_written_after_a_second(tmp_path, clock):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", 0)
     writer.write(1, 64, 2.5)
     assert writer.path.read_text() == ""
     clock.now += 1.0
@@ -106,7 +106,7 @@ def test_missing_tensorboard_is_a_clear_error(tmp_path, monkeypatch):
 
 
 def test_evaluations_are_records_of_their_own_beside_the_steps_of_rank_0(tmp_path):
-    writer = MetricsWriter(tmp_path / "metrics_rank0.jsonl", 0, clock=Clock())
+    writer = MetricsWriter(tmp_path / "metrics_rank0.jsonl", 0)
     writer.evaluation(64, {"accuracy": 0.5}, seconds=2.0, waited_seconds=0.5)
     writer.close()
     assert (tmp_path / "metrics_rank0.jsonl").read_text() == ""
@@ -116,7 +116,7 @@ def test_evaluations_are_records_of_their_own_beside_the_steps_of_rank_0(tmp_pat
 
 
 def test_a_rank_that_only_evaluates_writes_its_evaluations_as_records_without_a_step(tmp_path):
-    writer = MetricsWriter(tmp_path / "metrics_rank2.jsonl", 2, clock=Clock())
+    writer = MetricsWriter(tmp_path / "metrics_rank2.jsonl", 2)
     writer.evaluated(0, 64, evaluation_ms=7.0)
     writer.close()
     record = json.loads((tmp_path / "metrics_rank2.jsonl").read_text())
@@ -127,7 +127,7 @@ def test_a_rank_that_only_evaluates_writes_its_evaluations_as_records_without_a_
 
 def test_the_report_counts_no_steps_of_a_rank_that_only_evaluates(tmp_path):
     for rank in (0, 1):
-        with contextlib.closing(MetricsWriter(tmp_path / f"metrics_rank{rank}.jsonl", rank, clock=Clock())) as writer:
+        with contextlib.closing(MetricsWriter(tmp_path / f"metrics_rank{rank}.jsonl", rank)) as writer:
             if rank == 0:
                 writer.write(1, 64, 2.5)
             else:

@@ -1,6 +1,5 @@
-"""Which GPUs a process sees, a GPU's figures, and the option that moves power."""
+"""Visible GPUs, readings of a GPU, and its power mode."""
 
-import stat
 import threading
 
 import pytest
@@ -106,7 +105,7 @@ def test_the_meter_reads_again_by_itself(machine):
     assert meter.sample()["sm_clock_mhz"] == 1200.0
 
 
-def test_a_figure_that_the_gpu_does_not_tell_is_left_out():
+def test_a_figure_that_the_gpu_does_not_report_is_left_out():
     silent = FakeNvml(FakeGpu("00000000:1B:00.0", "GPU-a", refused={"nvmlDeviceGetPowerUsage"}))
     meter = GpuMeter("GPU-a", silent, interval_seconds=1e6)
     assert meter.sample() == {name: value for name, value in FIGURES.items() if name != "power_w"}
@@ -157,7 +156,7 @@ def test_energy_that_is_not_counted_is_unknown():
     meter.close()
 
 
-# A slider kept in a file; where the file is read-only, setting it is refused as a driver refuses it.
+# The slider is in a file. A file `refusal` refuses to set it, as a driver does; with `ignores` setting has no effect.
 NVIDIA_SMI = """#!/bin/sh
 [ "$1 $2 $3" = "boost-slider -i GPU-a" ] || exit 2
 if [ "$4" = --list ]; then
@@ -173,8 +172,8 @@ fi
 
 
 @pytest.fixture
-def slider(tmp_path):
-    """The file of the slider of a program that stands in for nvidia-smi, which is ``nvidia-smi`` beside it."""
+def slider(tmp_path, monkeypatch):
+    """The file with the slider of a fake program, which is ``nvidia-smi`` in the same folder."""
     path = tmp_path / "slider"
     path.write_text("2\n")
     program = tmp_path / "nvidia-smi"
@@ -183,45 +182,48 @@ def slider(tmp_path):
     for name, where in names.items():
         text = text.replace(f"{{{name}}}", str(where))
     program.write_text(text)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     return path
 
 
 def test_the_power_mode_is_set_and_put_back(slider):
-    restore = set_power_mode(1, "GPU-a", str(slider.with_name("nvidia-smi")))
+    restore = set_power_mode(1, "GPU-a")
     assert slider.read_text() == "1\n"
     restore()
     assert slider.read_text() == "2\n"
 
 
-def test_a_power_mode_that_is_not_permitted_is_an_error_in_nvidia_smis_words(slider):
+def test_a_power_mode_that_is_not_permitted_is_an_error_with_the_text_of_nvidia_smi(slider):
     slider.with_name("refusal").write_text("Insufficient Permissions\n")
     with pytest.raises(DeviceError, match=r"cannot be set: nvidia-smi: Insufficient Permissions\. Root"):
-        set_power_mode(1, "GPU-a", str(slider.with_name("nvidia-smi")))
+        set_power_mode(1, "GPU-a")
     assert slider.read_text() == "2\n"
 
 
-def test_a_power_mode_that_was_not_taken_is_an_error(slider):
+def test_a_power_mode_without_effect_is_an_error(slider):
     slider.with_name("ignores").touch()
     with pytest.raises(DeviceError, match="vboost=1 was not taken by GPU GPU-a"):
-        set_power_mode(1, "GPU-a", str(slider.with_name("nvidia-smi")))
+        set_power_mode(1, "GPU-a")
 
 
-def test_a_gpu_without_the_slider_is_an_error(tmp_path):
+def test_a_gpu_without_the_slider_is_an_error(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'Boost sliders are not supported'\n")
     program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(DeviceError, match="has no vboost: nvidia-smi: Boost sliders are not supported"):
-        set_power_mode(1, "GPU-a", str(program))
+        set_power_mode(1, "GPU-a")
 
 
 @pytest.mark.parametrize(("level", "named"), [(-1, "start at 0"), (5, "highest level of GPU GPU-a is 4")])
 def test_a_level_outside_the_slider_is_an_error(slider, level, named):
     with pytest.raises(ConfigError, match=named):
-        set_power_mode(level, "GPU-a", str(slider.with_name("nvidia-smi")))
+        set_power_mode(level, "GPU-a")
     assert slider.read_text() == "2\n"
 
 
-def test_without_nvidia_smi_the_error_says_so():
+def test_missing_nvidia_smi_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceError, match="not on the PATH"):
-        set_power_mode(1, "GPU-a", "nvidia-smi-that-is-not-there")
+        set_power_mode(1, "GPU-a")

@@ -1,4 +1,4 @@
-"""The profiled window: which steps, which files, which texts are refused."""
+"""Steps and files of a profile window, and texts that are refused."""
 
 import json
 
@@ -23,19 +23,19 @@ def test_bad_texts_name_the_form(text):
 def test_the_window_holds_its_steps_and_only_those(tmp_path):
     window = ProfileWindow.parse("steps:2-3", tmp_path, rank=1)
     assert window is not None
-    written = []
+    files = []
     for step in range(6):
         window.before(step)
         with torch.profiler.record_function(f"step number {step}"):
             torch.ones(2) + 1
-        written += window.after(step)
-    assert [path.name for path in written] == ["profile_rank1_steps2-3.json", "profile_rank1_steps2-3.txt"]
-    names = {event.get("name") for event in json.loads(written[0].read_text())["traceEvents"]}
+        files += window.after(step)
+    assert [path.name for path in files] == ["profile_rank1_steps2-3.json", "profile_rank1_steps2-3.txt"]
+    names = {event.get("name") for event in json.loads(files[0].read_text())["traceEvents"]}
     assert {name for name in names if name and name.startswith("step number")} == {"step number 2", "step number 3"}
-    assert "aten::add" in written[1].read_text()
+    assert "aten::add" in files[1].read_text()
 
 
-def test_a_run_that_ends_inside_the_window_keeps_what_it_saw(tmp_path):
+def test_a_run_that_ends_inside_the_window_writes_its_files(tmp_path):
     window = ProfileWindow.parse("steps:0-100", tmp_path)
     assert window is not None
     window.before(0)

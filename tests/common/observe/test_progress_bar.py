@@ -1,19 +1,13 @@
-"""Progress on a stream that is no terminal, and on one that says it is."""
+"""Progress on a terminal and on another stream."""
 
 import io
 import re
 
 import pytest
 
-from common.observe.progress_bar import Progress
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from common.observe import progress_bar
+from common.observe.progress_bar import ProgressBar
+from tests.stopped_clock import Clock
 
 
 class Terminal(io.StringIO):
@@ -21,26 +15,31 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_plain_lines_come_every_interval():
-    stream, clock = io.StringIO(), Clock()
-    progress = Progress(0, stream, interval_seconds=5.0, clock=clock)
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock(0.0)
+    monkeypatch.setattr(progress_bar, "time", clock)
+    return clock
+
+
+def test_plain_lines_come_every_five_seconds(clock, capsys):
+    progress = ProgressBar(0)
     progress.block(0, 1000, "epochs 1-4")
     for second in range(1, 10):
         clock.now = float(second)
         progress.update(100, 2.5)
-    assert stream.getvalue() == (
+    assert capsys.readouterr().err == (
         "block 1, epochs 1-4: 500/1,000 samples, 100 samples/s, loss 2.5, evaluation in 0:05\n"
     )
 
 
-def test_the_end_of_a_block_is_a_line():
-    stream, clock = io.StringIO(), Clock()
-    progress = Progress(0, stream, clock=clock)
+def test_the_end_of_a_block_is_a_line(clock, capsys):
+    progress = ProgressBar(0)
     progress.block(2, 64, "")
     clock.now = 4.0
     progress.update(64)
     progress.close()
-    assert stream.getvalue() == "block 3: 64/64 samples, 16 samples/s\n"
+    assert capsys.readouterr().err == "block 3: 64/64 samples, 16 samples/s\n"
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
@@ -49,12 +48,13 @@ def test_the_end_of_a_block_is_a_line():
     [(100, [64, 64]), (96, [128]), (60, [16, 16, 16, 16, 16])],
     ids=["padded", "one-step", "more-steps"],
 )
-def test_never_more_samples_than_there_are(kind, total, steps):
-    stream, clock = kind(), Clock()
-    progress = Progress(0, stream, interval_seconds=0.0, clock=clock)
+def test_never_more_samples_than_there_are(kind, total, steps, clock, monkeypatch):
+    stream = kind()
+    monkeypatch.setattr("sys.stderr", stream)
+    progress = ProgressBar(0)
     progress.block(0, total, "epoch 1")
     for samples in steps:
-        clock.now += 1.0
+        clock.now += progress_bar.LINE_SECONDS
         progress.update(samples)
     progress.close()
     shown = [float(count) for count in re.findall(r"([\d.]+)/[\d.]+ samples", stream.getvalue())]
@@ -62,20 +62,20 @@ def test_never_more_samples_than_there_are(kind, total, steps):
     assert max(shown) == total
 
 
-def test_other_ranks_are_silent():
-    stream = io.StringIO()
-    progress = Progress(3, stream)
+def test_other_ranks_are_silent(capsys):
+    progress = ProgressBar(3)
     progress.block(0, 10, "x")
     progress.update(10, 1.0)
     progress.line("text")
     progress.clear()
     progress.close()
-    assert stream.getvalue() == ""
+    assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_gets_a_bar_and_whole_lines_above_it():
+def test_a_terminal_gets_a_bar_and_whole_lines_above_it(monkeypatch):
     stream = Terminal()
-    progress = Progress(0, stream)
+    monkeypatch.setattr("sys.stderr", stream)
+    progress = ProgressBar(0)
     progress.block(0, 100, "epoch 1")
     progress.update(40, 1.25)
     progress.line("accuracy 0.5")
@@ -88,9 +88,8 @@ def test_a_terminal_gets_a_bar_and_whole_lines_above_it():
     assert "evaluation in" in stream.getvalue()
 
 
-def test_a_block_without_samples_prints_nothing():
-    stream = io.StringIO()
-    progress = Progress(0, stream)
+def test_a_block_without_samples_prints_nothing(capsys):
+    progress = ProgressBar(0)
     progress.block(0, 100, "x")
     progress.close()
-    assert stream.getvalue() == ""
+    assert capsys.readouterr().err == ""

@@ -41,7 +41,7 @@ BENCHMARK = BenchmarkConfig(
 SUMMARY = Summary(OUTCOME, BENCHMARK, "valid run under v5.1", "1x NVIDIA H200", paths={"log": "/runs/result_0.txt"})
 
 
-def test_the_text_holds_what_a_reader_needs(tmp_path, capsys):
+def test_the_text_has_quality_times_verdict_and_paths(tmp_path, capsys):
     text = write_summary(SUMMARY, tmp_path)
     assert capsys.readouterr().err == text + "\n"
     for part in (
@@ -67,7 +67,7 @@ def test_the_text_holds_what_a_reader_needs(tmp_path, capsys):
         ({}, {"targets": {"eval_accuracy": TargetConfig(0.759, "lower")}}, "eval_accuracy 0.5 (target <= 0.759"),
     ],
 )
-def test_what_the_run_is_not_is_said(tmp_path, outcome, benchmark, note):
+def test_reasons_against_a_result_are_in_the_text(tmp_path, outcome, benchmark, note):
     summary = replace(SUMMARY, outcome=replace(OUTCOME, **outcome), benchmark=replace(BENCHMARK, **benchmark))
     assert note in write_summary(summary, tmp_path)
 
@@ -84,12 +84,12 @@ def test_the_picture_is_a_whole_png(tmp_path, losses):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "hidden", "told"),
+    ("ranks", "hidden", "text"),
     [
         (0, 0.0, "4 evaluations in 8.00 s, 0% of it hidden behind training"),
         (2, 6.0, "4 evaluations in 8.00 s on 2 ranks of their own, 75% of it hidden behind training"),
     ],
 )
-def test_how_much_of_the_evaluation_was_hidden_is_said(tmp_path, ranks, hidden, told):
+def test_the_hidden_part_of_evaluations_is_in_the_text(tmp_path, ranks, hidden, text):
     outcome = replace(OUTCOME, evaluations=4, evaluation_seconds=8.0, hidden_seconds=hidden)
-    assert told in write_summary(replace(SUMMARY, outcome=outcome, evaluation_ranks=ranks), tmp_path)
+    assert text in write_summary(replace(SUMMARY, outcome=outcome, evaluation_ranks=ranks), tmp_path)

@@ -1,4 +1,4 @@
-"""What ranks do in ``test_resharding.py``: a made-up layer whose weights ``tp`` splits is saved and loaded."""
+"""Ranks of ``test_resharding.py``: save and load a synthetic layer whose weights are split over ``tp``."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ SAVED_AFTER, STEPS = 2, 3
 
 
 def whole(name: str, purpose: object) -> Tensor:
-    """A whole tensor, equal on all ranks; its values are few enough bits that sums over ranks are exact."""
+    """A whole tensor, equal on all ranks, with so few bits per value that sums over ranks are exact."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/{purpose}".encode()))
     return torch.randint(-64, 64, SHAPES[name], generator=generator).to(torch.float32) / 64
 
 
 def part(name: str, full: Tensor, layout: Layout) -> Tensor:
-    """What this rank has of a whole tensor, cut by hand."""
+    """This rank's part of a whole tensor, computed without :class:`Split`."""
     ranks, index = layout.size("tp"), layout.index("tp")
     if name in ("qkv", "seen", "base"):
         return torch.cat([section.chunk(ranks)[index] for section in full.split(HEADS)])
@@ -64,7 +64,7 @@ def padded_words(ranks: int) -> int:
 
 
 def splits(layout: Layout) -> dict[str, Split]:
-    """As a workload tells them; of the frozen one too."""
+    """As a workload declares them, including those of the frozen tensor."""
     by_heads = {name: Split.over_tp(layout, SHAPES[name], 0, HEADS) for name in ("qkv", "seen", "base")}
     by_rows = Split.over_tp(layout, (padded_words(layout.size("tp")), 3), kept=WORDS)
     return {**by_heads, "output": Split.over_tp(layout, SHAPES["output"], 1), "words": by_rows}
@@ -107,13 +107,13 @@ class Trainee:
     def save(self, folder: Path, step: int) -> None:
         checkpoint.save(
             folder, Progress(step), 7, {}, self.model, (self.optimizer,), self.layout,
-            base="made up", splits=splits(self.layout),
+            base="digest", splits=splits(self.layout),
         )  # fmt: skip
 
-    def load(self, place: Path) -> None:
-        content = checkpoint.read(place, {}, self.layout)
+    def load(self, saved: Path) -> None:
+        content = checkpoint.read(saved, {}, self.layout)
         checkpoint.restore(
-            content, self.model, (self.optimizer,), self.layout, base="made up", splits=splits(self.layout)
+            content, self.model, (self.optimizer,), self.layout, base="digest", splits=splits(self.layout)
         )
 
     def weights(self) -> dict[str, Tensor]:
@@ -129,32 +129,32 @@ def trained(layout: Layout, steps: int, **options: Any) -> Trainee:
     return trainee
 
 
-def resumed(layout: Layout, place: Path, **options: Any) -> Trainee:
-    """After the checkpoint at ``place`` and the updates that follow; what the layer was before must not matter."""
+def resumed(layout: Layout, saved: Path, **options: Any) -> Trainee:
+    """Load the checkpoint into a layer with other weights, and run the remaining updates."""
     trainee = Trainee(layout, "other", **options)
     trainee.model.base.copy_(part("base", whole("base", "start"), layout))
-    trainee.load(place)
+    trainee.load(saved)
     for step in range(SAVED_AFTER, STEPS):
         trainee.iterate(step)
     return trainee
 
 
 def parts(full: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """What this rank has of whole tensors."""
+    """This rank's parts of whole tensors."""
     return {name: part(name, tensor, layout) for name, tensor in full.items()}
 
 
-def place_of(folder: str, name: str) -> Path:
+def folder_of(folder: str, name: str) -> Path:
     return Path(folder, name) / f"step_{SAVED_AFTER:08d}"
 
 
 def run_rank(rank: int, _: int, folder: str) -> dict[str, Any]:
-    """Save in every layout, and go on from each checkpoint in every layout."""
+    """Save in every layout, and resume each checkpoint in every layout."""
     layouts = {name: Layout(sizes, rank, seed=7) for name, sizes in LAYOUTS.items()}
     for name, layout in layouts.items():
         trained(layout, SAVED_AFTER, shard="all").save(Path(folder, name), SAVED_AFTER)
     return {
-        f"{written} to {name}": resumed(layout, place_of(folder, written), shard="all").weights()
-        for written in LAYOUTS
+        f"{saved} to {name}": resumed(layout, folder_of(folder, saved), shard="all").weights()
+        for saved in LAYOUTS
         for name, layout in layouts.items()
     }

@@ -1,8 +1,7 @@
-"""``mlperf-suite`` whose toy is evaluated as a test wants: argument 1 says what happens in the evaluations.
+"""``mlperf-suite`` with a scripted evaluation of the toy: argument 1 is the script.
 
-The error says which evaluation this is and, within that, follows from every bit of the weights: two runs score alike
-only if their evaluations saw the same weights, and yet each evaluation has a smaller error than the one before,
-whatever bits the instruction set and the number of threads give the weights.
+The error depends on the number of the evaluation, and within its range on every bit of the weights. So two runs have
+equal scores only if their evaluations had the same weights, and errors fall from evaluation to evaluation on every CPU.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from tests.toy.workload import CosmoFlow
 
 
 def largest_error(number: int) -> float:
-    """What the evaluation of this number, from 1, has at most, and no earlier one reaches: 1/2, 1/4, 1/8 and on."""
+    """Upper limit of the error of this evaluation, from 1, below all earlier errors: 1/2, 1/4, 1/8, ..."""
     return 2.0**-number
 
 
 class Scripted(Evaluation):
     """Scores by the number of the evaluation and the bits of the weights.
 
-    A script ``scorer DEED`` is for what scores (:class:`tests.common.evaluation.scripted_scorers.AsPredicted`).
+    A script ``scorer DEED`` is passed to the scorer (:class:`tests.common.evaluation.scripted_scorers.AsPredicted`).
     """
 
     script = "score"
@@ -43,12 +42,11 @@ class Scripted(Evaluation):
         self.done = 0
 
     def open_data(self, root: Path) -> None:
-        """There are no data."""
         if self.script == "broken data":
             raise DataError("the evaluation data are broken")
 
     def predict(self, weights: Weights) -> Predictions:
-        """The error: of the n-th evaluation at most :func:`largest_error` of n and more than that of n + 1."""
+        """The error of evaluation n: at most ``largest_error(n)`` and more than ``largest_error(n + 1)``."""
         self.done += 1
         if self.script == "raise" and self.done == 2:
             raise DataError("the second evaluation fails")
@@ -64,12 +62,11 @@ class Scripted(Evaluation):
 
 
 class CountedSteps(StepsInFlight):
-    """Steps in flight, of which a workload can ask how many there are."""
+    """Steps in flight whose number the workload can read."""
 
     current: CountedSteps | None = None
 
     def push(self, step: int, samples: int, result: DeviceResult, data_wait_ms: float) -> None:
-        """As in any run."""
         type(self).current = self
         super().push(step, samples, result, data_wait_ms)
 
@@ -78,14 +75,13 @@ class ScriptedToy(CosmoFlow):
     """The toy with another evaluation."""
 
     def weights(self) -> Weights:
-        """Its own; where the script is ``count``, notes how many steps are in flight when they are taken."""
+        """Return its weights; with the script ``count``, also write the number of steps in flight to the file."""
         if Scripted.script.startswith("count ") and CountedSteps.current is not None:
             with Path(Scripted.script.removeprefix("count ")).open("a") as file:
                 file.write(f"{len(CountedSteps.current)}\n")
         return super().weights()
 
     def evaluation(self, layout: Layout) -> Scripted:  # type: ignore[override]
-        """The scripted one."""
         role = "train" if int(os.environ["RANK"]) < self.cfg.training_ranks else "evaluate"
         if {layout.role, self.layout.role} != {role}:
             raise AssertionError(f"a layout of role {self.layout.role} where ranks {role}")

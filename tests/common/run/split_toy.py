@@ -1,9 +1,7 @@
-"""``mlperf-suite`` whose toy has its hidden layer split over ``tp``: argument 1 is the number of ranks to start."""
+"""``mlperf-suite`` whose toy has its hidden layer split over ``tp``; :mod:`tests.launch` starts its ranks."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 from benchmarks import WORKLOADS
 from common import cli
 from common.config.schema import RunConfig
-from common.distributed.launcher import relaunch
 from common.distributed.layout import Layout
 from common.distributed.tensor_split import Split
 from common.optim.optimizer import ParameterGroup
@@ -23,7 +20,7 @@ from tests.toy.workload import CosmoFlow
 
 
 class SumOverRanks(torch.autograd.Function):
-    """What all ranks of a layer compute, from what each of them adds."""
+    """Sum of a layer's partial results over its ranks. The gradient is the same on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -38,7 +35,7 @@ class SumOverRanks(torch.autograd.Function):
 
 
 class SplitRegression(nn.Module):
-    """The toy's network, of whose hidden layer a rank has some units."""
+    """The toy's network, whose hidden units are split over the ranks."""
 
     def __init__(self, whole: nn.Module, splits: Mapping[str, Split], group: dist.ProcessGroup | None) -> None:
         super().__init__()
@@ -76,8 +73,6 @@ class SplitToy(CosmoFlow):
 
 
 if __name__ == "__main__":
-    if "RANK" not in os.environ:
-        sys.exit(relaunch(int(sys.argv[1]), sys.argv[2:], command=(sys.executable, "-m", "tests.common.run.split_toy")))
     toy.register()
     WORKLOADS[toy.NAME] = "tests.common.run.split_toy:SplitToy"
     cli.main()

@@ -1,9 +1,7 @@
-"""``mlperf-suite`` whose toy has its two layers on two stages: argument 1 is the number of ranks to start."""
+"""``mlperf-suite`` whose toy has its two layers on two stages; :mod:`tests.launch` starts its ranks."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,7 +12,6 @@ from benchmarks import WORKLOADS
 from common import cli
 from common.config.schema import RunConfig
 from common.data.batches import Batch
-from common.distributed.launcher import relaunch
 from common.distributed.layout import Layout
 from common.distributed.pipeline.links import Handed
 from common.evaluation.counts import Counts
@@ -27,7 +24,7 @@ from tests.toy.workload import CosmoFlow
 
 
 class StagedError(MeanAbsoluteError):
-    """The metric of a network that no rank has wholly."""
+    """The metric of a network whose layers are on two ranks."""
 
     def __init__(self, pipeline: Pipeline, run: Any, *arguments: Any) -> None:
         self._pipeline, self._run = pipeline, run
@@ -83,9 +80,6 @@ class StagedToy(CosmoFlow):
 
 
 if __name__ == "__main__":
-    if "RANK" not in os.environ:
-        command = (sys.executable, "-m", "tests.common.run.staged_toy")
-        sys.exit(relaunch(int(sys.argv[1]), sys.argv[2:], command=command))
     toy.register()
     WORKLOADS[toy.NAME] = "tests.common.run.staged_toy:StagedToy"
     cli.main()

@@ -1,4 +1,4 @@
-"""Whole runs whose scores are made in the background: the same decision as in line, and what goes wrong."""
+"""Whole runs with background scoring: the same decision as with inline scoring, and failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,13 +26,15 @@ from tests.command_line import (
     await_that,
     descendants,
     finish,
+    logged,
     rank_process,
+    ranked,
     started,
     the_message,
     training,
 )
 from tests.common.run.scripted_evaluation import largest_error
-from tests.conftest import SECONDS, Finished, suite
+from tests.conftest import SECONDS, suite
 
 BACKGROUND = ["evaluation.scoring=background", "evaluation.scorer_threads=1"]
 ERROR_OF_DATA, RANK_FAILURE, INTERRUPTED = 3, 7, 143
@@ -44,15 +45,9 @@ STEPS_OF_A_BLOCK = 16
 @contextlib.contextmanager
 def job(data: Path, output: Path, ranks: int, *overrides: str, deed: str) -> Iterator[Process]:
     """A run of the toy on so many ranks that is scored as ``deed`` says."""
-    command = [sys.executable, "-m", "tests.common.run.launch_scripted", str(ranks), f"scorer {deed}"]
+    command = ranked("tests.common.run.scripted_evaluation", ranks, f"scorer {deed}")
     with started(training(data, output, f"scale.gpus_per_node={ranks}", *overrides), command=command) as process:
         yield process
-
-
-def done(data: Path, output: Path, ranks: int, *overrides: str, deed: str = "score") -> Finished:
-    """The same, ended."""
-    with job(data, output, ranks, *overrides, deed=deed) as process:
-        return finish(process, SECONDS)
 
 
 def scorer_of(launcher: int) -> psutil.Process:
@@ -63,7 +58,6 @@ def scorer_of(launcher: int) -> psutil.Process:
 
 def events(log: Path, *keys: str) -> list[tuple[str, object, int | None, str | None]]:
     """Key, value, epoch and status of the events of ``keys`` in a log, in order."""
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
     epochs = ("epoch_num", "first_epoch_num")
     return [
         (
@@ -72,17 +66,13 @@ def events(log: Path, *keys: str) -> list[tuple[str, object, int | None, str | N
             next((line["metadata"][name] for name in epochs if name in line["metadata"]), None),
             line["metadata"].get("status"),
         )
-        for line in lines
-        if line["key"] in keys
+        for line in logged(log, *keys)
     ]
 
 
 def steps(output: Path, rank: int) -> list[int]:
     """The steps that a rank's metrics tell of."""
     return [json.loads(line)["step"] for line in (output / f"metrics_rank{rank}.jsonl").read_text().splitlines()]
-
-
-# The same run.
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +86,7 @@ def in_line(data_of, tmp_path_factory) -> dict[int, Path]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_takes_the_decision_that_it_takes_in_line(ranks, in_line, data_of, tmp_path):
+def test_background_scoring_ends_a_run_as_inline_scoring_does(ranks, in_line, data_of, tmp_path):
     ended = suite(*training(data_of(toy.NAME), tmp_path, f"scale.gpus_per_node={ranks}", *BACKGROUND))
     assert ended.code == 0, ended.errors
     log, expected = tmp_path / "mlperf.log", in_line[ranks] / "mlperf.log"
@@ -113,7 +103,7 @@ def test_a_run_takes_the_decision_that_it_takes_in_line(ranks, in_line, data_of,
     assert "Traceback" not in ended.errors
 
 
-def test_all_ranks_stop_at_the_same_step_after_a_score_that_comes_while_they_train(data_of, tmp_path):
+def test_all_ranks_stop_at_the_same_step_after_a_score_during_training(data_of, tmp_path):
     output, released = tmp_path / "out", tmp_path / "released"
     overrides = [*ENDLESS, *BACKGROUND, f"benchmark.targets.mean_absolute_error.value={largest_error(1)}"]
     with job(data_of(toy.NAME), output, 2, *overrides, deed=f"await {released}") as process:
@@ -129,7 +119,7 @@ def test_all_ranks_stop_at_the_same_step_after_a_score_that_comes_while_they_tra
     assert len(steps(output, 0)) > 2 * STEPS_OF_A_BLOCK
 
 
-def test_a_score_that_comes_after_the_last_block_decides_the_run(data_of, tmp_path):
+def test_a_score_after_the_last_block_decides_the_run(data_of, tmp_path):
     output, released = tmp_path / "out", tmp_path / "released"
     overrides = [
         *BACKGROUND,
@@ -144,9 +134,6 @@ def test_a_score_that_comes_after_the_last_block_decides_the_run(data_of, tmp_pa
     assert ended.code == 0, ended.errors
     assert events(log, "run_stop") == [("run_stop", None, 2, "success")]
     assert steps(output, 0) == steps(output, 1) == list(range(1, 2 * STEPS_OF_A_BLOCK + 1))
-
-
-# Signals and checkpoints.
 
 
 def test_signals_to_every_process_of_a_job_lose_no_score(data_of, tmp_path):
@@ -166,42 +153,43 @@ def test_signals_to_every_process_of_a_job_lose_no_score(data_of, tmp_path):
     assert_closed_as_aborted(log)
     begun, scores = events(log, "eval_start"), events(log, "eval_error")
     assert [epoch for _, _, epoch, _ in scores] == [epoch for _, _, epoch, _ in begun]
-    (place,) = (output / "checkpoints").glob("step_*")
-    progress = torch.load(place / "rank_0.pt", weights_only=True)["progress"]
+    (saved,) = (output / "checkpoints").glob("step_*")
+    progress = torch.load(saved / "rank_0.pt", weights_only=True)["progress"]
     assert [score["mean_absolute_error"] for _, score in progress["history"]] == [score for _, score, _, _ in scores]
     assert progress["unscored"] == 0
 
 
-def test_a_resumed_run_gets_the_scores_of_one_that_was_not_cut(in_line, data_of, tmp_path):
+def test_a_resumed_run_has_the_scores_of_an_uninterrupted_one(in_line, data_of, tmp_path):
     arguments = training(data_of(toy.NAME), tmp_path / "cut", *BACKGROUND)
     cut = suite(*arguments, "checkpoint_every=20", "benchmark.schedule.last_epoch=2")
     assert cut.code == 10, cut.errors
-    place = tmp_path / "cut" / "checkpoints" / "step_00000020"
+    saved = tmp_path / "cut" / "checkpoints" / "step_00000020"
     arguments = training(data_of(toy.NAME), tmp_path / "resumed", *BACKGROUND)
-    resumed = suite(*arguments, f"resume={place}")
+    resumed = suite(*arguments, f"resume={saved}")
     assert resumed.code == 0, resumed.errors
     log = tmp_path / "resumed" / "mlperf_resumed_at_20.log"
     assert events(log, "eval_error") == events(in_line[1] / "mlperf.log", "eval_error")[1:]
 
 
-# What goes wrong.
-
-
 @pytest.mark.parametrize(
-    ("deed", "code", "reason"),
+    ("deed", "ranks", "overrides", "code", "reason"),
     [
-        ("raise", ERROR_OF_DATA, "scoring the evaluation after 512 samples: the second evaluation cannot be scored"),
-        ("broken data", ERROR_OF_DATA, "loading the ground truth: the ground truth is broken"),
+        ("raise", 2, ENDLESS, ERROR_OF_DATA, "evaluation after 512 samples: the second evaluation cannot be scored"),
+        ("broken data", 2, ENDLESS, ERROR_OF_DATA, "loading the ground truth: the ground truth is broken"),
         (
-            "die",
-            RANK_FAILURE,
+            "die", 2, ENDLESS, RANK_FAILURE,
             "was killed by SIGKILL; the kernel may have run out of memory (see dmesg), during: scoring",
         ),
+        (
+            "hang", 1, ["benchmark.schedule.last_epoch=2", ENDLESS[1], "timeout_seconds=4"], RANK_FAILURE,
+            "is stuck: scoring the evaluation after 512 samples has taken more than 4 s",
+        ),
     ],
-)
-def test_a_scorer_that_fails_ends_the_job_with_one_message(deed, code, reason, data_of, tmp_path):
+    ids=["raise", "broken data", "die", "hang"],
+)  # fmt: skip
+def test_a_scorer_that_fails_ends_the_job_with_one_message(deed, ranks, overrides, code, reason, data_of, tmp_path):
     output = tmp_path / "out"
-    with job(data_of(toy.NAME), output, 2, *ENDLESS, *BACKGROUND, deed=deed) as process:
+    with job(data_of(toy.NAME), output, ranks, *overrides, *BACKGROUND, deed=deed) as process:
         await_that(lambda: (output / "mlperf.log").exists(), process)
         family = descendants(process.pid)
         ended = finish(process, SECONDS)
@@ -212,34 +200,16 @@ def test_a_scorer_that_fails_ends_the_job_with_one_message(deed, code, reason, d
     assert not alive
 
 
-def test_a_scorer_that_hangs_ends_the_job_with_one_message(data_of, tmp_path):
+def test_an_error_of_inline_scoring_ends_all_ranks_with_one_message(data_of, tmp_path):
     output = tmp_path / "out"
-    overrides = [
-        *BACKGROUND,
-        "benchmark.schedule.last_epoch=2",
-        "benchmark.targets.mean_absolute_error.value=0",
-        "timeout_seconds=4",
-    ]
-    with job(data_of(toy.NAME), output, 1, *overrides, deed="hang") as process:
-        await_that(lambda: (output / "mlperf.log").exists(), process)
-        family = descendants(process.pid)
+    with job(data_of(toy.NAME), output, 2, *ENDLESS, deed="raise") as process:
         ended = finish(process, SECONDS)
-        _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
-    assert ended.code == RANK_FAILURE, ended.errors
-    assert "is stuck: scoring the evaluation after 512 samples has taken more than 4 s" in the_message(ended)
-    assert_closed_as_aborted(output / "mlperf.log")
-    assert not alive
-
-
-def test_in_line_too_an_error_of_what_scores_ends_all_ranks_with_one_message(data_of, tmp_path):
-    output = tmp_path / "out"
-    ended = done(data_of(toy.NAME), output, 2, *ENDLESS, deed="raise")
     assert ended.code == ERROR_OF_DATA, ended.errors
     assert "the second evaluation cannot be scored" in the_message(ended)
     assert_closed_as_aborted(output / "mlperf.log")
 
 
-def test_rank_0_leaves_no_scorer_behind_when_it_is_killed(data_of, tmp_path):
+def test_the_scorer_ends_when_rank_0_is_killed(data_of, tmp_path):
     output, never = tmp_path / "out", tmp_path / "never"
     with job(data_of(toy.NAME), output, 2, *ENDLESS, *BACKGROUND, deed=f"await {never}") as process:
         log = output / "mlperf.log"
@@ -254,11 +224,8 @@ def test_rank_0_leaves_no_scorer_behind_when_it_is_killed(data_of, tmp_path):
     assert not alive
 
 
-# How it is started.
-
-
 class Noted:
-    """A scorer's process that notes what becomes of it among other events."""
+    """A scorer process that adds what happens to it to a list of events."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
@@ -278,7 +245,7 @@ class Noted:
 
 
 def order_of_start(monkeypatch: pytest.MonkeyPatch, data: Path, rank: int, *overrides: str) -> list[str]:
-    """What a rank of two does before its work, and after it."""
+    """Events of one of two ranks, from its start to its end."""
     found: list[str] = []
 
     def picked(*arguments: object) -> torch.device:
@@ -304,7 +271,7 @@ def order_of_start(monkeypatch: pytest.MonkeyPatch, data: Path, rank: int, *over
     return found
 
 
-def test_the_scorer_is_there_before_the_device_and_the_process_group(data_of, tmp_path, monkeypatch):
+def test_the_scorer_starts_before_the_device_and_the_process_group(tmp_path, monkeypatch):
     found = order_of_start(monkeypatch, tmp_path, 0, *BACKGROUND)
     assert found == [
         "scorer of 1 threads", "rank is bound", "scorer is bound", "device", "process group", "work with a scorer",
@@ -313,23 +280,22 @@ def test_the_scorer_is_there_before_the_device_and_the_process_group(data_of, tm
 
 
 @pytest.mark.parametrize(("rank", "overrides"), [(1, BACKGROUND), (0, [])])
-def test_nobody_else_starts_one(rank, overrides, tmp_path, monkeypatch):
+def test_only_rank_0_with_background_scoring_starts_a_scorer(rank, overrides, tmp_path, monkeypatch):
     expected = ["rank is bound", "device", "process group", "work", "process group ends"]
     assert order_of_start(monkeypatch, tmp_path, rank, *overrides) == expected
 
 
-def test_ranks_that_only_evaluate_score_themselves():
-    with toy.known():
-        given = [f"benchmark={toy.NAME}", "scale=test", "scale.gpus_per_node=2", "evaluation.ranks=1", *BACKGROUND]
-        tree = compose(given)
-        with pytest.raises(ConfigError, match=r"evaluation.scoring=background: with evaluation.ranks=1 these"):
-            cli.load(tree)
-
-
-def test_the_settings_arrive():
-    with toy.known():
-        run, _ = cli.load(compose([f"benchmark={toy.NAME}", "scale=test", *BACKGROUND]))
-        assert (run.evaluation.scoring, run.evaluation.scorer_threads) == ("background", 1)
-        tree = compose([f"benchmark={toy.NAME}", "scale=test", "evaluation.scorer_threads=0"])
-        with pytest.raises(ConfigError, match=r"evaluation.scorer_threads=0: at least 1 thread scores"):
-            cli.load(tree)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["scale.gpus_per_node=2", "evaluation.ranks=1", *BACKGROUND],
+            "scoring=background: with evaluation.ranks=1 these",
+        ),
+        (["evaluation.scorer_threads=0"], "scorer_threads=0: at least 1 thread scores"),
+    ],
+    ids=["evaluation ranks", "no thread"],
+)
+def test_impossible_settings_of_background_scoring_are_refused(overrides, message):
+    with toy.known(), pytest.raises(ConfigError, match=message):
+        cli.load(compose([f"benchmark={toy.NAME}", "scale=test", *overrides]))

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: on the disk before it has its name, and never without an earlier one in its place."""
+"""Writing and reading checkpoints on one rank: durable, complete or absent, and validated."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def save(folder: Path, seed: int) -> Path:
     return checkpoint.save(folder, Progress(step=3), seed, {}, torch.nn.Linear(1, 1), (), Layout())
 
 
-def seed_at(place: Path) -> int:
-    return torch.load(place / "rank_0.pt", weights_only=True)["seed"]
+def seed_at(saved: Path) -> int:
+    return torch.load(saved / "rank_0.pt", weights_only=True)["seed"]
 
 
-def test_what_a_crash_left_half_written_is_no_part_of_the_next_one(tmp_path):
+def test_files_of_a_crashed_attempt_are_removed(tmp_path):
     stale = tmp_path / f".{STEP}.partial"
     stale.mkdir()
     (stale / "rank_1.pt").touch()
-    place = save(tmp_path, 1)
-    assert [path.name for path in place.iterdir()] == ["rank_0.pt"]
+    saved = save(tmp_path, 1)
+    assert [path.name for path in saved.iterdir()] == ["rank_0.pt"]
     assert [path.name for path in tmp_path.iterdir()] == [STEP]
 
 
@@ -39,7 +39,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [STEP]
 
 
-def test_a_checkpoint_that_cannot_take_its_place_leaves_the_earlier_one(tmp_path, monkeypatch):
+def test_the_earlier_checkpoint_stays_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):
     save(tmp_path, 1)
     rename = Path.rename
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_that_cannot_take_its_place_leaves_the_earlier_one(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == [STEP]
 
 
-def test_a_checkpoint_put_aside_by_a_crash_comes_back(tmp_path, monkeypatch):
+def test_a_checkpoint_under_its_temporary_name_is_restored(tmp_path, monkeypatch):
     save(tmp_path, 1).rename(tmp_path / f".{STEP}.old")
 
     def full(*_: object) -> None:
@@ -68,7 +68,7 @@ def test_a_checkpoint_put_aside_by_a_crash_comes_back(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [STEP]
 
 
-def test_file_and_folder_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+def test_file_and_folder_are_synced_before_the_checkpoint_is_renamed(tmp_path, monkeypatch):
     synced: list[tuple[str, bool]] = []
     fsync = os.fsync
 
@@ -86,112 +86,106 @@ def build(seed: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
 
 
-def pretend_to_be_written_by(place: Path, **sizes: int) -> None:
+def pretend_to_be_written_by(saved: Path, **sizes: int) -> None:
     """Change the layout that the files name, and complete them with copies."""
-    content = torch.load(place / "rank_0.pt", weights_only=True)
+    content = torch.load(saved / "rank_0.pt", weights_only=True)
     content["layout"] |= sizes
     for rank in range(Layout(sizes).world_size):
-        torch.save(content, place / f"rank_{rank}.pt")
+        torch.save(content, saved / f"rank_{rank}.pt")
 
 
-def test_the_same_layout_gets_everything_back(tmp_path):
+def test_everything_is_restored_on_the_same_layout(tmp_path):
     model, progress = build(0), Progress(3, 1, 2, 48, ((32, {"accuracy": 0.5}),))
     model(torch.randn(4, 3))
-    place = checkpoint.save(tmp_path, progress, 1, {"a": 1}, model, (), Layout())
+    saved = checkpoint.save(tmp_path, progress, 1, {"a": 1}, model, (), Layout())
     expected = torch.rand(3)
     other = build(1)
-    content = checkpoint.read(place, {"a": 1}, Layout())
+    content = checkpoint.read(saved, {"a": 1}, Layout())
     assert checkpoint.restore(content, other, (), Layout()) == progress
     assert content["remarks"] == []
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(t, other.state_dict()[name]) for name, t in model.state_dict().items())
 
 
-def test_evaluations_whose_scores_the_checkpoint_lacks_are_named(tmp_path):
-    place = checkpoint.save(tmp_path, Progress(3, unscored=2), 1, {}, torch.nn.Linear(1, 1), (), Layout())
-    (remark,) = checkpoint.read(place, {}, Layout())["remarks"]
+def test_a_remark_counts_evaluations_without_a_score(tmp_path):
+    saved = checkpoint.save(tmp_path, Progress(3, unscored=2), 1, {}, torch.nn.Linear(1, 1), (), Layout())
+    (remark,) = checkpoint.read(saved, {}, Layout())["remarks"]
     assert "evaluations without a score when the checkpoint was written: 2" in remark
 
 
-def test_another_number_of_replicas_is_told_what_does_not_go_on(tmp_path):
-    place = save(tmp_path, 1)
-    pretend_to_be_written_by(place, dp=4)
-    (remark,) = checkpoint.read(place, {}, Layout({"dp": 2}, 1))["remarks"]
-    assert "of 4 replicas, this run has 2" in remark
-    assert "random states start anew" in remark
+@pytest.mark.parametrize(
+    ("sizes", "difference"),
+    [
+        ({"dp": 2}, ""),
+        ({"dp": 2, "cp": 2}, ", and layout.cp=2 instead of 1"),
+        ({"dp": 2, "tp": 2}, ", and layout.tp=2 instead of 1"),
+    ],
+    ids=["dp", "cp", "tp"],
+)
+def test_a_remark_names_the_difference_of_another_layout(tmp_path, sizes, difference):
+    saved = save(tmp_path, 1)
+    pretend_to_be_written_by(saved, dp=4)
+    (remark,) = checkpoint.read(saved, {}, Layout(sizes, 1))["remarks"]
+    assert f"of 4 replicas, this run has 2{difference}: random states start anew" in remark
 
 
-def test_another_split_of_the_samples_is_told(tmp_path):
-    place = save(tmp_path, 1)
-    pretend_to_be_written_by(place, dp=4)
-    (remark,) = checkpoint.read(place, {}, Layout({"dp": 2, "cp": 2}, 3))["remarks"]
-    assert "of 4 replicas, this run has 2, and layout.cp=2 instead of 1: " in remark
-
-
-def test_another_split_of_the_layers_is_told(tmp_path):
-    place = save(tmp_path, 1)
-    pretend_to_be_written_by(place, dp=4)
-    (remark,) = checkpoint.read(place, {}, Layout({"dp": 2, "tp": 2}, 3))["remarks"]
-    assert "of 4 replicas, this run has 2, and layout.tp=2 instead of 1: " in remark
-
-
-def test_ranks_that_split_samples_or_layers_read_the_weights_of_the_first_of_them(tmp_path):
+def test_all_ranks_of_a_replica_read_the_weights_of_its_first_rank(tmp_path):
     # written by dp 2 x cp 2 x tp 2: rank 0 alone has weights, and they are whole
-    place = save(tmp_path, 1)
-    pretend_to_be_written_by(place, dp=2, cp=2, tp=2)
+    saved = save(tmp_path, 1)
+    pretend_to_be_written_by(saved, dp=2, cp=2, tp=2)
     for rank in range(8):
-        content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
-        torch.save(content | {"seed": rank}, place / f"rank_{rank}.pt")
+        content = torch.load(saved / f"rank_{rank}.pt", weights_only=True)
+        torch.save(content | {"seed": rank}, saved / f"rank_{rank}.pt")
     for sizes in ({"dp": 2, "cp": 2, "tp": 2}, {"dp": 1, "cp": 4, "tp": 2}, {"dp": 2, "tp": 4}):
-        assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(8)] == [0] * 8
+        assert [checkpoint.read(saved, {}, Layout(sizes, rank))["seed"] for rank in range(8)] == [0] * 8
 
 
 @pytest.mark.parametrize("sizes", [{}, {"pp": 2}, {"pp": 4, "dp": 2}])
-def test_the_first_ranks_of_all_pipeline_stages_make_up_the_model(tmp_path, sizes):
+def test_the_first_ranks_of_all_pipeline_stages_are_merged(tmp_path, sizes):
     # written by pp 2 x dp 3 x tp 2: the first ranks of the stages are 0 and 6
-    place = save(tmp_path, 1)
-    pretend_to_be_written_by(place, pp=2, dp=3, tp=2)
+    saved = save(tmp_path, 1)
+    pretend_to_be_written_by(saved, pp=2, dp=3, tp=2)
     for rank in range(12):
-        content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
+        content = torch.load(saved / f"rank_{rank}.pt", weights_only=True)
         state = {"step": torch.tensor(3), "momentum": {f"weight {rank}": torch.ones(1)}}
         torch.save(
-            content | {"model": {f"weight {rank}": torch.ones(1)}, "updaters": [state]}, place / f"rank_{rank}.pt"
+            content | {"model": {f"weight {rank}": torch.ones(1)}, "updaters": [state]}, saved / f"rank_{rank}.pt"
         )
-    content = checkpoint.read(place, {}, Layout(sizes))
+    content = checkpoint.read(saved, {}, Layout(sizes))
     assert list(content["model"]) == ["weight 0", "weight 6"]
     assert list(content["updaters"][0]["momentum"]) == ["weight 0", "weight 6"]
     assert content["updaters"][0]["step"] == 3
 
 
-def test_a_number_of_another_stage_that_is_not_finite_is_refused_by_whoever_loads_it(tmp_path):
-    place = checkpoint.save(tmp_path, Progress(1), 1, {}, build(0), (), Layout())
-    pretend_to_be_written_by(place, pp=2)
-    content = torch.load(place / "rank_1.pt", weights_only=True)
+def test_a_number_of_another_stage_that_is_not_finite_is_refused(tmp_path):
+    saved = checkpoint.save(tmp_path, Progress(1), 1, {}, build(0), (), Layout())
+    pretend_to_be_written_by(saved, pp=2)
+    content = torch.load(saved / "rank_1.pt", weights_only=True)
     content["model"]["0.weight"][0, 0] = float("nan")
-    torch.save(content, place / "rank_1.pt")
+    torch.save(content, saved / "rank_1.pt")
     with pytest.raises(CheckpointError, match=r"1 of the \d+ numbers of model\.0\.weight are not finite"):
-        checkpoint.restore(checkpoint.read(place, {}, Layout()), build(1), (), Layout())
+        checkpoint.restore(checkpoint.read(saved, {}, Layout()), build(1), (), Layout())
 
 
-def test_a_missing_file_of_another_rank_is_noticed(tmp_path):
-    place = save(tmp_path, 1)
-    pretend_to_be_written_by(place, dp=4)
-    (place / "rank_2.pt").unlink()
+def test_a_missing_file_of_another_rank_is_an_error(tmp_path):
+    saved = save(tmp_path, 1)
+    pretend_to_be_written_by(saved, dp=4)
+    (saved / "rank_2.pt").unlink()
     with pytest.raises(CheckpointError, match="incomplete, 3 of the 4 ranks' files"):
-        checkpoint.read(place, {}, Layout())
+        checkpoint.read(saved, {}, Layout())
 
 
 def test_other_settings_are_refused(tmp_path):
-    place = checkpoint.save(tmp_path, Progress(), 1, {"micro_batch": 8}, build(0), (), Layout())
+    saved = checkpoint.save(tmp_path, Progress(), 1, {"micro_batch": 8}, build(0), (), Layout())
     with pytest.raises(CheckpointError, match="micro_batch=8, this run has micro_batch=4"):
-        checkpoint.read(place, {"micro_batch": 4}, Layout())
+        checkpoint.read(saved, {"micro_batch": 4}, Layout())
 
 
 def test_another_format_is_refused(tmp_path):
-    place = save(tmp_path, 1)
-    torch.save({"format": 1}, place / "rank_0.pt")
+    saved = save(tmp_path, 1)
+    torch.save({"format": 1}, saved / "rank_0.pt")
     with pytest.raises(CheckpointError, match="format 1, this suite reads 7"):
-        checkpoint.read(place, {}, Layout())
+        checkpoint.read(saved, {}, Layout())
 
 
 @pytest.mark.parametrize("spoil", [lambda old: old[: len(old) // 2], lambda old: b"", lambda old: b"not a checkpoint"])
@@ -214,7 +208,7 @@ def test_the_weights_of_another_model_are_refused(tmp_path):
 
 
 class Lagging:
-    """An updater whose model is brought up to date on request alone."""
+    """An updater that brings its model up to date only in ``materialize``."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -226,14 +220,14 @@ class Lagging:
         return {}
 
 
-def test_the_weights_that_are_saved_are_those_of_the_last_update(tmp_path):
+def test_weights_are_materialized_before_they_are_saved(tmp_path):
     model = torch.nn.Linear(1, 1)
-    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, model, (Lagging(model),), Layout())
-    assert checkpoint.read(place, {}, Layout())["model"]["weight"].item() == 7.0
+    saved = checkpoint.save(tmp_path, Progress(step=3), 1, {}, model, (Lagging(model),), Layout())
+    assert checkpoint.read(saved, {}, Layout())["model"]["weight"].item() == 7.0
 
 
 class Kept:
-    """An updater with a state that a test gives it."""
+    """An updater with a given state."""
 
     def __init__(self, state: dict) -> None:
         self._state = state
@@ -246,35 +240,35 @@ class Kept:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_weights_that_are_no_numbers_are_refused_by_name(value, tmp_path):
+def test_weights_that_are_not_finite_are_refused_by_name(value, tmp_path):
     model = build(0)
     model[0].weight.data[1, 2] = value
-    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, model, (), Layout())
+    saved = checkpoint.save(tmp_path, Progress(step=3), 1, {}, model, (), Layout())
     with pytest.raises(CheckpointError, match=r"rank_0.pt: 1 of the 6 numbers of model\.0\.weight are not finite"):
-        checkpoint.read(place, {}, Layout())
+        checkpoint.read(saved, {}, Layout())
 
 
-def test_an_optimizer_state_that_is_no_number_is_refused_by_name(tmp_path):
+def test_an_optimizer_state_that_is_not_finite_is_refused_by_name(tmp_path):
     whole = {"step": torch.tensor(3), "momentum": {"0.bias": torch.zeros(2)}}
     broken = {"step": torch.tensor(3), "momentum": {"0.bias": torch.tensor([0.0, float("nan")], dtype=torch.bfloat16)}}
     updaters = (Kept(whole), Kept(broken))
-    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), updaters, Layout())
+    saved = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), updaters, Layout())
     with pytest.raises(CheckpointError, match=r"1 of the 2 numbers of updaters\.1\.momentum\.0\.bias are not finite"):
-        checkpoint.read(place, {}, Layout())
+        checkpoint.read(saved, {}, Layout())
 
 
-def test_the_buffers_of_another_rank_than_the_first_are_looked_at_too(tmp_path):
-    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), (), Layout())
-    pretend_to_be_written_by(place, dp=2)
-    content = torch.load(place / "rank_1.pt", weights_only=True)
+def test_buffers_of_other_ranks_that_are_not_finite_are_refused(tmp_path):
+    saved = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), (), Layout())
+    pretend_to_be_written_by(saved, dp=2)
+    content = torch.load(saved / "rank_1.pt", weights_only=True)
     content["buffers"] = {"1.running_var": torch.tensor([1.0, float("inf")])}
-    torch.save(content, place / "rank_1.pt")
+    torch.save(content, saved / "rank_1.pt")
     with pytest.raises(CheckpointError, match=r"rank_1.pt: 1 of the 2 numbers of buffers\.1\.running_var"):
-        checkpoint.read(place, {}, Layout({"dp": 2}, 1))
+        checkpoint.read(saved, {}, Layout({"dp": 2}, 1))
 
 
 class Streaming:
-    """An updater whose state lies on the ranks; ``problem`` keeps it from being written."""
+    """An updater that writes its rows to a separate folder; the write fails with ``problem``, if given."""
 
     loss_scale, metrics = None, {}
 
@@ -299,15 +293,15 @@ class Streaming:
         self.rows = list((folder / "rows_0").read_bytes())
 
 
-def test_what_ranks_stream_comes_back(tmp_path):
+def test_separately_written_shards_are_restored(tmp_path):
     updaters = (Streaming([1, 2]), Streaming([3]))
-    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), updaters, Layout())
+    saved = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), updaters, Layout())
     fresh = (Streaming([]), Streaming([]))
-    checkpoint.restore(checkpoint.read(place, {}, Layout()), build(1), fresh, Layout())
+    checkpoint.restore(checkpoint.read(saved, {}, Layout()), build(1), fresh, Layout())
     assert [updater.rows for updater in fresh] == [[1, 2], [3]]
 
 
-def test_a_stream_that_breaks_off_leaves_the_earlier_checkpoint(tmp_path):
+def test_the_earlier_checkpoint_stays_if_shards_cannot_be_written(tmp_path):
     checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), (Streaming([1]),), Layout())
     with pytest.raises(CheckpointError, match="rank 0: disk full"):
         checkpoint.save(tmp_path, Progress(step=3), 2, {}, build(0), (Streaming([2], "disk full"),), Layout())

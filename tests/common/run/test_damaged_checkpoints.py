@@ -1,4 +1,4 @@
-"""``resume=`` with a checkpoint whose content is damaged ends in CheckpointError and nothing else."""
+"""A checkpoint whose content is damaged is refused with CheckpointError, never with another error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for _ in range(200):
 
 
 class Counter:
-    """An updater with a counter and a tensor by name, as optimizers have."""
+    """An updater with a counter and a named tensor, like an optimizer."""
 
     def materialize(self) -> None:
         """The model is always up to date."""
@@ -63,39 +63,39 @@ def build() -> nn.Module:
     return nn.Linear(3, 2)
 
 
-def saved(folder: Path) -> Path:
+def save(folder: Path) -> Path:
     return checkpoint.save(folder, Progress(step=1, counted=8), 1, {"micro_batch": 4}, build(), (Counter(),), Layout())
 
 
-def resume(place: Path) -> None:
+def resume(saved: Path) -> None:
     layout = Layout()
-    content = checkpoint.read(place, {"micro_batch": 4}, layout)
+    content = checkpoint.read(saved, {"micro_batch": 4}, layout)
     checkpoint.restore(content, build(), (Counter(),), layout)
 
 
 def test_the_undamaged_checkpoint_is_read(tmp_path: Path) -> None:
-    resume(saved(tmp_path))
+    resume(save(tmp_path))
 
 
 @pytest.mark.parametrize("name", sorted(DAMAGE))
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 def test_a_wrong_entry_is_one_error(tmp_path: Path, name: str) -> None:
-    place = saved(tmp_path)
-    content = torch.load(place / "rank_0.pt", weights_only=True)
+    saved = save(tmp_path)
+    content = torch.load(saved / "rank_0.pt", weights_only=True)
     for value in DAMAGE[name]:
-        torch.save({**content, name: value}, place / "rank_0.pt")
+        torch.save({**content, name: value}, saved / "rank_0.pt")
         with pytest.raises(CheckpointError):
-            resume(place)
+            resume(saved)
 
 
 @pytest.mark.parametrize("name", sorted(DAMAGE.keys() - {"buffers"}))
 def test_a_missing_entry_is_one_error(tmp_path: Path, name: str) -> None:
-    place = saved(tmp_path)
-    content = torch.load(place / "rank_0.pt", weights_only=True)
+    saved = save(tmp_path)
+    content = torch.load(saved / "rank_0.pt", weights_only=True)
     del content[name]
-    torch.save(content, place / "rank_0.pt")
+    torch.save(content, saved / "rank_0.pt")
     with pytest.raises(CheckpointError, match=r"rank_0\.pt"):
-        resume(place)
+        resume(saved)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +103,19 @@ def test_a_missing_entry_is_one_error(tmp_path: Path, name: str) -> None:
     [[], 3, "text", {}, {3: 4}, torch.ones(2), None],
     ids=["list", "number", "text", "empty", "key", "tensor", "none"],
 )
-def test_what_is_no_checkpoint_is_one_error(tmp_path: Path, content: Any) -> None:
-    place = saved(tmp_path)
-    torch.save(content, place / "rank_0.pt")
+def test_another_content_is_one_error(tmp_path: Path, content: Any) -> None:
+    saved = save(tmp_path)
+    torch.save(content, saved / "rank_0.pt")
     with pytest.raises(CheckpointError, match=r"rank_0\.pt"):
-        resume(place)
+        resume(saved)
 
 
 def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
-    place = saved(tmp_path)
-    (place / "rank_0.pt").unlink()
-    os.mkfifo(place / "rank_0.pt")
+    saved = save(tmp_path)
+    (saved / "rank_0.pt").unlink()
+    os.mkfifo(saved / "rank_0.pt")
     with pytest.raises(CheckpointError):
-        resume(place)
+        resume(saved)
 
 
 HEAD = '{"dtype": "torch.float32", "state": "", "width": 4, "size": 0, "parts": [%s]}'

@@ -22,20 +22,9 @@ from common.errors import ConfigError, DataError
 from common.run import evaluation_bench
 from common.run.evaluation_bench import EvaluationTiming, prepared_everywhere, time_evaluation
 from tests.conftest import suite
+from tests.stopped_clock import Clock
 
 SAMPLES_OF_DATA, SAMPLES_OF_RECIPE = 60, 100
-
-
-class Clock:
-    """A clock that moves only when ``pass_`` is called."""
-
-    now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def pass_(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class ScriptedScorer(Scorer):
@@ -45,15 +34,15 @@ class ScriptedScorer(Scorer):
         self.clock, self.scoring, self.calls = clock, iter(scoring), list[Any]()
 
     def warm_up(self) -> None:
-        self.clock.pass_(2)
+        self.clock.sleep(2)
         self.calls.append("warm up")
 
     def open_data(self, root: Path) -> None:
-        self.clock.pass_(8)
+        self.clock.sleep(8)
         self.calls.append(root)
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        self.clock.pass_(next(self.scoring))
+        self.clock.sleep(next(self.scoring))
         self.calls.append(predictions.values["weights"])
         return {"eval_samples": SAMPLES_OF_DATA}
 
@@ -66,15 +55,15 @@ class ScriptedEvaluation(Evaluation):
         self.clock, self.predicting, self.calls = clock, iter(predicting), list[Any]()
 
     def warm_up(self) -> None:
-        self.clock.pass_(1)
+        self.clock.sleep(1)
         self.calls.append("warm up")
 
     def open_data(self, root: Path) -> None:
-        self.clock.pass_(4)
+        self.clock.sleep(4)
         self.calls.append(root)
 
     def predict(self, weights: Weights) -> Predictions:
-        self.clock.pass_(next(self.predicting))
+        self.clock.sleep(next(self.predicting))
         return Predictions({"weights": weights})
 
     def close(self) -> None:
@@ -93,14 +82,14 @@ def timed(
 ) -> EvaluationTiming:
     """Three evaluations after the first one."""
     workload: Any = SimpleNamespace(
-        layout=Layout(), weights=lambda: "weights", warm_up_reader=lambda: clock.pass_(16), title="scripted",
+        layout=Layout(), weights=lambda: "weights", warm_up_reader=lambda: clock.sleep(16), title="scripted",
         evaluation=lambda layout: prepared, synthetic_evaluation=lambda layout: synthetic,
         cfg=SimpleNamespace(benchmark=SimpleNamespace(eval_samples=SAMPLES_OF_RECIPE)),
     )  # fmt: skip
     return time_evaluation(workload, root, prepared is not None, 3)
 
 
-def test_every_part_is_timed_and_the_median_behind_the_first_evaluation_counts(clock: Clock, tmp_path: Path) -> None:
+def test_the_first_evaluation_is_timed_apart_from_the_median_of_the_others(clock: Clock, tmp_path: Path) -> None:
     evaluation = ScriptedEvaluation(clock, [30, 3, 9, 6], [0.5, 1, 4, 2])
     timing = timed(clock, evaluation, None, tmp_path)
     assert evaluation.calls == ["warm up", tmp_path, "closed"]
@@ -143,17 +132,17 @@ def test_prepared_data_are_evaluated_and_scored(data_of, tmp_path, capsys) -> No
     report = tmp_path / "report.json"
     words = command("bert", data_of("bert"), "bench.repetitions=3", f"bench.report={report}")
     assert cli.run(words) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^evaluation: scoring +[\d.]+ s \(median of 3\)$", said, re.MULTILINE)
-    assert re.search(r"^evaluation +[\d.]+ s, [\d.,]+ samples/s, 60 samples$", said, re.MULTILINE)
-    assert not re.search(r"^(step|run|CUDA graphs)", said, re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert re.search(r"^evaluation: scoring +[\d.]+ s \(median of 3\)$", printed, re.MULTILINE)
+    assert re.search(r"^evaluation +[\d.]+ s, [\d.,]+ samples/s, 60 samples$", printed, re.MULTILINE)
+    assert not re.search(r"^(step|run|CUDA graphs)", printed, re.MULTILINE)
     figures = json.loads(report.read_text())
     found = figures["evaluation"]
     assert figures["benchmark"] == "bert"
     assert "step_ms" not in figures
     assert (found["samples"], found["ranks"], found["synthetic"], len(found["repetitions"])) == (60, 1, False, 3)
-    for place, name in enumerate(("predicting", "scoring")):
-        assert found[name] == statistics.median(times[place] for times in found["repetitions"]) > 0
+    for index, name in enumerate(("predicting", "scoring")):
+        assert found[name] == statistics.median(times[index] for times in found["repetitions"]) > 0
     assert found["samples_per_second"] == pytest.approx(60 / (found["predicting"] + found["scoring"]))
 
 
@@ -164,11 +153,11 @@ def test_a_folder_that_only_some_ranks_see_is_an_error(monkeypatch: pytest.Monke
         prepared_everywhere(tmp_path)
 
 
-def test_without_data_and_synthetic_samples_one_message_says_so(tmp_path, capsys) -> None:
+def test_missing_data_are_one_message_where_there_are_no_synthetic_samples(tmp_path, capsys) -> None:
     assert cli.run(command("bert", tmp_path / "none")) == ConfigError.exit_code
-    said = capsys.readouterr().err
-    assert f"bench.only=evaluation: there are no prepared data in {tmp_path / 'none'}" in said
-    assert len(said.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert f"bench.only=evaluation: there are no prepared data in {tmp_path / 'none'}" in printed
+    assert len(printed.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -198,15 +187,15 @@ def test_every_synthetic_sample_is_evaluated_once(benchmark: str, samples: int) 
 
 
 def test_ranks_share_synthetic_pictures_and_the_last_batches_are_filled() -> None:
-    batches = {key: {"picture": torch.full((3,), -1)} for key in ("wide", "high")}
+    batches = {key: {"picture": torch.full((3,), -1)} for key in ("landscape", "portrait")}
     shares = [list(SyntheticPictures(batches, 10, Layout({"dp": 2}, rank))) for rank in range(2)]
     ids = [[host.tensors["picture"].tolist() for host in share] for share in shares]
     assert ids == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9, -1, -1]]]
-    assert [host.key for host in shares[0]] == ["wide", "high"]
+    assert [host.key for host in shares[0]] == ["landscape", "portrait"]
 
 
 def measured_by_ranks(report: Path, benchmark: str, data_dir: Path, *more: str) -> dict[str, Any]:
-    """The figures of two ranks, of which one prints."""
+    """The report of two ranks, only one of which prints."""
     words = command(benchmark, data_dir, "scale.gpus_per_node=2", f"bench.report={report}", *more)
     done = suite(*words)
     assert done.code == 0, done.errors
@@ -221,7 +210,7 @@ def test_two_ranks_share_prepared_data(data_of, tmp_path) -> None:
     assert found["scoring"] > 0
 
 
-def test_ranks_of_their_own_evaluate_synthetic_samples(tmp_path) -> None:
+def test_evaluation_ranks_evaluate_synthetic_samples(tmp_path) -> None:
     more = ["evaluation.ranks=1", "benchmark.eval_samples=5"]
     found = measured_by_ranks(tmp_path / "report.json", "ssd300", tmp_path / "none", *more)
     assert (found["samples"], found["ranks"], found["synthetic"]) == (5, 1, True)

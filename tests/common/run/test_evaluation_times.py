@@ -1,4 +1,4 @@
-"""What of an evaluation on ranks of its own training waits for, and which scores are told in which order."""
+"""Evaluation ranks: how long training waits for them, and in which order scores are recorded."""
 
 from __future__ import annotations
 
@@ -15,35 +15,26 @@ from common.errors import DataError
 from common.evaluation import ranks
 from common.evaluation.ranks import RankedEvaluation, ScoreMessage
 from common.run.scoring import EvaluationPoints
+from tests.stopped_clock import Clock
 
 WEIGHTS = Weights({"w": torch.zeros(1)})
 
 
-class Clock:
-    """A clock that goes on only when somebody waits."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 class Sender:
-    """Publishing takes as many seconds as it is told."""
+    """A sender whose transfers take the given seconds."""
 
     def __init__(self, clock: Clock, seconds: list[float]) -> None:
         self.clock, self.seconds = clock, seconds
 
     def publish(self, index: int, samples: int, weights: object) -> None:
-        self.clock.now += self.seconds[index]
+        self.clock.sleep(self.seconds[index])
 
     def check(self) -> None:
         pass
 
 
 class Receiver:
-    """Messages that are there, and messages that come after some seconds."""
+    """A receiver with messages that have arrived, and messages that arrive after some seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -58,12 +49,12 @@ class Receiver:
         if self.there:
             return self.there.pop(0)
         seconds, message = self.later.pop(0)
-        self.clock.now += seconds
+        self.clock.sleep(seconds)
         return message
 
 
 def message(samples: int, value: float | None, seconds: float = 5.0) -> ScoreMessage:
-    """A score of accuracy, or word that there is none."""
+    """A message with an accuracy, or without a score."""
     return ScoreMessage(samples, None if value is None else {"accuracy": value}, seconds, time_ms=1000 + samples)
 
 
@@ -81,7 +72,7 @@ def evaluation(clock: Clock, publishing: list[float]) -> tuple[RankedEvaluation,
     return made, receiver
 
 
-def test_an_evaluation_that_training_never_waited_for_is_hidden(clock):
+def test_an_evaluation_without_waits_is_hidden(clock):
     made, receiver = evaluation(clock, [0.0])
     made.submit(WEIGHTS, 64)
     assert made.poll() == []
@@ -91,7 +82,7 @@ def test_an_evaluation_that_training_never_waited_for_is_hidden(clock):
     assert score.hidden_seconds == 5.0
 
 
-def test_the_wait_of_a_publisher_for_the_transfer_before_is_exposed(clock):
+def test_the_wait_for_an_earlier_transfer_is_exposed(clock):
     made, receiver = evaluation(clock, [0.0, 3.0])
     made.submit(WEIGHTS, 64)
     made.submit(WEIGHTS, 128)
@@ -107,7 +98,7 @@ def test_the_wait_after_the_last_block_is_exposed(clock):
     assert [score.waited_seconds for score in made.finish()] == [2.0, 4.0]
 
 
-def test_a_score_of_other_samples_than_the_next_ones_is_an_error(clock):
+def test_scores_in_the_wrong_order_are_an_error(clock):
     made, receiver = evaluation(clock, [0.0, 0.0])
     made.submit(WEIGHTS, 64)
     receiver.there.append(message(128, 0.5))
@@ -115,7 +106,7 @@ def test_a_score_of_other_samples_than_the_next_ones_is_an_error(clock):
         made.poll()
 
 
-def test_a_signal_at_the_evaluation_ranks_asks_to_stop_and_takes_no_score_away(clock):
+def test_a_signal_at_the_evaluation_ranks_asks_to_stop_and_loses_no_score(clock):
     made, receiver = evaluation(clock, [0.0, 0.0])
     made.submit(WEIGHTS, 64)
     made.submit(WEIGHTS, 128)
@@ -127,7 +118,7 @@ def test_a_signal_at_the_evaluation_ranks_asks_to_stop_and_takes_no_score_away(c
 
 
 class Recorder:
-    """Notes every call as its name and arguments."""
+    """Records every call as a tuple of name and arguments."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -137,7 +128,7 @@ class Recorder:
 
 
 class Scores:
-    """Evaluations whose scores are those that a test puts there."""
+    """Evaluations with the scores that a test sets."""
 
     def __init__(self, offline: bool = False) -> None:
         self.offline = offline
@@ -178,7 +169,7 @@ def points() -> tuple[EvaluationPoints, Scores, Recorder]:
 
 
 def point_of(samples: int, at: int, time_ms: int | None = None) -> Point:
-    """A point with fewer real samples than nominal ones, as where rows are packed sequences."""
+    """A point with fewer real samples than nominal ones, as with packed sequences."""
     return Point(at, at, samples // 10, samples, samples - 1, time_ms)
 
 
@@ -191,7 +182,7 @@ def score(samples: int, value: float) -> Score:
     return Score(samples, {"accuracy": value}, 1000 + samples)
 
 
-def test_scores_are_logged_under_the_points_that_they_belong_to(points):
+def test_scores_are_logged_at_their_evaluation_points(points):
     made, scores, events = points
     begin(made, 100, at=1)
     begin(made, 200, at=2)
@@ -205,7 +196,7 @@ def test_scores_are_logged_under_the_points_that_they_belong_to(points):
     assert made.history == ((99, {"accuracy": 0.1}), (199, {"accuracy": 0.2}))
 
 
-def test_a_score_that_comes_before_its_evaluation_is_known_to_have_begun_waits_for_that(points):
+def test_an_early_score_is_recorded_once_its_evaluation_has_begun(points):
     made, scores, events = points
     begin(made, 100, at=1)
     made.submit(WEIGHTS, 200)
@@ -221,7 +212,7 @@ def test_a_score_that_comes_before_its_evaluation_is_known_to_have_begun_waits_f
     ]
 
 
-def test_after_a_score_that_reaches_the_target_no_other_is_told(points):
+def test_after_a_passing_score_no_other_is_recorded(points):
     made, scores, events = points
     for at in (1, 2, 3):
         begin(made, 100 * at, at)
@@ -234,7 +225,7 @@ def test_after_a_score_that_reaches_the_target_no_other_is_told(points):
     assert made.history == ((99, {"accuracy": 0.7}),)
 
 
-def test_after_a_score_that_reaches_the_target_no_evaluation_can_fail_the_run(points):
+def test_after_a_passing_score_no_evaluation_can_fail_the_run(points):
     made, scores, _ = points
     begin(made, 100, at=1)
     scores.known = [score(100, 0.8)]
@@ -243,7 +234,7 @@ def test_after_a_score_that_reaches_the_target_no_evaluation_can_fail_the_run(po
     assert made.poll()
 
 
-def test_nobody_waits_for_scores_after_the_one_that_reaches_the_target(points):
+def test_finish_does_not_wait_for_scores_after_a_passing_one(points):
     made, scores, _ = points
     begin(made, 100, at=1)
     begin(made, 200, at=2)
@@ -251,7 +242,7 @@ def test_nobody_waits_for_scores_after_the_one_that_reaches_the_target(points):
     assert made.finish()
 
 
-def test_a_score_of_another_number_of_samples_than_the_recipes_is_an_error(points):
+def test_a_score_of_a_wrong_number_of_samples_is_an_error(points):
     made, scores, _ = points
     begin(made, 100, at=1)
     scores.known = [Score(100, {"accuracy": 0.1, "eval_samples": 9}, 1100)]
@@ -264,7 +255,7 @@ def offline_score(number: int, value: float) -> Score:
     return Score(point.samples, {"accuracy": value}, 1000 * number, 5.0, 0.0, point, (9000 + number, 9100 + number))
 
 
-def test_offline_the_first_passing_checkpoint_counts_whenever_it_was_scored():
+def test_offline_the_first_passing_checkpoint_of_the_run_counts_in_any_order_of_scoring():
     made, scores, events = points_of(Scores(offline=True))
     for number in (1, 2, 3):
         made.begin(point_of(100 * number, number, 1000 * number))
@@ -289,7 +280,7 @@ def test_offline_the_first_passing_checkpoint_counts_whenever_it_was_scored():
     ]
 
 
-def test_offline_a_run_that_misses_the_target_ends_with_its_last_checkpoint():
+def test_offline_a_run_without_a_passing_checkpoint_ends_with_the_last_one():
     made, scores, _ = points_of(Scores(offline=True))
     scores.awaited = [offline_score(2, 0.2), offline_score(3, 0.3)]
     assert not made.finish()

@@ -1,21 +1,16 @@
-"""Frozen tensors: a base below a trained adapter that nobody updates, copies, saves or sends."""
+"""Frozen tensors, such as the base of an adapter: not updated, copied, saved or sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from common.config.schema import OptimizerConfig, RunConfig, ScaleConfig
-from common.contract.evaluation import Evaluation, Weights
-from common.contract.workload import Workload
-from common.data.batches import Batch, DataSource
+from common.contract.evaluation import Weights
+from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.tensor_split import Split
 from common.errors import CheckpointError
@@ -27,10 +22,11 @@ from common.run import checkpoint
 from common.run.checkpoint import Progress
 from common.step.graphs import StepRunner
 from common.step.train_step import Losses, TrainStep
+from tests.linear_workload import LinearWorkload, run_config
 
 
 class FrozenLinear(nn.Module):
-    """A product with weights that never change and a scale of theirs, and a trained one beside it."""
+    """A linear layer with frozen weights and a frozen scale, and a trained adapter."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -46,25 +42,11 @@ class FrozenLinear(nn.Module):
         return x @ (self.scale * self.weight + self.adapter)
 
 
-@dataclass(frozen=True)
-class NoConfig:
-    """Nothing to choose."""
-
-
-class Adapted(Workload):
+class Adapted(LinearWorkload):
     """Two such layers."""
 
-    config_type = NoConfig
-    title = "Adapted"
-
     def __init__(self, seed: int = 0) -> None:
-        nothing = cast(Any, SimpleNamespace(schedule={}))
-        run = RunConfig(
-            benchmark=nothing, scale=ScaleConfig(1, 1), system=nothing, layout={}, micro_batch=2, global_batch=2,
-            grad_accumulation_steps=1, precision="fp32", optimizer=OptimizerConfig(), deterministic=False,
-            assets_dir=None, workload=NoConfig(),
-        )  # fmt: skip
-        super().__init__(run, Layout())
+        super().__init__(run_config(precision="fp32", grad_accumulation_steps=1, workload=None), Layout())
         self.model = nn.Sequential(FrozenLinear(seed), FrozenLinear(seed + 1))
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -80,12 +62,6 @@ class Adapted(Workload):
 
     def build_step(self) -> TrainStep:
         return self.step_with(SGD(0.5), lambda step: torch.tensor(0.5))
-
-    def open_data(self, root: Path) -> DataSource:
-        raise NotImplementedError
-
-    def evaluation(self, layout: Layout) -> Evaluation:
-        raise NotImplementedError
 
 
 FROZEN = {"0.weight", "0.scale", "1.weight", "1.scale"}
@@ -110,7 +86,7 @@ def test_frozen_tensors_are_those_that_the_modules_have_marked():
     assert not any(workload.model.get_parameter(name).requires_grad for name in ("0.weight", "1.weight"))
 
 
-def test_a_model_may_mark_what_lies_in_its_parts_and_shares_it_under_every_name():
+def test_a_shared_tensor_is_frozen_under_every_name():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     mark_frozen(model, ["0.weight"])
@@ -119,12 +95,12 @@ def test_a_model_may_mark_what_lies_in_its_parts_and_shares_it_under_every_name(
     assert frozen_names(nn.Linear(1, 1)) == frozenset()
 
 
-def test_a_tensor_that_is_not_there_cannot_be_frozen():
+def test_freezing_an_unknown_name_is_an_error():
     with pytest.raises(ValueError, match="Linear has no parameter and no buffer 'wait'"):
         mark_frozen(nn.Linear(1, 1), ["weight", "wait"])
 
 
-def test_training_leaves_them_as_they_are_and_changes_the_others():
+def test_training_changes_only_tensors_that_are_not_frozen():
     workload = Adapted()
     before = copies(workload.model)
     trained(workload)
@@ -139,7 +115,7 @@ def test_a_group_with_a_frozen_parameter_is_an_error():
         workload.build_step()
 
 
-def test_a_split_parameter_has_the_models_name_in_its_group():
+def test_a_split_parameter_under_another_name_is_an_error():
     workload = Adapted()
     split = {"0.adapter": Split.over_tp(Layout(), (3, 3))}
     workload.tensor_splits = lambda: split  # type: ignore[method-assign]
@@ -149,8 +125,7 @@ def test_a_split_parameter_has_the_models_name_in_its_group():
         workload.build_step()
 
 
-def test_warm_up_puts_back_no_frozen_buffer(monkeypatch):
-    """As it copies none: a frozen one that the step spoils stays spoilt."""
+def test_warm_up_restores_no_frozen_buffer(monkeypatch):
     workload = Adapted()
     spoil = workload.loss
 
@@ -165,7 +140,7 @@ def test_warm_up_puts_back_no_frozen_buffer(monkeypatch):
     assert {name for name in after if not torch.equal(after[name], before[name])} == {"0.scale"}
 
 
-def test_an_evaluation_gets_the_changing_parameters_and_uses_them_above_its_own_base():
+def test_an_evaluation_receives_only_trained_parameters():
     workload, elsewhere = Adapted(), Adapted()
     trained(workload)
     weights = workload.weights()
@@ -180,7 +155,7 @@ def test_an_evaluation_gets_the_changing_parameters_and_uses_them_above_its_own_
     assert changed == {"0.calls", "1.calls"}
 
 
-def test_weights_that_lack_a_changing_parameter_are_an_error():
+def test_weights_without_a_trained_parameter_are_an_error():
     workload = Adapted()
     incomplete = Weights({"0.adapter": torch.zeros(3, 3)})
     with pytest.raises(KeyError, match=r"1\.adapter"), evaluating(workload.model, incomplete):
@@ -192,22 +167,22 @@ def save(folder: Path, workload: Adapted, base: str | None = "one") -> Path:
     return checkpoint.save(folder, Progress(2), 7, {}, workload.model, tuple(updaters), Layout(), base=base)
 
 
-def test_a_checkpoint_has_the_digest_in_their_place(tmp_path):
+def test_a_checkpoint_has_the_digest_instead_of_frozen_tensors(tmp_path):
     content = torch.load(save(tmp_path, Adapted()) / "rank_0.pt", weights_only=True)
     assert set(content["model"]) == CHANGING
     assert set(content["updaters"][0]["momentum"]) == {"0.adapter", "1.adapter"}
     assert content["base"] == "one"
 
 
-def test_a_resumed_run_has_what_was_saved_above_its_own_base(tmp_path):
+def test_a_resumed_run_keeps_its_own_frozen_tensors(tmp_path):
     saved, resumed = Adapted(), Adapted(seed=5)
     own = copies(resumed.model)
-    places = {name: tensor.data_ptr() for name, tensor in resumed.model.state_dict().items()}
+    addresses = {name: tensor.data_ptr() for name, tensor in resumed.model.state_dict().items()}
     content = checkpoint.read(save(tmp_path, saved), {}, Layout())
     checkpoint.restore(content, resumed.model, tuple(resumed.build_step().updaters), Layout(), base="one")
     after, wanted = copies(resumed.model), copies(saved.model)
     assert all(torch.equal(after[name], (own if name in FROZEN else wanted)[name]) for name in after)
-    assert all(resumed.model.state_dict()[name].data_ptr() == places[name] for name in FROZEN)
+    assert all(resumed.model.state_dict()[name].data_ptr() == addresses[name] for name in FROZEN)
 
 
 @pytest.mark.parametrize(
@@ -225,12 +200,12 @@ def test_another_base_is_refused_by_name(made, now, words, tmp_path):
         checkpoint.restore(content, workload.model, (), Layout(), base=now)
 
 
-def test_a_checkpoint_that_changed_what_is_frozen_now_is_another_models(tmp_path):
+def test_a_checkpoint_with_a_tensor_that_is_frozen_now_is_refused(tmp_path):
     workload = Adapted()
-    place = checkpoint.save(tmp_path, Progress(2), 7, {}, workload.model, (), Layout())
+    saved = checkpoint.save(tmp_path, Progress(2), 7, {}, workload.model, (), Layout())
     mark_frozen(workload.model, ["1.adapter"])
     with pytest.raises(CheckpointError, match=r"another model: it changed 1\.adapter, which is frozen in this run"):
-        checkpoint.restore(checkpoint.read(place, {}, Layout()), workload.model, (), Layout())
+        checkpoint.restore(checkpoint.read(saved, {}, Layout()), workload.model, (), Layout())
 
 
 def test_a_workload_without_frozen_tensors_has_no_base():

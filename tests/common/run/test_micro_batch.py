@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits, from what two of them need."""
+"""Choice of the largest micro-batch that fits, from the memory of two others."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ CHOICES = [1, 2, 4, 7, 8, 14, 28, 56]
 
 
 @pytest.mark.parametrize(
-    ("room", "expected"),
+    ("capacity", "expected"),
     [(200, 28), (57, 7), (58, 8), (11, 1), (8, None), (1000, 56)],  # 2 bytes, and 7 a sample
 )
-def test_what_is_needed_is_extended_linearly(room, expected):
-    assert largest_fitting(CHOICES, lambda size: 2 + 7 * size, room) == expected
+def test_memory_is_extrapolated_linearly(capacity, expected):
+    assert largest_fitting(CHOICES, lambda size: 2 + 7 * size, capacity) == expected
 
 
-@pytest.mark.parametrize(("limit", "room", "expected"), [(2, 100, 2), (3, 100, 2), (1, 100, 1), (4, 100, 4)])
-def test_a_size_that_runs_out_of_memory_does_not_fit(limit, room, expected):
-    assert largest_fitting(CHOICES, lambda size: 7 * size if size <= limit else None, room) == expected
+@pytest.mark.parametrize(("limit", "capacity", "expected"), [(2, 100, 2), (3, 100, 2), (1, 100, 1), (4, 100, 4)])
+def test_a_size_that_runs_out_of_memory_does_not_fit(limit, capacity, expected):
+    assert largest_fitting(CHOICES, lambda size: 7 * size if size <= limit else None, capacity) == expected
 
 
-def test_nothing_fits_where_the_smallest_runs_out_of_memory():
+def test_nothing_fits_if_the_smallest_runs_out_of_memory():
     assert largest_fitting(CHOICES, lambda size: None, 1e9) is None
 
 
-class Pretended:
-    """A workload that no device holds; a probe of it needs 10 bytes a sample, and its rest 60."""
+class TooLarge:
+    """A workload that fits no device. Its probe needs 10 bytes per sample, and ``unprobed_bytes`` is 60."""
 
     used = 0.0
 
     def __init__(self, run: Any, layout: Any) -> None:
-        raise AssertionError("built wholly")
+        raise AssertionError("the whole workload was built")
 
     @classmethod
     def probe(cls, run: Any, layout: Any) -> Any:
@@ -57,15 +57,15 @@ class Pretended:
 
 
 @pytest.mark.parametrize(("free", "expected"), [(220, 2), (300, 8), (1000, 16)])
-def test_a_probe_stands_for_what_one_device_cannot_hold(monkeypatch, free, expected):
+def test_a_workload_that_fits_no_device_is_measured_by_its_probe(monkeypatch, free, expected):
     def train_once(workload: Any) -> None:
-        Pretended.used = 10.0 * workload.cfg.micro_batch
+        TooLarge.used = 10.0 * workload.cfg.micro_batch
 
     monkeypatch.setattr(micro_batch, "_train_once", train_once)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: Pretended.used)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: TooLarge.used)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     for name in ("reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
     # 0.8 of the free bytes, less three times 32 bytes of batches, less the rest.
-    assert pick(Pretended, Pretended.load, torch.device("cuda")) == expected  # type: ignore[arg-type]
+    assert pick(TooLarge, TooLarge.load, torch.device("cuda")) == expected  # type: ignore[arg-type]

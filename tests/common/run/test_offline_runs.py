@@ -1,4 +1,4 @@
-"""Whole runs that are scored offline: who scores makes no difference, and nothing is scored twice or lost."""
+"""Whole runs with offline scoring: every way of scoring has the same result, and nothing is scored twice or lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from common import cli
 from common.config.composition import compose
 from common.config.override import override
 from common.contract.evaluation import Predictions
 from common.distributed.layout import Layout
-from common.distributed.rank_info import RankInfo
 from common.errors import CheckpointError, ConfigError, Interrupted
 from common.evaluation import checkpoint_writer
 from common.evaluation.checkpoint_writer import CheckpointWriter
@@ -35,8 +32,8 @@ from common.run import checkpoint as run_checkpoint
 from common.run.score_run import configuration
 from common.run.trainer import Trainer
 from tests import toy
-from tests.command_line import finish, started, the_message, training
-from tests.conftest import ROOT, SECONDS, Finished, checkpoint
+from tests.command_line import finish, logged, official_exit_code, ranked, started, the_message, training
+from tests.conftest import SECONDS, Finished, checkpoint
 from tests.toy.evaluate import MeanAbsoluteError
 from tests.toy.pictures import Pictures, TwoMetrics
 
@@ -46,7 +43,7 @@ INTERVAL = 64
 
 @dataclass(frozen=True)
 class Decision:
-    """What a run's log says that scoring has come to: the metrics of each checkpoint, and the end."""
+    """Result of scoring in a run's log: the metrics of each checkpoint, and the end."""
 
     scores: dict[tuple[int, str], float]
     status: str
@@ -66,26 +63,19 @@ def scored(output: Path, *overrides: str, ranks: int = 1) -> Finished:
 
 def _ended(arguments: list[str], ranks: int) -> Finished:
     alone = [sys.executable, "-m", "tests.toy"]
-    launched = [sys.executable, "-m", "tests.common.run.launch_toy", str(ranks)]
-    with started(arguments, command=alone if ranks == 1 else launched) as process:
+    with started(arguments, command=alone if ranks == 1 else ranked("tests.toy", ranks)) as process:
         return finish(process, SECONDS)
 
 
-def lines(log: Path, *keys: str) -> list[dict]:
-    """The events of ``keys``, in the order of the log."""
-    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
-    return [event for event in events if event["key"] in keys]
-
-
 def decision(log: Path) -> Decision:
-    """What the log says; fails where ``run_stop`` does not have the time of its checkpoint."""
-    scores = lines(log, "eval_accuracy")
+    """The result in a log; fails if ``run_stop`` does not have the time of its checkpoint."""
+    scores = logged(log, "eval_accuracy")
     found = {(each["metadata"]["samples_count"], each["metadata"]["metric"]): each["value"] for each in scores}
     assert len(found) == len(scores), "scored twice"
-    (stop,) = lines(log, "run_stop")
+    (stop,) = logged(log, "run_stop")
     samples = stop["metadata"]["samples_count"]
     assert stop["time_ms"] == timestamps(log.parent)[samples]
-    assert stop == json.loads(log.read_text().splitlines()[-1].removeprefix(":::MLLOG "))
+    assert stop == logged(log)[-1]
     return Decision(found, stop["metadata"]["status"], samples)
 
 
@@ -110,12 +100,12 @@ def data(data_of: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def unscored(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of eight checkpoints that nobody has scored; a test works on a copy."""
+    """A run with eight unscored checkpoints; a test works on a copy."""
     output = tmp_path_factory.mktemp("unscored") / "out"
     ended = trained(data, output, "evaluation.by_command=true")
     assert ended.code == 0, ended.errors
     assert f"mlperf-suite score {output}" in ended.output
-    assert lines(output / "mlperf.log", "eval_accuracy", "eval_start", "run_stop") == []
+    assert logged(output / "mlperf.log", "eval_accuracy", "eval_start", "run_stop") == []
     assert list(timestamps(output))
     assert not list((output / "offline").glob(".*"))
     return output
@@ -152,23 +142,25 @@ def test_scoring_ends_with_the_first_checkpoint_that_meets_both_targets(after: P
 
 
 @pytest.mark.parametrize(
-    "way", ["beside the training", "after it on two ranks", "by the command", "by the command on two ranks"]
+    "scoring", ["during training", "after training on two ranks", "by the command", "by the command on two ranks"]
 )
-def test_who_scores_makes_no_difference(way: str, after: Path, copy: Path, data: Path, tmp_path: Path) -> None:
+def test_every_way_of_scoring_has_the_same_result(
+    scoring: str, after: Path, copy: Path, data: Path, tmp_path: Path
+) -> None:
     output = copy
-    if way == "beside the training":  # which goes on until the passing checkpoint is known
-        output = tmp_path / "beside"
+    if scoring == "during training":  # which continues until the passing checkpoint is known
+        output = tmp_path / "during"
         ended = trained(data, output, "evaluation.ranks=1", "benchmark.schedule.last_samples=100000000", ranks=2)
-    elif way == "after it on two ranks":
+    elif scoring == "after training on two ranks":
         output = tmp_path / "after"
         ended = trained(data, output, ranks=2)
     else:
-        ended = scored(output, ranks=2 if "two" in way else 1)
+        ended = scored(output, ranks=2 if "two" in scoring else 1)
     assert ended.code == 0, ended.errors
     expected, found = decision(after / "mlperf.log"), decision(output / "mlperf.log")
     assert (found.status, found.samples) == (expected.status, expected.samples)
     assert found.scores.keys() == expected.scores.keys()
-    for key, value in found.scores.items():  # of two ranks the sum is another
+    for key, value in found.scores.items():  # two ranks sum in another order
         assert value == pytest.approx(expected.scores[key], rel=1e-6)
     verdict = judge(output / "mlperf.log")
     assert verdict.kind == "format", verdict.reasons
@@ -179,21 +171,18 @@ def test_who_scores_makes_no_difference(way: str, after: Path, copy: Path, data:
 @pytest.mark.parametrize("ruleset", ["3.1.0", "4.1.0", "5.0.0"])
 def test_the_checkers_accept_the_log(ruleset: str, after: Path, data: Path, tmp_path: Path) -> None:
     output = after
-    if ruleset == "3.1.0":  # which counts steps
+    if ruleset == "3.1.0":  # counts steps
         output = tmp_path / "out"
         ended = trained(data, output, f"ruleset={ruleset}")
         assert ended.code == 0, ended.errors
     log = output / "mlperf.log"
-    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(log)]
-    command += ["--log_output", str(tmp_path / "checked")]
-    checked = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert "SUCCESS" in checked.stdout + checked.stderr, checked.stdout + checked.stderr
+    assert official_exit_code(log, ruleset) == 0
     rules = rules_for("stable_diffusion", ruleset)
-    (stop,) = lines(log, "run_stop")
+    (stop,) = logged(log, "run_stop")
     assert convergence_of(read_log(log), rules) == stop["metadata"][rules.progress_key]
 
 
-def test_as_a_run_on_real_data_the_log_would_be_valid(after: Path, tmp_path: Path) -> None:
+def test_the_log_with_sizes_of_real_data_is_valid(after: Path, tmp_path: Path) -> None:
     text = (after / "mlperf.log").read_text()
     real = {'"stand-in"': '"laion-400m"', '"cache_clear", "value": false': '"cache_clear", "value": true'}
     real |= {'"train_samples", "value": 256': '"train_samples", "value": 6513144'}
@@ -205,13 +194,11 @@ def test_as_a_run_on_real_data_the_log_would_be_valid(after: Path, tmp_path: Pat
     log.write_text(text)
     verdict = judge(log)
     assert verdict.kind == "valid run", verdict.reasons
-    (stop,), (start,) = lines(log, "run_stop"), lines(log, "run_start")
+    (stop,), (start,) = logged(log, "run_stop"), logged(log, "run_start")
     assert verdict.minutes == pytest.approx((stop["time_ms"] - start["time_ms"]) / 60_000)
 
 
-def test_a_command_that_was_killed_goes_on_and_scores_nothing_twice(after: Path, copy: Path) -> None:
-    for name in ("checkpoints.jsonl", "scores.jsonl"):
-        assert records(after, name)
+def test_a_killed_command_continues_and_scores_no_checkpoint_twice(after: Path, copy: Path) -> None:
     first = scored(copy)
     assert first.code == 0, first.errors
     whole, log = (copy / "offline" / "scores.jsonl").read_text(), (copy / "mlperf.log").read_text()
@@ -229,7 +216,7 @@ def test_a_command_that_was_killed_goes_on_and_scores_nothing_twice(after: Path,
     assert (copy / "mlperf.log").read_text() == done
 
 
-def test_scoring_begins_where_it_is_told_to_and_covers_the_checkpoint_before(after: Path, copy: Path) -> None:
+def test_scoring_begins_with_evaluation_first_and_includes_the_checkpoint_before(after: Path, copy: Path) -> None:
     expected = decision(after / "mlperf.log")
     passing = expected.samples // INTERVAL
     ended = scored(copy, f"evaluation.first={passing}")
@@ -243,7 +230,7 @@ def test_scoring_begins_where_it_is_told_to_and_covers_the_checkpoint_before(aft
     assert sorted(each["number"] for each in records(copy, "scores.jsonl")) == list(range(1, passing + 1))
 
 
-def test_a_checkpoint_that_is_gone_is_one_clear_error(copy: Path) -> None:
+def test_a_missing_checkpoint_is_one_error(copy: Path) -> None:
     (gone,) = (copy / "offline").glob("weights*consumed_samples=128.safetensors")
     gone.unlink()
     before = (copy / "mlperf.log").read_text()
@@ -265,7 +252,7 @@ def test_a_run_that_misses_its_targets_ends_with_its_last_checkpoint(data: Path,
     assert {samples for samples, _ in found.scores} == {7 * INTERVAL, 8 * INTERVAL}
 
 
-def test_a_resumed_run_goes_on_with_the_queue(data: Path, after: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_queue(data: Path, after: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     first = trained(
         data, output, "benchmark.schedule.last_samples=192", "checkpoint_every=6", "evaluation.by_command=true"
@@ -278,19 +265,19 @@ def test_a_resumed_run_goes_on_with_the_queue(data: Path, after: Path, tmp_path:
     now = timestamps(output)
     assert sorted(now) == [INTERVAL * number for number in range(1, 9)]
     assert now[64] == before[64]
-    assert now[128] > before[192], "what lies behind the position is written anew"
+    assert now[128] > before[192], "checkpoints after the position are written again"
     log = output / "mlperf_resumed_at_6.log"
     assert decision(log) == decision(after / "mlperf.log")
 
 
-def test_a_second_run_does_not_mix_its_checkpoints_with_those_of_the_first(data: Path, copy: Path) -> None:
+def test_a_second_run_refuses_the_checkpoints_of_the_first(data: Path, copy: Path) -> None:
     (copy / "mlperf.log").unlink()
     ended = trained(data, copy)
     assert ended.code == 2
     assert "has the checkpoints of another run" in the_message(ended)
 
 
-def test_a_run_whose_training_was_cut_off_is_not_judged(copy: Path) -> None:
+def test_a_run_whose_training_has_not_ended_is_not_judged(copy: Path) -> None:
     queue = copy / "offline" / "checkpoints.jsonl"
     queue.write_text("".join(queue.read_text().splitlines(keepends=True)[:-1]))
     ended = scored(copy)
@@ -301,37 +288,34 @@ def test_a_run_whose_training_was_cut_off_is_not_judged(copy: Path) -> None:
 def trainer_of(data: Path, output: Path, workload: type[Pictures], *overrides: str) -> Trainer:
     """A run of the toy in this process."""
     with toy.known():
-        tree = compose(training(data, output, *overrides, benchmark=toy.PICTURES)[1:])
-        run, session = cli.load(tree)
-        alone = RankInfo(0, 1, 0, 1, 0, "single")
-        return Trainer(workload, run, session, alone, torch.device("cpu"), tree=tree)
+        return toy.trainer(training(data, output, *overrides, benchmark=toy.PICTURES)[1:], workload)
 
 
 def test_a_full_disk_ends_the_run_as_aborted(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, written = checkpoint_writer.write_tensors, []
+    write, files = checkpoint_writer.write_tensors, []
 
     def second_fails(*arguments: Any) -> None:
-        written.append(arguments)
-        if len(written) == 2:
+        files.append(arguments)
+        if len(files) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(*arguments)
 
     monkeypatch.setattr(checkpoint_writer, "write_tensors", second_fails)
     with pytest.raises(CheckpointError, match=r"was not written to .*: No space left on device"):
         trainer_of(data, tmp_path / "out", Pictures).train()
-    (stop,) = lines(tmp_path / "out" / "mlperf.log", "run_stop")
+    (stop,) = logged(tmp_path / "out" / "mlperf.log", "run_stop")
     assert stop["metadata"]["status"] == "aborted"
     assert len(timestamps(tmp_path / "out")) <= 1
 
 
-def test_no_checkpoint_to_resume_from_is_ahead_of_the_queue(
+def test_evaluation_checkpoints_are_on_the_disk_before_a_checkpoint_to_resume_from(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is killed right behind it would never have the weights that were still on their way to the disk."""
+    """Otherwise, a run that is killed after the checkpoint would lose weights that are not yet on the disk."""
     output, asked, there = tmp_path / "out", threading.Event(), []
     write, collect, save = checkpoint_writer.write_tensors, CheckpointWriter.collect, run_checkpoint.save
 
-    def slow(*arguments: Any) -> None:  # until somebody waits for it
+    def slow(*arguments: Any) -> None:  # until the trainer waits for it
         assert asked.wait(SECONDS)
         write(*arguments)
 
@@ -352,14 +336,13 @@ def test_no_checkpoint_to_resume_from_is_ahead_of_the_queue(
 
 
 class SignalledScorer(TwoMetrics):
-    """A signal comes with the second score."""
+    """Raises SIGTERM with the second score."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scored = 0
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """As ever."""
         self.scored += 1
         if self.scored == 2:
             signal.raise_signal(signal.SIGTERM)
@@ -370,7 +353,6 @@ class Signalled(Pictures):
     """The toy, which is asked to stop while its checkpoints are scored."""
 
     def evaluation(self, layout: Layout) -> MeanAbsoluteError:
-        """The same, with another scorer."""
         made = super().evaluation(layout)
         made.scorer = SignalledScorer()
         return made
@@ -383,7 +365,7 @@ def test_a_signal_between_two_checkpoints_leaves_a_run_that_the_command_complete
     with pytest.raises(Interrupted, match="mlperf-suite score goes on"):
         trainer_of(data, output, Signalled).train()
     assert [each["number"] for each in records(output, "scores.jsonl")] == [1, 2]
-    assert lines(output / "mlperf.log", "run_stop") == []
+    assert logged(output / "mlperf.log", "run_stop") == []
     ended = scored(output)
     assert ended.code == 0, ended.errors
     assert decision(output / "mlperf.log") == decision(after / "mlperf.log")
@@ -399,14 +381,14 @@ def test_a_signal_between_two_checkpoints_leaves_a_run_that_the_command_complete
         (["RUN", "layout.dp.x=1"], ConfigError, "layout.dp.x: unknown configuration key"),
     ],
 )
-def test_a_wrong_command_line_says_so(
+def test_a_wrong_command_line_is_an_error(
     arguments: list[str], error: type[Exception], message: str, unscored: Path
 ) -> None:
     with pytest.raises(error, match=re.escape(message)):
         configuration([str(unscored) if argument == "RUN" else argument for argument in arguments])
 
 
-def test_scoring_takes_the_ranks_that_trained_and_what_it_is_told(unscored: Path) -> None:
+def test_scoring_has_the_settings_of_the_run_and_the_overrides(unscored: Path) -> None:
     tree, arguments = configuration([str(unscored), "data_dir=/elsewhere", "evaluation.all=true"])
     assert tree["data_dir"] == "/elsewhere"
     assert tree["evaluation"]["all"] is True
@@ -415,7 +397,7 @@ def test_scoring_takes_the_ranks_that_trained_and_what_it_is_told(unscored: Path
     assert arguments == [str(unscored), "data_dir=/elsewhere", "evaluation.all=true", f"output_dir={unscored}"]
 
 
-def test_what_is_scored_and_its_data_may_be_in_folders_of_any_name(unscored: Path, tmp_path: Path) -> None:
+def test_folders_to_score_may_have_any_name(unscored: Path, tmp_path: Path) -> None:
     run, data = tmp_path / "jürgen's (runs) = a", "/data/jürgen's, #1: ${x}"
     run.symlink_to(unscored)
     tree, arguments = configuration([str(run), override("data_dir", data)])

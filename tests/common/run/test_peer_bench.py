@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import WORKLOADS
 from common import cli
-from common.contract.peer import Peer
+from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.errors import ConfigError
 from common.run.peer_bench import WARM_UP, PeerTiming, time_peers
@@ -28,7 +28,7 @@ def timed(*peers: Peer, steps: int = 3) -> list[PeerTiming]:
     return list(time_peers(peers, run, Batch({}, 8), CPU, steps))
 
 
-def test_a_peer_is_timed_behind_its_warm_up() -> None:
+def test_a_peer_is_timed_after_its_warm_up() -> None:
     ran: list[int] = []
     (found,) = timed(Peer("other", lambda run, example, device: lambda: ran.append(run.micro_batch)))
     assert ran == [8] * (WARM_UP + 3)
@@ -38,7 +38,7 @@ def test_a_peer_is_timed_behind_its_warm_up() -> None:
 
 
 @pytest.mark.parametrize("error", [ImportError("no module named 'other'\nmore"), RuntimeError("out of memory")])
-def test_a_peer_that_cannot_run_says_why_and_the_next_one_runs(error: Exception) -> None:
+def test_a_peer_that_cannot_run_is_reported_and_the_next_one_runs(error: Exception) -> None:
     def start(*given: object) -> Any:
         raise error
 
@@ -49,7 +49,7 @@ def test_a_peer_that_cannot_run_says_why_and_the_next_one_runs(error: Exception)
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(WORKLOADS) if cli.workload_class(name).peers])
-def test_every_peer_has_a_name_of_its_own(name: str) -> None:
+def test_names_of_peers_are_unique(name: str) -> None:
     peers = importlib.import_module(cli.workload_class(name).peers).PEERS
     assert len({peer.name for peer in peers}) == len(peers) > 0
 
@@ -63,8 +63,8 @@ def test_the_step_is_measured_before_its_peers(
     report = tmp_path / "report.json"
     few = ["bench.steps=1", "bench.warmup_steps=0", f"bench.report={report}"]
     assert cli.run(["bench", "benchmark=bert", "scale=test", "device=cpu", "bench.only=peer", *few]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^step +[\d.]+ ms.*^peer: other software +[\d.]+ ms, ", said, re.MULTILINE | re.DOTALL)
+    printed = capsys.readouterr().out
+    assert re.search(r"^step +[\d.]+ ms.*^peer: other software +[\d.]+ ms, ", printed, re.MULTILINE | re.DOTALL)
     (peer,) = json.loads(report.read_text())["peers"]
     assert peer["name"] == "other software"
 
@@ -75,7 +75,7 @@ def test_a_workload_without_peers_is_an_error(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_memory_of_a_peer_is_free_when_the_next_one_starts() -> None:
-    """Also of one that fails after it was built, as one that runs out of memory does."""
+    """Also if the peer fails after it was built, for example because memory is exhausted."""
     kept: list[weakref.ref[torch.nn.Module]] = []
 
     def failing(*given: object) -> Any:

@@ -1,4 +1,4 @@
-"""Whole runs whose last ranks only evaluate: the same scores and the same end as in line, and what goes wrong."""
+"""Whole runs whose last ranks only evaluate: the scores and the end are those of inline scoring; failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,9 @@ from tests.command_line import (
     descendants,
     finish,
     is_training,
+    logged,
     rank_process,
+    ranked,
     started,
     the_message,
     training,
@@ -39,9 +40,9 @@ ERROR_OF_DATA, INTERRUPTED = 3, 143
 
 @contextlib.contextmanager
 def job(data: Path, output: Path, training_ranks: int, ranks: int, *overrides: str, script: str) -> Iterator[Process]:
-    """A run of the toy with so many ranks that train and that evaluate as ``script`` says."""
+    """A run of the toy with training and evaluation ranks, whose evaluations follow ``script``."""
     world = training_ranks + ranks
-    command = [sys.executable, "-m", "tests.common.run.launch_scripted", str(world), script]
+    command = ranked("tests.common.run.scripted_evaluation", world, script)
     fixed = [f"scale.gpus_per_node={world}", f"evaluation.ranks={ranks}"]
     with started(training(data, output, *fixed, *overrides), command=command) as process:
         yield process
@@ -53,11 +54,10 @@ def done(data: Path, output: Path, training_ranks: int, ranks: int, *overrides: 
         return finish(process, SECONDS)
 
 
-def logged(output: Path, key: str) -> list[tuple[object, int | None, str | None]]:
+def events(output: Path, key: str) -> list[tuple[object, int | None, str | None]]:
     """Value, epoch and status of each event of ``key`` in the log."""
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in (output / "mlperf.log").read_text().splitlines()]
-    found = [line for line in lines if line["key"] == key]
-    return [(line["value"], line["metadata"].get("epoch_num"), line["metadata"].get("status")) for line in found]
+    found = logged(output / "mlperf.log", key)
+    return [(event["value"], event["metadata"].get("epoch_num"), event["metadata"].get("status")) for event in found]
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +67,9 @@ def in_line(data_of, tmp_path_factory) -> list[tuple[object, int | None, str | N
     The last bits of the weights differ between CPUs, and so do the scores; that they fall does not.
     """
     output = tmp_path_factory.mktemp("in line") / "out"
-    ended = done(
-        data_of(toy.NAME),
-        output,
-        2,
-        0,
-        "benchmark.schedule.last_epoch=4",
-        "benchmark.targets.mean_absolute_error.value=0",
-    )
+    ended = done(data_of(toy.NAME), output, 2, 0, "benchmark.schedule.last_epoch=4", ENDLESS[1])
     assert ended.code == 10, ended.errors
-    scores = logged(output, "eval_error")
+    scores = events(output, "eval_error")
     largest = [largest_error(number) for number in range(1, 6)]
     hashes = {
         (high - float(str(value))) / (high - low)
@@ -87,15 +80,15 @@ def in_line(data_of, tmp_path_factory) -> list[tuple[object, int | None, str | N
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_ends_with_the_evaluation_that_ends_it_in_line(ranks, in_line, data_of, tmp_path):
+def test_evaluation_ranks_end_a_run_as_inline_scoring_does(ranks, in_line, data_of, tmp_path):
     overrides = [
         "benchmark.schedule.last_epoch=9",
         f"benchmark.targets.mean_absolute_error.value={SECOND_IS_THE_FIRST_TO_REACH}",
     ]
     ended = done(data_of(toy.NAME), tmp_path / "out", 2, ranks, *overrides)
     assert ended.code == 0, ended.errors
-    assert logged(tmp_path / "out", "eval_error") == in_line[:2]
-    assert logged(tmp_path / "out", "run_stop") == [(None, 2, "success")]
+    assert events(tmp_path / "out", "eval_error") == in_line[:2]
+    assert events(tmp_path / "out", "run_stop") == [(None, 2, "success")]
     assert "Traceback" not in ended.errors
     verdict = judge(tmp_path / "out" / "mlperf.log")
     assert verdict.kind == "format", verdict.reasons
@@ -106,19 +99,17 @@ def test_a_run_ends_with_the_evaluation_that_ends_it_in_line(ranks, in_line, dat
 
 
 def in_order(output: Path) -> list[tuple[str, object]]:
-    """Key and number of what the log says of training and of the beginnings of evaluations."""
+    """Key and number of the log's events of training, and of starts of evaluations."""
     keys = ("block_start", "block_stop", "epoch_start", "epoch_stop", "tracked_stats", "eval_start", "run_stop")
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in (output / "mlperf.log").read_text().splitlines()]
     numbers = ("epoch_num", "first_epoch_num", "step")
     return [
         (line["key"], next((line["metadata"][name] for name in numbers if name in line["metadata"]), None))
-        for line in lines
-        if line["key"] in keys
+        for line in logged(output / "mlperf.log", *keys)
     ]
 
 
-def test_the_device_is_not_drained_between_blocks_when_other_ranks_evaluate(data_of, tmp_path):
-    overrides = ["benchmark.schedule.last_epoch=3", "benchmark.targets.mean_absolute_error.value=0", "steps_ahead=3"]
+def test_steps_stay_in_flight_between_blocks_when_other_ranks_evaluate(data_of, tmp_path):
+    overrides = ["benchmark.schedule.last_epoch=3", ENDLESS[1], "steps_ahead=3"]
     counts, steps = {}, {}
     for name, ranks in (("in line", 0), ("ranked", 1)):
         script = f"count {tmp_path / name}.txt"
@@ -134,7 +125,7 @@ def test_the_device_is_not_drained_between_blocks_when_other_ranks_evaluate(data
     assert verdict.kind == "format", verdict.reasons
 
 
-def test_an_evaluation_that_ends_after_the_last_block_decides_the_run(in_line, data_of, tmp_path):
+def test_a_score_after_the_last_block_decides_the_run(in_line, data_of, tmp_path):
     overrides = [
         "benchmark.schedule.last_epoch=2",
         f"benchmark.targets.mean_absolute_error.value={SECOND_IS_THE_FIRST_TO_REACH}",
@@ -143,12 +134,12 @@ def test_an_evaluation_that_ends_after_the_last_block_decides_the_run(in_line, d
     with job(data_of(toy.NAME), tmp_path / "out", 2, 1, *overrides, script=f"await {released}") as process:
         log = tmp_path / "out" / "mlperf.log"
         await_that(lambda: log.exists() and log.read_text().count('"eval_start"') == 2, process)
-        assert logged(tmp_path / "out", "run_stop") == []
+        assert events(tmp_path / "out", "run_stop") == []
         released.touch()
         ended = finish(process, SECONDS)
     assert ended.code == 0, ended.errors
-    assert logged(tmp_path / "out", "eval_error") == in_line[:2]
-    assert logged(tmp_path / "out", "run_stop") == [(None, 2, "success")]
+    assert events(tmp_path / "out", "eval_error") == in_line[:2]
+    assert events(tmp_path / "out", "run_stop") == [(None, 2, "success")]
 
 
 @pytest.mark.parametrize(("script", "reason"), [("raise", "second evaluation fails"), ("broken data", "are broken")])
@@ -162,7 +153,7 @@ def test_an_evaluation_rank_that_fails_ends_the_job_and_is_named(script, reason,
     assert_closed_as_aborted(tmp_path / "out" / "mlperf.log")
 
 
-def test_sigterm_ends_ranks_of_both_roles_and_leaves_a_checkpoint(data_of, tmp_path):
+def test_sigterm_ends_ranks_of_both_roles_with_a_checkpoint(data_of, tmp_path):
     output = tmp_path / "out"
     with job(data_of(toy.NAME), output, 2, 1, *ENDLESS, script="score") as process:
         log = output / "mlperf.log"
@@ -189,30 +180,30 @@ def stopped_while_evaluated(data: Path, output: Path, target: float) -> Iterator
         yield process
 
 
-def test_sigterm_loses_no_evaluation_that_has_begun(data_of, tmp_path):
+def test_evaluations_that_have_begun_are_scored_after_sigterm(data_of, tmp_path):
     output = tmp_path / "out"
     with stopped_while_evaluated(data_of(toy.NAME), output, target=0) as process:
         ended = finish(process, SECONDS)
     assert ended.code == INTERRUPTED, ended.errors
-    begun, scores = logged(output, "eval_start"), logged(output, "eval_error")
+    begun, scores = events(output, "eval_start"), events(output, "eval_error")
     assert [epoch for _, epoch, _ in scores] == [epoch for _, epoch, _ in begun]
-    (place,) = (output / "checkpoints").glob("step_*")
-    progress = torch.load(place / "rank_0.pt", weights_only=True)["progress"]
+    (saved,) = (output / "checkpoints").glob("step_*")
+    progress = torch.load(saved / "rank_0.pt", weights_only=True)["progress"]
     assert [score["mean_absolute_error"] for _, score in progress["history"]] == [score for score, _, _ in scores]
     assert progress["unscored"] == 0
     assert_closed_as_aborted(output / "mlperf.log")
 
 
-def test_a_score_after_sigterm_that_reaches_the_target_ends_the_run_as_a_success(in_line, data_of, tmp_path):
+def test_a_passing_score_after_sigterm_ends_the_run_as_a_success(in_line, data_of, tmp_path):
     output = tmp_path / "out"
     with stopped_while_evaluated(data_of(toy.NAME), output, target=largest_error(1)) as process:
         ended = finish(process, SECONDS)
     assert ended.code == 0, ended.errors
-    assert logged(output, "eval_error") == in_line[:1]
-    assert logged(output, "run_stop") == [(None, 1, "success")]
+    assert events(output, "eval_error") == in_line[:1]
+    assert events(output, "run_stop") == [(None, 1, "success")]
 
 
-def test_a_training_rank_that_is_killed_leaves_no_evaluation_rank_behind(data_of, tmp_path):
+def test_evaluation_ranks_end_when_a_training_rank_is_killed(data_of, tmp_path):
     output = tmp_path / "out"
     with job(data_of(toy.NAME), output, 2, 1, *ENDLESS, script="score") as process:
         await_that(is_training(output), process)

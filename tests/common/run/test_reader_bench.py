@@ -18,23 +18,11 @@ from common.errors import DataError
 from common.run import reader_bench
 from common.run.reader_bench import time_reader
 from tests.conftest import suite
-
-
-class Clock:
-    """A clock that only moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from tests.stopped_clock import Clock
 
 
 class Scripted:
-    """A workload and its reader: opening takes 5 s, each micro-batch what ``seconds`` says, and 0.25 s to prepare."""
+    """A workload and its reader: opening takes 5 s, and each micro-batch its entry of ``seconds``, and 0.25 s."""
 
     def __init__(self, clock: Clock, seconds: list[float]) -> None:
         self.clock, self.seconds, self.layout = clock, seconds, SimpleNamespace(device=torch.device("cpu"))
@@ -112,10 +100,10 @@ def only_reader(workload: str, data_dir: Path, *more: str) -> list[str]:
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))
 def test_every_workload_s_reader_is_measured_and_nothing_else(workload, data_of, capsys):
     assert cli.run(only_reader(workload, data_of(workload))) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^reader +[\d.]+ ms, [\d,]+ samples/s \([\d,]+ a rank\), [\d,.]+ MB/s", said, re.MULTILINE)
-    assert "of 3 steps" in said
-    assert not re.search(r"^(step|run)", said, re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert re.search(r"^reader +[\d.]+ ms, [\d,]+ samples/s \([\d,]+ a rank\), [\d,.]+ MB/s", printed, re.MULTILINE)
+    assert "of 3 steps" in printed
+    assert not re.search(r"^(step|run)", printed, re.MULTILINE)
 
 
 def test_volumes_that_stay_in_host_memory_are_read_as_well(data_of, capsys):
@@ -128,7 +116,7 @@ def test_missing_data_are_one_message(tmp_path, capsys):
     assert f"data folder {tmp_path / 'none'} does not exist" in capsys.readouterr().err
 
 
-def test_ranks_are_measured_together_and_one_of_them_prints(data_of):
+def test_one_rank_prints_the_rate_of_all_ranks(data_of):
     done = suite(*only_reader("resnet", data_of("resnet"), "scale.gpus_per_node=2"))
     assert done.code == 0, done.errors
     rates = re.findall(r"^reader +[\d.]+ ms, ([\d,]+) samples/s \(([\d,]+) a rank\)", done.output, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A checkpoint of weights that ``tp`` splits is whole: every number of ranks goes on from it with equal bits."""
+"""A checkpoint of weights that are split over ``tp`` resumes on any number of ranks, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from resharding_ranks import (
     WORDS,
     WORLD,
     Trainee,
+    folder_of,
     parts,
-    place_of,
     resumed,
     splits,
     trained,
@@ -36,7 +36,7 @@ from tests.gloo_ranks import on_ranks, results
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where four ranks have saved and gone on in every layout."""
+    """The folder in which four ranks have saved and resumed in every layout."""
     folder: Path = tmp_path_factory.mktemp("ranks")
     on_ranks(run, WORLD, folder)
     return str(folder)
@@ -49,10 +49,10 @@ def assert_equal_bits(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> No
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("written", LAYOUTS)
-def test_model_and_optimizer_are_saved_whole_by_the_first_rank_alone(folder, written):
+@pytest.mark.parametrize("saved", LAYOUTS)
+def test_only_the_first_rank_saves_model_and_optimizer(folder, saved):
     one = trained(Layout(seed=7), SAVED_AFTER)
-    contents = [torch.load(place_of(folder, written) / f"rank_{r}.pt", weights_only=True) for r in range(WORLD)]
+    contents = [torch.load(folder_of(folder, saved) / f"rank_{r}.pt", weights_only=True) for r in range(WORLD)]
     wanted = {name: tensor for name, tensor in one.weights().items() if name != "base"}
     state = one.optimizer.state_dict()
     for tensors in (wanted, *(entries for entries in state.values() if isinstance(entries, dict))):
@@ -66,33 +66,33 @@ def test_model_and_optimizer_are_saved_whole_by_the_first_rank_alone(folder, wri
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("written", LAYOUTS)
-def test_every_layout_goes_on_as_one_rank_that_never_stopped(folder, written, name):
+@pytest.mark.parametrize("saved", LAYOUTS)
+def test_every_layout_resumes_as_one_uninterrupted_rank(folder, saved, name):
     uninterrupted = trained(Layout(seed=7), STEPS).weights()
     uninterrupted["words"] = uninterrupted["words"][:WORDS]
     for rank, found in enumerate(results(WORLD, Path(folder))):
-        assert_equal_bits(found[f"{written} to {name}"], parts(uninterrupted, Layout(LAYOUTS[name], rank)))
+        assert_equal_bits(found[f"{saved} to {name}"], parts(uninterrupted, Layout(LAYOUTS[name], rank)))
 
 
-@pytest.mark.parametrize("written", LAYOUTS)
-def test_one_rank_goes_on_too(folder, written):
-    found = resumed(Layout(seed=7), place_of(folder, written))
+@pytest.mark.parametrize("saved", LAYOUTS)
+def test_one_rank_resumes_every_layout(folder, saved):
+    found = resumed(Layout(seed=7), folder_of(folder, saved))
     assert_equal_bits(found.weights(), trained(Layout(seed=7), STEPS).weights())
 
 
-def test_a_whole_tensor_of_another_shape_is_another_model(folder):
+def test_a_tensor_of_another_shape_is_an_error(folder):
     trainee = Trainee(Layout())
-    content = checkpoint.read(place_of(folder, "tp2"), {}, Layout())
+    content = checkpoint.read(folder_of(folder, "tp2"), {}, Layout())
     wider = splits(Layout()) | {"output": Split.over_tp(Layout(), (5, 32), 1)}
     with pytest.raises(CheckpointError, match=r"another model: output has the shape \(5, 16\), \(5, 32\) are expected"):
-        checkpoint.restore(content, trainee.model, (trainee.optimizer,), Layout(), base="made up", splits=wider)
+        checkpoint.restore(content, trainee.model, (trainee.optimizer,), Layout(), base="digest", splits=wider)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [("missing", "'missing' is declared .* no such tensor"), ("norm", r"'norm' .* \(28, 6\); .* \(7,\)")],
 )
-def test_a_split_that_is_none_of_the_model_is_an_error(tmp_path, name, words):
+def test_a_split_that_does_not_fit_the_model_is_an_error(tmp_path, name, words):
     split = Split.over_tp(Layout(), SHAPES["qkv"])
     with pytest.raises(ValueError, match=words):
         checkpoint.save(tmp_path, Progress(1), 7, {}, Trainee(Layout()).model, (), Layout(), splits={name: split})
@@ -108,28 +108,28 @@ class Shortened:
         return {"factors": {"weight": torch.zeros(4)}}
 
 
-def test_a_state_that_cannot_be_put_together_is_an_error(tmp_path):
+def test_an_optimizer_state_of_another_shape_is_an_error(tmp_path):
     split = {"weight": Split.over_tp(Layout(), (4, 3))}
     model = nn.Linear(3, 4, bias=False)
     with pytest.raises(ValueError, match=r"'weight': \(4,\) where \(4, 3\) are split"):
         checkpoint.save(tmp_path, Progress(1), 7, {}, model, (Shortened(),), Layout(), splits=split)
 
 
-def test_a_checkpoint_of_more_words_is_another_model(folder):
+def test_another_number_of_rows_without_padding_is_an_error(folder):
     more = splits(Layout()) | {"words": Split.over_tp(Layout(), (12, 3), kept=WORDS + 1)}
-    content = checkpoint.read(place_of(folder, "tp4"), {}, Layout())
+    content = checkpoint.read(folder_of(folder, "tp4"), {}, Layout())
     trainee = Trainee(Layout())
     with pytest.raises(CheckpointError, match=r"another model: words has the shape \(10, 3\), \(11, 3\) are expected"):
-        checkpoint.restore(content, trainee.model, (trainee.optimizer,), Layout(), base="made up", splits=more)
+        checkpoint.restore(content, trainee.model, (trainee.optimizer,), Layout(), base="digest", splits=more)
 
 
 @pytest.mark.parametrize("kept", [0, 5])
-def test_no_more_rows_are_kept_than_there_are(kept):
+def test_an_impossible_number_of_kept_rows_is_an_error(kept):
     with pytest.raises(ValueError, match=f"{kept} rows of 4 cannot be kept"):
         Split.over_tp(Layout(), (4, 3), kept=kept)
 
 
-def test_padding_comes_and_goes():
+def test_padding_is_added_and_removed():
     split = Split.over_tp(Layout({"tp": 2}, 1), (8, 3), kept=5)
     kept = torch.arange(1.0, 16.0).view(5, 3)
     full = split.padded(kept)
@@ -141,7 +141,7 @@ def test_padding_comes_and_goes():
     assert torch.equal(split.local_of(full), full[4:])
 
 
-def test_sections_are_dealt_one_by_one():
+def test_each_section_is_split_over_the_ranks():
     split = Split.over_tp(Layout({"tp": 2}, 1), (28, 6), 0, HEADS)
     assert split.pieces == (((0, 8), (16, 18), (20, 24)), ((8, 16), (18, 20), (24, 28)))
     assert split.local_shape == (14, 6)
@@ -157,7 +157,7 @@ def test_sections_are_dealt_one_by_one():
         ((16, 4, 4, 8), "not all 28 rows"),
     ],
 )
-def test_sections_that_do_not_divide_or_are_not_all_rows_are_an_error(sections, words):
+def test_impossible_sections_are_an_error(sections, words):
     with pytest.raises((ValueError, ConfigError), match=words):
         Split.over_tp(Layout({"tp": 4}), (28, 6), 0, sections)
 
@@ -170,6 +170,6 @@ def test_sections_that_do_not_divide_or_are_not_all_rows_are_an_error(sections, 
         ((((0, 3),), ((3, 4),)), "different numbers of rows"),
     ],
 )
-def test_pieces_are_all_rows_once_and_as_many_on_every_rank(pieces, words):
+def test_pieces_that_do_not_cover_all_rows_equally_are_an_error(pieces, words):
     with pytest.raises(ValueError, match=words):
         Split((4,), 0, pieces, 0)

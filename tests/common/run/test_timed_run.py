@@ -1,8 +1,7 @@
-"""The clock of a run: what is logged of training is what the device had done, at the time at which it had."""
+"""The clock of a run: events of training are logged with the time at which the device finished the steps."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,11 @@ from common.mlperf.rules import rules_for
 from common.mlperf.schedules import Schedule
 from common.run import timed_run
 from common.run.timed_run import Moment, TimedRun
+from tests import command_line
+from tests.stopped_clock import Clock
 
 EPOCH = 60
 """Training samples; a step has 20."""
-
-
-class Time:
-    """Two clocks that show the same and stand still until a test moves them."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def perf_counter(self) -> float:
-        return self.seconds
-
-    def time_ns(self) -> int:
-        return round((1_700_000_000 + self.seconds) * 1e9)
 
 
 def milliseconds(seconds: float) -> int:
@@ -38,8 +26,8 @@ def milliseconds(seconds: float) -> int:
 
 
 @pytest.fixture
-def clocks(monkeypatch: pytest.MonkeyPatch) -> Time:
-    made = Time()
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(1000.0)
     monkeypatch.setattr(timed_run, "time", made)
     return made
 
@@ -50,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def clock(clocks: Time, path: Path) -> TimedRun:
+def clock(clocks: Clock, path: Path) -> TimedRun:
     rules = rules_for("resnet")
     made = TimedRun(RunLog(path, rank=0), rules, Schedule(1, 1, None, "epoch"), EPOCH)
     made.start(step=0)
@@ -59,18 +47,15 @@ def clock(clocks: Time, path: Path) -> TimedRun:
 
 def logged(path: Path, *keys: str) -> list[tuple[str, int, int | None]]:
     """Key, time and epoch of the events of these keys."""
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
     number = ("first_epoch_num", "epoch_num", "step")
     return [
         (line["key"], line["time_ms"], next((line["metadata"][n] for n in number if n in line["metadata"]), None))
-        for line in lines
-        if line["key"] in keys
+        for line in command_line.logged(path, *keys)
     ]
 
 
 def rates(path: Path) -> list[float]:
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
-    return [line["value"]["throughput"] for line in lines if line["key"] == "tracked_stats"]
+    return [line["value"]["throughput"] for line in command_line.logged(path, "tracked_stats")]
 
 
 def block(index: int, epochs: int = 1) -> Block:
@@ -89,14 +74,14 @@ def end(clock: TimedRun, after: int, samples: int = EPOCH) -> None:
 SPANS = ("block_start", "block_stop", "epoch_start", "epoch_stop")
 
 
-def test_a_block_that_was_launched_ends_when_the_device_has_done_its_last_step(clock, clocks, path):
+def test_a_block_ends_when_the_device_has_finished_its_last_step(clock, clocks, path):
     begin(clock, 0, after=0)
     clock.step_done(1, 20, ended=1001.0)
     end(clock, after=3)
     begin(clock, 1, after=3)
     clock.step_done(2, 40, ended=1002.0)
     assert [key for key, _, _ in logged(path, *SPANS)] == ["block_start", "epoch_start"]
-    clocks.seconds = 1009.0  # the host looks late: it has waited for the reader
+    clocks.now = 1009.0  # the host looks late: it has waited for the reader
     clock.step_done(3, 60, ended=1003.0)
     at = milliseconds(1003.0)
     assert logged(path, *SPANS)[2:] == [
@@ -108,19 +93,19 @@ def test_a_block_that_was_launched_ends_when_the_device_has_done_its_last_step(c
     assert rates(path) == pytest.approx([EPOCH / 3, EPOCH / 3])
 
 
-def test_what_follows_a_step_that_is_known_to_be_done_happens_now(clock, clocks):
+def test_an_action_after_a_finished_step_runs_at_once(clock, clocks):
     clock.step_done(1, 20, ended=1000.0)
-    clocks.seconds = 1007.0
+    clocks.now = 1007.0
     moments: list[Moment] = []
     clock.after(1, moments.append)
     assert moments == [Moment(1007.0, None)]
 
 
-def test_blocks_shorter_than_what_is_in_flight_keep_their_order_and_their_steps(clock, clocks, path):
+def test_blocks_with_fewer_steps_than_are_in_flight_keep_order_and_times(clock, clocks, path):
     for index in range(3):
         begin(clock, index, after=index)
         end(clock, after=index + 1, samples=(index + 1) * EPOCH)
-    clocks.seconds = 1010.0
+    clocks.now = 1010.0
     for step in (1, 2, 3):
         clock.step_done(step, step * EPOCH, ended=1000.0 + step)
     ended = [milliseconds(1000.0 + step) for step in range(4)]
@@ -133,21 +118,19 @@ def test_blocks_shorter_than_what_is_in_flight_keep_their_order_and_their_steps(
     ]  # fmt: skip
 
 
-def test_epochs_that_one_step_ends_share_its_time(clock, clocks, path):
+def test_epochs_that_end_in_one_step_share_its_time(clock, clocks, path):
     begin(clock, 0, after=0, epochs=3)
-    clocks.seconds = 1003.0
+    clocks.now = 1003.0
     clock.step_done(1, 3 * EPOCH, ended=1002.0)
     assert [number for _, _, number in logged(path, "epoch_stop")] == [1, 2, 3]
     assert rates(path) == pytest.approx([3 * EPOCH / 2] * 3)
 
 
-def test_a_run_resumed_within_a_block_logs_no_epoch_that_was_done_before_and_the_rate_of_its_own_samples(
-    clock, clocks, path
-):
+def test_a_run_resumed_within_a_block_logs_only_its_own_epochs_and_samples(clock, clocks, path):
     given = block(1, epochs=3)  # epochs 4 to 6
     done = given.start_sample + EPOCH + 20  # epoch 4 and a step of epoch 5
     clock.block_begins(given, done, done, Moment(1000.0))
-    clocks.seconds = 1010.0
+    clocks.now = 1010.0
     for step, ended in ((1, 1001.0), (2, 1004.0), (3, 1005.0), (4, 1006.0), (5, 1007.0)):
         clock.step_done(step, done + step * 20, ended)
     assert [number for _, _, number in logged(path, "epoch_start")] == [5, 6]
@@ -155,35 +138,35 @@ def test_a_run_resumed_within_a_block_logs_no_epoch_that_was_done_before_and_the
     assert rates(path) == pytest.approx([40 / 4, 60 / 3])
 
 
-def test_a_run_resumed_at_the_end_of_a_block_logs_no_epoch_of_it(clock, path):
+def test_a_run_resumed_at_the_end_of_a_block_logs_none_of_its_epochs(clock, path):
     given = block(0, epochs=2)
     clock.block_begins(given, given.samples, given.samples, Moment(1000.0))
     assert logged(path, "epoch_start", "epoch_stop") == []
 
 
-def test_the_clock_stops_once_and_when_the_score_came(clock, clocks):
+def test_the_clock_stops_once_with_the_time_of_the_score(clock, clocks):
     score = Score(60, {"accuracy": 1.0}, milliseconds(1005.0))
-    clocks.seconds = 1006.0
+    clocks.now = 1006.0
     clock.stop("success", launched=100, counted=80, ending=(score, 1))
     clock.stop("aborted", launched=120, counted=120, ending=None)
     assert (clock.status, clock.stop_ms, clock.samples) == ("success", milliseconds(1005.0), 80)
     assert not clock.running
 
 
-def test_a_ruleset_that_counts_tokens_is_told_the_tokens_of_blocks_and_evaluations(clocks, path):
-    """As NVIDIA's submissions of GPT-3 log them: a block says where it begins and how many it has."""
+def test_a_ruleset_that_counts_tokens_gets_tokens_of_blocks_and_evaluations(clocks, path):
+    """NVIDIA's submissions of GPT-3 log the first token and the number of tokens of a block."""
     schedule = Schedule(24_576, 24_576, None, "samples")
     made = TimedRun(RunLog(path, rank=0), rules_for("gpt3"), schedule, 20_000_000, 2048, sample_tokens=2048)
     made.start(step=0)
     given = Block(1, 1, 0, 24_576, 24_576)
     made.block_begins(given, 24_576, 24_576, Moment(1000.0))
-    clocks.seconds = 1100.0
+    clocks.now = 1100.0
     made.block_ends(49_152, Moment(1100.0))
     point = made.evaluation_point(given, 49_152)
     made.events.eval_start(point)
     made.stop("aborted", 49_152, 49_152, None)
     interval = 24_576 * 2048
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+    lines = command_line.logged(path)
     found = {line["key"]: {k: v for k, v in line["metadata"].items() if "epoch" in k} for line in lines}
     assert found["block_start"] == {"first_epoch_num": interval, "epoch_count": interval}
     assert found["block_stop"] == {"first_epoch_num": interval}

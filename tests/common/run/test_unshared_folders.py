@@ -52,9 +52,9 @@ def machines(folder: Path, *arguments: str, shared: bool = False) -> Iterator[li
 
 
 def ended(processes: list[Forked]) -> tuple[list[int | None], str]:
-    """The exit codes of ranks, and what they wrote to standard error."""
-    told = "".join([process.communicate(SECONDS)[1] for process in processes])
-    return [process.returncode for process in processes], told
+    """Exit codes of the ranks, and their standard error."""
+    errors = "".join([process.communicate(SECONDS)[1] for process in processes])
+    return [process.returncode for process in processes], errors
 
 
 TWO_NODES = ("scale.nodes=2", "scale.gpus_per_node=1")
@@ -70,40 +70,40 @@ OF_TWO = ("scale.nodes=1", "scale.gpus_per_node=2", "evaluation.ranks=1")
     ],
     ids=["checkpoints", "checkpoints-beside-an-evaluation-rank", "offline"],
 )
-def test_a_setting_that_needs_a_shared_folder_is_refused_and_the_host_named(
+def test_a_setting_that_needs_a_shared_folder_is_refused_with_the_host(
     benchmark, overrides, setting, data_of, tmp_path
 ):
     data = data_of(toy.NAME)
     with machines(tmp_path, *training(data, OUTPUT, *overrides, benchmark=benchmark)) as ranks:
-        codes, told = ended(ranks)
-    assert codes == [ConfigError.exit_code] * 2, told
-    assert told.count("ConfigError") == 1
-    assert "a file that rank 0 wrote there on n1 is not visible on n2 (rank 1)" in told
-    assert f"{setting} needs a folder that all ranks share" in told
-    assert "Traceback" not in told
+        codes, errors = ended(ranks)
+    assert codes == [ConfigError.exit_code] * 2, errors
+    assert errors.count("ConfigError") == 1
+    assert "a file that rank 0 wrote there on n1 is not visible on n2 (rank 1)" in errors
+    assert f"{setting} needs a folder that all ranks share" in errors
+    assert "Traceback" not in errors
     assert [list((tmp_path / name / OUTPUT).iterdir()) for name in ("n1", "n2")] == [[], []]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
-def test_a_signal_leaves_a_checkpoint_only_where_the_folder_is_shared(shared, data_of, tmp_path):
+def test_a_signal_writes_a_checkpoint_only_in_a_shared_folder(shared, data_of, tmp_path):
     arguments = training(data_of(toy.NAME), OUTPUT, *ENDLESS, *TWO_NODES)
     with machines(tmp_path, *arguments, shared=shared) as ranks:
         log = tmp_path / "n1" / OUTPUT / "mlperf.log"
         await_that(lambda: log.is_file() and "block_start" in log.read_text(), ranks[0])
         for process in ranks:
             process.send_signal(signal.SIGTERM)
-        codes, told = ended(ranks)
-    assert codes == [128 + signal.SIGTERM] * 2, told
-    assert "Traceback" not in told
-    written = sorted(file.name for file in tmp_path.rglob("checkpoints/step_*/*.pt"))
-    assert written == (["rank_0.pt", "rank_1.pt"] if shared else [])
+        codes, errors = ended(ranks)
+    assert codes == [128 + signal.SIGTERM] * 2, errors
+    assert "Traceback" not in errors
+    files = sorted(file.name for file in tmp_path.rglob("checkpoints/step_*/*.pt"))
+    assert files == (["rank_0.pt", "rank_1.pt"] if shared else [])
     assert not list(tmp_path.rglob("*.partial"))
     for sentence in ("no checkpoint is written when the run is interrupted", "no checkpoint of step "):
-        assert told.count(sentence) == (0 if shared else 1), told
-    assert ("not visible on n2 (rank 1)" in told) is not shared
+        assert errors.count(sentence) == (0 if shared else 1), errors
+    assert ("not visible on n2 (rank 1)" in errors) is not shared
 
 
-def test_a_folder_that_stops_being_shared_ends_the_run_and_keeps_the_earlier_checkpoints(data_of, tmp_path):
+def test_earlier_checkpoints_stay_when_a_folder_stops_being_shared(data_of, tmp_path):
     shared, own = tmp_path / "n1" / OUTPUT, tmp_path / "own"
     for folder in (shared, own, tmp_path / "n2"):
         folder.mkdir(parents=True)
@@ -113,33 +113,32 @@ def test_a_folder_that_stops_being_shared_ends_the_run_and_keeps_the_earlier_che
     with machines(tmp_path, *training(data_of(toy.NAME), OUTPUT, *ENDLESS, *TWO_NODES, *overrides)) as ranks:
         await_that(lambda: bool(list(shared.glob("checkpoints/step_*"))), ranks[0])
         (tmp_path / "n3").replace(tmp_path / "n2" / OUTPUT)  # as if the file system were gone on this machine
-        codes, told = ended(ranks)
-    assert codes == [CheckpointError.exit_code] * 2, told
-    assert told.count("CheckpointError") == 1
-    assert "1 of the 2 ranks' files are there, that of rank 1 is not: the ranks do not share this folder" in told
+        codes, errors = ended(ranks)
+    assert codes == [CheckpointError.exit_code] * 2, errors
+    assert errors.count("CheckpointError") == 1
+    assert "1 of the 2 ranks' files are there, that of rank 1 is not: the ranks do not share this folder" in errors
     assert not list(tmp_path.rglob("*.partial"))
     assert not list(own.rglob("*.pt"))
     kept = list(shared.glob("checkpoints/step_*"))
     assert kept
-    assert all(sorted(file.name for file in place.iterdir()) == ["rank_0.pt", "rank_1.pt"] for place in kept)
+    assert all(sorted(file.name for file in saved.iterdir()) == ["rank_0.pt", "rank_1.pt"] for saved in kept)
 
 
-def test_checkpoints_of_another_machine_are_not_scored(data_of, tmp_path):
+def test_scoring_refuses_a_folder_that_is_not_shared(data_of, tmp_path):
     output = tmp_path / "n1" / OUTPUT
-    by_command = ("evaluation.by_command=true", "benchmark.schedule.last_samples=64")
     by_command = ("evaluation.by_command=true", "benchmark.schedule.last_samples=64")
     done = suite(*training(data_of(toy.NAME), output, *by_command, benchmark=toy.PICTURES))
     assert done.code == 0, done.errors
     shutil.copytree(output, tmp_path / "n2" / OUTPUT)
     with machines(tmp_path, "score", str(OUTPUT), *TWO_NODES) as ranks:
-        codes, told = ended(ranks)
-    assert codes == [ConfigError.exit_code] * 2, told
-    assert "is not visible on n2 (rank 1). evaluation.scoring=offline needs a folder that all ranks share" in told
-    assert "Traceback" not in told
+        codes, errors = ended(ranks)
+    assert codes == [ConfigError.exit_code] * 2, errors
+    assert "is not visible on n2 (rank 1). evaluation.scoring=offline needs a folder that all ranks share" in errors
+    assert "Traceback" not in errors
 
 
 def _own_data(folder: Path) -> None:
-    """Data sets of two machines that are not the same."""
+    """Different data sets on two machines."""
     for name in ("n1", "n2"):
         data = folder / name / "data"
         data.mkdir(parents=True)
@@ -147,7 +146,7 @@ def _own_data(folder: Path) -> None:
 
 
 def _no_data(folder: Path) -> None:
-    """A data set that only the first machine has."""
+    """A data set on the first machine only."""
     _own_data(folder)
     (folder / "n2" / "data" / "manifest.json").unlink()
 

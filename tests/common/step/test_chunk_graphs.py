@@ -144,7 +144,7 @@ def test_weights_are_prepared_once_a_step_and_before_anything_is_recorded():
     assert trained.prepared == STEPS
 
 
-def test_gradients_are_final_behind_the_last_backward_pass_in_the_order_in_which_it_completes_them():
+def test_gradients_become_final_in_the_order_of_the_last_backward_pass():
     heard: list[str] = []
     graphs = ChunkGraphs()
     trained = Trained(3, graphs)
@@ -201,7 +201,7 @@ def test_more_micro_batches_under_way_than_there_are_graphs_for_are_an_error():
         graphs.begin(order(0, 2, 1, 2))
 
 
-def test_what_is_handed_on_stays_while_graphs_are_replayed_again():
+def test_outputs_keep_their_values_while_graphs_are_replayed_again():
     """A message may be on its way for long: units of one slot, and of others, follow before it has come."""
     graphs, weight = ChunkGraphs(), nn.Parameter(torch.tensor([2.0, 3.0]))
     chunk = Chunk(nn.ParameterList([weight]), lambda x, batch: x * weight)
@@ -223,7 +223,7 @@ def test_what_is_handed_on_stays_while_graphs_are_replayed_again():
         assert found.tolist() == [2.0 * (1 + unit.micro_batch), 3.0 * (1 + unit.micro_batch)], unit
 
 
-def test_a_stage_of_two_chunks_makes_of_all_units_what_eager_passes_do():
+def test_a_stage_of_two_chunks_computes_the_results_of_eager_passes():
     eager, graphs = Stage(torch.device("cpu")), Stage(torch.device("cpu"), ChunkGraphs())
     assert graphs.graphs is not None
     with graphs.graphs.recording(PlayedGraphs(*graphs.models)):

@@ -37,7 +37,7 @@ class Weighing:
 
     @staticmethod
     def weigh(micro_batches) -> torch.Tensor:
-        return torch.stack([batch.tensors["x"] * 10.0**place for place, batch in enumerate(micro_batches)]).sum()
+        return torch.stack([batch.tensors["x"] * 10.0**index for index, batch in enumerate(micro_batches)]).sum()
 
 
 class PlayedGraph:
@@ -117,7 +117,7 @@ def test_an_eager_iteration_has_the_same_order_as_a_captured_one(warmed):
     assert runner.uncaptured == {}
 
 
-def test_what_has_no_graph_runs_eagerly_and_is_counted(warmed):
+def test_a_batch_without_a_graph_runs_eagerly_and_is_counted(warmed):
     runner, step = warmed("ab", 2)
     for keys in ("ca", "ac", "a"):
         runner(micro_batches(keys))

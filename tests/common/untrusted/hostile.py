@@ -1,8 +1,8 @@
-"""Reads hostile files in a process of its own and measures what each costs: ``hostile.py READER VALID HOSTILE...``.
+"""Read hostile files in a separate process and measure the cost of each: ``hostile.py READER VALID HOSTILE...``.
 
-``READER`` is ``module:function``, a function of a path. The valid file is read first: what it takes, imports included,
-counts for none of the others. Prints one JSON list with an object for each hostile file: the class of the error and its
-message, and by how many MB the largest memory of the process has grown.
+``READER`` is ``module:function``, a function of a path. The valid file is read first, so that imports do not count for
+the others. Prints a JSON list with an object for each hostile file: class and message of the error, and the growth in
+MB of the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -19,19 +19,28 @@ from common.errors import SuiteError
 
 ROOT = Path(__file__).resolve().parents[3]
 MEGABYTES = 300.0
-"""That a hostile file may cost beyond a small valid one."""
+"""Memory that a hostile file may need in addition to a small valid one."""
 DATA_BYTES = 6 * 2**30
 """Memory after which the kernel refuses more, so that a reader without bounds fails the test and not the machine."""
 SECONDS = 240
 
 
+class Call:
+    """Pickles as the call of a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.made = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.made
+
+
 def complaints(reader: str, valid: Path, hostile: dict[str, Path]) -> list[str]:
-    """Return a sentence for each hostile file that is read, costs too much, or ends in anything but one message.
+    """Return a message for each hostile file that is read, needs too much memory, or does not end in one message.
 
     Args:
         reader: ``module:function``, which takes a path.
-        valid: a file that it reads.
-        hostile: name of the case to its file.
+        hostile: file of each case, by its name.
     """
     command = [sys.executable, str(Path(__file__)), reader, str(valid), *map(str, hostile.values())]
     done = subprocess.run(
@@ -57,14 +66,14 @@ def _measured(read: Any, path: Path) -> dict[str, Any]:
     before, error, message = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, None, ""
     try:
         read(path)
-    except SuiteError as problem:
-        error, message = type(problem).__name__, str(problem)[:6000]
+    except SuiteError as raised:
+        error, message = type(raised).__name__, str(raised)[:6000]
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return {"error": error, "message": message, "megabytes": grown / 1024}
 
 
 def main(reader: str, valid: str, *hostile: str) -> None:
-    """Print what reading each hostile file costs."""
+    """Print the cost of reading each hostile file."""
     module, _, function = reader.partition(":")
     read = getattr(importlib.import_module(module), function)
     read(Path(valid))

@@ -1,4 +1,4 @@
-"""Pickles as Python 2 wrote them, whose bytes are texts: made opcode by opcode, since no Python 3 writes them."""
+"""Pickles of Python 2, in which bytes are texts. They are built from opcodes, because Python 3 does not write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def python2_pickle(value: Any) -> bytes:
-    """A pickle in protocol 2 of nested dicts by name, arrays and bytes, which Python 2 has for texts."""
+    """Return a pickle, protocol 2, of nested dicts, arrays, and bytes (the texts of Python 2)."""
     return b"\x80\x02" + _opcodes(value) + b"."
 
 

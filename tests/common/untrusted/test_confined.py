@@ -1,4 +1,4 @@
-"""What a confined process may do, tried by programs that do what they may not."""
+"""Confined processes can do only what they are allowed to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.untrusted.confined import ENVIRONMENT, ConfinedResult, command, run_
 
 
 def run(tmp_path: Path, code: str, readable: tuple[Path, ...] = (), cpu_seconds: int = 20) -> ConfinedResult:
-    """A confined process that executes ``code`` as the module ``tried``."""
+    """Execute ``code`` in a confined process, as the module ``tried``."""
     modules, folder = tmp_path / "modules", tmp_path / "folder"
     modules.mkdir()
     folder.mkdir()
@@ -31,7 +31,7 @@ def test_it_computes_and_prints(tmp_path: Path) -> None:
     assert (ended.code, ended.text) == (0, "7")
 
 
-def test_it_reads_what_it_is_given_and_nothing_else(tmp_path: Path) -> None:
+def test_it_reads_only_given_files(tmp_path: Path) -> None:
     given, other = tmp_path / "given", tmp_path / "other"
     given.write_text("given")
     other.write_text("other")
@@ -42,7 +42,7 @@ def test_it_reads_what_it_is_given_and_nothing_else(tmp_path: Path) -> None:
     assert ended.code == 1
 
 
-def test_a_link_to_what_it_may_not_read_is_not_followed(tmp_path: Path) -> None:
+def test_it_does_not_follow_a_link_to_another_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     folder = tmp_path / "given"
     folder.mkdir()
@@ -70,7 +70,7 @@ def test_a_link_to_what_it_may_not_read_is_not_followed(tmp_path: Path) -> None:
         "import socket; socket.create_connection(('127.0.0.1', 9))",
     ],
 )
-def test_it_neither_writes_elsewhere_nor_starts_or_calls_anything(tmp_path: Path, code: str) -> None:
+def test_it_neither_writes_elsewhere_nor_starts_a_process_nor_connects(tmp_path: Path, code: str) -> None:
     target = tmp_path / "made"
     ended = run(tmp_path, code.format(target=target))
     assert "PermissionError: a confined process may not" in ended.text
@@ -83,7 +83,7 @@ def test_it_writes_into_its_own_folder(tmp_path: Path) -> None:
     assert (tmp_path / "folder" / "own").read_text() == "x"
 
 
-def test_it_knows_nothing_of_the_callers_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_no_variables_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD", "secret")
     monkeypatch.setenv("PYTHONSTARTUP", "/nowhere")
     ended = run(tmp_path, "import os, sys; sys.stderr.write(' '.join(sorted(os.environ)))")

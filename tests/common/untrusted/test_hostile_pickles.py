@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hostile import complaints
 
 from common.errors import DataError
 from common.untrusted.pickle_scan import Excessive, scan
 from common.untrusted.pickled_arrays import load_arrays
 from common.untrusted.tensor_file import read_state
+from tests.common.untrusted.hostile import complaints
 
 TEXT = b"X" + struct.pack("<I", 2**20) + b"a" * 2**20
 """A text of 1 MiB."""
@@ -69,17 +69,17 @@ TORCH_PICKLES = {
 
 
 def read_arrays(path: Path) -> None:
-    """The reader of pickled arrays, of a path."""
+    """Read pickled arrays from a path."""
     load_arrays(path.read_bytes(), str(path))
 
 
 def read_tensors(path: Path) -> None:
-    """The reader of published states."""
+    """Read a model's state."""
     read_state(path)
 
 
 def zipped(path: Path, pickled: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
-    """A file of torch.save with this pickle."""
+    """Write a file of torch.save with this pickle."""
     torch.save({"a": torch.ones(2)}, path)
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
@@ -94,7 +94,7 @@ def zipped(path: Path, pickled: bytes, compression: int = zipfile.ZIP_STORED) ->
 
 
 def legacy(path: Path, pickled: bytes) -> Path:
-    """A file of torch.save's older form with this pickle."""
+    """Write a file in torch.save's older format with this pickle."""
     torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
     content = path.read_bytes()
     position = 0
@@ -160,13 +160,13 @@ def test_hostile_safetensors_cost_little_and_end_in_a_message(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", sorted(name for name in PICKLES if "illion" not in name))
-def test_the_scan_alone_refuses_what_would_cost_much(name: str) -> None:
+def test_the_scan_alone_refuses_expensive_pickles(name: str) -> None:
     with pytest.raises(Excessive):
         scan(PICKLES[name])
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_the_scan_takes_what_python_pickles(protocol: int) -> None:
+def test_the_scan_accepts_pickles_of_python(protocol: int) -> None:
     value = {
         "numbers": [0, 1, 255, 256, -1, 2**31, 2**70, 1.5, True, None],
         "texts": ["", "a", "\u20ac" * 300, b"", b"a" * 300],
@@ -188,8 +188,8 @@ def test_names_and_calls_are_reported() -> None:
     assert called == [("os.system", (2.0, 0))]
 
 
-def test_a_state_that_python_2_wrote_with_pairs_is_read(tmp_path: Path) -> None:
-    """Its OrderedDict is the call of the class with a list of pairs."""
+def test_an_ordered_dict_of_python_2_is_read(tmp_path: Path) -> None:
+    """Python 2 pickles it as a call of the class with a list of pairs."""
     torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         pickled = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
@@ -199,7 +199,7 @@ def test_a_state_that_python_2_wrote_with_pairs_is_read(tmp_path: Path) -> None:
     assert torch.equal(found["a"], torch.ones(2))
 
 
-def test_a_hostile_key_is_not_written_out() -> None:
+def test_a_long_key_is_not_in_the_message() -> None:
     key = b"N\x85" + b"q\x00h\x00\x86" * 8  # 511 tuples
     with pytest.raises(DataError, match="under a tuple") as caught:
         load_arrays(b"\x80\x02}" + key + b"Ns.", "a.pkl")

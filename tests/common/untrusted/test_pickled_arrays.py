@@ -1,4 +1,4 @@
-"""Pickled arrays, read without running what they say."""
+"""Pickled arrays are read without executing code in them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,13 @@ import pytest
 
 from common.errors import DataError
 from common.untrusted.pickled_arrays import load_arrays
+from tests.common.untrusted.hostile import Call
 from tests.common.untrusted.python2_pickles import python2_pickle
-
-
-class Call:
-    """Pickles as the call of a function."""
-
-    def __init__(self, function, *arguments):
-        self.made = (function, arguments)
-
-    def __reduce__(self):
-        return self.made
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", ">f4", "<i8", "|u1", "|b1"])
-def test_arrays_come_back(protocol, dtype):
+def test_arrays_are_read(protocol, dtype):
     values = np.arange(24).reshape(2, 3, 4)
     given = {"C": values.astype(dtype), "F": np.asfortranarray(values.astype(dtype)), "empty": np.zeros((0, 3), dtype)}
 
@@ -44,16 +35,16 @@ def test_names_of_older_numpy_are_read(protocol):
     else:  # names have their length before them, frames theirs
         frame = pickled.index(b"\x95")
         pickled = pickled[:frame] + pickled[frame + 9 :]
-        there = next(name for name in (b"numpy._core.multiarray", b"numpy._core.numeric") if name in pickled)
-        older = there.replace(b"_core", b"core")
-        pickled = pickled.replace(bytes([len(there)]) + there, bytes([len(older)]) + older)
+        newer = next(name for name in (b"numpy._core.multiarray", b"numpy._core.numeric") if name in pickled)
+        older = newer.replace(b"_core", b"core")
+        pickled = pickled.replace(bytes([len(newer)]) + newer, bytes([len(older)]) + older)
     assert b"numpy.core" in pickled
 
     assert load_arrays(pickled)["a"].tolist() == [0, 1, 2]
 
 
-def test_arrays_that_python_2_pickled_come_back():
-    """With all values of a byte, which Python 2 wrote as texts."""
+def test_arrays_pickled_by_python_2_are_read():
+    """The arrays have all values of a byte, which Python 2 wrote as texts."""
     given = {"w": np.arange(256, dtype=np.uint8).view("<f4").reshape(4, 16), "b": np.arange(3, dtype=">f8")}
 
     found = load_arrays(python2_pickle(given))
@@ -95,8 +86,8 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, attack, protocol
     assert not mark.exists()
 
 
-def test_the_same_attack_runs_where_python_reads_it(tmp_path):
-    """Or the test before would show nothing."""
+def test_the_same_pickle_runs_code_in_python(tmp_path):
+    """So the test before does test something."""
     mark = tmp_path / "ran"
 
     pickle.loads(pickle.dumps(Call(open, str(mark), "w"))).close()

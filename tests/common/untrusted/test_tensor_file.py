@@ -1,4 +1,4 @@
-"""Published state dicts, read without running what they say."""
+"""Published state dicts are read without executing code in them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,9 @@ import torch
 
 from common.errors import CheckpointError, ConfigError
 from common.untrusted.tensor_file import check_digest, read_state, read_values
+from tests.common.untrusted.hostile import Call
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor(3), "half": torch.ones(2).half()}
-
-
-class Call:
-    """Pickles as the call of a function."""
-
-    def __init__(self, function, *arguments):
-        self.made = (function, arguments)
-
-    def __reduce__(self):
-        return self.made
 
 
 def save(path, content, legacy=False):
@@ -50,7 +41,7 @@ def test_states_and_checkpoints_are_read(tmp_path, legacy, wrap):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_values_are_read_as_they_are(tmp_path, legacy):
+def test_nested_values_are_read(tmp_path, legacy):
     content = {"args": {"lr": 0.1, "name": None}, "optimizer": {"param_groups": [{"step": 4000, 3: (1, "a")}]}}
 
     assert read_values(save(tmp_path / "common.pt", content, legacy)) == content
@@ -87,7 +78,7 @@ def test_tensors_of_a_zip_are_mapped_and_not_read(tmp_path):
 @pytest.mark.parametrize(
     "path", ["pytorch_lightning.callbacks.model_checkpoint", "lightning.pytorch.callbacks.model_checkpoint"]
 )
-def test_what_lightning_leaves_in_a_checkpoint_is_skipped_and_not_made(tmp_path, monkeypatch, legacy, path):
+def test_objects_of_lightning_are_skipped(tmp_path, monkeypatch, legacy, path):
     made = []
 
     class ModelCheckpoint:
@@ -140,8 +131,8 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, attack, legacy):
     assert not mark.exists()
 
 
-def test_the_same_attack_runs_where_pytorch_trusts_it(tmp_path):
-    """Or the test before would show nothing."""
+def test_the_same_pickle_runs_code_without_weights_only(tmp_path):
+    """So the test before does test something."""
     mark = tmp_path / "ran"
     path = save(tmp_path / "a.ckpt", Call(os.system, f"touch {mark}"))
 
@@ -188,12 +179,12 @@ def test_cut_safetensors_are_one_error(tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
-def test_what_is_no_state_is_refused(tmp_path, content, message):
+def test_other_content_is_refused(tmp_path, content, message):
     with pytest.raises(CheckpointError, match=message):
         read_state(save(tmp_path / "a.pth", content))
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_special_and_missing_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.pth")
     for path, message in (("gone.pth", "missing"), (".", "no regular file"), ("pipe.pth", "no regular file")):
         with pytest.raises(CheckpointError, match=message):
@@ -212,7 +203,7 @@ def test_digests_are_checked(tmp_path, algorithm):
         read_state(path, "0" * len(right))
 
 
-def test_a_file_that_changed_is_summed_again(tmp_path):
+def test_a_changed_file_gets_a_new_digest(tmp_path):
     path = save(tmp_path / "a.pth", STATE)
     right = hashlib.sha256(path.read_bytes()).hexdigest()
     check_digest(path, right)
@@ -223,6 +214,6 @@ def test_a_file_that_changed_is_summed_again(tmp_path):
 
 
 @pytest.mark.parametrize("digest", ["", "0" * 63, "x" * 64, "0" * 128])
-def test_what_is_no_digest_is_refused(tmp_path, digest):
+def test_a_text_that_is_no_digest_is_refused(tmp_path, digest):
     with pytest.raises(ConfigError, match="64"):
         read_state(save(tmp_path / "a.pth", STATE), digest)

@@ -1,4 +1,4 @@
-"""Archives, arrays and JSON that are damaged or ask for too much end in one message."""
+"""Damaged, ambiguous or excessive archives, arrays and JSON end in one message."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 
 from common.data.fetching import unpack
-from common.errors import CheckpointError, DataError
+from common.errors import DataError
 from common.formats import npy
 from common.untrusted.archives import read_gzip
 from common.untrusted.array_file import HEADER_BYTES, MAGIC, read_npz
 from common.untrusted.regular_file import lines, read_bytes, read_text
-from common.untrusted.strict_json import read_json, read_json_object, read_large_json
+from common.untrusted.strict_json import StrictJsonError, parse_object, read_json_object, read_large_json
 from tests.common.untrusted.hostile import complaints
 
 Member = tuple[str, bytes, bytes]  # name, type, content
 
 
 def tar(path: Path, members: list[Member], compressed: bool = True) -> Path:
-    """A ``.tar.gz`` of these members."""
+    """Write a ``.tar.gz`` of these members."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, kind, data in members:
@@ -82,12 +82,12 @@ def test_an_archive_that_is_cut_off_is_one_error(tmp_path: Path, length: int) ->
 
 
 def unpack_beside(path: Path) -> None:
-    """The reader of archives, of a path."""
+    """Unpack an archive into a folder next to it."""
     unpack(path, path.with_name(f"{path.name}.unpacked"), FOLDERS)
 
 
 def read_header_of(path: Path) -> None:
-    """The reader of arrays, of a path, and of the archives of arrays."""
+    """Read a path as an array, and as an archive of arrays."""
     try:
         npy.load(path, np.dtype(np.float32), (3,))
         read_npz(path, ("a",), 2**20)
@@ -97,7 +97,7 @@ def read_header_of(path: Path) -> None:
 
 
 def bomb(head: bytes, size: int) -> bytes:
-    """A gzip stream that inflates to ``size`` null bytes behind a head."""
+    """Return a gzip stream that inflates to ``head`` and ``size`` null bytes."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as file:
         file.write(head)
@@ -122,11 +122,11 @@ def test_bombs_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
     files = {name: tmp_path / f"bomb{number}.tar.gz" for number, name in enumerate(contents)}
     for name, path in files.items():
         path.write_bytes(contents[name])
-    assert complaints("tests.common.untrusted.test_hostile_archives:unpack_beside", valid, files) == []
+    assert complaints("tests.common.untrusted.test_hostile_files:unpack_beside", valid, files) == []
 
 
 def array_header(text: str, version: bytes = b"\1\0") -> bytes:
-    """A header of numpy's with this text."""
+    """Return a header of a ``.npy`` file with this text."""
     length = struct.pack("<H" if version == b"\1\0" else "<I", len(text))
     return MAGIC + version + length + text.encode("latin1")
 
@@ -160,7 +160,7 @@ def test_hostile_arrays_cost_little_and_end_in_a_message(tmp_path: Path) -> None
         np.savez_compressed(file, a=np.zeros(100_000_000, np.float32))
     files["a pipe"] = tmp_path / "pipe.npy"
     os.mkfifo(files["a pipe"])
-    reader = "tests.common.untrusted.test_hostile_archives:read_header_of"
+    reader = "tests.common.untrusted.test_hostile_files:read_header_of"
     assert complaints(reader, tmp_path / "valid.npy", files) == []
 
 
@@ -196,7 +196,7 @@ def test_hostile_json_costs_little_and_ends_in_a_message(tmp_path: Path) -> None
     files["a sparse terabyte"] = tmp_path / "sparse.json"
     with open(files["a sparse terabyte"], "wb") as file:
         file.truncate(2**40)
-    assert complaints("common.untrusted.strict_json:read_json", tmp_path / "valid.json", files) == []
+    assert complaints("common.untrusted.strict_json:read_json_object", tmp_path / "valid.json", files) == []
 
 
 @pytest.mark.parametrize("name", ["nested lists", "nested objects", "a number of a million digits", "empty"])
@@ -206,15 +206,15 @@ def test_large_json_is_read_by_its_own_bounds(tmp_path: Path, name: str) -> None
         read_large_json(tmp_path / "a.json")
 
 
-def test_readers_raise_the_class_and_say_the_remedy(tmp_path: Path) -> None:
+def test_messages_of_readers_end_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    readers: list[Any] = [read_bytes, read_text, read_json, read_json_object]
+    readers: list[Any] = [read_bytes, read_text, read_json_object]
     for read in readers:
-        with pytest.raises(CheckpointError, match=r"a\.json: .*; fetch it"):
-            read(path, error=CheckpointError, remedy="fetch it")
+        with pytest.raises(DataError, match=r"a\.json: .*; fetch it"):
+            read(path, remedy="fetch it")
     path.write_text(json.dumps([1]))
-    with pytest.raises(CheckpointError, match=r"not a JSON object.*; fetch it"):
-        read_json_object(path, error=CheckpointError, remedy="fetch it")
+    with pytest.raises(DataError, match=r"not a JSON object.*; fetch it"):
+        read_json_object(path, remedy="fetch it")
     with pytest.raises(DataError, match=r"larger than 2 bytes"):
         read_bytes(path, 2)
 
@@ -235,3 +235,35 @@ def test_a_gzip_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-6])
     with pytest.raises(DataError, match=r"a\.gz is damaged"):
         read_gzip(path, 3)
+
+
+def test_a_valid_object_is_parsed() -> None:
+    assert parse_object('{"a": [1, 2.5, null, {"b": "c"}], "d": -9007199254740993}') == {
+        "a": [1, 2.5, None, {"b": "c"}],
+        "d": -9007199254740993,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1, "a": 1}', "it has 'a' twice"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "it has 'b' twice"),
+        ("[1]", "not a JSON object"),
+        ('{"a": 1', "truncated or corrupt"),
+        ('{"a": 1} {}', "truncated or corrupt"),
+        ("", "truncated or corrupt"),
+        ('{{"a": {}1{}}}'.format("[" * 40, "]" * 40), "nested more than 32 deep"),
+        ('{"a": %s}' % ('{"a":' * 15_000), "truncated or corrupt"),
+        ('{"a": %s}' % ('{"a":' * 100_000), "more than 20000 entries"),
+        ('{"a": %s}' % ("9" * 30), "an integer of 30 digits"),
+        ('{"a": %s}' % ("9" * 100_000), "an integer of 100000 digits"),
+    ],
+)
+def test_an_ambiguous_or_excessive_text_is_refused(text: str, words: str) -> None:
+    with pytest.raises(StrictJsonError, match=words):
+        parse_object(text)
+
+
+def test_many_brackets_side_by_side_are_not_deep() -> None:
+    assert parse_object('{{"a": [{}]}}'.format(", ".join(["[[1]]"] * 100)))["a"][99] == [[1]]
