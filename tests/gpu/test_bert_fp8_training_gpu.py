@@ -22,14 +22,9 @@ from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.step.graphs import StepRunner
 from common.step.train_step import Losses, TrainStep, accumulate
 from tests.conftest import ROOT
+from tests.gpu.support import WITH_FP8
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
-        reason="needs a CUDA device with FP8 units",
-    ),
-]
+pytestmark = [pytest.mark.gpu, WITH_FP8]
 
 ARCHITECTURE = BertArchitecture(
     vocabulary=2000, hidden=1024, layers=4, heads=16, feed_forward=4096, max_sequence_length=512, segment_types=2,

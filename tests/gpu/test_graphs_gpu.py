@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import math
 import os
 import sys
@@ -30,11 +29,9 @@ from common.distributed.layout import Layout
 from common.step.graphs import StepRunner
 from common.step.train_step import StepResult, StepsInFlight, TrainStep
 from tests.command_line import finish, started, the_message, training
+from tests.gpu.support import waiting_is_an_error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 STEPS = 5
 AHEAD = 3  # iterations that the host may launch before it reads the first one's result
@@ -234,37 +231,8 @@ def test_every_captured_iteration_changes_the_weights_as_the_eager_one(workload,
     assert captured.runner.uncaptured == {}
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("workload", "overrides"), IMPLEMENTATIONS)
-def test_successive_replays_advance(workload, overrides, precision):
-    built = build(precision, *overrides, workload=workload)
-    states, batches = [built.weights()], built.batches(seed=0)
-    for _ in range(3):
-        assert not built.run(batches).overflow
-        states.append(built.weights())
-    assert built.updates() == 3
-    for before, after in itertools.pairwise(states):
-        assert any(not torch.equal(before[name], after[name]) for name in before)
-
-
-def test_successive_replays_follow_the_schedule():
-    built = build("fp32")
-    batches = built.batches(seed=0)
-    rates = [built.run(batches).metrics["learning_rate"] for _ in range(3)]
-    # Warm-up to 2.0 in one epoch of 96 samples in batches of 16: 6 steps, counted from 1.
-    assert rates == pytest.approx([2 / 6, 4 / 6, 6 / 6], rel=1e-6)
-
-
 def test_resnet_runs_on_triton_by_default():
     assert build("fp32", warm_up=False).workload.implementations()["batch_norm"] == "triton"
-
-
-def test_a_replay_reads_the_batches_that_it_is_given():
-    built = build("fp32")
-    built.step.skip.fill_(1)  # the same weights for all
-    first, other, again = (built.run(built.batches(seed)).metrics["loss"] for seed in (0, 1, 0))
-    assert first == pytest.approx(again, rel=1e-5)
-    assert abs(first - other) > 1e-3
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -290,16 +258,6 @@ def digest(built: Built) -> str:
         made.update(name.encode())
         made.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return made.hexdigest()
-
-
-@contextlib.contextmanager
-def waiting_is_an_error() -> Iterator[None]:
-    """Within the block, what waits for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

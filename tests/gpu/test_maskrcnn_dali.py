@@ -16,6 +16,7 @@ from common.config.loading import build
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
+from tests.gpu.support import waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("nvidia.dali")
@@ -103,18 +104,14 @@ def test_reading_and_preparing_never_wait_for_the_device(root, reader):
     evaluation = given.open_eval(root, Layout(device="cuda"), 4)
     side, made = torch.cuda.Stream(), []
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(side):
-            for batch in training.batches(BLOCKS[0]):
+    with waiting_is_an_error(), torch.cuda.stream(side):
+        for batch in training.batches(BLOCKS[0]):
+            moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
+            made.append(preparer(moved, batch.key))
+        for _ in range(2):
+            for batch in evaluation:
                 moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
-                made.append(preparer(moved, batch.key))
-            for _ in range(2):
-                for batch in evaluation:
-                    moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
-                    made.append(preparer.evaluation(moved, batch.key))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+                made.append(preparer.evaluation(moved, batch.key))
     torch.cuda.synchronize()
     assert all(tensors["image"].isfinite().all() for tensors in made)
     assert all(tensors["image"].is_contiguous(memory_format=torch.channels_last) for tensors in made)

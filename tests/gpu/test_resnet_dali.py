@@ -8,6 +8,7 @@ from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
 from tests.benchmarks.resnet.small_records import encoded, settings, write_data
+from tests.gpu.support import waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("nvidia.dali")
@@ -110,12 +111,8 @@ def test_reading_never_waits_for_the_device(root):
     train = gpu_settings(cache_mb=2000).open_train(root, Layout(device="cuda"), 32)
     evaluation = gpu_settings().open_eval(root, Layout(device="cuda"), 16)
     side = torch.cuda.Stream()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(side):
-            batches = [*train.batches(BLOCKS[0]), *evaluation]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waiting_is_an_error(), torch.cuda.stream(side):
+        batches = [*train.batches(BLOCKS[0]), *evaluation]
     torch.cuda.synchronize()
     assert all(batch.tensors["image"].isfinite().all() for batch in batches)
     train.close()

@@ -11,6 +11,7 @@ from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
 from tests.benchmarks.retinanet.small_pictures import encoded, label, row, settings, smooth, write_raw
+from tests.gpu.support import waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("nvidia.dali")
@@ -102,16 +103,11 @@ def test_reading_never_waits_for_the_device(root):
     training = gpu_settings().open_train(root, Layout(device="cuda"), 8)
     evaluation = gpu_settings().open_eval(root, Layout(device="cuda"), 8)
     side = torch.cuda.Stream()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(side):
-            batches = [*training.batches(BLOCKS[0]), *evaluation]
-            moved = [
-                {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.tensors.items()}
-                for batch in batches
-            ]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waiting_is_an_error(), torch.cuda.stream(side):
+        batches = [*training.batches(BLOCKS[0]), *evaluation]
+        moved = [
+            {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.tensors.items()} for batch in batches
+        ]
     torch.cuda.synchronize()
     assert all(tensors["image"].isfinite().all() for tensors in moved)
     training.close()

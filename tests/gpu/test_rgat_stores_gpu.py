@@ -19,9 +19,9 @@ from benchmarks.rgat.sharded import LEFT_FREE, NodePartition, ShardedArray
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from tests.benchmarks.rgat import store_ranks as small
-from tests.gpu.captures import captured
+from tests.gpu.support import captured
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda", 0)
 NODES = (20_001, 7, 9_000)

@@ -28,10 +28,7 @@ from tests.benchmarks.stable_diffusion.small_evaluation import (
     write_data,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,7 @@ import torch
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.published_names import to_published
-from benchmarks.stable_diffusion.workload import StableDiffusion
-from common.config import loading
-from common.config.composition import compose
-from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
-from common.step.graphs import StepRunner
 from tests.benchmarks.stable_diffusion.diffusers_names import diffusers_name
 from tests.benchmarks.stable_diffusion.small_unet import inputs
 from tests.benchmarks.stable_diffusion.unet_oracle import velocity
@@ -102,31 +97,3 @@ def test_half_precision_stays_near_fp32(dtype, tolerance):
     theirs = torch.cat([p.grad.flatten() for p in wide.parameters()])
     assert torch.isfinite(ours).all()
     assert distance(ours, theirs) < 3 * tolerance
-
-
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_captured_iteration_trains_as_an_eager_one_and_warm_up_leaves_no_trace(precision):
-    given = ["benchmark=stable_diffusion", "scale=1xH200", f"precision={precision}", "micro_batch=2"]
-    given += ["hparams.global_batch_size=2", "model.zero_std=0.02", "hparams.warmup_steps=0"]
-    given += ["hparams.base_learning_rate=1.0e-5"]
-    run, _ = loading.load(compose(given), lambda _: StableDiffusion)
-    losses = {}
-    for capture in (False, True):
-        workload = StableDiffusion(run, Layout(device=CUDA, seed=5))
-        before = [parameter.detach().clone() for parameter in workload.model.parameters()]
-        runner = StepRunner(workload.build_step(), workload.model, 1, capture)
-        (example,) = workload.example_batches()
-        runner.warm_up([example])
-        assert all(torch.equal(a, b) for a, b in zip(before, workload.model.parameters(), strict=True))
-        seen = []
-        with runner.on_stream():
-            for _ in range(10):
-                result = runner([example])
-                seen.append(runner.step.read(result.names, result.values.tolist()).metrics["loss"])
-        losses[capture] = seen
-        runner.close()
-        del workload, runner, before
-        gc.collect()
-        torch.cuda.empty_cache()
-    assert losses[True] == pytest.approx(losses[False], rel=0.02)
-    assert losses[True][-1] < losses[True][0]

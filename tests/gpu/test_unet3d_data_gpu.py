@@ -18,11 +18,9 @@ from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout
 from common.ops.random_bits.reference import words
 from tests.benchmarks.unet3d.small_volumes import settings, with_objects, write_volumes
+from tests.gpu.support import captured
 
 pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
 
 SHAPE, SIZE = (150, 161, 143), (128, 128, 128)
 VOXELS = 150 * 161 * 143
@@ -51,10 +49,7 @@ def test_a_captured_graph_takes_new_parameters() -> None:
     labels = torch.randint(3, (2 * VOXELS,), generator=generator, device="cuda", dtype=torch.uint8)
     given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
     augment = AUGMENT.function("triton")
-    augment(images, labels, *given, slab, torch.bfloat16)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        image, label = augment(images, labels, *given, slab, torch.bfloat16)
+    graph, (image, label) = captured(lambda: augment(images, labels, *given, slab, torch.bfloat16))
     others = [tensor.cuda() for tensor in parameters(crops()[::-1], slab).values()]
     for static, other in zip(given, others, strict=True):
         static.copy_(other)

@@ -17,12 +17,9 @@ from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.operation import OperationRequest
 from common.ops.weight_gradient.half import add_product_
-from tests.gpu.captures import captured
+from tests.gpu.support import WITH_FP8, captured
 
-pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
-    pytest.skip("needs a CUDA device with FP8 units", allow_module_level=True)
+pytestmark = [pytest.mark.gpu, WITH_FP8]
 
 GPU = torch.device("cuda")
 NAMES = pytest.mark.parametrize("name", weight_gradient.WEIGHT_GRADIENT.names)

@@ -1,4 +1,4 @@
-"""Scoring in the background beside training on a GPU: the scores of scoring in line, by a process without a GPU."""
+"""Test background scoring, and checkpoints that are written during training, on a GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+import safetensors.torch
 import torch
 
+from common.distributed.weights import Template
+from common.evaluation.checkpoint_writer import CheckpointWriter
 from tests import toy
 from tests.command_line import ENDLESS, await_that, descendants, finish, started, training
 from tests.conftest import SECONDS
+from tests.gpu.support import GPU, waiting_is_an_error
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
+
 BACKGROUND = ["device=cuda", "evaluation.scoring=background", "evaluation.scorer_threads=1"]
 
 
@@ -61,3 +66,24 @@ def test_the_scorer_has_no_gpu_open(data_of, tmp_path):
         (scorer,) = [child for child in descendants(process.pid) if leads_a_session(child.pid)]
         assert devices(psutil.Process(process.pid))
         assert devices(scorer) == set()
+
+
+def test_training_overwrites_the_weights_behind_the_copy_and_never_synchronises(tmp_path: Path) -> None:
+    weight = torch.zeros(64 << 20, dtype=torch.float16, device=GPU)
+    image = torch.zeros(8, 64, 3, 3, device=GPU).contiguous(memory_format=torch.channels_last)
+    weights = {"weight": weight, "image": image}
+    writer = CheckpointWriter(tmp_path, Template.of(weights, 1), GPU, 2)
+    ramp = torch.arange(image.numel(), device=GPU).reshape(image.shape).float()
+    with torch.cuda.stream(torch.cuda.Stream()), waiting_is_an_error():
+        for step in range(1, 3):
+            weight.fill_(step)
+            image.copy_(ramp).mul_(step)
+            writer.write(weights)
+            weight.fill_(-1)
+            image.fill_(-1)
+    found = [safetensors.torch.load_file(path) for path in writer.collect(wait=True)]
+    for step, tensors in enumerate(found, start=1):
+        assert torch.equal(tensors["weight"], torch.full_like(tensors["weight"], step))
+        assert torch.equal(tensors["image"], ramp.cpu() * step)
+    writer.close()
+    assert len(found) == 2

@@ -1,11 +1,9 @@
-"""The transducer's joint network and loss on a GPU at real sizes: against PyTorch in fp32, utterance by utterance and
-by torchaudio, captured, repeatable, and without overflow of offsets in 2.5 billion logits."""
+"""Test RNN-T's features, joint network and loss on a GPU at real sizes, captured and repeatable."""
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 import itertools
-import math
 from typing import NamedTuple
 
 import pytest
@@ -13,20 +11,80 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.rnnt.ops import joint, transducer_loss
+from benchmarks.rnnt.config import Facts
+from benchmarks.rnnt.ops import features, joint, transducer_loss
+from benchmarks.rnnt.ops.features.batch import AudioBatch
+from benchmarks.rnnt.ops.features.cases import utterances_of
 from benchmarks.rnnt.ops.rows_of_cases import case_rows, networks, tokens_of
 from benchmarks.rnnt.ops.transducer_loss import joint_loss
 from benchmarks.rnnt.ops.transducer_loss.cases import CASES
 from benchmarks.rnnt.packed_rows import PackedRows, packed_rows
+from benchmarks.rnnt.preparer import FeaturePreparer, synthetic_batch
+from common.data.batches import HostBatch
+from common.mlperf.fixed import fixed_facts
 from common.ops.cases import Draw
 from common.ops.dropout.reference import DropoutMask, keep_rows, scale_of_kept
 from tests.benchmarks.rnnt.transducer_oracle import packed_loss
+from tests.gpu.support import captured, relative_error, replay_over_nan, waiting_is_an_error
 from tests.operation_checks import check
 
 pytestmark = pytest.mark.gpu
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
+# Features
+
+
+FACTS = fixed_facts(Facts, "rnnt")
+FRAMES, COLUMNS = 160, 256
+
+
+def utterances(batch: int, longer: int = 0) -> AudioBatch:
+    """Return ``batch`` utterances of up to 3 s."""
+    lengths = [(1_500 + 5_501 * number % 40_000 + longer, 0.85 + 0.04 * (number % 8)) for number in range(batch)]
+    return utterances_of(lengths, Draw(torch.device("cuda"), torch.float32))
+
+
+def test_features_of_an_utterance_depend_on_no_other():
+    audio, function = utterances(9), features.FEATURES.function("triton")
+    whole, length_B = function(audio, FACTS, FRAMES, COLUMNS, False, torch.float32)
+    slots = [7, 2, 0]
+    columns = [getattr(audio, field.name)[slots] for field in dataclasses.fields(audio)[1:]]
+    some, some_B = function(AudioBatch(audio.audio_A, *columns), FACTS, 2 * FRAMES, COLUMNS, False, torch.float32)
+    assert torch.equal(some[:FRAMES], whole[:, slots])
+    assert torch.equal(some_B, length_B[slots])
+    assert not some[FRAMES:].any()
+
+
+@pytest.mark.parametrize("name", ["triton", "reference"])
+def test_captured_features_follow_the_audio(name):
+    function, given = features.FEATURES.function(name), utterances(6)
+    other = utterances(6, longer=777)
+    given = dataclasses.replace(given, audio_A=torch.nn.functional.pad(given.audio_A, (0, 400_000))[:400_000])
+    other = dataclasses.replace(other, audio_A=torch.nn.functional.pad(other.audio_A, (0, 400_000))[:400_000])
+    arguments = FACTS, FRAMES, COLUMNS, True, torch.float16
+    graph, results = captured(lambda: function(given, *arguments))
+    for field in dataclasses.fields(given):
+        getattr(given, field.name).copy_(getattr(other, field.name))
+    graph.replay()
+    assert all(torch.equal(one, eager) for one, eager in zip(results, function(other, *arguments), strict=True))
+
+
+def test_a_prepared_batch_waits_for_nothing():
+    preparer = FeaturePreparer(FACTS, COLUMNS, "auto", torch.device("cuda"), torch.float16)
+    assert preparer.choice == "triton"
+    preparer.warm_up(4, [(60, 9)])
+    host = HostBatch(
+        {name: tensor.pin_memory() for name, tensor in synthetic_batch(FACTS, 4, (60, 9)).items()}, 4, 0, (60, 9)
+    )
+    torch.cuda.synchronize()
+    with waiting_is_an_error():
+        batch = preparer(host)
+    assert batch.tensors["features"].shape == (60, 4, COLUMNS)
+    assert batch.tensors["features"].dtype == torch.float16
+    assert batch.tensors["feature_lengths"].tolist() == [60] * 4
+
+
+# Joint network and loss
+
 
 CUDA = torch.device("cuda")
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-4, 8e-3
@@ -101,15 +159,11 @@ def one_by_one(given: Given) -> list[Tensor]:
     return [torch.cat(losses), *sums]
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
-
-
 def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
     names = ("loss", "f", "g", "weight", "bias")
     for name, value, formula in zip(names, found, wanted, strict=True):
         tolerance = LOSS_TOLERANCE if name == "loss" else GRADIENT_TOLERANCE
-        assert error(value, formula) < tolerance, f"{name}: relative error {error(value, formula):.2e}"
+        assert relative_error(value, formula) < tolerance, name
         assert value.dtype == (torch.float32 if name == "loss" else torch.float16)
 
 
@@ -162,36 +216,6 @@ def test_parts_take_less_memory(whole: Given) -> None:
     assert peak(1) - peak(4) > 0.7 * logits
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchaudio") is None, reason="torchaudio is not installed")
-def test_loss_of_logits_equals_torchaudios() -> None:
-    from torchaudio.functional import rnnt_loss
-
-    rows, tokens_BU = some_rows([200, 150, 180, 20], [60, 50, 10, 59], 50)
-    leaf = torch.randn(rows.capacity, CLASSES, device=CUDA, dtype=torch.float16).requires_grad_()
-    starts, frames_B, tokens_B = (values.tolist() for values in (rows.offsets, rows.frames_B, rows.tokens_B))
-    padded = torch.zeros(4, 200, 61, CLASSES, device=CUDA)
-    for utterance, (frames, tokens) in enumerate(zip(frames_B, tokens_B, strict=True)):
-        own = leaf.detach()[starts[utterance] : starts[utterance + 1]]
-        padded[utterance, :frames, : tokens + 1] = own.view(frames, tokens + 1, CLASSES)
-    padded.requires_grad_()
-    wanted = rnnt_loss(padded, tokens_BU, rows.frames_B, rows.tokens_B, blank=CLASSES - 1, reduction="none")
-    (d_wanted,) = torch.autograd.grad(wanted.sum(), padded)
-    found = packed_loss(LOSS, leaf, tokens_BU, rows)
-    (d_found,) = torch.autograd.grad(found.sum(), leaf)
-    assert torch.allclose(found, wanted, rtol=2e-5)
-    for utterance, (frames, tokens) in enumerate(zip(frames_B, tokens_B, strict=True)):
-        own = d_found[starts[utterance] : starts[utterance + 1]].view(frames, tokens + 1, CLASSES)
-        assert error(own, d_wanted[utterance, :frames, : tokens + 1]) < 1e-2  # fp32 variables of 1,600 nats in both
-
-
-def test_equal_logits_have_the_closed_form() -> None:
-    rows, tokens_BU = some_rows([205, 205], [56, 56], 0)
-    logits = torch.full((rows.capacity, CLASSES), 0.25, device=CUDA, dtype=torch.float16)
-    closed = 261 * math.log(CLASSES) - math.log(math.comb(260, 56))
-    assert closed == pytest.approx(1676.47, abs=0.005)
-    assert packed_loss(LOSS, logits, tokens_BU, rows).tolist() == pytest.approx([closed] * 2, rel=2e-6)
-
-
 def test_long_utterances_of_confident_rows_have_the_gradient_of_float64() -> None:
     rows, tokens_BU = some_rows([300, 120], [120, 90], 0, classes=64)
     leaf = (12 * torch.randn(rows.capacity, 64, device=CUDA)).half().requires_grad_()
@@ -199,15 +223,7 @@ def test_long_utterances_of_confident_rows_have_the_gradient_of_float64() -> Non
     found, wanted = (packed_loss(passes, x, tokens_BU, rows) for passes, x in ((LOSS, leaf), (REFERENCE, exact)))
     assert torch.allclose(found.double(), wanted, rtol=1e-5)
     (d_found,), (d_wanted,) = torch.autograd.grad(found.sum(), leaf), torch.autograd.grad(wanted.sum(), exact)
-    assert error(d_found, d_wanted) < 3e-2
-
-
-def test_a_batch_beyond_the_capacity_writes_to_no_other_memory() -> None:
-    rows, tokens_BU = some_rows([40, 30], [10, 9], -1)
-    given = inputs(rows, tokens_BU)
-    found = step(given)
-    assert found[0].isinf().all()
-    assert not any(gradient.any() for gradient in found[1:])
+    assert relative_error(d_found, d_wanted) < 3e-2
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -231,28 +247,15 @@ def test_a_step_is_captured_follows_lengths_and_seed_and_repeats_its_bits() -> N
         rows = packed_rows(*lengths, 60, 20, first.capacity)
         return step(given._replace(rows=rows))
 
-    with torch.cuda.stream(torch.cuda.Stream()):
-        run()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            captured = run()
-        others = ([60, 50, 30, 9], [20, 18, 11, 3]), ([31, 60, 2, 44], [20, 1, 0, 17])
-        seen = []
-        for seed, (frames, tokens) in itertools.product((1, 2), others):
-            given.dropout.seed.fill_(seed)
-            lengths[0].copy_(torch.tensor(frames))
-            lengths[1].copy_(torch.tensor(tokens))
-            for tensor in captured:
-                tensor.fill_(float("nan"))
-            graph.replay()
-            eager = run()
-            assert all(torch.equal(*pair) for pair in zip(captured, eager, strict=True))
-            seen.append(eager[0].clone())
-        torch.cuda.synchronize()
+    graph, results = captured(run)
+    others = ([60, 50, 30, 9], [20, 18, 11, 3]), ([31, 60, 2, 44], [20, 1, 0, 17])
+    seen = []
+    for seed, (frames, tokens) in itertools.product((1, 2), others):
+        given.dropout.seed.fill_(seed)
+        lengths[0].copy_(torch.tensor(frames))
+        lengths[1].copy_(torch.tensor(tokens))
+        replay_over_nan(graph, results)
+        eager = run()
+        assert all(torch.equal(*pair) for pair in zip(results, eager, strict=True))
+        seen.append(eager[0].clone())
     assert all(not torch.equal(*pair) for pair in itertools.combinations(seen, 2))

@@ -1,4 +1,4 @@
-"""RNN-T's decoder and evaluation on a GPU: graphs give what eager runs give; averages stay exact in a graph."""
+"""Test RNN-T on a GPU: training step, decoder, evaluation, and averages of the weights."""
 
 from __future__ import annotations
 
@@ -10,27 +10,156 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rnnt.config import RnntConfig
+from benchmarks.rnnt import example
+from benchmarks.rnnt.config import Facts, RnntConfig
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.greedy_decoder import DecodingLimits, GreedyDecoder
 from benchmarks.rnnt.preparer import FeaturePreparer
 from benchmarks.rnnt.synthetic_speech import SyntheticUtterances, find_rate, give_weights
 from benchmarks.rnnt.workload import SpeechRecognition
+from common import cli
 from common.config import loading
 from common.config.composition import compose
 from common.config.schema import RunConfig
 from common.contract.evaluation import Weights
+from common.data.batches import Batch
 from common.distributed.layout import Layout
+from common.mlperf.fixed import fixed_facts
 from common.optim.adaptive import LAMB
 from common.optim.ema import WeightAverage
 from common.optim.optimizer import Optimizer, ParameterGroup
+from common.step.graphs import StepRunner
 from common.step.train_step import apply_gradients
 from tests.benchmarks.rnnt.small_transducer import BLANK, JOINT, SmallTransducer, token_by_token
+from tests.gpu.support import captured, waiting_is_an_error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+
+# The training step
+
+
+WIDE = [f"benchmark.facts.{name}=128" for name in ("encoder_width", "prediction_width", "joint_width")]
+"""A network of widths that fast kernels take."""
+ROOM_FOR_UPDATES = 0.02
+"""Difference between two runs of one iteration, whose sums have no fixed order, relative to what the iteration did."""
+
+
+def built(*overrides: str, scale: str = "test") -> SpeechRecognition:
+    run, _ = cli.load(compose(["benchmark=rnnt", f"scale={scale}", *overrides]))
+    return SpeechRecognition(run, Layout(run.layout, device=torch.device("cuda", 0), seed=7))
+
+
+def weights(workload: SpeechRecognition) -> dict[str, Tensor]:
+    torch.cuda.synchronize()
+    return {name: tensor.detach().float().clone() for name, tensor in workload.named_state()}
+
+
+def batches(workload: SpeechRecognition, seed: int) -> list[Batch]:
+    """Micro-batches of other noise and shorter utterances than the examples', one of each key and again."""
+    found = []
+    for number in range(workload.cfg.grad_accumulation_steps):
+        examples = list(workload.example_batches())
+        given = examples[number % len(examples)]
+        generator = torch.Generator("cuda").manual_seed(seed + number)
+        tensors = {name: tensor.clone() for name, tensor in given.tensors.items()}
+        tensors["feature_lengths"] -= torch.arange(workload.cfg.micro_batch, device="cuda", dtype=torch.int32) * 2
+        noise = torch.randn(tensors["features"].shape, generator=generator, device="cuda")
+        frames = torch.arange(len(noise), device="cuda")[:, None] < tensors["feature_lengths"]
+        tensors["features"] = (noise * frames[:, :, None]).to(workload.dtype)
+        tensors["seed"].fill_(seed + number)
+        found.append(Batch(tensors, given.samples, given.key))
+    return found
+
+
+def trained(capture: bool, overrides: list[str], steps: int = 3) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights before and after a few iterations."""
+    workload = built(*overrides)
+    step = workload.build_step()
+    runner = StepRunner(step, workload.model, workload.cfg.grad_accumulation_steps, capture=capture)
+    runner.warm_up(workload.example_batches())
+    before = weights(workload)
+    with runner.on_stream():
+        for number in range(steps):
+            result = runner(batches(workload, 100 * number))
+    assert torch.isfinite(result.values).all()
+    after = weights(workload)
+    assert runner.uncaptured == {}
+    runner.close()
+    return before, after
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_captured_iteration_does_what_an_eager_one_does(precision):
+    overrides = [f"precision={precision}", *WIDE, "model.features=256"]
+    before, eager = trained(False, overrides)
+    again, captured = trained(True, overrides)
+    assert all(torch.equal(before[name], again[name]) for name in before), "warm-up has left a trace"
+    for name, start in before.items():
+        moved = (eager[name] - start).norm()
+        assert moved > 0, name
+        assert (captured[name] - eager[name]).norm() <= ROOM_FOR_UPDATES * moved, name
+
+
+def test_replays_differ_in_their_dropout():
+    workload = built("precision=fp16", *WIDE)
+    step = workload.build_step()
+    runner = StepRunner(step, workload.model, workload.cfg.grad_accumulation_steps)
+    runner.warm_up(workload.example_batches())
+    losses = []
+    step.skip.fill_(1)
+    for seed in (1, 1, 2):
+        given = batches(workload, 5)
+        for batch in given:
+            batch.tensors["seed"].fill_(seed)
+        with runner.on_stream():
+            result = runner(given)
+        losses.append(float(result.values[2 + result.names.index("loss")]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert abs(losses[2] - losses[0]) > 1e-4 * losses[0]
+    runner.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_rules_network_starts_at_the_loss_of_equal_classes(precision):
+    workload = built(
+        f"precision={precision}",
+        "model.examples=average",
+        "reader.buckets=[[410,56]]",
+        "micro_batch=16",
+        scale="1xH200",
+    )
+    workload.model.eval()
+    losses_B = workload.model.loss(next(iter(workload.example_batches())).tensors, None)
+    assert float(losses_B.mean()) == pytest.approx(1680, rel=0.02)
+
+
+def gradients(workload: SpeechRecognition, tensors: dict[str, Tensor], scale: float = 64.0) -> dict[str, Tensor]:
+    """Of the mean loss, with dropout."""
+    (workload.model.loss(tensors, None).mean() * scale).backward()
+    return {name: parameter.grad.float() / scale for name, parameter in workload.model.named_parameters()}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_gradients_of_the_rules_network_are_those_of_plain_operations_in_fp32(precision):
+    common = ["reader.buckets=[[128,30]]", "micro_batch=8"]
+    plain = [f"model.implementations.{name}=reference" for name in ("joint", "transducer_loss")]
+    plain.append("model.implementations.lstm=library")
+    exact = built("precision=fp32", *common, *plain, scale="1xH200")
+    ours = built(f"precision={precision}", *common, scale="1xH200")
+    ours.model.load_state_dict(exact.model.state_dict())
+    exact.model.load_state_dict(ours.model.state_dict())  # the same rounded weights
+    facts = fixed_facts(Facts, "rnnt")
+    lengths = example.Lengths(np.array([128, 117, 96, 80, 61, 40, 17, 1]), np.array([30, 12, 25, 1, 30, 8, 3, 1]))
+    device = torch.device("cuda", 0)
+    tensors = example.batch(lengths, (128, 30), facts.features, 256, facts.blank, ours.dtype, device)
+    wanted = gradients(exact, {**tensors, "features": tensors["features"].float()})
+    for name, found in gradients(ours, tensors).items():
+        error = (found - wanted[name]).norm() / wanted[name].norm()
+        assert error < (0.1 if precision == "bf16" else 0.02), f"{name}: {error:.4f}"
+
+
+# Decoder, evaluation and averages
+
 
 FRAMES, UTTERANCES = 40, 37
 LIMITS = DecodingLimits(BLANK, frame_symbols=5, symbols=60)
@@ -41,7 +170,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def side_stream() -> Iterator[None]:
     """A stream that can be captured."""
     stream = torch.cuda.Stream()
@@ -59,6 +188,7 @@ def decoded(decoder: GreedyDecoder, f_SNJ: Tensor, lengths: list[int]) -> list[l
     return [tokens[:count] for tokens, count in rows]
 
 
+@pytest.mark.usefixtures("side_stream")
 @pytest.mark.parametrize("blank", [-1000.0, 0.0, 3.0, 1000.0])
 @pytest.mark.parametrize("look_ahead", [1, 4])
 def test_replayed_iterations_decode_as_one_token_after_another(look_ahead: int, blank: float) -> None:
@@ -85,14 +215,10 @@ def test_nothing_but_the_look_at_the_end_waits_for_the_device() -> None:
     decoder.warm_up()
     decoder.length_N.fill_(FRAMES)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.no_grad():
-            decoder._begin()
-            decoder._replay(UTTERANCES)
-            decoder._replay(UTTERANCES)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waiting_is_an_error(), torch.no_grad():
+        decoder._begin()
+        decoder._replay(UTTERANCES)
+        decoder._replay(UTTERANCES)
     decoder.close()
 
 
@@ -120,6 +246,7 @@ def evaluation_of(run: RunConfig, workload: SpeechRecognition, samples_N: np.nda
     return evaluation
 
 
+@pytest.mark.usefixtures("side_stream")
 def test_a_captured_evaluation_is_the_eager_one_and_leaves_the_weights_in_training() -> None:
     run = small_run()
     workload = SpeechRecognition(run, Layout(run.layout, device=torch.device("cuda"), seed=1))
@@ -151,6 +278,7 @@ def test_a_captured_evaluation_is_the_eager_one_and_leaves_the_weights_in_traini
     eager.close()
 
 
+@pytest.mark.usefixtures("side_stream")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_averages_in_a_graph_follow_the_recursion_and_a_skipped_step_leaves_them(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -179,11 +307,7 @@ def test_averages_in_a_graph_follow_the_recursion_and_a_skipped_step_leaves_them
 
     before = state()
     skip.fill_(1.0)
-    for _ in range(3):
-        step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        step()
+    graph, _ = captured(step)
     graph.replay()
     assert all(torch.equal(tensor, before[name]) for name, tensor in state().items()), "skipped steps leave every bit"
 

@@ -1,4 +1,6 @@
-"""What `doctor` reads and measures on real GPUs, and that a collective which hangs does not hold it up."""
+"""Test clock, profiler and doctor on GPUs."""
+
+from __future__ import annotations
 
 import contextlib
 import json
@@ -16,9 +18,71 @@ from common.distributed.rank_info import RankInfo
 from common.doctor import collectives, health
 from common.doctor.compute import Durations, measure_gpu
 from common.observe.nvml import GpuMeter, device_uuid, open_nvml, pci_bus_ids
+from common.ops.device_clock import milliseconds, stamp
+from common.run.kernel_profile import breakdown, recorded
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
+
+# Stamps of the device's clock against CUDA's events
+
+
+CYCLES = 20_000_000  # about 10 ms
+
+
+def moments() -> torch.Tensor:
+    return torch.zeros((2, 1), dtype=torch.int64, device="cuda")
+
+
+def test_the_time_between_two_stamps_is_that_between_two_events() -> None:
+    taken = moments()
+    stamp(taken[0])
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    stamp(taken[0])
+    torch.cuda._sleep(CYCLES)
+    stamp(taken[1])
+    end.record()
+    end.synchronize()
+    assert milliseconds(taken[0], taken[1]).item() == pytest.approx(begin.elapsed_time(end), rel=0.05)
+
+
+def test_every_replay_of_a_graph_stamps_anew() -> None:
+    taken = moments()
+    stamp(taken[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stamp(taken[0])
+        torch.cuda._sleep(CYCLES)
+        stamp(taken[1])
+    seen = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        seen.append(taken.flatten().tolist())
+    assert all(0 < after - before < 1e9 for before, after in seen)
+    assert seen[0][1] < seen[1][0]
+    assert seen[1][1] < seen[2][0]
+
+
+# The profiler
+
+
+def test_kernels_before_the_recorded_ones_do_not_count() -> None:
+    x = torch.randn(256, 256, device="cuda")
+    kernels, result = recorded(lambda: x @ x, lambda: [x.sin() for _ in range(3)])
+    assert len(result) == 3
+    assert len(kernels) == 3
+    assert len({kernel.name for kernel in kernels}) == 1
+    assert all(kernel.end > kernel.start for kernel in kernels)
+    found = breakdown(kernels, 3)
+    assert list(found.kinds) == ["other"]
+    assert next(iter(found.kernels.values()))[1] == 1
+
+
+# The doctor
+
+
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 
