@@ -165,11 +165,11 @@ def assets(workload: str, data: Path) -> list[str]:
     return [f"assets_dir='{assets_of(data)}'"] if needed else []
 
 
-def trainer_on(workload: str, place: Path, output: Path, *overrides: str) -> Trainer:
-    """The trainer of a short run on the data at ``place``, in this process."""
-    given = [f"data_dir='{place}'", f"output_dir={output}", *SHORT[workload], *overrides]
+def trainer_on(workload: str, folder: Path, output: Path, *overrides: str) -> Trainer:
+    """The trainer of a short run on the data at ``folder``, in this process."""
+    given = [f"data_dir='{folder}'", f"output_dir={output}", *SHORT[workload], *overrides]
     run_config, session = composed(workload, *given)
-    assert str(place) not in repr(run_config), "the workload's configuration names the data folder"
+    assert str(folder) not in repr(run_config), "the workload's configuration names the data folder"
     return Trainer(cli.workload_class(workload), run_config, session, find_rank_info({}), torch.device("cpu"))
 
 
@@ -185,13 +185,13 @@ def test_what_scores_goes_to_another_process_before_its_data_are_open(workload, 
 
 @pytest.mark.parametrize(("workload", "overrides"), readers())
 def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, data_of, tmp_path, monkeypatch):
-    place = tmp_path / "arrives at run_start"
-    trainer = trainer_on(workload, place, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
+    folder = tmp_path / "arrives at run_start"
+    trainer = trainer_on(workload, folder, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
     reached: list[bool] = []
 
     def arrive() -> None:
-        reached.append(place.exists())
-        shutil.copytree(data_of(workload), place)
+        reached.append(folder.exists())
+        shutil.copytree(data_of(workload), folder)
 
     at_run_start(monkeypatch, arrive)
     trainer.train()
@@ -200,22 +200,22 @@ def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, dat
 
 @pytest.mark.parametrize(("workload", "overrides"), readers())
 def test_data_are_opened_only_after_run_start(workload, overrides, data_of, tmp_path, monkeypatch):
-    place = tmp_path / "there from the beginning"
-    shutil.copytree(data_of(workload), place)
-    trainer = trainer_on(workload, place, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
+    folder = tmp_path / "there from the beginning"
+    shutil.copytree(data_of(workload), folder)
+    trainer = trainer_on(workload, folder, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
     before: list[list[str]] = []
-    at_run_start(monkeypatch, lambda: before.append(in_use_below(place)))
+    at_run_start(monkeypatch, lambda: before.append(in_use_below(folder)))
 
     after: list[list[str]] = []
     block_stop = RunEvents.block_stop
 
     # readers may open files as late as for their first batch
     def stop(self: RunEvents, block: Block, samples: int, throughput: float, time_ms: int | None) -> None:
-        after.append(in_use_below(place))
+        after.append(in_use_below(folder))
         block_stop(self, block, samples, throughput, time_ms)
 
     monkeypatch.setattr(RunEvents, "block_stop", stop)
-    with opened_below(place) as opened:
+    with opened_below(folder) as opened:
         at_run_start(monkeypatch, lambda: before.append(list(opened)))
         trainer.train()
     assert before == [[], []]

@@ -93,10 +93,10 @@ def test_the_closed_division_trains_on_the_benchmarks_data_alone(
     given = [f"benchmark={workload}", "scale=test", f"data_dir={custom_of(workload)}", f"output_dir={tmp_path / 'out'}"]
     given += ["benchmark.data_set=c4", "submission.division=closed"]
     assert cli.run(["train", *given]) == DataError.exit_code
-    told = capsys.readouterr().err
-    assert CASES[workload][1] in told
-    assert "submission.division=open" in told
-    assert f"mlperf-suite download benchmark={workload}" in told
+    printed = capsys.readouterr().err
+    assert CASES[workload][1] in printed
+    assert "submission.division=open" in printed
+    assert f"mlperf-suite download benchmark={workload}" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -125,9 +125,9 @@ def test_the_open_division_logs_them_as_custom_and_check_gives_them_no_more_than
     log = tmp_path / "out" / "mlperf.log"
     assert [event.value for event in read_log(log).all("data_set")] == ["custom"]
     assert cli.run(["check", str(log)]) == 0
-    told = capsys.readouterr().out
-    assert ": FORMAT (" in told
-    assert "the data are custom, not the benchmark's: not an MLPerf result of any division" in told
+    printed = capsys.readouterr().out
+    assert ": FORMAT (" in printed
+    assert "the data are custom, not the benchmark's: not an MLPerf result of any division" in printed
 
 
 def published(data: Path) -> Published:

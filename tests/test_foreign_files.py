@@ -53,9 +53,9 @@ def is_reading(call: ast.Call) -> str | None:
     return None if method == "open" and writes(call, 0 if owner else 1) else method
 
 
-def writes(call: ast.Call, place: int) -> bool:
-    """Whether the mode of a call of ``open``, at a place among its arguments, is one for writing only."""
-    modes = [*call.args[place : place + 1], *(key.value for key in call.keywords if key.arg == "mode")]
+def writes(call: ast.Call, position: int) -> bool:
+    """Whether the mode of a call of ``open``, at a position among its arguments, is one for writing only."""
+    modes = [*call.args[position : position + 1], *(key.value for key in call.keywords if key.arg == "mode")]
     return any(isinstance(mode, ast.Constant) and str(mode.value)[:1] in "wax" for mode in modes if mode is not None)
 
 
@@ -98,9 +98,9 @@ def listed(text: str) -> dict[tuple[str, str, str], tuple[int, str, str]]:
         if not line.startswith(" "):
             file = line.strip()
             continue
-        call, _, said = line.strip().partition(": ")
+        call, _, description = line.strip().partition(": ")
         function, name, *times = call.split()
-        kind, _, reason = said.partition(", ")
+        kind, _, reason = description.partition(", ")
         assert (file, function, name) not in entries, f"{file}: {function} {name} is listed twice"
         entries[file, function, name] = (int(times[0][1:]) if times else 1, kind, reason)
     return entries

@@ -210,10 +210,10 @@ def test_imports_are_found_wherever_they_stand(source, expected):
 
 def test_no_file_names_a_path_of_one_machine():
     here = str(ROOT) if len(ROOT.parts) > 2 else "\0"  # a checkout in /app says nothing
-    told = []
+    wrong = []
     for path in files(ROOT):
         if path.suffix in TEXT or path.name in ("Makefile", "Dockerfile"):
             for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
                 if here in line or MACHINE_PATH.search(line):
-                    told.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    assert not told, "\n".join(told)
+                    wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not wrong, "\n".join(wrong)

@@ -265,9 +265,9 @@ def linked(source: Path, target: Path, folders: Mapping[str, str], others: bool 
     for path in sorted(source.rglob("*")):
         if path.is_file():
             name = path.relative_to(source).as_posix()
-            place = next((to for pattern, to in folders.items() if fnmatch(name, pattern)), "{path}" if others else "")
-            if place:
-                linked_file = target / place.format(path=name, name=path.name)
+            link = next((to for pattern, to in folders.items() if fnmatch(name, pattern)), "{path}" if others else "")
+            if link:
+                linked_file = target / link.format(path=name, name=path.name)
                 linked_file.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, linked_file)
 

@@ -60,8 +60,7 @@ def test_faults_are_spread_over_the_kinds() -> None:
 
 def test_all_operations_and_their_tests_are_found() -> None:
     assert {"common/ops/row_norm", "benchmarks/rnnt/ops/joint"} <= set(operations(ROOT))
-    names = ("decoder", "gpt3")
-    of_cases = ["tests/operation_cases.py", *(f"tests/common/ops/triton_{name}_cases.py" for name in names)]
+    of_cases = ["tests/operation_cases.py", "tests/common/ops/triton_language_cases.py"]
     assert find_tests("common/ops/row_norm", ROOT, gpu=False) == of_cases
     on_gpu = ["tests/gpu/test_operations_gpu.py", "tests/gpu/test_transformer_ops_gpu.py"]
     assert find_tests("common/ops/row_norm", ROOT, gpu=True) == on_gpu

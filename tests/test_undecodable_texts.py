@@ -82,8 +82,8 @@ def test_the_line_that_is_not_utf8_is_named(kind: str, damage: str, tmp_path: Pa
 def test_half_of_a_surrogate_pair_is_refused(kind: str, text: bytes, tmp_path: Path) -> None:
     read, content = READERS[kind]
     (tmp_path / "text").write_bytes(content.replace(b"%s", text))
-    place = f"{tmp_path}/text" + ("" if kind == "JSON" else ", line 2")
-    with pytest.raises(DataError, match=rf"{place}.*half of a surrogate pair"):
+    position = f"{tmp_path}/text" + ("" if kind == "JSON" else ", line 2")
+    with pytest.raises(DataError, match=rf"{position}.*half of a surrogate pair"):
         read(tmp_path)
 
 

@@ -37,7 +37,7 @@ ROWS, CHUNK, WARM_UP = 2, 256, 3
 BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.4)}
 """Of the loss and of a gradient, relative: e5m2 has two bits behind the point, so that is the wiring."""
 
-WAYS = ("collective", "symmetric_memory", "captured")
+MODES = ("collective", "symmetric_memory", "captured")
 
 
 def network(parallel: TensorParallel, device: torch.device, dtype: torch.dtype) -> Decoder:
@@ -125,20 +125,20 @@ def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
         results["unsupported"] = str(error)
     else:
         for linear in BOUNDS:
-            for way in WAYS[1:]:
+            for mode in MODES[1:]:
                 products = SymmetricMemoryProducts(parallel, device, 0.0)
-                results[f"{linear}/{way}"] = of_blocks(layout, linear, products, way == "captured")
+                results[f"{linear}/{mode}"] = of_blocks(layout, linear, products, mode == "captured")
     return results
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("linear", BOUNDS)
-def test_shared_blocks_follow_float64_of_one_gpu(ranks, linear, way):
-    if f"{linear}/{way}" not in ranks[0]:
+def test_shared_blocks_follow_float64_of_one_gpu(ranks, linear, mode):
+    if f"{linear}/{mode}" not in ranks[0]:
         pytest.skip(ranks[0]["unsupported"])
     of_loss, of_gradient = BOUNDS[linear]
     for rank in ranks:
-        found = rank[f"{linear}/{way}"]
+        found = rank[f"{linear}/{mode}"]
         torch.testing.assert_close(found["loss"].double(), rank["loss"], rtol=of_loss, atol=0)
         assert found["gradients"].keys() == rank["gradients"].keys()
         for name, wanted in rank["gradients"].items():

@@ -48,10 +48,10 @@ def tokens(seed: int, rows: int, length: int) -> Tensor:
     return made
 
 
-WAYS = {"eager": "false", "captured": "true", "chunks": "chunks"}
+CUDA_GRAPHS = {"eager": "false", "captured": "true", "chunks": "chunks"}
 
 
-def trained(layout: Layout, chunks: int, way: str) -> tuple[GptPretraining, dict[str, Any]]:
+def trained(layout: Layout, chunks: int, mode: str) -> tuple[GptPretraining, dict[str, Any]]:
     """The workload after some steps, their losses, and the log perplexity of some rows."""
     axes = [f"layout.{axis}={layout.size(axis)}" for axis in ("pp", "tp")]
     ranks, kind = f"scale.gpus_per_node={layout.world_size}", layout.device.type
@@ -59,7 +59,7 @@ def trained(layout: Layout, chunks: int, way: str) -> tuple[GptPretraining, dict
         compose([
             "benchmark=gpt3", "scale=test", f"device={kind}", "precision=fp64", ranks, *axes, f"model.chunks={chunks}",
             "benchmark.facts.layers=8", "benchmark.facts.warmup_samples=0", f"hparams.global_batch_size={OF_A_STEP}",
-            "optimizer.shard=all", "reader.eval_micro_batches=2", f"cuda_graphs={WAYS[way]}",
+            "optimizer.shard=all", "reader.eval_micro_batches=2", f"cuda_graphs={CUDA_GRAPHS[mode]}",
         ])
     )  # fmt: skip
     made = GptPretraining(run, layout)
@@ -99,12 +99,12 @@ def own_of(whole: GptPretraining, part: GptPretraining, name: str) -> Tensor:
 
 
 def compared(rank: int, world: int, device: torch.device) -> dict[str, Any]:
-    ways = tuple(WAYS) if device.type == "cuda" else ("eager",)
+    modes = tuple(CUDA_GRAPHS) if device.type == "cuda" else ("eager",)
     # The ranks come first: one GPU would launch all kernels, and a stage that loads one later must not hang.
     of_ranks = {
-        f"{name}, {way}": trained(Layout(axes, rank, device), chunks, way)
+        f"{name}, {mode}": trained(Layout(axes, rank, device), chunks, mode)
         for name, (axes, chunks) in LAYOUTS[world].items()
-        for way in ways
+        for mode in modes
     }
     whole, wanted = trained(Layout(device=device), 1, "eager")
     found: dict[str, Any] = {}
@@ -123,11 +123,11 @@ def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return compared(rank, world, device)
 
 
-@pytest.mark.parametrize("way", list(WAYS))
-def test_ranks_do_as_one_gpu(ranks, way):
+@pytest.mark.parametrize("mode", list(CUDA_GRAPHS))
+def test_ranks_do_as_one_gpu(ranks, mode):
     for name in LAYOUTS[len(ranks)]:
         for found in ranks:
-            differences = found[f"{name}, {way}"]
+            differences = found[f"{name}, {mode}"]
             assert differences["weights"] < CLOSE, (name, differences)
             assert differences["evaluated"] < CLOSE, (name, differences)
             assert differences["losses"] < 5e-6, (name, differences)  # read in float32

@@ -167,10 +167,10 @@ def test_the_command_tells_each_gpu(tmp_path):
     found = tmp_path / "doctor.json"
     done = doctor("--quick", "--json", str(found))
     assert done.returncode in (0, 11), done.stderr
-    told = json.loads(found.read_text())
-    assert len(told["ranks"]) == torch.cuda.device_count()
-    assert {rank["gpu"] for rank in told["ranks"]} == {torch.cuda.get_device_name(0)}
-    assert all(rank["measurements"]["matrix_bf16_tflops"] > 0 for rank in told["ranks"])
+    report = json.loads(found.read_text())
+    assert len(report["ranks"]) == torch.cuda.device_count()
+    assert {rank["gpu"] for rank in report["ranks"]} == {torch.cuda.get_device_name(0)}
+    assert all(rank["measurements"]["matrix_bf16_tflops"] > 0 for rank in report["ranks"])
 
 
 def test_a_gpu_under_its_limit_is_named(tmp_path):

@@ -24,14 +24,14 @@ CLOSE = 1e-9
 """Of float64 weights whose gradients were summed in another order, some by atomic additions."""
 
 
-WAYS = ("eager", "captured", "chunks")
+MODES = ("eager", "captured", "chunks")
 
 
-def trained(layout: Layout, chunks: int, way: str) -> dict[str, Any]:
+def trained(layout: Layout, chunks: int, mode: str) -> dict[str, Any]:
     """Weights, losses and evaluation after some steps."""
-    trainee = Trainee(layout, chunks, graphs=ChunkGraphs() if way == "chunks" else None)
+    trainee = Trainee(layout, chunks, graphs=ChunkGraphs() if mode == "chunks" else None)
     first = batches(0, layout)
-    runner = StepRunner(trainee.step, trainee.model, len(first), way != "eager")
+    runner = StepRunner(trainee.step, trainee.model, len(first), mode != "eager")
     runner.warm_up(first[:1])
     losses = []
     with runner.on_stream():
@@ -49,9 +49,9 @@ def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
     device = torch.device("cuda", rank)
     # The stages come first: one GPU would launch all kernels, and a stage that loads one later must not hang.
     of_stages = {
-        f"{name}, {way}": trained(Layout(axes, rank, device), chunks, way)
+        f"{name}, {mode}": trained(Layout(axes, rank, device), chunks, mode)
         for name, (axes, chunks) in LAYOUTS[world].items()
-        for way in WAYS
+        for mode in MODES
     }
     wanted = trained(Layout(device=device), 1, "eager")
     found: dict[str, Any] = {}
@@ -65,11 +65,11 @@ def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_stages_do_as_one_gpu(ranks, way):
+@pytest.mark.parametrize("mode", MODES)
+def test_stages_do_as_one_gpu(ranks, mode):
     for name in LAYOUTS[len(ranks)]:
         for found in ranks:
-            differences = found[f"{name}, {way}"]
+            differences = found[f"{name}, {mode}"]
             assert differences["weights"] < CLOSE, (name, differences)
             assert differences["evaluated"] < CLOSE, (name, differences)
             assert differences["losses"] < 1e-6, (name, differences)  # read in float32

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda", 0)
 NODES = (20_001, 7, 9_000)
-ROOM, COUNT = (20_000, 0, 9_000), (18_777, 0, 8_500)
-OFFSETS = tuple(accumulate(ROOM, initial=0))
+CAPACITY, COUNT = (20_000, 0, 9_000), (18_777, 0, 8_500)
+OFFSETS = tuple(accumulate(CAPACITY, initial=0))
 UNTOUCHED = 7
 
 

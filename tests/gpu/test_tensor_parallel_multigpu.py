@@ -168,13 +168,13 @@ def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
         "head": head(parallel, device),
         "wrong keys": wrong_keys(Layout({"cp": world}, rank, device=device), device),
     }
-    ways: dict[str, TokenProducts] = {CollectiveProducts.name: CollectiveProducts(parallel)}
+    implementations: dict[str, TokenProducts] = {CollectiveProducts.name: CollectiveProducts(parallel)}
     try:
         build_products(parallel, device, SymmetricMemoryProducts.name)
-        ways[SymmetricMemoryProducts.name] = SymmetricMemoryProducts(parallel, device, 0.0)
+        implementations[SymmetricMemoryProducts.name] = SymmetricMemoryProducts(parallel, device, 0.0)
     except UnsupportedImplementation as error:
         results["unsupported"] = str(error)
-    for name, products in ways.items():
+    for name, products in implementations.items():
         results[f"products/{name}"] = products_in_full(products, parallel, device)
         for captured in (False, True):
             results[f"layers/{name}/{captured}"] = [t.cpu() for t in layers(parallel, products, device, captured)]

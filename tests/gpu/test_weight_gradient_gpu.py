@@ -51,7 +51,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory that would show if it were read."""
     return torch.full(tuple(shape), 127 if dtype == torch.uint8 else float("nan"), dtype=dtype, device=GPU)
 
@@ -62,7 +62,7 @@ def test_a_captured_sum_goes_on(name: str) -> None:
     gradient, scratch = torch.zeros(768, 512, dtype=torch.bfloat16, device=GPU), Scratch(GPU)
 
     def own(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return scratch.slot("room", shape, dtype)
+        return scratch.slot("allocate", shape, dtype)
 
     graph, _ = captured(lambda: accumulate(*given, gradient, own))
     for _ in range(2):
@@ -74,9 +74,9 @@ def test_what_cublaslt_would_misread_is_refused() -> None:
     accumulate, given = accumulate_of("cublaslt", torch.bfloat16), operands(256, 512, 1024)
     bucket = torch.ones(256 * 512 + 1, dtype=torch.bfloat16, device=GPU)
     with pytest.raises(ValueError, match="multiple of 16 bytes"):
-        accumulate(*given, bucket[1:].view(256, 512), room)
+        accumulate(*given, bucket[1:].view(256, 512), allocate)
     with pytest.raises(ValueError, match="isn't"):
-        accumulate(*given, bucket[:-1].view(512, 256), room)
+        accumulate(*given, bucket[:-1].view(512, 256), allocate)
 
 
 # Products

@@ -3,25 +3,147 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from batch_norm_oracle import KINDS, Formula, disagreement, inputs, run
-from batch_norm_ranks import RANKS, SHAPE, run_rank
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch import multiprocessing as mp
-from torch import nn
 
-from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
-from common.ops import batch_norm as ops
+from common.ops import batch_norm
 from common.ops.batch_norm.reference import (
+    Norm,
     batch_norm_add_relu_reference,
     batch_norm_reference,
     batch_norm_relu_max_pool_reference,
 )
-from common.ops.operation import OperationRequest
+
+# Formulas
+
+
+KINDS = ("plain", "relu", "add", "dual", "pool")
+MOMENTUM, EPS = 0.1, 1e-5
+
+
+def parameters(channels: int, seed: int, dtype: torch.dtype) -> Norm:
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = (torch.randn(channels, generator=generator).to(dtype).requires_grad_() for _ in range(2))
+    mean = torch.randn(channels, generator=generator).to(dtype)
+    variance = torch.rand(channels, generator=generator).to(dtype)
+    return Norm(weight, bias, mean, variance, MOMENTUM, EPS)
+
+
+def formula(x_NCHW: Tensor, norm: Norm) -> Tensor:
+    """Normalise with the batch's own statistics (arXiv:1502.03167, algorithm 1); the running ones get its unbiased
+    variance."""
+    axes, shape, count = (0, 2, 3), (1, -1, 1, 1), x_NCHW.numel() // x_NCHW.shape[1]
+    mean = x_NCHW.sum(axes) / count
+    variance = (x_NCHW - mean.view(shape)).square().sum(axes) / count
+    with torch.no_grad():
+        norm.running_mean.copy_((1 - norm.momentum) * norm.running_mean + norm.momentum * mean)
+        unbiased = variance * count / (count - 1)
+        norm.running_var.copy_((1 - norm.momentum) * norm.running_var + norm.momentum * unbiased)
+    x_hat = (x_NCHW - mean.view(shape)) / (variance + norm.eps).sqrt().view(shape)
+    return x_hat * norm.weight.view(shape) + norm.bias.view(shape)
+
+
+class Formula:
+    """The three operations by formula, with the signatures of the implementations."""
+
+    @staticmethod
+    def batch_norm(x: Tensor, norm: Norm, *, relu: bool = False, group: object = None) -> Tensor:
+        y = formula(x, norm)
+        return y.clamp(min=0) if relu else y
+
+    @staticmethod
+    def batch_norm_add_relu(
+        x: Tensor, norm: Norm, residual: Tensor, residual_norm: Norm | None = None, *, group: object = None
+    ) -> tuple[Tensor, Tensor]:
+        y = formula(x, norm) + (residual if residual_norm is None else formula(residual, residual_norm))
+        return y.clamp(min=0), y.clamp(min=0)
+
+    @staticmethod
+    def batch_norm_relu_max_pool(x: Tensor, norm: Norm, *, group: object = None) -> Tensor:
+        y = F.pad(formula(x, norm).clamp(min=0), (1, 1, 1, 1), value=float("-inf"))
+        windows = y.unfold(2, 3, 2).unfold(3, 3, 2)
+        return windows.amax((-1, -2))
+
+
+def inputs(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """x and the residual; values are exact in ``dtype``."""
+    generator = torch.Generator().manual_seed(seed)
+    x, residual = (torch.randn(shape, generator=generator).mul(2).add(3).to(dtype) for _ in range(2))
+    return x, residual
+
+
+def run(operations: object, kind: str, x: Tensor, residual: Tensor, group: object = None) -> dict[str, Tensor]:
+    """Forward and backward of one kind; results, gradients and running statistics in float64."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    x, residual = x.clone().requires_grad_(), residual.clone().requires_grad_()
+    norm, other = parameters(x.shape[1], 1, wide), parameters(x.shape[1], 2, wide)
+    outputs: tuple[Tensor, ...]
+    if kind == "pool":
+        outputs = (operations.batch_norm_relu_max_pool(x, norm, group=group),)
+    elif kind in ("add", "dual"):
+        second = other if kind == "dual" else None
+        outputs = operations.batch_norm_add_relu(x, norm, residual, second, group=group)
+    else:
+        outputs = (operations.batch_norm(x, norm, relu=kind == "relu", group=group),)
+    # incoming gradients exact in every dtype, and split over ranks as the inputs are
+    incoming = residual.detach()[:, :, ::2, ::2] if kind == "pool" else residual.detach()
+    torch.autograd.backward(outputs, [incoming, incoming * -0.5][: len(outputs)])
+    found = {"y": outputs[0], "running_mean": norm.running_mean, "running_var": norm.running_var}
+    found |= {"dx": x.grad, "d_weight": norm.weight.grad, "d_bias": norm.bias.grad}
+    if kind in ("add", "dual"):
+        found |= {"d_residual": residual.grad, "second_y": outputs[1]}
+    if kind == "dual":
+        found |= {"d_other_weight": other.weight.grad, "d_other_bias": other.bias.grad}
+        found |= {"other_running_mean": other.running_mean, "other_running_var": other.running_var}
+    return {name: value.detach().double() for name, value in found.items()}
+
+
+def disagreement(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Relative error in the 2-norm of every tensor."""
+    assert found.keys() == expected.keys()
+    return {
+        name: float((found[name] - expected[name]).norm() / expected[name].norm().clamp(min=1e-12)) for name in found
+    }
+
+
+# Ranks
+
+
+RANKS = 2
+SHAPE = (6, 16, 5, 4)
+SPLIT = (4, 2)  # images of each rank: the parts need not be equal
+
+
+def run_rank(rank: int, folder: str, implementation: str) -> None:
+    """Run every kind on this rank's part of the batch and save what came out.
+
+    Triton's kernels are interpreted: :mod:`tests.preloaded` has imported Triton so.
+    """
+    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS, timeout=timedelta(seconds=200)
+    )
+    operations = SimpleNamespace(
+        batch_norm=batch_norm.BATCH_NORM.function(implementation),
+        batch_norm_add_relu=batch_norm.BATCH_NORM_ADD_RELU.function(implementation),
+        batch_norm_relu_max_pool=batch_norm.BATCH_NORM_RELU_MAX_POOL.function(implementation),
+    )
+    x, residual = (value.split(SPLIT)[rank] for value in inputs(SHAPE, torch.float32))
+    found = {kind: run(operations, kind, x, residual, dist.group.WORLD) for kind in KINDS}
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
 
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 PLAIN = SimpleNamespace(
@@ -57,23 +179,6 @@ def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_pat
                 found[name] = torch.cat(values)
         errors = disagreement(found, expected)
         assert max(errors.values()) < 1e-5, (kind, errors)
-
-
-def test_auto_takes_the_first_that_is_supported() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
-    assert ops.BATCH_NORM.select("auto", request).name == "reference"
-
-
-def test_naming_an_unsupported_implementation_gives_its_reason() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
-    with pytest.raises(UnsupportedImplementation, match="needs a GPU"):
-        ops.BATCH_NORM.select("triton", request)
-
-
-def test_unknown_implementation_lists_the_known() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
-    with pytest.raises(UnsupportedImplementation, match="auto, triton, reference"):
-        ops.BATCH_NORM.select("cuda", request)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -191,14 +191,6 @@ def test_a_librarys_operators_take_what_they_are_given(library: Library, keys: i
     assert [x.shape for x in attention.backward(do, saved)] == [q.shape, k.shape, v.shape]
 
 
-@pytest.mark.parametrize("name", list(CAUSAL_ATTENTION.fast))
-def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None:
-    request = OperationRequest(torch.device("cpu"), torch.bfloat16, {"head_size": 128})
-    with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
-        CAUSAL_ATTENTION.select(name, request)
-    assert CAUSAL_ATTENTION.select("auto", request).name == "reference"
-
-
 @pytest.mark.parametrize(
     ("name", "package"),
     [

@@ -11,9 +11,8 @@ from benchmarks.resnet.model import Architecture, ResNet50
 from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.convolution import Conv2d
-from common.ops import convolution as ops
 from common.ops.convolution.reference import convolution_reference
-from common.ops.operation import Choice, OperationRequest
+from common.ops.operation import Choice
 
 
 def convolution_with_moments(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
@@ -30,13 +29,6 @@ def test_the_reference_leaves_no_moments() -> None:
     y, moments = convolution_reference(x, weight, 2, 1)
     assert torch.equal(y, F.conv2d(x, weight, stride=2, padding=1))
     assert moments is None
-
-
-def test_cudnn_is_refused_without_a_gpu() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float16, {"channels": 64})
-    assert ops.CONVOLUTION.select("auto", request).name == "reference"
-    with pytest.raises(UnsupportedImplementation, match="CUDA device"):
-        ops.CONVOLUTION.select("cudnn", request)
 
 
 def test_a_network_without_a_gpu_refuses_cudnn() -> None:

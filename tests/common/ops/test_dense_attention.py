@@ -182,14 +182,6 @@ def test_an_old_cudnn_takes_multiples_of_64_alone(monkeypatch: pytest.MonkeyPatc
     assert DENSE_ATTENTION.select("cudnn", on_hopper(keys=128)).name == "cudnn"
 
 
-@pytest.mark.parametrize("name", list(DENSE_ATTENTION.fast))
-def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None:
-    request = OperationRequest(torch.device("cpu"), torch.bfloat16, SIZES)
-    with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
-        DENSE_ATTENTION.select(name, request)
-    assert DENSE_ATTENTION.select(AUTO, request).name == "reference"
-
-
 # Libraries that nobody has on a CPU: functions of their signatures that compute as PyTorch's do
 
 

@@ -16,15 +16,12 @@ from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
 from common.ops.linear import Linear
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Product
 from tests import fp8_oracle as oracle
+from tests.drawn_tensors import normal
 from tests.fp8_oracle import E4M3, E5M2
 
 TOKENS, WIDTH, INNER = 48, 32, 64
 STEP = 2.0**-8
 """Largest relative error of rounding to bf16."""
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def linear(columns: int, rows: int) -> Linear:

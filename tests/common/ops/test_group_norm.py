@@ -19,10 +19,7 @@ from common.ops.group_norm import apex
 from common.ops.group_norm.reference import group_norm_reference
 from common.ops.operation import OperationRequest
 from tests.capturable import Capturable
-
-
-def wide(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.drawn_tensors import wide
 
 
 def by_hand(x: np.ndarray, groups: int, weight: np.ndarray, bias: np.ndarray, eps: float, silu: bool) -> np.ndarray:

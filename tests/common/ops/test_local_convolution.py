@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import UnsupportedImplementation
 from common.ops.local_convolution import LOCAL_CONVOLUTION, folded
 from common.ops.operation import AUTO, OperationRequest
 
@@ -78,16 +77,6 @@ def test_only_needed_gradients_are_computed(needs: tuple[bool, bool]) -> None:
             assert_equal(gradient, expected)
         else:
             assert gradient is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("channels", [1, 32])
-def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    request = OperationRequest(CPU, dtype, {"channels": channels})
-    assert LOCAL_CONVOLUTION.select(AUTO, request).name == "reference"
-    with pytest.raises(UnsupportedImplementation, match="with cuDNN only, not on cpu"):
-        LOCAL_CONVOLUTION.select("folded", request)
 
 
 @pytest.mark.parametrize(

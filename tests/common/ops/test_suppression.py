@@ -76,17 +76,17 @@ def area_of(box, pixel):
 def kept_by_a_loop(boxes, scores, classes, threshold, pixel):
     """In Python's float64, one by one."""
     kept = []
-    for place in sorted(range(len(boxes)), key=lambda one: (-scores[one], one)):
-        box, covered = boxes[place], False
+    for candidate in sorted(range(len(boxes)), key=lambda one: (-scores[one], one)):
+        box, covered = boxes[candidate], False
         for better in kept:
             other = boxes[better]
             width = max(0.0, min(box[2], other[2]) - max(box[0], other[0]) + pixel)
             height = max(0.0, min(box[3], other[3]) - max(box[1], other[1]) + pixel)
             both = width * height
             union = area_of(box, pixel) + area_of(other, pixel) - both
-            covered |= both > threshold * union and classes[better] == classes[place]
+            covered |= both > threshold * union and classes[better] == classes[candidate]
         if not covered:
-            kept.append(place)
+            kept.append(candidate)
     return kept
 
 

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import UnsupportedImplementation
 from common.nn.choice import choose
 from common.nn.convolution import UpsampleConvolution
-from common.ops.operation import AUTO, OperationRequest
+from common.ops.operation import AUTO
 from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION
 from tests.capturable import Capturable
 
@@ -95,9 +94,3 @@ def test_the_layer_is_a_convolution_behind_an_upsampling() -> None:
     torch.testing.assert_close(layer(x), twin(torch.nn.UpsamplingNearest2d(scale_factor=2)(x)), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(layer(x, biased=False) + layer.bias[:, None, None], layer(x), rtol=1e-12, atol=1e-12)
     assert "implementation=transposed_library" in repr(layer)
-
-
-def test_the_kernels_are_asked_for_by_name_where_they_cannot_run() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.bfloat16, {"channels": 64})
-    with pytest.raises(UnsupportedImplementation, match="needs a GPU"):
-        UPSAMPLE_CONVOLUTION.select("transposed", request)

@@ -1,4 +1,4 @@
-"""LAMB, AdamW and Adam in float64 NumPy, one tensor at a time, and shards built by hand for the tests of the rules."""
+"""LAMB in float64 NumPy, one tensor at a time, and shards built by hand for the tests of the rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,33 +52,6 @@ def lamb_steps(
                 ratio = norm_of_x / norm_of_update
         x = x - rate * ratio * update
     return x, m, v
-
-
-def adam_steps(
-    weight: np.ndarray,
-    gradients: Sequence[np.ndarray],
-    rates: Sequence[float],
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-) -> STATE:
-    """Kingma and Ba (2015), algorithm 1; the decay as in Loshchilov and Hutter (2019), algorithm 2."""
-    theta = weight.astype(np.float64)
-    m, v = np.zeros_like(theta), np.zeros_like(theta)
-    for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
-        g = gradient.astype(np.float64)
-        if not decoupled:
-            g = g + weight_decay * theta
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g**2
-        step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + epsilon)
-        if decoupled:
-            step = step + weight_decay * theta
-        theta = theta - rate * step
-    return theta, m, v
 
 
 def group(

@@ -121,8 +121,8 @@ def large_sum(layout: Layout, predivide: float = 1.0, **options: Any) -> dict[st
     of_rank = {half: 40000.0, beside: 2.0 + layout.rank, single: 4.0 + layout.rank}
     scale.scale(sum((weight.float() * value).sum() for weight, value in of_rank.items())).backward()
     overflow = bool(apply_gradients([optimizer], torch.tensor(0.0)))
-    told = {"overflow": overflow, "gradient_norm": optimizer.metrics["gradient_norm"].item()}
-    return told | {"half": half.tolist(), "beside": beside.tolist(), "single": single.tolist()}
+    found = {"overflow": overflow, "gradient_norm": optimizer.metrics["gradient_norm"].item()}
+    return found | {"half": half.tolist(), "beside": beside.tolist(), "single": single.tolist()}
 
 
 def wide_sum(layout: Layout, dtype: torch.dtype = torch.bfloat16, **options: Any) -> list[list[float]]:

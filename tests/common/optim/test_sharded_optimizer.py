@@ -175,8 +175,8 @@ def test_other_ranks_get_the_first_ones_buffers_and_random_states_of_their_own(f
 
 
 def test_only_the_first_rank_writes_model_and_optimizer(root):
-    place = root / "4" / "checkpoints" / "step_00000002"
-    contents = [torch.load(place / f"rank_{rank}.pt", weights_only=True) for rank in range(4)]
+    folder = root / "4" / "checkpoints" / "step_00000002"
+    contents = [torch.load(folder / f"rank_{rank}.pt", weights_only=True) for rank in range(4)]
     assert ["model" in content for content in contents] == [True, False, False, False]
     assert ["updaters" in content for content in contents] == [True, False, False, False]
     shapes = {name: weight.shape for name, weight in contents[0]["model"].items() if name != "seen"}

@@ -152,11 +152,11 @@ def by_row_sums(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
     return add
 
 
-WAYS = {"autograd": by_autograd, "product": by_product, "fp8": by_product_in_fp8, "sums": by_row_sums}
+ADDERS = {"autograd": by_autograd, "product": by_product, "fp8": by_product_in_fp8, "sums": by_row_sums}
 
 
-@pytest.mark.parametrize("way", list(WAYS))
-def test_micro_batches_add_up_to_the_sum_in_float64(way: str) -> None:
+@pytest.mark.parametrize("adder", list(ADDERS))
+def test_micro_batches_add_up_to_the_sum_in_float64(adder: str) -> None:
     found = {}
     for gradients in ("fp32", "same"):
         layer = Product()
@@ -164,7 +164,7 @@ def test_micro_batches_add_up_to_the_sum_in_float64(way: str) -> None:
             [ParameterGroup({"weight": layer.weight})], SGD(0.0), constant(1.0), Layout(), grad_divisor=1.0,
             gradients=gradients,
         )  # fmt: skip
-        add = WAYS[way](layer)
+        add = ADDERS[adder](layer)
         one.begin()
         expected = torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
         for seed in range(PASSES):
