@@ -97,16 +97,6 @@ CASES = [
         ("prepare", "benchmark=resnet", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"), ("no train pictures",), DATA,
     ),
     Case("verify of an empty folder", ("verify", "benchmark=resnet", "--data-dir", "EMPTY"), ("manifest.json",), DATA),
-    Case("generate for real scans", ("generate", "benchmark=unet3d", "scale=8xH200"), ("8xH200", "stand-in")),
-    Case(
-        "prepare scans from an empty folder",
-        ("prepare", "benchmark=unet3d", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"),
-        ("holds no case_00000", "mlperf-suite download benchmark=unet3d"), DATA,
-    ),
-    Case(
-        "verify of an empty folder of scans", ("verify", "benchmark=unet3d", "--data-dir", "EMPTY"),
-        ("manifest.json is missing", "mlperf-suite prepare benchmark=unet3d"), DATA,
-    ),
 ]  # fmt: skip
 
 

@@ -256,7 +256,7 @@ def test_a_collective_that_one_rank_skips_ends_the_run_and_says_where_each_rank_
     output, step = tmp_path / "out", 4
     # Rank 1 goes on to the checkpoint's collective while rank 0 waits in the report's.
     overrides = ["scale.gpus_per_node=2", f"timeout_seconds={TIMEOUT_SECONDS}", f"checkpoint_every={step}"]
-    command = [sys.executable, "-m", "tests.launch_skipping", str(step)]
+    command = [sys.executable, "-m", "tests.skip_a_collective", str(step)]
     with started(endless(data_of(toy.NAME), output, *overrides), command=command) as process:
         await_that(lambda: (output / "mlperf.log").exists(), process)
         family = descendants(process.pid)

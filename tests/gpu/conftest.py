@@ -22,7 +22,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Results of ``run_rank(rank, world, folder)`` of a test's module, on each of 2 and of 4 GPUs."""
+    """Return the results of the module's ``run_rank(rank, world, folder)`` on all ranks, once with 2 GPUs and once with
+    4."""
     world = request.param
     if torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} CUDA devices")

@@ -65,7 +65,7 @@ def test_more_elements_of_vectors_than_int32_counts() -> None:
 
 
 def dense_network(name: str, dtype: torch.dtype) -> torch.nn.Module:
-    """At its full size."""
+    """Return the dense network of a DLRM at its full size."""
     generator = torch.Generator().manual_seed(1)
     if name == "dlrm":
         sizes = ClickArchitecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1))
@@ -93,7 +93,8 @@ def training(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[], list[Te
 @pytest.mark.parametrize("name", ["dlrm_dcnv2", "dlrm"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.06), (torch.bfloat16, 0.2)], ids=str)
 def test_networks_are_those_of_float64_but_for_rounding(dtype: torch.dtype, bound: float, name: str) -> None:
-    """A result that rounding moves over zero has another gradient: a share of them all as large as the rounding."""
+    """Rounding changes the sign of some inputs of ReLU, and so their gradients; their share is as large as the
+    rounding."""
     model, exact = dense_network(name, dtype), dense_network(name, torch.float64)
     assert "reference" not in model.choices.values()
     assert set(exact.choices.values()) == {"reference"}

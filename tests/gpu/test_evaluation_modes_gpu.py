@@ -25,13 +25,13 @@ BACKGROUND = ["device=cuda", "evaluation.scoring=background", "evaluation.scorer
 
 
 def scores(output: Path) -> list[float]:
-    """The errors of a run's evaluations."""
+    """Return the mean absolute errors of a run's evaluations."""
     lines = (output / "evaluations.jsonl").read_text().splitlines()
     return [json.loads(line)["mean_absolute_error"] for line in lines]
 
 
 def devices(process: psutil.Process) -> set[str]:
-    """The files of NVIDIA's driver that a process has open."""
+    """Return the device files of NVIDIA's driver that a process has open."""
     found = set()
     for entry in Path(f"/proc/{process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -40,7 +40,7 @@ def devices(process: psutil.Process) -> set[str]:
 
 
 def leads_a_session(pid: int) -> bool:
-    """Whether a process, which may have ended, has a session of its own."""
+    """Return whether a process leads a session; False if it has ended."""
     with contextlib.suppress(ProcessLookupError):
         return os.getsid(pid) == pid
     return False

@@ -1,4 +1,4 @@
-"""The frozen decoder with its fast operations on a GPU against the decoder under autograd in float64, and captured."""
+"""Test the frozen decoder with fast operations on a GPU: against autograd in float64, and captured."""
 
 from __future__ import annotations
 

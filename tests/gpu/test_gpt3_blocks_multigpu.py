@@ -1,5 +1,7 @@
-"""GPT-3's written blocks and head that GPUs share: tokens that move beside products or before them, eager and captured,
-against float64 on one GPU."""
+"""Test GPT-3's hand-written blocks and its head with tensor parallelism against float64 on one GPU.
+
+Tokens move during the products or before them, eagerly and in a graph.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,14 @@ SHAPE = GptArchitecture(
 )  # fmt: skip
 ROWS, CHUNK, WARM_UP = 2, 256, 3
 BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.4)}
-"""Of the loss and of a gradient, relative: e5m2 has two bits behind the point, so that is the wiring."""
+"""Largest relative errors of the loss and of a gradient. With the two mantissa bits of e5m2, they show wrong wiring."""
 
 MODES = ("collective", "symmetric_memory", "captured")
 
 
 def network(parallel: TensorParallel, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """A rank's part of the same numbers of bf16, with norms and biases that matter."""
+    """Return this rank's shards of a network whose norms and biases are random; the weights are bf16 values in any
+    dtype."""
     model = Decoder(SHAPE, device, torch.bfloat16, parallel=parallel)
     model.initialise(lambda name: generator_of(name, device))
     splits = model.tensor_splits()
@@ -59,7 +62,7 @@ def rows(device: torch.device) -> Tensor:
 
 
 def passes(network: Passes, tokens_BR: Tensor) -> Tensor:
-    """Forward and backward; the loss."""
+    """Run a forward and a backward pass, and return the loss."""
     hidden = network.through(0, network.embed(tokens_BR[:, :-1]), ROWS)
     loss = network.summed_loss(hidden, tokens_BR[:, 1:].flatten(), CHUNK, 1 / (ROWS * SHAPE.positions))
     loss.backward()
@@ -67,7 +70,7 @@ def passes(network: Passes, tokens_BR: Tensor) -> Tensor:
 
 
 def whole_gradients(model: Decoder, layout: Layout) -> dict[str, Tensor]:
-    """Of whole weights without padding, summed over ranks that have parts of sums."""
+    """Return the gradients of whole weights without padding. Partial gradients are summed over the ranks."""
     partial, splits, found = partial_parameters(model), model.tensor_splits(), {}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -81,7 +84,7 @@ def whole_gradients(model: Decoder, layout: Layout) -> dict[str, Tensor]:
 
 
 def of_blocks(layout: Layout, linear: str, products: TokenProducts, captured: bool) -> dict[str, Any]:
-    """Loss and gradients, once scales are known."""
+    """Return loss and gradients after the FP8 scales have been measured."""
     device, parallel = layout.device, TensorParallel.from_layout(layout)
     model = network(parallel, device, torch.bfloat16)
     operations, _ = choose_operations({}, SHAPE, ContextSplit(SHAPE.positions), device, torch.bfloat16)

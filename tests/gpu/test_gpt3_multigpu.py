@@ -1,4 +1,4 @@
-"""GPT-3 on GPUs that share its layers and have other ones, by NCCL, eager and captured either way: as on one GPU."""
+"""Test that GPT-3 trains with tensor and pipeline parallelism as on one GPU, eagerly and with both kinds of graphs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LAYOUTS: dict[int, dict[str, tuple[dict[str, int], int]]] = {
         "pp2 x 2, two replicas": ({"pp": 2, "dp": 2}, 2),
     },
 }
-"""GPUs to name to the layout's axes and the chunks on every stage."""
+"""Number of GPUs to cases: sizes of the axes, and chunks per stage."""
 
 ROWS, OF_A_STEP, STEPS, WORDS = 2, 16, 3, 400
 CLOSE = 1e-9
-"""Of float64 weights whose gradients were summed in another order, some by atomic additions."""
+"""Largest difference of float64 weights. Gradients are summed in another order, some by atomic additions."""
 
 
 class EvaluationRows(list[HostBatch]):
@@ -52,7 +52,7 @@ CUDA_GRAPHS = {"eager": "false", "captured": "true", "chunks": "chunks"}
 
 
 def trained(layout: Layout, chunks: int, mode: str) -> tuple[GptPretraining, dict[str, Any]]:
-    """The workload after some steps, their losses, and the log perplexity of some rows."""
+    """Return the workload after some steps, the losses of the steps, and the log perplexity of some rows."""
     axes = [f"layout.{axis}={layout.size(axis)}" for axis in ("pp", "tp")]
     ranks, kind = f"scale.gpus_per_node={layout.world_size}", layout.device.type
     run, _ = cli.load(
@@ -91,7 +91,7 @@ def trained(layout: Layout, chunks: int, mode: str) -> tuple[GptPretraining, dic
 
 
 def own_of(whole: GptPretraining, part: GptPretraining, name: str) -> Tensor:
-    """What the rank of ``part`` has of a weight of ``whole``."""
+    """Return the shard of a weight of ``whole`` that the rank of ``part`` holds."""
     full, split = whole.model.get_parameter(name).detach(), part.tensor_splits().get(name)
     if split is None:
         return full

@@ -1,4 +1,5 @@
-"""The captured iteration on a GPU: equal to the eager one, alive from replay to replay, and never waited for."""
+"""Test captured training steps of all workloads: they equal eager steps, leave no trace of warm-up, and wait for
+nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.gpu
 STEPS = 5
 AHEAD = 3  # iterations that the host may launch before it reads the first one's result
 ROUNDING = 1e-5
-"""Difference of two changes of the weights in an iteration, relative to the change: same sums in the same order."""
+"""Largest difference of the weights' changes in a step, relative to the change. Both runs sum in the same order."""
 
 MOVING = {
     "bert": ("hparams.warmup_steps=0",),
@@ -66,7 +67,7 @@ IMPLEMENTATIONS = [
 ]
 PRECISIONS = ["fp32", "bf16", "fp16"]
 GEOMETRY = ("boxes", "size", "transform", "object")
-"""Of Mask R-CNN's batches: corners, sizes, what became of pictures, and rows of the table of polygons."""
+"""Tensors in Mask R-CNN's batches: corners, sizes, transforms of pictures, and rows of the table of polygons."""
 BLOCK = {field.name for field in fields(SampledBlock)}
 
 
@@ -80,7 +81,7 @@ class Built:
     accumulation: int
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the weights that are trained: the FP32 masters where the weights are half."""
+        """Return float64 copies of the trained weights, or of their fp32 masters where they are in half precision."""
         torch.cuda.synchronize()
         masters: dict[str, Tensor] = {}
         for updater in self.step.updaters:
@@ -91,7 +92,7 @@ class Built:
         return {name: masters.get(name, weight).detach().cpu().clone().double() for name, weight in named.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """All persistent tensors themselves: weights, buffers, masters, momentum, step counters."""
+        """Return all persistent tensors, not copies: weights, buffers, masters, momentum and step counters."""
         tensors = dict(self.workload.named_state())
         for number, updater in enumerate(self.step.updaters):
             tensors |= {f"{number}.{name}": tensor for name, tensor in updater.named_state()}
@@ -99,7 +100,7 @@ class Built:
 
     @torch.no_grad()
     def take_over(self, other: Built) -> None:
-        """Set all state to another's, in place, where a captured graph finds it."""
+        """Copy the state of ``other`` into the tensors of this one, whose addresses a graph has captured."""
         torch.cuda.synchronize()
         theirs = other.state()
         for name, tensor in self.state().items():
@@ -107,21 +108,18 @@ class Built:
         torch.cuda.synchronize()
 
     def run(self, batches: list[Batch]) -> StepResult:
-        """One iteration, waited for."""
+        """Run one step and wait for it."""
         with self.runner.on_stream():
             result = self.runner(batches)
         torch.cuda.synchronize()
         return self.step.read(result.names, result.values.tolist())
 
     def updates(self) -> int:
-        """Updates that the optimizer has applied."""
+        """Return the number of updates that the optimizer has applied."""
         return int(self.step.updaters[0].state_dict()["step"])
 
     def batches(self, seed: int, key: Hashable | None = None) -> list[Batch]:
-        """The micro-batches of one iteration, drawn from ``seed``; of another key than their own where one is given.
-
-        They are noise of the shape of an example, and its integers in another order.
-        """
+        """Return random micro-batches of one step, in the shapes of an example. ``key`` replaces their batch key."""
         generator = torch.Generator().manual_seed(seed)
         examples = list(self.workload.example_batches())
         example = examples[seed % len(examples)]
@@ -136,11 +134,11 @@ class Built:
 
 
 def _drawn_like(name: str, example: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise where ``example`` is not zero, which may be padding; integers of the example, drawn anew.
+    """Return noise where ``example`` is not zero (zeros may be padding), or integers drawn from those of the example.
 
-    Sequences in a buffer (``starts``, ``lengths``) stay where they are and only get shorter: drawn anew they would
-    overlap, and reach beyond the buffer's end. Weights of a loss stay: noise would take fp16 gradients out of range. So
-    do nodes and edges of a sampled graph, which say where its kernels read, and boxes, which must have an area.
+    Sequences in a buffer (``starts``, ``lengths``) only get shorter; otherwise they could overlap or exceed the buffer.
+    Some tensors stay: weights of a loss, because fp16 gradients would overflow; nodes and edges of a sampled graph,
+    because kernels use them as indices; and boxes, because they need an area.
     """
     if name in ("weight", *GEOMETRY) or name in BLOCK:
         return example.clone()
@@ -159,7 +157,7 @@ def _drawn_like(name: str, example: Tensor, generator: torch.Generator) -> Tenso
 
 @pytest.fixture(autouse=True)
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every sum in a fixed order, and no TF32."""
+    """Compute every sum in a fixed order, without TF32."""
     pool = F.max_pool2d
 
     def pool_in_order(x_NCHW: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -187,7 +185,7 @@ def build(
     capture: bool = True,
     warm_up: bool = True,
 ) -> Built:
-    """A workload, always with the same initial weights."""
+    """Return a workload, always with the same initial weights."""
     run, _ = cli.load(compose([f"benchmark={workload}", "scale=test", f"precision={precision}", *overrides]))
     layout = Layout(run.layout, device=torch.device("cuda", 0), seed=7)
     built = cli.workload_class(workload)(run, layout)
@@ -203,7 +201,7 @@ def change(after: dict[str, Tensor], before: dict[str, Tensor]) -> dict[str, Ten
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The norm of the difference of two changes of all weights, relative to that of the expected one."""
+    """Return the norm of the difference of two changes of all weights, relative to that of the expected change."""
     off = torch.stack([(found[name] - expected[name]).norm() for name in expected]).norm()
     return float(off / torch.stack([change.norm() for change in expected.values()]).norm())
 
@@ -249,7 +247,7 @@ def test_warm_up_and_capture_leave_no_trace(workload, overrides, precision):
 
 
 def digest(built: Built) -> str:
-    """One hash over weights, buffers, the optimizer's state, the skip flag and the random states."""
+    """Return one hash over weights, buffers, the optimizer's state, the skip flag and the random states."""
     torch.cuda.synchronize()
     tensors = built.state()
     tensors |= {"skip": built.step.skip, "host": torch.get_rng_state(), "device": torch.cuda.get_rng_state()}

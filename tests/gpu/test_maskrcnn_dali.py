@@ -1,4 +1,4 @@
-"""Mask R-CNN's DALI reader on the GPU: nvJPEG against the reader that runs anywhere; no waiting."""
+"""Test Mask R-CNN's DALI reader on a GPU against the torchvision reader; it never waits for the device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def train(root, device="cuda", block=0, start=0, **reader):
 
 
 def assert_alike(batches, others):
-    """Equal but for the pixels of pictures, in levels; nvJPEG rounds its own way."""
+    """Check that batches are equal up to the pixels, which nvJPEG rounds differently."""
     for batch, other in zip(batches, others, strict=True):
         assert (batch.position, batch.samples, batch.key) == (other.position, other.samples, other.key)
         assert batch.tensors.keys() == other.tensors.keys()

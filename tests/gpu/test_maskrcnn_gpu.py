@@ -48,7 +48,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 def build(dtype: torch.dtype, implementation: str = "reference") -> MaskRCNN:
-    """A network whose norms and heads are not those of a fresh one, with the same weights in every dtype."""
+    """Return a network with random norms and heads, and the same weights in every dtype."""
     generator = torch.Generator().manual_seed(0)
     network = MaskRCNN(FACTS, generator)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def build(dtype: torch.dtype, implementation: str = "reference") -> MaskRCNN:
 
 
 def inputs(dtype: torch.dtype, regions: int = 24) -> list[Tensor]:
-    """Pictures, and features of regions for both heads."""
+    """Return pictures, and features of regions for both heads."""
     generator = torch.Generator().manual_seed(1)
     shapes = [(2, 3, 128, 192), (regions, 64, 7, 7), (regions, 64, 14, 14)]
     values = [torch.randn(shape, generator=generator).half() for shape in shapes]
@@ -76,13 +76,13 @@ def inputs(dtype: torch.dtype, regions: int = 24) -> list[Tensor]:
 
 
 def classes_of(masks: Tensor) -> Tensor:
-    """Of each region, some without an object."""
+    """Return the class of each region; -1 for no object."""
     number = torch.arange(len(masks), device=masks.device)
     return torch.where(number % 4 == 3, -1, number % 3)
 
 
 def results(network: MaskRCNN, image: Tensor, boxes: Tensor, masks: Tensor) -> dict[str, Tensor]:
-    """By name, in the dtype of the weights."""
+    """Return the results by name, in the dtype of the weights."""
     found = {}
     for number, output in enumerate(network.propose(network.pyramid(image)), 2):
         found |= {f"logits {number}": output.logits_NAHW, f"deltas {number}": output.deltas_NAHW}
@@ -103,7 +103,7 @@ def weights_like(found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def results_and_gradients(network: MaskRCNN, dtype: torch.dtype) -> dict[str, Tensor]:
-    """By name, in float64."""
+    """Return results and gradients by name, in float64."""
     found = results(network, *inputs(dtype))
     weighted_sum(found, weights_like(found)).backward()
     gradients = {f"gradient of {n}": p.grad for n, p in network.named_parameters() if p.grad is not None}
@@ -141,7 +141,7 @@ PRECISIONS = ["fp32", "bf16", "fp16"]
 
 @pytest.fixture
 def deterministic():
-    """Every sum in a fixed order, where PyTorch's are not."""
+    """Let PyTorch compute every sum in a fixed order."""
     set_determinism(True)
     yield
     set_determinism(False)
@@ -158,7 +158,7 @@ def weights(workload: MaskRCNNSegmentation) -> dict[str, Tensor]:
 
 
 def batches(workload: MaskRCNNSegmentation, shapes: str, seed: int) -> list[Batch]:
-    """Micro-batches of other pictures than the examples', in the shapes that ``shapes`` names."""
+    """Return micro-batches with random pictures; each digit of ``shapes`` is the number of an example."""
     examples = list(workload.example_batches())
     generator = torch.Generator(device="cuda").manual_seed(seed)
     found = []
@@ -221,7 +221,7 @@ PICTURES = 7
 
 
 def built(*overrides: str) -> tuple[MaskRCNNSegmentation, DetectionEvaluation]:
-    """A network with random heads, whose evaluation reads pictures of noise of every shape."""
+    """Return a network with random heads, and its evaluation of random pictures of every shape."""
     size = f"benchmark.eval_samples={PICTURES}"
     run, _ = loading.load(
         compose(["benchmark=maskrcnn", "scale=1xH200", "reader.eval_batch=2", "assets_dir=null", size, *overrides]),
@@ -232,7 +232,7 @@ def built(*overrides: str) -> tuple[MaskRCNNSegmentation, DetectionEvaluation]:
 
 
 def found(*overrides: str) -> Predictions:
-    """Predictions at full size; finding them waits for nothing."""
+    """Return predictions at full size. Computing them must not wait for the device."""
     workload, evaluation = built(*overrides)
     with torch.cuda.stream(torch.cuda.Stream()):
         evaluation.warm_up()

@@ -111,7 +111,7 @@ HEIGHT, WIDTH, PICTURES, CAPACITY = 800, 1344, 12, 96
 
 
 def boxes(pictures: int, count: int, seed: int) -> Tensor:
-    """Corners of whole pixels, of all sizes, so that overlaps tie."""
+    """Return boxes of all sizes with integer corners, so that overlaps tie."""
     random = torch.Generator(device="cuda").manual_seed(seed)
     limits = torch.tensor([WIDTH, HEIGHT], device="cuda")
     first = torch.rand((pictures, count, 2), device="cuda", generator=random) * limits
@@ -120,7 +120,7 @@ def boxes(pictures: int, count: int, seed: int) -> Tensor:
 
 
 def truth(seed: int) -> dict[str, Tensor]:
-    """Objects of each picture: none, one and more."""
+    """Return the objects of each picture: none, one or more."""
     return {
         "boxes": boxes(PICTURES, CAPACITY, seed),
         "label": torch.randint(1, FACTS.classes + 1, (PICTURES, CAPACITY), device="cuda"),
@@ -132,7 +132,7 @@ def truth(seed: int) -> dict[str, Tensor]:
 
 
 def predictions(levels: list[Tensor], seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Logits and offsets of each level, in bf16, many of which are equal."""
+    """Return logits and offsets of each level in bf16; many are equal."""
     random = torch.Generator(device="cuda").manual_seed(seed)
     return [
         (

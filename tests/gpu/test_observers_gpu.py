@@ -93,7 +93,7 @@ def device():
 
 @pytest.fixture(scope="module")
 def watched(device):
-    """Figures of a short load, and what was seen under it."""
+    """Return measurements of a short load, and the readings of the GPU during it."""
     nvml = open_nvml()
     watch = health.LoadWatch(nvml, nvml.nvmlDeviceGetHandleByUUID(device_uuid(device)))
     figures = measure_gpu(device, Durations(1.0, 0.2), watch)
@@ -182,7 +182,7 @@ def test_a_gpu_under_its_limit_is_named(tmp_path):
 
 
 def join(rank, port, messages, leaves):
-    """A rank of two: the second never comes to the collective, and is ended."""
+    """Run one of two ranks. The second never calls the collective, and is ended."""
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)

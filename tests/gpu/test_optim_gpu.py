@@ -64,7 +64,7 @@ def test_captured_updates_equal_eager_ones_and_wait_for_nothing(operation: Opera
 
 
 def fused_lamb() -> type:
-    """NVIDIA's LAMB; the package that the registry has under the name of apex is another, and has none."""
+    """Return NVIDIA's LAMB, or skip the test. The package ``apex`` on PyPI is another project, without LAMB."""
     try:
         from apex.multi_tensor_apply import multi_tensor_applier
         from apex.optimizers import FusedLAMB
@@ -112,7 +112,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     for layer, width in [("stem", 64), *((str(number), 64 << number // 14) for number in range(52))]
     for name, shape in (("conv.weight", (width, width, 3, 3)), ("bn.weight", (width,)), ("bn.bias", (width,)))
 } | {"fc.weight": (1000, 2048), "fc.bias": (1000,)}
-"""Parameters of a network with as many tensors as ResNet-50."""
+"""Shapes of the parameters of a network with as many tensors as ResNet-50."""
 
 
 def build_parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
@@ -160,7 +160,7 @@ def state_of(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> dict[
 
 
 class Scaled:
-    """fp16 parameters under clipping and a loss scale; two micro-batches with given gradients."""
+    """An optimizer of fp16 parameters with clipping and a loss scale, and the gradients of two micro-batches."""
 
     def __init__(self, when: Literal["before_reduction", "after_reduction"]) -> None:
         self.parameters = build_parameters(torch.float16)

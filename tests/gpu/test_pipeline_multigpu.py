@@ -1,4 +1,4 @@
-"""Stages on GPUs, by NCCL, eager and captured, whole and by chunks: steps and evaluation as on one GPU that has all."""
+"""Test that pipeline stages train and evaluate as one GPU: eagerly, as one graph, and as graphs of chunks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.common.distributed.pipeline.staged_ranks import (
 pytestmark = pytest.mark.multigpu
 
 CLOSE = 1e-9
-"""Of float64 weights whose gradients were summed in another order, some by atomic additions."""
+"""Largest difference of float64 weights. Gradients are summed in another order, some by atomic additions."""
 
 
 MODES = ("eager", "captured", "chunks")
 
 
 def trained(layout: Layout, chunks: int, mode: str) -> dict[str, Any]:
-    """Weights, losses and evaluation after some steps."""
+    """Return weights, losses and score after some steps."""
     trainee = Trainee(layout, chunks, graphs=ChunkGraphs() if mode == "chunks" else None)
     first = batches(0, layout)
     runner = StepRunner(trainee.step, trainee.model, len(first), mode != "eager")

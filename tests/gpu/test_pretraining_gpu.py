@@ -51,7 +51,7 @@ BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.4)}
 """Largest relative errors of the loss and of a gradient. With the two mantissa bits of e5m2, they show wrong wiring."""
 
 ATTENTION = "model.implementations.attention=reference"
-"""The fast ones add gradients atomically in 16 bits."""
+"""Other implementations add gradients atomically in 16 bits."""
 
 WORKLOADS = pytest.mark.parametrize("name", list(FACTS))
 
@@ -230,7 +230,7 @@ KINDS = {
 
 @pytest.fixture
 def in_order() -> Iterator[None]:
-    """Every sum in a fixed order where there is a choice, and no TF32."""
+    """Compute sums in a fixed order where PyTorch can, without TF32."""
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -27,7 +27,7 @@ PIECE = 1 << 20
 
 
 def recorded() -> torch.cuda.Event:
-    """An event behind all that the current stream has to do."""
+    """Return an event after all work in the current stream."""
     event = torch.cuda.Event()
     event.record()
     return event

@@ -38,7 +38,7 @@ CRITEO = 89_137_319
 
 
 def made_keys(samples):
-    """Keys of random predictions with 3 % of positive labels, as in Criteo's data."""
+    """Return keys of random predictions with 3 % of positive labels, as in Criteo's data."""
     keys = torch.empty(samples, dtype=torch.int32, device="cuda")
     for part in keys.split(CHUNK):
         labels = torch.rand(len(part), device="cuda") < 0.03

@@ -1,4 +1,4 @@
-"""RetinaNet's DALI reader on the GPU: nvJPEG and its resize against the reader that runs anywhere; no waiting."""
+"""Test RetinaNet's DALI reader on a GPU against the torchvision reader; it never waits for the device."""
 
 import shutil
 
@@ -23,7 +23,7 @@ SHAPES = [(480, 640), (640, 427), (300, 300), (768, 1024), (201, 333)]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Smooth pictures of several sizes, with one box or two."""
+    """Prepare smooth pictures of several sizes, with one or two boxes."""
     folder = tmp_path_factory.mktemp("dali")
     rows, pictures = {}, {}
     for split, count, first in (("train", SAMPLES, 0), ("validation", EVAL, 500)):
@@ -47,7 +47,10 @@ def train(root, device="cuda", block=0, start=0, micro_batch=8, dtype=torch.floa
 
 
 def assert_alike(batches, others, mean=0.75, most=16.0):
-    """Equal but for pixels, whose mean and largest differences are in levels; nvJPEG rounds its own way."""
+    """Check that batches are equal up to the pixels, which nvJPEG rounds differently.
+
+    ``mean`` and ``most`` are the largest mean and single differences, in levels of 255.
+    """
     for batch, other in zip(batches, others, strict=True):
         assert (batch.position, batch.samples) == (other.position, other.samples)
         assert batch.tensors.keys() == other.tensors.keys()

@@ -41,7 +41,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 def build(dtype: torch.dtype, implementation: str = "reference", seed: int = 0) -> RetinaNet:
-    """A network whose norms and heads are not those of a fresh one, with the same weights in every dtype."""
+    """Return a network with random norms and heads, and the same weights in every dtype."""
     generator = torch.Generator().manual_seed(seed)
     network = RetinaNet(ARCHITECTURE, generator)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def image(dtype: torch.dtype) -> Tensor:
 
 
 def outputs_and_gradients(network: RetinaNet) -> dict[str, Tensor]:
-    """By name, in float64."""
+    """Return results and gradients by name, in float64."""
     generator, found, total = torch.Generator().manual_seed(2), {}, 0.0
     for number, output in enumerate(network(image(network.logit_bias.dtype))):
         for name, value in output._asdict().items():
@@ -139,7 +139,7 @@ def test_a_captured_pass_equals_an_eager_one_and_follows_a_state_that_is_loaded(
 
 
 def built(precision: str) -> RetinaNetDetection:
-    """The workload of the ``test`` recipe, whose heads say something, so that most slots are filled."""
+    """Return the workload of the ``test`` recipe with random heads, so that most slots of detections are filled."""
     overrides = ["scale=test", f"precision={precision}", "benchmark.facts.score_threshold=0.001"]
     run, _ = cli.load(compose(["benchmark=retinanet", *overrides]))
     workload = RetinaNetDetection(run, Layout(run.layout, device=torch.device("cuda", 0), seed=7))

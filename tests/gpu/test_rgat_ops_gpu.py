@@ -100,7 +100,7 @@ BLOCK_SHAPE = random_block(0, seeds=300, graph=3000, slack=400).shape
 
 
 def block_on_gpu(seed: int) -> SampledBlock:
-    """A block of several thousand rows, always in the same shape."""
+    """Return a block of several thousand rows, always in the same shape."""
     block = random_block(seed, seeds=300, graph=3000, shape=BLOCK_SHAPE)
     return SampledBlock.of(BLOCK_SHAPE, {name: tensor.cuda() for name, tensor in block.tensors().items()})
 
@@ -149,7 +149,7 @@ def test_captured_products_follow_the_blocks_counts_and_give_the_same_bits(name:
 
 
 def test_inputs_and_rows_of_more_than_2_31_elements() -> None:
-    """The last rows of the last relation give what they give alone."""
+    """The first and the last rows of a relation with 2.2 million rows equal the formula."""
     inputs, nodes = 1024, 2_200_000
     capacity = BlockShape(
         SCHEMA,
@@ -189,7 +189,7 @@ def test_inputs_and_rows_of_more_than_2_31_elements() -> None:
 
 
 PAPERS = 67_000
-"""Of IGBH's 269 million; 2.9 million edges."""
+"""Papers of a small graph with 2.9 million edges; IGBH has 269 million papers."""
 
 
 def some_seeds(papers: int, count: int, number: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""R-GAT's stores over several GPUs: four placements give the same rows, and every GPU sees the graph of all shards."""
+"""Test R-GAT's stores on several GPUs: four placements give the same rows, and all GPUs read all shards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 
 def own_numbers(memory: PeerMemory, group: dist.ProcessGroup) -> tuple[list[int], list[int], list[int]]:
-    """What each rank wrote into its own buffer, and where its buffer lies by two accounts."""
+    """Return the numbers that the ranks wrote into their buffers, and two lists of the buffers' addresses."""
     device = torch.device("cuda", memory.rank)
     parts = memory.tensors((2,), torch.int64, 16)
     parts[memory.rank].fill_(memory.rank + 10)

@@ -39,9 +39,9 @@ pytestmark = pytest.mark.gpu
 
 
 WIDE = [f"benchmark.facts.{name}=128" for name in ("encoder_width", "prediction_width", "joint_width")]
-"""A network of widths that fast kernels take."""
+"""Widths that the fast kernels support."""
 ROOM_FOR_UPDATES = 0.02
-"""Difference between two runs of one iteration, whose sums have no fixed order, relative to what the iteration did."""
+"""Largest difference between two runs of a step, relative to the change of the weights. Sums have no fixed order."""
 
 
 def built(*overrides: str, scale: str = "test") -> SpeechRecognition:
@@ -55,7 +55,7 @@ def weights(workload: SpeechRecognition) -> dict[str, Tensor]:
 
 
 def batches(workload: SpeechRecognition, seed: int) -> list[Batch]:
-    """Micro-batches of other noise and shorter utterances than the examples', one of each key and again."""
+    """Return micro-batches with random features and shorter utterances than the examples; their keys take turns."""
     found = []
     for number in range(workload.cfg.grad_accumulation_steps):
         examples = list(workload.example_batches())
@@ -72,7 +72,7 @@ def batches(workload: SpeechRecognition, seed: int) -> list[Batch]:
 
 
 def trained(capture: bool, overrides: list[str], steps: int = 3) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights before and after a few iterations."""
+    """Return the weights before and after a few steps."""
     workload = built(*overrides)
     step = workload.build_step()
     runner = StepRunner(step, workload.model, workload.cfg.grad_accumulation_steps, capture=capture)
@@ -134,7 +134,7 @@ def test_the_rules_network_starts_at_the_loss_of_equal_classes(precision):
 
 
 def gradients(workload: SpeechRecognition, tensors: dict[str, Tensor], scale: float = 64.0) -> dict[str, Tensor]:
-    """Of the mean loss, with dropout."""
+    """Return the gradients of the mean loss, with dropout."""
     (workload.model.loss(tensors, None).mean() * scale).backward()
     return {name: parameter.grad.float() / scale for name, parameter in workload.model.named_parameters()}
 
@@ -172,7 +172,7 @@ SMALL = [
 
 @pytest.fixture
 def side_stream() -> Iterator[None]:
-    """A stream that can be captured."""
+    """Run the test on a side stream, which can be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -192,7 +192,7 @@ def decoded(decoder: GreedyDecoder, f_SNJ: Tensor, lengths: list[int]) -> list[l
 @pytest.mark.parametrize("blank", [-1000.0, 0.0, 3.0, 1000.0])
 @pytest.mark.parametrize("look_ahead", [1, 4])
 def test_replayed_iterations_decode_as_one_token_after_another(look_ahead: int, blank: float) -> None:
-    """In fp64, so that products of other shapes choose the same classes."""
+    """The test uses fp64, so that products of other shapes give the same classes."""
     model = SmallTransducer(3, blank).cuda()
     device = torch.device("cuda")
     decoder = GreedyDecoder(model, LIMITS, UTTERANCES, FRAMES, JOINT, device, torch.float64, look_ahead=look_ahead)

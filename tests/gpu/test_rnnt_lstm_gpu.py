@@ -1,6 +1,5 @@
-"""The persistent LSTM on a GPU: against the reference in float64 at real sizes, every division, captured,
-repeatable, and beside work on another stream.
-"""
+"""Test the persistent LSTM on a GPU: real sizes and every division of the work against float64, graphs, and
+repeatability."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ WIDTH, CLASSES = 512, 1024
 JOINT = joint.JOINT.function("triton")
 LOSS, REFERENCE = (transducer_loss.TRANSDUCER_LOSS.function(name) for name in ("triton", "reference"))
 SCALE = 128.0  # with 192 utterances the largest gradient is 18,000; fp16 ends at 65,504
-"""Of the loss, as in training with fp16."""
+"""Loss scale, as in training with fp16."""
 
 
 class Given(NamedTuple):
@@ -121,7 +121,7 @@ def inputs(rows: PackedRows, tokens_BU: Tensor, p: float = 0.3) -> Given:
 
 
 def some_rows(frames: list[int], tokens: list[int], spare: int, classes: int = CLASSES) -> tuple[PackedRows, Tensor]:
-    """Rows of a few utterances, and random tokens."""
+    """Return the rows of a few utterances, and random tokens."""
     frames_B, tokens_B = torch.tensor(frames, device=CUDA), torch.tensor(tokens, device=CUDA)
     capacity = int((frames_B * (tokens_B + 1)).sum()) + spare
     tokens_BU = torch.randint(classes - 1, (len(frames), max(tokens)), device=CUDA, dtype=torch.int32)
@@ -129,13 +129,13 @@ def some_rows(frames: list[int], tokens: list[int], spare: int, classes: int = C
 
 
 def step(given: Given, parts: int = 1) -> list[Tensor]:
-    """Losses, and gradients of the scaled mean."""
+    """Return the losses, and the gradients of the scaled mean."""
     loss_B = joint_loss(JOINT, LOSS, *given.leaves, given.tokens_BU, given.rows, given.dropout, parts)
     return [loss_B.detach(), *torch.autograd.grad(loss_B.mean() * SCALE, given.leaves)]
 
 
 def one_by_one(given: Given) -> list[Tensor]:
-    """The same in fp32 by PyTorch, one utterance after another; joint and last layer by autograd."""
+    """Return the results of :func:`step` from PyTorch in fp32, computed for one utterance at a time."""
     rows, dropout = given.rows, given.dropout
     wide = [leaf.detach().float().requires_grad_() for leaf in given.leaves]
     f_SBH, g_NBH, weight_VH, bias_V = wide
@@ -186,7 +186,7 @@ def test_losses_and_gradients_equal_the_references(
 
 @pytest.fixture(scope="module")
 def whole() -> Given:
-    """192 utterances of real lengths in fp16."""
+    """Return inputs of 192 utterances of real lengths in fp16."""
     made = case_rows(192, CUDA)
     assert made.used * CLASSES > 1 << 31
     return inputs(made.rows, tokens_of(made.rows, CLASSES, Draw(CUDA, torch.float16)))

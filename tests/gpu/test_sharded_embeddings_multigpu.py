@@ -1,4 +1,4 @@
-"""Embeddings over several GPUs by NCCL: every placement trains as PyTorch's tables on one rank, captured as eagerly."""
+"""Test embeddings sharded over GPUs: every placement trains as PyTorch's tables on one rank, eagerly and in graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Volumes split over GPUs: each way to exchange halos, eager and captured, equals the whole volume on one GPU."""
+"""Test volumes split over GPUs: each transport of halos, eager and captured, gives the results of the whole volume."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ STEPS = 3
 REPLAYS = 50
 IN_FLIGHT = 3
 ROUNDING = 1e-8
-"""Difference of float64 weights relative to a tensor's change in training."""
+"""Largest difference of float64 weights, relative to a tensor's change in training."""
 
 FP32_ROUNDING = 1e-3
-"""Difference of fp32 logits relative to their norm."""
+"""Largest difference of fp32 logits, relative to their norm."""
 
 MODES = {
     f"{transport}-{'captured' if captured else 'eager'}": (transport, captured)
@@ -85,13 +85,13 @@ class Trainee:
         return Batch({name: tensor.to(self.layout.device) for name, tensor in tensors.items()}, SAMPLES)
 
     def logits(self) -> Tensor:
-        """Of this rank's slab, on the host."""
+        """Return the logits of this rank's slab on the CPU."""
         with torch.no_grad():
             logits_NKDHW: Tensor = self.model(self.batch(0).tensors["image"])
         return logits_NKDHW.cpu()
 
     def train(self) -> dict[str, Tensor]:
-        """Weights after some steps, minus the initial ones."""
+        """Return the changes of the weights in some steps."""
         before = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
         self.runner.warm_up([self.batch(0)])
         for step in range(STEPS):
@@ -107,14 +107,14 @@ class Trainee:
 
 
 def planes(rank: int, exchange: int, device: torch.device) -> Tensor:
-    """A slab whose planes tell rank, exchange and place; one exchange has larger planes than those before it."""
+    """Return a slab whose values encode rank, exchange and position. The second exchange has larger planes."""
     edge = 320 if exchange == 1 else 16
     slab = torch.arange(2 * 4 * edge * edge * 8, device=device, dtype=torch.float32).view(2, 8, 4, edge, edge)
     return (slab + 1000.0 * rank + 10.0 * exchange).contiguous(memory_format=torch.channels_last_3d)
 
 
 def wrong_halos(split: VolumeSplit, device: torch.device, transport: str) -> int:
-    """Elements that were not the neighbours', over many replays of a graph with several exchanges under way."""
+    """Return the number of wrong halo elements in many replays of a graph with several exchanges in flight."""
     exchange = build_exchange(split, device, transport)
     factor = torch.ones((), device=device)
     wrong = torch.zeros((), dtype=torch.int64, device=device)

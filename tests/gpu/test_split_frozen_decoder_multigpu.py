@@ -1,5 +1,7 @@
-"""A frozen decoder whose layers GPUs share: tokens that move beside the products give what collectives give, eager and
-captured, with evaluations between."""
+"""Test a tensor-parallel frozen decoder: moving tokens during the products gives the results of collectives.
+
+Steps run eagerly and in a graph, with evaluations between them.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,16 @@ LORA = LoraSettings(rank=16, alpha=32.0, dropout=0.1)
 ROWS, LENGTH, CHUNK = 2, 384, 256
 FAST = {"attention": "cudnn", "rms_norm": "triton", "rope": "triton", "swiglu": "triton", "lora_input": "triton"}
 RECOMPUTED = 1
-"""Of three layers, two keep query, key and value."""
+"""Number of layers that recompute query, key and value; the other two keep them."""
 
 WARM_UP, SEEDS = 3, (7, 8, 9)
 BOUND = {"torch": 0.03, "fp8": 0.1}
-"""Of results, relative to their norms: sums in another order move bf16's last bit, and now and then a code of e5m2."""
+"""Largest relative differences of results. Another order of sums changes the last bit of bf16, and some codes of e5m2.
+"""
 
 
 class Network:
-    """A rank's part of the decoder, and its micro-batch."""
+    """This rank's shard of the decoder, and a micro-batch."""
 
     def __init__(self, products: TokenProducts, parallel: TensorParallel, linear: str, device: torch.device) -> None:
         self.parallel, half = parallel, torch.bfloat16
@@ -70,14 +73,14 @@ class Network:
         self.seed = torch.tensor(SEEDS[0], device=device)
 
     def losses(self, seed: Tensor | None) -> Tensor:
-        """Of all tokens; without a seed as in an evaluation."""
+        """Return the losses of all tokens; without dropout if ``seed`` is None."""
         places = TokenPlaces.whole(ROWS, LENGTH, seed, self._given.device)
         hidden_sE = self._frozen.hidden_states(self._given[:, :-1], places)
         labels_T = self._given[:, 1:].flatten()
         return next_token_loss(hidden_sE, self.decoder.head.weight, labels_T, self.parallel, CHUNK)
 
     def step(self) -> dict[str, Tensor]:
-        """Losses and the adapters' gradients."""
+        """Return the losses and the gradients of the adapters."""
         losses_T = self.losses(self.seed)
         gradients = torch.autograd.grad(losses_T.mean(), list(self.trained.values()))
         return {"losses": losses_T.detach(), **dict(zip(self.trained, gradients, strict=True))}
@@ -88,7 +91,7 @@ class Network:
 
 
 def steps(network: Network, captured: bool) -> list[dict[str, Tensor]]:
-    """What every seed gives, one after another, with an evaluation behind each."""
+    """Return the results of a step and of an evaluation for each seed."""
     stream, graph, found = torch.cuda.Stream(), torch.cuda.CUDAGraph(), []
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

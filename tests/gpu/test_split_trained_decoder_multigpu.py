@@ -1,5 +1,7 @@
-"""A trained decoder whose layers GPUs share: tokens that move beside the products give what collectives give, eager and
-captured, over micro-batches that add up; and what it adds up is what one GPU does."""
+"""Test a tensor-parallel trained decoder: moving tokens during the products gives the results of collectives.
+
+Gradients of several micro-batches add up, eagerly and in a graph, and equal those of one GPU.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,24 @@ ARCHITECTURE = LlamaArchitecture(
 ROWS, LENGTH, CHUNK = 2, 384, 256
 FAST = {"attention": "cudnn", "rms_norm": "triton", "rope": "triton", "swiglu": "triton"}
 RECOMPUTED, TRANSPOSED = 1, 1
-"""Of three layers, one multiplies gate and up again, and keeps its weights transposed."""
+"""Number of layers that recompute gate and up, and of layers that keep their weights transposed."""
 
 WARM_UP, STEPS, MICRO_BATCHES = 3, 3, 2
 WAITING = {"torch": 0.03, "fp8": 0.1}
-"""Bounds of results, relative to their norms, between ways in which tokens move: sums in another order move bf16's last
-bit, and now and then a code of e5m2."""
+"""Largest relative differences of results between two implementations of the products.
+
+Another order of sums changes the last bit of bf16, and some codes of e5m2.
+"""
 
 ALONE = {"torch": 0.05, "fp8": 0.4}
-"""Beside one GPU, which rounds its sums at other places, and has one scale where ranks have theirs: e5m2 has two bits
-behind the point, so that in FP8 this is the wiring."""
+"""Largest relative differences from one GPU, which rounds other sums and has one scale instead of one per rank.
+
+With the two mantissa bits of e5m2, the bound of FP8 shows wrong wiring.
+"""
 
 
 class Network:
-    """A rank's part of the decoder, and its micro-batches."""
+    """This rank's shard of the decoder, and its micro-batches."""
 
     def __init__(
         self, products: TokenProducts | None, parallel: TensorParallel, linear: str, device: torch.device
@@ -77,14 +83,14 @@ class Network:
         ]
 
     def losses(self, tokens_BR: Tensor) -> Tensor:
-        """Of all tokens."""
+        """Return the losses of all tokens."""
         places = TokenPlaces.whole(ROWS, LENGTH, None, tokens_BR.device)
         hidden_sE = self._trained.hidden_states(tokens_BR[:, :-1], places)
         weight = self.decoder.head.weight
         return next_token_loss(hidden_sE, weight, tokens_BR[:, 1:].flatten(), self.parallel, CHUNK)
 
     def step(self) -> Tensor:
-        """Losses; gradients are left in ``.grad``."""
+        """Return the losses; add gradients to ``.grad``."""
         for parameter in self.decoder.parameters():
             assert parameter.grad is not None
             parameter.grad.zero_()
@@ -97,7 +103,7 @@ class Network:
         return torch.cat(found)
 
     def shift(self) -> None:
-        """Other weights, and other tokens."""
+        """Change the weights and the tokens."""
         with torch.no_grad():
             for parameter in self.decoder.layers.parameters():
                 parameter.mul_(0.97)
@@ -109,7 +115,7 @@ class Network:
         return self.losses(self.tokens[0])
 
     def gradients(self) -> dict[str, Tensor]:
-        """Whole ones; norms' are sums over the ranks. Collective."""
+        """Return the gradients of whole weights; those of norms are summed over the ranks. All ranks must call this."""
         partial, splits = partial_parameters(self.decoder), self.decoder.tensor_splits()
         found = {}
         for name, parameter in self.decoder.named_parameters():
@@ -125,7 +131,7 @@ class Network:
 
 
 def steps(network: Network, captured: bool) -> list[dict[str, Tensor]]:
-    """What every step gives, one after another, with an evaluation behind each."""
+    """Return the results of every step and of the evaluation after it."""
     stream, graph, found = torch.cuda.Stream(), torch.cuda.CUDAGraph(), []
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

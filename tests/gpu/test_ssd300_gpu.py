@@ -1,4 +1,4 @@
-"""SSD300 on one GPU: network, targets, loss and detections against float64 and the CPU, and inside a graph."""
+"""Test SSD300 on a GPU: network, targets, loss and detections against float64 and the CPU, and in a graph."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PICTURES, CAPACITY = 6, 20
 
 
 def build(dtype: torch.dtype, implementation: str = "reference") -> SSD300:
-    """A network with the same weights in every dtype, whose norms are not those of a fresh one."""
+    """Return a network with random norms, and the same weights in every dtype."""
     generator = torch.Generator().manual_seed(0)
     network = SSD300(SMALL, generator)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def images(dtype: torch.dtype, pictures: int = PICTURES) -> Tensor:
 
 
 def boxes(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes of six pictures, the second of them without, on the CPU."""
+    """Return boxes of six pictures on the CPU; the second picture has none."""
     generator = torch.Generator().manual_seed(seed)
     corners = torch.rand((PICTURES, CAPACITY, 2, 2), generator=generator).sort(2).values.flatten(2)
     labels = torch.randint(1, facts.classes + 1, (PICTURES, CAPACITY), generator=generator)
@@ -70,13 +70,13 @@ def boxes(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def targets(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor]:
-    """Classes and offsets of every default box, on the GPU."""
+    """Return classes and offsets of every default box, on the GPU."""
     found = Targets(facts, {"anchor_matching": "reference"}, torch.device("cpu"))(*boxes(facts, seed))
     return found[0].cuda(), found[1].cuda()
 
 
 def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
-    """The loss, and the gradient of every parameter, by name and in float64."""
+    """Return the loss and the gradient of every parameter by name, in float64."""
     predicted, (classes, wanted) = network(images(network.backbone.conv1.weight.dtype)), targets(SMALL)
     total = multibox_loss(predicted.logits, predicted.offsets, classes, wanted, SMALL.negatives).total
     (128 * total).backward()
@@ -88,7 +88,7 @@ def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
 
 
 def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The relative error of all values as one vector."""
+    """Return the relative error of all values as one vector."""
     apart = torch.stack([(found[name] - exact).norm() for name, exact in expected.items()]).norm()
     return float(apart / torch.stack([exact.norm() for exact in expected.values()]).norm())
 

@@ -41,11 +41,11 @@ PRECISIONS = {
     "fp16": (torch.float16, False, 1e-2),
     "bf16": (torch.bfloat16, False, 6e-2),
 }
-"""dtype, whether convolutions and products are in TF32, and bound of the error in standard deviations of the result.
+"""dtype, whether convolutions and products use TF32, and the largest error in standard deviations of the result.
 
-Three times what a CPU has with the same roundings, in the deepest network, the autoencoder: 1.6e-3 with operands of
-convolutions rounded as TF32 has them, 2.8e-3 and 2.1e-2 in fp16 and bf16. Without TF32 some 30 convolutions in a row
-may be Winograd's, with errors of 5e-5 and less each.
+The bounds are three times the errors of a CPU with the same rounding in the deepest network, the autoencoder: 1.6e-3
+with TF32 operands of convolutions, 2.8e-3 in fp16, 2.1e-2 in bf16. Without TF32, each of some 30 convolutions in a row
+may use Winograd's algorithm, with an error of up to 5e-5.
 """
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Forward]] 
 
 
 def made(case: str) -> tuple[nn.Module, Tensor, Tensor, Forward]:
-    """A network and its input on the CPU, in float64, what it makes of it, and how."""
+    """Return a network and its input on the CPU in float64, the result, and the function that computes it."""
     build, given, forward = CASES[case]
     network = build().double()
     randomized(network)
@@ -84,7 +84,7 @@ def made(case: str) -> tuple[nn.Module, Tensor, Tensor, Forward]:
 
 @pytest.fixture(autouse=True)
 def exact_convolutions() -> Iterator[None]:
-    """No TF32 but where a test asks for it."""
+    """Turn off TF32; tests can turn it on."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     yield

@@ -1,4 +1,4 @@
-"""The U-Net in its real sizes on a GPU: against its definition and diffusers, in half precision, and captured."""
+"""Test the U-Net at its real size on a GPU: against its definition and diffusers, and in half precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def exact_products() -> Iterator[None]:
-    """No TF32; memory of one test is free for the next."""
+    """Turn off TF32, and free the memory after each test."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     yield

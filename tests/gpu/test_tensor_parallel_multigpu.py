@@ -1,4 +1,4 @@
-"""Split layers on GPUs: products that overlap with the movement of tokens equal collectives, eager and captured."""
+"""Test tensor-parallel layers: products that overlap with transfers equal collectives, eager and captured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENS, HIDDEN, INNER, WORDS = 2048, 1024, 4096, 2000
 REPLAYS = 20
 RANK, ALPHA = 16, 32.0
 HALF = 0.02
-"""Difference of bf16 results relative to their norm: partial sums are rounded before they are added."""
+"""Largest relative difference of bf16 results. Partial sums are rounded before they are added."""
 
 E4M3 = torch.float8_e4m3fn
 
@@ -38,13 +38,13 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 def whole(seed: int, *shape: int, device: torch.device) -> Tensor:
-    """Normal numbers, bf16, the same on every rank."""
+    """Return random bf16 values, the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).bfloat16().to(device)
 
 
 def products_in_full(products: TokenProducts, parallel: TensorParallel, device: torch.device) -> dict[str, float]:
-    """Differences from products in fp32 of whole operands, in bf16 and FP8, with and without what was gathered."""
+    """Return relative errors of bf16 and FP8 products against fp32, and of the gathered operands."""
     x_TK, b_NK = whole(1, TOKENS, HIDDEN, device=device), whole(2, INNER, HIDDEN, device=device)
     wanted_TN = x_TK.float() @ b_NK.float().t()
     own = parallel.own_tokens
@@ -102,7 +102,7 @@ class Pair(torch.nn.Module):
 
 
 def replayed(run: Callable[[], list[Tensor]], device: torch.device) -> list[Tensor]:
-    """What a graph of ``run`` gives after many replays."""
+    """Return the results of a graph of ``run`` after many replays."""
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         run()
@@ -118,7 +118,7 @@ def replayed(run: Callable[[], list[Tensor]], device: torch.device) -> list[Tens
 
 
 def layers(parallel: TensorParallel, products: TokenProducts, device: torch.device, captured: bool) -> list[Tensor]:
-    """Result and gradients of two layers."""
+    """Return result and gradients of two layers."""
     pair = Pair(parallel, products, device)
     x_sE = parallel.own_tokens(whole(9, TOKENS, HIDDEN, device=device)).clone().requires_grad_()
     dy_sE = parallel.own_tokens(whole(10, TOKENS, HIDDEN, device=device))
@@ -133,7 +133,7 @@ def layers(parallel: TensorParallel, products: TokenProducts, device: torch.devi
 
 
 def head(parallel: TensorParallel, device: torch.device) -> list[Tensor]:
-    """Losses and gradients, whole, of a captured head."""
+    """Return whole losses and gradients of a captured head."""
     hidden = parallel.own_tokens(whole(11, TOKENS, HIDDEN, device=device)).clone().requires_grad_()
     weight = (whole(12, WORDS, HIDDEN, device=device) * 0.05).chunk(parallel.size)[parallel.index].contiguous()
     labels_T = torch.randint(-1, WORDS, (TOKENS,), generator=torch.Generator().manual_seed(1)).to(device)
@@ -147,7 +147,7 @@ def head(parallel: TensorParallel, device: torch.device) -> list[Tensor]:
 
 
 def wrong_keys(layout: Layout, device: torch.device) -> int:
-    """Elements of captured gathered keys and values, and of their gradients' sums, that are not what they should be."""
+    """Return the number of wrong elements of captured gathered keys and values, and of their summed gradients."""
     split = ContextSplit.from_layout(layout, 64 * layout.size("cp"))
     k_BSKD = torch.arange(2 * split.row_length * 8, device=device).view(2, -1, 2, 4).to(torch.bfloat16)
     k_BLKD = split.deal(k_BSKD)

@@ -157,7 +157,7 @@ def test_attention_of_a_library_in_a_graph_follows_its_inputs(name: str, queries
 
 @WITH_FP8
 def test_operations_of_llama_in_a_graph_follow_their_inputs_and_scales() -> None:
-    """Norm, attention and SwiGLU, forward and backward: what is captured gives in every replay what eager code does."""
+    """Every replay of norm, attention and SwiGLU, forward and backward, gives the results of eager code."""
     norm, act = row_norm.RMS_NORM.function("triton"), swiglu.SWIGLU.function("triton")
     attention = causal_attention.CAUSAL_ATTENTION.function("cudnn")
     x, weight = random(512, 1024), random(1024, seed=1)
@@ -178,7 +178,7 @@ def test_operations_of_llama_in_a_graph_follow_their_inputs_and_scales() -> None
 
 
 COPYING = ("te", "flash")
-"""Libraries that copy their inputs, which have three times the size of the result."""
+"""Libraries that copy their inputs, which are three times as large as the result."""
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
@@ -201,8 +201,10 @@ def test_attention_copies_no_interleaved_heads(name: str, dtype: torch.dtype) ->
 
 @WITH_FP8
 def test_operations_of_gpt3_in_a_graph_follow_their_inputs_and_scales() -> None:
-    """Norm, GELU and the gradient of query, key and value: what is captured gives in every replay what eager code does,
-    bit for bit, so that the sums over tokens have an order of their own."""
+    """Every replay of norm, GELU and the gradient of query, key and value gives the bits of eager code.
+
+    So sums over tokens have a fixed order.
+    """
     norm = row_norm.LAYER_NORM_1P.function("triton")
     gelu = bias_gelu.BIAS_GELU_PASSES.function("triton")
     join = qkv_gradient.QKV_GRADIENT.function("triton")

@@ -26,7 +26,7 @@ SHAPE, SIZE = (150, 161, 143), (128, 128, 128)
 VOXELS = 150 * 161 * 143
 CROP = (64, 64, 64)
 NOISE = 1e-4
-"""Two approximations of the logarithm apart, times the largest deviation, and more than that."""
+"""Largest difference of noise: more than that of two approximations of the logarithm, times the largest deviation."""
 
 
 def crops() -> list[VolumeCrop]:
@@ -72,7 +72,7 @@ def chosen(cache: str, augment: str) -> VolumeDataSettings:
 
 
 def crops_through_the_prefetcher(root: Path, given: VolumeDataSettings, device: str) -> list[dict[str, Tensor]]:
-    """Twelve epochs, prepared on a side stream and copied on the current one, as training does."""
+    """Return the batches of twelve epochs, prepared on a side stream and copied on the current one, as in training."""
     source = open_train(root, given, Layout(device=device, seed=3), 3)
     taken: list[dict[str, Tensor]] = []
 

@@ -147,7 +147,7 @@ def counts_of(evaluation: MeanDice, model: UNet3D) -> dict[str, list[list[int]]]
 
 
 def on_a_stream() -> torch.cuda.StreamContext:
-    """The trainer's evaluations, their warm-up too, run on another stream than the default one."""
+    """Return a context with a side stream, on which the trainer evaluates."""
     return torch.cuda.stream(torch.cuda.Stream())
 
 
@@ -163,7 +163,7 @@ def test_captured_windows_count_what_eager_ones_count(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_counts_are_those_of_the_plain_average(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another batch may take another algorithm, which rounds otherwise: classes of voxels close to a tie may differ."""
+    """Another batch size may select another algorithm; its rounding can change the classes of voxels close to a tie."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = network(torch.float32)
     with on_a_stream():

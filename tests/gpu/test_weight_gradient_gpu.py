@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu, WITH_FP8]
 GPU = torch.device("cuda")
 NAMES = pytest.mark.parametrize("name", weight_gradient.WEIGHT_GRADIENT.names)
 SHAPES = [(1024, 512, 4096), (1040, 528, 1008), (48, 32, 64), (6144, 4096, 8192)]
-"""The second and the third fit no tile."""
+"""Outputs, inputs and tokens. The second and the third shape fit no tile."""
 
 
 def accumulate_of(name: str, dtype: torch.dtype) -> Callable[..., None]:
@@ -36,7 +36,8 @@ def accumulate_of(name: str, dtype: torch.dtype) -> Callable[..., None]:
 
 
 def operands(outputs: int, inputs: int, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dy, x and the inverses of their scales; the product's mean is not 0, so that a half of it would show."""
+    """Return dy, x and the inverses of their scales. The mean of the product is not 0, so that a partial sum would
+    show."""
     generator = torch.Generator(GPU).manual_seed(tokens)
     dy, x = (torch.randn(rows, tokens, generator=generator, device=GPU) + 0.25 for rows in (outputs, inputs))
     inverses = (torch.full((), value, device=GPU) for value in (1.0 / 4096, 1.0 / 64))
@@ -52,7 +53,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that would show if it were read."""
+    """Return memory filled with NaN (or 127), which would show in results."""
     return torch.full(tuple(shape), 127 if dtype == torch.uint8 else float("nan"), dtype=dtype, device=GPU)
 
 
@@ -96,7 +97,7 @@ class Holder(nn.Module):
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_in_16_bits_add_up(shape: tuple[int, int, int], wide: bool, half: torch.dtype) -> None:
-    """In fp32 nothing is rounded but sums; what was there before stays a part of them, captured too."""
+    """In fp32, only sums are rounded. The former content of the gradient stays part of the sum, also in a graph."""
     outputs, inputs, tokens = shape
     generator = torch.Generator(GPU).manual_seed(tokens)
     dy, x = (torch.randn(tokens, width, generator=generator, device=GPU).add_(0.25) for width in (outputs, inputs))

@@ -1,4 +1,4 @@
-"""Matches of anchors against torchvision's, and SSD's rule against a loop."""
+"""Test the matching of anchors against torchvision, and SSD's rule against a loop."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ COUNTS = [7, 1, 12, 3]
 
 
 def drawn_boxes(seed, counts=COUNTS, anchors=300):
-    """Corners on a coarse grid, so that overlaps are often equal; padding that would match."""
+    """Return anchors, boxes and counts. Corners are on a coarse grid, so overlaps often tie; padding would match."""
     random = torch.Generator().manual_seed(seed)
 
     def boxes(*shape):
@@ -26,7 +26,7 @@ def drawn_boxes(seed, counts=COUNTS, anchors=300):
 
 
 def ssd_by_loops(anchors, boxes):
-    """The rule of SSD's reference, anchor by anchor and box by box."""
+    """Match by the rule of SSD's reference, anchor by anchor and box by box."""
     overlap = box_iou(boxes, anchors).tolist()
     found = []
     for anchor in range(len(anchors)):
@@ -71,7 +71,7 @@ def test_an_overlap_equal_to_the_threshold():
 
 
 def overlap_by_hand(box, other, pixel):
-    """In Python's float64."""
+    """Return the intersection over union of two boxes, in float64."""
     width = max(0.0, min(box[2], other[2]) - max(box[0], other[0]) + pixel)
     height = max(0.0, min(box[3], other[3]) - max(box[1], other[1]) + pixel)
     areas = [(one[2] - one[0] + pixel) * (one[3] - one[1] + pixel) for one in (box, other)]

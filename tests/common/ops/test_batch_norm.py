@@ -1,4 +1,4 @@
-"""Batch norm: the reference against the formula, the Triton one in a process of its own, groups, and the layer."""
+"""Test batch norm: the reference against the formula, groups of ranks, and the layer."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def parameters(channels: int, seed: int, dtype: torch.dtype) -> Norm:
 
 
 def formula(x_NCHW: Tensor, norm: Norm) -> Tensor:
-    """Normalise with the batch's own statistics (arXiv:1502.03167, algorithm 1); the running ones get its unbiased
-    variance."""
+    """Normalize with the statistics of the batch (arXiv:1502.03167, algorithm 1) and update the running statistics.
+
+    The running variance gets the unbiased variance.
+    """
     axes, shape, count = (0, 2, 3), (1, -1, 1, 1), x_NCHW.numel() // x_NCHW.shape[1]
     mean = x_NCHW.sum(axes) / count
     variance = (x_NCHW - mean.view(shape)).square().sum(axes) / count
@@ -76,14 +78,14 @@ class Formula:
 
 
 def inputs(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """x and the residual; values are exact in ``dtype``."""
+    """Return x and the residual; values are exact in ``dtype``."""
     generator = torch.Generator().manual_seed(seed)
     x, residual = (torch.randn(shape, generator=generator).mul(2).add(3).to(dtype) for _ in range(2))
     return x, residual
 
 
 def run(operations: object, kind: str, x: Tensor, residual: Tensor, group: object = None) -> dict[str, Tensor]:
-    """Forward and backward of one kind; results, gradients and running statistics in float64."""
+    """Run forward and backward, and return results, gradients and running statistics in float64."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     x, residual = x.clone().requires_grad_(), residual.clone().requires_grad_()
     norm, other = parameters(x.shape[1], 1, wide), parameters(x.shape[1], 2, wide)
@@ -109,7 +111,7 @@ def run(operations: object, kind: str, x: Tensor, residual: Tensor, group: objec
 
 
 def disagreement(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """Relative error in the 2-norm of every tensor."""
+    """Return the relative error in the 2-norm of every tensor."""
     assert found.keys() == expected.keys()
     return {
         name: float((found[name] - expected[name]).norm() / expected[name].norm().clamp(min=1e-12)) for name in found

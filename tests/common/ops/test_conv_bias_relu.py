@@ -1,4 +1,4 @@
-"""The plain convolution with its epilogue against PyTorch's parts and their autograd."""
+"""Test the reference of a convolution with bias, residual and ReLU against PyTorch's functions and autograd."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Its tensors, channels_last, and the gradient of its result."""
+    """Tensors of a convolution in channels_last, and the gradient of its result."""
 
     x: Tensor
     weight: Tensor
@@ -45,7 +45,7 @@ SHAPES = [
 
 
 def inputs(case: Case, dtype: torch.dtype) -> Inputs:
-    """Made-up values of magnitude one."""
+    """Return random values of magnitude one."""
     random = torch.Generator().manual_seed(case.channels_out * case.height)
 
     def normal(*shape: int) -> Tensor:
@@ -94,7 +94,7 @@ def test_gradients_are_those_of_differences():
 
 
 def kept(case, relu, *needed):
-    """Shapes of what is kept for backward, where the tensors ``needed`` need a gradient."""
+    """Return the shapes of the tensors saved for backward if the tensors ``needed`` require a gradient."""
     for name in needed:
         getattr(case, name).requires_grad_()
     shapes = []

@@ -1,4 +1,4 @@
-"""Convolution with moments: which implementation, and that every batch norm gets those of its own input."""
+"""Test convolutions with moments: every batch norm gets the moments of its own input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_batch_norm_gets_the_moments_of_its_own_input() -> None:
 
 
 def _check_moments(name: str, layer: BatchNorm2d, given: dict[str, int]) -> None:
-    """Let ``layer`` fail if it is called with moments that are not those of its input."""
+    """Make ``layer`` fail if the moments that it gets are not those of its input."""
     batch_norm, add_relu = layer._batch_norm.function, layer._add_relu.function
 
     def check(x: Tensor, moments: Tensor | None) -> None:

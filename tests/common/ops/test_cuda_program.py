@@ -1,4 +1,4 @@
-"""CUDA C++ compiled by NVRTC, and what the driver is attributes of a launch."""
+"""Test the compilation of CUDA C++ by NVRTC, and the arguments of a launch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_cuda_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Driver:
-    """Reads a launch as ``cuda.h`` lays it out: seven words, the stream, and the attributes, 72 bytes each."""
+    """Reads the structure of a launch in ``cuda.h``: seven words, the stream, and attributes of 72 bytes each."""
 
     def __init__(self) -> None:
         self.words: tuple[int, ...] = ()

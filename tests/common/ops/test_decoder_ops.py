@@ -92,7 +92,7 @@ def test_rms_norm_in_fp8_rounds_once(scale: float) -> None:
 
 
 def turned(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Pairs (i, i + D/2) as complex numbers times exp(i angle)."""
+    """Return x with its pairs (i, i + D/2), as complex numbers, multiplied by exp(i angle)."""
     size = x.shape[-1]
     frequencies = base ** (-2 * torch.arange(size // 2, dtype=torch.float64) / size)
     angles = positions.double()[:, None, None] * frequencies
@@ -297,7 +297,7 @@ def test_weights_of_zero_leave_a_normalised_row() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 11.0])
 def test_layer_norm_in_fp8_rounds_once(scale: float) -> None:
-    """What is written in 16 bits otherwise comes into FP8 from the arithmetic's own precision."""
+    """FP8 values are rounded from the fp32 results, not from values that were rounded to 16 bits."""
     residual, weight, bias = normal(70, 48), normal(48, seed=1).float(), normal(48, seed=2).float()
     state = scaling(scale)
     y = layer_norm.forward(residual.float(), None, weight, 1e-5, bias)

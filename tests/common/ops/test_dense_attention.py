@@ -1,5 +1,4 @@
-"""Attention without a mask against a formula in float64, head by head: plain, through a library's pair of functions,
-packed and apart, and what is asked of the libraries' operators."""
+"""Test attention without a mask against a formula in float64, and the calls of libraries."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ def test_queries_keys_and_values_of_one_product(attention: Attention) -> None:
 
 @KINDS
 def test_views_of_wider_rows(attention: Attention) -> None:
-    """Keys and values of one block out of those that a single product made for all."""
+    """Keys and values are views of one product that computes those of several blocks."""
     wide = random(2, 5, 3 * 2 * 2 * 8).requires_grad_()
     k, v = wide[..., 32:64].unflatten(-1, (2, 2, 8)).unbind(2)
     q = random(2, 6, 2, 8, seed=1).requires_grad_()
@@ -204,7 +203,7 @@ def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.Mo
 
 
 def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs that compute on a CPU what cuDNN's would."""
+    """The graphs of this test compute on a CPU what cuDNN's compute."""
 
     class Forward:
         def __init__(self, key: cudnn_frontend.Key) -> None:

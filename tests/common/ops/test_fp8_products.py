@@ -1,4 +1,4 @@
-"""FP8 products on a CPU: quantisation against its definition, products against float64, and the life of the scales."""
+"""Test FP8 products on a CPU: quantization against its definition, products against float64, and scales."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 class Layer(nn.Module):
-    """A linear layer around the product under test, or around PyTorch's."""
+    """A linear layer with the product under test or PyTorch's."""
 
     def __init__(self, columns: int, rows: int, *, dtype: torch.dtype = torch.bfloat16, in_fp8: bool = True) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def scales_of(layer: Layer) -> np.ndarray:
 
 
 def awkward(dtype: torch.dtype) -> Tensor:
-    """Every value of the format, the middle between each two, their neighbours in bf16, and what lies outside."""
+    """Return all values of the format, the middles between them, their neighbours in bf16, and values out of range."""
     codes = torch.from_numpy(oracle.CODES[dtype])
     middles = (codes[1:] + codes[:-1]) / 2
     values = torch.cat([codes, middles]).to(torch.bfloat16)
@@ -209,7 +209,7 @@ def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on(tra
 
 
 class _Same(torch.autograd.Function):
-    """Stands for a kernel that writes FP8 alone: its result is never read."""
+    """Acts as a kernel that writes only FP8: its 16-bit result is never read."""
 
     @staticmethod
     def forward(ctx, x: Tensor, unwritten: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ def test_a_checkpoint_carries_the_scales_and_training_goes_on_with_them() -> Non
 
 
 class Mlp(nn.Module):
-    """Learns to move every feature by one place."""
+    """A network that learns to shift every feature by one position."""
 
     def __init__(self, in_fp8: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The references of GEGLU and of the residual addition with LayerNorm: formulas in float64, and what they round."""
+"""Test the references of GEGLU and of LayerNorm after addition: formulas in float64, and rounding."""
 
 from __future__ import annotations
 

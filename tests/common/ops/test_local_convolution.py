@@ -1,4 +1,4 @@
-"""The folded gradient of the weight against that of the whole convolution in float64, and where nothing is folded."""
+"""Test the folded gradient of a weight against the whole convolution in float64, and the layers that are not folded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDED = LOCAL_CONVOLUTION.function("folded")()
 
 
 def case(channels: int, filters: int, volume: tuple[int, int, int], stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the result, input and weight."""
+    """Return the gradient of the result, the input, and the weight."""
     generator = torch.Generator().manual_seed(0)
     y = (2, filters, *((size - 1) // stride + 1 for size in volume))
     shapes = (y, (2, channels, *volume), (filters, channels, 3, 3, 3))
@@ -24,7 +24,7 @@ def case(channels: int, filters: int, volume: tuple[int, int, int], stride: int 
 
 
 def whole(dy: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """The gradients of input and weight by autograd's own convolution."""
+    """Return the gradients of input and weight from autograd."""
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     dx, dweight = torch.autograd.grad(F.conv3d(x, weight, stride=stride, padding=1), (x, weight), dy)
     return dx, dweight

@@ -1,4 +1,4 @@
-"""What every operation declares, and the choice among its implementations."""
+"""Test the declarations of all operations, and the choice of implementations."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_all_operations_are_found() -> None:
 
 
 def functions_of(implementation: Any) -> dict[str, Any]:
-    """The functions of an implementation, by the names of the tuple's fields."""
+    """Return the functions of an implementation by the names of the tuple's fields."""
     return implementation._asdict() if hasattr(implementation, "_asdict") else {"": implementation}
 
 
 def parameters_of(function: Any) -> tuple[int, dict[str, Any]]:
-    """Number of the parameters without a default, and the names of the others with their defaults."""
+    """Return the number of parameters without a default, and the defaults of the others by name."""
     given = inspect.signature(function).parameters.values()
     optional = {each.name: each.default for each in given if each.default is not each.empty}
     return sum(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in given) - len(optional), optional

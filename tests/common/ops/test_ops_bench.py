@@ -52,7 +52,7 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
     ],
 )
 def test_passes_have_names_bytes_and_an_order(operation: Operation, case: Case) -> None:
-    """At the sizes of the recipe, with tensors that have shapes only."""
+    """The sizes are those of the recipe; the tensors have no values."""
     try:
         with FakeTensorMode():
             passes = case.passes(operation.reference, Draw(torch.device("cpu"), case.dtypes[-1]))

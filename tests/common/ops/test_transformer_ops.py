@@ -369,7 +369,7 @@ def test_an_unknown_product_is_named_with_those_there_are() -> None:
 
 
 M, WORDS, COLUMNS = 9, 20, 8
-"""Of three parts the last has 4 columns of padding; a fourth has nothing else."""
+"""Rows, vocabulary, and columns of a shard. The third shard has 4 columns of padding; a fourth has only padding."""
 
 LOG_SUM_EXP, GRADIENT = OF_A_PART.reference
 

@@ -1,4 +1,4 @@
-"""The upsampling convolution against the definition in float64, borders and all gradients included."""
+"""Test the upsampling convolution against the definition in float64, including borders and all gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = pytest.mark.parametrize("name", ["transposed_library", "reference"])
 
 
 def inputs(pictures: int, channels: int, filters: int, height: int, width: int, dtype: torch.dtype) -> list[Tensor]:
-    """x and the result's gradient in channels_last, weight and bias between them."""
+    """Return x, weight, bias, and the gradient of the result; x and the gradient are in channels_last."""
     random = torch.Generator().manual_seed(channels)
 
     def normal(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weight gradients out of FP8, added to what is there, against float64."""
+"""Test weight gradients from FP8 operands, which are added to the gradient, against float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def operands(outputs: int, inputs: int, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dy, x and the inverses of their scales."""
+    """Return dy, x and the inverses of their scales."""
     generator = torch.Generator().manual_seed(outputs)
     dy, x = (torch.randn(rows, tokens, generator=generator) for rows in (outputs, inputs))
     return (dy * 64).to(E5M2), (x * 16).to(E4M3), torch.tensor(1.0 / 64), torch.tensor(1.0 / 16)
@@ -46,7 +46,7 @@ def test_products_add_up(dtype: torch.dtype) -> None:
 
 
 def test_cublaslt_holds_what_it_was_told() -> None:
-    """Structures and constants are ours: the library, where it is, says what it has understood of them."""
+    """The structures and constants are ours. If cuBLASLt is installed, it returns the attributes that it has read."""
     try:
         library = cublaslt._library()
     except OSError as error:

@@ -93,7 +93,7 @@ CPU = torch.device("cpu")
 
 
 def problem(samples: int, volume: tuple[int, int, int], filters: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Image, weight and gradient of the result."""
+    """Return image, weight and gradient of the result."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((samples, 1, *volume), (filters, 1, 3, 3, 3), (samples, filters, *volume))
     x, weight, dy = (torch.randn(shape, generator=generator) for shape in shapes)
@@ -141,7 +141,7 @@ def test_voxels_beyond_the_volume_add_nothing() -> None:
 
 
 class Neighbours:
-    """An exchange that hands out planes of the whole volume."""
+    """An exchange whose halos are planes of the whole volume."""
 
     def __init__(self, low: Tensor | None, high: Tensor | None, overlap: bool) -> None:
         self._halos, self.overlap = Halos(low, high), overlap

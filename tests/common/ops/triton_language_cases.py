@@ -104,7 +104,7 @@ def test_attention_with_extreme_scores_is_finite_and_right(scale: float) -> None
 
 
 def test_attention_with_all_scores_far_below_those_of_absent_keys_is_finite() -> None:
-    """A key that does not exist has score 0; relative to real scores of -2,000 its probability overflows."""
+    """An absent key has score 0; relative to real scores of -2,000, its probability overflows."""
     qkv = normal(80, 3, 1, 32, dtype=torch.float32) * 0.1
     qkv[:, 0] += 20
     qkv[:, 1] -= 20
@@ -114,7 +114,7 @@ def test_attention_with_all_scores_far_below_those_of_absent_keys_is_finite() ->
 
 @pytest.mark.parametrize(("length", "scale"), [(1, 3000.0), (2, 8000.0), (3, 8000.0)])
 def test_large_gradients_of_short_sequences_stay_finite_in_fp16(length: int, scale: float) -> None:
-    """A key behind the end has no d_probability to balance delta, 32 * ``scale`` here: it must take no part in dq."""
+    """A key after the end has no d_probability that balances delta, 32 * ``scale`` here, so it must not count in dq."""
     qkv = normal(length, 3, 1, 32, dtype=torch.float32) * 0.3
     qkv[:, 2] = 1 + 0.03 * qkv[:, 2]
     qkv, d_context = qkv.half(), (normal(length, 1, 32, seed=1, dtype=torch.float32) + scale).half()

@@ -52,7 +52,7 @@ def tensors(*parts: int, side: tuple[int, int] = (5, 3), mean: float = 1.0) -> l
 
 @pytest.fixture
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Force one of the code paths between which sizes choose, with small tiles."""
+    """Force one of the code paths that depend on sizes, with small tiles."""
     path: str = request.param
     slabs, tiles = group_norm_triton.SLAB_TILES, group_norm_triton.TILES
     for name in list(slabs):
@@ -123,7 +123,7 @@ def test_gradients_that_do_not_come_are_none(parts: tuple[int, ...], path: str) 
 def gradients(
     function: Callable[..., Any], parts: tuple[int, ...], used: tuple[bool, ...], *, wide: bool
 ) -> tuple[Tensor | None, ...]:
-    """Of all inputs, where only some results are read."""
+    """Return the gradients of all inputs if only some results are used."""
     leaves = [(x.double() if wide else x).requires_grad_() for x in tensors(*parts)]
     y, kept = function(tuple(leaves[: len(parts)]), *leaves[len(parts) :], 2, 1e-5, silu=True, keep=True)
     read = [value for value, wanted in zip((y, *kept), used, strict=True) if wanted]

@@ -125,7 +125,7 @@ def test_unusable_parameters_are_refused(parameters, message):
 
 
 def weights(*sizes: int, dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
-    """Parameters of these sizes whose values number all their elements."""
+    """Return parameters of these sizes whose values number all elements."""
     found, first = {}, 1
     for index, size in enumerate(sizes):
         found[f"w{index}"] = nn.Parameter(torch.arange(first, first + size).to(dtype))
@@ -134,7 +134,7 @@ def weights(*sizes: int, dtype: torch.dtype = torch.float32) -> dict[str, nn.Par
 
 
 def of_ranks(ranks: int, *sizes: int, bucket_bytes: int, parts: dict[str, int] | None = None) -> list[FlatBuffer]:
-    """The buffer of each rank."""
+    """Return the buffer of each rank."""
     return [FlatBuffer([weights(*sizes)], parts, ranks, index, bucket_bytes) for index in range(ranks)]
 
 

@@ -1,4 +1,4 @@
-"""Clipping by the global norm against the formula in float64 NumPy."""
+"""Test clipping by the global norm against the formula in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Case:
         )  # fmt: skip
 
     def iterate(self) -> dict[str, np.ndarray]:
-        """The step that each parameter makes."""
+        """Run a step, and return the negative change of each parameter."""
         self.optimizer.begin()
         for index, gradients in enumerate(self.gradients):
             if index == self.micro_batches - 1:
@@ -49,7 +49,7 @@ class Case:
         return {n: -masters.get(n, p.detach()).double().numpy() for n, p in self.parameters.items()}
 
     def means(self) -> list[dict[str, np.ndarray]]:
-        """The mean gradient of each micro-batch, over its four samples."""
+        """Return the mean gradient of each micro-batch over its four samples."""
         return [{n: GRAD_SCALE[n] * g.double().numpy() / 4 for n, g in gs.items()} for gs in self.gradients]
 
 

@@ -1,4 +1,4 @@
-"""Averaged weights against the recursion in float64 NumPy, on one rank and on two that share them."""
+"""Test averages of weights against the recursion in float64 NumPy, on one rank and sharded over two."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Averaged(Trainee):
         self.step = TrainStep(accumulate(self.loss), [self.optimizer, self.average], layout)
 
     def averages(self) -> dict[str, Tensor]:
-        """Copies of what is evaluated."""
+        """Return copies of the averages."""
         return {name: weight.clone() for name, weight in self.average.weights().items()}
 
     def everything(self) -> dict[str, Tensor]:
@@ -43,7 +43,7 @@ class Averaged(Trainee):
 
 
 def averaged(layout: Layout, **options: Any) -> dict[str, Tensor]:
-    """What is evaluated after some iterations."""
+    """Return the averages after some steps."""
     trainee = Averaged(layout, **options)
     for iteration in range(ITERATIONS):
         trainee.iterate(iteration)
@@ -51,7 +51,8 @@ def averaged(layout: Layout, **options: Any) -> dict[str, Tensor]:
 
 
 def changed(layout: Layout, how: str, **options: Any) -> list[str]:
-    """What an iteration that may write nothing has changed: a skipped one, or one with an overflow on the last lane."""
+    """Return the names of the tensors that a step changed which was skipped, or in which the last micro-batch
+    overflowed."""
     trainee = Averaged(layout, **options)
     trainee.iterate(0)
     before = trainee.everything() | trainee.averages()
@@ -62,7 +63,7 @@ def changed(layout: Layout, how: str, **options: Any) -> list[str]:
 
 
 def save(layout: Layout, folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A checkpoint after two iterations; what is evaluated at it, and after one more."""
+    """Write a checkpoint after two steps. Return the averages then, and after one more step."""
     trainee = Averaged(layout, dtype=dtype, shard="all")
     for iteration in range(2):
         trainee.iterate(iteration)
@@ -73,7 +74,7 @@ def save(layout: Layout, folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def resume(layout: Layout, folder_of_case: Path, dtype: torch.dtype, **options: Any) -> dict[str, Tensor]:
-    """What is evaluated of a checkpoint, and after one more iteration."""
+    """Return the averages of a checkpoint, and after one more step."""
     trainee = Averaged(layout, dtype=dtype, **options)
     trainee.iterate(9)  # what was there before must not matter
     content = checkpoint.read(folder_of_case, {}, layout)
@@ -88,7 +89,7 @@ def _two_points(at: dict[str, Tensor], later: dict[str, Tensor]) -> dict[str, Te
 
 
 def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
-    """Everything that is to be compared, on one of ``world`` ranks."""
+    """Return the results of all cases on one of ``world`` ranks."""
     layout = Layout({"dp": world}, rank, seed=7)
     found: dict[str, Any] = {f"averaged/{name}": averaged(layout, **options) for name, options in SHARDS.items()}
     for how in ("skip", "overflow"):
@@ -105,7 +106,7 @@ TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder to which two ranks have written what they found, and their checkpoints."""
+    """Return the folder with the results and checkpoints of two ranks."""
     folder: Path = tmp_path_factory.mktemp("averages")
     on_ranks(run_rank, 2, folder)
     return folder
@@ -113,18 +114,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(root: Path) -> list[dict[str, Any]]:
-    """What each of two ranks found, by case."""
+    """Return the results of each of two ranks, by case."""
     return results(2, root)
 
 
 def equal(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    """Whether all tensors have the same bits."""
+    """Return whether all tensors have the same bits."""
     assert ours.keys() == expected.keys()
     return all(torch.equal(ours[name], tensor) for name, tensor in expected.items())
 
 
 def masters(trainee: Averaged) -> dict[str, np.ndarray]:
-    """What is averaged, in float64: masters of half weights, the weights themselves otherwise."""
+    """Return the averaged tensors in float64: the masters of half-precision weights, or the weights."""
     kept = trainee.optimizer.state_dict().get("masters") or trainee.weights()
     return {name: weight.double().numpy().copy() for name, weight in kept.items()}
 

@@ -41,7 +41,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 
 
 class SumOverSample(torch.autograd.Function):
-    """The sum over the ranks of a sample, for a layer that all of them compute from it."""
+    """Sums over the ranks of a sample, for a layer that all of them compute."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -56,7 +56,7 @@ class SumOverSample(torch.autograd.Function):
 
 
 class ToEachPart(torch.autograd.Function):
-    """What all ranks of a sample have, for a layer that each computes for its own part."""
+    """Passes a tensor that all ranks of a sample have to a layer that each computes for its own part."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -72,7 +72,8 @@ class ToEachPart(torch.autograd.Function):
 
 
 class Network(nn.Module):
-    """A layer for each position, one for the sum over positions, which all ranks compute, and one for each position."""
+    """A layer per position, a layer of the sum over positions (which all ranks compute), and again a layer per
+    position."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class Network(nn.Module):
         self.blocks: list[tuple[str, nn.Module]] = []
 
     def forward(self, x_NPC: Tensor) -> Tensor:
-        """Sum of squares over the positions of ``x_NPC``, which may be a part of all."""
+        """Return the sum of squares over the positions of ``x_NPC``, which may be a part of all positions."""
         down_NPC = torch.tanh(self.down(x_NPC))
         sum_NC = SumOverSample.apply(down_NPC.sum(1), self.group)
         whole_NC = ToEachPart.apply(torch.tanh(self.whole(sum_NC)), self.group)
@@ -94,18 +95,18 @@ class Network(nn.Module):
 
 
 def lanes(iteration: int) -> Tensor:
-    """Whole samples of all micro-batches of an iteration."""
+    """Return whole samples of all micro-batches of a step."""
     generator = torch.Generator().manual_seed(iteration)
     return torch.randn(LANES, SAMPLES, POSITIONS, WIDTH, generator=generator, dtype=torch.float64)
 
 
 def schedule(step: Tensor) -> Tensor:
-    """One rate of ``RATES`` after the other."""
+    """Return the rates of ``RATES``, one after another."""
     return torch.tensor(RATES)[step.clamp(max=len(RATES) - 1)]
 
 
 class SplitTrainee(Trainee):
-    """A trainee that takes its share of the positions too."""
+    """A trainee that also takes its share of the positions."""
 
     schedule = staticmethod(schedule)
     bucket_bytes = 5000
@@ -130,7 +131,7 @@ class SplitTrainee(Trainee):
 
 
 def silenced(layout: Layout) -> list[int]:
-    """Elements of each all-reduce in an iteration that clips gradients one by one and sends none."""
+    """Return the size of each all-reduce in a step that clips each micro-batch and sends no gradients."""
     trainee = SplitTrainee(layout, clip=CLIPS["before"])
     trainee.optimizer.stop_sending()
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counted:
@@ -139,7 +140,7 @@ def silenced(layout: Layout) -> list[int]:
 
 
 def overflow_in_one_part(layout: Layout, **options: Any) -> dict[str, Any]:
-    """What an iteration changed in which only the last rank's own layer has a gradient that is not finite."""
+    """Return overflow flag and changed tensors of a step in which only a gradient of the last rank is not finite."""
     trainee = SplitTrainee(layout, **options)
     trainee.iterate(0)
     before = trainee.everything()
@@ -153,10 +154,8 @@ def overflow_in_one_part(layout: Layout, **options: Any) -> dict[str, Any]:
 
 
 def held(layout: Layout, **options: Any) -> dict[str, Any]:
-    """Elements of the flat buffer, of what this rank holds of each kind of state, and of the weights that it updates.
-
-    Beside them the reduction in words.
-    """
+    """Return the sizes of the flat buffer, of this rank's state, and of the weights it updates, and the reduction's
+    name."""
     optimizer = SplitTrainee(layout, **options).optimizer
     (buffer,) = optimizer.buffers
     state = {name: tensor.numel() for name, tensor in optimizer.named_state() if tensor.ndim}
@@ -166,11 +165,11 @@ def held(layout: Layout, **options: Any) -> dict[str, Any]:
 
 
 def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, list[float]]:
-    """One clipped step on cp 2 x tp 2: a weight of which each tp rank has its own part, and three that all have.
+    """Return four weights after one clipped step on cp 2 x tp 2: one sharded over tp, and three that all ranks have.
 
-    ``options`` say who shares. One of the three is computed redundantly by all four ranks, one by the tp ranks alone,
-    and of one all four see parts of the samples. The parts of gradients on the two cp ranks are 1 and 2 times the tp
-    rank's number + 1, 3 and 4, for the redundant one 7 on both, and for the last 1, 2, 3 and 4 on the four ranks.
+    Of these three, all ranks compute ``redundant``, the tp ranks compute ``shared`` redundantly, and each of the four
+    ranks sees other samples for ``partial``. The gradients on the two cp ranks are 1 and 2 times (tp rank + 1) for
+    ``own``, 3 and 4 for ``shared``, and 7 for ``redundant``. Those of ``partial`` are 1, 2, 3 and 4.
     """
     own, shared, redundant, partial = (nn.Parameter(torch.zeros(size)) for size in (100, 10, 5, 3))
     groups = [
@@ -194,7 +193,7 @@ def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, list[
 
 
 def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
-    """Everything that is to be compared, on one of four ranks."""
+    """Return the results of all cases on one of four ranks."""
     layout = Layout({"dp": 2, "cp": 2}, rank, seed=7)
     train, resume = SplitTrainee.train, SplitTrainee.resume
     found: dict[str, Any] = {}
@@ -205,7 +204,9 @@ def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
             found[f"clip/{when}/{name}"] = train(layout, clip=clip, **options)
         found[f"norm/{name}"] = SplitTrainee.clipped_norm(layout, clip=CLIPS["after"], **options)
         found[f"overflow/{name}"] = overflow_in_one_part(layout, **options)
+        found[f"half/{name}"] = SplitTrainee.in_half(layout, **options)
         found[f"held/{name}"] = held(layout, **options)
+    found["half/before"] = SplitTrainee.in_half(layout, clip=CLIPS["before"], shard="all")
     found["held/before"] = held(layout, clip=CLIPS["before"], shard="all")
     found["silenced"] = silenced(layout)
     one_sample = Layout({"cp": world}, rank, seed=7)
@@ -230,7 +231,7 @@ TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder to which four ranks have written what they found."""
+    """Return the folder with the results of four ranks."""
     folder: Path = tmp_path_factory.mktemp("ranks")
     SplitTrainee.save(Layout(seed=7), folder / "of_one")
     on_ranks(run_rank, WORLD, folder)
@@ -239,12 +240,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(root: Path) -> list[dict[str, Any]]:
-    """What each rank found, by case."""
+    """Return the results of each rank, by case."""
     return results(WORLD, root)
 
 
 def with_pytorch(clip: str | None = None) -> dict[str, Tensor]:
-    """The weights that torch.optim's Nesterov SGD ends with on whole samples, clipped by torch.nn.utils."""
+    """Return the weights after torch.optim's Nesterov SGD on whole samples, clipped by torch.nn.utils."""
     model = Network().double()
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.9, weight_decay=0.01, nesterov=True)
@@ -268,7 +269,7 @@ def with_pytorch(clip: str | None = None) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, dict[str, Tensor]]:
-    """Weights after training on whole samples: PyTorch's own SGD, and this suite's LAMB on one rank."""
+    """Return the weights after training on whole samples: PyTorch's SGD, and this suite's LAMB on one rank."""
     return {"nesterov": with_pytorch(), "lamb": SplitTrainee.train(Layout(seed=7), rule="lamb")}
 
 
@@ -312,6 +313,13 @@ def test_the_ranks_that_share_hold_equal_parts_and_update_every_weight_once(rank
 def test_the_log_says_over_how_many_ranks_gradients_are_scattered(ranks):
     assert ranks[0]["held/all"]["words"] == "scatter over 4 ranks during the backward pass"
     assert ranks[0]["held/before"]["words"] == "scatter over 2 ranks after the backward pass, as clipping comes before"
+
+
+@pytest.mark.parametrize("name", [*SHARDED, "before"])
+def test_ranks_end_with_the_same_bits(ranks, name):
+    first, *others = (rank[f"half/{name}"] for rank in ranks)
+    for other in others:
+        assert all(torch.equal(other[weight], first[weight]) for weight in first)
 
 
 @pytest.mark.parametrize("name", list(SHARDED))
