@@ -12,19 +12,8 @@ Directions of LAMB and Adam: in the first update, u = m / sqrt(v) is the sign of
 error of e deviations flips a fraction of arctan(e) / pi = e / pi of the signs, and each changes u by 2. So u and u'
 differ by 2 * sqrt(e / pi) of their norm: 20 times e, for an e of 0.3 %.
 
-Weights: an update moves a tensor by rate *
-
-w
-
- with a trust ratio, and by rate *
-
-u
-
- without one, where
-
-u
-
- is about the square root of the number of elements.
+Weights: an update moves a tensor by rate * |w| with a trust ratio, and by rate * |u| without one, where |u| is about the
+square root of the number of elements.
 """
 
 from __future__ import annotations
@@ -55,6 +44,6 @@ def difference_of_directions(dtype: torch.dtype, ranks: int) -> float:
 def difference_of_weights(
     dtype: torch.dtype, ranks: int, rates: Sequence[float], norm: float, elements: int, trust_ratio: bool
 ) -> float:
-    """Return the norm of a tensor's difference after LAMB's updates at ``rates``; ``norm`` is its own norm."""
+    """Return the norm of the difference after LAMB's updates of a tensor of norm ``norm`` at ``rates``."""
     reach = norm if trust_ratio else math.sqrt(elements)
     return sum(rates) * difference_of_directions(dtype, ranks) * reach
