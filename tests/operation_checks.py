@@ -27,7 +27,7 @@ LIBRARIES = frozenset(
     {"apex", "cublaslt", "cudnn", "cudnn_frontend", "flash", "flash_attention_4", "library", "te"}
     | {"transposed_library"}
 )
-"""Names of implementations whose arithmetic is a library's."""
+"""Names of implementations that call a library."""
 
 NOISE = 1e-5
 """Fraction of the largest FP8 value. Smaller values are not compared: they may be differences of large terms."""

@@ -1,4 +1,4 @@
-"""Full disks, bad checkpoints and ranks that fail end a run in time, with one message and nothing half-written."""
+"""Test that full disks, bad checkpoints and failing ranks end a run in time, with one message and no partial file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TIMEOUT_SECONDS = 8  # of the ranks in these tests; healthy ones are never silen
 END_SECONDS = 60  # within which a process that was killed is gone
 ERROR, CHECKPOINT, RANK_FAILURE = 1, 4, 7  # exit codes
 LARGE = "model.width=1024"
-"""With it a checkpoint has more than 500 kB."""
+"""Override with which a checkpoint has more than 500 kB."""
 
 
 # Full disks. A limit on the size of a file fails a write in the same way on every machine.
@@ -99,7 +99,7 @@ def test_a_full_disk_keeps_no_part_of_a_checkpoint(data_of, tmp_path):
 
 
 def _mount_command(tmp_path: Path) -> list[str]:
-    """A command in which this user may mount; skips the test where there is none."""
+    """Return a command prefix that allows this user to mount; skip the test if there is none."""
     for name in ("disk", "copy"):
         (tmp_path / name).mkdir()
     for command in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
@@ -115,7 +115,7 @@ def _mount_command(tmp_path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def saved(data_of, tmp_path_factory) -> dict[int, Path]:
-    """Number of ranks to a checkpoint of a run with as many."""
+    """Return checkpoints by the number of ranks of their run."""
     root = tmp_path_factory.mktemp("saved")
 
     def save(ranks: int) -> Path:
@@ -209,7 +209,7 @@ def _refused(tmp_path: Path, data: Path, *overrides: str) -> str:
 
 
 def _fault(data: Path, output: Path, signum: signal.Signals) -> tuple[Finished, list[psutil.Process]]:
-    """Send ``signum`` to rank 1 of 2 in training; how the run ended, and what is left of its processes."""
+    """Send ``signum`` to rank 1 of 2 in training. Return the result of the run, and its remaining processes."""
     arguments = endless(data, output, "scale.gpus_per_node=2", f"timeout_seconds={TIMEOUT_SECONDS}")
     with started(arguments) as process:
         # Each rank reports its progress to the others ten times per timeout.
@@ -222,14 +222,14 @@ def _fault(data: Path, output: Path, signum: signal.Signals) -> tuple[Finished, 
 
 
 def _seconds_of_steps(metrics: Path) -> float:
-    """Time between the first and the last step that ``metrics`` tells of."""
+    """Return the time between the first and the last step in ``metrics``."""
     text = metrics.read_text() if metrics.exists() else ""
     lines = text[: text.rfind("\n") + 1].splitlines()  # the last line may be half written
     return json.loads(lines[-1])["time"] - json.loads(lines[0])["time"] if lines else 0.0
 
 
 def _messages(done: Finished) -> list[str]:
-    """The lines on standard error, but for those of a healthy run."""
+    """Return the lines on standard error, except those of a healthy run."""
     assert "Traceback" not in done.errors, done.errors
     return [line for line in done.errors.splitlines() if not PROGRESS.fullmatch(line)]
 

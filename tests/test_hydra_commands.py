@@ -1,4 +1,4 @@
-"""What the command line keeps of Hydra: help, the composed configuration, sweeps and tab completion; and ``list``."""
+"""Test Hydra's features on the command line: help, the composed configuration, sweeps, tab completion; and ``list``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import suite
 
 
 def completed(line: str) -> list[str]:
-    """What bash offers for ``line``."""
+    """Return the completions that bash offers for ``line``."""
     done = suite("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)), _COMP_PROGRAM="mlperf-suite")
     assert done.code == 0, done.errors
     return done.output.split()

@@ -1,4 +1,4 @@
-"""The script that measures how many planted faults the tests of an operation catch."""
+"""Test the script that measures how many planted faults the tests of an operation catch."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def renamed(data: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def raw_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function from a workload to its generated raw data, one folder a workload."""
+    """Return a function that returns a workload's generated raw data."""
     made: dict[str, Path] = {}
 
     def find(workload: str) -> Path:
@@ -108,7 +108,7 @@ def test_trust_leaves_pictures_undecoded_and_the_manifest_says_so(
 
 
 def test_a_png_of_16_bits_is_no_picture_of_imagenet() -> None:
-    """Pillow makes 255 of every value above 255, so that the picture would be white."""
+    """Pillow changes every value above 255 to 255, so the picture would be white."""
     written = io.BytesIO()
     Image.fromarray(np.arange(0, 60_000, 1000, dtype=np.uint16).reshape(6, 10)).save(written, "PNG")
     with pytest.raises(ValueError, match="16 bits per pixel"):

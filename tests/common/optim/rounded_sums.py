@@ -12,8 +12,8 @@ Directions of LAMB and Adam: in the first update, u = m / sqrt(v) is the sign of
 error of e deviations flips a fraction of arctan(e) / pi = e / pi of the signs, and each changes u by 2. So u and u'
 differ by 2 * sqrt(e / pi) of their norm: 20 times e, for an e of 0.3 %.
 
-Weights: an update moves a tensor by rate * |w| with a trust ratio, and by rate * |u| without one, where |u| is about the
-square root of the number of elements.
+Weights: an update moves a tensor by rate * |w| with a trust ratio, and by rate * |u| without one, where |u| is about
+the square root of the number of elements.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def error_of_a_sum(dtype: torch.dtype, ranks: int) -> float:
 
 
 def difference_of_directions(dtype: torch.dtype, ranks: int) -> float:
-    """Return the relative difference of LAMB's directions for two sums over ``ranks`` that are rounded independently."""
+    """Return the relative difference of LAMB's directions for two independently rounded sums over ``ranks``."""
     if ranks <= 2:
         return 0.0
     return 2 * math.sqrt(math.sqrt(2) * error_of_a_sum(dtype, ranks) / math.pi)
