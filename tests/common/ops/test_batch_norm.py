@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch import multiprocessing as mp
 
 from common.nn.batch_norm import BatchNorm2d
 from common.ops import batch_norm
@@ -23,6 +22,7 @@ from common.ops.batch_norm.reference import (
     batch_norm_reference,
     batch_norm_relu_max_pool_reference,
 )
+from tests.gloo_ranks import on_ranks
 
 # Formulas
 
@@ -121,30 +121,23 @@ def disagreement(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[
 # Ranks
 
 
-RANKS = 2
 SHAPE = (6, 16, 5, 4)
 SPLIT = (4, 2)  # images of each rank: the parts need not be equal
 
 
-def run_rank(rank: int, folder: str, implementation: str) -> None:
-    """Run every kind on this rank's part of the batch and save what came out.
+def run_rank(implementation: str, rank: int, world: int, _: str) -> dict[str, dict[str, Tensor]]:
+    """Run every kind on this rank's part of the batch.
 
-    Triton's kernels are interpreted: :mod:`tests.preloaded` has imported Triton so.
+    Triton's kernels are interpreted: :mod:`tests.preloaded` has imported Triton for interpretation.
     """
     os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS, timeout=timedelta(seconds=200)
-    )
     operations = SimpleNamespace(
         batch_norm=batch_norm.BATCH_NORM.function(implementation),
         batch_norm_add_relu=batch_norm.BATCH_NORM_ADD_RELU.function(implementation),
         batch_norm_relu_max_pool=batch_norm.BATCH_NORM_RELU_MAX_POOL.function(implementation),
     )
     x, residual = (value.split(SPLIT)[rank] for value in inputs(SHAPE, torch.float32))
-    found = {kind: run(operations, kind, x, residual, dist.group.WORLD) for kind in KINDS}
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return {kind: run(operations, kind, x, residual, dist.group.WORLD) for kind in KINDS}
 
 
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -164,8 +157,7 @@ def test_reference_equals_the_formula(kind: str) -> None:
 
 @pytest.mark.parametrize("implementation", ["reference", pytest.param("triton", marks=NEEDS_TRITON)])
 def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_path: Path) -> None:
-    mp.start_processes(run_rank, args=(str(tmp_path), implementation), nprocs=RANKS, start_method="forkserver")
-    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
+    parts = on_ranks(functools.partial(run_rank, implementation), len(SPLIT), tmp_path)
     x, residual = inputs(SHAPE, torch.float64)
     for kind in KINDS:
         expected = run(Formula, kind, x, residual)
