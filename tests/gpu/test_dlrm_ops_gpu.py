@@ -18,7 +18,7 @@ from common.ops.tile import Tile
 from common.recommendation.click_network import ClickArchitecture, loss
 from tests.benchmarks.dlrm import dot_interaction_oracle
 from tests.benchmarks.dlrm_dcnv2 import cross_network_oracle
-from tests.gpu.support import GPU, captured
+from tests.gpu.support import GPU, captured, relative_error
 from tests.operation_checks import check
 
 pytestmark = pytest.mark.gpu
@@ -30,8 +30,7 @@ LARGE, KEPT = 700_000, 1000
 
 def assert_close(found: list[Tensor], formulas: list[Tensor]) -> None:
     for number, (value, formula) in enumerate(zip(found, formulas, strict=True)):
-        error = (value.double() - formula).norm() / formula.norm()
-        assert error < 1.6e-2, f"{number}: relative error {error:.2e}"
+        assert relative_error(value, formula) < 1.6e-2, number
 
 
 # Offsets beyond int32
@@ -102,8 +101,7 @@ def test_networks_are_those_of_float64_but_for_rounding(dtype: torch.dtype, boun
     found, expected = training(model, dtype)(), training(exact, torch.float64)()
     assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-3)
     for value, formula in zip(found[1:], expected[1:], strict=True):
-        error = (value.double() - formula).norm() / formula.norm()
-        assert error < bound, f"{tuple(value.shape)}: relative error {error:.2e}"
+        assert relative_error(value, formula) < bound, tuple(value.shape)
 
 
 @pytest.mark.parametrize("name", ["dlrm_dcnv2", "dlrm"])

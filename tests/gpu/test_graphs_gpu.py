@@ -45,12 +45,11 @@ MOVING = {
     "maskrcnn": ("deterministic=true", "model.loss_scale=1024"),
     "rgat": ("deterministic=true", "reader.capacity_sigma=100", "reader.capacity_batches=50"),
 }
-"""What makes a workload's weights move in the first update, alike, and its batches all have one key.
+"""Overrides with which the first update moves the weights reproducibly, and all batches have one key.
 
-Warm-ups of BERT and GPT-3 start from a learning rate of 0. R-GAT's gradients are added atomically unless they are to be
-deterministic, and Adam makes much of the smallest; its blocks leave their shape where that has little room, or none for
-what the batches that were measured did not have. Mask R-CNN's gradients may be added atomically too, and reach 2 on
-noise, which its first loss scale takes out of fp16's range.
+The warm-ups of BERT and GPT-3 start from a learning rate of 0. Gradients of R-GAT and Mask R-CNN are added atomically
+by default, and Adam amplifies differences of the smallest. R-GAT's blocks need enough capacity. Mask R-CNN's gradients
+reach 2 on noise, so its first loss scale would exceed the range of fp16.
 """
 
 ONE_GRAPH_PER_COUNT = ("reader.graph_per_count=true", "micro_batch=4", "hparams.global_batch_size=4")

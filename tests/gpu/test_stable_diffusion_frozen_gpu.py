@@ -23,7 +23,7 @@ from benchmarks.stable_diffusion.unet_operations import LAYERS, choose_layers
 from common.ops.operation import REFERENCE
 from tests.benchmarks.stable_diffusion.frozen_names import randomized
 from tests.benchmarks.stable_diffusion.small_raw import pictures, read_tar, write_raw
-from tests.gpu.support import captured
+from tests.gpu.support import captured, relative_error
 
 pytestmark = pytest.mark.gpu
 
@@ -181,11 +181,6 @@ def raw_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_raw(tmp_path_factory.mktemp("raw"), "images", [pictures(0, 18), pictures(1, 3)])
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
-    error = (found.double() - expected.double()).norm() / expected.double().norm()
-    assert error < share
-
-
 def test_moments_are_those_of_the_cpu(raw_dir: Path, tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         prepare(raw_dir, tmp_path / device, members="moments", device=device, workers=2)
@@ -196,7 +191,7 @@ def test_moments_are_those_of_the_cpu(raw_dir: Path, tmp_path: Path) -> None:
             if member.endswith(".npy"):
                 found, wanted = (torch.from_numpy(np.load(io.BytesIO(tar[member]))) for tar in (ours, expected))
                 assert (found.dtype, found.shape) == (torch.float32, (1, 8, 4, 4))
-                _close(found, wanted, 5e-3)
+                assert relative_error(found, wanted) < 5e-3
             else:
                 assert ours[member] == expected[member]
 
@@ -212,4 +207,4 @@ def test_encoded_samples_are_those_of_the_cpu(raw_dir: Path, tmp_path: Path) -> 
                 found, wanted = (safetensors.torch.load(tar[member]) for tar in (ours, expected))
                 for key in ("moments", "captions"):
                     assert found[key].dtype == torch.bfloat16
-                    _close(found[key], wanted[key], 1e-2)
+                    assert relative_error(found[key], wanted[key]) < 1e-2

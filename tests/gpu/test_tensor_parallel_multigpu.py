@@ -20,6 +20,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
 from common.ops.linear.fp8 import multiply
 from common.step.capture import capturing
+from tests.gpu.support import relative_error
 
 pytestmark = pytest.mark.multigpu
 
@@ -30,11 +31,6 @@ HALF = 0.02
 """Largest relative difference of bf16 results. Partial sums are rounded before they are added."""
 
 E4M3 = torch.float8_e4m3fn
-
-
-def relative(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = found.float(), wanted.float()
-    return float((found - wanted).norm() / wanted.norm())
 
 
 def whole(seed: int, *shape: int, device: torch.device) -> Tensor:
@@ -53,11 +49,11 @@ def products_in_full(products: TokenProducts, parallel: TensorParallel, device: 
     half = {"dtype": torch.bfloat16, "device": device}
     y_TN, kept, y_sN = torch.empty(T, INNER, **half), torch.empty_like(x_TK), torch.empty(s, INNER, **half)
     products.gather_product(own(x_TK), None, times(b_NK.t()), y_TN, kept)
-    found = {"gather": relative(y_TN, wanted_TN), "kept": relative(kept, x_TK)}
+    found = {"gather": relative_error(y_TN, wanted_TN), "kept": relative_error(kept, x_TK)}
     # Of a scattered product each rank has its part of the columns that are summed over.
     x_Tk, b_Nk = (t.chunk(ranks, 1)[parallel.index].contiguous() for t in (x_TK, b_NK))
     products.product_scatter(x_Tk, None, times(b_Nk.t()), y_sN)
-    found["scatter"] = relative(y_sN, own(wanted_TN))
+    found["scatter"] = relative_error(y_sN, own(wanted_TN))
 
     one = torch.ones((), device=device)
 
@@ -74,9 +70,9 @@ def products_in_full(products: TokenProducts, parallel: TensorParallel, device: 
     wanted_TN = x_TK.to(E4M3).float() @ b_NK.to(E4M3).float().t()
     kept = torch.empty(x_TK.shape, dtype=E4M3, device=device)
     products.gather_product(rows8[parallel.index], scale_inverse, in_fp8(b_NK), y_TN, kept)
-    found |= {"gather fp8": relative(y_TN, wanted_TN), "kept fp8": relative(kept, torch.cat(rows8))}
+    found |= {"gather fp8": relative_error(y_TN, wanted_TN), "kept fp8": relative_error(kept, torch.cat(rows8))}
     products.product_scatter(x_Tk.to(E4M3), one, in_fp8(b_Nk), y_sN)
-    found["scatter fp8"] = relative(y_sN, own(wanted_TN))
+    found["scatter fp8"] = relative_error(y_sN, own(wanted_TN))
     return found
 
 
@@ -208,13 +204,13 @@ def test_layers_that_overlap_equal_those_that_wait(ranks, captured):
     for rank in ranks:
         waiting = rank["layers/collective/False"]
         for found, wanted in zip(rank[f"layers/symmetric_memory/{captured}"], waiting, strict=True):
-            assert relative(found, wanted) < HALF
+            assert relative_error(found, wanted) < HALF
 
 
 def test_captured_collectives_equal_eager_ones(ranks):
     for rank in ranks:
         for found, wanted in zip(rank["layers/collective/True"], rank["layers/collective/False"], strict=True):
-            assert relative(found, wanted) < HALF
+            assert relative_error(found, wanted) < HALF
 
 
 def test_the_head_of_all_ranks_is_that_of_one(ranks):
@@ -222,7 +218,7 @@ def test_the_head_of_all_ranks_is_that_of_one(ranks):
     for rank in ranks:
         found_losses, found_gradient = rank["head"]
         torch.testing.assert_close(found_losses, losses, rtol=1e-3, atol=1e-3)
-        assert relative(found_gradient, gradient) < HALF
+        assert relative_error(found_gradient, gradient) < HALF
         assert torch.equal(found_losses, ranks[0]["head"][0])
 
 

@@ -17,7 +17,7 @@ from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.operation import OperationRequest
 from common.ops.weight_gradient.half import add_product_
-from tests.gpu.support import WITH_FP8, captured
+from tests.gpu.support import WITH_FP8, captured, relative_error
 
 pytestmark = [pytest.mark.gpu, WITH_FP8]
 
@@ -48,10 +48,6 @@ def product(dy: Tensor, x: Tensor, dy_inverse: Tensor, x_inverse: Tensor) -> Ten
     return ((dy.double() @ x.double().t()) * dy_inverse.double() * x_inverse.double()).float()
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
-
-
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return memory filled with NaN (or 127), which would show in results."""
     return torch.full(tuple(shape), 127 if dtype == torch.uint8 else float("nan"), dtype=dtype, device=GPU)
@@ -68,7 +64,7 @@ def test_a_captured_sum_goes_on(name: str) -> None:
     graph, _ = captured(lambda: accumulate(*given, gradient, own))
     for _ in range(2):
         graph.replay()
-    assert error(gradient, 4.0 * product(*given)) < 2**-6
+    assert relative_error(gradient, 4.0 * product(*given)) < 2**-6
 
 
 def test_what_cublaslt_would_misread_is_refused() -> None:
@@ -106,7 +102,7 @@ def test_products_in_16_bits_add_up(shape: tuple[int, int, int], wide: bool, hal
     graph, _ = captured(lambda: add_product_(gradient, dy, x))
     for _ in range(14):
         graph.replay()
-    found = error(gradient, 1.0 + 16.0 * (dy.double().t() @ x.double()))
+    found = relative_error(gradient, 1.0 + 16.0 * (dy.double().t() @ x.double()))
     print(f"{half} into {gradient.dtype}: {found:.1e}")
     assert found < (2e-4 if wide else 2**-5)
 
@@ -131,12 +127,12 @@ def test_trained_products_are_those_of_their_operands(name: str, dtype: torch.dt
     wide_x, wide_dy = widen_fp8(x8).double(), widen_fp8(dy8).double()
     weight = layer.weight.detach().double()
     y = product_8.multiply(x8)
-    assert error(y, wide_x @ weight.t() + layer.bias.detach().double()) < 0.03
+    assert relative_error(y, wide_x @ weight.t() + layer.bias.detach().double()) < 0.03
     for again, operand in enumerate((x8, product_8.cast_again(x, x8.scale_inverse)), 1):
-        assert error(product_8.movement.backward(product_8, dy8, operand), wide_dy @ weight) < 0.03
+        assert relative_error(product_8.movement.backward(product_8, dy8, operand), wide_dy @ weight) < 0.03
         assert layer.weight.grad is not None
         assert layer.weight.grad.dtype == dtype
-        assert error(layer.weight.grad, again * wide_dy.t() @ wide_x) < 2**-7
+        assert relative_error(layer.weight.grad, again * wide_dy.t() @ wide_x) < 2**-7
     assert layer.bias.grad is None
 
 
@@ -145,7 +141,7 @@ def test_a_bias_in_16_bits_is_added_by_the_product() -> None:
     layer, x = Holder(768, 512), torch.randn(256, 512, device=GPU).bfloat16()
     product_16 = product_of(layer, "torch", Shared(Scratch(GPU), WeightCasts()))
     wanted = x.double() @ layer.weight.detach().double().t() + layer.bias.detach().double()
-    assert error(product_16.multiply(x), wanted) < 2**-8
+    assert relative_error(product_16.multiply(x), wanted) < 2**-8
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         product_16.multiply(x)
         torch.cuda.synchronize()
