@@ -1,4 +1,4 @@
-"""Two chunks of a stage, and what all units of an order make of drawn inputs, whoever runs their passes."""
+"""Two chunks of a pipeline stage, and the results of all units of its order for random inputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from common.step.passes import Chunk, ChunkPasses, EagerPasses
 B, E, CHUNKS = 48, 64, 2
 HANDED = Handed((B, E), torch.float64)
 STAGE, STAGES, MICRO_BATCHES = 0, 4, 12
-"""A stage that has many micro-batches of both chunks under way, in places that change."""
+"""A stage with many micro-batches of both chunks in flight, in slots that change."""
 
 
 class Layers(nn.Module):
-    """Of widths that all differ, so that what one leaves free is of use to another."""
+    """Layers of different widths, so that one can reuse memory that another has freed."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Layers(nn.Module):
         self.to(device)
 
     def forward(self, x_BE: Tensor, shift_E: Tensor) -> Tensor:
-        """A residual branch, with much that lives for a moment."""
+        """Return a residual branch with many short-lived tensors."""
         y = F.layer_norm(x_BE + shift_E, (E,))
         for layer in self.layers:
             y = torch.tanh(layer(y) * 0.5).sin() * 1.5
@@ -41,12 +41,7 @@ class Layers(nn.Module):
 
 
 class Stage:
-    """The chunks, the passes that run them, and the units.
-
-    Args:
-        device: of all.
-        graphs: who runs the passes; None for eager ones.
-    """
+    """The chunks of a stage, and the units that run them eagerly, or with ``graphs``."""
 
     def __init__(self, device: torch.device, graphs: ChunkGraphs | None = None) -> None:
         self._device = device
@@ -62,7 +57,7 @@ class Stage:
         self.passes: ChunkPasses = EagerPasses(self.chunks, [False] * CHUNKS, None) if graphs is None else graphs
 
     def record(self) -> None:
-        """Record the passes; what that adds to gradients is taken away."""
+        """Record the passes, and zero the gradients afterwards."""
         assert self.graphs is not None
         counts = slots_of_chunks(self.units)
         plans = [ChunkPlan(chunk, counts[number], HANDED, HANDED) for number, chunk in enumerate(self.chunks)]
@@ -73,7 +68,7 @@ class Stage:
                 parameter.grad.zero_()
 
     def run(self) -> dict[Unit, Tensor]:
-        """What every unit hands on."""
+        """Run all units, and return the result of each."""
         self.passes.begin(self.units)
         made: dict[Unit, Tensor] = {}
         for unit in self.units:
@@ -87,7 +82,7 @@ class Stage:
         return made
 
     def gradients(self) -> list[Tensor]:
-        """Of all parameters."""
+        """Return the gradients of all parameters."""
         every = [parameter.grad for model in self.models for parameter in model.parameters()]
         return [gradient for gradient in every if gradient is not None]
 

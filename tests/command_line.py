@@ -1,4 +1,4 @@
-"""Running ``mlperf-suite`` as processes of its own, and reading what it says when something is wrong."""
+"""Run ``mlperf-suite`` in separate processes, and read its messages and logs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ PROGRESS = re.compile(r"|block \d+, .*|evaluation at .*|checkpoint .*|resume=.*"
 """Lines of a healthy run on standard error."""
 
 ENDLESS = ["benchmark.schedule.last_epoch=1000000", "benchmark.targets.mean_absolute_error.value=0"]
-"""Overrides with which the toy's run does not end within a test."""
+"""Overrides with which a run of the toy workload does not end within a test."""
 
 
 def launcher(arguments: Sequence[str]) -> list[str]:
-    """The program that ``arguments`` are for."""
+    """Return the command of the program that gets ``arguments``."""
     return [sys.executable, "-m", toy.entry(arguments)]
 
 
 def training(data: Path, output: Path, *overrides: str, benchmark: str = toy.NAME) -> list[str]:
-    """Arguments of a run of the workload's ``test`` recipe on the CPU."""
+    """Return the arguments of a run of the workload's ``test`` recipe on the CPU."""
     fixed = [f"benchmark={benchmark}", "scale=test", "device=cpu", "seed=1234"]
     return ["train", *fixed, f"data_dir={data}", f"output_dir={output}", *overrides]
 
@@ -46,7 +46,7 @@ def ranked(module: str, ranks: int, *first: str) -> list[str]:
 
 
 def endless(data: Path, output: Path, *overrides: str) -> list[str]:
-    """Arguments of a run of the toy that does not end within a test."""
+    """Return the arguments of a run of the toy workload that does not end within a test."""
     return training(data, output, *ENDLESS, *overrides)
 
 
@@ -88,7 +88,7 @@ def started(
 
 
 def finish(process: Process, timeout: float) -> Finished:
-    """Wait for a process; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+    """Wait for a process. Raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
     output, errors = process.communicate(timeout=timeout)
     code = process.returncode
     assert code is not None
@@ -96,7 +96,7 @@ def finish(process: Process, timeout: float) -> Finished:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """All living processes below ``pid``."""
+    """Return all living descendants of ``pid``."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -104,7 +104,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def rank_process(launcher: int, rank: int) -> psutil.Process:
-    """The process of a rank: launchers start them in order, each in a process group of its own."""
+    """Return the process of a rank. Launchers start the ranks in order, each in its own process group."""
     ranks = [child for child in psutil.Process(launcher).children() if os.getpgid(child.pid) == child.pid]
     return sorted(ranks, key=lambda child: (child.create_time(), child.pid))[rank]
 
@@ -119,13 +119,13 @@ def await_that(condition: Callable[[], bool], process: Process, seconds: float =
 
 
 def is_training(output: Path) -> Callable[[], bool]:
-    """Whether the run in ``output`` has passed its first evaluation."""
+    """Return whether the run in ``output`` has passed its first evaluation."""
     log = output / "mlperf.log"
     return lambda: log.exists() and '"eval_stop"' in log.read_text()
 
 
 def the_message(done: Finished) -> str:
-    """The one error message on standard error, of one line; fails when there is anything else."""
+    """Return the only error message on standard error; check that it has one line and that nothing else is there."""
     lines = [line for line in done.errors.splitlines() if not PROGRESS.fullmatch(line)]
     assert "Traceback" not in done.errors, done.errors
     assert len(lines) == 1, done.errors
@@ -147,7 +147,7 @@ def official_exit_code(log: Path, ruleset: str) -> int:
 
 
 def events(log: Path) -> list[str]:
-    """The lines of a run's log, all of which are whole."""
+    """Return the events of a run's log; check that all lines are complete."""
     text = log.read_text()
     assert text.endswith("}\n")
     lines = text.splitlines()
@@ -156,7 +156,7 @@ def events(log: Path) -> list[str]:
 
 
 def assert_closed_as_aborted(log: Path) -> None:
-    """The log has one ``run_stop``, as its last event, that says aborted."""
+    """Check that the last event of the log is its only ``run_stop``, with the status aborted."""
     lines = events(log)
     stops = [line for line in lines if '"run_stop"' in line]
     assert stops == [lines[-1]]

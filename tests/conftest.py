@@ -1,4 +1,4 @@
-"""What many tests need: prepared stand-in data for each workload, and runs of the command line."""
+"""Fixtures of many tests: prepared synthetic data of each workload, and runs of the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ remembered_configs.install()
 ROOT = Path(__file__).resolve().parent.parent
 
 SECONDS = 1000
-"""After which a process of a test hangs. Most take seconds; on a machine with other work, many times as long."""
+"""Seconds after which a process counts as hung. Most need a few; on a busy machine, many times as many."""
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> None:
@@ -92,7 +92,7 @@ def interpreted(*arguments: str, timeout: float = SECONDS, **environment: str) -
 def _finished(
     command: Sequence[str], timeout: float, threads: int, cwd: Path, environment: Mapping[str, str]
 ) -> Finished:
-    """The end of a forked process, which is killed if it does not come within ``timeout`` seconds."""
+    """Run a forked process, and kill it after ``timeout`` seconds."""
     settings = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", **environment}
     process = Forked(command, cwd, settings)
     try:
@@ -119,7 +119,7 @@ def prepared(workload: str, root: Path, extra: Sequence[str] = ()) -> Path:
 
 @pytest.fixture(scope="session")
 def data_of(tmp_path_factory: pytest.TempPathFactory):
-    """A function from a workload's name to its prepared test data, made once a session."""
+    """Return a function that returns a workload's prepared test data, which it makes once per session."""
     made: dict[str, Path] = {}
 
     def find(workload: str) -> Path:
@@ -132,18 +132,18 @@ def data_of(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process groups of a layout are tuples of their ranks; none is the whole world."""
+    """Replace the process groups of layouts by tuples of their ranks; none is the whole world."""
     monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
     monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)
 
 
 def checkpoint(folder: Path, step: int, rank: int = 0) -> dict:
-    """The content of a run's checkpoint after ``step``."""
+    """Return the content of a run's checkpoint after ``step``."""
     return torch.load(folder / "checkpoints" / f"step_{step:08d}" / f"rank_{rank}.pt", weights_only=True)
 
 
 def flatten(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
-    """All tensors in a nested state, by path."""
+    """Return all tensors in a nested state, by path."""
     found = {}
     items = state.items() if isinstance(state, dict) else enumerate(state)
     for key, value in items:
@@ -156,27 +156,27 @@ def flatten(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def forked_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools of processes have theirs forked, where they would start Python and import everything anew."""
+    """Let process pools fork their processes instead of starting Python and importing everything again."""
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: FORKS)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def checker() -> Iterator[None]:
-    """One process of MLCommons' checkers answers the questions of all tests of a file."""
+    """Use one process of MLCommons' checkers for all tests of a file."""
     with one_checker_process():
         yield
 
 
 @pytest.fixture(autouse=True)
 def denormal_numbers() -> Iterator[None]:
-    """Keep denormal numbers in every test: a run in this process flushes them to zero, and leaves that so."""
+    """Keep denormal numbers in every test: a run in this process leaves the setting that flushes them to zero."""
     yield
     torch.set_flush_denormal(False)
 
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """``torch.empty`` fills what it returns with NaN, or the largest integer."""
+    """Let ``torch.empty`` fill tensors with NaN, or with the largest integer."""
     before = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -187,7 +187,7 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture
 def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter holds bf16 as its bits and multiplies matrices of those as integers: widen them before."""
+    """Convert bf16 matrices to fp32 before products: the interpreter would multiply their bits as integers."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -207,7 +207,7 @@ def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rounded_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's conversions between fp32 and bf16 or FP8 for the interpreter: its own lose carries and subnormals."""
+    """Let PyTorch convert between fp32 and bf16 or FP8: the interpreter's code loses carries and subnormals."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter

@@ -1,4 +1,4 @@
-"""The transposes that FP8 products make on a CPU."""
+"""Count the transposes that FP8 products make on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.ops.transpose_fp8 import TRANSPOSE_FP8
 
 
 def counted_transposes(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """A list that gets every matrix that products made from now on transpose."""
+    """Return a list to which products that are made later append every matrix that they transpose."""
     reference, transposed = TRANSPOSE_FP8.reference, list[Tensor]()
 
     def counted(matrix: Tensor, *rest: Any) -> Tensor:

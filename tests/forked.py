@@ -1,7 +1,7 @@
-"""Processes that are forked off one which has imported the suite: starting Python anew takes longer than most tests.
+"""Fork processes off one that has imported the suite, because starting Python takes longer than most tests.
 
-They have a process group, an environment, a folder and streams as a new process would. Runs on a CPU warm up with one
-iteration, and draw no summary unless :data:`PICTURE` is set.
+They have their own process group, environment, folder and streams. Runs on a CPU warm up with one step, and draw no
+summary unless :data:`PICTURE` is set.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from common.step import graphs
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
-"""Starts processes in which everything slow to import is imported already."""
+"""Starts processes that have already imported slow modules."""
 
 PICTURE = "SUMMARY_PICTURE"
 """Environment variable with which a run draws its summary, which takes half a second."""
 
 FORKING = threading.Lock()
-"""A process that starts looks after all others; two threads must not both take the exit code of one."""
+"""Lock for starting processes, which also collects exit codes; two threads must not collect the same one."""
 
 
 class Descriptor:
-    """A file descriptor that a process gets which starts; of the same name there."""
+    """A file descriptor that a started process gets under the same number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -95,21 +95,21 @@ class Forked:
 
     @property
     def sentinel(self) -> int:
-        """What :func:`multiprocessing.connection.wait` tells the end by."""
+        """Descriptor on which :func:`multiprocessing.connection.wait` waits for the end."""
         return self._process.sentinel
 
     def poll(self) -> int | None:
-        """The exit code, or minus the number of the signal that ended it; None while it runs."""
+        """Return the exit code, or minus the number of the signal that ended the process; None while it runs."""
         with FORKING:
             return self._process.exitcode
 
     @property
     def returncode(self) -> int | None:
-        """The same."""
+        """Return code of :meth:`poll`."""
         return self.poll()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+        """Wait for the end. Raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
         if not connection.wait([self._process.sentinel], timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         with FORKING:
@@ -117,7 +117,7 @@ class Forked:
         return self.poll()
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait as :meth:`wait` does; what it has written on its two streams."""
+        """Wait as :meth:`wait` does, and return the text of standard output and standard error."""
         self.wait(timeout)
         output, errors = (stream.read_text() if stream.exists() else "" for stream in self._streams)
         return output, errors
@@ -134,7 +134,7 @@ class Forked:
 
 
 class ForkedRank:
-    """A rank that the suite's launcher forks off itself, with what it needs of :class:`subprocess.Popen`."""
+    """A rank that the suite's launcher forks, with the methods of :class:`subprocess.Popen` that the launcher calls."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], process_group: int) -> None:
         sys.stdout.flush()
@@ -150,14 +150,14 @@ class ForkedRank:
             _run(command, env)
 
     def poll(self) -> int | None:
-        """As :meth:`Forked.poll`."""
+        """Return the exit code; None while the process runs."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code
 
     def wait(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for the end, and return the exit code."""
         if self.code is None:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.code
@@ -169,7 +169,7 @@ class ForkedRank:
 
 
 class ForkedScorer(ForkedRank):
-    """The scorer's process of a rank, likewise: with its own end of the connection, in a session of its own."""
+    """The forked scorer process of a rank, with its end of the connection, in its own session."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **others: object
@@ -187,7 +187,7 @@ class ForkedScorer(ForkedRank):
             _run(command, env)
 
     def wait(self, timeout: float | None = None) -> int:
-        """As :meth:`ForkedRank.wait`, for as long as it takes."""
+        """Wait for the end without a limit."""
         return super().wait()
 
     def kill(self) -> None:
@@ -202,7 +202,7 @@ def _become(
     streams: Sequence[Descriptor],
     file_size: int | None,
 ) -> NoReturn:
-    """In the forked process: what a new one would do."""
+    """Set up the forked process as a new process would be."""
     for number, stream in enumerate(streams):
         os.dup2(stream.number, number)
         os.close(stream.number)
@@ -227,7 +227,7 @@ def _become(
 
 
 def _leave_out_warm_ups() -> None:
-    """Warm up with one iteration of the step: more are for the capture of CUDA graphs."""
+    """Warm up with one step; only the capture of CUDA graphs needs more."""
     assert graphs.StepRunner.warm_up.__defaults__ == (graphs.WARM_UP_ITERATIONS,)
     graphs.WARM_UP_ITERATIONS = 1
     graphs.StepRunner.warm_up.__defaults__ = (1,)

@@ -1,6 +1,7 @@
-"""Stands in for ``python``: asks the socket it is given for a process with its arguments, folder, environment, streams.
+"""Replacement of ``python`` that asks a socket for a forked process with its arguments, folder, environment and
+streams.
 
-Signals are passed on, and its end is that process's end. It imports next to nothing: it starts in milliseconds.
+It passes signals on, and ends as that process ends. It imports almost nothing, so that it starts in milliseconds.
 """
 
 import contextlib

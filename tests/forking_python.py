@@ -1,4 +1,4 @@
-"""A program that scripts can call in Python's place: what they start is forked, as :mod:`tests.forked` says."""
+"""A program that scripts call instead of Python, so that their commands are forked; see :mod:`tests.forked`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIENT = Path(__file__).with_name("forking_client.py")
 
 @contextlib.contextmanager
 def forking_python() -> Iterator[Path]:
-    """The path of the program; it understands ``-m MODULE ARGUMENT…`` until the end of the context."""
+    """Yield the path of the program. It accepts ``-m MODULE ARGUMENT…`` inside the context."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         address, program = Path(folder) / "socket", Path(folder) / "python"
         server.bind(str(address))

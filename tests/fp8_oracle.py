@@ -1,8 +1,6 @@
-"""FP8 from its definition in NumPy, and comparison of FP8 tensors of kernels with the reference.
+"""FP8 by its definition in NumPy, and comparison of FP8 tensors.
 
-All codes are decoded from their bits, and rounding searches the nearest code.
-
-Micikevicius et al., arXiv:2209.05433, table 1.
+Codes are decoded from their bits; rounding searches the nearest code (Micikevicius et al., arXiv:2209.05433, table 1).
 """
 
 from __future__ import annotations

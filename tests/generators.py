@@ -8,5 +8,5 @@ import torch
 
 
 def generator_of(name: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator on ``device`` that depends on ``name`` alone."""
+    """Return a generator on ``device`` that depends only on ``name``."""
     return torch.Generator(device).manual_seed(zlib.crc32(name.encode()))

@@ -1,4 +1,4 @@
-"""Functions on several ranks in processes of their own, which gloo connects."""
+"""Run functions on several ranks in separate processes, connected by gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTP server in threads of the test process whose answers are plain bytes, so that it can break the protocol."""
+"""HTTP server in threads of the test process. Its answers are plain bytes, so that it can break the protocol."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class Request(NamedTuple):
-    """A request: its target, which is an address where a proxy is asked, and its headers in lower case."""
+    """A request: its target (an address, if the server acts as a proxy), and its headers in lower case."""
 
     target: str
     headers: Mapping[str, str]
 
 
 class Answer(NamedTuple):
-    """The bytes that are sent, and what follows: ``close``, ``keep`` the connection, ``reset`` it, or ``stall``."""
+    """The bytes that are sent, and the next action: ``close``, ``keep`` or ``reset`` the connection, or ``stall``."""
 
     content: bytes
     then: str = "close"

@@ -35,10 +35,10 @@ def interpretable(key_of: Callable[[str, Case], object] | None = None) -> Iterat
             for each in parameters(key, operation, cases_of(operation), gpu=False):
                 _, name, case, sizes, dtype = each.values
                 if operation.unsupported(name, case.request(CPU, dtype, **sizes)) is None:
-                    place = None if key_of is None else key_of(name, case)
-                    if place is None or place not in seen:
+                    case_key = None if key_of is None else key_of(name, case)
+                    if case_key is None or case_key not in seen:
                         yield each
-                    seen.add(place)
+                    seen.add(case_key)
 
 
 @pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable()))

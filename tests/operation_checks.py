@@ -27,7 +27,7 @@ LIBRARIES = frozenset(
     {"apex", "cublaslt", "cudnn", "cudnn_frontend", "flash", "flash_attention_4", "library", "te"}
     | {"transposed_library"}
 )
-"""Names of implementations whose arithmetic is a library's."""
+"""Names of implementations that call a library."""
 
 NOISE = 1e-5
 """Fraction of the largest FP8 value. Smaller values are not compared: they may be differences of large terms."""
@@ -115,44 +115,44 @@ class _Limits(NamedTuple):
         return max(self.case.tolerance * max(TOLERANCE[same.dtype], own), self.case.library_tolerance * self.least)
 
 
-def _assert_same(place: str, found: Any, expected: Any, same: Any, limits: _Limits) -> None:
-    assert (found is None) == (same is None), f"{place}: {type(found)}, not {type(same)}"
+def _assert_same(path: str, found: Any, expected: Any, same: Any, limits: _Limits) -> None:
+    assert (found is None) == (same is None), f"{path}: {type(found)}, not {type(same)}"
     match same:
         case None:
             return
         case Fp8Tensor():
             assert_same_fp8(found, None, same, None, same.source.dtype, NOISE)
         case Scaling():
-            torch.testing.assert_close(found.scale, same.scale, rtol=1e-5, atol=0, msg=lambda text: f"{place}: {text}")
-            assert torch.equal(found.pending, same.pending), place
+            torch.testing.assert_close(found.scale, same.scale, rtol=1e-5, atol=0, msg=lambda text: f"{path}: {text}")
+            assert torch.equal(found.pending, same.pending), path
         case Tensor():
-            _assert_same_tensor(place, found, expected, same, limits)
+            _assert_same_tensor(path, found, expected, same, limits)
         case Mapping():
-            assert found.keys() == same.keys(), place
+            assert found.keys() == same.keys(), path
             for key in same:
-                _assert_same(f"{place}[{key!r}]", found[key], expected[key], same[key], limits)
+                _assert_same(f"{path}[{key!r}]", found[key], expected[key], same[key], limits)
         case tuple() | list():
-            assert len(found) == len(same), place
+            assert len(found) == len(same), path
             for number, parts in enumerate(zip(found, expected, same, strict=True)):
-                _assert_same(f"{place}[{number}]", *parts, limits)
+                _assert_same(f"{path}[{number}]", *parts, limits)
         case _:
-            assert found == same, place
+            assert found == same, path
 
 
-def _assert_same_tensor(place: str, found: Tensor, expected: Tensor, same: Tensor, limits: _Limits) -> None:
-    assert found.shape == same.shape, place
-    assert found.dtype == same.dtype, place
+def _assert_same_tensor(path: str, found: Tensor, expected: Tensor, same: Tensor, limits: _Limits) -> None:
+    assert found.shape == same.shape, path
+    assert found.dtype == same.dtype, path
     if limits.case.exact or not same.dtype.is_floating_point:
-        assert torch.equal(found, same), f"{place}: {(found != same).sum()} of {same.numel()} elements differ"
+        assert torch.equal(found, same), f"{path}: {(found != same).sum()} of {same.numel()} elements differ"
         return
     if same.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        assert torch.equal(found.view(torch.uint8), same.view(torch.uint8)), place
+        assert torch.equal(found.view(torch.uint8), same.view(torch.uint8)), path
         return
     finite = same.isfinite()
-    assert torch.equal(found.isfinite(), finite), f"{place}: different elements are finite"
-    assert torch.equal(_kinds(found[~finite]), _kinds(same[~finite])), f"{place}: other infinities, or NaN for one"
+    assert torch.equal(found.isfinite(), finite), f"{path}: different elements are finite"
+    assert torch.equal(_kinds(found[~finite]), _kinds(same[~finite])), f"{path}: other infinities, or NaN for one"
     limit, error = limits.of(same, expected), _error(found, expected)
-    assert error <= limit, f"{place}: relative error {error:.2e} is above {limit:.2e}"
+    assert error <= limit, f"{path}: relative error {error:.2e} is above {limit:.2e}"
 
 
 def _kinds(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Stand-ins for CUDA graphs, which a CPU has not: a replay does again what was recorded, into the same memory.
+"""Simulated CUDA graphs for a CPU: a replay repeats the recorded work into the same memory.
 
-They are as unkind as graphs may be. Nothing is computed by recording; what a replay has written is spoilt by the next
-replay of the same pool; and what only Python does while work is recorded, such as hooks, is not done by a replay.
+They have the limits of CUDA graphs: recording computes nothing; a replay overwrites the results of other graphs of its
+pool; and a replay does not run Python code such as hooks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Played:
         self.alive = True
 
     def replay(self) -> None:
-        """Do the work, and write its result to where the recorded one was."""
+        """Do the work again, and copy its result into the recorded result."""
         assert self.alive, "a graph was replayed after its end"
         self._graphs.replays += 1
         for other in self._graphs.results[self._pool]:
@@ -43,22 +43,12 @@ class _Played:
                 to.copy_(made)
 
     def reset(self) -> None:
-        """No replay comes behind it."""
+        """Forbid further replays."""
         self.alive = False
 
 
 class PlayedGraphs:
-    """A recorder that plays graphs.
-
-    Args:
-        modules: whose hooks are Python, which no replay runs.
-
-    Attributes:
-        recorded: what was recorded, and the pool.
-        replays: how many there were.
-        results: of each pool.
-        busy: work is being recorded or replayed.
-    """
+    """Recorder of simulated graphs. Replays do not run the hooks of ``modules``."""
 
     def __init__(self, *modules: nn.Module) -> None:
         self._modules = modules
@@ -82,7 +72,7 @@ class PlayedGraphs:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """What happens within would be in a graph."""
+        """Mark the work in the block as part of a graph."""
         self.busy = True
         try:
             yield
@@ -91,7 +81,7 @@ class PlayedGraphs:
 
     @contextlib.contextmanager
     def without_hooks(self) -> Iterator[None]:
-        """Nothing that was registered with modules and parameters is called."""
+        """Disable the hooks of modules and parameters in the block."""
         hooks: list[Any] = []
         for module in self._modules:
             hooks += [member._forward_pre_hooks for member in module.modules()]

@@ -1,7 +1,7 @@
-"""What the processes of tests find imported: a fork server imports it once, and they are forked off it.
+"""Modules that a fork server imports once for the processes of tests, which it forks.
 
-Triton decides when it is imported whether its kernels are compiled or interpreted. Here they are interpreted, which a
-command never notices: on a CPU the suite takes no Triton kernel as long as TRITON_INTERPRET is not set when it runs.
+When Triton is imported, it decides whether kernels are compiled or interpreted. Here they are interpreted. Commands do
+not notice: on a CPU, the suite uses no Triton kernel unless TRITON_INTERPRET is set while it runs.
 """
 
 import importlib

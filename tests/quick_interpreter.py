@@ -1,4 +1,4 @@
-"""Triton's interpreter looks for the names that it replaces once per module, not in each call of a device function."""
+"""Let Triton's interpreter search the names that it replaces once per module, not in each call of a device function."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A plugin of pytest, ``-p tests.shifted_clock``: tests are collected as if it were a day later.
+"""Pytest plugin ``-p tests.shifted_clock``: tests are collected as if it were one day later.
 
-It replaces what Python code asks for the time of day, before the first test module is imported. Timers
-(``time.monotonic``, ``time.perf_counter``) run on as they are. Installed packages keep the original class
-``datetime.datetime``: compiled ones (pandas) derive their own from it.
+It replaces the functions for the time of day before the first test module is imported. Timers (``time.monotonic``,
+``time.perf_counter``) do not change. Installed packages keep the original class ``datetime.datetime``, because compiled
+ones (pandas) derive classes from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _AnyDatetime(type):
 
 
 class _Datetime(_real_datetime, metaclass=_AnyDatetime):
-    """``datetime.datetime``; its ``today`` asks ``time.time``."""
+    """``datetime.datetime`` whose ``today`` calls ``time.time``."""
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> _Datetime:
@@ -51,12 +51,12 @@ class _DatetimeModule(types.ModuleType):
 
 
 def _of_seconds(function: Callable[[float], Any]) -> Callable[..., Any]:
-    """A function of seconds since 1970 with the shifted time as its default."""
+    """Return a function of seconds since 1970 whose default is the shifted time."""
     return lambda seconds=None: function(time.time() if seconds is None else seconds)
 
 
 def _of_fields(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose last argument is a ``struct_time``, with the shifted local time as its default."""
+    """Return a function whose last argument is a ``struct_time``, by default the shifted local time."""
     count = 1 if function is time.asctime else 2
     return lambda *arguments: function(*arguments, *(() if len(arguments) == count else (time.localtime(),)))
 

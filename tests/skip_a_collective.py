@@ -1,4 +1,4 @@
-"""``mlperf-suite`` whose rank 1 leaves out one report all-reduce: argument 1 says of which step of training."""
+"""``mlperf-suite`` on two ranks, of which rank 1 skips the all-reduce of one step's report. Argument 1 is the step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common import cli
+from common.distributed.launcher import relaunch
 from common.step import train_step
 from common.step.graphs import WARM_UP_ITERATIONS
 from tests import toy
@@ -46,6 +47,9 @@ def _leave_out(tensor: Tensor, group: dist.ProcessGroup, async_op: bool) -> _Don
 
 
 if __name__ == "__main__":
+    if "RANK" not in os.environ:
+        command = (sys.executable, "-m", "tests.skip_a_collective", sys.argv[1])
+        sys.exit(relaunch(2, sys.argv[2:], command=command))
     toy.register()
     train_step.dist = _Skipping(int(sys.argv.pop(1)))
     cli.main()

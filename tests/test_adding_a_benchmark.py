@@ -1,4 +1,4 @@
-"""The excerpts in docs/adding_a_benchmark.md are those of the files that they name."""
+"""Test that the excerpts in docs/adding_a_benchmark.md equal the files that they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments, configurations and data that are wrong end in one clear message and the exit code of their class."""
+"""Test that wrong arguments, configurations and data end in one clear message and the right exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIGURATION, DATA = 2, 3  # exit codes
 
 @dataclass(frozen=True)
 class Case:
-    """A command line and what its message must contain."""
+    """A command line and the texts that its message must contain."""
 
     name: str
     arguments: tuple[str, ...]
@@ -97,22 +97,12 @@ CASES = [
         ("prepare", "benchmark=resnet", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"), ("no train pictures",), DATA,
     ),
     Case("verify of an empty folder", ("verify", "benchmark=resnet", "--data-dir", "EMPTY"), ("manifest.json",), DATA),
-    Case("generate for real scans", ("generate", "benchmark=unet3d", "scale=8xH200"), ("8xH200", "synthetic data")),
-    Case(
-        "prepare scans from an empty folder",
-        ("prepare", "benchmark=unet3d", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"),
-        ("has no folders case_00000", "mlperf-suite download benchmark=unet3d"), DATA,
-    ),
-    Case(
-        "verify of an empty folder of scans", ("verify", "benchmark=unet3d", "--data-dir", "EMPTY"),
-        ("manifest.json is missing", "mlperf-suite prepare benchmark=unet3d"), DATA,
-    ),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def outcome_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Case], tuple[Finished, Path]]]:
-    """A function from a case to how its command ended and its output folder; two commands run at a time."""
+    """Yield a function that returns the result of a case's command and its output folder; two run at a time."""
     wanted = [item.callspec.params["case"] for item in request.session.items if "case" in _parameters(item)]
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
@@ -236,7 +226,7 @@ def test_truncated_records_that_the_manifest_does_not_show(data_of, tmp_path):
 
 
 def failed_on(data: Path, tmp_path: Path, *overrides: str) -> str:
-    """The message of a run on bad data, whose log is closed as aborted and which leaves nothing half-written."""
+    """Return the message of a run on bad data; check that its log is aborted and that no partial file is left."""
     output = tmp_path / "out"
     done = suite(*training(data, output, *overrides, benchmark="resnet"), timeout=SECONDS)
     message = the_message(done)
@@ -247,7 +237,7 @@ def failed_on(data: Path, tmp_path: Path, *overrides: str) -> str:
 
 
 def spoil_a_picture(data: Path, split: str) -> tuple[int, int]:
-    """Overwrite one JPEG within its record; returns the record's id and offset."""
+    """Overwrite one JPEG within its record, and return the record's id and offset."""
     index = [tuple(map(int, line.split())) for line in (data / f"{split}.idx").read_text().splitlines()]
     (record, start), (_, end) = index[len(index) // 2], index[len(index) // 2 + 1]
     with (data / f"{split}.rec").open("r+b") as file:

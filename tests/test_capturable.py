@@ -1,4 +1,4 @@
-"""What no CUDA graph can hold is noticed without a GPU, and what one can hold is let pass."""
+"""Test that ``Capturable`` refuses the operations that a CUDA graph cannot capture, and no others."""
 
 import pytest
 import torch

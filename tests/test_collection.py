@@ -1,4 +1,4 @@
-"""Ids of tests are the same in every process: the clock, hash seeds and addresses do not change them."""
+"""Test that clock, hash seed and addresses do not change the ids of tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_plain(value):
 
 
 def compared(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and output of the command on one file of tests, which does not use the suite's ``conftest.py``."""
+    """Return exit code and output of the command for one file of tests, without the suite's ``conftest.py``."""
     (folder / "test_it.py").write_text(text)
     code = collected_twice.main([f"--rootdir={folder}", "--confcutdir", str(folder), str(folder / "test_it.py")])
     return code, capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_other_values_are_left_to_pytest(value: object) -> None:
 
 
 def collected(value: object, ids: Callable[[object], str] | str) -> types.SimpleNamespace:
-    """A test as pytest collects it, with one parameter."""
+    """Return a collected test with one parameter."""
     text = ids if isinstance(ids, str) else ids(value)
     return types.SimpleNamespace(
         nodeid=f"test_it.py::test_it[{text}]", callspec=types.SimpleNamespace(params={"content": value})

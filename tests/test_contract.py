@@ -1,4 +1,4 @@
-"""What every workload keeps, over all of WORKLOADS and the toy with ``scale=test``."""
+"""Test the contract of all workloads and of the toy workload, with ``scale=test``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.forked import PICTURE
 
 ALL = [*sorted(WORKLOADS), toy.NAME]
 HAVE_RELATIVES = ("dlrm", "gpt3", "llama2_70b_lora", "maskrcnn", "retinanet")
-"""Workloads that share their trained parts with another one, for which the quick tests run what takes long."""
+"""Workloads that share their trained parts with another workload, which the quick tests run instead."""
 ONE_OF_EACH_FAMILY = [
     pytest.param(name, id=name, marks=pytest.mark.slow if name in HAVE_RELATIVES else ()) for name in ALL
 ]
@@ -60,23 +60,23 @@ SHORT = {
     "stable_diffusion": ["benchmark.schedule.last_samples=8"],
     "unet3d": ["benchmark.schedule.first_epoch=1", "benchmark.schedule.last_epoch=1", "benchmark.facts.overlap=0.0"],
 }
-"""Overrides with which a run of a workload ends with its first block."""
+"""Overrides with which a run ends after its first block."""
 ALIVE = {"stable_diffusion": ["model.zero_std=0.02"]}
-"""Overrides with which all gradients of a first step are others than zero."""
+"""Overrides with which no gradient of the first step is zero."""
 MOMENTS = ("momentum", "exp_avg", "sum")
-"""What optimizers call the averages of gradients, and Adagrad their squares, at the beginning of the names."""
+"""Prefixes of the names of averaged gradients, and of Adagrad's sums of squares."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def known_toy() -> Iterator[None]:
-    """This process composes the toy's configuration too."""
+    """Let this process compose the toy workload's configuration."""
     with toy.known(pictures=False):
         yield
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The recipes are so small that several threads only wait for each other."""
+    """Use one thread: the recipes are so small that several threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -84,12 +84,12 @@ def one_thread() -> Iterator[None]:
 
 
 def composed(workload: str, *overrides: str) -> tuple[RunConfig, SessionConfig]:
-    """The validated configuration of ``scale=test``."""
+    """Return the validated configuration of ``scale=test``."""
     return cli.load(compose([f"benchmark={workload}", "scale=test", "device=cpu", *overrides]))
 
 
 def run(workload: str, data: Path, output: Path, *overrides: str) -> list[str]:
-    """Arguments of a test run."""
+    """Return the arguments of a test run."""
     return [
         "train", f"benchmark={workload}", "scale=test", "device=cpu", "seed=1234",
         f"data_dir={data}", f"output_dir={output}", *overrides,
@@ -97,7 +97,7 @@ def run(workload: str, data: Path, output: Path, *overrides: str) -> list[str]:
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
-    """One hash over names and bytes."""
+    """Return one hash over names and bytes."""
     made = hashlib.sha256()
     for name in sorted(tensors):
         made.update(name.encode())
@@ -106,7 +106,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def readers() -> list[object]:
-    """Overrides that choose each reader of each workload's recipe that can run here."""
+    """Return the overrides that choose each reader that can run here, for each workload's recipe."""
     cases = []
     for workload in ALL:
         cases.append(pytest.param(workload, (), id=workload))
@@ -117,7 +117,7 @@ def readers() -> list[object]:
 
 
 def in_use_below(folder: Path) -> list[str]:
-    """Files below ``folder`` that this process or a descendant of it has open or mapped, and its open folders."""
+    """Return the files and folders below ``folder`` that this process or a descendant has open or mapped."""
     found: list[str] = []
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         entries = Path(f"/proc/{process.pid}")
@@ -131,7 +131,7 @@ def in_use_below(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def opened_below(folder: Path) -> Iterator[list[str]]:
-    """Files below ``folder`` that Python code of this process opens meanwhile, however shortly."""
+    """Record the files below ``folder`` that Python code of this process opens in the block."""
     found: list[str] = []
     watched = [folder.resolve()]
 
@@ -160,16 +160,16 @@ def at_run_start(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) 
 
 
 def assets(workload: str, data: Path) -> list[str]:
-    """The override for what lies beside the prepared ``data`` and may be read early, where the recipe needs it."""
+    """Return the override for the assets beside the prepared ``data``, if the recipe needs any."""
     needed = compose([f"benchmark={workload}", "scale=test"])["assets_dir"] is not None
     return [f"assets_dir='{assets_of(data)}'"] if needed else []
 
 
-def trainer_on(workload: str, place: Path, output: Path, *overrides: str) -> Trainer:
-    """The trainer of a short run on the data at ``place``, in this process."""
-    given = [f"data_dir='{place}'", f"output_dir={output}", *SHORT[workload], *overrides]
+def trainer_on(workload: str, folder: Path, output: Path, *overrides: str) -> Trainer:
+    """Return the trainer of a short run in this process, on the data in ``folder``."""
+    given = [f"data_dir='{folder}'", f"output_dir={output}", *SHORT[workload], *overrides]
     run_config, session = composed(workload, *given)
-    assert str(place) not in repr(run_config), "the workload's configuration names the data folder"
+    assert str(folder) not in repr(run_config), "the workload's configuration names the data folder"
     return Trainer(cli.workload_class(workload), run_config, session, find_rank_info({}), torch.device("cpu"))
 
 
@@ -185,13 +185,13 @@ def test_what_scores_goes_to_another_process_before_its_data_are_open(workload, 
 
 @pytest.mark.parametrize(("workload", "overrides"), readers())
 def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, data_of, tmp_path, monkeypatch):
-    place = tmp_path / "arrives at run_start"
-    trainer = trainer_on(workload, place, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
+    folder = tmp_path / "arrives at run_start"
+    trainer = trainer_on(workload, folder, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
     reached: list[bool] = []
 
     def arrive() -> None:
-        reached.append(place.exists())
-        shutil.copytree(data_of(workload), place)
+        reached.append(folder.exists())
+        shutil.copytree(data_of(workload), folder)
 
     at_run_start(monkeypatch, arrive)
     trainer.train()
@@ -200,22 +200,22 @@ def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, dat
 
 @pytest.mark.parametrize(("workload", "overrides"), readers())
 def test_data_are_opened_only_after_run_start(workload, overrides, data_of, tmp_path, monkeypatch):
-    place = tmp_path / "there from the beginning"
-    shutil.copytree(data_of(workload), place)
-    trainer = trainer_on(workload, place, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
+    folder = tmp_path / "there from the beginning"
+    shutil.copytree(data_of(workload), folder)
+    trainer = trainer_on(workload, folder, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
     before: list[list[str]] = []
-    at_run_start(monkeypatch, lambda: before.append(in_use_below(place)))
+    at_run_start(monkeypatch, lambda: before.append(in_use_below(folder)))
 
     after: list[list[str]] = []
     block_stop = RunEvents.block_stop
 
     # readers may open files as late as for their first batch
     def stop(self: RunEvents, block: Block, samples: int, throughput: float, time_ms: int | None) -> None:
-        after.append(in_use_below(place))
+        after.append(in_use_below(folder))
         block_stop(self, block, samples, throughput, time_ms)
 
     monkeypatch.setattr(RunEvents, "block_stop", stop)
-    with opened_below(place) as opened:
+    with opened_below(folder) as opened:
         at_run_start(monkeypatch, lambda: before.append(list(opened)))
         trainer.train()
     assert before == [[], []]
@@ -270,7 +270,7 @@ EVERY_STEP = ["checkpoint_every=1", "keep_checkpoints=99"]
 
 @pytest.fixture(scope="module")
 def whole(data_of, tmp_path_factory) -> Callable[[str], Path]:
-    """A function from a workload to the output folder of a whole run that saves every step, made once."""
+    """Return a function that returns the output folder of a workload's complete run, which saves every step."""
     made: dict[str, Path] = {}
 
     def find(workload: str) -> Path:
@@ -285,7 +285,7 @@ def whole(data_of, tmp_path_factory) -> Callable[[str], Path]:
 
 
 def assert_resumes(workload: str, whole: Path, saved: Path, data: Path, output: Path) -> None:
-    """The run that goes on from ``saved`` ends in the state of ``whole``, bit for bit, and is unscored."""
+    """Check that the run that resumes from ``saved`` ends in the state of ``whole``, bit for bit, and is unscored."""
     last = last_step(whole)
     resumed = suite(*run(workload, data, output, *EVERY_STEP, f"resume={saved}"))
     assert resumed.code in (0, 10), resumed.errors
@@ -301,7 +301,7 @@ def assert_resumes(workload: str, whole: Path, saved: Path, data: Path, output: 
 
 
 def last_step(output: Path) -> int:
-    """Of the checkpoints of a run."""
+    """Return the steps of the checkpoints of a run."""
     return max(int(path.name[5:]) for path in (output / "checkpoints").glob("step_*"))
 
 

@@ -1,4 +1,4 @@
-"""Data that are neither synthetic nor the benchmark's: what prepare, train, check and verify make of them."""
+"""Test prepare, train, check and verify with data that are neither synthetic nor the benchmark's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CASES = {
     "retinanet": (unmarked, "published is 1170301"),
     "cosmoflow": (unmarked, "published is 524288"),
 }
-"""Workload to what turns its synthetic data into others, and the end of the difference."""
+"""Workload to a function that changes its synthetic data, and the end of the message about the difference."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,7 +56,7 @@ def toy_workload() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def custom_of(data_of: DataOf, tmp_path_factory: pytest.TempPathFactory) -> DataOf:
-    """A function from a workload's name to data that ``prepare`` has not made of the benchmark's."""
+    """Return a function that returns custom data of a workload."""
     made: dict[str, Path] = {}
 
     def find(workload: str) -> Path:
@@ -93,10 +93,10 @@ def test_the_closed_division_trains_on_the_benchmarks_data_alone(
     given = [f"benchmark={workload}", "scale=test", f"data_dir={custom_of(workload)}", f"output_dir={tmp_path / 'out'}"]
     given += ["benchmark.data_set=c4", "submission.division=closed"]
     assert cli.run(["train", *given]) == DataError.exit_code
-    told = capsys.readouterr().err
-    assert CASES[workload][1] in told
-    assert "submission.division=open" in told
-    assert f"mlperf-suite download benchmark={workload}" in told
+    printed = capsys.readouterr().err
+    assert CASES[workload][1] in printed
+    assert "submission.division=open" in printed
+    assert f"mlperf-suite download benchmark={workload}" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -125,13 +125,13 @@ def test_the_open_division_logs_them_as_custom_and_check_gives_them_no_more_than
     log = tmp_path / "out" / "mlperf.log"
     assert [event.value for event in read_log(log).all("data_set")] == ["custom"]
     assert cli.run(["check", str(log)]) == 0
-    told = capsys.readouterr().out
-    assert ": FORMAT (" in told
-    assert "the data are custom, not the benchmark's: not an MLPerf result of any division" in told
+    printed = capsys.readouterr().out
+    assert ": FORMAT (" in printed
+    assert "the data are custom, not the benchmark's: not an MLPerf result of any division" in printed
 
 
 def published(data: Path) -> Published:
-    """What would be published if the pairs of ``data`` were the benchmark's."""
+    """Return the checksums as if the pairs of ``data`` were the benchmark's."""
     return Published(
         files={
             path.name: PublishedFile(path.stat().st_size, digest(path, "md5"))
@@ -142,7 +142,7 @@ def published(data: Path) -> Published:
 
 @pytest.fixture
 def benchmarks_own(data_of: DataOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Adopted pairs that have the published bytes and MD5s."""
+    """Return a folder with adopted pairs that have the published sizes and MD5 sums."""
     corpus = replace(CORPUS, published=published(data_of("llama31_8b")))
     monkeypatch.setattr("benchmarks.llama31_8b.prepare.COMMANDS", commands_for(corpus))
     options = pairs(data_of("llama31_8b"), tmp_path / "raw")

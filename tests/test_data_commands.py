@@ -1,4 +1,4 @@
-"""What ``generate``, ``prepare`` and ``verify`` of every workload have in common, on the data of ``scale=test``."""
+"""Test ``generate``, ``prepare`` and ``verify`` of all workloads with the data of ``scale=test``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def raw(workload, data_of):
 
 @pytest.fixture
 def copied(workload, data_of, tmp_path):
-    """Prepared data whose files are links; a test that changes one replaces it."""
+    """Return prepared data whose files are links. A test must replace a file to change it."""
     return shutil.copytree(data_of(workload), tmp_path / "data", copy_function=os.link)
 
 
@@ -108,7 +108,7 @@ def test_a_full_disk_is_noticed_before_the_work(workload, raw, tmp_path, monkeyp
 
 
 def test_a_killed_preparation_continues_to_the_same_bytes(workload, raw, tmp_path):
-    """Killed after a quarter of the calls; what continues may need fewer calls than those after which it is killed."""
+    """The first process is killed after a quarter of the calls. A later one may need too few calls to be killed."""
     whole, data = tmp_path / "whole", tmp_path / "data"
     calls = killed_after(None, workload, raw, whole)
     for number, share in enumerate((0.25, 0.5, 0.75)):
@@ -120,7 +120,8 @@ def test_a_killed_preparation_continues_to_the_same_bytes(workload, raw, tmp_pat
 
 
 def killed_after(calls: int | None, workload: str, raw: Path, data: Path) -> int:
-    """Prepare in another process, and kill it at a call of a function of the suite; the calls it made, 0 if killed."""
+    """Prepare in another process, and kill it at a number of calls. Return the number of its calls, or 0 if it was
+    killed."""
     reading, writing = os.pipe()
     process = os.fork()
     if not process:

@@ -1,4 +1,4 @@
-"""Full disks, bad checkpoints and ranks that fail end a run in time, with one message and nothing half-written."""
+"""Test that full disks, bad checkpoints and failing ranks end a run in time, with one message and no partial file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TIMEOUT_SECONDS = 8  # of the ranks in these tests; healthy ones are never silen
 END_SECONDS = 60  # within which a process that was killed is gone
 ERROR, CHECKPOINT, RANK_FAILURE = 1, 4, 7  # exit codes
 LARGE = "model.width=1024"
-"""With it a checkpoint has more than 500 kB."""
+"""Override with which a checkpoint has more than 500 kB."""
 
 
 # Full disks. A limit on the size of a file fails a write in the same way on every machine.
@@ -99,7 +99,7 @@ def test_a_full_disk_keeps_no_part_of_a_checkpoint(data_of, tmp_path):
 
 
 def _mount_command(tmp_path: Path) -> list[str]:
-    """A command in which this user may mount; skips the test where there is none."""
+    """Return a command prefix that allows this user to mount; skip the test if there is none."""
     for name in ("disk", "copy"):
         (tmp_path / name).mkdir()
     for command in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
@@ -115,7 +115,7 @@ def _mount_command(tmp_path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def saved(data_of, tmp_path_factory) -> dict[int, Path]:
-    """Number of ranks to a checkpoint of a run with as many."""
+    """Return checkpoints by the number of ranks of their run."""
     root = tmp_path_factory.mktemp("saved")
 
     def save(ranks: int) -> Path:
@@ -144,10 +144,10 @@ def _replace(file: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_halve, _empty, _replace])
 def test_resuming_from_a_damaged_file(spoil: Callable[[Path], None], saved, data_of, tmp_path):
-    place = shutil.copytree(saved[1], tmp_path / "step")
-    spoil(place / "rank_0.pt")
-    message = _refused(tmp_path, data_of(toy.NAME), f"resume={place}")
-    assert str(place / "rank_0.pt") in message
+    folder = shutil.copytree(saved[1], tmp_path / "step")
+    spoil(folder / "rank_0.pt")
+    message = _refused(tmp_path, data_of(toy.NAME), f"resume={folder}")
+    assert str(folder / "rank_0.pt") in message
     assert "unreadable" in message
 
 
@@ -166,15 +166,17 @@ def test_resuming_on_another_number_of_ranks_says_what_starts_anew(written, star
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "differs"),
     [
         ("micro_batch=4", "micro_batch=8, this run has micro_batch=4"),
         ("hparams.global_batch_size=32", "hparams.global_batch_size=16, this run has hparams.global_batch_size=32"),
         ("seed=1235", "seed=1234, this run has seed=1235"),
     ],
 )
-def test_resuming_with_settings_under_which_the_position_means_other_samples(override, told, saved, data_of, tmp_path):
-    assert told in _refused(tmp_path, data_of(toy.NAME), f"resume={saved[1]}", override)
+def test_resuming_with_settings_under_which_the_position_means_other_samples(
+    override, differs, saved, data_of, tmp_path
+):
+    assert differs in _refused(tmp_path, data_of(toy.NAME), f"resume={saved[1]}", override)
 
 
 def test_resuming_with_other_settings_names_them(saved, data_of, tmp_path):
@@ -207,10 +209,10 @@ def _refused(tmp_path: Path, data: Path, *overrides: str) -> str:
 
 
 def _fault(data: Path, output: Path, signum: signal.Signals) -> tuple[Finished, list[psutil.Process]]:
-    """Send ``signum`` to rank 1 of 2 in training; how the run ended, and what is left of its processes."""
+    """Send ``signum`` to rank 1 of 2 in training. Return the result of the run, and its remaining processes."""
     arguments = endless(data, output, "scale.gpus_per_node=2", f"timeout_seconds={TIMEOUT_SECONDS}")
     with started(arguments) as process:
-        # The others know of a rank what it last told, once in a tenth of the timeout.
+        # Each rank reports its progress to the others ten times per timeout.
         await_that(lambda: _seconds_of_steps(output / "metrics_rank1.jsonl") > TIMEOUT_SECONDS / 5, process)
         family = descendants(process.pid)
         rank_process(process.pid, 1).send_signal(signum)
@@ -220,14 +222,14 @@ def _fault(data: Path, output: Path, signum: signal.Signals) -> tuple[Finished, 
 
 
 def _seconds_of_steps(metrics: Path) -> float:
-    """Time between the first and the last step that ``metrics`` tells of."""
+    """Return the time between the first and the last step in ``metrics``."""
     text = metrics.read_text() if metrics.exists() else ""
     lines = text[: text.rfind("\n") + 1].splitlines()  # the last line may be half written
     return json.loads(lines[-1])["time"] - json.loads(lines[0])["time"] if lines else 0.0
 
 
-def _said(done: Finished) -> list[str]:
-    """The lines on standard error, but for those of a healthy run."""
+def _messages(done: Finished) -> list[str]:
+    """Return the lines on standard error, except those of a healthy run."""
     assert "Traceback" not in done.errors, done.errors
     return [line for line in done.errors.splitlines() if not PROGRESS.fullmatch(line)]
 
@@ -242,7 +244,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(data_of, tmp_path):
 def test_a_rank_that_stops_ends_the_run_and_is_named(data_of, tmp_path):
     done, alive = _fault(data_of(toy.NAME), tmp_path / "out", signal.SIGSTOP)
     assert done.code == RANK_FAILURE, done.errors
-    error, where = _said(done)
+    error, where = _messages(done)
     assert error.startswith("error: rank 1 gives no sign of life")
     assert re.search(r"step \d+, phase", error)
     assert "stacks_rank0.txt" in where
@@ -254,18 +256,18 @@ def test_a_collective_that_one_rank_skips_ends_the_run_and_says_where_each_rank_
     output, step = tmp_path / "out", 4
     # Rank 1 goes on to the checkpoint's collective while rank 0 waits in the report's.
     overrides = ["scale.gpus_per_node=2", f"timeout_seconds={TIMEOUT_SECONDS}", f"checkpoint_every={step}"]
-    command = [sys.executable, "-m", "tests.launch_skipping", str(step)]
+    command = [sys.executable, "-m", "tests.skip_a_collective", str(step)]
     with started(endless(data_of(toy.NAME), output, *overrides), command=command) as process:
         await_that(lambda: (output / "mlperf.log").exists(), process)
         family = descendants(process.pid)
         done = finish(process, SECONDS)
         _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
     assert done.code == RANK_FAILURE, done.errors
-    said = _said(done)
-    assert len(said) == 3, done.errors
-    assert "skipped a collective" in said[0]
+    messages = _messages(done)
+    assert len(messages) == 3, done.errors
+    assert "skipped a collective" in messages[0]
     for rank, file in enumerate(("step.py", "checkpoint.py")):
-        assert f"rank {rank} " in said[rank]
-        assert f"step {step}," in said[rank]
-        assert file in said[rank]
+        assert f"rank {rank} " in messages[rank]
+        assert f"step {step}," in messages[rank]
+        assert file in messages[rank]
     assert not alive

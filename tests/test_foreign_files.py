@@ -1,8 +1,8 @@
-"""Every call that opens or parses a file is in a table, or in the package that reads foreign files within bounds.
+"""Test that every call that opens or parses a file is in ``foreign_files.txt`` or in ``common/untrusted``.
 
-``common/untrusted`` reads what anybody may have written. Every other call is listed in ``foreign_files.txt`` with the
-reason why it may read as it does: the file is *ours* (this program, or the user who starts it, wrote it), a *library*
-reads it within bounds of its own, or the call is *bounded*: it reads pieces whose sizes were compared before.
+``common/untrusted`` reads files of unknown origin within bounds. The table gives the reason why another call is safe:
+the file is *ours* (this program or its user wrote it), a *library* reads it within its own bounds, or the call is
+*bounded*: it reads parts whose sizes were checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 TABLE = Path(__file__).with_name("foreign_files.txt")
 KINDS = ("ours", "library", "bounded")
 EVERYWHERE = {"open", "read_text", "read_bytes", "fromfile", "memmap", "ZipFile", "GzipFile", "TarFile"}
-"""Names of functions and methods that open a file, whatever they belong to."""
+"""Names of functions and methods that open a file, in any module or class."""
 OF_MODULES = {
     "json": {"load", "loads"},
     "pickle": {"load", "loads", "Unpickler"},
@@ -34,13 +34,13 @@ OF_MODULES = {
     "parquet": {"ParquetFile", "read_table"},
     "soundfile": {"SoundFile", "read"},
 }
-"""Names that mean reading a file only where they belong to a module."""
+"""Names that read a file only as attributes of a module."""
 OWN_OPENERS = {"os", "Image", "webbrowser", "ZarrArray", "self", "queue"}
-"""What has a method ``open`` of another meaning, or none that reads a file's content."""
+"""Objects whose method ``open`` does not read the content of a file."""
 
 
 def is_reading(call: ast.Call) -> str | None:
-    """Name of the call if it opens or parses a file for reading."""
+    """Return the name of the call if it opens or parses a file for reading; otherwise None."""
     name = ast.unparse(call.func)
     owner, _, method = name.rpartition(".")
     module = owner.rpartition(".")[2] or owner
@@ -53,14 +53,14 @@ def is_reading(call: ast.Call) -> str | None:
     return None if method == "open" and writes(call, 0 if owner else 1) else method
 
 
-def writes(call: ast.Call, place: int) -> bool:
-    """Whether the mode of a call of ``open``, at a place among its arguments, is one for writing only."""
-    modes = [*call.args[place : place + 1], *(key.value for key in call.keywords if key.arg == "mode")]
+def writes(call: ast.Call, position: int) -> bool:
+    """Return whether a call of ``open`` only writes; ``position`` is that of its mode."""
+    modes = [*call.args[position : position + 1], *(key.value for key in call.keywords if key.arg == "mode")]
     return any(isinstance(mode, ast.Constant) and str(mode.value)[:1] in "wax" for mode in modes if mode is not None)
 
 
 def calls(source: str) -> Iterator[tuple[str, str]]:
-    """Function and name of every call that reads, of a module's source."""
+    """Return function and name of every reading call in a module's source."""
 
     def walk(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
@@ -75,7 +75,7 @@ def calls(source: str) -> Iterator[tuple[str, str]]:
 
 
 def found_in(root: Path) -> Counter[tuple[str, str, str]]:
-    """File, function and name of every call outside of the package of foreign files, with their numbers."""
+    """Return file, function and name of every reading call outside of ``common/untrusted``, with their counts."""
     found: Counter[tuple[str, str, str]] = Counter()
     for top in ("common", "benchmarks"):
         for path in sorted((root / top).rglob("*.py")):
@@ -86,9 +86,9 @@ def found_in(root: Path) -> Counter[tuple[str, str, str]]:
 
 
 def listed(text: str) -> dict[tuple[str, str, str], tuple[int, str, str]]:
-    """File, function and call of each entry of the table, with the number of calls, the kind and the reason.
+    """Return the entries of the table: file, function and call, with count, kind and reason.
 
-    A line without an indent names a file. Each indented one is ``function call [xN]: kind, reason``.
+    A line without an indent names a file. Each indented line is ``function call [xN]: kind, reason``.
     """
     entries: dict[tuple[str, str, str], tuple[int, str, str]] = {}
     file = ""
@@ -98,9 +98,9 @@ def listed(text: str) -> dict[tuple[str, str, str], tuple[int, str, str]]:
         if not line.startswith(" "):
             file = line.strip()
             continue
-        call, _, said = line.strip().partition(": ")
+        call, _, description = line.strip().partition(": ")
         function, name, *times = call.split()
-        kind, _, reason = said.partition(", ")
+        kind, _, reason = description.partition(", ")
         assert (file, function, name) not in entries, f"{file}: {function} {name} is listed twice"
         entries[file, function, name] = (int(times[0][1:]) if times else 1, kind, reason)
     return entries

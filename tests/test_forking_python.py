@@ -1,4 +1,4 @@
-"""The program that stands in for Python in tests of scripts does what Python does."""
+"""Test that the program that replaces Python in tests of scripts behaves as Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.forking_python import forking_python
 
 INTERPRETER = ["-m", "code", "-q"]
-"""Python's own module that executes the lines of standard input."""
+"""Standard module that executes the lines of standard input."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_arguments_and_the_exit_code_are_handed_on(python, environment):
 
 @contextlib.contextmanager
 def waiting(python: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that executes lines, of which it has executed one."""
+    """Return a process that executes lines, and has executed one."""
     command = [python, *INTERPRETER]
     with subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as process:
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""What the command line keeps of Hydra: help, the composed configuration, sweeps and tab completion; and ``list``."""
+"""Test Hydra's features on the command line: help, the composed configuration, sweeps, tab completion; and ``list``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import suite
 
 
 def completed(line: str) -> list[str]:
-    """What bash offers for ``line``."""
+    """Return the completions that bash offers for ``line``."""
     done = suite("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)), _COMP_PROGRAM="mlperf-suite")
     assert done.code == 0, done.errors
     return done.output.split()
@@ -130,8 +130,8 @@ def test_jobs_of_a_sweep_write_into_folders_of_their_own(data_of, tmp_path):
 @pytest.mark.parametrize("command", ["train", "bench"])
 def test_help_describes_every_setting(command, capsys):
     assert cli.run([command, "--help"]) == 0
-    told = capsys.readouterr().out
-    text = told.partition("recipe changes them:\n\n")[2].partition("\n\nSettings of")[0]
+    printed = capsys.readouterr().out
+    text = printed.partition("recipe changes them:\n\n")[2].partition("\n\nSettings of")[0]
     undescribed = [line for line in text.splitlines() if re.match(r" *\w+:", line) and not re.search(r" # \w{2}", line)]
     assert not undescribed
     known = set(yaml.safe_load(text))
@@ -140,9 +140,9 @@ def test_help_describes_every_setting(command, capsys):
 
 def test_help_has_the_settings_of_the_benchmark(capsys):
     assert cli.run(["train", "benchmark=rnnt", "scale=test", "-h"]) == 0
-    told = capsys.readouterr().out
-    assert "Settings of rnnt" in told
-    assert "\nhparams:\n" in told
+    printed = capsys.readouterr().out
+    assert "Settings of rnnt" in printed
+    assert "\nhparams:\n" in printed
 
 
 def test_the_table_of_workloads():

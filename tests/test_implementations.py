@@ -1,4 +1,4 @@
-"""``model.implementations`` of every workload: the recipes, the loader and the errors know the same operations."""
+"""Test that recipes, loader and errors agree on the keys of ``model.implementations`` of all workloads."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NAMES = sorted(WORKLOADS)
 
 @functools.cache
 def composed(workload: str) -> dict[str, Any]:
-    """The configuration of the workload's ``test`` recipe. Copy it before a change."""
+    """Return the configuration of the workload's ``test`` recipe. Copy it before you change it."""
     return compose([f"benchmark={workload}", "scale=test"])
 
 
 def operations(workload: str) -> dict[str, Operation]:
-    """Operations that the workload's configuration takes."""
+    """Return the operations in the workload's configuration."""
     found: dict[str, Operation] = importlib.import_module(f"benchmarks.{workload}.config").OPERATIONS
     return found
 

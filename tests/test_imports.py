@@ -1,4 +1,4 @@
-"""Imports run one way, and no file knows the machine that it was written on."""
+"""Test the direction of imports, and that no file contains paths of a developer's machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WORKLOAD_TABLE = ("common/cli.py",)
 
 OTHER_FOLDERS = {".git", ".venv", "build", "node_modules"}
 OF_RUNS = {"data", "outputs", "results", "runs"}
-"""Folders at the top of a checkout that runs leave there."""
+"""Folders that runs create at the top of a checkout."""
 TEXT = {".cfg", ".ini", ".json", ".md", ".py", ".sh", ".sub", ".toml", ".txt", ".yaml", ".yml"}
 MACHINE_PATH = re.compile(r"(?<![\w.:/}])/(?:home|Users)/\w+")
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """All files below ``folder`` that belong to the repository."""
+    """Return all files below ``folder`` that belong to the repository."""
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             others = OTHER_FOLDERS | OF_RUNS if folder == ROOT else OTHER_FOLDERS
@@ -36,12 +36,7 @@ def files(folder: Path) -> Iterator[Path]:
 
 
 def imported(source: str, package: str = "") -> set[str]:
-    """Every name that ``source`` imports; of ``from a.b import c`` both ``a.b`` and ``a.b.c``.
-
-    Args:
-        source: Python.
-        package: the package that relative imports start from.
-    """
+    """Return the names that ``source`` in ``package`` imports; for ``from a.b import c``, ``a.b`` and ``a.b.c``."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -66,13 +61,13 @@ def _name(function: ast.expr) -> str:
 
 @functools.cache
 def modules(top: str) -> list[tuple[str, set[str]]]:
-    """Path and imports of every module below the folder ``top``."""
+    """Yield path and imports of every module below the folder ``top``."""
     names = [path.relative_to(ROOT) for path in files(ROOT / top) if path.suffix == ".py"]
     return [(name.as_posix(), imported((ROOT / name).read_text(), ".".join(name.parts[:-1]))) for name in names]
 
 
 def within(name: str, package: str) -> bool:
-    """Whether ``name`` is ``package`` or inside it."""
+    """Return whether ``name`` is ``package`` or inside it."""
     return name == package or name.startswith(package + ".")
 
 
@@ -93,7 +88,7 @@ def test_the_shared_layer_imports_nothing_of_the_workloads_but_their_table():
 
 
 def packages_used() -> Iterator[tuple[str, str, str]]:
-    """Path of a module of ``common``, its package, and another package or module of ``common`` that it imports."""
+    """Yield the path of each module of ``common``, its package, and each other part of ``common`` that it imports."""
     for path, names in modules("common"):
         package = path.split("/")[1].removesuffix(".py")
         for name in names:
@@ -139,9 +134,9 @@ def test_only_tests_import_tests():
 
 
 def module_graph() -> dict[str, set[str]]:
-    """Every module of ``common`` and ``benchmarks``, and those that it imports, wherever the import stands.
+    """Return the modules that each module of ``common`` and ``benchmarks`` imports, also inside functions.
 
-    A package counts only where one of its own names is imported, not where one of its modules is.
+    A package counts only if one of its own names is imported, not if one of its modules is.
     """
     found = {}
     for top in ("common", "benchmarks"):
@@ -158,7 +153,7 @@ def _counts(name: str, names: set[str], existing: Collection[str]) -> bool:
 
 
 def circles(graph: Mapping[str, set[str]]) -> set[tuple[str, ...]]:
-    """The sets of modules that reach one another, each sorted."""
+    """Return the sets of modules that import each other, each sorted."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -210,10 +205,10 @@ def test_imports_are_found_wherever_they_stand(source, expected):
 
 def test_no_file_names_a_path_of_one_machine():
     here = str(ROOT) if len(ROOT.parts) > 2 else "\0"  # a checkout in /app says nothing
-    told = []
+    wrong = []
     for path in files(ROOT):
         if path.suffix in TEXT or path.name in ("Makefile", "Dockerfile"):
             for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
                 if here in line or MACHINE_PATH.search(line):
-                    told.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    assert not told, "\n".join(told)
+                    wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not wrong, "\n".join(wrong)

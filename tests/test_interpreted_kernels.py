@@ -1,6 +1,6 @@
-"""Triton's kernels, run by its interpreter: every ``*_cases.py`` below this folder.
+"""Run every ``*_cases.py`` below this folder in Triton's interpreter.
 
-A process is forked off one that has imported Triton for interpretation, so that nothing is imported a second time.
+Each file runs in a process that is forked off one which has imported Triton for interpretation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``prepare`` takes raw data in the folders where the official tools leave them, and refuses other layouts by name.
+"""Test that ``prepare`` accepts raw data in the folders of official tools, and names missing files of other layouts.
 
-Trained on such data are BERT's, GPT-3's and RetinaNet's in the tests of these workloads; all others in the contract's.
+The tests of BERT, GPT-3 and RetinaNet train on such data; those of the contract train all other workloads.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from common.errors import DataError
 from common.recommendation.criteo.sample_rows import DAYS
 
 Source = Callable[[Callable[[str], Path], Path], Path]
-"""From the function to a workload's prepared test data, and a new folder, to a raw folder in our own layout."""
+"""Function that gets ``data_of`` and a new folder, and returns a raw folder in our layout."""
 
 
 def generated(workload: str) -> Source:
-    """What ``generate`` wrote for the test recipe."""
+    """Return the raw data that ``generate`` wrote for the test recipe."""
     return lambda data_of, folder: data_of(workload).parent / "raw"
 
 
 def pairs(workload: str) -> Source:
-    """Prepared pairs of ``.bin`` and ``.idx``, which MLCommons distributes for the real data."""
+    """Return prepared pairs of ``.bin`` and ``.idx`` files, which MLCommons distributes for the real data."""
 
     def make(data_of: Callable[[str], Path], folder: Path) -> Path:
         raw = data_of(workload).parent / "raw"
@@ -48,7 +48,7 @@ def pairs(workload: str) -> Source:
 
 
 def distributed_text(data_of: Callable[[str], Path], folder: Path) -> Path:
-    """BERT's text in parts, as it lies in MLCommons' archive, and a vocabulary."""
+    """Return BERT's text in parts, as in MLCommons' archive, and a vocabulary."""
     (folder / "results4").mkdir(parents=True)
     words = ["river", "stone", "walk", "north", "town"]
     for name in ("part-00000-of-00002", "part-00001-of-00002", "eval.txt"):
@@ -62,7 +62,7 @@ def distributed_text(data_of: Callable[[str], Path], folder: Path) -> Path:
 
 
 def unpacked_text(data_of: Callable[[str], Path], folder: Path) -> Path:
-    """C4 as MLCommons distributes it: unpacked, and for Llama 3.1 one packed file to evaluate."""
+    """Return C4 as MLCommons distributes it: unpacked, with one packed evaluation file for Llama 3.1."""
     raw = data_of("llama31_8b").parent / "raw"
     linked(raw, folder, {MARKER: "{path}", "tokenizer.json": "{path}"}, others=False)
     for path in raw.glob("c4-train*"):
@@ -73,7 +73,7 @@ def unpacked_text(data_of: Callable[[str], Path], folder: Path) -> Path:
 
 
 def cloned_text(data_of: Callable[[str], Path], folder: Path) -> Path:
-    """A clone of C4's repository, of which only the benchmark's variant was fetched."""
+    """Return a clone of C4's repository with only the benchmark's variant."""
     linked(data_of("llama31_8b").parent / "raw", folder, {"c4*": "c4/en/{name}"})
     (folder / "c4" / "en.noblocklist").mkdir()
     for path in (folder / "c4" / "en").iterdir():
@@ -82,7 +82,7 @@ def cloned_text(data_of: Callable[[str], Path], folder: Path) -> Path:
 
 
 def multi_hot_days(data_of: Callable[[str], Path], folder: Path) -> Path:
-    """MLCommons' multi-hot days, of 3 rows each."""
+    """Return MLCommons' multi-hot days with 3 rows each."""
     folder.mkdir(parents=True)
     hotness = encoding().hotness
     for day in range(DAYS):
@@ -95,7 +95,7 @@ def multi_hot_days(data_of: Callable[[str], Path], folder: Path) -> Path:
 
 
 def moments(data_of: Callable[[str], Path], folder: Path) -> Path:
-    """Stable Diffusion's tars of moments, which ``prepare`` writes as MLCommons distributes them."""
+    """Return Stable Diffusion's tars of moments, which ``prepare`` writes as MLCommons distributes them."""
     raw, made = data_of("stable_diffusion").parent / "raw", folder.with_name("made")
     given = ["--raw-dir", str(raw), "--data-dir", str(made), "--assets-dir", str(raw / "assets"), "--workers", "1"]
     assert commands_of("stable_diffusion").run("prepare", [*given, "--members", "moments"]) == 0
@@ -126,7 +126,7 @@ class Official:
 
 
 def of(workload: str, folders: Mapping[str, str], lost: str, complaint: str, twice: str | None = None) -> Official:
-    """The official layout of data that ``generate`` can write."""
+    """Return the official layout of data that ``generate`` can write."""
     return Official(workload, generated(workload), folders, lost, complaint, twice)
 
 
@@ -254,7 +254,7 @@ OFFICIAL = {
 
 
 def commands_of(workload: str) -> DataCommands:
-    """The data commands of a workload."""
+    """Return the data commands of a workload."""
     package = WORKLOADS[workload].partition(":")[0].rpartition(".")[0]
     commands: DataCommands = importlib.import_module(f"{package}.prepare").COMMANDS
     return commands
@@ -265,22 +265,22 @@ def linked(source: Path, target: Path, folders: Mapping[str, str], others: bool 
     for path in sorted(source.rglob("*")):
         if path.is_file():
             name = path.relative_to(source).as_posix()
-            place = next((to for pattern, to in folders.items() if fnmatch(name, pattern)), "{path}" if others else "")
-            if place:
-                linked_file = target / place.format(path=name, name=path.name)
+            link = next((to for pattern, to in folders.items() if fnmatch(name, pattern)), "{path}" if others else "")
+            if link:
+                linked_file = target / link.format(path=name, name=path.name)
                 linked_file.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, linked_file)
 
 
 def prepare(workload: str, raw: Path, data: Path) -> None:
-    """Prepare in this process."""
+    """Run ``prepare`` in this process."""
     workers = ["--workers", "1"]
     assert commands_of(workload).run("prepare", ["--raw-dir", str(raw), "--data-dir", str(data), *workers]) == 0
 
 
 @pytest.fixture(scope="module")
 def laid_out(data_of, tmp_path_factory) -> Callable[[str], Path]:
-    """A function from a layout's name to a folder that has it, made once."""
+    """Return a function that returns a folder with a layout, which it makes once."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Docstrings follow the language rules that a script can check: no fragments in ``Args:``, and standard terms."""
+"""Test the language rules that a script can check: no fragments in ``Args:``, and standard terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of raw data: each workload's list, its official files from a server of this process, and docs/data.md."""
+"""Test the addresses of raw data: each workload's list, downloads from a local server, and docs/data.md."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ ADDRESSES = {
     ("unet3d", "imaging.nii.gz"): "https://huggingface.co/datasets/neheller/KiTS-Challenge-Imaging/resolve/"
     "65f1f295a873326230153c7e1de0c7dba10f0b29/images/case_00000.nii.gz",
 }
-"""What the publishers' own documents have."""
+"""Sizes and counts from the publishers' documents."""
 GB_PER_S = 1.1
 download = cli.COMMANDS["download"]
 
 
 def needed(sources: Sources) -> list[SourceSet]:
-    """The sets that ``download`` brings into an empty folder."""
+    """Return the sets that ``download`` fetches into an empty folder."""
     found: dict[str, SourceSet] = {}
     for source in sources.values():
         if not source.optional:
@@ -82,7 +82,7 @@ def needed(sources: Sources) -> list[SourceSet]:
 
 
 def gigabytes(size: float) -> str:
-    """A size as docs/data.md has it."""
+    """Return a size as docs/data.md writes it."""
     unit, name = next(
         (unit, name) for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if size >= unit
     )
@@ -90,7 +90,7 @@ def gigabytes(size: float) -> str:
 
 
 def duration(size: float) -> str:
-    """How long ``size`` bytes take at 1.1 GB/s."""
+    """Return the time that ``size`` bytes take at 1.1 GB/s, as docs/data.md writes it."""
     seconds = size / (GB_PER_S * 1e9)
     return (
         f"{seconds / 3600:.1f} h"
@@ -102,7 +102,7 @@ def duration(size: float) -> str:
 
 
 def row(name: str) -> str:
-    """The workload's row in the first table of docs/data.md."""
+    """Return the workload's row in the first table of docs/data.md."""
     sources = read_sources(name)
     sizes = [source.size for source in needed(sources)]
     raw = sum(size or 0 for size in sizes)
@@ -114,7 +114,7 @@ def row(name: str) -> str:
 
 
 def set_row(name: str, source: SourceSet) -> str:
-    """The row of a set in the second table."""
+    """Return the row of a set in the second table."""
     size = "" if source.size is None else gigabytes(source.size)
     when = "on request" if source.optional else f"choice: {source.choice}" if source.choice else "needed"
     cells = [name, f"`{source.name}`", source.what, f"{source.count:,}", size, when, source.licence, source.seen]
@@ -155,7 +155,7 @@ def test_list_names_all_files_without_a_network(name: str, monkeypatch, capsys) 
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Has every file of every store, small, and MLCommons' and Hugging Face's lists of them."""
+    """Serves a small version of every file of every store, and the lists of MLCommons and Hugging Face."""
 
     protocol_version = "HTTP/1.1"
     asked: list[str] = []  # noqa: RUF012
@@ -195,7 +195,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def packed(name: str, folders: list[str], contents: list[str]) -> bytes:
-    """An archive with these folders below another one."""
+    """Return an archive with these folders below another folder."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         for path in [f"{folder}/member" for folder in folders] + [f"{folders[0]}/{each}" for each in contents]:
@@ -206,7 +206,7 @@ def packed(name: str, folders: list[str], contents: list[str]) -> bytes:
 
 
 def small(name: str) -> bytes:
-    """A small file of the kind that the name says."""
+    """Return the content of a small file whose format follows from its name."""
     if name.endswith((".zip", ".npz")):
         file = io.BytesIO()
         zipfile.ZipFile(file, "w").close()
@@ -217,7 +217,7 @@ def small(name: str) -> bytes:
 
 @pytest.fixture
 def mirrors(monkeypatch) -> Iterator[list[str]]:
-    """Options that name a server of this process for every store; sizes and checksums are not those of its files."""
+    """Yield options that name a local server for every store. Sizes and checksums are not checked."""
 
     def unchecked(benchmark: str, given: dict[str, str] | None = None) -> Sources:
         sources = read_sources(benchmark, given)

@@ -1,4 +1,4 @@
-"""scripts/wheelhouse.sh, on a project and a registry of a few bytes: a bundle is made, carried, and installed."""
+"""Test scripts/wheelhouse.sh on a tiny project and package registry: a bundle is built, moved and installed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAF = "leaf-1.0-py2.py3-none-any.manylinux1_x86_64.manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_5_x86_64.whl"
-"""Longer than the 100 characters that the oldest format of tar has for a name."""
+"""File name longer than the 100 characters that the oldest tar format supports."""
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-"""Without the settings of pip, and of the make that may run these tests."""
+"""Environment without settings of pip, and of the ``make`` that may run these tests."""
 
 BACKEND = """
 import zipfile
@@ -39,7 +39,7 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
 
 build_editable = build_wheel
 """
-"""A build backend that needs no package: setuptools is not at hand where these tests must run."""
+"""A build backend that needs no package, because setuptools may be missing where these tests run."""
 
 PROJECT = """
 [build-system]
@@ -54,7 +54,7 @@ version = "1.2.3"
 
 @dataclass(frozen=True)
 class Site:
-    """A checkout, and the folder that stands for the package registry."""
+    """A checkout, and the folder that acts as the package registry."""
 
     source: Path
     registry: Path
@@ -69,12 +69,12 @@ class Site:
         )  # fmt: skip
 
     def build(self) -> subprocess.CompletedProcess[str]:
-        """Make the bundle, from the stand-in registry."""
+        """Build the bundle from the local registry."""
         return self.run("build", PIP_NO_INDEX="1", PIP_FIND_LINKS=self.registry.as_uri())
 
 
 def write_wheel(path: Path) -> None:
-    """A wheel of version 1.0 with one empty module."""
+    """Write a wheel of version 1.0 with one empty module."""
     name = path.name.partition("-")[0]
     info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
@@ -107,7 +107,7 @@ def make_site(folder: Path) -> Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """A site whose bundle has been made, with an uncommitted file in the checkout."""
+    """Return a site whose bundle has been built; its checkout has an uncommitted file."""
     made = make_site(tmp_path_factory.mktemp("site"))
     (made.source / "uncommitted.py").write_text("")
     done = made.build()
@@ -117,7 +117,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.fixture
 def unpacked(site: Site, tmp_path: Path) -> Path:
-    """The bundle, unpacked elsewhere."""
+    """Return the folder of the bundle, unpacked elsewhere."""
     (bundle,) = (site.source / "dist").iterdir()
     with tarfile.open(bundle) as tar:
         tar.extractall(tmp_path / "with space", filter="data")
@@ -126,7 +126,7 @@ def unpacked(site: Site, tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, name: str, text: str) -> None:
-    """Change a file of an unpacked bundle's wheelhouse, and its sum with it."""
+    """Change a file of an unpacked bundle's wheelhouse, and its checksum."""
     file, sums = folder / "wheelhouse" / name, folder / "wheelhouse" / "SHA256SUMS"
     before = hashlib.sha256(file.read_bytes()).hexdigest()
     file.write_text(text)
@@ -153,7 +153,7 @@ def test_a_bundle_installs_from_itself(site: Site, unpacked: Path):
 
 
 def plan(folder: Path) -> str:
-    """What make would do for ``make lint`` in a folder without .venv."""
+    """Return the commands of ``make -n lint`` in a folder without .venv."""
     return subprocess.run(
         ["make", "-n", "lint"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=True
     ).stdout

@@ -1,5 +1,7 @@
-"""BERT's encoder in FP8 learns as in bf16: four layers of full width, 500 steps on text, from one start, with one order
-of data, masks and dropout. ``pytest -s`` prints both curves."""
+"""Test that BERT's encoder learns in FP8 as in bf16: four layers of full width, 500 steps on text.
+
+Initial weights, data, masks and dropout are the same. ``pytest -s`` prints both curves.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,9 @@ from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.step.graphs import StepRunner
 from common.step.train_step import Losses, TrainStep, accumulate
 from tests.conftest import ROOT
+from tests.gpu.support import WITH_FP8
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
-        reason="needs a CUDA device with FP8 units",
-    ),
-]
+pytestmark = [pytest.mark.gpu, WITH_FP8]
 
 ARCHITECTURE = BertArchitecture(
     vocabulary=2000, hidden=1024, layers=4, heads=16, feed_forward=4096, max_sequence_length=512, segment_types=2,
@@ -37,19 +34,19 @@ ARCHITECTURE = BertArchitecture(
 )  # fmt: skip
 STEPS, ROWS, ROW = 500, 16, 512
 SEQUENCES = ((512,), (200, 312), (171, 171, 170))
-"""Of a row, in turn."""
+"""Lengths of the sequences of rows, in turn."""
 
 MASKED_OF_ROW = 76
 LEARNING_RATE, WARM_UP = 2e-4, 50
 MEAN_OF = 50
 CLOSE = 0.01
-"""How far the mean losses may be apart."""
+"""Largest relative difference of the mean losses."""
 
 UNKNOWN, MASK, FIRST_WORD = 0, 1, 2
 
 
 def text() -> np.ndarray:
-    """The ids of the documentation's words, the most frequent of which make the vocabulary."""
+    """Return the ids of the documentation's words. The vocabulary has the most frequent ones."""
     pages = [path.read_text(encoding="utf-8").lower() for path in sorted((ROOT / "docs").glob("*.md"))]
     words = [word for page in pages for word in re.findall(r"[a-z]+|[0-9]|[^\sa-z0-9]", page)]
     known = [word for word, _ in Counter(words).most_common(ARCHITECTURE.vocabulary - FIRST_WORD)]
@@ -58,7 +55,7 @@ def text() -> np.ndarray:
 
 
 def micro_batch(ids: np.ndarray, step: int, rows: int) -> dict[str, Tensor]:
-    """Rows of ``step`` from anywhere in the text: of 15 % of the tokens 80 % masked, 10 % replaced and 10 % kept."""
+    """Return random rows of the text. 15 % of the tokens are labels: 80 % of them masked, 10 % replaced, 10 % kept."""
     random = np.random.default_rng(step)
     tokens = rows * ROW
     starts = random.integers(0, len(ids) - ROW, rows)
@@ -86,7 +83,7 @@ def micro_batch(ids: np.ndarray, step: int, rows: int) -> dict[str, Tensor]:
 
 
 def train(linear: str, architecture: BertArchitecture, device: str, steps: int, rows: int) -> list[float]:
-    """Masked-LM loss of every step."""
+    """Return the masked-LM loss of every step."""
     start = torch.Generator(device).manual_seed(0)
     model = Bert(architecture, start, {"linear": linear}, device, torch.bfloat16).train()
     named = dict(model.named_parameters())
@@ -122,12 +119,12 @@ def train(linear: str, architecture: BertArchitecture, device: str, steps: int, 
 
 
 def means(losses: list[float]) -> list[float]:
-    """Over each ``MEAN_OF`` steps."""
+    """Return the means of each ``MEAN_OF`` losses."""
     return [sum(losses[first : first + MEAN_OF]) / MEAN_OF for first in range(0, len(losses), MEAN_OF)]
 
 
 def entropy_of_words() -> float:
-    """The loss of a network that knows how frequent words are, and looks at no context."""
+    """Return the loss of a network that knows the frequencies of words and ignores their context."""
     share = np.bincount(text(), minlength=ARCHITECTURE.vocabulary) / len(text())
     present = share[share > 0]
     return float(-(present * np.log(present)).sum())

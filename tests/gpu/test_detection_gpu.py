@@ -13,8 +13,9 @@ from common.ops.anchor_matching import ANCHOR_MATCHING, MatchingRule, match_refe
 from common.ops.anchor_matching.cases import RETINANET, SSD
 from common.ops.suppression import SUPPRESSION, suppress_reference
 from tests.common.detection.test_coco_scoring import synthetic
+from tests.gpu.support import captured, replay_over_nan
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 CODING = BoxCoding((10.0, 10.0, 5.0, 5.0), most_growth=1000 / 16)
 
@@ -53,21 +54,14 @@ def test_everything_between_pictures_and_detections_is_captured(name: str) -> No
         found = clip(CODING.decode(offsets, anchors), 600.0, 800.0)
         return [matched, target, *suppress(found, points, classes, 0.5, 100)]
 
-    work()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        eager = [tensor.clone() for tensor in work()]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = work()
+    graph, results = captured(work)
+    eager = [tensor.clone() for tensor in work()]
     count.fill_(3)
     graph.replay()
-    assert not torch.equal(captured[0], eager[0])
+    assert not torch.equal(results[0], eager[0])
     count.copy_(torch.tensor([9, 0]))
     graph.replay()
-    assert all(torch.equal(one, other) for one, other in zip(captured, eager, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(results, eager, strict=True))
 
 
 def test_scores_are_the_cpus() -> None:
@@ -106,20 +100,11 @@ def test_more_logits_than_int32_counts() -> None:
 def test_loss_is_captured_and_gives_the_same_bits_in_every_run() -> None:
     leaves, given = focal_loss(3, 25)
     scale = torch.tensor(256.0, device="cuda")
-    with torch.cuda.stream(torch.cuda.Stream()):
-        loss_and_gradients(leaves, given, scale)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            captured = loss_and_gradients(leaves, given, scale)
-        for factor in (64.0, 128.0):
-            leaves[0].detach().normal_()
-            scale.fill_(factor)
-            for tensor in captured:
-                tensor.fill_(float("nan"))
-            graph.replay()
-            eager = loss_and_gradients(leaves, given, scale)
-            torch.cuda.synchronize()
-            for tensor, reference in zip(captured, eager, strict=True):
-                assert reference.isfinite().all()
-                assert torch.equal(tensor, reference)
+    graph, results = captured(lambda: loss_and_gradients(leaves, given, scale))
+    for factor in (64.0, 128.0):
+        leaves[0].detach().normal_()
+        scale.fill_(factor)
+        replay_over_nan(graph, results)
+        for tensor, eager in zip(results, loss_and_gradients(leaves, given, scale), strict=True):
+            assert eager.isfinite().all()
+            assert torch.equal(tensor, eager)

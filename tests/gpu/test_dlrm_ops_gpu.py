@@ -1,7 +1,4 @@
-"""Test the dense networks of DLRM-DCNv2 and DLRM on a GPU, eager and captured.
-
-Their operations are also tested on tensors of more than 2**31 elements.
-"""
+"""Test operations and dense networks of the DLRMs on a GPU: large tensors, other tiles, and captured steps."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from benchmarks.dlrm import model as dlrm
 from benchmarks.dlrm.ops import dot_interaction
 from benchmarks.dlrm_dcnv2 import model as dlrm_dcnv2
 from benchmarks.dlrm_dcnv2.ops import cross_network
+from common.ops.embedding_bags import EMBEDDING_BAGS, Bag, Bags, EmbeddingBags, SgdRows
+from common.ops.embedding_bags.cases import CASES
+from common.ops.tile import Tile
 from common.recommendation.click_network import ClickArchitecture, loss
 from tests.benchmarks.dlrm import dot_interaction_oracle
 from tests.benchmarks.dlrm_dcnv2 import cross_network_oracle
-from tests.gpu.captures import captured
+from tests.gpu.support import GPU, captured, relative_error
+from tests.operation_checks import check
 
 pytestmark = pytest.mark.gpu
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
-CUDA = torch.device("cuda")
 SAMPLES = 6912
 TABLES, WIDTH = 26, 128
 LARGE, KEPT = 700_000, 1000
@@ -33,8 +30,7 @@ LARGE, KEPT = 700_000, 1000
 
 def assert_close(found: list[Tensor], formulas: list[Tensor]) -> None:
     for number, (value, formula) in enumerate(zip(found, formulas, strict=True)):
-        error = (value.double() - formula).norm() / formula.norm()
-        assert error < 1.6e-2, f"{number}: relative error {error:.2e}"
+        assert relative_error(value, formula) < 1.6e-2, number
 
 
 # Offsets beyond int32
@@ -68,13 +64,13 @@ def test_more_elements_of_vectors_than_int32_counts() -> None:
 
 
 def dense_network(name: str, dtype: torch.dtype) -> torch.nn.Module:
-    """At its full size."""
+    """Return the dense network of a DLRM at its full size."""
     generator = torch.Generator().manual_seed(1)
     if name == "dlrm":
         sizes = ClickArchitecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1))
-        return dlrm.DlrmNetwork(sizes, TABLES, {}, CUDA, dtype, generator)
+        return dlrm.DlrmNetwork(sizes, TABLES, {}, GPU, dtype, generator)
     crossed = dlrm_dcnv2.DlrmDcnv2Architecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1), 3, 512)
-    return dlrm_dcnv2.DlrmDcnv2Network(crossed, TABLES, {}, CUDA, dtype, generator)
+    return dlrm_dcnv2.DlrmDcnv2Network(crossed, TABLES, {}, GPU, dtype, generator)
 
 
 def training(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
@@ -96,7 +92,8 @@ def training(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[], list[Te
 @pytest.mark.parametrize("name", ["dlrm_dcnv2", "dlrm"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.06), (torch.bfloat16, 0.2)], ids=str)
 def test_networks_are_those_of_float64_but_for_rounding(dtype: torch.dtype, bound: float, name: str) -> None:
-    """A result that rounding moves over zero has another gradient: a share of them all as large as the rounding."""
+    """Rounding changes the sign of some inputs of ReLU, and so their gradients; their share is as large as the
+    rounding."""
     model, exact = dense_network(name, dtype), dense_network(name, torch.float64)
     assert "reference" not in model.choices.values()
     assert set(exact.choices.values()) == {"reference"}
@@ -104,8 +101,7 @@ def test_networks_are_those_of_float64_but_for_rounding(dtype: torch.dtype, boun
     found, expected = training(model, dtype)(), training(exact, torch.float64)()
     assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-3)
     for value, formula in zip(found[1:], expected[1:], strict=True):
-        error = (value.double() - formula).norm() / formula.norm()
-        assert error < bound, f"{tuple(value.shape)}: relative error {error:.2e}"
+        assert relative_error(value, formula) < bound, tuple(value.shape)
 
 
 @pytest.mark.parametrize("name", ["dlrm_dcnv2", "dlrm"])
@@ -118,3 +114,38 @@ def test_a_captured_micro_batch_is_the_eager_one(name: str) -> None:
     graph.replay()
     for one, other in zip(found, step(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+# Embedding bags
+
+
+@pytest.mark.parametrize("tile", [(16, 4, 16, 1), (16, 2, 2, 2), (32, 4, 64, 2), (32, 8, 4, 3), (64, 8, 1, 3)], ids=str)
+def test_exact_sums_are_the_same_in_every_tile(tile: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles load values directly or prefetch them for later tiles."""
+    from common.ops.embedding_bags import triton
+
+    keys, warps, programs, stages = tile
+    monkeypatch.setitem(triton.TILES, "update", Tile(keys=keys, warps=warps, programs=programs, stages=stages))
+    case = CASES[-1]
+    assert case.exact
+    assert case.gpu is not None
+    for dtype in (torch.float16, torch.bfloat16):
+        check(EMBEDDING_BAGS, "triton", case, case.gpu, dtype, GPU)
+
+
+def test_rows_beyond_two_to_the_31_values() -> None:
+    function: EmbeddingBags = EMBEDDING_BAGS.function("triton")
+    count = 20_000_000
+    bags = Bags([Bag(0, 2, 0, count)], "cuda")
+    rows = torch.zeros(count, 128, dtype=torch.float16, device="cuda")
+    rows[-3] = 2
+    ids = torch.tensor([[count - 3, count - 1], [5, count - 3]], dtype=torch.int32, device="cuda")
+    out = torch.empty(2, 1, 128, device="cuda")
+    function.pool(rows, ids, bags, out)
+    assert (out == 2).all()
+    rate, factor, write = (torch.tensor(value, device="cuda") for value in (1.0, 1.0, True))
+    function.update(function.sort(ids, bags), out, rows, None, SgdRows(), rate, factor, write)
+    assert (rows[-3] == -2).all()
+    assert (rows[-1] == -2).all()
+    assert (rows[5] == -2).all()
+    assert rows[:5].count_nonzero() + rows[6:-3].count_nonzero() + rows[-2].count_nonzero() == 0

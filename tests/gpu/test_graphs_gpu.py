@@ -1,10 +1,10 @@
-"""The captured iteration on a GPU: equal to the eager one, alive from replay to replay, and never waited for."""
+"""Test captured training steps of all workloads: they equal eager steps, leave no trace of warm-up, and wait for
+nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import math
 import os
 import sys
@@ -30,16 +30,14 @@ from common.distributed.layout import Layout
 from common.step.graphs import StepRunner
 from common.step.train_step import StepResult, StepsInFlight, TrainStep
 from tests.command_line import finish, started, the_message, training
+from tests.gpu.support import waiting_is_an_error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 STEPS = 5
 AHEAD = 3  # iterations that the host may launch before it reads the first one's result
 ROUNDING = 1e-5
-"""Difference of two changes of the weights in an iteration, relative to the change: same sums in the same order."""
+"""Largest difference of the weights' changes in a step, relative to the change. Both runs sum in the same order."""
 
 MOVING = {
     "bert": ("hparams.warmup_steps=0",),
@@ -47,12 +45,11 @@ MOVING = {
     "maskrcnn": ("deterministic=true", "model.loss_scale=1024"),
     "rgat": ("deterministic=true", "reader.capacity_sigma=100", "reader.capacity_batches=50"),
 }
-"""What makes a workload's weights move in the first update, alike, and its batches all have one key.
+"""Overrides with which the first update moves the weights reproducibly, and all batches have one key.
 
-Warm-ups of BERT and GPT-3 start from a learning rate of 0. R-GAT's gradients are added atomically unless they are to be
-deterministic, and Adam makes much of the smallest; its blocks leave their shape where that has little room, or none for
-what the batches that were measured did not have. Mask R-CNN's gradients may be added atomically too, and reach 2 on
-noise, which its first loss scale takes out of fp16's range.
+The warm-ups of BERT and GPT-3 start from a learning rate of 0. Gradients of R-GAT and Mask R-CNN are added atomically
+by default, and Adam amplifies differences of the smallest. R-GAT's blocks need enough capacity. Mask R-CNN's gradients
+reach 2 on noise, so its first loss scale would exceed the range of fp16.
 """
 
 ONE_GRAPH_PER_COUNT = ("reader.graph_per_count=true", "micro_batch=4", "hparams.global_batch_size=4")
@@ -69,7 +66,7 @@ IMPLEMENTATIONS = [
 ]
 PRECISIONS = ["fp32", "bf16", "fp16"]
 GEOMETRY = ("boxes", "size", "transform", "object")
-"""Of Mask R-CNN's batches: corners, sizes, what became of pictures, and rows of the table of polygons."""
+"""Tensors in Mask R-CNN's batches: corners, sizes, transforms of pictures, and rows of the table of polygons."""
 BLOCK = {field.name for field in fields(SampledBlock)}
 
 
@@ -83,7 +80,7 @@ class Built:
     accumulation: int
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the weights that are trained: the FP32 masters where the weights are half."""
+        """Return float64 copies of the trained weights, or of their fp32 masters where they are in half precision."""
         torch.cuda.synchronize()
         masters: dict[str, Tensor] = {}
         for updater in self.step.updaters:
@@ -94,7 +91,7 @@ class Built:
         return {name: masters.get(name, weight).detach().cpu().clone().double() for name, weight in named.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """All persistent tensors themselves: weights, buffers, masters, momentum, step counters."""
+        """Return all persistent tensors, not copies: weights, buffers, masters, momentum and step counters."""
         tensors = dict(self.workload.named_state())
         for number, updater in enumerate(self.step.updaters):
             tensors |= {f"{number}.{name}": tensor for name, tensor in updater.named_state()}
@@ -102,7 +99,7 @@ class Built:
 
     @torch.no_grad()
     def take_over(self, other: Built) -> None:
-        """Set all state to another's, in place, where a captured graph finds it."""
+        """Copy the state of ``other`` into the tensors of this one, whose addresses a graph has captured."""
         torch.cuda.synchronize()
         theirs = other.state()
         for name, tensor in self.state().items():
@@ -110,21 +107,18 @@ class Built:
         torch.cuda.synchronize()
 
     def run(self, batches: list[Batch]) -> StepResult:
-        """One iteration, waited for."""
+        """Run one step and wait for it."""
         with self.runner.on_stream():
             result = self.runner(batches)
         torch.cuda.synchronize()
         return self.step.read(result.names, result.values.tolist())
 
     def updates(self) -> int:
-        """Updates that the optimizer has applied."""
+        """Return the number of updates that the optimizer has applied."""
         return int(self.step.updaters[0].state_dict()["step"])
 
     def batches(self, seed: int, key: Hashable | None = None) -> list[Batch]:
-        """The micro-batches of one iteration, drawn from ``seed``; of another key than their own where one is given.
-
-        They are noise of the shape of an example, and its integers in another order.
-        """
+        """Return random micro-batches of one step, in the shapes of an example. ``key`` replaces their batch key."""
         generator = torch.Generator().manual_seed(seed)
         examples = list(self.workload.example_batches())
         example = examples[seed % len(examples)]
@@ -139,11 +133,11 @@ class Built:
 
 
 def _drawn_like(name: str, example: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise where ``example`` is not zero, which may be padding; integers of the example, drawn anew.
+    """Return noise where ``example`` is not zero (zeros may be padding), or integers drawn from those of the example.
 
-    Sequences in a buffer (``starts``, ``lengths``) stay where they are and only get shorter: drawn anew they would
-    overlap, and reach beyond the buffer's end. Weights of a loss stay: noise would take fp16 gradients out of range. So
-    do nodes and edges of a sampled graph, which say where its kernels read, and boxes, which must have an area.
+    Sequences in a buffer (``starts``, ``lengths``) only get shorter; otherwise they could overlap or exceed the buffer.
+    Some tensors stay: weights of a loss, because fp16 gradients would overflow; nodes and edges of a sampled graph,
+    because kernels use them as indices; and boxes, because they need an area.
     """
     if name in ("weight", *GEOMETRY) or name in BLOCK:
         return example.clone()
@@ -162,7 +156,7 @@ def _drawn_like(name: str, example: Tensor, generator: torch.Generator) -> Tenso
 
 @pytest.fixture(autouse=True)
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every sum in a fixed order, and no TF32."""
+    """Compute every sum in a fixed order, without TF32."""
     pool = F.max_pool2d
 
     def pool_in_order(x_NCHW: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -190,7 +184,7 @@ def build(
     capture: bool = True,
     warm_up: bool = True,
 ) -> Built:
-    """A workload, always with the same initial weights."""
+    """Return a workload, always with the same initial weights."""
     run, _ = cli.load(compose([f"benchmark={workload}", "scale=test", f"precision={precision}", *overrides]))
     layout = Layout(run.layout, device=torch.device("cuda", 0), seed=7)
     built = cli.workload_class(workload)(run, layout)
@@ -206,7 +200,7 @@ def change(after: dict[str, Tensor], before: dict[str, Tensor]) -> dict[str, Ten
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The norm of the difference of two changes of all weights, relative to that of the expected one."""
+    """Return the norm of the difference of two changes of all weights, relative to that of the expected change."""
     off = torch.stack([(found[name] - expected[name]).norm() for name in expected]).norm()
     return float(off / torch.stack([change.norm() for change in expected.values()]).norm())
 
@@ -234,37 +228,8 @@ def test_every_captured_iteration_changes_the_weights_as_the_eager_one(workload,
     assert captured.runner.uncaptured == {}
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("workload", "overrides"), IMPLEMENTATIONS)
-def test_successive_replays_advance(workload, overrides, precision):
-    built = build(precision, *overrides, workload=workload)
-    states, batches = [built.weights()], built.batches(seed=0)
-    for _ in range(3):
-        assert not built.run(batches).overflow
-        states.append(built.weights())
-    assert built.updates() == 3
-    for before, after in itertools.pairwise(states):
-        assert any(not torch.equal(before[name], after[name]) for name in before)
-
-
-def test_successive_replays_follow_the_schedule():
-    built = build("fp32")
-    batches = built.batches(seed=0)
-    rates = [built.run(batches).metrics["learning_rate"] for _ in range(3)]
-    # Warm-up to 2.0 in one epoch of 96 samples in batches of 16: 6 steps, counted from 1.
-    assert rates == pytest.approx([2 / 6, 4 / 6, 6 / 6], rel=1e-6)
-
-
 def test_resnet_runs_on_triton_by_default():
     assert build("fp32", warm_up=False).workload.implementations()["batch_norm"] == "triton"
-
-
-def test_a_replay_reads_the_batches_that_it_is_given():
-    built = build("fp32")
-    built.step.skip.fill_(1)  # the same weights for all
-    first, other, again = (built.run(built.batches(seed)).metrics["loss"] for seed in (0, 1, 0))
-    assert first == pytest.approx(again, rel=1e-5)
-    assert abs(first - other) > 1e-3
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -281,7 +246,7 @@ def test_warm_up_and_capture_leave_no_trace(workload, overrides, precision):
 
 
 def digest(built: Built) -> str:
-    """One hash over weights, buffers, the optimizer's state, the skip flag and the random states."""
+    """Return one hash over weights, buffers, the optimizer's state, the skip flag and the random states."""
     torch.cuda.synchronize()
     tensors = built.state()
     tensors |= {"skip": built.step.skip, "host": torch.get_rng_state(), "device": torch.cuda.get_rng_state()}
@@ -290,16 +255,6 @@ def digest(built: Built) -> str:
         made.update(name.encode())
         made.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return made.hexdigest()
-
-
-@contextlib.contextmanager
-def waiting_is_an_error() -> Iterator[None]:
-    """Within the block, what waits for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -1,4 +1,4 @@
-"""Mask R-CNN's DALI reader on the GPU: nvJPEG against the reader that runs anywhere; no waiting."""
+"""Test Mask R-CNN's DALI reader on a GPU against the torchvision reader; it never waits for the device."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from common.config.loading import build
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
+from tests.gpu.support import waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("nvidia.dali")
@@ -52,7 +53,7 @@ def train(root, device="cuda", block=0, start=0, **reader):
 
 
 def assert_alike(batches, others):
-    """Equal but for the pixels of pictures, in levels; nvJPEG rounds its own way."""
+    """Check that batches are equal up to the pixels, which nvJPEG rounds differently."""
     for batch, other in zip(batches, others, strict=True):
         assert (batch.position, batch.samples, batch.key) == (other.position, other.samples, other.key)
         assert batch.tensors.keys() == other.tensors.keys()
@@ -103,18 +104,14 @@ def test_reading_and_preparing_never_wait_for_the_device(root, reader):
     evaluation = given.open_eval(root, Layout(device="cuda"), 4)
     side, made = torch.cuda.Stream(), []
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(side):
-            for batch in training.batches(BLOCKS[0]):
+    with waiting_is_an_error(), torch.cuda.stream(side):
+        for batch in training.batches(BLOCKS[0]):
+            moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
+            made.append(preparer(moved, batch.key))
+        for _ in range(2):
+            for batch in evaluation:
                 moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
-                made.append(preparer(moved, batch.key))
-            for _ in range(2):
-                for batch in evaluation:
-                    moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
-                    made.append(preparer.evaluation(moved, batch.key))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+                made.append(preparer.evaluation(moved, batch.key))
     torch.cuda.synchronize()
     assert all(tensors["image"].isfinite().all() for tensors in made)
     assert all(tensors["image"].is_contiguous(memory_format=torch.channels_last) for tensors in made)

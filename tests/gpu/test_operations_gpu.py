@@ -18,9 +18,6 @@ from tests.operation_checks import check, parameters
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_memory")]
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
 GPU = torch.device("cuda")
 
 

@@ -1,30 +1,118 @@
-"""The optimizer on a GPU: captured against eager iterations, with overflow and clipping."""
+"""Test optimizers on a GPU: captured against eager updates, with overflow and clipping, and LAMB against apex."""
 
-from typing import Literal
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
+from common.ops.cases import Draw
+from common.ops.catalogue import cases_of
+from common.ops.operation import Operation
+from common.optim.adaptive import ADAGRAD, ADAPTIVE, LAMB
 from common.optim.learning_rate import polynomial
-from common.optim.momentum import LARS
+from common.optim.momentum import LARS, MOMENTUM
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import LossScale
+from common.optim.rules import Binding
+from common.optim.update_cases import DECAY_AND_RATIO, bert, shard_of
 from common.step.train_step import apply_gradients
-from tests.gpu.captures import captured
+from tests.gpu.support import GPU, captured
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+
+# Update rules
+
+
+MEDIUM = bert(256, 4, 8000)
+
+
+def iterated(operation: Operation, name: str, sizes: Mapping[str, Any]) -> tuple[Callable[[], None], list[Tensor]]:
+    """Return a function that measures and updates, and the tensors that it writes, of the first case in bf16."""
+    passes = cases_of(operation)[0].passes(operation.function(name), Draw(GPU, torch.bfloat16), **sizes)
+
+    def tensors(found: Any) -> Iterator[Tensor]:
+        if isinstance(found, Tensor):
+            yield found
+        else:
+            for each in found:
+                yield from tensors(each)
+
+    def iteration() -> None:
+        for each in passes:
+            each.run()
+
+    written = list(tensors([each.run() for each in passes]))
+    return iteration, written
+
+
+@pytest.mark.parametrize("operation", [ADAPTIVE, MOMENTUM, ADAGRAD], ids=lambda operation: operation.name)
+@pytest.mark.parametrize("name", ["triton", "reference"])
+def test_captured_updates_equal_eager_ones_and_wait_for_nothing(operation: Operation, name: str) -> None:
+    sizes = {"rate": 0.25, **({"shards": (MEDIUM,)} if operation is ADAPTIVE else {})}
+    (eager, expected), (replayed, found) = (iterated(operation, name, sizes) for _ in range(2))
+    graph, _ = captured(replayed)
+    for _ in range(2):
+        graph.replay()
+    for _ in range(4):
+        eager()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def fused_lamb() -> type:
+    """Return NVIDIA's LAMB, or skip the test. The package ``apex`` on PyPI is another project, without LAMB."""
+    try:
+        from apex.multi_tensor_apply import multi_tensor_applier
+        from apex.optimizers import FusedLAMB
+    except ImportError as error:
+        pytest.skip(f"NVIDIA's apex with FusedLAMB is not installed: {error}")
+    if not multi_tensor_applier.available:
+        pytest.skip("NVIDIA's apex was built without its CUDA extensions")
+    return FusedLAMB
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_lamb_equals_apex(clipped):
+    lamb = fused_lamb()
+    draw = Draw(GPU, torch.float32)
+    shard = shard_of(draw, MEDIUM, torch.float32, weight_scale=0.02)
+    update = LAMB(0.9, 0.999, 1e-6).bind(Binding([shard], DECAY_AND_RATIO, len(MEDIUM), lambda _: None), "triton")
+    parts = [slice(f.start, f.start + f.numel) for f in shard.fragments]
+    parameters = [nn.Parameter(shard.masters[part].clone()) for part in parts]
+    groups = [
+        {
+            "params": [p for p, f in zip(parameters, shard.fragments, strict=True) if f.group == number],
+            "weight_decay": settings.weight_decay,
+        }
+        for number, settings in enumerate(DECAY_AND_RATIO)
+    ]
+    bound = 1.0 if clipped else 1e9
+    theirs = lamb(groups, lr=0.01, betas=(0.9, 0.999), eps=1e-6, max_grad_norm=bound, use_nvlamb=False)
+    rates_G, write = torch.full((2,), 0.01, device=GPU), torch.ones((), dtype=torch.bool, device=GPU)
+    for step in range(5):
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = draw.normal(len(parameter))
+            shard.gradients[part] = parameter.grad
+        factor = min(1.0, bound / shard.gradients.double().norm().item())
+        update.apply(rates_G, torch.full((), step, device=GPU), torch.full((), factor, device=GPU), write)
+        theirs.step()
+    for parameter, part in zip(parameters, parts, strict=True):
+        torch.testing.assert_close(shard.masters[part], parameter.detach(), rtol=2e-5, atol=2e-6)
+
+
+# Optimizers
+
 
 SHAPES: dict[str, tuple[int, ...]] = {
     f"{layer}.{name}": shape
     for layer, width in [("stem", 64), *((str(number), 64 << number // 14) for number in range(52))]
     for name, shape in (("conv.weight", (width, width, 3, 3)), ("bn.weight", (width,)), ("bn.bias", (width,)))
 } | {"fc.weight": (1000, 2048), "fc.bias": (1000,)}
-"""Parameters of a network with as many tensors as ResNet-50."""
+"""Shapes of the parameters of a network with as many tensors as ResNet-50."""
 
 
 def build_parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
@@ -71,28 +159,8 @@ def state_of(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> dict[
     return {n: p.detach().clone() for n, p in parameters.items()} | {n: t.clone() for n, t in optimizer.named_state()}
 
 
-@pytest.mark.parametrize("implementation", ["triton", "reference"])
-def test_captured_updates_equal_eager_ones(implementation):
-    eager_parameters, replayed_parameters = build_parameters(torch.bfloat16), build_parameters(torch.bfloat16)
-    eager, replayed = build(eager_parameters, implementation), build(replayed_parameters, implementation)
-    static = random_gradients(replayed_parameters, 0)
-    skip = torch.ones((), device="cuda")
-    graph, _ = captured(lambda: iterate(replayed, replayed_parameters, static, skip))  # skipped: writes nothing
-    skip.zero_()
-    for seed in range(5):
-        gradients = random_gradients(eager_parameters, seed)
-        iterate(eager, eager_parameters, gradients, skip)
-        for name, value in gradients.items():
-            static[name].copy_(value)
-        graph.replay()
-    expected = state_of(eager, eager_parameters)
-    ours = state_of(replayed, replayed_parameters)
-    assert ours["step"].item() == 5
-    assert all(torch.equal(value, expected[name]) for name, value in ours.items())
-
-
 class Scaled:
-    """fp16 parameters under clipping and a loss scale; two micro-batches with given gradients."""
+    """An optimizer of fp16 parameters with clipping and a loss scale, and the gradients of two micro-batches."""
 
     def __init__(self, when: Literal["before_reduction", "after_reduction"]) -> None:
         self.parameters = build_parameters(torch.float16)

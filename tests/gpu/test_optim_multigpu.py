@@ -1,12 +1,12 @@
-"""Reduction, shards and gathers over several GPUs with NCCL: overlapped and captured they equal the plain way."""
+"""Test reductions, shards and gathers over NCCL: overlapped and captured, they equal plain ones."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.data.batches import Batch
@@ -21,15 +21,14 @@ from common.step.graphs import StepRunner
 from common.step.train_step import Losses, TrainStep, accumulate
 from tests.common.optim.rounded_sums import difference_of_weights
 
-pytestmark = [
-    pytest.mark.multigpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-]
+pytestmark = pytest.mark.multigpu
 
 ITERATIONS = 5
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 5e-3, torch.float16: 5e-3, torch.int64: 0.0}
-"""Difference relative to a tensor's norm: sums over ranks in another order, in the dtype of the gradients. To LAMB's
-weights :func:`allowed` adds what these sums do to its directions."""
+"""Largest difference relative to a tensor's norm, by the dtype of the gradients: ranks sum in another order.
+
+For LAMB's weights, :func:`allowed` adds the effect of these sums on the directions.
+"""
 
 SCHEDULE = polynomial(0.1, 0.01, 2, 2, 8, first_step=1)
 
@@ -50,7 +49,7 @@ CLIPS = {when: ClipNorm(0.05, when) for when in ("before_reduction", "after_redu
 
 
 class Trainee:
-    """A small network whose iteration has two micro-batches."""
+    """A small network with two micro-batches per step."""
 
     def __init__(self, layout: Layout, dtype: torch.dtype, rule: str, captured: bool, **options: Any) -> None:
         torch.manual_seed(0)
@@ -77,7 +76,7 @@ class Trainee:
         self.runner.warm_up([Batch({"x": x_BC}, 32)])
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of the model's weights and of all that the optimizer keeps."""
+        """Return copies of the weights and of the optimizer's state."""
         torch.cuda.synchronize()
         named = [*self.model.named_parameters(), *self.optimizer.named_state()]
         return {name: tensor.detach().clone() for name, tensor in named}
@@ -94,7 +93,7 @@ class Trainee:
             self.runner(batches)
 
     def result(self) -> dict[str, Tensor]:
-        """Weights as of the last update, and the scalars of the optimizer."""
+        """Return the weights after the last update, and the scalars of the optimizer."""
         with self.runner.on_stream():
             self.step.materialize()
         torch.cuda.synchronize()
@@ -115,7 +114,7 @@ def train(layout: Layout, dtype: torch.dtype, rule: str, captured: bool, **optio
 
 
 def train_with_an_overflow(layout: Layout, captured: bool, **options: Any) -> dict[str, Tensor]:
-    """fp16 with a loss scale; in one iteration the last rank's gradients are not finite."""
+    """Train in fp16 with a loss scale; in one step, the gradients of the last rank are not finite."""
     trainee = Trainee(layout, torch.float16, "lamb", captured, **options)
     trainee.warm_up()
     for iteration in range(ITERATIONS):
@@ -125,7 +124,7 @@ def train_with_an_overflow(layout: Layout, captured: bool, **options: Any) -> di
 
 
 def warm_up_traces(layout: Layout, captured: bool) -> list[str]:
-    """What warm-up has changed of a sharded, overlapped optimizer."""
+    """Return the names of the tensors of a sharded, overlapped optimizer that warm-up has changed."""
     trainee = Trainee(layout, torch.float16, "lamb", captured, shard="all", clip=CLIPS["after_reduction"])
     before = trainee.state()
     trainee.warm_up()
@@ -135,9 +134,7 @@ def warm_up_traces(layout: Layout, captured: bool) -> list[str]:
     return [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
     replicas = Layout({"dp": world}, rank, device=f"cuda:{rank}")
     results: dict[str, Any] = {}
     for mode, options in MODES.items():
@@ -154,13 +151,11 @@ def run_rank(rank: int, world: int, folder: str) -> None:
                 key = f"{mode}.{captured}.{when}"
                 results[key] = train_with_an_overflow(layout, captured, clip=clip, **options)
     results["warm-up"] = {captured: warm_up_traces(replicas, captured) for captured in (False, True)}
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 def cases(ranks: list[dict[str, Any]], mode: str, captured: bool) -> dict[str, dict[str, Tensor]]:
-    """What this way of running found on the first rank; skips where it was not run."""
+    """Return the results of a mode on the first rank; skip the test if the mode was not run."""
     found = {k.split(".", 2)[2]: v for k, v in ranks[0].items() if k.startswith(f"{mode}.{captured}.")}
     if not found:
         pytest.skip("needs more GPUs")
@@ -168,7 +163,7 @@ def cases(ranks: list[dict[str, Any]], mode: str, captured: bool) -> dict[str, d
 
 
 def allowed(case: str, wanted: Tensor, ranks: int) -> float:
-    """Norm of the difference that a tensor may have, whose value in the plain way is ``wanted``."""
+    """Return the largest allowed norm of the difference from ``wanted``, the value of the plain mode."""
     norm = wanted.double().norm().item()
     bound = ROUNDING[wanted.dtype] * norm
     if wanted.ndim > 0 and not case.endswith("lars"):

@@ -1,4 +1,4 @@
-"""DALI's mixed decoder against the reader that runs anywhere; the decoder cache; no host synchronisation."""
+"""Test ResNet-50's DALI reader on a GPU: against the torchvision reader, with a decoder cache, without waiting."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
 from tests.benchmarks.resnet.small_records import encoded, settings, write_data
+from tests.gpu.support import waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("nvidia.dali")
@@ -18,7 +19,8 @@ BLOCKS = [Block(i, i + 1, 1, i * SAMPLES, SAMPLES) for i in range(4)]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """301 smooth pictures of several sizes whose label is their number; their sides resize to whole numbers."""
+    """Write 301 smooth pictures of several sizes. The label is the number of the picture; sides resize to whole
+    numbers."""
     random = np.random.default_rng(0)
     shapes = [(288, 384, 3), (432, 288, 3), (288, 288, 3), (1152, 1536, 3)]
     pictures = []
@@ -110,12 +112,8 @@ def test_reading_never_waits_for_the_device(root):
     train = gpu_settings(cache_mb=2000).open_train(root, Layout(device="cuda"), 32)
     evaluation = gpu_settings().open_eval(root, Layout(device="cuda"), 16)
     side = torch.cuda.Stream()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(side):
-            batches = [*train.batches(BLOCKS[0]), *evaluation]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waiting_is_an_error(), torch.cuda.stream(side):
+        batches = [*train.batches(BLOCKS[0]), *evaluation]
     torch.cuda.synchronize()
     assert all(batch.tensors["image"].isfinite().all() for batch in batches)
     train.close()

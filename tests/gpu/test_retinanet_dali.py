@@ -1,4 +1,4 @@
-"""RetinaNet's DALI reader on the GPU: nvJPEG and its resize against the reader that runs anywhere; no waiting."""
+"""Test RetinaNet's DALI reader on a GPU against the torchvision reader; it never waits for the device."""
 
 import shutil
 
@@ -11,6 +11,7 @@ from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
 from tests.benchmarks.retinanet.small_pictures import encoded, label, row, settings, smooth, write_raw
+from tests.gpu.support import waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("nvidia.dali")
@@ -22,7 +23,7 @@ SHAPES = [(480, 640), (640, 427), (300, 300), (768, 1024), (201, 333)]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Smooth pictures of several sizes, with one box or two."""
+    """Prepare smooth pictures of several sizes, with one or two boxes."""
     folder = tmp_path_factory.mktemp("dali")
     rows, pictures = {}, {}
     for split, count, first in (("train", SAMPLES, 0), ("validation", EVAL, 500)):
@@ -46,7 +47,10 @@ def train(root, device="cuda", block=0, start=0, micro_batch=8, dtype=torch.floa
 
 
 def assert_alike(batches, others, mean=0.75, most=16.0):
-    """Equal but for pixels, whose mean and largest differences are in levels; nvJPEG rounds its own way."""
+    """Check that batches are equal up to the pixels, which nvJPEG rounds differently.
+
+    ``mean`` and ``most`` are the largest mean and single differences, in levels of 255.
+    """
     for batch, other in zip(batches, others, strict=True):
         assert (batch.position, batch.samples) == (other.position, other.samples)
         assert batch.tensors.keys() == other.tensors.keys()
@@ -102,16 +106,11 @@ def test_reading_never_waits_for_the_device(root):
     training = gpu_settings().open_train(root, Layout(device="cuda"), 8)
     evaluation = gpu_settings().open_eval(root, Layout(device="cuda"), 8)
     side = torch.cuda.Stream()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(side):
-            batches = [*training.batches(BLOCKS[0]), *evaluation]
-            moved = [
-                {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.tensors.items()}
-                for batch in batches
-            ]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waiting_is_an_error(), torch.cuda.stream(side):
+        batches = [*training.batches(BLOCKS[0]), *evaluation]
+        moved = [
+            {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.tensors.items()} for batch in batches
+        ]
     torch.cuda.synchronize()
     assert all(tensors["image"].isfinite().all() for tensors in moved)
     training.close()

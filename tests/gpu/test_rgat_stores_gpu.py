@@ -1,4 +1,4 @@
-"""R-GAT's stores on one GPU: rows are copied from wherever they lie, without a wait, eager and in a graph."""
+"""Test R-GAT's stores on one GPU: rows are copied from any placement without waiting, eagerly and in a graph."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from benchmarks.rgat.sharded import LEFT_FREE, NodePartition, ShardedArray
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from tests.benchmarks.rgat import store_ranks as small
-from tests.gpu.captures import captured
+from tests.gpu.support import captured
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda", 0)
 NODES = (20_001, 7, 9_000)
-ROOM, COUNT = (20_000, 0, 9_000), (18_777, 0, 8_500)
-OFFSETS = tuple(accumulate(ROOM, initial=0))
+CAPACITY, COUNT = (20_000, 0, 9_000), (18_777, 0, 8_500)
+OFFSETS = tuple(accumulate(CAPACITY, initial=0))
 UNTOUCHED = 7
 
 
 @pytest.fixture
 def no_waiting() -> Iterator[None]:
-    """What waits for the device is an error."""
+    """Reset the debug mode in which waiting for the device is an error."""
     yield
     torch.cuda.set_sync_debug_mode("default")
 
 
 def sharded(row_bytes: int, shards: int, pinned: bool) -> tuple[ShardedRows, ShardedRows]:
-    """Rows on the GPU, or in pinned memory that it reads; and the same for CPUs."""
+    """Return rows on the GPU or in pinned memory, and the same rows for a CPU."""
     partition = NodePartition(NODES, shards)
     random = torch.Generator().manual_seed(row_bytes + shards)
     held = [torch.randint(256, (partition.rows, row_bytes), generator=random, dtype=torch.uint8) for _ in range(shards)]
@@ -122,7 +122,7 @@ def test_every_node_that_is_there_gets_its_row(tmp_path: Path, placement: str) -
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
-    """The group of one rank."""
+    """Return an NCCL group of one rank."""
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, device_id=CUDA)
     assert dist.group.WORLD is not None
     yield dist.group.WORLD

@@ -1,6 +1,5 @@
-"""The persistent LSTM on a GPU: against the reference in float64 at real sizes, every division, captured,
-repeatable, and beside work on another stream.
-"""
+"""Test the persistent LSTM on a GPU: real sizes and every division of the work against float64, graphs, and
+repeatability."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from benchmarks.rnnt.ops.lstm.plan import LstmPlan, Wait, plans
 from common.ops.cases import Draw
 from common.ops.operation import OperationRequest
 from tests.generators import generator_of
+from tests.gpu.support import captured, relative_error, replay_over_nan
 from tests.operation_checks import check
 
 pytestmark = pytest.mark.gpu
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
 CUDA = torch.device("cuda")
+if not torch.cuda.is_available():  # the plans of this GPU are parameters
+    pytest.skip("needs a CUDA device", allow_module_level=True)
 if (reason := persistent.unsupported(OperationRequest(CUDA, torch.float16, {"width": 1024}))) is not None:
     pytest.skip(reason, allow_module_level=True)
 
@@ -83,27 +82,13 @@ def test_results_and_gradients_are_the_formulas(width: int, batch: int, dtype: t
 @pytest.mark.parametrize(("width", "batch"), [(1024, 192), (1024, 8), (512, 32)])
 def test_a_graph_gives_the_bits_of_the_step_for_other_lengths(width: int, batch: int) -> None:
     case = Layer(width, batch, frames=30)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        case.run()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            case.run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            captured = case.run()
-        for _ in range(3):
-            case.redraw()
-            for tensor in captured:
-                tensor.fill_(float("nan"))
-            graph.replay()
-            eager = case.run()
-            torch.cuda.synchronize()
-            for tensor, reference in zip(captured, eager, strict=True):
-                assert reference.isfinite().all()
-                assert torch.equal(tensor, reference)
+    graph, results = captured(case.run)
+    for _ in range(3):
+        case.redraw()
+        replay_over_nan(graph, results)
+        for tensor, eager in zip(results, case.run(), strict=True):
+            assert eager.isfinite().all()
+            assert torch.equal(tensor, eager)
 
 
 def test_it_ends_beside_work_on_another_stream() -> None:
@@ -135,7 +120,7 @@ def test_layers_train_in_16_bit(name: str) -> None:
         y.double().square().sum().backward()
         results.append([y, *(parameter.grad for parameter in stack.parameters())])
     for part, formula in zip(*results, strict=True):
-        assert (part.double() - formula).norm() / formula.norm() < 1e-2
+        assert relative_error(part, formula) < 1e-2
 
 
 @pytest.mark.parametrize("wait", list(Wait), ids=lambda wait: wait.name)

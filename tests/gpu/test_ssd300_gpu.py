@@ -1,4 +1,4 @@
-"""SSD300 on one GPU: network, targets, loss and detections against float64 and the CPU, and inside a graph."""
+"""Test SSD300 on a GPU: network, targets, loss and detections against float64 and the CPU, and in a graph."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.nn.fused_convolution import FusedConv2d
-from common.step.capture import capturing
 from common.vision.dali import DALI
+from tests.gpu.support import captured
 
 pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
 
 FACTS = fixed_facts(Facts, "ssd300")
 SMALL = fixed_facts(
@@ -41,11 +38,11 @@ SMALL = fixed_facts(
     aspect_ratios=[[2], [2, 3], [2], [2]],
 )
 GPU = torch.device("cuda")
-PICTURES, ROOM = 6, 20
+PICTURES, CAPACITY = 6, 20
 
 
 def build(dtype: torch.dtype, implementation: str = "reference") -> SSD300:
-    """A network with the same weights in every dtype, whose norms are not those of a fresh one."""
+    """Return a network with random norms, and the same weights in every dtype."""
     generator = torch.Generator().manual_seed(0)
     network = SSD300(SMALL, generator)
     with torch.no_grad():
@@ -65,23 +62,23 @@ def images(dtype: torch.dtype, pictures: int = PICTURES) -> Tensor:
 
 
 def boxes(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes of six pictures, the second of them without, on the CPU."""
+    """Return boxes of six pictures on the CPU; the second picture has none."""
     generator = torch.Generator().manual_seed(seed)
-    corners = torch.rand((PICTURES, ROOM, 2, 2), generator=generator).sort(2).values.flatten(2)
-    labels = torch.randint(1, facts.classes + 1, (PICTURES, ROOM), generator=generator)
-    return corners, labels, torch.tensor([3, 0, ROOM, 1, 7, 12])
+    corners = torch.rand((PICTURES, CAPACITY, 2, 2), generator=generator).sort(2).values.flatten(2)
+    labels = torch.randint(1, facts.classes + 1, (PICTURES, CAPACITY), generator=generator)
+    return corners, labels, torch.tensor([3, 0, CAPACITY, 1, 7, 12])
 
 
 def targets(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor]:
-    """Classes and offsets of every default box, on the GPU."""
+    """Return classes and offsets of every default box, on the GPU."""
     found = Targets(facts, {"anchor_matching": "reference"}, torch.device("cpu"))(*boxes(facts, seed))
     return found[0].cuda(), found[1].cuda()
 
 
 def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
-    """The loss, and the gradient of every parameter, by name and in float64."""
-    outputs, (classes, wanted) = network(images(network.backbone.conv1.weight.dtype)), targets(SMALL)
-    total = multibox_loss(outputs.logits, outputs.offsets, classes, wanted, SMALL.negatives).total
+    """Return the loss and the gradient of every parameter by name, in float64."""
+    predicted, (classes, wanted) = network(images(network.backbone.conv1.weight.dtype)), targets(SMALL)
+    total = multibox_loss(predicted.logits, predicted.offsets, classes, wanted, SMALL.negatives).total
     (128 * total).backward()
     found = {"loss": total.detach().double()}
     for name, parameter in network.named_parameters():
@@ -91,7 +88,7 @@ def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
 
 
 def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The relative error of all values as one vector."""
+    """Return the relative error of all values as one vector."""
     apart = torch.stack([(found[name] - exact).norm() for name, exact in expected.items()]).norm()
     return float(apart / torch.stack([exact.norm() for exact in expected.values()]).norm())
 
@@ -114,8 +111,7 @@ def test_results_keep_channels_last() -> None:
     for name, layer in network.named_modules():
         if isinstance(layer, FusedConv2d):
             layer.register_forward_hook(lambda module, args, y_NCHW, name=name: seen.update({name: y_NCHW}))
-    outputs = network(images(torch.float16))
-    assert outputs.logits.is_contiguous()
+    assert network(images(torch.float16)).logits.is_contiguous()
     assert len(seen) == 2 * 3 + 4
     for name, y_NCHW in seen.items():
         assert y_NCHW.is_contiguous(memory_format=torch.channels_last), name
@@ -130,40 +126,6 @@ def test_targets_are_those_of_the_cpu(facts: Facts) -> None:
     found = Targets(facts, {}, GPU)(*(tensor.cuda() for tensor in given))
     assert torch.equal(found[0].cpu(), expected[0])
     torch.testing.assert_close(found[1].cpu(), expected[1], rtol=1e-5, atol=1e-5)
-
-
-def test_a_captured_loss_is_the_eager_one_whatever_the_boxes() -> None:
-    """The mining ranks other negatives in every replay, and one picture has no boxes."""
-    generator = torch.Generator(GPU).manual_seed(3)
-    count = len(reference_rows(SMALL))
-    logits = torch.zeros((PICTURES, count, 8), device=GPU, dtype=torch.float16, requires_grad=True)
-    offsets = torch.zeros((PICTURES, count, 4), device=GPU, dtype=torch.float16, requires_grad=True)
-    classes, wanted = targets(SMALL)
-
-    def step() -> tuple[Tensor, ...]:
-        total = multibox_loss(logits, offsets, classes, wanted, SMALL.negatives).total
-        return (total, *torch.autograd.grad(128 * total, [logits, offsets]))
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with capturing(graph, stream):
-        recorded = step()
-    for seed in (2, 5, 9):
-        with torch.no_grad():
-            logits.copy_(torch.randn(logits.shape, device=GPU, generator=generator) * 3)
-            offsets.copy_(torch.randn(offsets.shape, device=GPU, generator=generator))
-            for tensor, value in zip((classes, wanted), targets(SMALL, seed), strict=True):
-                tensor.copy_(value)
-        graph.replay()
-        replayed = [tensor.clone() for tensor in recorded]
-        for found, expected in zip(replayed, step(), strict=True):
-            torch.testing.assert_close(found, expected)
-        assert replayed[0].isfinite()
 
 
 def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
@@ -181,23 +143,15 @@ def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
     reference = Detector(network, SMALL, {"suppression": "reference"}, torch.device("cpu"))
     fast = Detector(network, SMALL, {}, GPU)
     inputs, sizes = Predictions(*(tensor.cuda() for tensor in given[0])), size.cuda()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            fast.select(inputs, sizes)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with capturing(graph, stream):
-        recorded = fast.select(inputs, sizes)
-    for outputs in reversed(given):
-        for tensor, value in zip(inputs, outputs, strict=True):
+    graph, recorded = captured(lambda: fast.select(inputs, sizes))
+    for predicted in reversed(given):
+        for tensor, value in zip(inputs, predicted, strict=True):
             tensor.copy_(value)
         graph.replay()
-        expected = reference.select(outputs, size)
-        assert expected.valid.any()
-        assert torch.equal(recorded.valid.cpu(), expected.valid)
-        assert torch.equal(recorded.class_id.cpu()[expected.valid], expected.class_id[expected.valid])
+        expected = reference.select(predicted, size)
+        assert expected.there.any()
+        assert torch.equal(recorded.there.cpu(), expected.there)
+        assert torch.equal(recorded.class_id.cpu()[expected.there], expected.class_id[expected.there])
         torch.testing.assert_close(recorded.score.cpu(), expected.score, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
             recorded.box.cpu()[expected.valid], expected.box[expected.valid], rtol=1e-4, atol=1e-2

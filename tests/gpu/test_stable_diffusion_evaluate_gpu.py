@@ -1,4 +1,4 @@
-"""Stable Diffusion's evaluation on a GPU: its bytes, its graph, its sums, and that nothing waits inside."""
+"""Test Stable Diffusion's evaluation on a GPU: bytes of pictures, graph, sums, and waiting."""
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ from tests.benchmarks.stable_diffusion.small_evaluation import (
     write_data,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Assets and data."""
+    """Write assets and data."""
     path = tmp_path_factory.mktemp("evaluation")
     write_assets(path)
     write_data(path, published_networks(small_config(), path, torch.device("cpu"), torch.float32).inception.out)
@@ -43,12 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_a_stream() -> torch.cuda.StreamContext:
-    """The trainer's evaluations, their warm-up too, run on another stream than the default one."""
+    """Return a context with a side stream, on which the trainer evaluates."""
     return torch.cuda.stream(torch.cuda.Stream())
 
 
 def model_of(seed: int, device: str, dtype: torch.dtype) -> UNet:
-    """The network of ``small_model`` on a device, with the weights that a CPU draws."""
+    """Return the network of ``small_model`` on a device, with the weights that are drawn on a CPU."""
     model = small_model(seed, device, dtype)
     model.load_state_dict(small_model(seed, "cpu", dtype).state_dict())
     return model
@@ -114,7 +111,7 @@ def test_a_captured_step_makes_the_latents_of_an_eager_one(dtype: torch.dtype, f
 
 
 def test_sums_are_those_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for TF32's products and pixels that are cut off to another byte."""
+    """Products in TF32 differ, and some pixels are truncated to another byte."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     with on_a_stream():
         found = opened(folder, torch.float32).predict(weights(torch.float32))

@@ -1,11 +1,15 @@
-"""Stable Diffusion's frozen networks on one GPU: against the CPU in float64, in half precision, and inside a graph."""
+"""Test Stable Diffusion's frozen networks on a GPU, and the data that they prepare, against the CPU."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -14,15 +18,14 @@ from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
+from benchmarks.stable_diffusion.prepare import prepare
 from benchmarks.stable_diffusion.unet_operations import LAYERS, choose_layers
 from common.ops.operation import REFERENCE
-from common.step.capture import capturing
 from tests.benchmarks.stable_diffusion.public_names import randomized
+from tests.benchmarks.stable_diffusion.small_raw import pictures, read_tar, write_raw
+from tests.gpu.support import captured, relative_error
 
 pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
 
 GPU = torch.device("cuda")
 TEXT = TextSizes(vocabulary=600, context=77, width=128, layers=3, heads=2, mlp=256, embedding=64)
@@ -38,11 +41,11 @@ PRECISIONS = {
     "fp16": (torch.float16, False, 1e-2),
     "bf16": (torch.bfloat16, False, 6e-2),
 }
-"""dtype, whether convolutions and products are in TF32, and bound of the error in standard deviations of the result.
+"""dtype, whether convolutions and products use TF32, and the largest error in standard deviations of the result.
 
-Three times what a CPU has with the same roundings, in the deepest network, the autoencoder: 1.6e-3 with operands of
-convolutions rounded as TF32 has them, 2.8e-3 and 2.1e-2 in fp16 and bf16. Without TF32 some 30 convolutions in a row
-may be Winograd's, with errors of 5e-5 and less each.
+The bounds are three times the errors of a CPU with the same rounding in the deepest network, the autoencoder: 1.6e-3
+with TF32 operands of convolutions, 2.8e-3 in fp16, 2.1e-2 in bf16. Without TF32, each of some 30 convolutions in a row
+may use Winograd's algorithm, with an error of up to 5e-5.
 """
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
@@ -71,7 +74,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Forward]] 
 
 
 def made(case: str) -> tuple[nn.Module, Tensor, Tensor, Forward]:
-    """A network and its input on the CPU, in float64, what it makes of it, and how."""
+    """Return a network and its input on the CPU in float64, the result, and the function that computes it."""
     build, given, forward = CASES[case]
     network = build().double()
     randomized(network)
@@ -81,7 +84,7 @@ def made(case: str) -> tuple[nn.Module, Tensor, Tensor, Forward]:
 
 @pytest.fixture(autouse=True)
 def exact_convolutions() -> Iterator[None]:
-    """No TF32 but where a test asks for it."""
+    """Turn off TF32; tests can turn it on."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     yield
@@ -132,13 +135,7 @@ def test_a_graph_replays_it_for_other_inputs(case: str) -> None:
     network.to(GPU, torch.float32).to(memory_format=torch.channels_last)
     choose_layers(network, {}, torch.float32)
     static = x.float().to(GPU) if x.is_floating_point() else x.to(GPU)
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        forward(network, static)
-    torch.cuda.synchronize()
-    with capturing(graph, stream):
-        recorded = forward(network, static)
-
+    graph, recorded = captured(lambda: forward(network, static))
     replayed = []
     for _ in range(2):
         static.copy_(static.flip(0))
@@ -171,3 +168,43 @@ def test_the_published_autoencoder_decodes_a_batch_of_512_px(precision: str) -> 
     assert found.shape == (16, 3, 512, 512)
     assert found.isfinite().all()
     assert error(found[:2], expected) < bound
+
+
+# Prepared tars
+
+
+TARS = ("00000.tar", "00001.tar")
+
+
+@pytest.fixture(scope="module")
+def raw_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_raw(tmp_path_factory.mktemp("raw"), "images", [pictures(0, 18), pictures(1, 3)])
+
+
+def test_moments_are_those_of_the_cpu(raw_dir: Path, tmp_path: Path) -> None:
+    for device in ("cpu", "cuda"):
+        prepare(raw_dir, tmp_path / device, members="moments", device=device, workers=2)
+    for name in TARS:
+        ours, expected = (read_tar(tmp_path / device / "train" / name) for device in ("cuda", "cpu"))
+        assert list(ours) == list(expected)
+        for member in ours:
+            if member.endswith(".npy"):
+                found, wanted = (torch.from_numpy(np.load(io.BytesIO(tar[member]))) for tar in (ours, expected))
+                assert (found.dtype, found.shape) == (torch.float32, (1, 8, 4, 4))
+                assert relative_error(found, wanted) < 5e-3
+            else:
+                assert ours[member] == expected[member]
+
+
+def test_encoded_samples_are_those_of_the_cpu(raw_dir: Path, tmp_path: Path) -> None:
+    for device in ("cpu", "cuda"):
+        prepare(raw_dir, tmp_path / device, device=device, workers=2)
+    for name in TARS:
+        ours, expected = (read_tar(tmp_path / device / "train" / name) for device in ("cuda", "cpu"))
+        assert list(ours) == list(expected)
+        for member in ours:
+            if member.endswith(".safetensors"):
+                found, wanted = (safetensors.torch.load(tar[member]) for tar in (ours, expected))
+                for key in ("moments", "captions"):
+                    assert found[key].dtype == torch.bfloat16
+                    assert relative_error(found[key], wanted[key]) < 1e-2

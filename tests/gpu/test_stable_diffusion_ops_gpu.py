@@ -18,12 +18,9 @@ from common.ops.cases import Draw
 from common.ops.catalogue import cases_of
 from common.ops.operation import AUTO, Operation, OperationRequest
 from common.ops.sizes import diffusion as size
-from tests.gpu.captures import captured
+from tests.gpu.support import captured
 
 pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
 
 CUDA = torch.device("cuda")
 OFFSETS = 1 << 31

@@ -1,13 +1,13 @@
-"""Split layers on GPUs: products that overlap with the movement of tokens equal collectives, eager and captured."""
+"""Test tensor-parallel layers: products that overlap with transfers equal collectives, eager and captured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from common.distributed.context_parallel.split import ContextSplit
@@ -20,34 +20,27 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
 from common.ops.linear.fp8 import multiply
 from common.step.capture import capturing
+from tests.gpu.support import relative_error
 
-pytestmark = [
-    pytest.mark.multigpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-]
+pytestmark = pytest.mark.multigpu
 
 TOKENS, HIDDEN, INNER, WORDS = 2048, 1024, 4096, 2000
 REPLAYS = 20
 RANK, ALPHA = 16, 32.0
 HALF = 0.02
-"""Difference of bf16 results relative to their norm: partial sums are rounded before they are added."""
+"""Largest relative difference of bf16 results. Partial sums are rounded before they are added."""
 
 E4M3 = torch.float8_e4m3fn
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = found.float(), wanted.float()
-    return float((found - wanted).norm() / wanted.norm())
-
-
 def whole(seed: int, *shape: int, device: torch.device) -> Tensor:
-    """Normal numbers, bf16, the same on every rank."""
+    """Return random bf16 values, the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).bfloat16().to(device)
 
 
 def products_in_full(products: TokenProducts, parallel: TensorParallel, device: torch.device) -> dict[str, float]:
-    """Differences from products in fp32 of whole operands, in bf16 and FP8, with and without what was gathered."""
+    """Return relative errors of bf16 and FP8 products against fp32, and of the gathered operands."""
     x_TK, b_NK = whole(1, TOKENS, HIDDEN, device=device), whole(2, INNER, HIDDEN, device=device)
     wanted_TN = x_TK.float() @ b_NK.float().t()
     own = parallel.own_tokens
@@ -56,11 +49,11 @@ def products_in_full(products: TokenProducts, parallel: TensorParallel, device: 
     half = {"dtype": torch.bfloat16, "device": device}
     y_TN, kept, y_sN = torch.empty(T, INNER, **half), torch.empty_like(x_TK), torch.empty(s, INNER, **half)
     products.gather_product(own(x_TK), None, times(b_NK.t()), y_TN, kept)
-    found = {"gather": relative(y_TN, wanted_TN), "kept": relative(kept, x_TK)}
+    found = {"gather": relative_error(y_TN, wanted_TN), "kept": relative_error(kept, x_TK)}
     # Of a scattered product each rank has its part of the columns that are summed over.
     x_Tk, b_Nk = (t.chunk(ranks, 1)[parallel.index].contiguous() for t in (x_TK, b_NK))
     products.product_scatter(x_Tk, None, times(b_Nk.t()), y_sN)
-    found["scatter"] = relative(y_sN, own(wanted_TN))
+    found["scatter"] = relative_error(y_sN, own(wanted_TN))
 
     one = torch.ones((), device=device)
 
@@ -77,9 +70,9 @@ def products_in_full(products: TokenProducts, parallel: TensorParallel, device: 
     wanted_TN = x_TK.to(E4M3).float() @ b_NK.to(E4M3).float().t()
     kept = torch.empty(x_TK.shape, dtype=E4M3, device=device)
     products.gather_product(rows8[parallel.index], scale_inverse, in_fp8(b_NK), y_TN, kept)
-    found |= {"gather fp8": relative(y_TN, wanted_TN), "kept fp8": relative(kept, torch.cat(rows8))}
+    found |= {"gather fp8": relative_error(y_TN, wanted_TN), "kept fp8": relative_error(kept, torch.cat(rows8))}
     products.product_scatter(x_Tk.to(E4M3), one, in_fp8(b_Nk), y_sN)
-    found["scatter fp8"] = relative(y_sN, own(wanted_TN))
+    found["scatter fp8"] = relative_error(y_sN, own(wanted_TN))
     return found
 
 
@@ -105,7 +98,7 @@ class Pair(torch.nn.Module):
 
 
 def replayed(run: Callable[[], list[Tensor]], device: torch.device) -> list[Tensor]:
-    """What a graph of ``run`` gives after many replays."""
+    """Return the results of a graph of ``run`` after many replays."""
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         run()
@@ -121,7 +114,7 @@ def replayed(run: Callable[[], list[Tensor]], device: torch.device) -> list[Tens
 
 
 def layers(parallel: TensorParallel, products: TokenProducts, device: torch.device, captured: bool) -> list[Tensor]:
-    """Result and gradients of two layers."""
+    """Return result and gradients of two layers."""
     pair = Pair(parallel, products, device)
     x_sE = parallel.own_tokens(whole(9, TOKENS, HIDDEN, device=device)).clone().requires_grad_()
     dy_sE = parallel.own_tokens(whole(10, TOKENS, HIDDEN, device=device))
@@ -136,7 +129,7 @@ def layers(parallel: TensorParallel, products: TokenProducts, device: torch.devi
 
 
 def head(parallel: TensorParallel, device: torch.device) -> list[Tensor]:
-    """Losses and gradients, whole, of a captured head."""
+    """Return whole losses and gradients of a captured head."""
     hidden = parallel.own_tokens(whole(11, TOKENS, HIDDEN, device=device)).clone().requires_grad_()
     weight = (whole(12, WORDS, HIDDEN, device=device) * 0.05).chunk(parallel.size)[parallel.index].contiguous()
     labels_T = torch.randint(-1, WORDS, (TOKENS,), generator=torch.Generator().manual_seed(1)).to(device)
@@ -150,7 +143,7 @@ def head(parallel: TensorParallel, device: torch.device) -> list[Tensor]:
 
 
 def wrong_keys(layout: Layout, device: torch.device) -> int:
-    """Elements of captured gathered keys and values, and of their gradients' sums, that are not what they should be."""
+    """Return the number of wrong elements of captured gathered keys and values, and of their summed gradients."""
     split = ContextSplit.from_layout(layout, 64 * layout.size("cp"))
     k_BSKD = torch.arange(2 * split.row_length * 8, device=device).view(2, -1, 2, 4).to(torch.bfloat16)
     k_BLKD = split.deal(k_BSKD)
@@ -163,31 +156,27 @@ def wrong_keys(layout: Layout, device: torch.device) -> int:
     return sum(int((found != want).sum()) for found, want in zip(replayed(run, device), wanted, strict=True))
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.cuda.set_device(rank)
+def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
     device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device)
     parallel = TensorParallel.from_layout(Layout({"tp": world}, rank, device=device))
     results: dict[str, Any] = {
         "auto": build_products(parallel, device).name,
         "head": head(parallel, device),
         "wrong keys": wrong_keys(Layout({"cp": world}, rank, device=device), device),
     }
-    ways: dict[str, TokenProducts] = {CollectiveProducts.name: CollectiveProducts(parallel)}
+    implementations: dict[str, TokenProducts] = {CollectiveProducts.name: CollectiveProducts(parallel)}
     try:
         build_products(parallel, device, SymmetricMemoryProducts.name)
-        ways[SymmetricMemoryProducts.name] = SymmetricMemoryProducts(parallel, device, 0.0)
+        implementations[SymmetricMemoryProducts.name] = SymmetricMemoryProducts(parallel, device, 0.0)
     except UnsupportedImplementation as error:
         results["unsupported"] = str(error)
-    for name, products in ways.items():
+    for name, products in implementations.items():
         results[f"products/{name}"] = products_in_full(products, parallel, device)
         for captured in (False, True):
             results[f"layers/{name}/{captured}"] = [t.cpu() for t in layers(parallel, products, device, captured)]
     if rank == 0:
         results["whole head"] = head(TensorParallel(), device)
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 def supported(ranks: list[dict[str, Any]], name: str) -> None:
@@ -215,13 +204,13 @@ def test_layers_that_overlap_equal_those_that_wait(ranks, captured):
     for rank in ranks:
         waiting = rank["layers/collective/False"]
         for found, wanted in zip(rank[f"layers/symmetric_memory/{captured}"], waiting, strict=True):
-            assert relative(found, wanted) < HALF
+            assert relative_error(found, wanted) < HALF
 
 
 def test_captured_collectives_equal_eager_ones(ranks):
     for rank in ranks:
         for found, wanted in zip(rank["layers/collective/True"], rank["layers/collective/False"], strict=True):
-            assert relative(found, wanted) < HALF
+            assert relative_error(found, wanted) < HALF
 
 
 def test_the_head_of_all_ranks_is_that_of_one(ranks):
@@ -229,7 +218,7 @@ def test_the_head_of_all_ranks_is_that_of_one(ranks):
     for rank in ranks:
         found_losses, found_gradient = rank["head"]
         torch.testing.assert_close(found_losses, losses, rtol=1e-3, atol=1e-3)
-        assert relative(found_gradient, gradient) < HALF
+        assert relative_error(found_gradient, gradient) < HALF
         assert torch.equal(found_losses, ranks[0]["head"][0])
 
 

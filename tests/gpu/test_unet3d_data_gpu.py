@@ -17,17 +17,15 @@ from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout
 from common.ops.random_bits.reference import words
 from tests.benchmarks.unet3d.small_volumes import settings, with_objects, write_volumes
+from tests.gpu.support import captured
 
 pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
 
 SHAPE, SIZE = (150, 161, 143), (128, 128, 128)
 VOXELS = 150 * 161 * 143
 CROP = (64, 64, 64)
 NOISE = 1e-4
-"""Two approximations of the logarithm apart, times the largest deviation, and more than that."""
+"""Largest difference of noise: more than that of two approximations of the logarithm, times the largest deviation."""
 
 
 def crops() -> list[VolumeCrop]:
@@ -50,10 +48,7 @@ def test_a_captured_graph_takes_new_parameters() -> None:
     labels = torch.randint(3, (2 * VOXELS,), generator=generator, device="cuda", dtype=torch.uint8)
     given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
     augment = AUGMENT.function("triton")
-    augment(images, labels, *given, slab, torch.bfloat16)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        image, label = augment(images, labels, *given, slab, torch.bfloat16)
+    graph, (image, label) = captured(lambda: augment(images, labels, *given, slab, torch.bfloat16))
     others = [tensor.cuda() for tensor in parameters(crops()[::-1], slab).values()]
     for static, other in zip(given, others, strict=True):
         static.copy_(other)
@@ -76,7 +71,7 @@ def chosen(cache: str, augment: str) -> VolumeDataSettings:
 
 
 def crops_through_the_prefetcher(root: Path, given: VolumeDataSettings, device: str) -> list[dict[str, Tensor]]:
-    """Twelve epochs, prepared on a side stream and copied on the current one, as training does."""
+    """Return the batches of twelve epochs, prepared on a side stream and copied on the current one, as in training."""
     source = open_train(root, given, Layout(device=device, seed=3), 3)
     taken: list[dict[str, Tensor]] = []
 

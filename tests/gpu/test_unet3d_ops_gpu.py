@@ -15,12 +15,9 @@ from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_conv
 from benchmarks.unet3d.ops.instance_norm import instance_norm_relu_reference
 from benchmarks.unet3d.ops.upsample import upsample_reference
 from common.ops import local_convolution
-from tests.gpu.captures import captured
+from tests.gpu.support import captured
 
 pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
 
 EPSILON = 1e-5
 CHANNELS_LAST = torch.channels_last_3d

@@ -17,17 +17,14 @@ from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.operation import OperationRequest
 from common.ops.weight_gradient import add_product_
-from tests.gpu.captures import captured
+from tests.gpu.support import WITH_FP8, captured, relative_error
 
-pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
-    pytest.skip("needs a CUDA device with FP8 units", allow_module_level=True)
+pytestmark = [pytest.mark.gpu, WITH_FP8]
 
 GPU = torch.device("cuda")
 NAMES = pytest.mark.parametrize("name", weight_gradient.WEIGHT_GRADIENT.names)
 SHAPES = [(1024, 512, 4096), (1040, 528, 1008), (48, 32, 64), (6144, 4096, 8192)]
-"""The second and the third fit no tile."""
+"""Outputs, inputs and tokens. The second and the third shape fit no tile."""
 
 
 def accumulate_of(name: str, dtype: torch.dtype) -> Callable[..., None]:
@@ -39,7 +36,8 @@ def accumulate_of(name: str, dtype: torch.dtype) -> Callable[..., None]:
 
 
 def operands(outputs: int, inputs: int, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dy, x and the inverses of their scales; the product's mean is not 0, so that a half of it would show."""
+    """Return dy, x and the inverses of their scales. The mean of the product is not 0, so that a partial sum would
+    show."""
     generator = torch.Generator(GPU).manual_seed(tokens)
     dy, x = (torch.randn(rows, tokens, generator=generator, device=GPU) + 0.25 for rows in (outputs, inputs))
     inverses = (torch.full((), value, device=GPU) for value in (1.0 / 4096, 1.0 / 64))
@@ -50,12 +48,8 @@ def product(dy: Tensor, x: Tensor, dy_inverse: Tensor, x_inverse: Tensor) -> Ten
     return ((dy.double() @ x.double().t()) * dy_inverse.double() * x_inverse.double()).float()
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
-
-
-def room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that would show if it were read."""
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return memory filled with NaN (or 127), which would show in results."""
     return torch.full(tuple(shape), 127 if dtype == torch.uint8 else float("nan"), dtype=dtype, device=GPU)
 
 
@@ -65,21 +59,21 @@ def test_a_captured_sum_goes_on(name: str) -> None:
     gradient, scratch = torch.zeros(768, 512, dtype=torch.bfloat16, device=GPU), Scratch(GPU)
 
     def own(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return scratch.slot("room", shape, dtype)
+        return scratch.slot("allocate", shape, dtype)
 
     graph, _ = captured(lambda: accumulate(*given, gradient, own))
     for _ in range(2):
         graph.replay()
-    assert error(gradient, 4.0 * product(*given)) < 2**-6
+    assert relative_error(gradient, 4.0 * product(*given)) < 2**-6
 
 
 def test_what_cublaslt_would_misread_is_refused() -> None:
     accumulate, given = accumulate_of("cublaslt", torch.bfloat16), operands(256, 512, 1024)
     bucket = torch.ones(256 * 512 + 1, dtype=torch.bfloat16, device=GPU)
     with pytest.raises(ValueError, match="multiple of 16 bytes"):
-        accumulate(*given, bucket[1:].view(256, 512), room)
+        accumulate(*given, bucket[1:].view(256, 512), allocate)
     with pytest.raises(ValueError, match="isn't"):
-        accumulate(*given, bucket[:-1].view(512, 256), room)
+        accumulate(*given, bucket[:-1].view(512, 256), allocate)
 
 
 # Products
@@ -99,7 +93,7 @@ class Holder(nn.Module):
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_in_16_bits_add_up(shape: tuple[int, int, int], wide: bool, half: torch.dtype) -> None:
-    """In fp32 nothing is rounded but sums; what was there before stays a part of them, captured too."""
+    """In fp32, only sums are rounded. The former content of the gradient stays part of the sum, also in a graph."""
     outputs, inputs, tokens = shape
     generator = torch.Generator(GPU).manual_seed(tokens)
     dy, x = (torch.randn(tokens, width, generator=generator, device=GPU).add_(0.25) for width in (outputs, inputs))
@@ -108,7 +102,7 @@ def test_products_in_16_bits_add_up(shape: tuple[int, int, int], wide: bool, hal
     graph, _ = captured(lambda: add_product_(gradient, dy, x))
     for _ in range(14):
         graph.replay()
-    found = error(gradient, 1.0 + 16.0 * (dy.double().t() @ x.double()))
+    found = relative_error(gradient, 1.0 + 16.0 * (dy.double().t() @ x.double()))
     print(f"{half} into {gradient.dtype}: {found:.1e}")
     assert found < (2e-4 if wide else 2**-5)
 
@@ -133,12 +127,12 @@ def test_trained_products_are_those_of_their_operands(name: str, dtype: torch.dt
     wide_x, wide_dy = widen_fp8(x8).double(), widen_fp8(dy8).double()
     weight = layer.weight.detach().double()
     y = product_8.multiply(x8)
-    assert error(y, wide_x @ weight.t() + layer.bias.detach().double()) < 0.03
+    assert relative_error(y, wide_x @ weight.t() + layer.bias.detach().double()) < 0.03
     for again, operand in enumerate((x8, product_8.cast_again(x, x8.scale_inverse)), 1):
-        assert error(product_8.movement.backward(product_8, dy8, operand), wide_dy @ weight) < 0.03
+        assert relative_error(product_8.movement.backward(product_8, dy8, operand), wide_dy @ weight) < 0.03
         assert layer.weight.grad is not None
         assert layer.weight.grad.dtype == dtype
-        assert error(layer.weight.grad, again * wide_dy.t() @ wide_x) < 2**-7
+        assert relative_error(layer.weight.grad, again * wide_dy.t() @ wide_x) < 2**-7
     assert layer.bias.grad is None
 
 
@@ -147,7 +141,7 @@ def test_a_bias_in_16_bits_is_added_by_the_product() -> None:
     layer, x = Holder(768, 512), torch.randn(256, 512, device=GPU).bfloat16()
     product_16 = product_of(layer, "torch", Shared(Scratch(GPU), WeightCasts()))
     wanted = x.double() @ layer.weight.detach().double().t() + layer.bias.detach().double()
-    assert error(product_16.multiply(x), wanted) < 2**-8
+    assert relative_error(product_16.multiply(x), wanted) < 2**-8
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         product_16.multiply(x)
         torch.cuda.synchronize()

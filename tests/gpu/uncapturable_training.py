@@ -1,4 +1,4 @@
-"""``mlperf-suite`` whose ResNet reads its loss on the host, which no CUDA graph can hold."""
+"""``mlperf-suite`` whose ResNet-50 reads its loss on the host, which cannot be captured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _loss = ResNet.loss
 
 
 def loss_read_on_the_host(workload: ResNet, micro_batch: Batch) -> Losses:
-    """The loss, after a wait for its value."""
+    """Return the loss after waiting for its value."""
     losses = _loss(workload, micro_batch)
     losses.total.item()
     return losses

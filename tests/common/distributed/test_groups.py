@@ -6,7 +6,6 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-import group_ranks
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,12 +18,44 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 from tests.gloo_ranks import on_ranks
 
+WORLD = 6
+SIZES = {"pp": 3, "tp": 2}
+
+
+def run_rank(rank: int, world: int, _: str) -> dict[str, Any]:
+    asked: list[list[int]] = []
+    original = dist.new_group
+
+    def counted(ranks: list[int], **given: Any) -> Any:
+        asked.append(list(ranks))
+        return original(ranks, **given)
+
+    dist.new_group = counted  # type: ignore[assignment]
+    layout = Layout(SIZES, rank)
+    # The second stage has two links and the others one; what comes behind must find each other all the same.
+    groups: dict[str, dist.ProcessGroup | None] = {}
+    for purpose, around in (("forward", False), ("around", True)):
+        links = layout.links("pp", purpose, around)
+        assert layout.links("pp", purpose, around) is links
+        groups |= {f"{purpose} {first}": group for first, group in links.items()}
+        groups[f"tp after {purpose}"] = layout.group("tp")
+        groups[f"ends after {purpose}"] = layout.group("tp", ends=("pp",))
+    groups |= {"pp": layout.group("pp"), "all": layout.group("pp", "tp"), "none": layout.group("dp")}
+    found = {}
+    for name, group in groups.items():
+        if group is not None:
+            members = [torch.zeros((), dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(members, torch.tensor(rank), group=group)
+            found[name] = [int(member) for member in members]
+    return {"asked": asked, "found": found}
+
+
 # Rank = 2 pp + tp.
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_ranks(group_ranks.run_rank, group_ranks.WORLD, tmp_path_factory.mktemp("ranks"))
+    return on_ranks(run_rank, WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks: list[dict[str, Any]]) -> None:

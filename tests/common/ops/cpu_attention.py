@@ -1,4 +1,4 @@
-"""Attention by PyTorch on a CPU in place of a library: full, or causal with as many keys as queries."""
+"""Attention by PyTorch on a CPU, instead of a library's: full, or causal with as many keys as queries."""
 
 from __future__ import annotations
 

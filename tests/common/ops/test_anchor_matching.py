@@ -1,4 +1,4 @@
-"""Matches of anchors against torchvision's, and SSD's rule against a loop."""
+"""Test the matching of anchors against torchvision, and SSD's rule against a loop."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ SSD = MatchingRule(0.5, 0.5, exclusive=True, rescue="own_best")
 COUNTS = [7, 1, 12, 3]
 
 
-def made_up(seed, counts=COUNTS, anchors=300):
-    """Corners on a coarse grid, so that overlaps are often equal; padding that would match."""
+def drawn_boxes(seed, counts=COUNTS, anchors=300):
+    """Return anchors, boxes and counts. Corners are on a coarse grid, so overlaps often tie; padding would match."""
     random = torch.Generator().manual_seed(seed)
 
     def boxes(*shape):
@@ -26,7 +26,7 @@ def made_up(seed, counts=COUNTS, anchors=300):
 
 
 def ssd_by_loops(anchors, boxes):
-    """The rule of SSD's reference, anchor by anchor and box by box."""
+    """Match by the rule of SSD's reference, anchor by anchor and box by box."""
     overlap = box_iou(boxes, anchors).tolist()
     found = []
     for anchor in range(len(anchors)):
@@ -41,7 +41,7 @@ def ssd_by_loops(anchors, boxes):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("rule", [RETINANET, PROPOSALS])
 def test_thresholds_and_ties_are_torchvisions(rule, seed):
-    anchors, boxes, count = made_up(seed)
+    anchors, boxes, count = drawn_boxes(seed)
     theirs = Matcher(rule.high, rule.low, allow_low_quality_matches=rule.rescue is not None)
     matched = match_reference(anchors, boxes, count, rule)
     for row, real in enumerate(count.tolist()):
@@ -51,7 +51,7 @@ def test_thresholds_and_ties_are_torchvisions(rule, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ssds_rule(seed):
-    anchors, boxes, count = made_up(seed)
+    anchors, boxes, count = drawn_boxes(seed)
     matched = match_reference(anchors, boxes, count, SSD)
     for row, real in enumerate(count.tolist()):
         assert matched[row].tolist() == ssd_by_loops(anchors, boxes[row, :real])
@@ -71,7 +71,7 @@ def test_an_overlap_equal_to_the_threshold():
 
 
 def overlap_by_hand(box, other, pixel):
-    """In Python's float64."""
+    """Return the intersection over union of two boxes, in float64."""
     width = max(0.0, min(box[2], other[2]) - max(box[0], other[0]) + pixel)
     height = max(0.0, min(box[3], other[3]) - max(box[1], other[1]) + pixel)
     areas = [(one[2] - one[0] + pixel) * (one[3] - one[1] + pixel) for one in (box, other)]
@@ -80,7 +80,7 @@ def overlap_by_hand(box, other, pixel):
 
 @pytest.mark.parametrize("pixel", [0.0, 1.0])
 def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel):
-    anchors, boxes, count = made_up(8)
+    anchors, boxes, count = drawn_boxes(8)
     matched = match_reference(anchors, boxes, count, MatchingRule(0.3, 0.6, rescue="every_best", pixel=pixel))
     for row, real in enumerate(count.tolist()):
         table = [
@@ -94,7 +94,7 @@ def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel):
 
 @pytest.mark.parametrize("rule", [RETINANET, PROPOSALS, SSD])
 def test_pictures_may_have_anchors_of_their_own(rule):
-    anchors, boxes, count = made_up(9)
+    anchors, boxes, count = drawn_boxes(9)
     own = torch.stack([anchors.roll(shift, 0) for shift in range(len(COUNTS))])
     expected = [match_reference(own[row], boxes[row, None], count[row, None], rule)[0] for row in range(len(COUNTS))]
     assert torch.equal(match_reference(own, boxes, count, rule), torch.stack(expected))
@@ -103,7 +103,7 @@ def test_pictures_may_have_anchors_of_their_own(rule):
 @pytest.mark.parametrize("rule", [RETINANET, PROPOSALS, SSD])
 @pytest.mark.parametrize("padding", [0.0, float("nan"), float("inf")])
 def test_padding_and_pictures_without_boxes(rule, padding):
-    anchors, boxes, _ = made_up(5)
+    anchors, boxes, _ = drawn_boxes(5)
     count = torch.tensor([7, 0, 12, 3])
     expected = match_reference(anchors, boxes, count, rule)
     padded = torch.where((torch.arange(12) >= count[:, None])[..., None], padding, boxes)
@@ -114,7 +114,7 @@ def test_padding_and_pictures_without_boxes(rule, padding):
 
 @pytest.mark.parametrize("rule", [RETINANET, SSD])
 def test_a_box_that_overlaps_no_anchor_rescues_none(rule):
-    anchors, boxes, count = made_up(6, [1, 1])
+    anchors, boxes, count = drawn_boxes(6, [1, 1])
     boxes[0] = torch.tensor([500.0, 500.0, 600.0, 600.0])
     boxes[1] = torch.tensor([3.0, 3.0, 3.0, 8.0])
     assert (match_reference(anchors, boxes, count, rule) == BELOW).all()
@@ -122,7 +122,7 @@ def test_a_box_that_overlaps_no_anchor_rescues_none(rule):
 
 @pytest.mark.parametrize("rule", [RETINANET, SSD])
 def test_a_few_anchors_at_a_time_change_nothing(rule, monkeypatch):
-    arguments = made_up(7)
+    arguments = drawn_boxes(7)
     whole = match_reference(*arguments, rule)
     monkeypatch.setattr(anchor_matching, "OVERLAPS_AT_ONCE", 7 * 12 * len(COUNTS))
     assert torch.equal(match_reference(*arguments, rule), whole)

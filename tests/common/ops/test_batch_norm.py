@@ -1,27 +1,149 @@
-"""Batch norm: the reference against the formula, the Triton one in a process of its own, groups, and the layer."""
+"""Test batch norm: the reference against the formula, groups of ranks, and the layer."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from batch_norm_oracle import KINDS, Formula, disagreement, inputs, run
-from batch_norm_ranks import RANKS, SHAPE, run_rank
-from torch import multiprocessing as mp
-from torch import nn
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
-from common.ops import batch_norm as ops
+from common.ops import batch_norm
 from common.ops.batch_norm.reference import (
+    BatchNormState,
     batch_norm_add_relu_reference,
     batch_norm_reference,
     batch_norm_relu_max_pool_reference,
 )
-from common.ops.operation import OperationRequest
+from tests.gloo_ranks import on_ranks
+
+# Formulas
+
+
+KINDS = ("plain", "relu", "add", "dual", "pool")
+MOMENTUM, EPS = 0.1, 1e-5
+
+
+def parameters(channels: int, seed: int, dtype: torch.dtype) -> BatchNormState:
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = (torch.randn(channels, generator=generator).to(dtype).requires_grad_() for _ in range(2))
+    mean = torch.randn(channels, generator=generator).to(dtype)
+    variance = torch.rand(channels, generator=generator).to(dtype)
+    return BatchNormState(weight, bias, mean, variance, MOMENTUM, EPS)
+
+
+def formula(x_NCHW: Tensor, norm: BatchNormState) -> Tensor:
+    """Normalize with the statistics of the batch (arXiv:1502.03167, algorithm 1) and update the running statistics.
+
+    The running variance gets the unbiased variance.
+    """
+    axes, shape, count = (0, 2, 3), (1, -1, 1, 1), x_NCHW.numel() // x_NCHW.shape[1]
+    mean = x_NCHW.sum(axes) / count
+    variance = (x_NCHW - mean.view(shape)).square().sum(axes) / count
+    with torch.no_grad():
+        norm.running_mean.copy_((1 - norm.momentum) * norm.running_mean + norm.momentum * mean)
+        unbiased = variance * count / (count - 1)
+        norm.running_var.copy_((1 - norm.momentum) * norm.running_var + norm.momentum * unbiased)
+    x_hat = (x_NCHW - mean.view(shape)) / (variance + norm.eps).sqrt().view(shape)
+    return x_hat * norm.weight.view(shape) + norm.bias.view(shape)
+
+
+class Formula:
+    """The three operations by formula, with the signatures of the implementations."""
+
+    @staticmethod
+    def batch_norm(x: Tensor, norm: BatchNormState, *, relu: bool = False, group: object = None) -> Tensor:
+        y = formula(x, norm)
+        return y.clamp(min=0) if relu else y
+
+    @staticmethod
+    def batch_norm_add_relu(
+        x: Tensor,
+        norm: BatchNormState,
+        residual: Tensor,
+        residual_norm: BatchNormState | None = None,
+        *,
+        group: object = None,
+    ) -> tuple[Tensor, Tensor]:
+        y = formula(x, norm) + (residual if residual_norm is None else formula(residual, residual_norm))
+        return y.clamp(min=0), y.clamp(min=0)
+
+    @staticmethod
+    def batch_norm_relu_max_pool(x: Tensor, norm: BatchNormState, *, group: object = None) -> Tensor:
+        y = F.pad(formula(x, norm).clamp(min=0), (1, 1, 1, 1), value=float("-inf"))
+        windows = y.unfold(2, 3, 2).unfold(3, 3, 2)
+        return windows.amax((-1, -2))
+
+
+def inputs(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return x and the residual; values are exact in ``dtype``."""
+    generator = torch.Generator().manual_seed(seed)
+    x, residual = (torch.randn(shape, generator=generator).mul(2).add(3).to(dtype) for _ in range(2))
+    return x, residual
+
+
+def run(operations: object, kind: str, x: Tensor, residual: Tensor, group: object = None) -> dict[str, Tensor]:
+    """Run forward and backward, and return results, gradients and running statistics in float64."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    x, residual = x.clone().requires_grad_(), residual.clone().requires_grad_()
+    norm, other = parameters(x.shape[1], 1, wide), parameters(x.shape[1], 2, wide)
+    outputs: tuple[Tensor, ...]
+    if kind == "pool":
+        outputs = (operations.batch_norm_relu_max_pool(x, norm, group=group),)
+    elif kind in ("add", "dual"):
+        second = other if kind == "dual" else None
+        outputs = operations.batch_norm_add_relu(x, norm, residual, second, group=group)
+    else:
+        outputs = (operations.batch_norm(x, norm, relu=kind == "relu", group=group),)
+    # incoming gradients exact in every dtype, and split over ranks as the inputs are
+    incoming = residual.detach()[:, :, ::2, ::2] if kind == "pool" else residual.detach()
+    torch.autograd.backward(outputs, [incoming, incoming * -0.5][: len(outputs)])
+    found = {"y": outputs[0], "running_mean": norm.running_mean, "running_var": norm.running_var}
+    found |= {"dx": x.grad, "d_weight": norm.weight.grad, "d_bias": norm.bias.grad}
+    if kind in ("add", "dual"):
+        found |= {"d_residual": residual.grad, "second_y": outputs[1]}
+    if kind == "dual":
+        found |= {"d_other_weight": other.weight.grad, "d_other_bias": other.bias.grad}
+        found |= {"other_running_mean": other.running_mean, "other_running_var": other.running_var}
+    return {name: value.detach().double() for name, value in found.items()}
+
+
+def disagreement(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Return the relative error in the 2-norm of every tensor."""
+    assert found.keys() == expected.keys()
+    return {
+        name: float((found[name] - expected[name]).norm() / expected[name].norm().clamp(min=1e-12)) for name in found
+    }
+
+
+# Ranks
+
+
+SHAPE = (6, 16, 5, 4)
+SPLIT = (4, 2)  # images of each rank: the parts need not be equal
+
+
+def run_rank(implementation: str, rank: int, world: int, _: str) -> dict[str, dict[str, Tensor]]:
+    """Run every kind on this rank's part of the batch.
+
+    Triton's kernels are interpreted: :mod:`tests.preloaded` has imported Triton for interpretation.
+    """
+    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    operations = SimpleNamespace(
+        batch_norm=batch_norm.BATCH_NORM.function(implementation),
+        batch_norm_add_relu=batch_norm.BATCH_NORM_ADD_RELU.function(implementation),
+        batch_norm_relu_max_pool=batch_norm.BATCH_NORM_RELU_MAX_POOL.function(implementation),
+    )
+    x, residual = (value.split(SPLIT)[rank] for value in inputs(SHAPE, torch.float32))
+    return {kind: run(operations, kind, x, residual, dist.group.WORLD) for kind in KINDS}
+
 
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 PLAIN = SimpleNamespace(
@@ -40,8 +162,7 @@ def test_reference_equals_the_formula(kind: str) -> None:
 
 @pytest.mark.parametrize("implementation", ["reference", pytest.param("triton", marks=NEEDS_TRITON)])
 def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_path: Path) -> None:
-    mp.start_processes(run_rank, args=(str(tmp_path), implementation), nprocs=RANKS, start_method="forkserver")
-    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
+    parts = on_ranks(functools.partial(run_rank, implementation), len(SPLIT), tmp_path)
     x, residual = inputs(SHAPE, torch.float64)
     for kind in KINDS:
         expected = run(Formula, kind, x, residual)
@@ -57,23 +178,6 @@ def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_pat
                 found[name] = torch.cat(values)
         errors = disagreement(found, expected)
         assert max(errors.values()) < 1e-5, (kind, errors)
-
-
-def test_auto_takes_the_first_that_is_supported() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
-    assert ops.BATCH_NORM.select("auto", request).name == "reference"
-
-
-def test_naming_an_unsupported_implementation_gives_its_reason() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
-    with pytest.raises(UnsupportedImplementation, match="needs a GPU"):
-        ops.BATCH_NORM.select("triton", request)
-
-
-def test_unknown_implementation_lists_the_known() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
-    with pytest.raises(UnsupportedImplementation, match="auto, triton, reference"):
-        ops.BATCH_NORM.select("cuda", request)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -1,13 +1,63 @@
-"""The plain convolution with its epilogue against PyTorch's parts and their autograd."""
+"""Test the reference of a convolution with bias, residual and ReLU against PyTorch's functions and autograd."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conv_bias_relu_oracle import SHAPES, inputs
+from torch import Tensor
 
 from common.ops.conv_bias_relu import conv_bias_relu_reference
+
+
+class Case(NamedTuple):
+    """Sizes of a convolution."""
+
+    pictures: int
+    channels_in: int
+    channels_out: int
+    height: int
+    width: int
+    kernel: int
+    stride: int
+    padding: int
+    groups: int
+
+
+class Inputs(NamedTuple):
+    """Tensors of a convolution in channels_last, and the gradient of its result."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    residual: Tensor
+    dy: Tensor
+
+
+SHAPES = [
+    Case(2, 8, 24, 5, 7, 3, 1, 1, 1),
+    Case(3, 16, 8, 6, 6, 1, 1, 0, 1),
+    Case(2, 16, 16, 7, 5, 3, 2, 1, 4),
+    Case(1, 8, 40, 9, 8, 1, 2, 0, 1),
+]
+
+
+def inputs(case: Case, dtype: torch.dtype) -> Inputs:
+    """Return random values of magnitude one."""
+    random = torch.Generator().manual_seed(case.channels_out * case.height)
+
+    def normal(*shape: int) -> Tensor:
+        values = torch.randn(shape, generator=random).to(dtype)
+        return values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
+
+    fan_in = case.channels_in // case.groups * case.kernel**2
+    height, width = ((size + 2 * case.padding - case.kernel) // case.stride + 1 for size in (case.height, case.width))
+    y_shape = (case.pictures, case.channels_out, height, width)
+    x = normal(case.pictures, case.channels_in, case.height, case.width)
+    weight = normal(case.channels_out, case.channels_in // case.groups, case.kernel, case.kernel) / fan_in**0.5
+    return Inputs(x, weight, normal(case.channels_out), normal(*y_shape), normal(*y_shape))
 
 
 def by_parts(x, weight, bias, stride, padding, groups, relu, residual=None):
@@ -44,7 +94,7 @@ def test_gradients_are_those_of_differences():
 
 
 def kept(case, relu, *needed):
-    """Shapes of what is kept for backward, where the tensors ``needed`` need a gradient."""
+    """Return the shapes of the tensors saved for backward if the tensors ``needed`` require a gradient."""
     for name in needed:
         getattr(case, name).requires_grad_()
     shapes = []

@@ -1,4 +1,4 @@
-"""Convolution with moments: which implementation, and that every batch norm gets those of its own input."""
+"""Test convolutions with moments: every batch norm gets the moments of its own input."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from benchmarks.resnet.model import Architecture, ResNet50
 from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.convolution import Conv2d
-from common.ops import convolution as ops
 from common.ops.convolution import convolution_reference
-from common.ops.operation import Choice, OperationRequest
+from common.ops.operation import Choice
 
 
 def convolution_with_moments(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
@@ -30,13 +29,6 @@ def test_the_reference_leaves_no_moments() -> None:
     y, moments = convolution_reference(x, weight, 2, 1)
     assert torch.equal(y, F.conv2d(x, weight, stride=2, padding=1))
     assert moments is None
-
-
-def test_cudnn_is_refused_without_a_gpu() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float16, {"channels": 64})
-    assert ops.CONVOLUTION.select("auto", request).name == "reference"
-    with pytest.raises(UnsupportedImplementation, match="CUDA device"):
-        ops.CONVOLUTION.select("cudnn", request)
 
 
 def test_a_network_without_a_gpu_refuses_cudnn() -> None:
@@ -59,7 +51,7 @@ def test_every_batch_norm_gets_the_moments_of_its_own_input() -> None:
 
 
 def _check_moments(name: str, layer: BatchNorm2d, given: dict[str, int]) -> None:
-    """Let ``layer`` fail if it is called with moments that are not those of its input."""
+    """Make ``layer`` fail if the moments that it gets are not those of its input."""
     batch_norm, add_relu = layer._batch_norm.function, layer._add_relu.function
 
     def check(x: Tensor, moments: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""CUDA C++ compiled by NVRTC, and what the driver is told of a launch."""
+"""Test the compilation of CUDA C++ by NVRTC, and the arguments of a launch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_cuda_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Driver:
-    """Reads a launch as ``cuda.h`` lays it out: seven words, the stream, and the attributes, 72 bytes each."""
+    """Reads the structure of a launch in ``cuda.h``: seven words, the stream, and attributes of 72 bytes each."""
 
     def __init__(self) -> None:
         self.words: tuple[int, ...] = ()
@@ -86,6 +86,6 @@ def test_the_driver_is_told_of_grid_memory_cluster_and_arguments(cluster: int, m
     assert driver.words == (128, 1, 1, 256, 1, 1, 1000)
     assert driver.stream == 77
     assert driver.arguments == [x.data_ptr(), 0, 5]
-    told = dict(driver.attributes)
-    assert told[2][0] == 1  # cooperative
-    assert told.get(4) == ((4, 1, 1) if cluster == 4 else None)
+    attributes = dict(driver.attributes)
+    assert attributes[2][0] == 1  # cooperative
+    assert attributes.get(4) == ((4, 1, 1) if cluster == 4 else None)

@@ -1,4 +1,4 @@
-"""The plain operations of a decoder against autograd over formulas written out here, and against FP8's definition."""
+"""Test references of decoder operations against autograd of formulas, and against the definition of FP8."""
 
 from __future__ import annotations
 
@@ -8,47 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops import rope, swiglu, transpose_fp8
+from common.ops import bias_gelu, qkv_gradient, rope, swiglu, transpose_fp8
 from common.ops.dropout.reference import DropoutMask, keep_mask
-from common.ops.fp8_cast.reference import Fp8Tensor, Scaling, widen_fp8
-from common.ops.lora_input import (
-    Region,
-    add_input_gradient_reference,
-    dropped_norm_reference,
-    dropped_reference,
-)
+from common.ops.fp8_cast.reference import Fp8Tensor, widen_fp8
+from common.ops.lora_input import Region, add_input_gradient_reference, dropped_norm_reference, dropped_reference
 from common.ops.operation import OperationRequest
+from common.ops.row_norm import LAYER_NORM_1P as LAYER_NORM
 from common.ops.row_norm import RMS_NORM
 from common.ops.transpose_fp8 import transpose_reference
+from tests.drawn_tensors import assert_close, normal, scaling, wide
 from tests.fp8_oracle import E4M3, E5M2, check_fp8
 
-rms_norm = RMS_NORM.reference
+rms_norm, layer_norm = RMS_NORM.reference, LAYER_NORM.reference
+
 
 SEED = torch.tensor(0x1234_5678_9ABC)
 KEPT = 65536 / (65536 - 6554)  # of p = 0.1
 
 
-def wide(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def half(*shape: int, seed: int = 0) -> Tensor:
-    return wide(*shape, seed=seed).to(torch.bfloat16)
-
-
-def scaling(scale: float = 0.0) -> Scaling:
-    return Scaling(torch.tensor(scale), torch.zeros(2, dtype=torch.int32))
-
-
-def close(found: Tensor | None, expected: Tensor) -> None:
-    assert found is not None
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-
-
 # RMSNorm
 
 
-def norm_by_formula(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def rms_norm_by_formula(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return weight * x / torch.sqrt((x**2).mean(-1, keepdim=True) + epsilon)
 
 
@@ -57,37 +38,37 @@ def test_rms_norm_and_its_gradient(added: bool) -> None:
     residual, weight = wide(5, 12).requires_grad_(), wide(12, seed=1).requires_grad_()
     delta = wide(5, 12, seed=2).requires_grad_() if added else None
     x = residual if delta is None else residual + delta
-    y = norm_by_formula(x, weight, 0.01)
+    y = rms_norm_by_formula(x, weight, 0.01)
     found = rms_norm.forward(residual, delta, weight, 0.01)
-    close(found.y, y.detach())
-    close(found.residual, x.detach())
+    assert_close(found.y, y.detach())
+    assert_close(found.residual, x.detach())
     assert (found.residual is residual) == (not added)
-    close(rms_norm.recompute(found.residual, found.moments, weight), y.detach())
+    assert_close(rms_norm.recompute(found.residual, found.moments, weight), y.detach())
 
     dy, d_residual = wide(5, 12, seed=3), wide(5, 12, seed=4)
     (of_weight,) = torch.autograd.grad(y, weight, dy, retain_graph=True)
-    close(rms_norm.parameter_gradients(dy, found.residual, found.moments)[0], of_weight)
+    assert_close(rms_norm.parameter_gradients(dy, found.residual, found.moments)[0], of_weight)
     leaf = residual if delta is None else delta
     (alone,) = torch.autograd.grad(y, leaf, dy, retain_graph=True)
-    close(rms_norm.backward(dy, found.residual, found.moments, weight)[0], alone)
+    assert_close(rms_norm.backward(dy, found.residual, found.moments, weight)[0], alone)
     (both,) = torch.autograd.grad([y, x] if added else y, leaf, [dy, d_residual] if added else dy)
     both = both if added else both + d_residual
-    close(rms_norm.backward(dy, found.residual, found.moments, weight, d_residual)[0], both)
+    assert_close(rms_norm.backward(dy, found.residual, found.moments, weight, d_residual)[0], both)
 
 
 def test_rms_norm_adds_in_the_dtype_of_the_residual_and_computes_in_single() -> None:
-    residual, delta, weight = half(5, 12), half(5, 12, seed=1), half(12, seed=2)
+    residual, delta, weight = normal(5, 12), normal(5, 12, seed=1), normal(12, seed=2)
     found = rms_norm.forward(residual, delta, weight, 1e-5)
     assert torch.equal(found.residual, (residual.float() + delta.float()).bfloat16())
     assert found.moments.dtype == torch.float32
     assert found.y is not None
-    expected = norm_by_formula(found.residual.float(), weight.float(), 1e-5)
+    expected = rms_norm_by_formula(found.residual.float(), weight.float(), 1e-5)
     torch.testing.assert_close(found.y.float(), expected, rtol=2.0**-8, atol=0)
 
 
 @pytest.mark.parametrize("scale", [0.0, 11.0])
 def test_rms_norm_in_fp8_rounds_once(scale: float) -> None:
-    residual, weight, state = half(70, 48).float(), half(48, seed=1).float(), scaling(scale)
+    residual, weight, state = normal(70, 48).float(), normal(48, seed=1).float(), scaling(scale)
     y = rms_norm.forward(residual, None, weight, 1e-5)
     found = rms_norm.forward(residual, None, weight, 1e-5, half=False, fp8=state)
     assert found.y is None
@@ -98,16 +79,11 @@ def test_rms_norm_in_fp8_rounds_once(scale: float) -> None:
     check_fp8(dx8, dx, state, scale, E5M2)
 
 
-def test_rms_norm_of_rows_that_no_program_holds_is_left_to_another() -> None:
-    request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"features": 20_000})
-    assert "features is at most 16384, not 20000" in str(RMS_NORM.unsupported("triton", request))
-
-
 # RoPE
 
 
 def turned(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Pairs (i, i + D/2) as complex numbers times exp(i angle)."""
+    """Return x with its pairs (i, i + D/2), as complex numbers, multiplied by exp(i angle)."""
     size = x.shape[-1]
     frequencies = base ** (-2 * torch.arange(size // 2, dtype=torch.float64) / size)
     angles = positions.double()[:, None, None] * frequencies
@@ -155,10 +131,10 @@ def test_swiglu_and_its_gradient() -> None:
     gate, up = gate_up[:, :7], gate_up[:, 7:]
     y = gate / (1 + torch.exp(-gate)) * up
     found = swiglu.forward_reference(gate_up)
-    close(found.y, y.detach())
+    assert_close(found.y, y.detach())
     assert found.saved is gate_up
     (expected,) = torch.autograd.grad(y, gate_up, dy)
-    close(swiglu.backward_reference(dy, gate_up)[0], expected)
+    assert_close(swiglu.backward_reference(dy, gate_up)[0], expected)
 
 
 @pytest.mark.parametrize("scale", [0.0, 2.5])
@@ -182,7 +158,7 @@ def test_swiglu_in_fp8(scale: float) -> None:
     check_fp8(d_gate_up8, expected, state, scale, E5M2)
 
 
-def test_frozen_scales_are_used_and_left() -> None:
+def test_frozen_scales_of_swiglu_are_used_and_stay() -> None:
     state, unknown = scaling(2.5), scaling()
     found = swiglu.forward_reference(wide(8, 32).float(), fp8=state, save_fp8=unknown, frozen_scales=True)
     assert found.y8 is not None
@@ -214,11 +190,11 @@ def test_the_gradient_of_an_adapters_input_passes_its_dropout() -> None:
     keep = keep_mask(SEED, 7, 60, 0.1).view(6, 10)
     (expected,) = torch.autograd.grad((x * keep * KEPT) @ a.t(), x, du)
     found = add_input_gradient_reference(dx.clone(), du, a, DropoutMask(0.1, SEED, 7))
-    close(found, dx + expected)
+    assert_close(found, dx + expected)
 
 
 def test_dropout_of_a_norm_is_made_from_what_the_norm_kept() -> None:
-    residual, weight, mask = half(6, 10), half(10, seed=1), DropoutMask(0.1, SEED, 7)
+    residual, weight, mask = normal(6, 10), normal(10, seed=1), DropoutMask(0.1, SEED, 7)
     normed = rms_norm.forward(residual, None, weight, 1e-5)
     assert normed.y is not None
     found = dropped_norm_reference(residual, normed.moments, weight, mask)
@@ -252,3 +228,175 @@ def test_angles_of_the_last_position_are_exact_to_single_precision() -> None:
         angle = 8191 * 10_000.0 ** (-pair / 64)
         assert cos[0, pair] == pytest.approx(math.cos(angle), abs=1e-7)
         assert sin[0, pair] == pytest.approx(math.sin(angle), abs=1e-7)
+
+
+# LayerNorm
+
+
+def layer_norm_by_formula(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + epsilon) * (1 + weight) + bias
+
+
+@pytest.mark.parametrize("given", ["both", "delta", "bias", "neither"])
+def test_layer_norm_and_its_gradients(given: str) -> None:
+    residual, weight, bias = (wide(*shape, seed=seed) for seed, shape in enumerate(((5, 12), (12,), (12,))))
+    delta = wide(5, 12, seed=3).requires_grad_() if given in ("both", "delta") else None
+    added = wide(12, seed=4).requires_grad_() if given in ("both", "bias") else None
+    leaves = [x.requires_grad_() for x in (residual, weight, bias)]
+    x = residual
+    for each in (delta, added):
+        x = x if each is None else x + each
+    y = layer_norm_by_formula(x, weight, bias, 0.01)
+    found = layer_norm.forward(residual, delta, weight, 0.01, bias, added)
+    assert_close(found.y, y.detach())
+    assert_close(found.residual, x.detach())
+    assert (found.residual is residual) == (given == "neither")
+    assert_close(layer_norm.recompute(found.residual, found.moments, weight, bias), y.detach())
+
+    dy, d_residual = wide(5, 12, seed=5), wide(5, 12, seed=6)
+    alone = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    dx, none = layer_norm.backward(dy, found.residual, found.moments, weight)
+    assert_close(dx, alone[0])
+    assert none is None
+    total = (y * dy).sum() + (x * d_residual).sum()
+    d_leaf, *of_added = torch.autograd.grad(total, [residual, *([] if added is None else [added])])
+    dx, _ = layer_norm.backward(dy, found.residual, found.moments, weight, d_residual)
+    assert_close(dx, d_leaf)
+    sums = layer_norm.parameter_gradients(dy, found.residual, found.moments, None if added is None else dx)
+    for each, expected in zip(sums, [*alone[1:], *of_added], strict=True):
+        assert_close(each, expected)
+
+
+def test_layer_norm_adds_up_in_single_precision_and_rounds_once() -> None:
+    residual, delta, added = normal(5, 12), normal(5, 12, seed=1), normal(12, seed=2)
+    weight, bias = normal(12, seed=3), normal(12, seed=4)
+    found = layer_norm.forward(residual, delta, weight, 1e-5, bias, added)
+    assert torch.equal(found.residual, (residual.double() + delta.double() + added.double()).bfloat16())
+    assert found.moments.dtype == torch.float32
+    assert found.y is not None
+    expected = layer_norm_by_formula(found.residual.double(), weight.double(), bias.double(), 1e-5)
+    torch.testing.assert_close(found.y.double(), expected, rtol=2.0**-8, atol=1e-5)
+
+
+def test_weights_of_zero_leave_a_normalised_row() -> None:
+    y = layer_norm.forward(wide(3, 64) * 4 + 9, None, torch.zeros(64), 0.0, torch.zeros(64)).y
+    assert y is not None
+    assert_close(y.mean(1), torch.zeros(3, dtype=torch.float64))
+    assert_close(y.square().mean(1), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [0.0, 11.0])
+def test_layer_norm_in_fp8_rounds_once(scale: float) -> None:
+    """FP8 values are rounded from the fp32 results, not from values that were rounded to 16 bits."""
+    residual, weight, bias = normal(70, 48), normal(48, seed=1).float(), normal(48, seed=2).float()
+    state = scaling(scale)
+    y = layer_norm.forward(residual.float(), None, weight, 1e-5, bias)
+    found = layer_norm.forward(residual, None, weight, 1e-5, bias, half=False, fp8=state)
+    assert found.y is None
+    assert y.y is not None
+    check_fp8(found.y8, y.y, state, scale, E4M3)
+    state = scaling(scale)
+    dy = residual * 1e-7
+    dx, _ = layer_norm.backward(dy.float(), residual.float(), y.moments, weight)
+    _, dx8 = layer_norm.backward(dy, residual, y.moments, weight, fp8=state)
+    check_fp8(dx8, dx, state, scale, E5M2)
+
+
+# GELU
+
+
+def gelu_by_formula(z: Tensor) -> Tensor:
+    return 0.5 * z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_gelu_and_its_gradients(biased: bool) -> None:
+    x, bias, dy = wide(7, 12).requires_grad_(), wide(12, seed=1).requires_grad_(), wide(7, 12, seed=2)
+    given = bias if biased else None
+    y = gelu_by_formula(x + bias if biased else x)
+    found = bias_gelu.forward_reference(x, given)
+    assert_close(found.y, y.detach())
+    assert found.y8 is None
+    assert found.saved is x
+    (dx,) = torch.autograd.grad(y, x, dy)
+    back = bias_gelu.backward_reference(dy, x, given)
+    assert_close(back.dx, dx)
+    assert_close(back.bias, dx.sum(0))
+    assert back.dx8 is None
+
+
+@pytest.mark.parametrize("scale", [0.0, 11.0])
+def test_gelu_in_fp8_rounds_once_and_saves_the_sum(scale: float) -> None:
+    x, bias, dy = normal(70, 48), normal(48, seed=1), normal(70, 48, seed=2) * 1e-7
+    state, saved_state = scaling(scale), scaling(scale)
+    found = bias_gelu.forward_reference(x, bias, fp8=state, save_fp8=saved_state)
+    assert found.y is None
+    z = x.float() + bias.float()
+    check_fp8(found.y8, torch.nn.functional.gelu(z, approximate="tanh"), state, scale, E4M3)
+    assert isinstance(found.saved, Fp8Tensor)
+    check_fp8(found.saved, z, saved_state, scale, E4M3)
+    state = scaling(scale)
+    kept = widen_fp8(found.saved, torch.float64).requires_grad_()
+    (dx,) = torch.autograd.grad(gelu_by_formula(kept), kept, dy.double())
+    for gradients, d_bias in (
+        (bias_gelu.backward_reference(dy, found.saved, bias), dx.sum(0)),
+        (bias_gelu.backward_reference(dy, found.saved, None, fp8=state), dx.sum(0)),
+    ):
+        torch.testing.assert_close(gradients.bias.double(), d_bias, rtol=1e-5, atol=1e-12)
+    exact = bias_gelu.backward_reference(dy.float(), found.saved, bias).dx
+    assert exact is not None
+    torch.testing.assert_close(exact.double(), dx, rtol=1e-5, atol=1e-13)
+    assert gradients.dx is None
+    check_fp8(gradients.dx8, exact, state, scale, E5M2)
+
+
+def test_frozen_scales_of_gelu_and_layer_norm_stay() -> None:
+    x, bias, states = normal(70, 48), normal(48, seed=1), [scaling(3.0) for _ in range(5)]
+    activated = bias_gelu.forward_reference(x, bias, fp8=states[0], save_fp8=states[1], frozen_scales=True)
+    bias_gelu.backward_reference(x, activated.saved, bias, fp8=states[2], frozen_scales=True)
+    normed = layer_norm.forward(x, None, bias, 1e-5, bias, fp8=states[3], frozen_scales=True)
+    layer_norm.backward(x, normed.residual, normed.moments, bias, fp8=states[4], frozen_scales=True)
+    assert [state.scale.item() for state in states] == [3.0] * 5
+
+
+# The gradient of query, key and value
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_gradient_of_a_product_by_heads(packed: bool) -> None:
+    qkv, bias = wide(5, 24).requires_grad_(), wide(24, seed=1).requires_grad_()
+    views = (qkv + bias).view(5, 2, 3, 4).unbind(2)
+    whole = wide(5, 2, 3, 4, seed=2)
+    given = whole.unbind(2) if packed else tuple(x.contiguous() for x in whole.unbind(2))
+    d_qkv, d_bias = torch.autograd.grad(views, [qkv, bias], given)
+    found = qkv_gradient.join_reference(*given)
+    assert_close(found.d_qkv, d_qkv)
+    assert_close(found.bias, d_bias)
+    assert found.d_qkv is not None
+    assert (found.d_qkv.data_ptr() == whole.data_ptr()) == packed
+    assert qkv_gradient.join_reference(*given, half=False).d_qkv is None
+
+
+def test_views_that_are_not_of_one_product_are_put_together() -> None:
+    whole = wide(5, 2, 3, 4)
+    q, k, v = whole.unbind(2)
+    for given in ((k, q, v), (q, k, v.clone()), (q[:, :1], k[:, :1], v[:, :1])):
+        assert qkv_gradient.joined(*given) is None
+        found = qkv_gradient.join_reference(*given).d_qkv
+        assert found is not None
+        assert torch.equal(found, torch.stack(given, 2).flatten(1))
+    later = qkv_gradient.joined(q[1:], k[1:], v[1:])
+    assert later is not None
+    assert torch.equal(later, whole[1:].flatten(1))
+
+
+@pytest.mark.parametrize("scale", [0.0, 11.0])
+def test_gradient_of_a_product_by_heads_in_fp8(scale: float) -> None:
+    whole, state = normal(70, 2, 3, 4) * 1e-7, scaling(scale)
+    found = qkv_gradient.join_reference(*whole.unbind(2), half=False, fp8=state, transpose=True)
+    check_fp8(found.d_qkv8, whole.flatten(1), state, scale, E5M2)
+    assert found.d_qkv8 is not None
+    assert found.d_qkv8.transposed is not None
+    assert found.d_qkv8.transposed.is_contiguous()
+    assert torch.equal(found.d_qkv8.transposed.view(torch.uint8), found.d_qkv8.data.view(torch.uint8).t())

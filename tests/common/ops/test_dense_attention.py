@@ -1,5 +1,4 @@
-"""Attention without a mask against a formula in float64, head by head: plain, through a library's pair of functions,
-packed and apart, and what is asked of the libraries' operators."""
+"""Test attention without a mask against a formula in float64, and the calls of libraries."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def test_queries_keys_and_values_of_one_product(attention: Attention) -> None:
 
 @KINDS
 def test_views_of_wider_rows(attention: Attention) -> None:
-    """Keys and values of one block out of those that a single product made for all."""
+    """Keys and values are views of one product that computes those of several blocks."""
     wide = random(2, 5, 3 * 2 * 2 * 8).requires_grad_()
     k, v = wide[..., 32:64].unflatten(-1, (2, 2, 8)).unbind(2)
     q = random(2, 6, 2, 8, seed=1).requires_grad_()
@@ -180,14 +179,6 @@ def test_an_old_cudnn_takes_multiples_of_64_alone(monkeypatch: pytest.MonkeyPatc
     assert DENSE_ATTENTION.select("cudnn", on_hopper(keys=128)).name == "cudnn"
 
 
-@pytest.mark.parametrize("name", list(DENSE_ATTENTION.fast))
-def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None:
-    request = OperationRequest(torch.device("cpu"), torch.bfloat16, SIZES)
-    with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
-        DENSE_ATTENTION.select(name, request)
-    assert DENSE_ATTENTION.select(AUTO, request).name == "reference"
-
-
 # Libraries that nobody has on a CPU: functions of their signatures that compute as PyTorch's do
 
 
@@ -210,7 +201,7 @@ def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.Mo
 
 
 def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs that compute on a CPU what cuDNN's would."""
+    """The graphs of this test compute on a CPU what cuDNN's compute."""
 
     class ForwardCall:
         def __init__(self, key: cudnn_frontend.GraphKey) -> None:

@@ -1,4 +1,4 @@
-"""Stamps on a CPU."""
+"""Test time stamps on a CPU."""
 
 from __future__ import annotations
 

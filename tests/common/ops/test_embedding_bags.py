@@ -1,4 +1,4 @@
-"""The plain embedding bags against PyTorch's own, with autograd and its optimizers on dense weights, in float64."""
+"""Test the reference of embedding bags in float64 against PyTorch's bags, autograd, and optimizers of dense weights."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from common.ops.embedding_bags.reference import (
 from tests.capturable import Capturable
 
 TABLES = ((7, 3), (1, 2), (40, 1), (5, 9))
-"""Rows and hotness: so few rows that keys repeat, in a bag and over samples."""
+"""Rows and keys per sample. There are so few rows that keys repeat, in a bag and over samples."""
 WIDTH, SAMPLES, RATE, FACTOR = 12, 11, 0.05, 0.25
 COLUMNS = sum(hotness for _, hotness in TABLES)
 
 
 def stores(shards: int) -> list[Bags]:
-    """Each shard's bags of all tables, in the order of the tables."""
+    """Return the bags of each shard, for all tables in their order."""
     found = []
     for shard in range(shards):
         bags: list[Bag] = []
@@ -61,7 +61,7 @@ def gradients(seed: int, samples: int = SAMPLES, dtype: torch.dtype = torch.floa
 
 
 def pooled(whole: list[Tensor], ids: Tensor) -> Tensor:
-    """PyTorch's bags, (N, B, W), with autograd."""
+    """Return the (N, B, W) sums of PyTorch's bags, with autograd."""
     parts = ids.split([hotness for _, hotness in TABLES], 1)
     return torch.stack(
         [torch.nn.functional.embedding_bag(part, table, mode="sum") for part, table in zip(parts, whole, strict=True)],
@@ -70,12 +70,12 @@ def pooled(whole: list[Tensor], ids: Tensor) -> Tensor:
 
 
 def scalars(write: bool = True, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """Rate, factor and permission as ``update`` takes them."""
+    """Return learning rate, factor of gradients, and write flag."""
     return torch.tensor(RATE, dtype=dtype), torch.tensor(FACTOR, dtype=dtype), torch.tensor(write)
 
 
 def trained(rule: Callable[..., torch.optim.Optimizer], steps: int, **settings: float) -> list[Tensor]:
-    """Dense tables after some steps of PyTorch's optimizer."""
+    """Return dense tables after some steps of PyTorch's optimizer."""
     whole = [table.requires_grad_() for table in tables()]
     optimizer = rule(whole, lr=RATE, **settings)
     for step in range(steps):
@@ -201,7 +201,7 @@ def test_a_graph_can_hold_everything() -> None:
 
 
 def test_rounding_by_chance_is_right_on_average_and_takes_a_neighbour() -> None:
-    """Values over all of fp16's range, those below its smallest normal one, 6.1e-5, included."""
+    """The values cover fp16's range, including values below its smallest normal one, 6.1e-5."""
     values = torch.tensor([0.0, 1e-9, 3.3e-7, -2.04e-5, 6.103e-5, -1.0004e-3, 0.99999, -123.456, 2049.3])
     draws = 4096
     rounded = round_by_chance(values.expand(draws, -1).contiguous(), torch.tensor(5), torch.arange(draws)).double()

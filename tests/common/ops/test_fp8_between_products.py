@@ -1,5 +1,7 @@
-"""FP8 that an operation writes for the product behind it, and hands to the product before it: on a CPU, against
-products in float64 of operands that are quantised here."""
+"""Test FP8 tensors that an operation writes for the next product, and gradients that it hands to the previous product.
+
+The expected values are float64 products of operands that the test quantizes.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,12 @@ from common.ops.dropout_add_norm import dropout_add_norm_reference
 from common.ops.linear import Linear
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8LinearProduct
 from tests import fp8_oracle as oracle
+from tests.drawn_tensors import normal
 from tests.fp8_oracle import E4M3, E5M2
 
 TOKENS, WIDTH, INNER = 48, 32, 64
 STEP = 2.0**-8
 """Largest relative error of rounding to bf16."""
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def linear(columns: int, rows: int) -> Linear:
@@ -42,19 +41,19 @@ def scale(layer: Linear, role: int) -> np.float32:
 
 
 def quantised(values: np.ndarray, with_scale: np.float32, dtype: torch.dtype) -> np.ndarray:
-    """What FP8 leaves of float64 values."""
+    """Return float64 values after quantization to FP8."""
     return oracle.quantised(torch.from_numpy(values), with_scale, dtype)
 
 
 def assert_close(found: Tensor | None, expected: np.ndarray) -> None:
-    """Equal but for rounding to bf16."""
+    """Check that values are equal up to rounding to bf16."""
     assert found is not None
     size = np.abs(expected).max()
     np.testing.assert_allclose(found.detach().double().numpy(), expected, rtol=1.01 * STEP, atol=1e-4 * size)
 
 
 def gelu_and_slope(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The tanh form and its derivative."""
+    """Return the tanh form of GELU, and its derivative."""
     factor = math.sqrt(2 / math.pi)
     tanh = np.tanh(factor * (z + 0.044715 * z**3))
     slope = 0.5 * (1 + tanh) + 0.5 * z * (1 - tanh**2) * factor * (1 + 3 * 0.044715 * z**2)
@@ -148,7 +147,7 @@ def test_two_forward_passes_each_have_a_handover() -> None:
 
 
 def sub_layer(fused: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """A product, dropout, residual and norm, and the product behind: results, and the gradients of all parameters."""
+    """Return results and all gradients of a product, dropout, residual, norm, and the next product."""
     out, up = linear(WIDTH, WIDTH), linear(WIDTH, INNER)
     weight, bias = (normal(WIDTH, seed=seed).requires_grad_() for seed in (3, 4))
     x, residual = normal(TOKENS, WIDTH).requires_grad_(), normal(TOKENS, WIDTH, seed=6).requires_grad_()

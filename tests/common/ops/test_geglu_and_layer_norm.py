@@ -1,4 +1,4 @@
-"""The references of GEGLU and of the residual addition with LayerNorm: formulas in float64, and what they round."""
+"""Test the references of GEGLU and of LayerNorm after addition: formulas in float64, and rounding."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtr
-from torch import Tensor
 
-from common.errors import UnsupportedImplementation
-from common.ops import add_layer_norm, geglu
 from common.ops.add_layer_norm import add_layer_norm_reference
 from common.ops.geglu import geglu_reference
-from common.ops.operation import OperationRequest
-
-
-def wide(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.drawn_tensors import wide
 
 
 def test_geglu_is_the_value_times_the_gate_times_its_normal_probability() -> None:
@@ -54,18 +47,3 @@ def test_add_layer_norm_normalises_the_sum_as_it_was_rounded() -> None:
     again, same = add_layer_norm_reference(total, None, weight, bias, 1e-5)
     assert again is total
     assert torch.equal(normed, same)
-
-
-@pytest.mark.parametrize("operation", [geglu.GEGLU, add_layer_norm.ADD_LAYER_NORM], ids=lambda found: found.name)
-def test_a_cpu_without_an_interpreter_takes_the_reference(operation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    request = OperationRequest(torch.device("cpu"), torch.float32, {"features": 320})
-    assert operation.select("auto", request).name == "reference"
-    with pytest.raises(UnsupportedImplementation, match="triton"):
-        operation.select("triton", request)
-
-
-def test_rows_that_no_program_can_hold_are_refused() -> None:
-    request = OperationRequest(torch.device("cuda"), torch.float16, {"features": 16384})
-    with pytest.raises(UnsupportedImplementation, match="features is at most 8192, not 16384"):
-        add_layer_norm.ADD_LAYER_NORM.select("triton", request)

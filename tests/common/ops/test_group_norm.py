@@ -1,4 +1,4 @@
-"""Group norm's reference against the formula in float64, its layer, and what each implementation refuses."""
+"""Test the reference of group norm against the formula in float64, its layer, and refused requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ from common.ops import group_norm
 from common.ops.group_norm import apex, group_norm_reference
 from common.ops.operation import OperationRequest
 from tests.capturable import Capturable
-
-
-def wide(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.drawn_tensors import wide
 
 
 def by_hand(x: np.ndarray, groups: int, weight: np.ndarray, bias: np.ndarray, eps: float, silu: bool) -> np.ndarray:
-    """One group of one sample after the other."""
+    """Return the group norm of x, computed for one group of one sample at a time."""
     y = np.empty_like(x)
     width = x.shape[1] // groups
     for sample in range(x.shape[0]):
@@ -157,7 +154,7 @@ def test_apex_is_refused_what_it_would_leave_to_pytorch(asked: OperationRequest,
 
 
 def test_apex_normalises_with_the_parameters_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module with the constructor that apex documents, whose own parameters would give something else."""
+    """The module of this test has apex's documented constructor. Its own parameters would give other results."""
 
     class ApexGroupNorm(nn.GroupNorm):
         def __init__(

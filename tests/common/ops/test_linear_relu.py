@@ -1,4 +1,4 @@
-"""The plain linear layer with ReLU against its formula."""
+"""Test the reference of a linear layer with ReLU against its formula."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.capturable import Capturable
 
 
 class Inputs(NamedTuple):
-    """Of a layer, and the gradient of its result."""
+    """Tensors of a layer, and the gradient of its result."""
 
     x: Tensor
     weight: Tensor
@@ -23,7 +23,7 @@ class Inputs(NamedTuple):
 
 
 def inputs(samples: int, columns: int, outputs: int, dtype: torch.dtype) -> Inputs:
-    """Made-up values of magnitude one."""
+    """Return random values of magnitude one."""
     random = torch.Generator().manual_seed(columns * outputs)
 
     def normal(*shape: int) -> Tensor:

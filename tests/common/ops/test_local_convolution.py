@@ -1,4 +1,4 @@
-"""The folded gradient of the weight against that of the whole convolution in float64, and where nothing is folded."""
+"""Test the folded gradient of a weight against the whole convolution in float64, and the layers that are not folded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import UnsupportedImplementation
 from common.ops import local_convolution
 from common.ops.local_convolution import LOCAL_CONVOLUTION
 from common.ops.operation import AUTO, OperationRequest
@@ -17,7 +16,7 @@ FOLDED = LOCAL_CONVOLUTION.function("folded")
 
 
 def case(channels: int, filters: int, volume: tuple[int, int, int], stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the result, input and weight."""
+    """Return the gradient of the result, the input, and the weight."""
     generator = torch.Generator().manual_seed(0)
     y = (2, filters, *((size - 1) // stride + 1 for size in volume))
     shapes = (y, (2, channels, *volume), (filters, channels, 3, 3, 3))
@@ -26,7 +25,7 @@ def case(channels: int, filters: int, volume: tuple[int, int, int], stride: int 
 
 
 def whole(dy: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """The gradients of input and weight by autograd's own convolution."""
+    """Return the gradients of input and weight from autograd."""
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     dx, dweight = torch.autograd.grad(F.conv3d(x, weight, stride=stride, padding=1), (x, weight), dy)
     return dx, dweight
@@ -79,16 +78,6 @@ def test_only_needed_gradients_are_computed(needs: tuple[bool, bool]) -> None:
             assert_equal(gradient, expected)
         else:
             assert gradient is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("channels", [1, 32])
-def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    request = OperationRequest(CPU, dtype, {"channels": channels})
-    assert LOCAL_CONVOLUTION.select(AUTO, request).name == "reference"
-    with pytest.raises(UnsupportedImplementation, match="only with cuDNN, not on cpu"):
-        LOCAL_CONVOLUTION.select("folded", request)
 
 
 @pytest.mark.parametrize(

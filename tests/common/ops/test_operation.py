@@ -1,4 +1,4 @@
-"""What every operation declares, and the choice among its implementations."""
+"""Test the declarations of all operations, and the choice of implementations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from common.errors import ConfigError, UnsupportedImplementation
-from common.ops.catalogue import all_operations
+from common.ops.add_layer_norm import ADD_LAYER_NORM
+from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import (
     Choice,
     Implementation,
@@ -21,8 +22,10 @@ from common.ops.operation import (
     choose,
     select,
 )
+from common.ops.row_norm import LAYER_NORM_1P, RMS_NORM
 
-REQUEST = OperationRequest(torch.device("cpu"), torch.float32)
+CPU = torch.device("cpu")
+REQUEST = OperationRequest(CPU, torch.float32)
 
 DECLARED = list(all_operations().values())
 OPTIONAL = ("cudnn", "triton")
@@ -36,12 +39,12 @@ def test_all_operations_are_found() -> None:
 
 
 def functions_of(implementation: Any) -> dict[str, Any]:
-    """The functions of an implementation, by the names of the tuple's fields."""
+    """Return the functions of an implementation by the names of the tuple's fields."""
     return implementation._asdict() if hasattr(implementation, "_asdict") else {"": implementation}
 
 
 def parameters_of(function: Any) -> tuple[int, dict[str, Any]]:
-    """Number of the parameters without a default, and the names of the others with their defaults."""
+    """Return the number of parameters without a default, and the defaults of the others by name."""
     given = inspect.signature(function).parameters.values()
     optional = {each.name: each.default for each in given if each.default is not each.empty}
     return sum(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in given) - len(optional), optional
@@ -63,6 +66,35 @@ def test_implementations_have_the_parameters_of_the_reference(operation: Operati
             assert own == wanted, (name, part)
             # Only tests ask for another precision of the arithmetic, and only of a reference.
             assert own_optional == {name: value for name, value in wanted_optional.items() if name != "precision"}
+
+
+RUN_ON_A_CPU = {
+    "upsample_convolution": "transposed_library",
+    "lstm": "library",
+    "instance_norm": "library",
+    "linear": "fp8",
+}
+"""Operations to their only faster implementation for a CPU, besides interpreted kernels."""
+
+
+@OF_EVERY_ONE
+def test_on_a_cpu_every_other_implementation_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    cases = cases_of(operation)
+    request = cases[0].request(CPU, cases[0].dtypes[-1]) if cases else REQUEST
+    runs = RUN_ON_A_CPU.get(operation.name)
+    automatic = runs is not None and operation.fast[runs].automatic
+    assert operation.select("auto", request).name == (runs if automatic else "reference")
+    for name in operation.fast.keys() - {runs}:
+        with pytest.raises(UnsupportedImplementation, match=r"needs? a (GPU|CUDA device), not cpu|with cuDNN only"):
+            operation.select(name, request)
+
+
+@pytest.mark.parametrize(("operation", "limit"), [(RMS_NORM, 16384), (LAYER_NORM_1P, 16384), (ADD_LAYER_NORM, 8192)])
+def test_rows_that_no_program_holds_are_refused(operation: Operation, limit: int) -> None:
+    for features, reason in ((limit, None), (2 * limit, f"features is at most {limit}, not {2 * limit}")):
+        request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"features": features})
+        assert operation.unsupported("triton", request) == reason
 
 
 class Pair(NamedTuple):

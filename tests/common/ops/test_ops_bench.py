@@ -52,7 +52,7 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
     ],
 )
 def test_passes_have_names_bytes_and_an_order(operation: Operation, case: Case) -> None:
-    """At the sizes of the recipe, with tensors that have shapes only."""
+    """The sizes are those of the recipe; the tensors have no values."""
     try:
         with FakeTensorMode():
             passes = case.passes(operation.reference, Draw(torch.device("cpu"), case.dtypes[-1]))
@@ -150,14 +150,14 @@ def test_a_table_has_a_line_for_each_pass_and_the_sum_of_each_case(monkeypatch: 
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
     monkeypatch.setattr(bench, "copy_bandwidth", lambda: 4e12)
     monkeypatch.setattr(bench, "supervise", supervised)
-    said: list[str] = []
-    found = time_operations({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=False, say=said.append)
+    lines: list[str] = []
+    found = time_operations({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=False, say=lines.append)
     assert len(found) == 2 * 3 * len(cases_of(OPERATIONS[RMS_NORM]))
-    assert said[0].startswith("NVIDIA H200, PyTorch ")
-    assert " ".join(said[1].split()) == (
+    assert lines[0].startswith("NVIDIA H200, PyTorch ")
+    assert " ".join(lines[1].split()) == (
         "rms_norm Llama-2-70B forward triton 2.0000 ms 4000.0 MB 50% of a copy 500 TFLOP/s 51% of peak"
     )
-    assert "triton 3.0000 ms, compiled 6.0000 ms, reference 6.0000 ms" in said[-1]
+    assert "triton 3.0000 ms, compiled 6.0000 ms, reference 6.0000 ms" in lines[-1]
 
 
 def test_a_gpu_of_unknown_peak_has_no_share_of_it() -> None:
@@ -178,9 +178,9 @@ def test_an_implementation_that_cannot_serve_a_case_is_no_failure(
     wide = Case("wide", cases_of(OPERATIONS[RMS_NORM])[0].build, {"features": 20_000})
     monkeypatch.setattr(worker, "cases_of", lambda operation: (dataclasses.replace(wide, name=json.loads(task)[1]),))
     worker.main(["--worker", task, task])
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["begin", "rms_norm", "begin", "rms_norm"]
-    assert said[1].endswith("not measured: features is at most 16384, not 20000")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["begin", "rms_norm", "begin", "rms_norm"]
+    assert lines[1].endswith("not measured: features is at most 16384, not 20000")
 
 
 def test_neighbours_of_a_tile_are_halves_doubles_and_the_next_small_numbers() -> None:

@@ -1,4 +1,4 @@
-"""The plain suppression against torchvision's, picture by picture."""
+"""Test the reference of suppression against torchvision, picture by picture."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_absent_candidates_are_not_kept_and_suppress_nothing():
 
 
 def test_many_candidates_with_fractions_of_pixels():
-    """So many that torchvision goes through the classes one by one, and does not keep the order of equal scores."""
+    """With so many candidates, torchvision takes one class at a time and does not keep the order of equal scores."""
     random = torch.Generator().manual_seed(4)
     boxes, _, classes = candidates(3, 1, 1200, 3)
     boxes = boxes + torch.rand(boxes.shape, generator=random)
@@ -56,7 +56,7 @@ def test_many_candidates_with_fractions_of_pixels():
 
 
 def test_a_chain_longer_than_a_block_alternates():
-    """Each box overlaps its neighbours alone: the first suppresses the second, which then leaves the third."""
+    """Each box overlaps only its neighbours: the first suppresses the second, so the third stays."""
     length = 2 * suppression.BLOCK + 7
     left = torch.arange(length, dtype=torch.float32)
     boxes = torch.stack([left, torch.zeros(length), left + 2, torch.ones(length)], 1)
@@ -74,19 +74,19 @@ def area_of(box, pixel):
 
 
 def kept_by_a_loop(boxes, scores, classes, threshold, pixel):
-    """In Python's float64, one by one."""
+    """Return the indices of the kept boxes, computed one by one in float64."""
     kept = []
-    for place in sorted(range(len(boxes)), key=lambda one: (-scores[one], one)):
-        box, covered = boxes[place], False
+    for candidate in sorted(range(len(boxes)), key=lambda one: (-scores[one], one)):
+        box, covered = boxes[candidate], False
         for better in kept:
             other = boxes[better]
             width = max(0.0, min(box[2], other[2]) - max(box[0], other[0]) + pixel)
             height = max(0.0, min(box[3], other[3]) - max(box[1], other[1]) + pixel)
             both = width * height
             union = area_of(box, pixel) + area_of(other, pixel) - both
-            covered |= both > threshold * union and classes[better] == classes[place]
+            covered |= both > threshold * union and classes[better] == classes[candidate]
         if not covered:
-            kept.append(place)
+            kept.append(candidate)
     return kept
 
 

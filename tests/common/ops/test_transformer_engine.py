@@ -1,4 +1,4 @@
-"""Transformer Engine's operations where it is not: what they refuse, and what they do without it."""
+"""Test operations of Transformer Engine where it is not installed: refusals, and behaviour without the package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refusal(operation, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A GPU that has all it takes, and no packages."""
+    """Simulate a supported GPU without optional packages."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     reason = "{0.name} is not installed"
     monkeypatch.setattr(optional_packages, "_import_all", reason.format)

@@ -1,4 +1,4 @@
-"""The plain operations of a transformer against formulas written out here."""
+"""Test the hash of random bits, dropout, and the references of transformer operations against formulas."""
 
 from __future__ import annotations
 
@@ -14,35 +14,95 @@ from torch import Tensor
 from common.errors import UnsupportedImplementation
 from common.ops.attention.reference import attention_reference
 from common.ops.bias_gelu import bias_gelu_reference
-from common.ops.cross_entropy import masked_cross_entropy_reference
+from common.ops.cross_entropy import NO_LABEL, OF_A_PART, masked_cross_entropy_reference
 from common.ops.dropout.reference import DropoutMask, dropout_reference, keep_mask, keep_rows, threshold
 from common.ops.dropout_add_norm import dropout_add_norm_reference
 from common.ops.linear import Linear
+from common.ops.random_bits.reference import normal_pairs, words
+from tests.drawn_tensors import wide
+
+# Random bits
+
+
+SEEDS = [0, 1, -1, 1 << 40, -0x0123456789ABCDEF]
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(15))
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def formula(index: np.ndarray, seed: int, site: int) -> np.ndarray:
+    low, high = (np.array([part], np.uint32) for part in (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
+    number = np.array([(site * 0x9E3779B9 + 1) & 0xFFFFFFFF], np.uint32)
+    first = mix(low ^ mix(number))
+    second = mix(high + mix(first ^ np.uint32(site)))
+    return mix(mix(index ^ first) ^ second)
+
+
+@pytest.mark.parametrize("site", [0, 1, 77])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_words_are_the_formula(seed, site):
+    index = np.array([0, 1, 2, 12345, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
+    found = words(torch.from_numpy(index.astype(np.int64)), torch.tensor(seed), site)
+    assert found.dtype == torch.int32
+    assert np.array_equal(found.numpy().view(np.uint32), formula(index, seed, site))
+
+
+def test_seeds_and_indices_broadcast():
+    seeds, index = torch.tensor(SEEDS), torch.arange(100)
+    together = words(index, seeds[:, None])
+    assert torch.equal(together, torch.stack([words(index, seed) for seed in seeds]))
+
+
+def test_sites_broadcast():
+    sites, index = torch.tensor([0, 1, 77, 2**31 - 1]), torch.arange(100)
+    together = words(index, torch.tensor(SEEDS[4]), sites[:, None])
+    assert torch.equal(together, torch.stack([words(index, torch.tensor(SEEDS[4]), int(site)) for site in sites]))
+
+
+def test_every_bit_is_set_half_of_the_time_and_in_another_half_for_another_seed():
+    index, bits = torch.arange(1 << 16), torch.arange(32)
+    some, others = ((words(index, torch.tensor(seed))[:, None] >> bits) & 1 for seed in (3, 4))
+    for ones in (some, some ^ others, some[1:] ^ some[:-1]):
+        assert (ones.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(1 << 16)
+
+
+@pytest.mark.parametrize("site", [0, 77])
+def test_normal_pairs_are_box_and_mullers_of_two_words(site):
+    index = torch.tensor([0, 1, 12345, 2**31 - 1])
+    found = normal_pairs(index, torch.tensor(SEEDS[4]), site, torch.float64)
+    first, second = (
+        (formula((2 * index + which).numpy().astype(np.uint32), SEEDS[4], site) + 0.5) / 2**32 for which in (0, 1)
+    )
+    radius = np.sqrt(-2 * np.log(first))
+    np.testing.assert_allclose(found[0], radius * np.cos(2 * np.pi * second), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found[1], radius * np.sin(2 * np.pi * second), rtol=1e-6, atol=1e-6)
+    in_single = normal_pairs(index, torch.tensor(SEEDS[4]), site)
+    assert all(torch.allclose(one.double(), other, atol=1e-6) for one, other in zip(in_single, found, strict=True))
+
+
+def test_normal_pairs_are_finite_at_the_hashs_smallest_and_largest_words(monkeypatch):
+    for word in (0, -1):
+        monkeypatch.setattr(
+            "common.ops.random_bits.reference.words", lambda index, *_, word=word: torch.full_like(index, word)
+        )
+        pair = normal_pairs(torch.tensor([0]), torch.tensor(0))
+        assert all(value.isfinite().all() and value.abs().max() < 6.8 for value in pair)
+
 
 SCALE = 65536 / (65536 - 6554)  # of p = 0.1
 SEED = torch.tensor(0x1234_5678_9ABC)
 
 
-def wide(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-# The mask's definition on Python's integers, one element at a time.
-
-
-def mix(x: int) -> int:
-    x ^= x >> 16
-    x = x * 0x7FEB352D % 2**32
-    x ^= x >> 15
-    x = x * 0x846CA68B % 2**32
-    return x ^ x >> 16
+# Masks: each element has 16 bits of a word
 
 
 def kept(seed: int, site: int, index: int, dropped: int) -> bool:
-    low, high = seed % 2**32, seed % 2**64 >> 32
-    k1 = mix(low ^ mix((site * 0x9E3779B9 + 1) % 2**32))
-    k2 = mix((high + mix(k1 ^ site)) % 2**32)
-    word = mix(mix((index >> 1) ^ k1) ^ k2)
+    word = int(formula(np.array([index >> 1], np.uint32), seed, site)[0])
     return (word >> 16 if index % 2 else word % 2**16) >= dropped
 
 
@@ -118,7 +178,7 @@ H, D, L, T = 2, 8, 6, 20
 STARTS, LENGTHS = [9, 1, 0, 16], [6, 5, 0, 1]
 
 
-def places() -> tuple[Tensor, Tensor]:
+def sequences() -> tuple[Tensor, Tensor]:
     return torch.tensor(STARTS, dtype=torch.int32), torch.tensor(LENGTHS, dtype=torch.int32)
 
 
@@ -146,7 +206,7 @@ def attention_by_sequence(qkv: Tensor, p: float) -> Tensor:
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_attention_is_that_of_each_sequence_alone(p: float) -> None:
     qkv, weights = wide(T, 3, H, D).requires_grad_(), wide(T, H, D, seed=1)
-    found = attention_reference(qkv, *places(), L, DropoutMask(p, SEED, 4))
+    found = attention_reference(qkv, *sequences(), L, DropoutMask(p, SEED, 4))
     expected = attention_by_sequence(qkv, p)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     gradients = [torch.autograd.grad((y * weights).sum(), qkv)[0] for y in (found, expected)]
@@ -157,7 +217,7 @@ def test_rows_outside_sequences_are_zero_even_where_the_buffer_is_not_a_number()
     qkv = wide(T, 3, H, D)
     qkv[outside()] = math.nan
     qkv.requires_grad_()
-    context = attention_reference(qkv, *places(), L, DropoutMask(0.1, SEED, 4))
+    context = attention_reference(qkv, *sequences(), L, DropoutMask(0.1, SEED, 4))
     context.square().sum().backward()
     assert torch.isfinite(context).all()
     assert torch.isfinite(qkv.grad).all()
@@ -169,10 +229,10 @@ def test_attention_hands_the_gradient_to_a_bias_that_was_added_before() -> None:
     qkv, bias = wide(T, 3, H, D).requires_grad_(), wide(3 * H * D, seed=1).requires_grad_()
 
     def biased(qkv: Tensor, bias: Tensor) -> Tensor:
-        return attention_reference(qkv + bias.detach().view(3, H, D), *places(), L, DropoutMask(0.1, SEED, 4), bias)
+        return attention_reference(qkv + bias.detach().view(3, H, D), *sequences(), L, DropoutMask(0.1, SEED, 4), bias)
 
     assert torch.equal(
-        biased(qkv, bias), attention_reference(qkv + bias.view(3, H, D), *places(), L, DropoutMask(0.1, SEED, 4))
+        biased(qkv, bias), attention_reference(qkv + bias.view(3, H, D), *sequences(), L, DropoutMask(0.1, SEED, 4))
     )
     # nearly all of a difference quotient along a key's bias is rounding: it adds the same to all scores of a row
     assert torch.autograd.gradcheck(biased, (qkv, bias), atol=1e-7)
@@ -183,14 +243,14 @@ def test_a_bias_has_no_gradient_from_rows_outside_sequences() -> None:
     qkv[outside()] = math.nan
     qkv.requires_grad_()
     bias = wide(3 * H * D, seed=1).requires_grad_()
-    attention_reference(qkv, *places(), L, DropoutMask(0.1, SEED, 4), bias).square().sum().backward()
+    attention_reference(qkv, *sequences(), L, DropoutMask(0.1, SEED, 4), bias).square().sum().backward()
     torch.testing.assert_close(bias.grad, qkv.grad.sum(0).flatten(), rtol=1e-12, atol=1e-12)
 
 
 def test_attention_in_half_precision_computes_in_single() -> None:
     qkv = wide(T, 3, H, D).bfloat16()
-    found = attention_reference(qkv, *places(), L, DropoutMask(0.0, SEED, 4))
-    assert torch.equal(found, attention_reference(qkv.float(), *places(), L, DropoutMask(0.0, SEED, 4)).bfloat16())
+    found = attention_reference(qkv, *sequences(), L, DropoutMask(0.0, SEED, 4))
+    assert torch.equal(found, attention_reference(qkv.float(), *sequences(), L, DropoutMask(0.0, SEED, 4)).bfloat16())
 
 
 # What ends a sub-layer.
@@ -302,3 +362,47 @@ def test_linear_leaves_the_gradient_of_its_bias_to_the_caller() -> None:
 def test_an_unknown_product_is_named_with_those_there_are() -> None:
     with pytest.raises(UnsupportedImplementation, match=r"no implementation 'int1'; choose one of auto, .*reference"):
         Linear(3, 4).choose("int1")
+
+
+# Cross-entropy with a vocabulary that is sharded over ranks
+
+
+M, WORDS, COLUMNS = 9, 20, 8
+"""Rows, vocabulary, and columns of a shard. The third shard has 4 columns of padding; a fourth has only padding."""
+
+LOG_SUM_EXP, GRADIENT = OF_A_PART.reference
+
+
+def test_parts_give_the_loss_and_the_gradient_of_the_whole() -> None:
+    generator = torch.Generator().manual_seed(3)
+    whole = torch.randn(M, WORDS, generator=generator, dtype=torch.float64).mul_(3).requires_grad_()
+    labels = torch.tensor([0, 7, 8, 15, 16, 19, NO_LABEL, 3, NO_LABEL])
+    d_losses = torch.randn(M, generator=generator, dtype=torch.float64)
+    losses = F.cross_entropy(whole, labels, ignore_index=NO_LABEL, reduction="none")
+    (wanted,) = torch.autograd.grad(losses, whole, d_losses)
+    padding = torch.full((M, 4 * COLUMNS - WORDS), 50.0, dtype=torch.float64)
+    parts = [part.clone() for part in torch.cat([whole.detach(), padding], 1).split(COLUMNS, 1)]
+    words = [8, 8, 4, 0]
+    lses = [LOG_SUM_EXP(part, labels, count) for part, count in zip(parts, words, strict=True)]
+    assert bool((lses[3] == float("-inf")).all())
+    lse = torch.stack(lses).logsumexp(0)
+    scored = labels != NO_LABEL
+    of_label = whole.detach().gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close((lse - of_label)[scored], losses[scored])
+    found = []
+    for number, (part, count) in enumerate(zip(parts, words, strict=True)):
+        local = labels - number * COLUMNS
+        sequences = torch.where((local >= 0) & (local < COLUMNS), local, COLUMNS).masked_fill(~scored, NO_LABEL)
+        made = GRADIENT(d_losses, part, sequences, lse, count)
+        assert made is part, "in the place of the logits"
+        found.append(made)
+    joined = torch.cat(found, 1)
+    torch.testing.assert_close(joined[:, :WORDS], wanted)
+    assert not joined[:, WORDS:].any()
+
+
+@pytest.mark.parametrize("anything", [float("nan"), float("inf")])
+def test_rows_without_a_label_have_no_gradient_whatever_they_are(anything: float) -> None:
+    logits = torch.full((2, COLUMNS), anything)
+    labels = torch.tensor([NO_LABEL, NO_LABEL])
+    assert not GRADIENT(torch.ones(2), logits, labels, torch.full((2,), anything), 5).any()

@@ -1,4 +1,4 @@
-"""The upsampling convolution against the definition in float64, borders and all gradients included."""
+"""Test the upsampling convolution against the definition in float64, including borders and all gradients."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import UnsupportedImplementation
 from common.nn.choice import choose
 from common.nn.convolution import UpsampleConvolution
-from common.ops.operation import AUTO, OperationRequest
+from common.ops.operation import AUTO
 from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION
 from tests.capturable import Capturable
 
@@ -18,7 +17,7 @@ NAMES = pytest.mark.parametrize("name", ["transposed_library", "reference"])
 
 
 def inputs(pictures: int, channels: int, filters: int, height: int, width: int, dtype: torch.dtype) -> list[Tensor]:
-    """x and the result's gradient in channels_last, weight and bias between them."""
+    """Return x, weight, bias, and the gradient of the result; x and the gradient are in channels_last."""
     random = torch.Generator().manual_seed(channels)
 
     def normal(*shape: int) -> Tensor:
@@ -95,9 +94,3 @@ def test_the_layer_is_a_convolution_behind_an_upsampling() -> None:
     torch.testing.assert_close(layer(x), twin(torch.nn.UpsamplingNearest2d(scale_factor=2)(x)), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(layer(x, biased=False) + layer.bias[:, None, None], layer(x), rtol=1e-12, atol=1e-12)
     assert "implementation=transposed_library" in repr(layer)
-
-
-def test_the_kernels_are_asked_for_by_name_where_they_cannot_run() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.bfloat16, {"channels": 64})
-    with pytest.raises(UnsupportedImplementation, match="needs a GPU"):
-        UPSAMPLE_CONVOLUTION.select("transposed", request)

@@ -1,4 +1,4 @@
-"""Weight gradients out of FP8, added to what is there, against float64."""
+"""Test weight gradients from FP8 operands, which are added to the gradient, against float64."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import UnsupportedImplementation
-from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2
-from common.ops.operation import AUTO, OperationRequest
 from common.ops.weight_gradient import accumulate_reference, cublaslt
 
 CPU = torch.device("cpu")
 
 
 def operands(outputs: int, inputs: int, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dy, x and the inverses of their scales."""
+    """Return dy, x and the inverses of their scales."""
     generator = torch.Generator().manual_seed(outputs)
     dy, x = (torch.randn(rows, tokens, generator=generator) for rows in (outputs, inputs))
     return (dy * 64).to(E5M2), (x * 16).to(E4M3), torch.tensor(1.0 / 64), torch.tensor(1.0 / 16)
@@ -36,33 +33,26 @@ def test_products_add_up(dtype: torch.dtype) -> None:
     gradient = torch.ones(48, 32, dtype=dtype)
     taken: list[tuple[int, ...]] = []
 
-    def room(shape: tuple[int, ...], of: torch.dtype) -> Tensor:
+    def allocate(shape: tuple[int, ...], of: torch.dtype) -> Tensor:
         taken.append(tuple(shape))
         return torch.full(shape, float("nan"), dtype=of)
 
     for _ in range(2):
-        accumulate_reference(*given, gradient, room)
+        accumulate_reference(*given, gradient, allocate)
     wanted = 1.0 + 2.0 * product(*given)
     assert float((gradient.double() - wanted).norm() / wanted.norm()) < (2**-8 if dtype == torch.bfloat16 else 1e-5)
     assert taken == [(48, 32)] * 2
 
 
-def test_a_cpu_takes_the_reference_and_the_library_says_why_not() -> None:
-    request = OperationRequest(CPU, torch.bfloat16)
-    assert weight_gradient.WEIGHT_GRADIENT.select(AUTO, request).name == "reference"
-    with pytest.raises(UnsupportedImplementation, match="CUDA device"):
-        weight_gradient.WEIGHT_GRADIENT.select("cublaslt", request)
-
-
 def test_cublaslt_holds_what_it_was_told() -> None:
-    """Structures and constants are ours: the library, where it is, says what it has understood of them."""
+    """The structures and constants are ours. If cuBLASLt is installed, it returns the attributes that it has read."""
     try:
         library = cublaslt.library()
     except OSError as error:
         pytest.skip(str(error))
     description, layout = cublaslt._description(512, 1024), cublaslt._layout(E5M2, 4096, 512)
 
-    def told(name: str, of: ctypes.c_void_p, attribute: int, kind: type[Any]) -> int:
+    def queried(name: str, of: ctypes.c_void_p, attribute: int, kind: type[Any]) -> int:
         value, written = kind(), ctypes.c_size_t()
         size = ctypes.c_size_t(ctypes.sizeof(kind))
         assert (
@@ -71,12 +61,12 @@ def test_cublaslt_holds_what_it_was_told() -> None:
         assert written.value == ctypes.sizeof(kind)
         return int(value.value)
 
-    of_product = functools.partial(told, "cublasLtMatmulDescGetAttribute", description)
+    of_product = functools.partial(queried, "cublasLtMatmulDescGetAttribute", description)
     assert of_product(cublaslt._A_SCALE_POINTER, ctypes.c_void_p) == 512
     assert of_product(cublaslt._B_SCALE_POINTER, ctypes.c_void_p) == 1024
     assert of_product(cublaslt._TRANSA, ctypes.c_int32) == 1
     assert of_product(cublaslt._FAST_ACCUM, ctypes.c_int8) == 1
-    of_matrix = functools.partial(told, "cublasLtMatrixLayoutGetAttribute", layout)
+    of_matrix = functools.partial(queried, "cublasLtMatrixLayoutGetAttribute", layout)
     assert of_matrix(0, ctypes.c_uint32) == cublaslt._TYPES[E5M2]
     assert [of_matrix(attribute, ctypes.c_uint64) for attribute in (2, 3)] == [4096, 512]
     assert of_matrix(4, ctypes.c_int64) == 4096, "columns lie one after another"

@@ -8,11 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.ops import anchor_matching, suppression
 from common.ops.anchor_matching import BELOW, MatchingRule
 from common.ops.anchor_matching import triton as matching_triton
 from common.ops.anchor_matching.cases import RETINANET, SAMPLED, SSD
-from common.ops.operation import AUTO, OperationRequest
 from common.ops.suppression import triton as suppression_triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -51,9 +49,3 @@ def test_a_chain_longer_than_a_block_alternates(share: float, monkeypatch: pytes
 def test_no_candidates() -> None:
     kept, there = suppression_triton.suppress(torch.zeros(2, 0, 4), torch.zeros(2, 0), torch.zeros(2, 0), 0.5, 10)
     assert kept.shape == there.shape == (2, 0)
-
-
-def test_kernels_are_chosen_where_triton_runs() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32)
-    for operation in (anchor_matching.ANCHOR_MATCHING, suppression.SUPPRESSION):
-        assert operation.select(AUTO, request).name == "triton"

@@ -21,7 +21,7 @@ KINDS: tuple[Masters, ...] = ("remainder", "fp32")
 
 
 def parameters(dtype: torch.dtype = torch.bfloat16) -> dict[str, nn.Parameter]:
-    """Drawn, the same every time."""
+    """Return random parameters, always the same."""
     generator = torch.Generator().manual_seed(1)
     return {
         name: nn.Parameter((torch.randn(shape, generator=generator) * 0.1).to(dtype)) for name, shape in SHAPES.items()
@@ -31,7 +31,7 @@ def parameters(dtype: torch.dtype = torch.bfloat16) -> dict[str, nn.Parameter]:
 def optimizer(
     named: dict[str, nn.Parameter], masters: Masters, implementation: str, layout: Layout | None = None, **options: Any
 ) -> Optimizer:
-    """AdamW with decay on the matrix alone, clipped."""
+    """Return a clipped AdamW whose weight decay applies to the matrix only."""
     groups = [
         ParameterGroup({name: parameter}, weight_decay=0.1 if parameter.ndim > 1 else 0.0)
         for name, parameter in named.items()
@@ -44,7 +44,7 @@ def optimizer(
 
 
 def step(one: Optimizer, named: dict[str, nn.Parameter], seed: int, allowed: bool = True) -> None:
-    """An update with made-up gradients."""
+    """Apply an update with random gradients."""
     one.begin()
     generator = torch.Generator().manual_seed(seed)
     for parameter in named.values():
@@ -56,7 +56,7 @@ def step(one: Optimizer, named: dict[str, nn.Parameter], seed: int, allowed: boo
 
 
 def steps_of_both(implementation: str) -> None:
-    """Masters and moments are the same bit for bit, and weights the nearest to their masters."""
+    """Check that masters and moments are equal bit for bit, and that weights are the masters rounded."""
     ours, theirs = parameters(), parameters()
     short, wide = optimizer(ours, "remainder", implementation), optimizer(theirs, "fp32", implementation)
     for seed in range(STEPS):
@@ -76,7 +76,7 @@ def steps_of_both(implementation: str) -> None:
 
 
 def shared_by_ranks(rank: int, world: int, _: str) -> dict[str, Any]:
-    """Both kinds on ranks that share them: the state after a restart in the middle, and the weights, are the same."""
+    """Train with both kinds of masters on sharded ranks, restart in the middle, and return states and weights."""
     layout = Layout({"dp": world}, rank, seed=7)
     found = {}
     for masters in KINDS:

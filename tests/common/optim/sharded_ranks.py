@@ -1,4 +1,4 @@
-"""A small network in float64 and the ways to train it on several gloo ranks; test_sharded_optimizer.py compares."""
+"""Train a small network in float64 on several gloo ranks, for test_sharded_optimizer.py."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    """Blocks, a parameter that lies in none of them, and a weight that the last block shares with the first."""
+    """A network with blocks, a parameter outside of them, and a weight that is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,18 +82,18 @@ class Network(nn.Module):
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest difference of a tensor, relative to its norm."""
+    """Return the largest difference of a tensor, relative to its norm."""
     assert found.keys() == expected.keys()
     return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in expected.items())
 
 
 def schedule(step: Tensor) -> Tensor:
-    """A rate that differs from step to step."""
+    """Return a learning rate that changes every step."""
     return 0.125 / (1 + step.to(torch.float32))
 
 
 class Trainee:
-    """A network with its optimizer and iteration on one rank, which takes its share of the lanes.
+    """A network with its optimizer and step on one rank, which trains on its share of the micro-batches.
 
     Subclasses train another network.
     """
@@ -131,7 +131,7 @@ class Trainee:
         ]
 
     def lanes(self, iteration: int) -> Tensor:
-        """This rank's part of each micro-batch of an iteration."""
+        """Return this rank's part of each micro-batch of a step."""
         return torch.randn(LANES, 4, WIDTH, generator=torch.Generator().manual_seed(iteration), dtype=torch.float64)
 
     def loss(self, batch: Batch) -> Losses:
@@ -139,28 +139,28 @@ class Trainee:
         return Losses(value, {"loss": value})
 
     def iterate(self, iteration: int, change: Callable[[int, Tensor], Tensor] = lambda lane, x_BC: x_BC) -> bool:
-        """One iteration; lane a * R + r is accumulation step a of replica r of R. Whether it reports an overflow."""
+        """Run one step and return whether it overflowed. Micro-batch a * R + r is number a of replica r of R."""
         lanes, replicas, replica = self.lanes(iteration), self.layout.size("dp"), self.layout.index("dp")
         mine = [a * replicas + replica for a in range(self.micro_batches)]
         result = self.step([Batch({"x": change(lane, lanes[lane]).to(self.dtype)}, LANES) for lane in mine])
         return self.step.read(result.names, result.values.tolist()).overflow
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the weights as of the last update."""
+        """Return copies of the weights after the last update."""
         self.step.materialize()
         return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     def everything(self) -> dict[str, Tensor]:
-        """Copies of all that an iteration may write on this rank."""
+        """Return copies of all tensors that a step may write on this rank."""
         return self.weights() | {name: tensor.clone() for name, tensor in self.optimizer.named_state()}
 
     def changed(self, before: dict[str, Tensor]) -> list[str]:
-        """Names of what is not as ``before``, an earlier result of :meth:`everything`."""
+        """Return the names of tensors that differ from ``before``, an earlier result of :meth:`everything`."""
         return [name for name, tensor in self.everything().items() if not torch.equal(tensor, before[name])]
 
     @classmethod
     def train(cls, layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Tensor]:
-        """The weights after some iterations."""
+        """Return the weights after some steps."""
         trainee = cls(layout, **options)
         for iteration in range(iterations):
             trainee.iterate(iteration)
@@ -168,19 +168,19 @@ class Trainee:
 
     @classmethod
     def in_half(cls, layout: Layout, **options: Any) -> dict[str, Tensor]:
-        """The same in bfloat16, one number for each weight."""
+        """Return the weights after training in bf16, as fp32."""
         return {n: w.float() for n, w in cls.train(layout, dtype=torch.bfloat16, **options).items()}
 
     @classmethod
     def clipped_norm(cls, layout: Layout, **options: Any) -> float:
-        """The norm of the averaged gradient that clipping after the reduction measured in the first iteration."""
+        """Return the norm of the averaged gradient that clipping after the reduction measured in the first step."""
         trainee = cls(layout, **options)
         trainee.iterate(0)
         return trainee.optimizer.metrics["gradient_norm"].item()
 
     @classmethod
     def skipped(cls, layout: Layout, **options: Any) -> list[str]:
-        """What a skipped iteration changed."""
+        """Return the names of the tensors that a skipped step changed."""
         trainee = cls(layout, **options)
         trainee.iterate(0)
         before = trainee.everything()
@@ -191,7 +191,7 @@ class Trainee:
 
     @classmethod
     def save(cls, layout: Layout, folder: Path, **options: Any) -> None:
-        """A checkpoint after two iterations, with the rank's number + 1 in a buffer."""
+        """Write a checkpoint after two steps, with the rank's number + 1 in a buffer."""
         trainee = cls(layout, "lamb", **options)
         for iteration in range(2):
             trainee.iterate(iteration)
@@ -200,7 +200,7 @@ class Trainee:
 
     @classmethod
     def resume(cls, layout: Layout, folder: Path, **options: Any) -> dict[str, Any]:
-        """The weights after one more iteration, the buffer as restored, the next random number, and the remarks."""
+        """Resume and run one step. Return weights, the restored buffer, the next random number, and the remarks."""
         trainee = cls(layout, "lamb", **options)
         trainee.iterate(9)  # what was there before must not matter
         content = checkpoint.read(folder, {}, layout)
@@ -211,7 +211,7 @@ class Trainee:
 
 
 def stale_without_materialize(layout: Layout) -> dict[str, bool]:
-    """Whether the model's own weights are those of the last update, before and after ``materialize``."""
+    """Return whether the model's weights are those of the last update, before and after ``materialize``."""
     trainee = Trainee(layout, shard="all")
     start = trainee.weights()
     trainee.iterate(0)
@@ -225,7 +225,7 @@ def stale_without_materialize(layout: Layout) -> dict[str, bool]:
 
 
 def overflow_on_one(layout: Layout, **options: Any) -> dict[str, Any]:
-    """What an iteration changed in which only the last lane is not finite, and whether the next one trains again."""
+    """Return the tensors that a step changed in which one micro-batch overflows, and whether the next step trains."""
     trainee = Trainee(layout, **options)
     trainee.iterate(0)
     before = trainee.everything()
@@ -239,7 +239,7 @@ def overflow_on_one(layout: Layout, **options: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def collectives() -> Iterator[list[int]]:
-    """Elements of what each collective within sends or receives, whichever is more."""
+    """Record the number of elements that each collective in the block sends or receives, whichever is larger."""
     sizes: list[int] = []
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,7 +255,7 @@ def collectives() -> Iterator[list[int]]:
 
 
 def silenced(layout: Layout, **options: Any) -> tuple[list[int], list[int]]:
-    """The collectives of an iteration, and of one in which nothing is sent."""
+    """Return the sizes of the collectives of a step, and of a step after ``stop_sending``."""
     trainee = Trainee(layout, **options)
     with collectives() as usual:
         trainee.iterate(0)
@@ -266,9 +266,9 @@ def silenced(layout: Layout, **options: Any) -> tuple[list[int], list[int]]:
 
 
 def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, Any]:
-    """One step of SGD on a weight of which each tp rank has its own part, and one that all of them have.
+    """Return two weights after a step of SGD: one sharded over tp ranks, one that all tp ranks have.
 
-    The gradients are 1 and 2 on the parts, and 3 and 4 on the two replicas of what all have.
+    The gradients are 1 and 2 on the shards, and 3 and 4 on the two replicas of the other weight.
     """
     own, common = nn.Parameter(torch.zeros(100)), nn.Parameter(torch.zeros(10))
     groups = [ParameterGroup({"own": own}), ParameterGroup({"common": common}, replicated_over=("tp",))]
@@ -284,7 +284,7 @@ def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, Any]:
 
 
 def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
-    """Everything that is to be compared, on one of ``world`` ranks."""
+    """Return the results of all cases on one of ``world`` ranks."""
     layout = Layout({"dp": world}, rank, seed=7)
     found: dict[str, Any] = {}
     for name, options in SHARDED.items():
@@ -315,7 +315,7 @@ def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
 
 
 def run_triton_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
-    """Training by Triton kernels, which the interpreter runs: :mod:`tests.preloaded` has imported Triton so."""
+    """Train with interpreted Triton kernels; :mod:`tests.preloaded` has imported Triton for interpretation."""
     os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     layout = Layout({"dp": world}, rank, seed=7)
     options: dict[str, Any] = {"shard": "all", "implementation": "triton", "clip": CLIPS["after"]}

@@ -1,4 +1,4 @@
-"""Averaged weights against the recursion in float64 NumPy, on one rank and on two that share them."""
+"""Test averages of weights against the recursion in float64 NumPy, on one rank and sharded over two."""
 
 from __future__ import annotations
 
@@ -8,22 +8,105 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from average_ranks import DECAY, RESUMED, SHARDS, Averaged, averaged, changed, resume, run_rank
-from sharded_ranks import difference
+from sharded_ranks import ITERATIONS, LANES, Trainee, difference
 from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.errors import CheckpointError
 from common.optim.ema import WeightAverage
+from common.run import checkpoint
+from common.run.checkpoint import Progress
+from common.step.train_step import TrainStep, accumulate
 from tests.capturable import Capturable
 from tests.gloo_ranks import on_ranks, results
+
+DECAY = 0.75
+SHARDS: dict[str, dict[str, Any]] = {"none": {}, "all": {"shard": "all"}, "late": {"shard": "all", "blocks": False}}
+RESUMED = {"float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+class Averaged(Trainee):
+    """A trainee whose step averages the weights after the optimizer's update."""
+
+    def __init__(self, layout: Layout, rule: str = "lamb", dtype: torch.dtype = torch.float64, **options: Any) -> None:
+        super().__init__(layout, rule, dtype, **options)
+        self.average = WeightAverage(self.optimizer, DECAY)
+        self.step = TrainStep(accumulate(self.loss), [self.optimizer, self.average], layout)
+
+    def averages(self) -> dict[str, Tensor]:
+        """Return copies of the averages."""
+        return {name: weight.clone() for name, weight in self.average.weights().items()}
+
+    def everything(self) -> dict[str, Tensor]:
+        kept = {f"{name} of the average": tensor.clone() for name, tensor in self.average.named_state()}
+        return super().everything() | kept
+
+
+def averaged(layout: Layout, **options: Any) -> dict[str, Tensor]:
+    """Return the averages after some steps."""
+    trainee = Averaged(layout, **options)
+    for iteration in range(ITERATIONS):
+        trainee.iterate(iteration)
+    return trainee.averages()
+
+
+def changed(layout: Layout, how: str, **options: Any) -> list[str]:
+    """Return the names of the tensors that a step changed which was skipped, or in which the last micro-batch
+    overflowed."""
+    trainee = Averaged(layout, **options)
+    trainee.iterate(0)
+    before = trainee.everything() | trainee.averages()
+    trainee.step.skip.fill_(how == "skip")
+    trainee.iterate(1, lambda lane, x_BC: x_BC * float("inf") if how == "overflow" and lane == LANES - 1 else x_BC)
+    after = trainee.everything() | trainee.averages()
+    return [name for name in before if not torch.equal(after[name], before[name])]
+
+
+def save(layout: Layout, folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Write a checkpoint after two steps. Return the averages then, and after one more step."""
+    trainee = Averaged(layout, dtype=dtype, shard="all")
+    for iteration in range(2):
+        trainee.iterate(iteration)
+    at = trainee.averages()
+    checkpoint.save(folder, Progress(step=2, position=2), 7, {}, trainee.model, trainee.step.updaters, layout)
+    trainee.iterate(2)
+    return _two_points(at, trainee.averages())
+
+
+def resume(layout: Layout, folder_of_case: Path, dtype: torch.dtype, **options: Any) -> dict[str, Tensor]:
+    """Return the averages of a checkpoint, and after one more step."""
+    trainee = Averaged(layout, dtype=dtype, **options)
+    trainee.iterate(9)  # what was there before must not matter
+    content = checkpoint.read(folder_of_case, {}, layout)
+    progress = checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
+    at = trainee.averages()
+    trainee.iterate(progress.step)
+    return _two_points(at, trainee.averages())
+
+
+def _two_points(at: dict[str, Tensor], later: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"at.{n}": t for n, t in at.items()} | {f"later.{n}": t for n, t in later.items()}
+
+
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Return the results of all cases on one of ``world`` ranks."""
+    layout = Layout({"dp": world}, rank, seed=7)
+    found: dict[str, Any] = {f"averaged/{name}": averaged(layout, **options) for name, options in SHARDS.items()}
+    for how in ("skip", "overflow"):
+        found[how] = changed(layout, how, shard="all", dtype=torch.bfloat16)
+    for name, dtype in RESUMED.items():
+        folder_of_case = Path(folder, name)
+        found[f"saved/{name}"] = save(layout, folder_of_case, dtype)
+        found[f"resumed/{name}"] = resume(layout, folder_of_case / "step_00000002", dtype, shard="all")
+    return found
+
 
 TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder to which two ranks have written what they found, and their checkpoints."""
+    """Return the folder with the results and checkpoints of two ranks."""
     folder: Path = tmp_path_factory.mktemp("averages")
     on_ranks(run_rank, 2, folder)
     return folder
@@ -31,18 +114,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(root: Path) -> list[dict[str, Any]]:
-    """What each of two ranks found, by case."""
+    """Return the results of each of two ranks, by case."""
     return results(2, root)
 
 
 def equal(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    """Whether all tensors have the same bits."""
+    """Return whether all tensors have the same bits."""
     assert ours.keys() == expected.keys()
     return all(torch.equal(ours[name], tensor) for name, tensor in expected.items())
 
 
 def masters(trainee: Averaged) -> dict[str, np.ndarray]:
-    """What is averaged, in float64: masters of half weights, the weights themselves otherwise."""
+    """Return the averaged tensors in float64: the masters of half-precision weights, or the weights."""
     kept = trainee.optimizer.state_dict().get("masters") or trainee.weights()
     return {name: weight.double().numpy().copy() for name, weight in kept.items()}
 

@@ -1,4 +1,4 @@
-"""Gradients summed over two gloo ranks equal one rank that accumulates the same micro-batches."""
+"""Test that sums of gradients over two gloo ranks equal one rank that accumulates the same micro-batches."""
 
 import math
 from typing import Any
@@ -55,7 +55,7 @@ def micro_batches(iteration: int) -> list[Tensor]:
 
 
 def train(layout: Layout, overlap: bool, mine: list[int]) -> dict[str, Tensor]:
-    """Three iterations over the micro-batches ``mine``; the first half of all micro-batches use the branch."""
+    """Return the weights after three steps over the micro-batches ``mine``. The first half of them uses the branch."""
     model = build_model()
     optimizer = build_optimizer(model, layout, overlap)
     for iteration in range(3):
@@ -108,7 +108,7 @@ def half_sum(layout: Layout, dtype: torch.dtype) -> Tensor:
 
 
 def large_sum(layout: Layout, predivide: float = 1.0, **options: Any) -> dict[str, Any]:
-    """Two replicas whose float16 gradients of 40,000 have a sum beyond 65,504, and a float32 weight beside them."""
+    """Return the results of a step in which the sum of fp16 gradients exceeds 65,504; another weight is in fp32."""
     scale = LossScale("cpu", 1.0, growth=1.0, backoff=1.0, predivide=predivide)
     half = nn.Parameter(torch.zeros(64, dtype=torch.float16))
     beside, single = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
@@ -121,14 +121,15 @@ def large_sum(layout: Layout, predivide: float = 1.0, **options: Any) -> dict[st
     of_rank = {half: 40000.0, beside: 2.0 + layout.rank, single: 4.0 + layout.rank}
     scale.scale(sum((weight.float() * value).sum() for weight, value in of_rank.items())).backward()
     overflow = bool(apply_gradients([optimizer], torch.tensor(0.0)))
-    told = {"overflow": overflow, "gradient_norm": optimizer.metrics["gradient_norm"].item()}
-    return told | {"half": half.tolist(), "beside": beside.tolist(), "single": single.tolist()}
+    found = {"overflow": overflow, "gradient_norm": optimizer.metrics["gradient_norm"].item()}
+    return found | {"half": half.tolist(), "beside": beside.tolist(), "single": single.tolist()}
 
 
 def wide_sum(layout: Layout, dtype: torch.dtype = torch.bfloat16, **options: Any) -> list[list[float]]:
-    """Half weights behind one step whose gradients are 256 on the first rank and 1 on the second, by autograd.
+    """Return the masters of half-precision weights after one step; gradients come from autograd.
 
-    257 is no bfloat16, and 2 * 40,000 no float16. Two buckets, one for each weight.
+    They are 256 on the first rank and 1 on the second: bf16 cannot represent 257, and fp16 not 2 * 40,000. Each weight
+    has a bucket.
     """
     of_rank = {torch.bfloat16: (256.0, 1.0), torch.float16: (40000.0, 40000.0)}[dtype][layout.rank]
     named = {name: nn.Parameter(torch.zeros(512, dtype=dtype)) for name in ("first", "second")}
@@ -148,9 +149,9 @@ def wide_sum(layout: Layout, dtype: torch.dtype = torch.bfloat16, **options: Any
 
 
 def divided(layout: Layout, by_hand: bool = False, **options: Any) -> dict[str, Any]:
-    """Four iterations in float16, with float32 biases, in which gradients are divided by 4: by the loss scale or here.
+    """Run four steps in fp16 with fp32 biases. The loss scale, or this function, divides gradients by 4.
 
-    Rank 1 overflows in the second iteration, and the loss scale grows after two without an overflow.
+    Rank 1 overflows in the second step; the loss scale grows after two steps without an overflow.
     """
     model = build_model()
     named = {n: p for n, p in model.named_parameters() if not n.startswith("spare")}
@@ -181,7 +182,7 @@ def divided(layout: Layout, by_hand: bool = False, **options: Any) -> dict[str, 
 
 
 def replicated(layout: Layout) -> Tensor:
-    """Two ranks of an axis that compute a layer redundantly: the mean, although gradients differ by rounding."""
+    """Return a weight whose gradient two tp ranks compute redundantly; the optimizer uses their mean."""
     weight = nn.Parameter(torch.zeros(3))
     group = ParameterGroup({"w": weight}, replicated_over=("tp",))
     optimizer = Optimizer([group], SGD(0.0), constant(1.0), layout, grad_divisor=2.0)
@@ -192,7 +193,7 @@ def replicated(layout: Layout) -> Tensor:
 
 
 def overflow_elsewhere(layout: Layout) -> tuple[bool, list[float]]:
-    """Only the second rank of a split layer has a gradient that is not finite."""
+    """Return overflow flag and weight of a split layer; only the gradient of the second rank is not finite."""
     weight = nn.Parameter(torch.zeros(3))
     optimizer = Optimizer([ParameterGroup({"w": weight})], SGD(0.0), constant(1.0), layout, grad_divisor=1.0)
     optimizer.begin()

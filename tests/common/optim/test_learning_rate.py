@@ -1,4 +1,4 @@
-"""Schedules against the tables and formulas of the ResNet and BERT rules, in Python floats."""
+"""Test schedules against tables and formulas of rules and references, in Python floats."""
 
 import math
 
@@ -189,7 +189,7 @@ def test_cosine_to_the_end_of_llama_31():
 
 
 def test_the_cosine_of_gpt3_goes_on_where_its_checkpoint_was():
-    """The published curve: 265 and 108,600 steps of 1,536 samples, a training that goes on after 4,000 of them."""
+    """The published curve has 265 and 108,600 steps of 1,536 samples; the training continues after 4,000 of them."""
     schedules = {
         batch: cosine_of_samples(2e-5, 2e-6, 265 * 1536, 108_600 * 1536, batch, consumed, 4000)
         for batch, consumed in ((1536, 4000 * 1536), (2048, 3000 * 2048), (2304, 2667 * 2304))
@@ -221,7 +221,8 @@ def test_impossible_cosine_is_refused(steps):
 
 
 def held_reference(step: int, base: float, warmup: int, start: int, length: int, first: int) -> float:
-    """The DLRM reference's scheduler in plain Python: walked from the first update on, since regions hold the rate."""
+    """Return the rate of the DLRM reference's scheduler. It depends on all earlier steps, because regions hold the
+    rate."""
     rate = base
     for count in range(first, step + first + 1):
         if count < warmup:
@@ -262,7 +263,7 @@ def test_held_polynomial_refuses_a_decay_within_the_warm_up():
 
 
 def held_exponential_by_table(step: int, epoch: int, steps_per_epoch: int, warmup: int, hold: int) -> float:
-    """What the RNN-T reference's policy gives at ``step`` of ``epoch``, both counted from 1."""
+    """Return the rate of the RNN-T reference at ``step`` of ``epoch``, both counted from 1."""
     base, floor, gamma = 0.0072, 1e-5, 0.92
     if step < warmup * steps_per_epoch:
         factor = (step + 1) / (warmup * steps_per_epoch + 1)

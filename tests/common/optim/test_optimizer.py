@@ -1,4 +1,4 @@
-"""The Optimizer around its rule: iteration, state, checkpoints, and what it refuses."""
+"""Test the optimizer around its rule: steps, state, checkpoints, and refusals."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The loss scale against hand-worked sequences, alone and in an optimizer's iterations."""
+"""Test the loss scale against hand-worked sequences, alone and in steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Tiny:
         return Losses(loss, {"loss": loss})
 
     def iterate(self, x: float) -> bool:
-        """One iteration; whether it reports an overflow."""
+        """Run one step, and return whether it overflowed."""
         result = self.step([Batch({"x": torch.full((8,), x)}, 1)])
         return self.step.read(result.names, result.values.tolist()).overflow
 

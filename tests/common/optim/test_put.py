@@ -1,4 +1,4 @@
-"""A parameter and its state that are set alone are as if the whole state had been loaded."""
+"""Test that setting the state of one parameter after another equals loading the whole state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.optim.learning_rate import constant
 from common.optim.optimizer import Optimizer, ParameterGroup
 
 SHAPES = {"first": (70, 33), "kernel": (5, 3, 2, 2), "small": (3,), "last": (129,)}
-"""``kernel`` lies in memory as channels_last does."""
+"""Shapes of parameters; ``kernel`` is in channels_last."""
 KINDS = ("masters", "exp_avg", "exp_avg_sq")
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
@@ -32,7 +32,7 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 
 
 def built(ranks: int, index: int, remainders: bool, dtype: torch.dtype) -> tuple[list[FlatBuffer], state.Kinds]:
-    """Flat buffers of two groups, in buckets of one or two parameters, and a rank's state in them."""
+    """Return flat buffers of two groups, in buckets of one or two parameters, and the rank's state."""
     named = parameters(dtype)
     groups = [{"first": named["first"], "kernel": named["kernel"]}, {"small": named["small"], "last": named["last"]}]
     buffers = build_flat_buffers(groups, {}, ranks, index, 2000, remainders=remainders)

@@ -1,4 +1,4 @@
-"""Masters that are kept as a bfloat16 weight and 16 further bits."""
+"""Test masters that are stored as a bf16 weight and 16 more bits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_masters_are_set_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_weight_is_the_nearest_and_of_two_the_larger() -> None:
-    """Hand-worked around 1: bfloat16's next number is 1 + 2^-7, so that 1 + 2^-8 lies between the two."""
+    """Hand-worked around 1: the next bf16 number is 1 + 2^-7, so 1 + 2^-8 is in the middle."""
     values = torch.tensor([1.0, 1.0 + 2**-9, 1.0 + 2**-8, 1.0 + 2**-8 - 2**-20, -1.0 - 2**-8, 1.0 + 2**-7])
     nearest, remainders = split_masters(values)
     assert nearest.tolist() == [1.0, 1.0, 1.0 + 2**-7, 1.0, -1.0 - 2**-7, 1.0 + 2**-7]

@@ -1,4 +1,4 @@
-"""The bound that the tests on several GPUs allow LAMB: the rounding of sums over ranks, simulated on a CPU."""
+"""Test the bound for LAMB in the tests on several GPUs: the rounding of sums over ranks, simulated on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ELEMENTS = 1 << 18
 
 
 def gradients(ranks: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    """One for each rank: independent and normal."""
+    """Return the gradient of each rank: independent and normal."""
     generator = torch.Generator().manual_seed(ranks)
     return [torch.randn(ELEMENTS, generator=generator).to(dtype) for _ in range(ranks)]
 
@@ -24,12 +24,12 @@ def exact(terms: list[Tensor]) -> Tensor:
 
 
 def once(terms: list[Tensor]) -> Tensor:
-    """A switch's sum: rounded when all have been added."""
+    """Return the sum of a switch, which rounds once."""
     return exact(terms).to(terms[0].dtype)
 
 
 def ring(terms: list[Tensor]) -> Tensor:
-    """A reduce-scatter's sum: the piece of rank r starts at rank r + 1 and is rounded at each rank that it comes to."""
+    """Return the sum of a ring: the piece of rank r starts at rank r + 1, and each further rank rounds it."""
     ranks, length = len(terms), ELEMENTS // len(terms)
     pieces = []
     for rank in range(ranks):
@@ -42,7 +42,7 @@ def ring(terms: list[Tensor]) -> Tensor:
 
 
 def nodes(terms: list[Tensor]) -> Tensor:
-    """A sum inside nodes of two ranks, then over the nodes."""
+    """Return the sum inside nodes of two ranks, then over the nodes."""
     pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
     return pairs[0] if len(pairs) == 1 else pairs[0] + pairs[1]
 
@@ -74,7 +74,7 @@ def test_two_ranks_have_the_same_sum_in_any_order():
 
 
 def first_direction(gradient: Tensor) -> Tensor:
-    """The direction of LAMB's first update, from a weight of zeros: without trust ratio, at a rate of -1."""
+    """Return the direction of LAMB's first update: weights are zeros, there is no trust ratio, and the rate is -1."""
     problem = make_problem(LAMB(epsilon=1e-30), [torch.zeros(ELEMENTS)], [group()])
     problem.set_gradients([gradient])
     problem.apply(-1.0, 0)

@@ -1,4 +1,4 @@
-"""Which ranks share shards, from the layout and the size of a node."""
+"""Test which ranks share shards, by layout and node size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharded over two and four gloo ranks, the optimizer does what one rank does that accumulates the same lanes."""
+"""Test that the optimizer, sharded over two and four gloo ranks, equals one rank with the same micro-batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CASES = [(world, name) for world in WORLDS for name in SHARDED if world == 4 or 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder to which four ranks, then two, have written what they found."""
+    """Return the folder with the results of four ranks, then of two."""
     folder: Path = tmp_path_factory.mktemp("worlds")
     for world in reversed(WORLDS):  # two resume what four have saved
         on_ranks(run_rank, world, folder / str(world))
@@ -42,13 +42,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(root: Path) -> dict[int, list[dict[str, Any]]]:
-    """Number of ranks to what each of them found, by case."""
+    """Return the results of each rank by case, for each number of ranks."""
     return {world: results(world, root / str(world)) for world in WORLDS}
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict[str, Tensor]]:
-    """The weights that one rank ends with, by case."""
+    """Return the final weights of one rank, by case."""
     layout = Layout(seed=7)
     weights = {f"train/{rule}": Trainee.train(layout, rule=rule) for rule in RULES}
     return weights | {f"clip/{when}": Trainee.train(layout, clip=clip) for when, clip in CLIPS.items()}
@@ -149,7 +149,7 @@ def test_clipping_before_the_reduction_counts_a_replicated_weight_once(found, na
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[str, Tensor]:
-    """Three iterations of LAMB on one rank."""
+    """Return the weights after three steps of LAMB on one rank."""
     return Trainee.train(Layout(seed=7), rule="lamb")
 
 
@@ -175,8 +175,8 @@ def test_other_ranks_get_the_first_ones_buffers_and_random_states_of_their_own(f
 
 
 def test_only_the_first_rank_writes_model_and_optimizer(root):
-    place = root / "4" / "checkpoints" / "step_00000002"
-    contents = [torch.load(place / f"rank_{rank}.pt", weights_only=True) for rank in range(4)]
+    folder = root / "4" / "checkpoints" / "step_00000002"
+    contents = [torch.load(folder / f"rank_{rank}.pt", weights_only=True) for rank in range(4)]
     assert ["model" in content for content in contents] == [True, False, False, False]
     assert ["updaters" in content for content in contents] == [True, False, False, False]
     shapes = {name: weight.shape for name, weight in contents[0]["model"].items() if name != "seen"}
@@ -185,7 +185,7 @@ def test_only_the_first_rank_writes_model_and_optimizer(root):
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
-    """What two ranks have trained with interpreted Triton kernels."""
+    """Return the weights of two ranks that trained with interpreted Triton kernels."""
     return on_ranks(run_triton_rank, 2, tmp_path_factory.mktemp("triton"))
 
 

@@ -1,4 +1,4 @@
-"""LARS and SGD against float64 formulas, torch.optim.SGD and hand-worked cases."""
+"""Test LARS, SGD and Adagrad against float64 formulas, torch.optim and hand-worked cases."""
 
 import numpy as np
 import pytest
@@ -16,10 +16,11 @@ from update_oracle import (
 )
 
 from common.errors import UnsupportedImplementation
-from common.optim.adaptive import LAMB, Adagrad
+from common.optim.adaptive import LAMB, Adagrad, Adam, AdamW
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ParameterGroup
 from common.optim.update_cases import LLAMA_LAYER, bert, resnet
+from tests.capturable import Capturable
 
 RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
 
@@ -72,40 +73,6 @@ def test_parts_of_a_parameter_have_ratios_of_their_own():
     torch.testing.assert_close(fused.detach(), torch.cat([half.detach() for half in halves]))
 
 
-def test_lars_variants_agree_under_a_constant_rate():
-    results = []
-    for inside in (True, False):
-        weight = parameter(8, 5)
-        group = ParameterGroup({"w": weight}, 1e-4, trust_ratio=True, learning_rate_in_momentum=inside)
-        optimizer = build([group], LARS(0.9), [3.0] * 5)
-        for gradient in noise(5, 8, 5):
-            step(optimizer, {weight: gradient})
-        results.append(weight.detach())
-    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
-
-
-def test_lars_variants_differ_by_the_ratio_of_the_rates():
-    # with no gradient and no decay the second step is momentum alone: -mu * lr_1 * tau * d inside, -mu * lr_2 * ...
-    moves = []
-    for inside in (True, False):
-        weight = parameter(8, 5)
-        group = ParameterGroup({"w": weight}, trust_ratio=True, learning_rate_in_momentum=inside)
-        optimizer = build([group], LARS(0.9, eta=1.0), [0.5, 2.0])
-        step(optimizer, {weight: noise(1, 8, 5)[0]})
-        before = weight.detach().clone()
-        step(optimizer, {weight: torch.zeros(8, 5)})
-        moves.append(weight.detach() - before)
-    torch.testing.assert_close(moves[1], moves[0] * (2.0 / 0.5), rtol=1e-5, atol=1e-6)
-
-
-def test_group_without_trust_ratio_takes_the_whole_rate():
-    scale, gradient = parameter(7), noise(1, 7)[0]
-    start = scale.detach().clone()
-    optimizer = build([ParameterGroup({"bn.weight": scale})], LARS(0.9), [11.0])
-    step(optimizer, {scale: gradient})
-    torch.testing.assert_close(scale.detach(), start - 11.0 * gradient)
-
-
 @pytest.mark.parametrize("zero", ["weight", "gradient"])
 def test_zero_norm_gives_ratio_one(zero):
     weight = torch.nn.Parameter(torch.zeros(4) if zero == "weight" else torch.ones(4))
@@ -125,13 +92,6 @@ def test_grad_divisor_and_grad_scale_act_before_the_norms():
         step(optimizer, {weight: gradient * 32.0})  # the sum; the mean is 32 * 0.5 / 16 = 1 times the gradient
     expected, _ = momentum_steps(start, as_arrays(gradients), RATES[:3], weight_decay=1e-2, trust=True)
     np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=2e-6, atol=1e-7)
-
-
-def test_lr_scale_multiplies_the_rate():
-    bias = torch.nn.Parameter(torch.zeros(1))
-    optimizer = build([ParameterGroup({"bias": bias}, lr_scale=2.0)], SGD(0.0), [0.25])
-    step(optimizer, {bias: torch.ones(1)})
-    assert bias.item() == -0.5
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -193,19 +153,6 @@ def test_sgd_follows_the_formula_while_the_rate_changes(nesterov, inside):
     np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["rate_inside", "rate_outside"])
-def test_nesterov_hand_worked_two_steps(inside):
-    # gradients 1 and 1, mu 0.5, rate 0.25 then 0.5.  First step: 0.25 * (1 + 0.5 * 1) = 0.375 in both.
-    # inside: m = -0.5 * 0.25 - 0.5 = -0.625, step -0.3125 - 0.5; outside: m = 1.5, step -0.5 * (0.75 + 1)
-    weight = torch.nn.Parameter(torch.zeros(1))
-    group = ParameterGroup({"w": weight}, learning_rate_in_momentum=inside)
-    optimizer = build([group], SGD(0.5, nesterov=True), [0.25, 0.5])
-    step(optimizer, {weight: torch.ones(1)})
-    assert weight.item() == -0.375
-    step(optimizer, {weight: torch.ones(1)})
-    assert weight.item() == (-0.375 - 0.8125 if inside else -0.375 - 0.875)
-
-
 def test_nesterov_without_momentum_is_refused():
     with pytest.raises(ValueError, match=r"momentum=0\.0"):
         SGD(0.0, nesterov=True)
@@ -243,10 +190,16 @@ def test_norm_is_taken_of_the_named_weights(norm_of):
     np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [LARS(0.9), SGD(0.9, nesterov=True), Adagrad()], ids=["lars", "nesterov", "adagrad"])
+RULES = {
+    "lars": LARS(0.9), "nesterov": SGD(0.9, nesterov=True), "adagrad": Adagrad(), "lamb": LAMB(), "adamw": AdamW(),
+    "adam": Adam(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_skip_writes_nothing(rule):
     weight, half = parameter(5, 3), parameter(9, dtype=torch.float16)
-    group = ParameterGroup({"w": weight, "h": half}, 1e-4, trust_ratio=isinstance(rule, LARS))
+    group = ParameterGroup({"w": weight, "h": half}, 1e-4, trust_ratio=isinstance(rule, LARS | LAMB))
     optimizer = build([group], rule, RATES)
     step(optimizer, {weight: noise(1, 5, 3)[0], half: noise(1, 9)[0]})
     before = snapshot(optimizer, weight, half)
@@ -255,10 +208,10 @@ def test_skip_writes_nothing(rule):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("rule", [LARS(0.9), Adagrad()], ids=["lars", "adagrad"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_gradient_that_is_not_finite_writes_nothing_anywhere(rule, value):
     weight, half = parameter(5, 3), parameter(9, dtype=torch.float16)
-    groups = [ParameterGroup({"w": weight}, trust_ratio=isinstance(rule, LARS)), ParameterGroup({"h": half})]
+    groups = [ParameterGroup({"w": weight}, trust_ratio=isinstance(rule, LARS | LAMB)), ParameterGroup({"h": half})]
     optimizer = build(groups, rule, RATES)
     bad = torch.ones(9)
     bad[8] = value
@@ -268,12 +221,16 @@ def test_gradient_that_is_not_finite_writes_nothing_anywhere(rule, value):
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(optimizer, weight, half), strict=True))
 
 
-def test_the_update_after_an_overflow_is_a_normal_one():
-    weight = torch.nn.Parameter(torch.ones(4))
-    optimizer = build([ParameterGroup({"w": weight})], SGD(0.9), [0.5])
-    step(optimizer, {weight: torch.full((4,), float("nan"))})
-    assert not step(optimizer, {weight: torch.ones(4)})
-    assert weight.tolist() == [0.5] * 4
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_the_update_after_an_overflow_is_a_normal_one(rule):
+    weights = [parameter(5, 3), parameter(5, 3)]
+    for overflows, weight in enumerate(weights):
+        optimizer = build([ParameterGroup({"w": weight}, 0.1, trust_ratio=isinstance(rule, LARS | LAMB))], rule, RATES)
+        for gradient in noise(2, 5, 3):
+            if overflows:
+                assert step(optimizer, {weight: torch.full((5, 3), float("nan"))})
+            assert not step(optimizer, {weight: gradient})
+    assert torch.equal(*weights)
 
 
 def test_triton_without_a_gpu_is_refused_by_name(monkeypatch):
@@ -299,3 +256,72 @@ def test_an_unknown_implementation_is_refused_with_its_key_and_the_choices(rule)
 )
 def test_cases_have_the_tensors_of_the_networks(tensors, count, elements):
     assert (len(tensors), sum(size for size, _ in tensors)) == (count, elements)
+
+
+# Adagrad
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("epsilon", [1e-8, 0.1])
+def test_adagrad_equals_torch_adagrad(epsilon, weight_decay):
+    ours, theirs = parameter(6, 5, dtype=torch.float64), parameter(6, 5, dtype=torch.float64)
+    optimizer = build([ParameterGroup({"w": ours}, weight_decay)], Adagrad(epsilon), RATES)
+    reference = torch.optim.Adagrad([theirs], lr=1.0, eps=epsilon, weight_decay=weight_decay)
+    step_beside(optimizer, ours, reference, theirs, RATES)
+    torch.testing.assert_close(optimizer.state_dict()["sum"]["w"], reference.state[theirs]["sum"])
+
+
+def test_adagrad_hand_worked_two_steps():
+    # gradients 3 and 4 at rates 0.5 and 2, epsilon 1: 0.5 * 3 / (3 + 1), then 2 * 4 / (5 + 1)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = build([ParameterGroup({"w": weight})], Adagrad(1.0), [0.5, 2.0])
+    step(optimizer, {weight: torch.full((1,), 3.0)})
+    assert weight.item() == -0.375
+    step(optimizer, {weight: torch.full((1,), 4.0)})
+    assert weight.item() == pytest.approx(-0.375 - 4.0 / 3.0)
+
+
+def test_the_first_step_of_adagrad_has_the_size_of_the_rate_and_no_gradient_gives_none():
+    weight = torch.nn.Parameter(torch.zeros(3))
+    step(build([ParameterGroup({"w": weight})], Adagrad(), [0.25]), {weight: torch.tensor([1e-4, -7.0, 0.0])})
+    torch.testing.assert_close(weight.detach(), torch.tensor([-0.25, 0.25, 0.0]), rtol=2e-4, atol=0.0)
+    assert weight[2] == 0.0
+
+
+def test_divisor_and_scales_of_adagrad_are_those_of_the_groups():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    group = ParameterGroup({"w": weight}, lr_scale=2.0, grad_scale=0.5)
+    optimizer = build([group], Adagrad(1.0), [0.25], grad_divisor=4.0)
+    step(optimizer, {weight: torch.full((1,), 24.0)})  # 24 * 0.5 / 4 = 3
+    assert weight.item() == -0.25 * 2.0 * 3.0 / 4.0
+
+
+def test_adagrad_has_masters_state_and_a_checkpoint_like_the_others():
+    half, beside = parameter(9, dtype=torch.float16), parameter(7)
+    optimizer = build([ParameterGroup({"half": half, "beside": beside})], Adagrad(), RATES)
+    names = [name for name, _ in optimizer.named_state()]
+    assert names == ["step", "masters.float16", "sum.float16", "sum.float32"]
+    assert set(optimizer.state_dict()) == {"step", "sum", "masters"}
+
+
+def test_an_update_can_be_recorded_in_a_graph():
+    weight = parameter(9, dtype=torch.float16)
+    optimizer = build([ParameterGroup({"w": weight})], Adagrad(), RATES)
+    rates, factor, write, stats, count = (
+        torch.tensor([0.5]), torch.tensor(1.0), torch.tensor(True), torch.zeros(2), torch.tensor(0),
+    )  # fmt: skip
+    (update,) = [value for value in vars(optimizer).values() if hasattr(value, "kinds")]
+    with Capturable():
+        update.measure(stats)
+        update.apply(rates, count, factor, write)
+
+
+def test_it_refuses_trust_ratios_and_names_a_rule_that_has_them():
+    with pytest.raises(ValueError, match="Adagrad has no trust ratio; use LAMB"):
+        build([ParameterGroup({"w": parameter(3)}, trust_ratio=True)], Adagrad(), RATES)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-40, float("nan")])
+def test_an_epsilon_that_float32_does_not_hold_is_refused(epsilon):
+    with pytest.raises(ValueError, match="epsilon="):
+        Adagrad(epsilon)

@@ -1,4 +1,4 @@
-"""Which gathers a block of the model waits for, with one rank standing for two."""
+"""Test which gathers a block of the model waits for; one rank simulates two."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.optim.communication import WeightGatherer
 
 
 class Work:
-    """A gather that notes when it is waited for."""
+    """A gather that logs when it is waited for."""
 
     def __init__(self, size: int, log: list[str]) -> None:
         self._size, self._log = size, log
@@ -35,7 +35,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class Model(nn.Module):
-    """Weights of different sizes, so that a bucket can be told by its own; ``last`` uses the first one's too."""
+    """Weights of different sizes, so that the size identifies the bucket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def blocks_of(model: Model) -> list[tuple[str, nn.Module]]:
 
 
 def begun(log: list[str]) -> tuple[Model, WeightGatherer]:
-    """A model whose iteration has begun, which the log has forgotten."""
+    """Return a model whose step has begun, and clear the log."""
     model = Model()
     ours = gatherer(model, blocks_of(model))
     ours.begin()

@@ -1,4 +1,4 @@
-"""Gradients of half weights that add up in float32: over micro-batches, in updates, and in what is saved."""
+"""Test fp32 gradients of half-precision weights: sums over micro-batches, updates, and saved state."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ CLIPS = {"after": ClipNorm(MAX_NORM, "after_reduction"), "before": ClipNorm(MAX_
 MICRO_BATCHES = 3
 PASSES, TOKENS, OUTPUTS, INPUTS = 16, 32, 48, 32
 TO_FP32, BEYOND_BF16 = 1e-6, 1e-3
-"""Relative: within the one, a sum is rounded as float32 is; a sum that is rounded to bfloat16 is beyond the other."""
+"""Relative errors: sums in fp32 are below the first, sums that are rounded to bf16 above the second."""
 
 
 def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
-    """Drawn in bfloat16, the same every time."""
+    """Return random bf16 values in ``dtype``, always the same."""
     generator = torch.Generator().manual_seed(1)
     drawn = {name: (torch.randn(shape, generator=generator) * 0.1).bfloat16() for name, shape in SHAPES.items()}
     return {name: nn.Parameter(value.to(dtype)) for name, value in drawn.items()}
 
 
 def drawn_gradients(seed: int) -> dict[str, Tensor]:
-    """Float32 numbers, hardly any of which is a bfloat16."""
+    """Return random fp32 gradients, hardly any of which bf16 can represent."""
     generator = torch.Generator().manual_seed(1000 + seed)
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
 def optimizer(named: dict[str, nn.Parameter], rule: Rule, **options: Any) -> Optimizer:
-    """Of both parameters, of which the matrix decays."""
+    """Return an optimizer of both parameters; weight decay applies to the matrix."""
     trusted = isinstance(rule, LAMB | LARS)
     groups = [
         ParameterGroup({name: parameter}, DECAY if parameter.ndim > 1 else 0.0, trust_ratio=trusted)
@@ -67,7 +67,7 @@ def optimizer(named: dict[str, nn.Parameter], rule: Rule, **options: Any) -> Opt
 
 
 def step(one: Optimizer, named: dict[str, nn.Parameter], micro_batches: list[dict[str, Tensor]]) -> None:
-    """An update with the sum of made-up gradients."""
+    """Apply an update with the sum of the gradients."""
     one.begin()
     for number, gradients in enumerate(micro_batches, 1):
         if number == len(micro_batches):
@@ -82,7 +82,7 @@ def step(one: Optimizer, named: dict[str, nn.Parameter], micro_batches: list[dic
 
 
 def masters_of(one: Optimizer, named: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Float32, whether a weight has a master or is its own."""
+    """Return the fp32 masters, or the weights if they have no masters."""
     found = one.state_dict()
     masters: dict[str, Tensor] = found.get("masters") or {name: weight.detach() for name, weight in named.items()}
     return masters
@@ -98,14 +98,14 @@ class Product(nn.Module):
 
 
 def operands(seed: int) -> tuple[Tensor, Tensor]:
-    """Gradient of a result, and input; their product's mean is not 0, so that sums grow."""
+    """Return the gradient of a result and the input. The mean of their product is not 0, so that sums grow."""
     generator = torch.Generator().manual_seed(seed)
     dy, x = (torch.randn(TOKENS, width, generator=generator) + 0.5 for width in (OUTPUTS, INPUTS))
     return dy.bfloat16(), x.bfloat16()
 
 
 def by_autograd(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
-    """What autograd hands on is in the weight's dtype: exactly that is to be added."""
+    """Add gradients from autograd. They have the dtype of the weight."""
 
     def add(dy: Tensor, x: Tensor) -> Tensor:
         torch.nn.functional.linear(x, layer.weight).backward(dy)
@@ -117,7 +117,7 @@ def by_autograd(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def by_product(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
-    """A written product adds without rounding what it has made."""
+    """Add the products of hand-written code, which are not rounded."""
     product = HalfProduct(layer.weight, STAYING)
 
     def add(dy: Tensor, x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def by_product(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def by_product_in_fp8(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
-    """Of the numbers that FP8 has made of the operands."""
+    """Add products of operands that were rounded to FP8."""
     product = product_of(layer, "fp8", Shared(Scratch(layer.weight.device), WeightCasts()))
 
     def add(dy: Tensor, x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def by_product_in_fp8(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def by_row_sums(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
-    """As norms and biases add theirs."""
+    """Add sums, as norms and biases do."""
 
     def add(dy: Tensor, x: Tensor) -> Tensor:
         sums = torch.outer(dy.float().sum(0), x.float().sum(0))
@@ -152,11 +152,11 @@ def by_row_sums(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
     return add
 
 
-WAYS = {"autograd": by_autograd, "product": by_product, "fp8": by_product_in_fp8, "sums": by_row_sums}
+ADDERS = {"autograd": by_autograd, "product": by_product, "fp8": by_product_in_fp8, "sums": by_row_sums}
 
 
-@pytest.mark.parametrize("way", list(WAYS))
-def test_micro_batches_add_up_to_the_sum_in_float64(way: str) -> None:
+@pytest.mark.parametrize("adder", list(ADDERS))
+def test_micro_batches_add_up_to_the_sum_in_float64(adder: str) -> None:
     found = {}
     for gradients in ("fp32", "same"):
         layer = Product()
@@ -164,7 +164,7 @@ def test_micro_batches_add_up_to_the_sum_in_float64(way: str) -> None:
             [ParameterGroup({"weight": layer.weight})], SGD(0.0), constant(1.0), Layout(), grad_divisor=1.0,
             gradients=gradients,
         )  # fmt: skip
-        add = WAYS[way](layer)
+        add = ADDERS[adder](layer)
         one.begin()
         expected = torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
         for seed in range(PASSES):
@@ -177,7 +177,7 @@ def test_micro_batches_add_up_to_the_sum_in_float64(way: str) -> None:
 
 
 def test_uses_of_one_weight_in_a_pass_add_up_in_float32() -> None:
-    """An embedding that is the head, too: 256 + 1 is no bfloat16."""
+    """For example, an embedding that is also the head. bf16 cannot represent 256 + 1."""
     weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     one = optimizer({"weight": weight}, SGD(0.0), gradients="fp32")
     one.begin()
@@ -197,7 +197,7 @@ def test_gradients_without_an_optimizer_are_those_of_the_parameter() -> None:
 @pytest.mark.parametrize("clip", list(CLIPS))
 @pytest.mark.parametrize("rule", list(RULES))
 def test_every_rule_reads_all_bits(rule: str, clip: str) -> None:
-    """The masters are what float32 weights become with the same gradients; with bfloat16 gradients they are not."""
+    """The masters equal fp32 weights after the same gradients; with bf16 gradients they differ."""
     found = {}
     for kind, dtype, gradients in (
         ("wide", torch.bfloat16, "fp32"), ("whole", torch.float32, "same"), ("narrow", torch.bfloat16, "same"),
@@ -216,7 +216,7 @@ def test_every_rule_reads_all_bits(rule: str, clip: str) -> None:
 
 
 def test_updates_are_those_of_torch() -> None:
-    """AdamW with remainders for masters, clipped, against ``torch.optim.AdamW`` in float64."""
+    """Clipped AdamW with remainders as masters equals ``torch.optim.AdamW`` in float64."""
     named = parameters(torch.bfloat16)
     one = optimizer(
         named, AdamW(0.9, 0.95, 1e-5), clip=CLIPS["after"], implementation="reference", masters="remainder",
@@ -275,7 +275,7 @@ def test_parameters_may_get_another_optimizer() -> None:
 
 
 def test_a_state_has_no_gradients_and_goes_on_with_either_kind() -> None:
-    """Resumed it is the same bit for bit; a state of the other kind can be taken over."""
+    """A resumed run is equal bit for bit. A state also fits an optimizer with the other dtype of gradients."""
 
     def begun(gradients: str, **options: Any) -> tuple[Optimizer, dict[str, nn.Parameter]]:
         named = parameters(torch.bfloat16)

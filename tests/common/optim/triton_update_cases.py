@@ -1,4 +1,5 @@
-"""Triton kernels of the optimizers: what no case expresses; run by tests/test_interpreted_kernels.py."""
+"""Test properties of the optimizers' kernels that cases cannot express. tests/test_interpreted_kernels.py runs this
+file."""
 
 import pytest
 import torch

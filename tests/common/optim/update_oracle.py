@@ -28,7 +28,7 @@ def momentum_steps(
     epsilon: float = 0.0,
     norm_dtype: type = np.float64,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and momentum after one step for each gradient."""
+    """Return weights and momentum after one step for each gradient."""
     weight = weight.astype(np.float64)
     buffer = np.zeros_like(weight)
     for gradient, rate in zip(gradients, rates, strict=True):
@@ -50,19 +50,19 @@ def momentum_steps(
 
 
 def rate_table(rates: Sequence[float]) -> Callable[[Tensor], Tensor]:
-    """The schedule that gives ``rates`` one after the other."""
+    """Return a schedule that gives ``rates`` one after another."""
     table = torch.tensor(rates, dtype=torch.float32)
     return lambda step: table[step]
 
 
 def parameter(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Parameter:
-    """A parameter of normal noise."""
+    """Return a parameter of normally distributed values."""
     noise = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
     return nn.Parameter(noise.to(dtype))
 
 
 def noise(steps: int, *shape: int, seed: int = 100) -> list[Tensor]:
-    """One gradient for each step."""
+    """Return one gradient for each step."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*shape, generator=generator) for _ in range(steps)]
 
@@ -74,14 +74,14 @@ def build(
     implementation: str = "reference",
     grad_divisor: float = 1.0,
 ) -> Optimizer:
-    """An optimizer on one rank."""
+    """Return an optimizer on one rank."""
     return Optimizer(
         groups, rule, rate_table(rates), Layout(), grad_divisor=grad_divisor, implementation=implementation
     )
 
 
 def step(optimizer: Optimizer, gradients: Mapping[nn.Parameter, Tensor], skip: float = NO_SKIP) -> bool:
-    """One iteration with given gradients; returns whether one of them is not finite."""
+    """Run one step with given gradients, and return whether one of them is not finite."""
     optimizer.begin()
     for p, gradient in gradients.items():
         assert p.grad is not None
@@ -97,7 +97,8 @@ def step_beside(
     theirs: nn.Parameter,
     rates: Sequence[float],
 ) -> None:
-    """One iteration of both for each rate, with the same gradients; their weights are then equal in float64."""
+    """Run one step of both optimizers for each rate with the same gradients, and check that the float64 weights are
+    equal."""
     for gradient, rate in zip(noise(len(rates), *ours.shape), rates, strict=True):
         step(optimizer, {ours: gradient})
         theirs.grad = gradient.double()
@@ -107,10 +108,10 @@ def step_beside(
 
 
 def momentum_of(optimizer: Optimizer, name: str) -> np.ndarray:
-    """The momentum of one parameter, in float64."""
+    """Return the momentum of one parameter in float64."""
     return optimizer.state_dict()["momentum"][name].double().numpy()
 
 
 def snapshot(optimizer: Optimizer, *parameters: nn.Parameter) -> list[Tensor]:
-    """Copies of everything that an update may write."""
+    """Return copies of all tensors that an update may write."""
     return [p.detach().clone() for p in parameters] + [t.clone() for _, t in optimizer.named_state()]
