@@ -85,7 +85,7 @@ class SequenceShard:
 
 
 class ShardFile:
-    """Reader that loads one file in slices; a :class:`common.data.shard_lanes.ShardReader`.
+    """Reader that loads one file in slices; a :class:`common.data.shard_streams.ShardReader`.
 
     Args:
         rows: number of rows that the file must have.

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gpt3.architecture import GptArchitecture
-from benchmarks.gpt3.published_form import COMMON, MASTERS, MOMENTS, WEIGHTS, Published, pattern_of, shapes
+from benchmarks.gpt3.config import GptArchitecture
+from benchmarks.gpt3.published_form import COMMON, MASTERS, MOMENTS, WEIGHTS, PublishedCheckpoint, pattern_of, shapes
 from common.distributed.layout import AXES, Layout
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_split import TensorSplit
 from common.errors import CheckpointError
 from common.formats.zarr import Region, ZarrArray, ZarrPiece
 from common.optim.groups import SUMMED_AXES
@@ -40,7 +40,7 @@ def load_published(
     layout: Layout,
     architecture: GptArchitecture,
     steps: int,
-    splits: Mapping[str, Split],
+    splits: Mapping[str, TensorSplit],
 ) -> None:
     """Set this rank's parameters and their optimizer state to those of the checkpoint in ``folder``. Collective.
 
@@ -60,11 +60,11 @@ def load_published(
     kinds = (WEIGHTS,) if optimizer is None else (MASTERS, *MOMENTS)
     group = layout.group(*SUMMED_AXES)
     parameters = dict(model.named_parameters())
-    tensors: list[tuple[_Part, ...]] = []
+    tensors: list[tuple[_CheckpointPart, ...]] = []
     error = ""
     if reads := layout.index(*SUMMED_AXES) == 0:
         try:
-            published = Published(folder, architecture, kinds)
+            published = PublishedCheckpoint(folder, architecture, kinds)
             _check_steps(published, steps)
             for name, parameter in parameters.items():
                 shape, split = tuple(parameter.shape), splits.get(name)
@@ -106,7 +106,7 @@ Place = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _CheckpointPart:
     """Region of a checkpoint array, and its position in a parameter of this rank.
 
     Attributes:
@@ -136,7 +136,7 @@ class _Part:
         return place, values if values.ndim == self.dims else values[0]
 
 
-def _check_steps(published: Published, steps: int) -> None:
+def _check_steps(published: PublishedCheckpoint, steps: int) -> None:
     """Raise :class:`CheckpointError` if the checkpoint has another number of optimizer steps."""
     if published.steps != steps:
         raise CheckpointError(
@@ -145,7 +145,9 @@ def _check_steps(published: Published, steps: int) -> None:
         )
 
 
-def _parts(published: Published, kind: str, name: str, shape: tuple[int, ...], split: Split | None) -> Iterator[_Part]:
+def _parts(
+    published: PublishedCheckpoint, kind: str, name: str, shape: tuple[int, ...], split: TensorSplit | None
+) -> Iterator[_CheckpointPart]:
     """Yield the regions that make up the parameter ``name`` of this rank, which has the shape ``shape``."""
     pattern, layer = pattern_of(name)
     expected = shapes(published.architecture).get(pattern)
@@ -159,11 +161,11 @@ def _parts(published: Published, kind: str, name: str, shape: tuple[int, ...], s
             region = [(0, size) for size in full]
             region[dim] = (start, end)
             stacked = [] if layer is None else [(layer, layer + 1)]
-            yield _Part(published.arrays[kind][pattern], [*stacked, *region], len(shape), dim, row)
+            yield _CheckpointPart(published.arrays[kind][pattern], [*stacked, *region], len(shape), dim, row)
         row += stop - start
 
 
-def _read(tensors: Iterable[Iterable[_Part]], device: torch.device) -> Iterator[tuple[Place, Tensor] | None]:
+def _read(tensors: Iterable[Iterable[_CheckpointPart]], device: torch.device) -> Iterator[tuple[Place, Tensor] | None]:
     """Yield position and values of each chunk of the first tensor, then None, then of the next tensor, and so on.
 
     Threads read chunks ahead.

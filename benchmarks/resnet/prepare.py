@@ -18,12 +18,12 @@ from benchmarks.resnet import raw
 from benchmarks.resnet.raw import RawData, RawPicture
 from benchmarks.resnet.synthetic import generate
 from common.data import manifest, preparation
-from common.data.ahead import ahead
 from common.data.commands import DataCommands, Trust
 from common.data.manifest import Manifest
 from common.data.preparation import preparing
 from common.data.published import Published
 from common.data.synthetic import MARKER
+from common.data.threads import ahead
 from common.errors import DataError
 from common.formats.jpeg import checked_size, to_rgb_jpeg
 from common.formats.recordio import ImageRecord, RecordWriter, pack_image

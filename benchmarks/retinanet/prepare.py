@@ -33,16 +33,14 @@ from benchmarks.retinanet.prepared import (
 from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
 from benchmarks.retinanet.synthetic import generate
 from common.data import atomic, manifest, preparation
-from common.data.ahead import ahead
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.download import Client
 from common.data.manifest import Manifest
-from common.data.placing import assets_of, place
-from common.data.preparation import preparing
+from common.data.preparation import assets_of, place, preparing
 from common.data.published import Published
-from common.data.remote_file import RemoteFile
-from common.data.sources import Sources
+from common.data.sources import RemoteFile, Sources
 from common.data.stages import Stages
+from common.data.threads import ahead
 from common.detection.annotations import Annotations
 from common.detection.columns import read_column
 from common.errors import DataError

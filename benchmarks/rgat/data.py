@@ -71,14 +71,14 @@ class SeedStream:
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         if self.lane_seeds < self.mine.micro_batch:
             raise ConfigError(
-                f"micro_batch={self.mine.micro_batch}: {len(self.labelled)} training seeds over {self.mine.lanes} "
+                f"micro_batch={self.mine.micro_batch}: {len(self.labelled)} training seeds over {self.mine.streams} "
                 f"micro-batches of a global batch are only {self.lane_seeds} for each"
             )
 
     @property
     def lane_seeds(self) -> int:
         """Seeds per lane and epoch."""
-        return len(self.labelled) // self.mine.lanes
+        return len(self.labelled) // self.mine.streams
 
     @property
     def steps_of_epoch(self) -> int:
@@ -93,18 +93,18 @@ class SeedStream:
 
     def batch(self, number: int) -> tuple[SeedBatch, Tensor]:
         """Return this replica's micro-batch ``number``, counted from the start of training."""
-        step, accumulation_step = self.mine.place(number)
+        step, accumulation_step = self.mine.step_of(number)
         epoch, index = divmod(step, self.steps_of_epoch)
-        nodes, labels = self._epoch(self.mine.lane(accumulation_step), epoch)
+        nodes, labels = self._epoch(self.mine.stream(accumulation_step), epoch)
         begin = index * self.mine.micro_batch
         return padded(nodes, labels, begin, self.mine.micro_batch, self.mine.random_seed(self.seed, number))
 
     def measuring(self, batches: int) -> Iterator[SeedBatch]:
         """Yield batches for estimating capacities: those of the first lane's first epoch, with other random draws."""
-        nodes, labels = self._epoch(self.mine.lane(0), 0)
+        nodes, labels = self._epoch(self.mine.stream(0), 0)
         for index in range(batches):
             begin = index % (self.lane_seeds // self.mine.micro_batch) * self.mine.micro_batch
-            drawn = int(sample_generator(self.seed, _MEASURING, self.mine.lane(0), index).integers(2**63))
+            drawn = int(sample_generator(self.seed, _MEASURING, self.mine.stream(0), index).integers(2**63))
             yield padded(nodes, labels, begin, self.mine.micro_batch, drawn)[0]
 
     def _epoch(self, lane: int, epoch: int) -> tuple[Tensor, Tensor]:

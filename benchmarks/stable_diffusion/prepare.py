@@ -34,8 +34,7 @@ from common.data import manifest
 from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
-from common.data.placing import assets_of, place
-from common.data.preparation import preparing
+from common.data.preparation import assets_of, place, preparing
 from common.data.published import Published, published_files
 from common.data.sources import read_sources
 from common.data.stages import Stages

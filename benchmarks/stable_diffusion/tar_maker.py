@@ -28,8 +28,8 @@ from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
 from benchmarks.stable_diffusion.moments import MomentsEncoder, read_picture
 from benchmarks.stable_diffusion.raw import FORMS, PICTURE, samples_of
 from common.data import atomic, preparation
-from common.data.ahead import ahead
-from common.data.placing import place
+from common.data.preparation import place
+from common.data.threads import ahead
 from common.errors import DataError
 from common.formats.raw_files import add_member
 

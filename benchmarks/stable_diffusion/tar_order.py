@@ -2,7 +2,7 @@
 
 This is the scheme of the reference (``WebDataset(resampled=True)`` and a shuffle buffer), as a pure function of
 (seed, stream, position). A *stream* (``lane``) is one micro-batch of every global batch over all ranks
-(:mod:`common.data.shard_order`). It reads tar after tar, each in its stored order, into a buffer of B samples. Each
+(:mod:`common.data.shard_streams`). It reads tar after tar, each in its stored order, into a buffer of B samples. Each
 draw takes a sample from the buffer, and the next sample of the stream replaces it.
 
 A drawn sample entered its buffer slot at the previous draw from that slot, or at the start. So a sample at any

@@ -30,8 +30,7 @@ from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest, file_entry
 from common.data.options import Option
-from common.data.placing import place
-from common.data.preparation import preparing
+from common.data.preparation import place, preparing
 from common.data.published import Published
 from common.data.stages import Stages
 from common.data.synthetic import MARKER, description_of

@@ -98,9 +98,9 @@ class ReplicaOrder:
     mine: MicroBatches
 
     def __post_init__(self) -> None:
-        if self.mine.micro_batch * self.mine.lanes != self.order.global_batch:
+        if self.mine.micro_batch * self.mine.streams != self.order.global_batch:
             raise ConfigError(
-                f"{self.mine.lanes} micro-batches of {self.mine.micro_batch} samples make no global batch of "
+                f"{self.mine.streams} micro-batches of {self.mine.micro_batch} samples make no global batch of "
                 f"{self.order.global_batch}"
             )
 
@@ -133,7 +133,7 @@ class ReplicaOrder:
 
     def samples(self, number: int) -> list[tuple[int, int]]:
         """Return step and slot of every sample of this replica's micro-batch ``number`` of the whole training."""
-        step, accumulation_step = self.mine.place(number)
+        step, accumulation_step = self.mine.step_of(number)
         size = self.mine.micro_batch
         first = (self.mine.replica * self.mine.accumulation + accumulation_step) * size
         return [(step, slot) for slot in range(first, first + size)]

@@ -29,10 +29,8 @@ from tqdm import tqdm
 
 from common.data import atomic
 from common.data.download import Client
-from common.data.inventory import Inventory
 from common.data.preparation import locked, require_space
-from common.data.remote_file import RemoteFile, fault_of
-from common.data.sources import Sources, SourceSet, with_checksums
+from common.data.sources import Inventory, RemoteFile, Sources, SourceSet, fault_of, with_checksums
 from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import is_data
@@ -63,11 +61,8 @@ class Download:
     """One run of ``mlperf-suite download``.
 
     Attributes:
-        sources: sets of the workload.
-        raw_dir: target folder.
         workers: number of parallel downloads; at most eight connections per host are used.
         check: whether to compare only, and fetch nothing.
-        client: client that downloads the files.
     """
 
     sources: Sources
@@ -369,7 +364,6 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
 
     Args:
         archive: ``.tar`` or ``.tar.gz``.
-        folder: target folder.
         folders: maps a folder, at any depth in the archive, to its new name; other members are not unpacked.
 
     Raises:

@@ -49,9 +49,6 @@ def marker_of(raw_dir: Path, *found: Path) -> Path | None:
 def description_of(raw_dir: Path, *found: Path) -> dict[str, Any] | None:
     """Return the description that :func:`mark` wrote; None for real data.
 
-    Args:
-        raw_dir, found: see :func:`marker_of`.
-
     Raises:
         DataError: the file is damaged.
     """
@@ -69,7 +66,6 @@ def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, pe
 
     Args:
         draw: a module-level function.
-        workers: maximum number of processes.
         per_worker: number of plans that are worth a process. Fewer than two times as many are drawn in this process.
 
     Raises:

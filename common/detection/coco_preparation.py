@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data import manifest, preparation
-from common.data.ahead import ahead
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest
-from common.data.placing import assets_of, place
-from common.data.preparation import preparing
+from common.data.preparation import assets_of, place, preparing
 from common.data.published import Published
 from common.data.synthetic import MARKER
+from common.data.threads import ahead
 from common.detection.annotations import Annotations, read_coco
 from common.detection.coco_pictures import SPLITS, prepare_command
 from common.detection.coco_raw import RawData, RawPictures, annotations_name, open_raw

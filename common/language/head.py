@@ -35,8 +35,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED, chunks_of, next_token_loss
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
+from common.distributed.tensor_parallel.vocabulary import NOT_SCORED, chunks_of, next_token_loss
 from common.nn.main_gradient import dtype_of, finish, main_gradient
 from common.ops.cross_entropy.reference import OfAPart
 from common.ops.triton_support import widen
@@ -46,7 +46,7 @@ CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
 """See :mod:`common.ops.cross_entropy`."""
 
 
-class Head(ABC):
+class LossHead(ABC):
     """Head with its loss."""
 
     @abstractmethod
@@ -63,7 +63,6 @@ class Head(ABC):
         """Return ``factor`` times the sum of the losses: 0-d, fp32 (fp64 for fp64), differentiable. Collective over tp.
 
         Args:
-            hidden_sE, labels_T: see :meth:`losses`.
             factor: factor on the sum, such as 1 / number of tokens.
         """
 
@@ -73,7 +72,7 @@ class Head(ABC):
 
 
 @dataclass(frozen=True)
-class NextTokenHead(Head):
+class NextTokenHead(LossHead):
     """Head whose losses autograd differentiates.
 
     Attributes:
@@ -89,16 +88,16 @@ class NextTokenHead(Head):
     vocabulary: int | None = None
 
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`Head.losses`; differentiable."""
+        """See :meth:`LossHead.losses`; differentiable."""
         return next_token_loss(hidden_sE, self.weight, labels_T, self.parallel, self.chunk, self.vocabulary)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`Head.summed_loss`."""
+        """See :meth:`LossHead.summed_loss`."""
         return self.losses(hidden_sE, labels_T).sum() * factor
 
 
 @dataclass(frozen=True)
-class UntiedHead(Head):
+class UntiedHead(LossHead):
     """Head of one rank that computes gradients in the forward pass.
 
     Attributes:
@@ -112,7 +111,7 @@ class UntiedHead(Head):
     chunk: int
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`Head.summed_loss`."""
+        """See :meth:`LossHead.summed_loss`."""
         if not torch.is_grad_enabled():
             return self.losses(hidden_sE, labels_T).sum() * factor
         total: Tensor = _UntiedLoss.apply(hidden_sE, self.weight, labels_T, self, factor)
@@ -120,7 +119,7 @@ class UntiedHead(Head):
 
     @torch.no_grad()
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`Head.losses`; without gradients."""
+        """See :meth:`LossHead.losses`; without gradients."""
         weight_VE = self.weight
         losses = [
             self.cross_entropy(hidden_sE[part] @ weight_VE.t(), labels_T[part], len(weight_VE))[0]
@@ -246,7 +245,7 @@ class PutOff:
 
 
 @dataclass(frozen=True)
-class TiedHead(Head):
+class TiedHead(LossHead):
     """Head that computes losses with the weight of the embedding.
 
     Attributes:
@@ -268,11 +267,11 @@ class TiedHead(Head):
     put_off: PutOff = field(default_factory=lambda: PutOff(0))
 
     def step(self) -> AbstractContextManager[None]:
-        """See :meth:`Head.step`."""
+        """See :meth:`LossHead.step`."""
         return self.put_off.step(self)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`Head.summed_loss`. Collective in both passes.
+        """See :meth:`LossHead.summed_loss`. Collective in both passes.
 
         Except in fp16, ``factor`` is applied before the gradient of the logits is rounded; a factor applied to the
         result would be rounded to the dtype of the network.
@@ -284,7 +283,7 @@ class TiedHead(Head):
 
     @torch.no_grad()
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`Head.losses`; without gradients."""
+        """See :meth:`LossHead.losses`; without gradients."""
         losses_RS: list[Tensor] = []
         for _, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, self.parallel, self.chunk):
             losses_RS.append(self._logits(hidden_cE, labels_c).losses_c.view(self.parallel.size, -1))

@@ -17,8 +17,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from common.distributed.tensor_parallel.products import SCALE_STRIDE, CollectiveProducts, RowProduct, TokenProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import (
+    SCALE_STRIDE,
+    CollectiveProducts,
+    RowProduct,
+    TensorParallel,
+    TokenProducts,
+)
 from common.ops.fp8_cast.reference import Fp8Tensor
 from common.ops.linear.fp8 import GRADIENT, INPUT
 
@@ -67,7 +72,7 @@ class LocalProduct(Protocol):
         ...
 
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """Compute ``y = x W^T + bias``, as a :data:`common.distributed.tensor_parallel.products.RowProduct`."""
+        """Compute ``y = x W^T + bias``, as a :data:`common.distributed.tensor_parallel.ranks.RowProduct`."""
         ...
 
     def towards_input(self) -> RowProduct:
@@ -170,11 +175,7 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Scattering:
-    """Movement of a row-parallel product: the input has all tokens, the summed result has this rank's tokens.
-
-    Attributes:
-        parallel, tokens: see :class:`Gathering`.
-    """
+    """Movement of a row-parallel product: the input has all tokens, the summed result has this rank's tokens."""
 
     parallel: TensorParallel
     tokens: TokenProducts

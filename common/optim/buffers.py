@@ -387,7 +387,6 @@ def build_flat_buffers(
     Tensors are numbered through all buffers.
 
     Args:
-        groups, parts, ranks, index, bucket_bytes, remainders: see :class:`FlatBuffer`.
         gradients: precision in which gradients are added up.
 
     Raises:

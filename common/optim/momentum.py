@@ -43,7 +43,6 @@ class LARS(Rule):
 
     Args:
         momentum: mu.
-        eta: trust coefficient.
         epsilon: added to the denominator of the trust ratio.
         norm_of: take |w| of the fp32 masters or of the model's weights.
     """

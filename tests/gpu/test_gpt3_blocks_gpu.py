@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import GptArchitecture
+from benchmarks.gpt3.config import GptArchitecture
 from benchmarks.gpt3.workload import GptPretraining
 from common import cli
 from common.config.composition import compose
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
 from common.errors import UnsupportedImplementation
+from common.language.architecture import choose_operations
 from common.language.decoder import HandwrittenDecoder
 from common.language.network import EMBEDDING, Decoder
-from common.language.operations import choose_operations
 from common.ops.operation import AUTO
 from common.optim.buffers import FlatBuffer
 from common.step.capture import capturing

@@ -10,20 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, build_products
-from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import CollectiveProducts, TensorParallel, TokenProducts
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import UnsupportedImplementation
-from common.language.architecture import LlamaArchitecture
+from common.language.architecture import LlamaArchitecture, TokenPositions, choose_operations
 from common.language.decoder import IN_FP8, HandwrittenDecoder
-from common.language.frozen_products import load_frozen
+from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
 from common.language.network import Decoder
-from common.language.operations import choose_operations
-from common.language.tokens import TokenPlaces
 from common.step.capture import capturing
 from tests.generators import generator_of
 
@@ -74,8 +71,8 @@ class Network:
 
     def losses(self, seed: Tensor | None) -> Tensor:
         """Of all tokens; without a seed as in an evaluation."""
-        places = TokenPlaces.whole(ROWS, LENGTH, seed, self._given.device)
-        hidden_sE = self._frozen.hidden_states(self._given[:, :-1], places)
+        positions = TokenPositions.whole(ROWS, LENGTH, seed, self._given.device)
+        hidden_sE = self._frozen.hidden_states(self._given[:, :-1], positions)
         labels_T = self._given[:, 1:].flatten()
         return next_token_loss(hidden_sE, self.decoder.head.weight, labels_T, self.parallel, CHUNK)
 

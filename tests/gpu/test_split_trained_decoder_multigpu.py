@@ -10,19 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, build_products
-from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import CollectiveProducts, TensorParallel, TokenProducts
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import UnsupportedImplementation
-from common.language.architecture import LlamaArchitecture
+from common.language.architecture import LlamaArchitecture, TokenPositions, choose_operations
 from common.language.decoder import HandwrittenDecoder
 from common.language.network import Decoder
-from common.language.operations import choose_operations
-from common.language.tokens import TokenPlaces
 from common.step.capture import capturing
 from tests.generators import generator_of
 
@@ -80,8 +77,8 @@ class Network:
 
     def losses(self, tokens_BR: Tensor) -> Tensor:
         """Of all tokens."""
-        places = TokenPlaces.whole(ROWS, LENGTH, None, tokens_BR.device)
-        hidden_sE = self._trained.hidden_states(tokens_BR[:, :-1], places)
+        positions = TokenPositions.whole(ROWS, LENGTH, None, tokens_BR.device)
+        hidden_sE = self._trained.hidden_states(tokens_BR[:, :-1], positions)
         weight = self.decoder.head.weight
         return next_token_loss(hidden_sE, weight, tokens_BR[:, 1:].flatten(), self.parallel, CHUNK)
 

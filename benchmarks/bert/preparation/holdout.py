@@ -11,8 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.bert.preparation.articles import clean, read_lines
-from benchmarks.bert.preparation.sentences import SentenceSplitter
+from benchmarks.bert.preparation.articles import SentenceSplitter, clean, read_lines
 from common.data.atomic import written
 from common.data.manifest import digest
 from common.errors import DataError
@@ -49,7 +48,6 @@ def split_file(
     """Clean one file of articles, split it into sentences, and write its training and its held-out articles.
 
     Args:
-        path, number, files, wanted: see :func:`held_out`.
         punkt: folder of Punkt parameters, or None.
         training, evaluation: output files.
 

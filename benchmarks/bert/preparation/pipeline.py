@@ -24,7 +24,7 @@ from benchmarks.bert.raw import EVALUATION, PreparationSizes, RawText
 from common.data.atomic import written
 from common.data.manifest import FileEntry, file_entry
 from common.data.ragged import bounds_of
-from common.data.shard_order import shard_sizes
+from common.data.shard_streams import shard_sizes
 from common.data.stages import Record, Stages
 from common.errors import DataError
 
@@ -302,8 +302,6 @@ def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, pat
 
     Args:
         sources: output files of :func:`scatter_part`.
-        shard: number of this shard.
-        shards: number of all shards.
         packed: whether to write packs of sequences instead of single ones.
     """
     places, sequences = sequence_exchange.gather(sources, shard, shards)

@@ -30,7 +30,7 @@ MARGIN = 1.005
 _CHUNK = 1 << 24  # documents per chunk of the cumulative sum
 
 
-class Piece(NamedTuple):
+class TokenRange(NamedTuple):
     """Tokens ``start`` to ``stop`` of a document."""
 
     document: int
@@ -57,7 +57,7 @@ class SampleIndex:
     def __len__(self) -> int:
         return len(self.order)
 
-    def pieces(self, place: int, lengths: NDArray[np.int32]) -> Iterator[Piece]:
+    def pieces(self, place: int, lengths: NDArray[np.int32]) -> Iterator[TokenRange]:
         """Yield the pieces of the row at position ``place`` of the training, in order.
 
         Args:
@@ -70,7 +70,7 @@ class SampleIndex:
             stop = end + self.extra_token if number == last else int(lengths[document])
             start = skipped if number == first else 0
             if stop > start:
-                yield Piece(document, start, stop)
+                yield TokenRange(document, start, stop)
 
 
 def epochs_for(rows: int, tokens: int, row_length: int, extra_token: int) -> int:
@@ -78,7 +78,6 @@ def epochs_for(rows: int, tokens: int, row_length: int, extra_token: int) -> int
 
     Args:
         tokens: tokens of one epoch.
-        extra_token: see :class:`SampleIndex`.
     """
     return max(1, -(-(rows * row_length + extra_token) // tokens))
 
@@ -97,7 +96,6 @@ def build_samples(
 
     Args:
         lengths: int32, (N,): number of tokens of each document.
-        row_length: S, in tokens.
         rows: minimum number of rows, which decides the number of epochs; None: one epoch.
         extra_token: see :class:`SampleIndex`.
         seed: seed of both shuffles; None keeps rows and documents in natural order.
@@ -182,7 +180,6 @@ def blended(weights: Sequence[float], rows: int) -> tuple[NDArray[np.int16], NDA
 
     Args:
         weights: weights of the files; any positive numbers.
-        rows: number of rows.
 
     Returns:
         File of each row (int16), and its row number there (int64).

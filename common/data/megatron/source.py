@@ -45,7 +45,7 @@ class RowShape:
     extra_token: bool
 
 
-class Rows(Protocol):
+class TokenRows(Protocol):
     """Rows by position in the training or evaluation."""
 
     def __len__(self) -> int: ...
@@ -59,7 +59,6 @@ class FileRows:
     """The rows of one pair of files.
 
     Args:
-        opened: the files.
         index: start and order of the rows.
     """
 
@@ -109,11 +108,9 @@ class BlendedRows:
 
     Args:
         parts: rows of each file.
-        weights: weight of each file.
-        rows: number of rows.
     """
 
-    def __init__(self, parts: Sequence[Rows], weights: Sequence[float], rows: int) -> None:
+    def __init__(self, parts: Sequence[TokenRows], weights: Sequence[float], rows: int) -> None:
         self._parts = parts
         self._files, self._numbers = blended(weights, rows)
 
@@ -134,7 +131,6 @@ class RowStream:
 
     Attributes:
         mine: this replica's micro-batches.
-        train_samples: number of available rows.
         consumed: number of rows that an earlier training has used.
     """
 
@@ -166,7 +162,7 @@ class RowStream:
         Raises:
             DataError: the micro-batch needs more rows than there are.
         """
-        first = self.consumed + self.mine.everywhere(number) * self.micro_batch
+        first = self.consumed + self.mine.global_index(number) * self.micro_batch
         if first + self.micro_batch > self.train_samples:
             raise DataError(
                 f"the training wants row {first + self.micro_batch - 1} of {self.train_samples}; let the recipe ask "
@@ -180,7 +176,7 @@ class RowStream:
 
 
 def train_source(
-    rows: Rows,
+    rows: TokenRows,
     shape: RowShape,
     stream: RowStream,
     eval_samples: int,
@@ -195,7 +191,6 @@ def train_source(
         stream: selects the rows of this replica.
         eval_samples: rows of the evaluation.
         stand_in: whether the data are synthetic.
-        pin_memory: whether to pin the tensors.
         ahead: number of micro-batches that are read ahead.
     """
     threads = SampleThreads(1, ahead)
@@ -207,13 +202,12 @@ def train_source(
     return ThreadedTrainSource(stream, eval_samples, stand_in, threads, begin, _nothing)
 
 
-def eval_source(rows: Rows, shape: RowShape, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
+def eval_source(rows: TokenRows, shape: RowShape, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
     """Return the evaluation batches of one replica; a damaged row raises :class:`common.errors.DataError`.
 
     Args:
         rows: rows of the whole set, in natural order.
         shard: this replica's rows; all replicas have the same number of batches.
-        pin_memory: whether to pin the tensors.
     """
     threads = SampleThreads(1, AHEAD)
 
@@ -233,14 +227,13 @@ def open_blend(
     rows: int,
     seed: int,
     shuffle_documents: bool,
-) -> Rows:
+) -> TokenRows:
     """Return the training rows of one or several pairs of files. Call it after ``run_start``.
 
     Args:
         prefixes: paths of the pairs without ``.bin`` and ``.idx``.
         weights: weight of each pair in the blend; a single pair is not blended.
         rows: number of rows that the training may use, which decides the number of epochs.
-        seed: seed of the shuffles.
         shuffle_documents: whether the documents are shuffled, too.
 
     Raises:
@@ -303,7 +296,7 @@ def _empty(rows: int, shape: RowShape, pin_memory: bool) -> dict[str, Tensor]:
     return {"tokens": torch.full(size, NO_TOKEN, dtype=torch.int32, pin_memory=pin_memory)}
 
 
-def _begin(threads: SampleThreads, rows: Rows, places: Sequence[int], tensors: dict[str, Tensor]) -> PendingBatch:
+def _begin(threads: SampleThreads, rows: TokenRows, places: Sequence[int], tensors: dict[str, Tensor]) -> PendingBatch:
     tokens_BS = tensors["tokens"].numpy()
 
     def fill(slot: int) -> None:

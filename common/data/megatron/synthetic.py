@@ -14,8 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from common.data import synthetic
-from common.data.megatron.corpus import Corpus, Settings
-from common.data.megatron.text_tokenizers import open_tokenizer
+from common.data.megatron.corpus import Corpus, SyntheticSizes, open_tokenizer
 from common.data.options import Option, Options
 from common.errors import ConfigError
 
@@ -65,7 +64,7 @@ def generate(raw_dir: Path, corpus: Corpus, options: SyntheticText = SyntheticTe
         first = evaluated + _NOT_TAKEN
         tokens = options.train * options.row_length + len(train_parts) * (options.row_length + 1)
         trained = _count(lengths[first:], tokens, "train")
-        settings = Settings(
+        settings = SyntheticSizes(
             options.vocabulary,
             min(options.files, *(len(part.files) for part in corpus.parts if part.split == "train")),
             min(_EVAL_FILES, *(len(part.files) for part in eval_parts)),

@@ -11,8 +11,7 @@ from tqdm import tqdm
 
 from common.data import manifest, synthetic
 from common.data.manifest import FileEntry, Manifest
-from common.data.placing import place
-from common.data.preparation import preparing
+from common.data.preparation import place, preparing
 from common.data.published import SYNTHETIC
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding

@@ -39,10 +39,10 @@ class TrainingRows:
         self.train_samples, self.eval_samples = prepared.train_samples, prepared.eval_samples
         self.stand_in = prepared.manifest.stand_in
         self._file, self._mine, self._pinned = file, mine, device.type == "cuda"
-        self._steps = self.train_samples // (mine.micro_batch * mine.lanes)
+        self._steps = self.train_samples // (mine.micro_batch * mine.streams)
         if not self._steps:
             raise ConfigError(
-                f"hparams.global_batch_size={mine.micro_batch * mine.lanes}: {prepared.folder} has only "
+                f"hparams.global_batch_size={mine.micro_batch * mine.streams}: {prepared.folder} has only "
                 f"{self.train_samples} training samples"
             )
 
@@ -61,8 +61,8 @@ class TrainingRows:
 
     def _rows(self, number: int) -> tuple[int, int]:
         """Return first row and last row + 1 of this replica's micro-batch ``number`` of the whole training."""
-        step, accumulation_step = self._mine.place(number)
-        first = (step * self._mine.lanes + self._mine.lane(accumulation_step)) * self._mine.micro_batch
+        step, accumulation_step = self._mine.step_of(number)
+        first = (step * self._mine.streams + self._mine.stream(accumulation_step)) * self._mine.micro_batch
         return first, first + self._mine.micro_batch
 
 

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from benchmarks.bert.preparation.articles import clean, read_lines
+from benchmarks.bert.preparation.articles import SentenceSplitter, clean, read_lines
 from benchmarks.bert.preparation.holdout import assign, held_out, join, sentences_of, split_file
-from benchmarks.bert.preparation.sentences import SentenceSplitter
 from common.errors import DataError
 
 

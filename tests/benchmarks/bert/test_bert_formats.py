@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bert.preparation import hdf5, sequence_exchange
 from benchmarks.bert.sequences import Sequences, concatenate
-from common.data.shard_order import shard_sizes
+from common.data.shard_streams import shard_sizes
 from common.errors import DataError
 
 

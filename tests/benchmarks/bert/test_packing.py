@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.bert.preparation.packing import best_fit, exact_ways, pack, plan_packs
+from benchmarks.bert.preparation.packing import best_fit, exact_combinations, pack, plan_packs
 
 
 def contents(packs, lengths):
@@ -112,10 +112,10 @@ def test_exact_ways_are_all_multisets_of_at_most_three_lengths():
         tuple(sorted((a, b, c)))
         for a in range(longest + 1) for b in range(longest + 1) for c in range(longest + 1) if a + b + c == longest
     }  # fmt: skip
-    ways = [tuple(sorted(way)) for way in exact_ways(longest).tolist()]
-    assert len(ways) == len(set(ways))
-    assert set(ways) == expected
-    assert len(exact_ways(512)) == 22_102  # partitions of 512 into at most three parts
+    combinations = [tuple(sorted(combination)) for combination in exact_combinations(longest).tolist()]
+    assert len(combinations) == len(set(combinations))
+    assert set(combinations) == expected
+    assert len(exact_combinations(512)) == 22_102  # partitions of 512 into at most three parts
 
 
 def test_a_plan_has_a_place_for_every_sequence():
@@ -123,16 +123,16 @@ def test_a_plan_has_a_place_for_every_sequence():
     counts = source.integers(0, 400, 96)
     plan = plan_packs(counts, 96)
     places = np.zeros(97, int)
-    for way, repeats in zip(plan.ways, plan.repeats, strict=True):
-        np.add.at(places, way, repeats)
+    for combination, repeats in zip(plan.combinations, plan.repeats, strict=True):
+        np.add.at(places, combination, repeats)
     at_least = np.cumsum(places[:0:-1])
     assert (at_least >= np.cumsum(counts[::-1])).all()
-    assert plan.ways.sum(axis=1).max() <= 96
+    assert plan.combinations.sum(axis=1).max() <= 96
 
 
 def test_the_best_fitting_pair_is_found():
     counts = np.zeros(100, int)
     counts[[59, 24, 14, 37, 1]] = 1  # 60 leaves 40: 25 + 15 fills it, 38 + 2 as well; then the other two
     plan = best_fit(counts, 100)
-    assert sorted(sum(way) for way in plan.ways.tolist()) == [40, 100]
+    assert sorted(sum(combination) for combination in plan.combinations.tolist()) == [40, 100]
     assert plan.repeats.tolist() == [1, 1]

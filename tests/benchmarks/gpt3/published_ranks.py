@@ -32,13 +32,13 @@ def run_rank(rank: int, root: str, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=WORLD)
     found: dict[str, Any] = {}
     looked: list[Path] = []
-    opened = published.Published
+    opened = published.PublishedCheckpoint
 
     def noted(place: Path, *arguments: Any) -> Any:
         looked.append(place)
         return opened(place, *arguments)
 
-    published.Published = noted
+    published.PublishedCheckpoint = noted
     for case, (sizes, options) in CASES.items():
         looked.clear()
         one = loaded(Layout(sizes, rank), Path(folder), **options)

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import GptArchitecture
-from common.distributed.context_parallel.split import ContextSplit
-from common.language.architecture import Architecture
+from benchmarks.gpt3.config import GptArchitecture
+from common.distributed.context_parallel import ContextSplit
+from common.language.architecture import Architecture, TokenPositions, block_operations, choose_operations
 from common.language.decoder import HandwrittenDecoder
-from common.language.head import Head, NextTokenHead, PutOff, TiedHead
+from common.language.head import LossHead, NextTokenHead, PutOff, TiedHead
 from common.language.network import Decoder
-from common.language.operations import block_operations, choose_operations
-from common.language.tokens import TokenPlaces
 from common.ops.cross_entropy import OF_A_PART
 from common.ops.operation import REFERENCE, OperationRequest
 from tests.generators import generator_of
@@ -77,14 +75,14 @@ class Passes:
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
         return self.network.embed(
-            tokens_BS, TokenPlaces.whole(len(tokens_BS), tokens_BS.shape[1], device=tokens_BS.device)
+            tokens_BS, TokenPositions.whole(len(tokens_BS), tokens_BS.shape[1], device=tokens_BS.device)
         )
 
     def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
         length = len(x_sE) * self.parallel.size // rows
-        return self.network.through(chunk, x_sE, TokenPlaces.whole(rows, length, device=x_sE.device))
+        return self.network.through(chunk, x_sE, TokenPositions.whole(rows, length, device=x_sE.device))
 
-    def head(self, chunk: int = CHUNK) -> Head:
+    def head(self, chunk: int = CHUNK) -> LossHead:
         weight, vocabulary = self.model.head_weight, self.architecture.vocabulary
         if self.written is None:
             return NextTokenHead(weight, self.parallel, chunk, vocabulary)

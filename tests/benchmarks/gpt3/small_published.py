@@ -69,18 +69,21 @@ def whole_tensors() -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def write_by_hand(folder: Path) -> None:
-    """The reference's set in bfloat16 with numpy alone."""
-    tensors = whole_tensors()
-    tensors["weights"] = tensors["masters"]
+def write_published(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], layers: int, steps: int) -> None:
+    """Write a checkpoint in the reference's form with numpy alone: bfloat16 if ``tensors`` has masters, else fp32.
+
+    Args:
+        tensors: kind (weights, masters, exp_avg, exp_avg_sq) to our name to whole tensor.
+        steps: number of optimizer steps of the checkpoint.
+    """
     for kind, named in tensors.items():
+        half, prefix = kind == "weights" and "masters" in tensors, PREFIXES["reference"][kind]
         for ours, (theirs, _) in OTHER_NAMES.items():
-            array(folder / f"{PREFIXES['reference'][kind]}{theirs}", named[ours], kind == "weights")
+            array(folder / f"{prefix}{theirs}", named[ours], half)
         for ours, (theirs, _) in LAYER_NAMES.items():
-            stacked = torch.stack([named[f"layers.{layer}.{ours}"] for layer in range(SHAPE.layers)])
-            name = f"{PREFIXES['reference'][kind]}encoder.layers.{theirs}"
-            array(folder / name, stacked, kind == "weights", stacked=True)
-    torch.save({"optimizer": {"optimizer": {"param_groups": [{"lr": 6e-5, "step": STEPS}]}}}, folder / "common.pt")
+            stacked = torch.stack([named[f"layers.{layer}.{ours}"] for layer in range(layers)])
+            array(folder / f"{prefix}encoder.layers.{theirs}", stacked, half, stacked=True)
+    torch.save({"optimizer": {"optimizer": {"param_groups": [{"lr": 6e-5, "step": steps}]}}}, folder / "common.pt")
     (folder / "metadata.json").write_text('{"sharded_backend": "zarr"}')
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from common.distributed.pipeline.order import layers_of
 from common.errors import UnsupportedImplementation
+from common.language.fp8_products import Fp8TrainedProduct
 from common.language.network import Decoder
-from common.language.trained_products import Fp8TrainedProduct
 
 FIVE = 5
 """Buffers of scales of a layer: four products and what is saved."""

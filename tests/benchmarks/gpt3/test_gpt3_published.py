@@ -25,12 +25,12 @@ from small_published import (
     own_part,
     renamed,
     whole_tensors,
-    write_by_hand,
+    write_published,
 )
 from torch import Tensor
 
 from benchmarks.gpt3.published import load_published
-from benchmarks.gpt3.published_form import Published, shapes, write_published
+from benchmarks.gpt3.published_form import PublishedCheckpoint, shapes
 from common import cli
 from common.config.composition import compose
 from common.distributed.layout import Layout
@@ -71,7 +71,8 @@ def load(one: Trainee, folder: Path, shape: Any = SHAPE, steps: int = STEPS) -> 
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same checkpoint in both namings, and in fp32."""
     root = tmp_path_factory.mktemp("published")
-    write_by_hand(root / "reference")
+    tensors = whole_tensors()
+    write_published(root / "reference", {**tensors, "weights": tensors["masters"]}, SHAPE.layers, STEPS)
     renamed(root / "reference", root / "nvidia")
     in_fp32(root / "reference", root / "fp32")
     return {name: root / name for name in ("reference", "nvidia", "fp32")}
@@ -116,7 +117,7 @@ def test_weights_alone_need_no_state(folders, tmp_path, whole):
 def test_a_rank_opens_only_the_chunks_of_its_part(folders, monkeypatch):
     """Two stages of two layers, each on four ranks: of eight chunks of rows a rank has two, and those of its layers."""
     opened: list[Path] = []
-    read = Published.__init__.__globals__["ZarrArray"].read_piece
+    read = PublishedCheckpoint.__init__.__globals__["ZarrArray"].read_piece
 
     def noted(self: Any, piece: Any, pin: bool = False) -> Tensor:
         opened.append(self.file(piece.chunk))
@@ -139,49 +140,6 @@ def test_a_rank_opens_only_the_chunks_of_its_part(folders, monkeypatch):
         ]
         assert {int(column) // 2 for _, _, column in down} == {layout.coordinate("tp")}
         assert len(down) == 2 * 8 * 2
-
-
-def test_what_is_written_is_read(tmp_path, whole):
-    kinds = {kind: whole[kind] for kind in ("masters", "exp_avg", "exp_avg_sq")}
-    for naming, dtype in (("reference", torch.bfloat16), ("nvidia", torch.float32)):
-        folder = tmp_path / f"{naming}_{dtype}"
-        weights = {name: tensor.to(dtype) for name, tensor in whole["masters"].items()}
-        write_published(folder, SHAPE, weights, kinds, STEPS, naming)
-        one = trainee(Layout())
-        load(one, folder)
-        state = one.optimizer.state_dict()
-        for name, kind, values in one.expected(whole):
-            assert torch.equal(state[kind][name], values), (name, kind)
-
-
-def test_what_is_written_has_the_names_and_chunks_of_what_is_published(folders, tmp_path, whole):
-    weights = {name: tensor.bfloat16() for name, tensor in whole["masters"].items()}
-    for naming in ("reference", "nvidia"):
-        write_published(tmp_path / naming, SHAPE, weights, whole, STEPS, naming)
-        ours, theirs = ({path.name: path for path in root.iterdir()} for root in (tmp_path / naming, folders[naming]))
-        assert ours.keys() == theirs.keys()
-        for name, path in theirs.items():
-            if path.is_dir():
-                found, wanted = (json.loads((p / ".zarray").read_text()) for p in (ours[name], path))
-                assert wanted.pop("dimension_separator") == "."
-                assert found == wanted, name
-
-
-@pytest.mark.parametrize(
-    ("leave_out", "shape", "words"),
-    [
-        ("norm.bias", None, r"norm\.bias was not given"),
-        (
-            None,
-            {"hidden": 40, "heads": 5},
-            r"embedding\.weight has the shape \[176, 32\], and the network has \[150, 40\]",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_not_written(tmp_path, whole, leave_out, shape, words):
-    weights = {name: tensor for name, tensor in whole["masters"].items() if name != leave_out}
-    with pytest.raises(CheckpointError, match=words):
-        write_published(tmp_path, architecture(layers=4, **(shape or {})), weights, whole, STEPS)
 
 
 def edit(array: Path, **changes: Any) -> None:
@@ -290,8 +248,8 @@ def test_a_run_begins_with_the_checkpoint_as_its_archive_unpacks(chosen, tmp_pat
         for name, shape in shapes(network).items()
         for layer in range(network.layers)
     }
-    states = dict.fromkeys(("exp_avg", "exp_avg_sq"), tensors)
-    write_published(tmp_path / "assets" / MLCOMMONS, network, tensors, states, 4000)
+    every = dict.fromkeys(("weights", "exp_avg", "exp_avg_sq"), tensors)
+    write_published(tmp_path / "assets" / MLCOMMONS, every, network.layers, 4000)
     (tmp_path / "assets" / MLCOMMONS / "common.pt").unlink()
     done = suite(
         "train", *given, *chosen, "device=cpu", f"assets_dir={tmp_path / 'assets'}", f"data_dir={data_of('gpt3')}",

@@ -21,8 +21,8 @@ from common.contract.evaluation import Predictions
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.language.fp8_products import Fp8TrainedProduct
 from common.language.pretraining import TokenMean
-from common.language.trained_products import Fp8TrainedProduct
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.agreement import disagreeing_progress
 from common.mlperf.constraints import missing_hyperparameters
@@ -284,7 +284,7 @@ def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given, monkeypatch):
     trained = {}
     for graphs in ("false", "chunks"):
         workload = built(*given, "hparams.global_batch_size=6", f"cuda_graphs={graphs}")
-        step, played = workload.build_step(), PlayedGraphs(workload.model, *workload._parts)
+        step, played = workload.build_step(), PlayedGraphs(workload.model, *workload.stage.parts)
         cast = Fp8TrainedProduct._cast_weight
         with monkeypatch.context() as patched:
             casts: list[bool] = []
@@ -308,9 +308,9 @@ def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given, monkeypatch):
 
 def test_weights_on_their_way_are_waited_for_before_a_chunks_first_graph():
     workload, heard = built(), []
-    (part,) = workload._parts
+    (part,) = workload.stage.parts
     part.register_forward_pre_hook(lambda module, _: heard.append(module))  # as the optimizer's gathers do
-    workload._chunk(0).prepare()
+    workload.stage.chunk(0).prepare()
     assert heard == [part]
 
 

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from benchmarks.llama2_70b_lora.base import BaseWeights
-from benchmarks.llama2_70b_lora.markov import FAVOURITE, languages
 from benchmarks.llama2_70b_lora.prepare import prepare
-from benchmarks.llama2_70b_lora.pretraining import next_token_losses
-from benchmarks.llama2_70b_lora.synthetic import SyntheticReports, generate
+from benchmarks.llama2_70b_lora.synthetic import FAVOURITE, SyntheticReports, generate, languages, next_token_losses
 from common.errors import ConfigError
 from common.language.lora import LoraSettings
 from common.language.network import Decoder

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.data.download import Client
-from common.data.remote_file import RemoteFile
+from common.data.sources import RemoteFile
 from common.errors import DataError
 from tests.http_server import Answer, Script, Server, reply, stored
 

@@ -18,8 +18,7 @@ import pytest
 from common.data.download import Client
 from common.data.fetching import LOCK, Download, described
 from common.data.preparation import locked
-from common.data.remote_file import RemoteFile
-from common.data.sources import Sources, SourceSet
+from common.data.sources import RemoteFile, Sources, SourceSet
 from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
 from tests.http_server import Answer, Request, Script, Server, reply, stored

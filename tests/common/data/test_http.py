@@ -18,7 +18,7 @@ import pytest
 
 from common.data.download import Client
 from common.data.http import CONNECTIONS, Limits
-from common.data.remote_file import RemoteFile
+from common.data.sources import RemoteFile
 from common.errors import DataError
 from tests.http_server import Answer, Request, Server, reply, stored
 

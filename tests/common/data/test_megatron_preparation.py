@@ -15,12 +15,10 @@ from tokenizers import Tokenizer
 
 from common.data import synthetic
 from common.data.megatron import preparation
-from common.data.megatron.commands import commands_for
-from common.data.megatron.corpus import Corpus, Part, open_raw
+from common.data.megatron.corpus import Corpus, CorpusPart, open_raw, open_tokenizer
 from common.data.megatron.indexed import bin_of, idx_of, indexed_writer, open_indexed
-from common.data.megatron.preparation import prepare, read_documents, read_manifest
+from common.data.megatron.preparation import commands_for, prepare, read_documents, read_manifest
 from common.data.megatron.synthetic import SyntheticText, generate, train_tokenizer
-from common.data.megatron.text_tokenizers import open_tokenizer
 from common.data.published import Published, PublishedFile
 from common.errors import ConfigError, DataError
 
@@ -37,9 +35,9 @@ def corpus(tokenizer: str = "tokenizer.json", vocabulary: int = 300, **published
         tokenizer,
         vocabulary,
         (
-            Part("c4.en_6_text", "train", ("train.0.json.gz", "train.1.json.gz")),
-            Part("c4.en_7_text", "train", ("train.2.json.gz", "train.3.json")),
-            Part("c4-first.en_text", "eval", ("val.0.json.gz", "val.1.json.gz"), documents=10),
+            CorpusPart("c4.en_6_text", "train", ("train.0.json.gz", "train.1.json.gz")),
+            CorpusPart("c4.en_7_text", "train", ("train.2.json.gz", "train.3.json")),
+            CorpusPart("c4-first.en_text", "eval", ("val.0.json.gz", "val.1.json.gz"), documents=10),
         ),
         Published(files={name: PublishedFile(size) for name, size in published.get("sizes", {}).items()}),
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.distributed import one_machine, symmetric_memory
+from common.distributed import symmetric_memory
 from common.distributed.symmetric_memory import PeerMemory, attempt
 
 CPU = torch.device("cpu")
@@ -100,8 +100,8 @@ def test_closed_memory_is_not_used(memory):
 def others(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the two other ranks say whenever all are asked."""
     said: list[int] = []
-    monkeypatch.setattr(one_machine, "refusal", lambda group, device: None)
-    monkeypatch.setattr(one_machine, "gathered", lambda value, group, device: [said.pop(0), value, said.pop(0)])
+    monkeypatch.setattr(symmetric_memory, "refusal", lambda group, device: None)
+    monkeypatch.setattr(symmetric_memory, "gathered", lambda value, group, device: [said.pop(0), value, said.pop(0)])
     return said
 
 

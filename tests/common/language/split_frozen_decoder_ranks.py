@@ -12,19 +12,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import partial_parameters
-from common.distributed.tensor_parallel.products import CollectiveProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.language.architecture import LlamaArchitecture
+from common.distributed.tensor_parallel.ranks import CollectiveProducts, TensorParallel
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
+from common.language.architecture import LlamaArchitecture, TokenPositions, block_operations, choose_operations
 from common.language.decoder import HandwrittenDecoder
-from common.language.frozen_products import FrozenWeight, load_frozen
+from common.language.fp8_products import FrozenWeight, load_frozen
 from common.language.lora import LoraSettings
 from common.language.network import Decoder
-from common.language.operations import block_operations, choose_operations
-from common.language.tokens import TokenPlaces
 from common.ops.operation import REFERENCE
 from tests.generators import generator_of
 
@@ -98,13 +95,13 @@ class Network:
 
     def hidden(self, seed: Tensor | None) -> Tensor:
         """What the head reads of own tokens, (s, E)."""
-        tokens_BL = self.split.deal(micro_batch()[0])
-        places = TokenPlaces.of(B, S, self.split.positions(), seed)
-        return (self._frozen or self.decoder).hidden_states(tokens_BL, places)
+        tokens_BL = self.split.own_tokens(micro_batch()[0])
+        positions = TokenPositions.of(B, S, self.split.positions(), seed)
+        return (self._frozen or self.decoder).hidden_states(tokens_BL, positions)
 
     def losses(self, hidden_sE: Tensor) -> Tensor:
         """Losses (B, L) of this rank's columns."""
-        labels_T = self.split.deal(micro_batch()[1]).flatten()
+        labels_T = self.split.own_tokens(micro_batch()[1]).flatten()
         return next_token_loss(hidden_sE, self.decoder.head.weight, labels_T, self.parallel, CHUNK).view(B, -1)
 
     def backward(self, seed: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,19 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, partial_parameters
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.language.architecture import LlamaArchitecture
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
+from common.language.architecture import LlamaArchitecture, TokenPositions, choose_operations
 from common.language.decoder import HandwrittenDecoder, product_of
 from common.language.network import Decoder
-from common.language.operations import choose_operations
-from common.language.products import Shared
-from common.language.scales import WeightCasts
-from common.language.tokens import TokenPlaces
-from common.nn.scratch import Scratch
+from common.language.products import Scratch, Shared, WeightCasts
 from common.ops.fp8_cast.reference import Fp8Tensor, widen_fp8
 from common.ops.linear.fp8 import GRADIENT, INPUT
 from tests.common.language.small_trained_decoder import CPU, REFERENCES
@@ -75,9 +71,9 @@ class Network:
 
     def losses(self) -> Tensor:
         """Losses (B, L) of this rank's columns."""
-        tokens_BL, labels_BL = (self.split.deal(given) for given in micro_batch())
-        places = TokenPlaces.of(B, S, self.split.positions())
-        hidden_sE = (self._trained or self.decoder).hidden_states(tokens_BL, places)
+        tokens_BL, labels_BL = (self.split.own_tokens(given) for given in micro_batch())
+        positions = TokenPositions.of(B, S, self.split.positions())
+        hidden_sE = (self._trained or self.decoder).hidden_states(tokens_BL, positions)
         weight, labels_T = self.decoder.head.weight, labels_BL.flatten()
         return next_token_loss(hidden_sE, weight, labels_T, self.parallel, CHUNK).view(B, -1)
 

@@ -9,17 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
+from common.distributed.context_parallel import ContextSplit
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
-from common.language.architecture import LlamaArchitecture
+from common.language.architecture import LlamaArchitecture, TokenPositions, choose_operations
 from common.language.decoder import IN_FP8, HandwrittenDecoder
-from common.language.frozen_products import Fp8FrozenProduct, FrozenWeight, check_fp8, load_frozen
+from common.language.fp8_products import Fp8FrozenProduct, FrozenWeight, check_fp8, load_frozen
 from common.language.lora import LoraSettings
 from common.language.memory import KEPT, TRANSPOSED, FrozenWorkspace, plan
 from common.language.network import Decoder
-from common.language.operations import choose_operations
-from common.language.tokens import TokenPlaces
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, cast_reference
 from tests.common.language.fp8_operands import noted, take
 from tests.generators import generator_of
@@ -67,8 +65,8 @@ def tokens() -> Tensor:
 
 def losses(network: Decoder | HandwrittenDecoder, decoder: Decoder, seed: int | None = 5) -> Tensor:
     given = tokens()
-    places = TokenPlaces.whole(ROWS, LENGTH, None if seed is None else torch.tensor(seed))
-    hidden = network.hidden_states(given[:, :-1], places)
+    positions = TokenPositions.whole(ROWS, LENGTH, None if seed is None else torch.tensor(seed))
+    hidden = network.hidden_states(given[:, :-1], positions)
     return next_token_loss(hidden, decoder.head.weight, given[:, 1:].flatten(), decoder.parallel, chunk=24)
 
 
@@ -197,9 +195,9 @@ def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int) -> None:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    places = TokenPlaces.whole(ROWS, LENGTH, torch.tensor(5))
+    positions = TokenPositions.whole(ROWS, LENGTH, torch.tensor(5))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        frozen.hidden_states(tokens()[:, :-1], places)
+        frozen.hidden_states(tokens()[:, :-1], positions)
     planned = ARCHITECTURE.layers * workspace.layer() - recomputed_qkv * workspace.qkv()
     last_norm = ROWS * LENGTH * (ARCHITECTURE.hidden * 2 + 4)
     lse = ARCHITECTURE.layers * ROWS * LENGTH * ARCHITECTURE.heads * 4  # kept beside what autograd saves

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from split_frozen_decoder_ranks import BLOCKS, LAYOUTS, run_rank
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.language.frozen_products import GRADIENT, INPUT
+from common.language.architecture import TokenPositions
+from common.language.fp8_products import FROZEN_GRADIENT, FROZEN_INPUT
 from common.language.network import Decoder
-from common.language.tokens import TokenPlaces
 
 TOLERANCE = 1e-10
 WORLD_OF = {name: world for world, layouts in LAYOUTS.items() for name in layouts}
@@ -47,15 +47,15 @@ def expected() -> dict[str, Any]:
     """Of one rank, under autograd, with PyTorch's cross-entropy of all logits."""
     tokens_BS, labels_BS, seed = shared.micro_batch()
     decoder = shared.build(TensorParallel(), torch.float64)
-    places = {given: TokenPlaces.whole(shared.B, shared.S, given) for given in (seed, None)}
-    hidden_TE = decoder.hidden_states(tokens_BS, places[seed])
+    positions = {given: TokenPositions.whole(shared.B, shared.S, given) for given in (seed, None)}
+    hidden_TE = decoder.hidden_states(tokens_BS, positions[seed])
     losses_BS = losses_of_logits(decoder, hidden_TE)
     means = [losses_BS[row][labels_BS[row] != -1].mean() for row in range(shared.B)]
     torch.stack(means).mean().backward()
     return {
         "hidden": hidden_TE.detach().view(shared.B, shared.S, -1),
         "losses": losses_BS.detach(),
-        "evaluation": losses_of_logits(decoder, decoder.hidden_states(tokens_BS, places[None])).detach(),
+        "evaluation": losses_of_logits(decoder, decoder.hidden_states(tokens_BS, positions[None])).detach(),
         "gradients": {name: p.grad for name, p in decoder.named_parameters() if p.requires_grad},
     }
 
@@ -108,7 +108,7 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 def test_ranks_cast_their_own_tokens_with_their_own_scales(ranks):
     """Which travel with the tokens: the test above would fail if one rank's were taken for all."""
-    own = {"qkv": INPUT, "gate_up": INPUT, "output": GRADIENT, "down": GRADIENT}
+    own = {"qkv": FROZEN_INPUT, "gate_up": FROZEN_INPUT, "output": FROZEN_GRADIENT, "down": FROZEN_GRADIENT}
     first, second = (rank["fp8"]["scales"] for rank in ranks[2])
     roles = {name: own[name.split(".")[2]] for name in first}
     assert len(roles) == len(own) * shared.ARCHITECTURE.layers

@@ -12,12 +12,10 @@ import torch.multiprocessing as mp
 from split_trained_decoder_ranks import BLOCKS, KINDS, LAYOUTS, run_rank
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.language.decoder import product_of
-from common.language.products import Shared
-from common.language.scales import WeightCasts
-from common.nn.scratch import Scratch
+from common.language.products import Scratch, Shared, WeightCasts
 from common.ops.linear.fp8 import GRADIENT, INPUT
 from tests.common.language.small_trained_decoder import error
 

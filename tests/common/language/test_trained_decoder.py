@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UnsupportedImplementation
+from common.language.architecture import TokenPositions
 from common.language.decoder import HandwrittenDecoder, product_of
+from common.language.fp8_products import Fp8TrainedProduct
 from common.language.head import UntiedHead
 from common.language.network import Decoder
-from common.language.products import Shared
-from common.language.scales import WeightCasts
-from common.language.tokens import TokenPlaces
-from common.language.trained_products import Fp8TrainedProduct
-from common.nn.scratch import Scratch
+from common.language.products import Scratch, Shared, WeightCasts
 from common.ops import cross_entropy
 from common.ops.fp8_cast.reference import widen_fp8
 from tests.common.language.small_trained_decoder import CPU, LENGTH, ROWS, SMALL, error, trained
@@ -46,7 +44,7 @@ def rows(seed: int) -> Tensor:
 def loss(network: Decoder | HandwrittenDecoder, model: Decoder, seed: int = 1) -> Tensor:
     head = UntiedHead(model.head.weight, cross_entropy.CROSS_ENTROPY.reference, 20)
     given = rows(seed)
-    hidden = network.hidden_states(given[:, :-1], TokenPlaces.whole(ROWS, LENGTH))
+    hidden = network.hidden_states(given[:, :-1], TokenPositions.whole(ROWS, LENGTH))
     return head.summed_loss(hidden, given[:, 1:].flatten(), 1.0 / (ROWS * LENGTH))
 
 

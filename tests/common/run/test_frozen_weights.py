@@ -17,7 +17,7 @@ from common.contract.evaluation import Evaluation, Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_split import TensorSplit
 from common.errors import CheckpointError
 from common.evaluation.forward import evaluating
 from common.nn.frozen import frozen_names, mark_frozen
@@ -141,7 +141,7 @@ def test_a_group_with_a_frozen_parameter_is_an_error():
 
 def test_a_split_parameter_has_the_models_name_in_its_group():
     workload = Adapted()
-    split = {"0.adapter": Split.over_tp(Layout(), (3, 3))}
+    split = {"0.adapter": TensorSplit.over_tp(Layout(), (3, 3))}
     workload.tensor_splits = lambda: split  # type: ignore[method-assign]
     workload.build_step()
     workload.parameter_groups = lambda: [ParameterGroup({"mine": workload.model[0].adapter})]  # type: ignore[method-assign]

@@ -28,18 +28,12 @@ from split_decoder_oracle import (
 )  # fmt: skip
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.split import ContextSplit, attention
+from common.distributed.context_parallel import ContextSplit, SplitAttention, attention
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
-from common.distributed.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabularyParallelEmbedding,
-    partial_parameters,
-)
+from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, partial_parameters
 from common.distributed.tensor_parallel.ranks import TensorParallel, gate_up_parts, qkv_parts
-from common.distributed.tensor_split import Split
-from common.language.operations import attending
+from common.distributed.tensor_parallel.vocabulary import VocabularyParallelEmbedding, next_token_loss
+from common.distributed.tensor_split import TensorSplit
 from common.ops import causal_attention
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
@@ -115,10 +109,10 @@ class Decoder(nn.Module):
                 split = self.split_of(name)
                 self.get_parameter(name).copy_(full if split is None else split.local_of(full))
 
-    def split_of(self, name: str) -> Split | None:
+    def split_of(self, name: str) -> TensorSplit | None:
         """How the ranks share a parameter, as its layer says."""
         layer, _, own_name = name.rpartition(".")
-        splits: dict[str, Split] = getattr(self.get_submodule(layer), "splits", {})
+        splits: dict[str, TensorSplit] = getattr(self.get_submodule(layer), "splits", {})
         return splits.get(own_name)
 
     def freeze_base(self) -> dict[str, nn.Parameter]:
@@ -130,7 +124,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens_BS: Tensor, seed: Tensor) -> Tensor:
         positions = self.split.positions()
         rows_T = (torch.arange(B).unsqueeze(1) * S + positions).flatten()
-        x_sE = self.embedding(self.split.deal(tokens_BS).flatten())
+        x_sE = self.embedding(self.split.own_tokens(tokens_BS).flatten())
         for site, layer in enumerate(self.layers):
             x_sE = layer(x_sE, site, seed, rows_T)
         return self.norm(x_sE)
@@ -139,7 +133,7 @@ class Decoder(nn.Module):
         """The rank's part of a micro-batch's mean, losses (B, L) and hidden vectors (s, E)."""
         tokens_BS, labels_BS, seed = lane(number)
         hidden_sE = self.hidden(tokens_BS, seed)
-        labels_BL = self.split.deal(labels_BS)
+        labels_BL = self.split.own_tokens(labels_BS)
         losses_T = next_token_loss(hidden_sE, self.head.weight, labels_BL.flatten(), self.parallel, CHUNK)
         scored = self.split.scored((labels_BL != -1).sum())
         return losses_T.sum() / scored, losses_T.view(B, -1).detach(), hidden_sE.detach()
@@ -238,13 +232,13 @@ def explicit_attention(layout: Layout) -> dict[str, tuple[Tensor, ...]]:
     split = ContextSplit.from_layout(layout, S)
     generator = torch.Generator().manual_seed(3)
     whole = [torch.randn(B, S, heads, 4, dtype=torch.float64, generator=generator) for heads in (4, 2, 2, 4)]
-    q, k, v, do = (split.deal(x) for x in whole)
+    q, k, v, do = (split.own_tokens(x) for x in whole)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     o = attention(*leaves, split, attend)
     gradients = torch.autograd.grad((o * do).sum(), leaves)
 
-    explicit = attending(causal_attention.CAUSAL_ATTENTION.reference, q.shape[-1] ** -0.5, split)
-    k, v = explicit.gather(k, v)
+    explicit = SplitAttention(causal_attention.CAUSAL_ATTENTION.reference, q.shape[-1] ** -0.5, split)
+    k, v = split.all_gather_kv(k, v)
     o_called, kept = explicit.forward(q, k, v)
     dq, gradients_of_kv = explicit.backward(do, q, k, v, o_called, kept)
     return {"autograd": (o.detach(), *gradients), "called": (o_called, dq, *gradients_of_kv())}
@@ -260,9 +254,6 @@ def movements(layout: Layout) -> dict[str, Any]:
         found[f"gathered {dtype}"] = gathered.float()
         if dtype != torch.float8_e4m3fn:
             found[f"scattered {dtype}"] = parallel.reduce_scatter(gathered).float()
-            buffer = torch.empty_like(own)
-            assert parallel.reduce_scatter(gathered, buffer) is buffer
-            found[f"scattered {dtype}, out"] = buffer.float()
     scales = torch.tensor([2.0 + parallel.index, 9.0 - parallel.index])
     parallel.agree_on_scales_(scales)
     found["scales"] = scales.tolist()

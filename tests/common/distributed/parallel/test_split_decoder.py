@@ -93,7 +93,6 @@ def test_tokens_move_in_any_dtype(ranks, world, dtype):
         assert torch.equal(found[f"gathered {dtype}"], everyone)
         if dtype != torch.float8_e4m3fn:
             assert torch.equal(found[f"scattered {dtype}"], own * (index + 1) * world)
-            assert torch.equal(found[f"scattered {dtype}, out"], own * (index + 1) * world)
 
 
 @pytest.mark.parametrize("world", LAYOUTS)

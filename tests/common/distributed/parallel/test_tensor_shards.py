@@ -10,12 +10,12 @@ from common.distributed.tensor_parallel.layers import (
     Adapter,
     ColumnParallelLinear,
     RowParallelLinear,
-    VocabularyParallelEmbedding,
     partial_parameters,
 )
 from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel, gate_up_parts, qkv_parts
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_parallel.vocabulary import VocabularyParallelEmbedding
+from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError, UnsupportedImplementation
 
 HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, FEED_FORWARD, VOCABULARY = 3, 4, 2, 2, 6, 10
@@ -29,7 +29,7 @@ def place(index: int, size: int = 2) -> TensorParallel:
     return TensorParallel.from_layout(Layout({"tp": size}, index))
 
 
-def splits(parallel: TensorParallel) -> dict[str, Split]:
+def splits(parallel: TensorParallel) -> dict[str, TensorSplit]:
     """How the layers of a decoder say that the ranks share them."""
     layers: dict[str, torch.nn.Module] = {
         "qkv": ColumnParallelLinear(HIDDEN, qkv_parts(HEADS, KV_HEADS, HEAD_SIZE, parallel), parallel, adapter=ADAPTER),
@@ -91,7 +91,7 @@ def test_what_cannot_be_dealt_is_an_error_of_the_layout(make, says):
 
 
 def test_tensors_of_another_shape_are_refused():
-    split = Split.sharded((4, 3), 0, (4,), 2, 0)
+    split = TensorSplit.sharded((4, 3), 0, (4,), 2, 0)
     with pytest.raises(ValueError, match=r"a tensor \(3, 4\) where \(4, 3\) is split"):
         split.local_of(torch.zeros(3, 4))
     with pytest.raises(ValueError, match=r"where 2 of \(2, 3\) make one"):

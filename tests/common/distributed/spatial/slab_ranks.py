@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.distributed.spatial.convolution import SpatialConv3d
-from common.distributed.spatial.halo import HaloExchange, Message, PointToPoint, build_exchange
+from common.distributed.spatial.halo import HaloExchange, HaloMessage, PointToPoint, build_exchange
 from common.distributed.spatial.split import VolumeSplit, gather_slabs, own_slab
 from common.errors import UnsupportedImplementation
 from common.ops.local_convolution import LOCAL_CONVOLUTION
@@ -54,7 +54,7 @@ class Counting:
         self.planes_sent = 0
         self._transport = transport
 
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+    def start(self, sends: Sequence[HaloMessage], receives: Sequence[HaloMessage]) -> Callable[[], None]:
         self.planes_sent += len(sends)
         return self._transport.start(sends, receives)
 
