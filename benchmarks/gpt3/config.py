@@ -152,7 +152,7 @@ class ModelConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.put_off_head:
-            self.need_written("put_off_head", self.put_off_head, "put anything off")
+            self.need_written("put_off_head", self.put_off_head, "defer gradients")
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class Logits(NamedTuple):
     here_c: Tensor
 
 
-class PutOff:
+class PendingGradients:
     """Queue of micro-batches whose gradient of the head weight is computed at the end of a step.
 
     Args:
@@ -214,7 +214,7 @@ class PutOff:
         self._most, self._open = most, False
         self._waiting: list[Scored] = []
 
-    def takes(self, scored: Scored) -> bool:
+    def accepts(self, scored: Scored) -> bool:
         """Append a micro-batch if there is capacity, and return whether it was appended."""
         if not self._open or len(self._waiting) == self._most:
             return False
@@ -222,7 +222,7 @@ class PutOff:
         return True
 
     @property
-    def finishes(self) -> bool:
+    def waiting(self) -> bool:
         """Whether gradients are pending, so that the weight gradient is complete only at the end of the step."""
         return bool(self._waiting)
 
@@ -255,7 +255,7 @@ class TiedHead(LossHead):
         cross_entropy: functions for the logits of some of the words.
         finishes: whether this head is the last to add to the weight gradient; otherwise the embedding is the last.
         chunk: number of tokens, over all ranks, whose logits are computed at a time.
-        put_off: queue of pending weight gradients.
+        pending: queue of pending weight gradients.
     """
 
     weight: nn.Parameter
@@ -264,11 +264,11 @@ class TiedHead(LossHead):
     cross_entropy: OfAPart
     finishes: bool
     chunk: int
-    put_off: PutOff = field(default_factory=lambda: PutOff(0))
+    pending: PendingGradients = field(default_factory=lambda: PendingGradients(0))
 
     def step(self) -> AbstractContextManager[None]:
         """See :meth:`LossHead.step`."""
-        return self.put_off.step(self)
+        return self.pending.step(self)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
         """See :meth:`LossHead.summed_loss`. Collective in both passes.
@@ -372,8 +372,8 @@ class _TiedLoss(torch.autograd.Function):
         head: TiedHead = ctx.head
         factor = (gradients[0] * ctx.late).to(hidden_sE.dtype)
         scored = Scored(hidden_sE, dlogits, factor)
-        waits = head.put_off.takes(scored)
-        dhidden_sE = head.hidden_gradient(scored, add_weight=not waits)
-        if head.finishes and not head.put_off.finishes:
+        pending = head.pending.accepts(scored)
+        dhidden_sE = head.hidden_gradient(scored, add_weight=not pending)
+        if head.finishes and not head.pending.waiting:
             finish(head.weight)
         return dhidden_sE, None, None, None

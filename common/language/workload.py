@@ -29,7 +29,7 @@ from common.errors import ConfigError
 from common.language.architecture import Architecture, choose_operations
 from common.language.decoder import IN_FP8, HandwrittenDecoder
 from common.language.fp8_products import check_fp8
-from common.language.head import LossHead, NextTokenHead, PutOff, TiedHead, UntiedHead
+from common.language.head import LossHead, NextTokenHead, PendingGradients, TiedHead, UntiedHead
 from common.language.lora import LoraSettings
 from common.language.memory import MemoryPlan
 from common.language.network import EMBEDDING, Decoder
@@ -184,7 +184,7 @@ class LanguageModel(Workload):
             # If the embedding is on the same stage, its backward pass is the last to add to this gradient.
             return TiedHead(
                 weight, shape.vocabulary, parallel, chosen.function, finishes=not first, chunk=model.head_chunk,
-                put_off=PutOff(0 if first else model.put_off_head),
+                pending=PendingGradients(0 if first else model.put_off_head),
             )  # fmt: skip
         if parallel.size == 1:
             return UntiedHead(weight, chosen.function, model.head_chunk)

@@ -52,7 +52,7 @@ def model(dtype: torch.dtype, shape: GptArchitecture = SHAPE) -> Decoder:
     return made.to(dtype)
 
 
-def written(made: Decoder, linear: str, **changes: str) -> Passes:
+def handwritten(made: Decoder, linear: str, **changes: str) -> Passes:
     operations, names = choose_operations(changes, made.architecture, ContextSplit(LENGTH), GPU, torch.bfloat16)
     print(names)
     halves = HandwrittenDecoder(made, operations, linear, ROWS * made.architecture.positions)
@@ -84,7 +84,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 @LINEAR
 def test_gradients_follow_float64(linear: str) -> None:
     ours, exact = model(torch.bfloat16), model(torch.float64)
-    halves, given = written(ours, linear), rows()
+    halves, given = handwritten(ours, linear), rows()
     for _ in range(2):  # the second use has the scale of the first
         ours.zero_grad()
         found = loss(halves, *given)
@@ -112,7 +112,7 @@ def test_gradients_in_fp32_do_not_drift(linear: str) -> None:
     wanted, errors = gradients(exact), {}
     for gradient_dtype in (torch.float32, torch.bfloat16):
         ours = model(torch.bfloat16)
-        halves = written(ours, linear, attention="reference")
+        halves = handwritten(ours, linear, attention="reference")
         buffer = FlatBuffer([dict(ours.named_parameters())], gradient_dtype=gradient_dtype)
         for _ in range(30):  # delayed scales settle, one product after another
             buffer.zero_gradients()
@@ -139,7 +139,7 @@ def test_every_attention_reads_heads_side_by_side(linear: str, attention: str) -
     exact, given = model(torch.float64), rows()
     ours = model(torch.bfloat16)
     try:
-        halves = written(ours, linear, attention=attention)
+        halves = handwritten(ours, linear, attention=attention)
     except UnsupportedImplementation as refusal:  # a library that is not here
         pytest.skip(str(refusal))
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_every_attention_reads_heads_side_by_side(linear: str, attention: str) -
 
 @LINEAR
 def test_losses_without_gradients_follow_float64(linear: str) -> None:
-    halves, exact, (tokens_BS, labels_T) = written(model(torch.bfloat16), linear), model(torch.float64), rows()
+    halves, exact, (tokens_BS, labels_T) = handwritten(model(torch.bfloat16), linear), model(torch.float64), rows()
     with torch.no_grad():
         found, wanted = (
             network.losses(network.through(0, network.embed(tokens_BS), ROWS), labels_T, CHUNK)
@@ -171,7 +171,7 @@ def test_captured_passes_are_those_of_eager_ones(linear: str) -> None:
     results = {}
     for captured in (False, True):
         ours = model(torch.bfloat16)
-        halves, given = written(ours, linear, attention="reference"), [rows(1), rows(2)]
+        halves, given = handwritten(ours, linear, attention="reference"), [rows(1), rows(2)]
 
         def step(halves: Passes = halves, given: list[tuple[Tensor, Tensor]] = given) -> None:
             with halves.same_weights():
@@ -208,7 +208,7 @@ def test_captured_passes_are_those_of_eager_ones(linear: str) -> None:
 def test_a_layer_keeps_as_much_as_is_said(linear: str) -> None:
     """22 E bytes of a token in FP8 and 20 E in 16 bits, beside moments, scales and log-sum-exps; F = 4 E."""
     ours = model(torch.bfloat16)
-    halves = written(ours, linear)
+    halves = handwritten(ours, linear)
     hidden = torch.randn(ROWS * LENGTH, SHAPE.hidden, device=GPU, dtype=torch.bfloat16, requires_grad=True)
     halves.through(0, hidden, ROWS).sum().backward()  # gradients and libraries' workspaces
     torch.cuda.synchronize()

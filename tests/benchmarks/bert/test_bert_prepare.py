@@ -471,7 +471,7 @@ def test_options_of_preparing_do_not_fit_shards_that_are_packed(tmp_path, option
         COMMANDS.run("prepare", ["--adopt", str(tmp_path), "--eval-file", str(tmp_path / "e"), *option])
 
 
-def test_counts_that_are_not_the_benchmark_s_are_said(raw_dir, tmp_path, monkeypatch, capsys):
+def test_counts_that_differ_from_the_benchmark_are_reported(raw_dir, tmp_path, monkeypatch, capsys):
     real = tmp_path / "real"
     real.mkdir()
     for name in ("results4", "vocab.txt"):

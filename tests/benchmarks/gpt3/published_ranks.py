@@ -61,7 +61,7 @@ def run_rank(rank: int, root: str, folder: str) -> None:
 
 
 def loaded(layout: Layout, folder: Path, **options: Any) -> Trainee:
-    """A rank that has loaded; one that is not of the first replica is told of a folder that is not there."""
+    """A rank that has loaded; one that is not of the first replica gets the path of a folder that does not exist."""
     one = Trainee(layout, TensorParallel.from_layout(layout), **options)
     place = folder if layout.index("dp") == 0 else Path("nowhere")
     load_published(place, one.model, one.optimizer, layout, SHAPE, STEPS, one.model.tensor_splits())

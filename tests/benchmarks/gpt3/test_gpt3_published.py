@@ -258,19 +258,19 @@ def test_a_run_begins_with_the_checkpoint_as_its_archive_unpacks(chosen, tmp_pat
     assert done.code in (0, 10), done.errors
 
 
-def test_a_checkpoint_without_its_name_and_its_number_of_updates_says_how_to_get_both(folders, tmp_path):
+def test_a_checkpoint_without_name_and_number_of_updates_names_the_remedy(folders, tmp_path):
     (beside(folders["reference"], tmp_path / "checkpoint") / "common.pt").unlink()
     with pytest.raises(
         CheckpointError, match=r"common\.pt is missing.*its name back, ckpt4000.*json_to_torch\.py -i"
-    ) as told:
+    ) as error:
         load(trainee(Layout()), tmp_path)
-    assert str(told.value).startswith(f"{tmp_path}/checkpoint/common.pt")
+    assert str(error.value).startswith(f"{tmp_path}/checkpoint/common.pt")
 
 
 def test_two_checkpoints_and_a_packed_one_are_named(folders, tmp_path):
-    with pytest.raises(CheckpointError, match="holds no published checkpoint") as told:
+    with pytest.raises(CheckpointError, match="holds no published checkpoint") as error:
         load(trainee(Layout()), tmp_path)
-    assert "packed" not in str(told.value)
+    assert "packed" not in str(error.value)
     (tmp_path / "checkpoint_nemo_bf16.tar").touch()
     with pytest.raises(CheckpointError, match=r"checkpoint_nemo_bf16\.tar is still packed"):
         load(trainee(Layout()), tmp_path)
@@ -297,7 +297,7 @@ def test_rows_behind_the_last_word_are_not_read(folders, tmp_path, whole):
     assert torch.count_nonzero(found[SHAPE.vocabulary :]) == 0
 
 
-def test_a_run_without_its_checkpoint_says_what_it_looked_for(tmp_path, data_of):
+def test_a_missing_checkpoint_is_an_error_that_names_its_path(tmp_path, data_of):
     done = suite(
         "train", "benchmark=gpt3", "scale=test", "device=cpu", f"assets_dir={tmp_path}", f"data_dir={data_of('gpt3')}",
         f"output_dir={tmp_path / 'run'}",

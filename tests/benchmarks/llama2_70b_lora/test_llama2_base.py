@@ -89,7 +89,7 @@ def test_half_weights_keep_their_dtype(tmp_path, dtype):
     assert base.bytes == 2 * SMALL.parameters
 
 
-def test_transformers_reads_what_we_write_and_computes_the_same(tmp_path):
+def test_transformers_reads_our_base_and_computes_the_same(tmp_path):
     transformers = pytest.importorskip("transformers")
     model = decoder()
     save_base(tmp_path, weights_of(model), SMALL, 64, fused=False, shard_bytes=10_000)
@@ -101,7 +101,7 @@ def test_transformers_reads_what_we_write_and_computes_the_same(tmp_path):
         torch.testing.assert_close(model.forward_logits(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-6)
 
 
-def test_we_read_what_transformers_writes_and_compute_the_same(tmp_path):
+def test_we_read_a_base_of_transformers_and_compute_the_same(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -153,7 +153,7 @@ def test_the_benchmark_s_base_has_as_many_parameters_as_published(tmp_path):
     assert len(base.digest()) == 64
 
 
-def test_the_digest_tells_bases_apart_and_not_how_they_are_dealt_to_files(tmp_path):
+def test_the_digest_depends_on_the_weights_and_not_on_their_files(tmp_path):
     weights = weights_of(decoder())
     other = [(name, weight.clone()) for name, weight in weights]
     other[3][1].view(-1)[0] += 1

@@ -136,7 +136,7 @@ def test_the_closed_division_fixes_the_model_and_its_adapters(override, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("hparams.weight_decay=0.1", "opt_adamw_weight_decay = 0.1 breaks the rules' table: 0.0001"),
         ("hparams.beta_1=0.95", "opt_adamw_beta_1 = 0.95 breaks the rules' table: 0.9, as in the reference"),
@@ -144,8 +144,8 @@ def test_the_closed_division_fixes_the_model_and_its_adapters(override, tmp_path
         ("hparams.epsilon=1e-5", "opt_adamw_epsilon = 1e-05 breaks the rules' table: 1e-08, as in the reference"),
     ],
 )
-def test_the_closed_division_fixes_the_optimizer(override, told, tmp_path):
-    with pytest.raises(ConfigError, match=told):
+def test_the_closed_division_fixes_the_optimizer(override, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
 
 
@@ -217,14 +217,14 @@ def test_a_row_costs_what_the_rules_network_costs():
     ("evaluating_ranks", "role", "tokens", "eval_tokens"),
     [(0, "train", 2 * 64, 3 * 64), (1, "train", 2 * 64, 0), (1, "evaluate", 0, 3 * 64)],
 )
-def test_memory_is_planned_for_what_a_rank_does(evaluating_ranks, role, tokens, eval_tokens):
+def test_the_memory_plan_depends_on_the_role_of_the_rank(evaluating_ranks, role, tokens, eval_tokens):
     ranks = [f"scale.gpus_per_node={1 + evaluating_ranks}", f"evaluation.ranks={evaluating_ranks}"]
     run, _ = loaded("scale=test", "reader.eval_rows=3", *ranks)
     workload = LlamaLora(run, Layout(role=role))
     assert (workload.workspace.tokens, workload.workspace.eval_tokens) == (tokens, eval_tokens)
 
 
-def test_as_many_layers_keep_their_weights_transposed_as_are_asked_for():
+def test_the_configured_number_of_layers_keeps_transposed_weights():
     workload = built("precision=bf16", "model.linear=fp8", "model.transposed_layers=1")
     first, second = (layer.attention.qkv for layer in workload.stage.network.layers[0])
     assert torch.equal(first._transposed_IO.float(), first.weight.float().t())
@@ -338,7 +338,7 @@ def test_an_implementation_that_does_not_run_here_is_named(choice):
         admitted(f"model.implementations.{choice}")
 
 
-def test_assets_without_a_base_are_refused_with_the_command_that_says_where_it_is(tmp_path):
+def test_assets_without_a_base_are_an_error_that_names_the_command(tmp_path):
     with pytest.raises(CheckpointError, match=rf"{tmp_path}/base holds no base weights: .* benchmark=llama2_70b_lora"):
         admitted(f"assets_dir={tmp_path}")
 

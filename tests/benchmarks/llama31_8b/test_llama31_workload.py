@@ -119,8 +119,8 @@ def test_no_evaluation_comes_after_the_rows_of_the_order():
 def test_the_closed_division_fixes_the_model_and_the_data(key, value):
     logged = {"row_length": "max_sequence_length", "max_grad_norm": "opt_gradient_clip_norm"}
     name = key.rpartition(".")[2]
-    told = f"{logged[name]} = {value}" if name in logged else f"{key}={value}"
-    with pytest.raises(ConfigError, match=told):
+    message = f"{logged[name]} = {value}" if name in logged else f"{key}={value}"
+    with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=1xH200", f"{key}={value}"))
     admit(*loaded("scale=1xH200", "submission.division=open", f"{key}={value}"))
 

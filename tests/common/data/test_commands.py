@@ -166,7 +166,7 @@ def test_values_out_of_range_are_refused_before_anything_is_done(option, value, 
 
 
 @pytest.mark.parametrize(
-    ("command", "stand_in", "said"),
+    ("command", "stand_in", "output"),
     [
         ("generate", True, "/raw: many pictures\n"),
         ("prepare", False, "/data: Real, classes 2, train_samples 3\n"),
@@ -174,10 +174,10 @@ def test_values_out_of_range_are_refused_before_anything_is_done(option, value, 
         ("verify", False, "/data: Real, classes 2, train_samples 3\n"),
     ],
 )
-def test_every_command_says_what_is_there_now(command, stand_in, said, capsys):
+def test_every_command_prints_its_result(command, stand_in, output, capsys):
     folders = {"raw_dir": ["--raw-dir", "/raw"], "data_dir": ["--data-dir", "/data"]}
     Called(stand_in).commands.run(command, [text for name in FOLDERS[command] for text in folders[name]])
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == output
 
 
 def test_remarks_follow_the_summary(capsys):
@@ -189,14 +189,16 @@ def test_remarks_follow_the_summary(capsys):
 
 
 @pytest.mark.parametrize("there", [(), ("other.pth",), ("other.pth", "words.txt")])
-def test_prepare_says_which_assets_are_missing(there, tmp_path, capsys):
+def test_prepare_prints_which_assets_are_missing(there, tmp_path, capsys):
     for name in there:
         (tmp_path / name).touch()
     called = Called(placing=True, assets=(("weights.pth", "other.pth"), ("words.txt",)))
     called.commands.run("prepare", ["--data-dir", "d", "--assets-dir", str(tmp_path)])
     missing = ["weights.pth, words.txt", "words.txt", ""][len(there)]
-    told = f"lacks {missing}; put it there, or give its folder as assets_dir" if missing else "complete, for assets_dir"
-    assert capsys.readouterr().out.splitlines()[1] == f"{tmp_path}: {told}"
+    state = (
+        f"lacks {missing}; put it there, or give its folder as assets_dir" if missing else "complete, for assets_dir"
+    )
+    assert capsys.readouterr().out.splitlines()[1] == f"{tmp_path}: {state}"
 
 
 @pytest.mark.parametrize(
@@ -331,6 +333,6 @@ def test_other_choices_are_refused_in_python():
 def test_the_help_has_text_and_default(capsys):
     with pytest.raises(SystemExit):
         called("--help")
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     for text in ("of a table (default 3)", "SIDES SIDES (default 1 2)", "of it (default 4,5)", "--dry write nothing"):
-        assert text in said
+        assert text in output

@@ -184,7 +184,7 @@ def test_a_piece_is_kept_until_its_event(file: DirectFile, path: Path) -> None:
     assert [copy.seen for copy in copies] == [plain[start : start + PIECE] for start in range(0, SIZE, PIECE)]
 
 
-def test_no_more_pieces_are_begun_than_asked_for(file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_the_given_number_of_pieces_is_read_ahead(file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     preadv = os.preadv
     begun = threading.Semaphore(0)
@@ -348,7 +348,7 @@ def test_a_file_that_became_shorter_is_one_error(file: DirectFile, path: Path, l
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_a_read_error_is_raised_where_its_piece_is_wanted(
+def test_a_read_error_is_raised_with_its_piece(
     file: DirectFile, path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preadv = os.preadv

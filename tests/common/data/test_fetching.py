@@ -211,7 +211,7 @@ def test_file_that_is_wrong_again_is_an_error(run: Any, raw: Path) -> None:
     assert content_of(raw)["a/2.bin"] == SECOND[::-1]
 
 
-def test_check_names_what_is_missing_and_changes_nothing(run: Any, raw: Path) -> None:
+def test_check_names_missing_files_and_changes_nothing(run: Any, raw: Path) -> None:
     put(raw, {"a/1.bin": FIRST})
     with Server(serving(FILES)) as server, pytest.raises(DataError, match=r"lacks files:\n  set: a/2\.bin$"):
         run(pair(server.url), check=True)
@@ -482,7 +482,7 @@ def test_room_is_looked_for_before_the_first_byte(
 
 
 @pytest.mark.parametrize(("name", "mode", "times"), [("d.tar", "w", 2), ("d.tar.gz", "w:gz", 3)])
-def test_an_archive_needs_room_for_itself_and_its_files(
+def test_an_archive_needs_space_for_itself_and_its_files(
     name: str, mode: Literal["w", "w:gz"], times: int, run: Any, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.BytesIO()
@@ -502,7 +502,7 @@ def test_an_archive_needs_room_for_itself_and_its_files(
     assert content_of(raw)["d/1.bin"] == FIRST
 
 
-def test_failed_transfer_keeps_what_arrived(run: Any, raw: Path, client: Client) -> None:
+def test_failed_transfer_keeps_the_received_bytes(run: Any, raw: Path, client: Client) -> None:
     with Server(serving({"/d/a/1.bin": FIRST})) as server, pytest.raises(DataError, match=r"2\.bin: HTTP 404"):
         run(pair(server.url))
     client.stopped.clear()

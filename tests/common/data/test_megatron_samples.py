@@ -200,7 +200,7 @@ def test_a_blend_worked_by_hand():
     assert numbers.tolist() == [0, 0, 1, 2, 3, 1]
 
 
-def test_files_of_a_blend_are_asked_for_a_little_more():
+def test_files_of_a_blend_provide_a_few_more_rows_than_their_share():
     assert asked_of_each((0.5, 0.5), 20_000_000) == [10_050_000, 10_050_000]
     assert asked_of_each((3.0, 1.0), 10) == [8, 3]
 

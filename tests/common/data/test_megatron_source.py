@@ -60,7 +60,7 @@ def test_a_row_in_order_is_a_cut_of_the_stream(tmp_path):
 
 
 @pytest.mark.parametrize(("tokens", "last", "scored"), [(203, 3, 25 * 7 + 2), (200, 8, 25 * 7), (201, 1, 25 * 7)])
-def test_rows_without_an_extra_token_keep_what_is_left(tmp_path, tokens, last, scored):
+def test_rows_without_an_extra_token_include_the_last_partial_row(tmp_path, tokens, last, scored):
     """Seven labels a row of eight; what is left after 25 rows makes a shorter one."""
     stream = write(tmp_path / "x", tokens)
     rows = open_in_order(tmp_path / "x", CUT, keep_partial=True)

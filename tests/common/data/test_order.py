@@ -33,7 +33,7 @@ def test_every_sample_comes_once_per_epoch(replicas):
     assert len(stream) == -(-6 * SAMPLES // (4 * replicas)) * 4 * replicas
 
 
-def test_replicas_see_what_accumulation_sees():
+def test_replicas_read_the_samples_of_one_rank_that_accumulates():
     for block in blocks(1):
         assert step_order(2, 1, block) == step_order(1, 2, block)
 
@@ -109,7 +109,7 @@ def test_passes_and_seeds_have_orders_of_their_own():
     assert len(orders) == 4
 
 
-def test_replicas_share_what_one_accumulates():
+def test_replicas_divide_the_batches_of_one_rank_that_accumulates():
     whole = stream(accumulation=4)
     for step in range(6):
         mine = [whole.samples_of(4 * step + part) for part in range(4)]

@@ -187,7 +187,7 @@ def test_another_file_stays_and_is_named(path, tmp_path):
     assert target.read_bytes() == b"mine"
 
 
-def test_a_disk_that_is_too_small_is_said_so(path, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_is_an_error(path, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EXDEV, "another disk")
 

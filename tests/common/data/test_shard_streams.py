@@ -120,7 +120,7 @@ def test_streams_that_stand_where_they_should_are_not_read_again(read):
     assert len(shards.opened) == before
 
 
-def test_the_first_shards_of_all_streams_are_asked_for_together(read):
+def test_the_first_shards_of_all_streams_are_hinted_together(read):
     streams, shards = read(ShardOrder(40, 4, streams=3), [0, 1, 2])
     streams.start([0, 0, 0])
     assert [reader.hinted for reader in shards.opened] == [True, False] * 3
@@ -146,7 +146,7 @@ def test_at_most_two_shards_of_a_stream_are_in_memory(read):
 
 
 @pytest.mark.parametrize("error", [DataError("row 3 is damaged"), ZeroDivisionError("a mistake")])
-def test_what_goes_wrong_in_the_thread_is_raised_where_the_rows_are_wanted(read, error):
+def test_errors_of_the_reading_thread_are_raised_by_take(read, error):
     order = ShardOrder(20, 2, seed=4)
     second = order.turn(0, 1)
     streams, _ = read(order, [0], broken=(second.epoch, second.shard, error))

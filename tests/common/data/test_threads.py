@@ -78,7 +78,7 @@ def test_everything_comes_in_order_with_a_window_begun(window: int) -> None:
     assert len(begun) == 5
 
 
-def test_what_nobody_wants_any_more_is_abandoned() -> None:
+def test_results_that_no_caller_waits_for_are_abandoned() -> None:
     abandoned: list[int] = []
     pieces = ahead(iter(range(9)), 3, abandoned.append)
     assert next(pieces) == 0

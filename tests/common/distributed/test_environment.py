@@ -112,7 +112,7 @@ def occupied(ports: Iterable[int]) -> tuple[socket.socket, int]:
     raise AssertionError("no port is free")
 
 
-def test_a_port_that_another_program_has_is_said_to_be_taken(tmp_path):
+def test_the_message_for_an_occupied_port_says_so(tmp_path):
     listening, port = occupied([0])
     with listening:
         done = suite(*DOCTOR, cwd=tmp_path, **TORCHRUN | MEETING | {"RANK": "0", "MASTER_PORT": str(port)})
@@ -122,7 +122,7 @@ def test_a_port_that_another_program_has_is_said_to_be_taken(tmp_path):
     assert "another program may have this port: set MASTER_PORT" in message
 
 
-def test_a_port_that_follows_from_the_job_and_is_taken_is_said_to_do_so(tmp_path):
+def test_the_message_for_an_occupied_port_of_the_job_explains_its_number(tmp_path):
     ports = {startup._slurm_port(SLURM | {"SLURM_JOB_ID": str(job)}): str(job) for job in range(1, 100)}
     listening, port = occupied(ports)
     with listening:

@@ -126,14 +126,14 @@ def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[st
 
 
 def test_groups_wait_as_long_as_the_world(monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]]) -> None:
-    said: list[timedelta] = []
+    timeouts: list[timedelta] = []
     monkeypatch.setattr(groups.dist, "is_initialized", lambda: True, raising=False)
-    monkeypatch.setattr(groups.dist, "set_timeout", said.append, raising=False)
+    monkeypatch.setattr(groups.dist, "set_timeout", timeouts.append, raising=False)
     monkeypatch.setattr(groups._Waiting, "timeout", None)
     groups.make([0, 1])
     groups.wait_at_most(timedelta(hours=2))
     groups.make([0, 1])
-    assert said == [timedelta(hours=2)]
+    assert timeouts == [timedelta(hours=2)]
     groups.make([0, 1], Ctas(max=2))
     assert [asked["timeout"] for asked in nccl] == [None, *[timedelta(hours=2)] * 2]
     assert nccl[-1]["pg_options"]._timeout == timedelta(hours=2)
@@ -195,7 +195,7 @@ def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.
         assert made == [of_axis.get(expected.partition(",")[0], Ctas())], expected
 
 
-def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_for(
+def test_pipeline_links_use_two_thread_blocks_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[Ctas] = []
@@ -217,11 +217,11 @@ def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_fo
         (Ctas(max=1), Ctas(max=1)),
     ],
 )
-def test_links_take_as_much_of_a_gpu_as_is_asked_for(asked: Ctas, of_links: Ctas) -> None:
+def test_pipeline_links_use_the_configured_thread_blocks(asked: Ctas, of_links: Ctas) -> None:
     assert groups.of_links({"pp": asked}, "pp") == of_links
 
 
-def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_is_asked_of_it(
+def test_an_axis_of_all_ranks_has_a_communicator_of_its_own_only_with_nccl_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(groups, "make", lambda ranks, given: "of its own")
@@ -231,12 +231,12 @@ def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_i
     assert Layout({"dp": 4}, ctas={"dp": Ctas(max=8)}).group("dp") == "of its own"
 
 
-def test_what_is_asked_of_nccl_is_said_for_the_axes_that_there_are() -> None:
+def test_network_choices_list_the_thread_blocks_of_existing_axes() -> None:
     asked = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
     of_dp = {"thread blocks of dp": "at least 1, at most 8, in clusters of 4"}
     assert Layout({"dp": 2}, device="cuda", ctas=asked).network_choices() == of_dp
-    said = Layout({"dp": 2, "pp": 2}, device="cuda", ctas=asked).network_choices()
-    assert said == {**of_dp, "thread blocks of links of pp": "at most 2"}
+    choices = Layout({"dp": 2, "pp": 2}, device="cuda", ctas=asked).network_choices()
+    assert choices == {**of_dp, "thread blocks of links of pp": "at most 2"}
     assert Layout({"dp": 2}, device="cpu", ctas=asked).network_choices() == {}
 
 
@@ -245,7 +245,7 @@ def loaded(*overrides: str) -> dict[str, Ctas]:
     return run.system.network.ctas.by_axis()
 
 
-def test_the_systems_file_says_how_many() -> None:
+def test_the_systems_file_sets_thread_blocks() -> None:
     assert loaded() == dict.fromkeys(("pp", "dp", "cp", "tp"), Ctas())
     given = loaded("system.network.ctas.dp={max: 8, min: 4}", "system.network.ctas.tp.cluster=0")
     assert given == {"pp": Ctas(), "dp": Ctas(min=4, max=8), "cp": Ctas(), "tp": Ctas(cluster=0)}
@@ -262,7 +262,7 @@ def test_the_systems_file_says_how_many() -> None:
         ("dp.priority=high", r"system\.network\.ctas\.dp\.priority"),
     ],
 )
-def test_what_nccl_would_refuse_is_refused_first(override: str, message: str) -> None:
+def test_thread_blocks_outside_nccl_s_range_are_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loaded(f"system.network.ctas.{override}")
 

@@ -19,20 +19,20 @@ class Handle:
     def __init__(self) -> None:
         self.buffers = [torch.arange(SIZE, dtype=torch.uint8) + 64 * rank for rank in range(3)]
         self.buffer_ptrs = [buffer.data_ptr() for buffer in self.buffers]
-        self.said: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = []
 
     def get_buffer(self, rank: int, sizes: torch.Size, dtype: torch.dtype, storage_offset: int) -> Tensor:
         start = storage_offset * dtype.itemsize
         return self.buffers[rank][start : start + sizes.numel() * dtype.itemsize].view(dtype).view(sizes)
 
     def put_signal(self, dst_rank: int, channel: int) -> None:
-        self.said.append(("put", dst_rank, channel))
+        self.calls.append(("put", dst_rank, channel))
 
     def wait_signal(self, src_rank: int, channel: int) -> None:
-        self.said.append(("wait", src_rank, channel))
+        self.calls.append(("wait", src_rank, channel))
 
     def barrier(self, channel: int) -> None:
-        self.said.append(("barrier", channel))
+        self.calls.append(("barrier", channel))
 
 
 class Group:
@@ -84,7 +84,7 @@ def test_signals_and_barriers_are_the_handles(memory, handle):
     memory.put_signal(2, 1)
     memory.wait_signal(0, 1)
     memory.barrier(3)
-    assert handle.said == [("put", 2, 1), ("wait", 0, 1), ("barrier", 3)]
+    assert handle.calls == [("put", 2, 1), ("wait", 0, 1), ("barrier", 3)]
 
 
 def test_closed_memory_is_not_used(memory):
@@ -99,10 +99,12 @@ def test_closed_memory_is_not_used(memory):
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the two other ranks say whenever all are asked."""
-    said: list[int] = []
+    answers: list[int] = []
     monkeypatch.setattr(symmetric_memory, "refusal", lambda group, device: None)
-    monkeypatch.setattr(symmetric_memory, "gathered", lambda value, group, device: [said.pop(0), value, said.pop(0)])
-    return said
+    monkeypatch.setattr(
+        symmetric_memory, "gathered", lambda value, group, device: [answers.pop(0), value, answers.pop(0)]
+    )
+    return answers
 
 
 def test_buffers_are_mapped_once_all_ranks_have_one(handle, others, monkeypatch):

@@ -177,7 +177,7 @@ def test_resting_scales_rest() -> None:
 
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("recomputed_qkv", [0, 1])
-def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int) -> None:
+def test_layers_keep_the_planned_bytes(fp8: bool, recomputed_qkv: int) -> None:
     """All that the graph holds beyond the weights, by memory and not by tensor: nobody keeps a product's input."""
     frozen = built(torch.bfloat16, fp8, recomputed_qkv)
     workspace = FrozenWorkspace(
@@ -249,14 +249,14 @@ def test_room_that_is_left_takes_transposed_weights() -> None:
     assert plan(in_half, H200, None, None).transposed == 0
 
 
-def test_ranks_that_share_layers_have_room_for_the_tokens_that_they_move() -> None:
+def test_the_plan_counts_buffers_for_exchanged_tokens() -> None:
     """The residual stream of all tokens, twice, in 16 bits."""
     layers = dataclasses.replace(WHOLE, ranks=2, eval_tokens=16_384, alone=False)
     rows = dataclasses.replace(layers, ranks=1)
     assert layers.reserved() - rows.reserved() == 2 * 16_384 * 8192 * 2
 
 
-def test_a_rank_that_only_evaluates_needs_no_room_for_training() -> None:
+def test_the_plan_of_an_evaluation_rank_has_no_training_memory() -> None:
     """Weights, adapters in bf16, scratch of 2 * 28,672 columns and of a transposed weight, the forward pass, 5 GB."""
     training = dataclasses.replace(WHOLE, alone=False)
     evaluating = dataclasses.replace(training, tokens=0, eval_tokens=8192)

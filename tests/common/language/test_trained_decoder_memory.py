@@ -91,7 +91,7 @@ def test_ranks_of_tp_share_all_but_norms() -> None:
     assert plan(two, H100, None, 0).recomputed == 0
 
 
-def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
+def test_a_plan_that_does_not_fit_names_the_missing_bytes_and_a_remedy() -> None:
     with pytest.raises(ConfigError, match=r"GB are missing; use optimizer\.masters=remainder"):
         plan(dataclasses.replace(WHOLE, master_bytes=4, fp8=True), H200, None, 0)
     with pytest.raises(ConfigError, match="are missing"):
@@ -99,9 +99,9 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
 
 
 def test_a_plan_tells_its_parts() -> None:
-    told = plan(dataclasses.replace(WHOLE, fp8=True), H200, 5, 0).in_words()
+    words = plan(dataclasses.replace(WHOLE, fp8=True), H200, 5, 0).in_words()
     for part in ("weights in FP8 7.0", "weights, gradients and optimizer 112.4", "5 layers compute gate and up again"):
-        assert part in told
+        assert part in words
 
 
 def test_ranks_that_evaluate_in_fp8_have_weights_in_fp8() -> None:

@@ -75,7 +75,7 @@ def test_what_every_rank_has_whole_is_not_split():
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda p: qkv_parts(4, 2, 16, p), "layout.tp=4 does not divide the 2 key/value heads"),
         (lambda p: qkv_parts(6, 4, 16, p), "layout.tp=4 does not divide the 6 query heads"),
@@ -85,8 +85,8 @@ def test_what_every_rank_has_whole_is_not_split():
         (lambda p: VocabularyParallelEmbedding(10, 3, p), "layout.tp=4 does not divide 10"),
     ],
 )
-def test_what_cannot_be_dealt_is_an_error_of_the_layout(make, says):
-    with pytest.raises(ConfigError, match=says):
+def test_sizes_that_the_ranks_do_not_divide_are_an_error_of_the_layout(make, message):
+    with pytest.raises(ConfigError, match=message):
         make(place(0, 4))
 
 

@@ -1,4 +1,4 @@
-"""Residual blocks between a tied embedding and head, dealt to stages, and what each rank finds of their training.
+"""Residual blocks between a tied embedding and head, divided into stages, and what each rank finds of their training.
 
 B rows of a micro-batch, S tokens of a row, V words, E features.
 """

@@ -196,8 +196,8 @@ def test_fewer_micro_batches_need_no_more_slots(p, v, m):
 
 def test_layers_go_round_the_stages():
     assert layers_of(12, 1, 2, 3) == (range(2, 4), range(6, 8), range(10, 12))
-    dealt = [layer for stage in range(4) for chunk in layers_of(96, stage, 4, 6) for layer in chunk]
-    assert sorted(dealt) == list(range(96))
+    layers = [layer for stage in range(4) for chunk in layers_of(96, stage, 4, 6) for layer in chunk]
+    assert sorted(layers) == list(range(96))
 
 
 def test_layers_that_the_chunks_do_not_divide_are_an_error():
