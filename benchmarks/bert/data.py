@@ -290,7 +290,7 @@ def balanced(
     kinds = sequences_of_row[order].astype(np.int64) - 1
     turn_of = np.zeros(len(order), np.int64)
     for kind in np.unique(kinds):
-        places = np.flatnonzero(kinds == kind)
+        rows = np.flatnonzero(kinds == kind)
         share = cycle[kind] if kind < len(cycle) else 0
-        turn_of[places] = np.arange(len(places)) // share if share else len(order)
+        turn_of[rows] = np.arange(len(rows)) // share if share else len(order)
     return order[np.lexsort((kinds, turn_of))]

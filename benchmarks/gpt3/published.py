@@ -83,8 +83,8 @@ def load_published(
             tensor = torch.zeros(parameter.shape, dtype=torch.float32, device=layout.device)
             if read is not None and not error:
                 try:
-                    for place, values in iter(read.__next__, None):
-                        tensor[place].copy_(values, non_blocking=True)
+                    for target, values in iter(read.__next__, None):
+                        tensor[target].copy_(values, non_blocking=True)
                 except (CheckpointError, OSError) as problem:  # continue, because other ranks wait for the broadcasts
                     error = str(problem)
             if group is not None:
@@ -102,7 +102,7 @@ def load_published(
         optimizer.set_step(steps)
 
 
-Place = tuple[slice, ...]
+Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -122,18 +122,18 @@ class _CheckpointPart:
     dim: int
     row: int
 
-    def chunks(self) -> Iterator[tuple[ZarrPiece, Place]]:
+    def chunks(self) -> Iterator[tuple[ZarrPiece, Slices]]:
         """Yield the needed piece of each chunk, and its position in the parameter."""
         for piece in self.array.pieces(self.region):
-            place = list(piece.place[-self.dims :])
-            rows = place[self.dim]
-            place[self.dim] = slice(rows.start + self.row, rows.stop + self.row)
-            yield piece, tuple(place)
+            target = list(piece.place[-self.dims :])
+            rows = target[self.dim]
+            target[self.dim] = slice(rows.start + self.row, rows.stop + self.row)
+            yield piece, tuple(target)
 
-    def read(self, piece: ZarrPiece, place: Place, pin: bool) -> tuple[Place, Tensor]:
+    def read(self, piece: ZarrPiece, target: Slices, pin: bool) -> tuple[Slices, Tensor]:
         """Read a piece; return its position in the parameter and its values, in host memory."""
         values = self.array.read_piece(piece, pin)
-        return place, values if values.ndim == self.dims else values[0]
+        return target, values if values.ndim == self.dims else values[0]
 
 
 def _check_steps(published: PublishedCheckpoint, steps: int) -> None:
@@ -165,7 +165,7 @@ def _parts(
         row += stop - start
 
 
-def _read(tensors: Iterable[Iterable[_CheckpointPart]], device: torch.device) -> Iterator[tuple[Place, Tensor] | None]:
+def _read(tensors: Iterable[Iterable[_CheckpointPart]], device: torch.device) -> Iterator[tuple[Slices, Tensor] | None]:
     """Yield position and values of each chunk of the first tensor, then None, then of the next tensor, and so on.
 
     Threads read chunks ahead.
@@ -179,14 +179,14 @@ def _read(tensors: Iterable[Iterable[_CheckpointPart]], device: torch.device) ->
     use_device = (lambda: torch.cuda.set_device(device)) if pin else None
     with ThreadPoolExecutor(_THREADS, "published checkpoint", use_device) as pool:
 
-        def started() -> Iterator[Future[tuple[Place, Tensor]] | None]:
+        def started() -> Iterator[Future[tuple[Slices, Tensor]] | None]:
             for parts in tensors:
                 for part in parts:
-                    for piece, place in part.chunks():
-                        yield pool.submit(part.read, piece, place, pin)
+                    for piece, target in part.chunks():
+                        yield pool.submit(part.read, piece, target, pin)
                 yield None
 
-        waiting: deque[Future[tuple[Place, Tensor]] | None] = deque()
+        waiting: deque[Future[tuple[Slices, Tensor]] | None] = deque()
         for future in started():
             waiting.append(future)
             if len(waiting) > _AHEAD:

@@ -156,18 +156,18 @@ class BaseWeights:
     def __init__(self, folder: Path, architecture: LlamaArchitecture) -> None:
         self.folder = folder
         self.architecture = architecture
-        self._places = _places(folder)
+        self._stored = _stored_tensors(folder)
         _check_config(folder / CONFIG, architecture)
-        self._weights = [(weight, _check(folder, weight, self._places)) for weight in weights_of(architecture)]
+        self._weights = [(weight, _check(folder, weight, self._stored)) for weight in weights_of(architecture)]
         expected = {part.name for _, parts in self._weights for part in parts}
-        for name, place in self._places.items():
+        for name, stored in self._stored.items():
             if name not in expected and not name.endswith(IGNORED):
-                raise CheckpointError(f"{place.file}: the model has no tensor {name}: it is the base of another model")
+                raise CheckpointError(f"{stored.file}: the model has no tensor {name}: it is the base of another model")
 
     @property
     def bytes(self) -> int:
         """Size of all tensors in bytes."""
-        return sum(place.end - place.start for place in self._places.values())
+        return sum(stored.end - stored.start for stored in self._stored.values())
 
     def tensors(self, wanted: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield names as in :class:`common.language.network.Decoder`, and tensors in host memory, in the files' dtype.
@@ -222,20 +222,20 @@ class BaseWeights:
         """
         digest = hashlib.sha256()
         for name in sorted(part.name for _, parts in self._weights for part in parts):
-            place = self._places[name]
-            digest.update(f"{name} {place.dtype} {list(place.shape)}\n".encode())
-            last = max(place.start, place.end - _SAMPLE_BYTES)
+            stored = self._stored[name]
+            digest.update(f"{name} {stored.dtype} {list(stored.shape)}\n".encode())
+            last = max(stored.start, stored.end - _SAMPLE_BYTES)
             try:
-                with open(place.file, "rb") as file:
+                with open(stored.file, "rb") as file:
                     for sample in range(_SAMPLES):
-                        file.seek(place.start + (last - place.start) * sample // (_SAMPLES - 1))
-                        digest.update(file.read(min(_SAMPLE_BYTES, place.end - place.start)))
+                        file.seek(stored.start + (last - stored.start) * sample // (_SAMPLES - 1))
+                        digest.update(file.read(min(_SAMPLE_BYTES, stored.end - stored.start)))
             except OSError as error:
-                raise CheckpointError(f"{place.file} cannot be read: {error}") from error
+                raise CheckpointError(f"{stored.file} cannot be read: {error}") from error
         return digest.hexdigest()
 
     def _read(self, name: str) -> Tensor:
-        path = self._places[name].file
+        path = self._stored[name].file
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 tensor: Tensor = file.get_tensor(name)
@@ -298,8 +298,8 @@ def save_base(
     for number, name in enumerate(names):
         (folder / f"{number}.partial").replace(folder / name)
     if len(names) > 1:
-        places = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-        atomic.write_text(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": places}))
+        file_of = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        atomic.write_text(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": file_of}))
     atomic.write_text(folder / CONFIG, _json(config_of(architecture, max_positions, dtypes.pop())))
 
 
@@ -320,7 +320,7 @@ def files_of(folder: Path) -> list[Path]:
     )
 
 
-def _places(folder: Path) -> dict[str, TensorPlace]:
+def _stored_tensors(folder: Path) -> dict[str, TensorPlace]:
     """Return file and offsets of every tensor of the base, by name."""
     shards = [path for path in files_of(folder) if path.suffix == ".safetensors"]
     if not (folder / INDEX).is_file():
@@ -361,20 +361,20 @@ def _check_config(path: Path, architecture: LlamaArchitecture) -> None:
         raise CheckpointError(f"{path}: {difference}: it is the base of another model")
 
 
-def _check(folder: Path, weight: Weight, places: dict[str, TensorPlace]) -> tuple[StoredTensor, ...]:
+def _check(folder: Path, weight: Weight, stored_by_name: dict[str, TensorPlace]) -> tuple[StoredTensor, ...]:
     """Check the tensors of ``weight`` in the files; return the parts that it is stored in."""
-    parts = next((form for form in weight.forms if any(part.name in places for part in form)), weight.forms[-1])
+    parts = next((form for form in weight.forms if any(part.name in stored_by_name for part in form)), weight.forms[-1])
     for part in parts:
-        place = places.get(part.name)
-        if place is None:
+        stored = stored_by_name.get(part.name)
+        if stored is None:
             file = SINGLE if not (folder / INDEX).is_file() else INDEX
             raise CheckpointError(f"{folder / file}: tensor {part.name} is missing")
-        if place.dtype not in FLOATING:
+        if stored.dtype not in FLOATING:
             allowed = ", ".join(FLOATING)
-            raise CheckpointError(f"{place.file}: tensor {part.name} has dtype {place.dtype}; a base has {allowed}")
-        if place.shape != (expected := (part.rows, *weight.shape[1:])):
+            raise CheckpointError(f"{stored.file}: tensor {part.name} has dtype {stored.dtype}; a base has {allowed}")
+        if stored.shape != (expected := (part.rows, *weight.shape[1:])):
             raise CheckpointError(
-                f"{place.file}: tensor {part.name} has shape {list(place.shape)}, and the model needs "
+                f"{stored.file}: tensor {part.name} has shape {list(stored.shape)}, and the model needs "
                 f"{list(expected)}: it is the base of another model"
             )
     return parts

@@ -25,7 +25,7 @@ from common.data import atomic, manifest, preparation
 from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import Manifest, digest
 from common.data.options import Option
-from common.data.preparation import assets_of, is_there, place, preparing
+from common.data.preparation import assets_of, is_there, link_or_copy, preparing
 from common.data.published import Published
 from common.errors import CheckpointError, DataError
 from common.formats.raw_files import listed
@@ -56,7 +56,7 @@ def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
     for target, path in wanted.items():
         is_there(path, target, remedy.format(target.parent))
     for target, path in wanted.items():
-        place(path, target, remedy.format(target.parent))
+        link_or_copy(path, target, remedy.format(target.parent))
     return list(wanted)
 
 

@@ -164,8 +164,8 @@ class DirectRows:
             raise ValueError(f"rows {first} to {last} of {self.file.path}")
         if last > self._count:
             raise DataError(f"{self.file.path} has {self._count:,} rows, too few for rows {first:,} to {last:,}")
-        place = (self._offset + first * self.row_bytes, (last - first) * self.row_bytes)
-        return self._rows(self.file.pieces([place], piece_bytes, ahead, threads, self.row_bytes, buffers))
+        part = (self._offset + first * self.row_bytes, (last - first) * self.row_bytes)
+        return self._rows(self.file.pieces([part], piece_bytes, ahead, threads, self.row_bytes, buffers))
 
     def _rows(self, pieces: Iterator[FilePiece]) -> Iterator[RowPiece]:
         for piece in pieces:

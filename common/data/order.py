@@ -212,8 +212,8 @@ class EpochStream:
     def samples_of(self, number: int) -> list[tuple[int, int]]:
         """Return the (epoch, sample) pairs of this replica's micro-batch ``number`` of the whole training, from 0."""
         start = (number * self.replicas + self.replica) * self.micro_batch
-        places = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
-        return [(epoch, int(self.permutation(epoch)[place])) for epoch, place in places]
+        positions = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
+        return [(epoch, int(self.permutation(epoch)[position])) for epoch, position in positions]
 
     def key(self, number: int) -> Hashable:
         """Return (): all micro-batches have the same shapes."""
@@ -330,8 +330,8 @@ class GroupedStream:
 
         At the end of a group there are fewer than elsewhere, but at least 1.
         """
-        epoch, place = divmod(self._mine.global_index(number), self.pass_length)
-        return [(epoch, sample) for sample in self.cut(epoch)[place].tolist()]
+        epoch, position = divmod(self._mine.global_index(number), self.pass_length)
+        return [(epoch, sample) for sample in self.cut(epoch)[position].tolist()]
 
     def key(self, number: int) -> Hashable:
         """Return the batch key of micro-batch ``number``."""
@@ -354,9 +354,9 @@ class GroupedStream:
         group_P, size = self._group_P[order_P], self.micro_batch
         pieces: list[NDArray[np.int64]] = []
         for group in np.unique(group_P):
-            places = np.flatnonzero(group_P == group)
-            pieces += np.split(places, range(size, len(places), size))
-        return [order_P[places] for places in sorted(pieces, key=lambda places: int(places[0]))]
+            positions = np.flatnonzero(group_P == group)
+            pieces += np.split(positions, range(size, len(positions), size))
+        return [order_P[positions] for positions in sorted(pieces, key=lambda positions: int(positions[0]))]
 
 
 class GroupedShard:

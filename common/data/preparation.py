@@ -224,7 +224,7 @@ def assets_of(data_dir: Path) -> Path:
     return data_dir.with_name(f"{data_dir.name}-assets")
 
 
-def place(path: Path, target: Path, remedy: str) -> None:
+def link_or_copy(path: Path, target: Path, remedy: str) -> None:
     """Hard-link ``path`` to ``target``, or copy it if a link is not possible. Does nothing if ``target`` is that file.
 
     A copy with the same size and modification time counts as that file.

@@ -92,7 +92,6 @@ class NextTokenHead(LossHead):
         return next_token_loss(hidden_sE, self.weight, labels_T, self.parallel, self.chunk, self.vocabulary)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`LossHead.summed_loss`."""
         return self.losses(hidden_sE, labels_T).sum() * factor
 
 
@@ -111,7 +110,6 @@ class UntiedHead(LossHead):
     chunk: int
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`LossHead.summed_loss`."""
         if not torch.is_grad_enabled():
             return self.losses(hidden_sE, labels_T).sum() * factor
         total: Tensor = _UntiedLoss.apply(hidden_sE, self.weight, labels_T, self, factor)
@@ -119,7 +117,6 @@ class UntiedHead(LossHead):
 
     @torch.no_grad()
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`LossHead.losses`; without gradients."""
         weight_VE = self.weight
         losses = [
             self.cross_entropy(hidden_sE[part] @ weight_VE.t(), labels_T[part], len(weight_VE))[0]
@@ -267,7 +264,6 @@ class TiedHead(LossHead):
     pending: PendingGradients = field(default_factory=lambda: PendingGradients(0))
 
     def step(self) -> AbstractContextManager[None]:
-        """See :meth:`LossHead.step`."""
         return self.pending.step(self)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
@@ -283,7 +279,6 @@ class TiedHead(LossHead):
 
     @torch.no_grad()
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`LossHead.losses`; without gradients."""
         losses_RS: list[Tensor] = []
         for _, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, self.parallel, self.chunk):
             losses_RS.append(self._logits(hidden_cE, labels_c).losses_c.view(self.parallel.size, -1))

@@ -59,8 +59,8 @@ def split_file(
     """
     pieces = sentences_of(path, SentenceSplitter(punkt)).split("\n\n")
     chosen = held_out(number, files, wanted, len(pieces), path)
-    kept = [piece for place, piece in enumerate(pieces) if place not in chosen]
-    write_text(evaluation, [f"{piece}\n\n" for place, piece in enumerate(pieces) if place in chosen])
+    kept = [piece for index, piece in enumerate(pieces) if index not in chosen]
+    write_text(evaluation, [f"{piece}\n\n" for index, piece in enumerate(pieces) if index in chosen])
     written_bytes = write_text(training, ["\n\n".join(kept), "\n" if kept else ""])
     return {"articles": sum(piece != "" for piece in kept), "held_out": len(chosen), "bytes": written_bytes}
 

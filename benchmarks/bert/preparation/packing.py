@@ -23,7 +23,7 @@ class PackingPlan:
     """Combinations of lengths that fill a row, and how often to use each.
 
     Attributes:
-        ways: int64 [W, 3], lengths of the slots of a row; 0 for unused slots.
+        combinations: int64 [W, 3], lengths of the slots of a row; 0 for unused slots.
         repeats: int64 [W], number of rows.
     """
 
@@ -36,11 +36,11 @@ class Packs:
     """Assignment of sequences to packs.
 
     Attributes:
-        places: int32 [N], 3 * (index of the pack) + (slot in the pack) of each sequence.
+        slots: int32 [N], 3 * (index of the pack) + (slot in the pack) of each sequence.
         sizes: int8 [P], number of sequences in each pack, 1 to 3.
     """
 
-    places: NDArray[np.int32]
+    slots: NDArray[np.int32]
     sizes: NDArray[np.int8]
 
     @property
@@ -63,16 +63,16 @@ def pack(lengths: NDArray[np.integer], longest: int, seed: int) -> Packs:
     rows = source.permutation(int(plan.repeats.sum())).astype(np.int32)
     drawn = source.permutation(len(lengths)).astype(np.int32)
     queue = drawn[np.argsort(-lengths[drawn], kind="stable")]  # longest sequences first
-    places = np.full(len(lengths), -1, np.int32)
+    slots = np.full(len(lengths), -1, np.int32)
     starts = np.cumsum(plan.repeats) - plan.repeats
     done = 0
     for length in range(longest, 0, -1):
         for combination, slot in np.argwhere(plan.combinations == length).tolist():
             start = int(starts[combination])
             served = min(int(plan.repeats[combination]), len(queue) - done)
-            places[queue[done : done + served]] = rows[start : start + served] * MAX_SEQUENCES + slot
+            slots[queue[done : done + served]] = rows[start : start + served] * MAX_SEQUENCES + slot
             done += served
-    return _without_gaps(places, len(rows))
+    return _without_gaps(slots, len(rows))
 
 
 def plan_packs(counts: NDArray[np.integer], longest: int) -> PackingPlan:
@@ -86,12 +86,12 @@ def plan_packs(counts: NDArray[np.integer], longest: int) -> PackingPlan:
     """
     combinations = exact_combinations(longest)
     repeats = np.floor(_fewest_rows(combinations, counts, longest) + _ROUNDING).astype(np.int64)
-    places = np.zeros(longest + 1, np.int64)
-    np.add.at(places, combinations, repeats[:, None])
+    slots = np.zeros(longest + 1, np.int64)
+    np.add.at(slots, combinations, repeats[:, None])
     left = np.asarray(counts, np.int64).copy()
     spare = 0
     for length in range(longest, 0, -1):  # slots that no sequence of this length needs serve shorter ones
-        spare += int(places[length])
+        spare += int(slots[length])
         served = min(spare, int(left[length - 1]))
         left[length - 1] -= served
         spare -= served
@@ -163,9 +163,9 @@ def _best_row(left: NDArray[np.int64], longest: int) -> tuple[int, int, int]:
     return best
 
 
-def _without_gaps(places: NDArray[np.int32], rows: int) -> Packs:
+def _without_gaps(slots: NDArray[np.int32], rows: int) -> Packs:
     """Remove empty rows and renumber the others from 0, in order."""
-    sizes = np.bincount(places // MAX_SEQUENCES, minlength=rows).astype(np.int8)
+    sizes = np.bincount(slots // MAX_SEQUENCES, minlength=rows).astype(np.int8)
     number = (np.cumsum(sizes > 0) - 1).astype(np.int32)
-    row, place = np.divmod(places, MAX_SEQUENCES)
-    return Packs((number[row] * MAX_SEQUENCES + place).astype(np.int32), sizes[sizes > 0])
+    row, slot = np.divmod(slots, MAX_SEQUENCES)
+    return Packs((number[row] * MAX_SEQUENCES + slot).astype(np.int32), sizes[sizes > 0])

@@ -106,10 +106,10 @@ def rows_of_parquet(path: Path, row_length: int) -> PackedRows:
                 ids, labels = (_matrix(path, table[name], before, row_length) for name in COLUMNS)
                 wrong = (labels != ids) & (labels != LEFT_OUT)
                 if wrong.any():
-                    row, place = (int(found[0]) for found in np.nonzero(wrong))
+                    row, column = (int(found[0]) for found in np.nonzero(wrong))
                     raise DataError(
-                        f"{path}, row {before + row}: token {place} is {ids[row, place]} and its label "
-                        f"{labels[row, place]}, neither the same nor {LEFT_OUT}"
+                        f"{path}, row {before + row}: token {column} is {ids[row, column]} and its label "
+                        f"{labels[row, column]}, neither the same nor {LEFT_OUT}"
                     )
                 tokens.append(_narrow(path, before, ids))
                 scored.append(labels != LEFT_OUT)
@@ -147,8 +147,10 @@ def check_rows(path: Path, rows: PackedRows, vocabulary: int, every_token_scored
     """
     outside = (rows.tokens < 0) | (rows.tokens >= vocabulary)
     if outside.any():
-        row, place = (int(found[0]) for found in np.nonzero(outside))
-        raise DataError(f"{path}, row {row}: token {rows.tokens[row, place]} lies outside a vocabulary of {vocabulary}")
+        row, column = (int(found[0]) for found in np.nonzero(outside))
+        raise DataError(
+            f"{path}, row {row}: token {rows.tokens[row, column]} lies outside a vocabulary of {vocabulary}"
+        )
     if every_token_scored and not rows.scored.all():
         row = int(np.nonzero(~rows.scored)[0][0])
         count = int((~rows.scored[row]).sum())
@@ -196,8 +198,8 @@ def _narrow(path: Path, before: int, ids_RS: NDArray[Any]) -> NDArray[np.int32]:
     """Return ``ids_RS`` as int32; ``before`` rows of the file precede them."""
     outside = (ids_RS < 0) | (ids_RS > np.iinfo(np.int32).max)
     if outside.any():
-        row, place = (int(found[0]) for found in np.nonzero(outside))
-        raise DataError(f"{path}, row {before + row}: token {ids_RS[row, place]} is of no vocabulary")
+        row, column = (int(found[0]) for found in np.nonzero(outside))
+        raise DataError(f"{path}, row {before + row}: token {ids_RS[row, column]} is of no vocabulary")
     return ids_RS.astype(np.int32)
 
 

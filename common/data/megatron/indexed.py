@@ -257,15 +257,15 @@ def check_all(opened: IndexedTokens, vocabulary: int) -> None:
         piece = opened.tokens[first : first + _AT_ONCE]
         outside = (piece >= vocabulary) if piece.dtype.kind == "u" else (piece < 0) | (piece >= vocabulary)
         if outside.any():
-            place = first + int(np.argmax(outside))
-            number = int(np.searchsorted(ends, place, "right"))
+            found = first + int(np.argmax(outside))
+            number = int(np.searchsorted(ends, found, "right"))
             raise DataError(
-                f"{bin_of(opened.prefix)}: sequence {number} has token {opened.tokens[place]}, outside a vocabulary of "
+                f"{bin_of(opened.prefix)}: sequence {number} has token {opened.tokens[found]}, outside a vocabulary of "
                 f"{vocabulary}: another tokenizer made it"
             )
 
 
-def place_at(path: Path, target: Path, offset: int) -> None:
+def copy_to_offset(path: Path, target: Path, offset: int) -> None:
     """Copy the file ``path`` into ``target`` at byte ``offset``, and flush it to the disk."""
     with open(path, "rb") as source, open(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         file.seek(offset)

@@ -22,16 +22,16 @@ from common.data.megatron.corpus import Corpus, CorpusPart, RawCorpus, open_raw,
 from common.data.megatron.indexed import (
     bin_of,
     check_all,
+    copy_to_offset,
     dtype_for,
     idx_of,
     indexed_writer,
     open_indexed,
-    place_at,
     read_index,
     write_index,
 )
 from common.data.megatron.synthetic import SyntheticText, generate
-from common.data.preparation import place, preparing
+from common.data.preparation import link_or_copy, preparing
 from common.data.stages import Record, Stages
 from common.errors import DataError
 from common.untrusted.regular_file import lines, open_file
@@ -164,12 +164,12 @@ def _tokenize(source: RawCorpus, data_dir: Path, work_dir: Path, workers: int) -
     with Stages(work_dir / "stages", min(workers, 1 + sum(sizes.values()) // TEXT_PER_WORKER)) as stages:
         made = stages.run("tokens", tasks, tokenize_files)
         ends = dict.fromkeys((part.name for part in source.parts), 0)
-        places = {}
+        copies = {}
         for piece in pieces:
             name, part = piece.prefix.name, piece.part
-            places[name] = piece.prefix, _partial(data_dir, part), ends[part.name]
+            copies[name] = piece.prefix, _partial(data_dir, part), ends[part.name]
             ends[part.name] += made[name]["tokens"] * itemsize
-        stages.run("place", places, place_piece)
+        stages.run("place", copies, copy_piece)
     for part in source.parts:
         _finish(part, data_dir, [piece.prefix for piece in pieces if piece.part is part])
 
@@ -209,7 +209,7 @@ def tokenize_files(files: list[Path], tokenizer: Path, vocabulary: int, document
         return {"documents": writer.documents, "tokens": writer.tokens, "largest": writer.largest}
 
 
-def place_piece(prefix: Path, target: Path, offset: int) -> Record:
+def copy_piece(prefix: Path, target: Path, offset: int) -> Record:
     """Copy the tokens of a piece into the joint file, and delete the piece's file; a task of a stage.
 
     Args:
@@ -219,7 +219,7 @@ def place_piece(prefix: Path, target: Path, offset: int) -> Record:
     """
     done = prefix.with_name(f"{prefix.name}.placed")
     if not done.exists():
-        place_at(bin_of(prefix), target, offset)
+        copy_to_offset(bin_of(prefix), target, offset)
         atomic.write_text(done, "")
     bin_of(prefix).unlink(missing_ok=True)
     return {}
@@ -254,7 +254,7 @@ def _finish(part: CorpusPart, data_dir: Path, pieces: list[Path]) -> None:
 def _link(source: RawCorpus, data_dir: Path) -> None:
     """Link pairs of files that were tokenized elsewhere, and check their contents."""
     for path in source.files:
-        place(path, data_dir / path.name, "delete it, or name another --data-dir")
+        link_or_copy(path, data_dir / path.name, "delete it, or name another --data-dir")
     for part in source.parts:
         check_all(open_indexed(data_dir / part.name), source.vocabulary)
 

@@ -57,13 +57,13 @@ class SampleIndex:
     def __len__(self) -> int:
         return len(self.order)
 
-    def pieces(self, place: int, lengths: NDArray[np.int32]) -> Iterator[TokenRange]:
-        """Yield the pieces of the row at position ``place`` of the training, in order.
+    def pieces(self, position: int, lengths: NDArray[np.int32]) -> Iterator[TokenRange]:
+        """Yield the pieces of row ``position`` of the training, in order.
 
         Args:
             lengths: number of tokens of each document.
         """
-        row = int(self.order[place])
+        row = int(self.order[position])
         (first, skipped), (last, end) = ((int(entry[0]), int(entry[1])) for entry in self.starts[row : row + 2])
         for number in range(first, last + 1):
             document = int(self.documents[number])
@@ -153,9 +153,9 @@ def _sample_index(
         ends = np.cumsum(chunk, dtype=np.int64) + used
         until = min(rows, (int(ends[-1]) - extra) // row_length)
         cuts = np.arange(done, until + 1, dtype=np.int64) * row_length
-        places = np.searchsorted(ends, cuts + extra, "left")
-        starts[done : until + 1, 0] = places + first
-        starts[done : until + 1, 1] = cuts - (ends[places] - chunk[places])
+        positions = np.searchsorted(ends, cuts + extra, "left")
+        starts[done : until + 1, 0] = positions + first
+        starts[done : until + 1, 1] = cuts - (ends[positions] - chunk[positions])
         done, used = max(done, until + 1), int(ends[-1])
     if done <= rows:  # the last row is shorter than the others
         starts[rows] = len(documents) - 1, int(lengths[documents[-1]]) - extra
@@ -189,17 +189,17 @@ def blended(weights: Sequence[float], rows: int) -> tuple[NDArray[np.int16], NDA
     """
     if not weights or min(weights) <= 0:
         raise ConfigError(f"weights {list(weights)} of a blend: positive numbers")
-    places = np.arange(rows, dtype=np.int64)
+    positions = np.arange(rows, dtype=np.int64)
     if len(set(weights)) == 1:  # equal weights: the files take turns
-        return (places % len(weights)).astype(np.int16), places // len(weights)
+        return (positions % len(weights)).astype(np.int16), positions // len(weights)
     shares = [weight / math.fsum(weights) for weight in weights]
     taken = [0] * len(shares)
     files, numbers = np.empty(rows, np.int16), np.empty(rows, np.int64)
-    for place in range(rows):
-        scale = max(place, 1)
+    for position in range(rows):
+        scale = max(position, 1)
         errors = [share * scale - count for share, count in zip(shares, taken, strict=True)]
         chosen = errors.index(max(errors))
-        files[place], numbers[place] = chosen, taken[chosen]
+        files[position], numbers[position] = chosen, taken[chosen]
         taken[chosen] += 1
     return files, numbers
 

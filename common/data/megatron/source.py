@@ -50,8 +50,8 @@ class TokenRows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Write the tokens at position ``place`` into ``row`` (S + 1,), which is filled with -1."""
+    def read(self, position: int, row: NDArray[np.int32]) -> None:
+        """Write the tokens of row ``position`` into ``row`` (S + 1,), which is filled with -1."""
         ...
 
 
@@ -68,20 +68,20 @@ class FileRows:
     def __len__(self) -> int:
         return len(self._index)
 
-    def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Write the tokens at position ``place`` into ``row`` (S + 1,), which is filled with -1.
+    def read(self, position: int, row: NDArray[np.int32]) -> None:
+        """Write the tokens of row ``position`` into ``row`` (S + 1,), which is filled with -1.
 
         Raises:
             DataError: a token is outside the vocabulary; the message names file and sequence.
         """
         filled = 0
-        for document, start, stop in self._index.pieces(place, self._opened.index.lengths):
+        for document, start, stop in self._index.pieces(position, self._opened.index.lengths):
             tokens = self._opened.sequence(document, start, stop)
             row[filled : filled + len(tokens)] = tokens
             filled += len(tokens)
         low, high = int(row[:filled].min()), int(row[:filled].max())
         if low < 0 or high >= self._shape.vocabulary:
-            raise self._outside(place)
+            raise self._outside(position)
 
     def scored(self) -> int:
         """Return the number of labels of all rows."""
@@ -91,8 +91,8 @@ class FileRows:
         final = int(lengths[:-1].sum(dtype=np.int64)) - int(before[1]) + int(end)
         return full * (self._shape.row_length - 1 + extra) + final - 1 + extra
 
-    def _outside(self, place: int) -> DataError:
-        for document, start, stop in self._index.pieces(place, self._opened.index.lengths):
+    def _outside(self, position: int) -> DataError:
+        for document, start, stop in self._index.pieces(position, self._opened.index.lengths):
             tokens = self._opened.sequence(document, start, stop).astype(np.int64)
             wrong = tokens[(tokens < 0) | (tokens >= self._shape.vocabulary)]
             if len(wrong):
@@ -117,9 +117,9 @@ class BlendedRows:
     def __len__(self) -> int:
         return len(self._files)
 
-    def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Write the tokens at position ``place`` into ``row``; see :meth:`FileRows.read`."""
-        self._parts[self._files[place]].read(int(self._numbers[place]), row)
+    def read(self, position: int, row: NDArray[np.int32]) -> None:
+        """Write the tokens of row ``position`` into ``row``; see :meth:`FileRows.read`."""
+        self._parts[self._files[position]].read(int(self._numbers[position]), row)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class RowStream:
                 f"the training wants row {first + self.micro_batch - 1} of {self.train_samples}; let the recipe ask "
                 "for more rows, and the epochs follow from it"
             )
-        return [(0, place) for place in range(first, first + self.micro_batch)]
+        return [(0, position) for position in range(first, first + self.micro_batch)]
 
     def key(self, number: int) -> Hashable:
         """Return (): all micro-batches have the same shape."""
@@ -196,8 +196,8 @@ def train_source(
     threads = SampleThreads(1, ahead)
 
     def begin(number: int) -> PendingBatch:
-        places = [place for _, place in stream.samples_of(number)]
-        return _begin(threads, rows, places, _empty(stream.micro_batch, shape, pin_memory))
+        positions = [position for _, position in stream.samples_of(number)]
+        return _begin(threads, rows, positions, _empty(stream.micro_batch, shape, pin_memory))
 
     return ThreadedTrainSource(stream, eval_samples, stand_in, threads, begin, _nothing)
 
@@ -211,11 +211,11 @@ def eval_source(rows: TokenRows, shape: RowShape, shard: EvalShard, pin_memory: 
     """
     threads = SampleThreads(1, AHEAD)
 
-    def begin(places: Sequence[int]) -> PendingBatch:
+    def begin(positions: Sequence[int]) -> PendingBatch:
         present = torch.zeros(shard.batch, dtype=torch.bool, pin_memory=pin_memory)
-        present[: len(places)] = True
+        present[: len(positions)] = True
         tensors = {**_empty(shard.batch, shape, pin_memory), "present": present}
-        return _begin(threads, rows, places, tensors)
+        return _begin(threads, rows, positions, tensors)
 
     return ThreadedEvalSource(shard, threads, begin, _nothing)
 
@@ -296,13 +296,15 @@ def _empty(rows: int, shape: RowShape, pin_memory: bool) -> dict[str, Tensor]:
     return {"tokens": torch.full(size, NO_TOKEN, dtype=torch.int32, pin_memory=pin_memory)}
 
 
-def _begin(threads: SampleThreads, rows: TokenRows, places: Sequence[int], tensors: dict[str, Tensor]) -> PendingBatch:
+def _begin(
+    threads: SampleThreads, rows: TokenRows, positions: Sequence[int], tensors: dict[str, Tensor]
+) -> PendingBatch:
     tokens_BS = tensors["tokens"].numpy()
 
     def fill(slot: int) -> None:
-        rows.read(places[slot], tokens_BS[slot])
+        rows.read(positions[slot], tokens_BS[slot])
 
-    return threads.begin(tensors, len(places), fill)
+    return threads.begin(tensors, len(positions), fill)
 
 
 def _nothing() -> None:

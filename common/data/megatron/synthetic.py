@@ -158,7 +158,7 @@ def _texts(generator: np.random.Generator, characters: int) -> Iterator[str]:
         characters -= len(found[-1])
         if characters <= 0:
             break
-    shuffled = iter([found[place] for place in generator.permutation(len(found))])
+    shuffled = iter([found[index] for index in generator.permutation(len(found))])
     for text in shuffled:
         if generator.random() < _MERGED_SHARE:
             text = "\n".join([text, *itertools.islice(shuffled, _MERGED)])

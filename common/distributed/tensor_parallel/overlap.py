@@ -171,7 +171,7 @@ class SymmetricMemoryProducts:
     def start_product_scatter(
         self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
     ) -> Underway:
-        """See :meth:`.products.TokenProducts.start_product_scatter`. Cut products complete before return."""
+        """Cut products complete before return."""
         if not self._cuts(len(x_TK), x_TK.shape[1], y_sN.shape[1]):
             return self._collective.start_product_scatter(x_TK, scale_inverse, product, y_sN)
         self.product_scatter(x_TK, scale_inverse, product, y_sN)

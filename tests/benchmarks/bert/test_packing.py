@@ -8,13 +8,13 @@ from benchmarks.bert.preparation.packing import best_fit, exact_combinations, pa
 
 def contents(packs, lengths):
     """Tokens and sequences of every pack."""
-    rows = packs.places // 3
+    rows = packs.slots // 3
     return np.bincount(rows, lengths, packs.count), np.bincount(rows, minlength=packs.count)
 
 
 def check(packs, lengths, longest):
-    assert len(packs.places) == len(lengths)
-    assert len(np.unique(packs.places)) == len(lengths)
+    assert len(packs.slots) == len(lengths)
+    assert len(np.unique(packs.slots)) == len(lengths)
     tokens, sequences = contents(packs, lengths)
     assert tokens.max() <= longest
     assert 1 <= sequences.min() <= sequences.max() <= 3
@@ -101,7 +101,7 @@ def test_no_sequences_make_no_packs():
 
 def test_a_seed_draws_the_same_packs_and_another_seed_others():
     lengths = wikipedia_like(np.random.default_rng(0), 3000, 64)
-    first, again, other = (pack(lengths, 64, seed).places for seed in (1, 1, 2))
+    first, again, other = (pack(lengths, 64, seed).slots for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert (first != other).mean() > 0.9
 
@@ -122,10 +122,10 @@ def test_a_plan_has_a_place_for_every_sequence():
     source = np.random.default_rng(3)
     counts = source.integers(0, 400, 96)
     plan = plan_packs(counts, 96)
-    places = np.zeros(97, int)
+    slots = np.zeros(97, int)
     for combination, repeats in zip(plan.combinations, plan.repeats, strict=True):
-        np.add.at(places, combination, repeats)
-    at_least = np.cumsum(places[:0:-1])
+        np.add.at(slots, combination, repeats)
+    at_least = np.cumsum(slots[:0:-1])
     assert (at_least >= np.cumsum(counts[::-1])).all()
     assert plan.combinations.sum(axis=1).max() <= 96
 

@@ -142,9 +142,9 @@ def array(folder: Path, values: Tensor, half: bool, stacked: bool = False) -> No
     numbers = (values.bfloat16().view(torch.int16) if half else values).numpy()
     padded = np.full([n * c for n, c in zip(grid, chunks, strict=True)], -1 if half else np.nan, numbers.dtype)
     padded[tuple(map(slice, values.shape))] = numbers
-    for place in np.ndindex(*grid):
-        chunk = padded[tuple(slice(n * c, (n + 1) * c) for n, c in zip(place, chunks, strict=True))]
-        chunk.tofile(folder / ".".join(map(str, place)))
+    for index in np.ndindex(*grid):
+        chunk = padded[tuple(slice(n * c, (n + 1) * c) for n, c in zip(index, chunks, strict=True))]
+        chunk.tofile(folder / ".".join(map(str, index)))
 
 
 class Trainee:

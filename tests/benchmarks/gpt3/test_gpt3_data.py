@@ -63,12 +63,12 @@ def test_the_last_token_of_a_row_has_no_label(data):
     assert (found[:, 32] == -1).all()
 
 
-def shuffled_rows(path, asked, random):
+def shuffled_rows(path, rows, random):
     """The rows of one half, from the definition: documents in their order, epochs apart where the last is short."""
     tokens = np.fromfile(path, "<u2")
-    epochs = -(-asked * 32 // len(tokens))
+    epochs = -(-rows * 32 // len(tokens))
     count, before = epochs * len(tokens) // 32, (epochs - 1) * len(tokens) // 32
-    apart = epochs > 1 and asked - before < int(0.8 * (len(tokens) // 32))
+    apart = epochs > 1 and rows - before < int(0.8 * (len(tokens) // 32))
     parts = [np.arange(before), np.arange(before, count)] if apart else [np.arange(count)]
     order = [part.astype(np.uint32) for part in parts]
     for part in order:
@@ -83,7 +83,7 @@ def test_training_takes_rows_of_both_halves_in_turn_and_shuffles_no_documents(da
     ]  # 640 / 2 * 1.005
 
     found = torch.cat(rows(ROWS.open_train(data, FACTS, layout(), 4)))[:, :32].tolist()
-    assert found == [halves[place % 2][place // 2] for place in range(64)]
+    assert found == [halves[position % 2][position // 2] for position in range(64)]
 
 
 def test_training_goes_on_behind_the_rows_that_the_checkpoint_has_seen(data):

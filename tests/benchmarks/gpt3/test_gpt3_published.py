@@ -41,8 +41,8 @@ from tests.command_line import the_message
 from tests.conftest import suite
 
 PLACES = [
-    *(("reference", *place) for place in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (4, 2, 1)]),
-    *((other, *place) for other in ("nvidia", "fp32") for place in [(1, 1, 1), (2, 2, 1)]),
+    *(("reference", *sizes) for sizes in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (4, 2, 1)]),
+    *((other, *sizes) for other in ("nvidia", "fp32") for sizes in [(1, 1, 1), (2, 2, 1)]),
 ]
 """The checkpoint, tp, pp and the chunks of a stage."""
 
@@ -215,7 +215,7 @@ MLCOMMONS = "ckpt4000-consumed_samples=0"
 
 
 @pytest.mark.parametrize(
-    ("naming", "place", "common"),
+    ("naming", "path", "common"),
     [
         ("reference", MLCOMMONS, False),
         ("reference", f"megatron-lm/{MLCOMMONS}", False),
@@ -225,10 +225,10 @@ MLCOMMONS = "ckpt4000-consumed_samples=0"
     ids=["bf16", "in the downloader's folder", "fp32", "any name"],
 )
 def test_the_checkpoint_is_found_below_the_assets_as_its_archive_unpacks(
-    folders, whole, tmp_path, naming, place, common
+    folders, whole, tmp_path, naming, path, common
 ):
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    folder = beside(folders[naming], tmp_path / place)
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    folder = beside(folders[naming], tmp_path / path)
     if not common:
         (folder / "common.pt").unlink()
     one = trainee(Layout())

@@ -158,7 +158,7 @@ def test_a_document_without_text_makes_no_sequence(raw, tmp_path):
 def test_an_interrupted_preparation_continues(raw, tmp_path, monkeypatch, stage):
     """A task fails after others were done; those are not done again, and the result is the same."""
     prepare(raw, tmp_path / "whole", corpus())
-    name = {"tokens": "tokenize_files", "place": "place_piece"}[stage]
+    name = {"tokens": "tokenize_files", "place": "copy_piece"}[stage]
     real, done = getattr(preparation, name), []
 
     def failing(*arguments):
@@ -185,16 +185,16 @@ def test_an_interrupted_preparation_continues(raw, tmp_path, monkeypatch, stage)
 def test_a_piece_that_was_placed_and_not_noted_is_not_missed(raw, tmp_path, monkeypatch):
     """Killed between a piece's end and its record: the piece is gone, and its tokens are where they belong."""
     prepare(raw, tmp_path / "whole", corpus())
-    real, done = preparation.place_piece, []
+    real, done = preparation.copy_piece, []
 
     def killed(*arguments):
         done.append(real(*arguments))
         raise OSError("killed")
 
-    monkeypatch.setattr(preparation, "place_piece", killed)
+    monkeypatch.setattr(preparation, "copy_piece", killed)
     with pytest.raises(DataError, match="killed"):
         prepare(raw, tmp_path / "data", corpus())
-    monkeypatch.setattr(preparation, "place_piece", real)
+    monkeypatch.setattr(preparation, "copy_piece", real)
     prepare(raw, tmp_path / "data", corpus())
 
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")

@@ -90,7 +90,7 @@ def one_by_one(permutation):
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_pass_has_each_sample_once_and_one_group_a_micro_batch(epoch):
-    found = [stream().samples_of(epoch * PASS + place) for place in range(PASS)]
+    found = [stream().samples_of(epoch * PASS + position) for position in range(PASS)]
     assert all(pair[0] == epoch for samples in found for pair in samples)
     batches = [[sample for _, sample in samples] for samples in found]
     assert sorted(itertools.chain(*batches)) == list(range(len(GROUPS)))

@@ -14,7 +14,7 @@ import pytest
 
 from common.data import manifest, preparation
 from common.data.manifest import Manifest
-from common.data.preparation import is_there, place
+from common.data.preparation import is_there, link_or_copy
 from common.data.published import Published
 from common.errors import DataError
 
@@ -143,10 +143,10 @@ def path(tmp_path):
 
 def test_a_file_is_linked_into_a_new_folder(path, tmp_path):
     target = tmp_path / "new/folder/other"
-    place(path, target, "")
+    link_or_copy(path, target, "")
     assert target.samefile(path)
     assert is_there(path, target, "")
-    place(path, target, "")
+    link_or_copy(path, target, "")
     assert [entry.name for entry in target.parent.iterdir()] == ["other"]
 
 
@@ -156,11 +156,11 @@ def test_it_is_copied_where_it_cannot_be_linked(path, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     target = tmp_path / "other"
-    place(path, target, "")
+    link_or_copy(path, target, "")
     assert not target.samefile(path)
     assert target.read_bytes() == b"content"
     assert is_there(path, target, "")
-    place(path, target, "")
+    link_or_copy(path, target, "")
 
 
 def test_other_errors_are_not_hidden(path, tmp_path, monkeypatch):
@@ -169,13 +169,13 @@ def test_other_errors_are_not_hidden(path, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(OSError, match="broken disk"):
-        place(path, tmp_path / "other", "")
+        link_or_copy(path, tmp_path / "other", "")
     assert not (tmp_path / "other").exists()
 
 
 def test_what_a_killed_command_left_is_in_nobodys_way(path, tmp_path):
     (tmp_path / "other.partial").write_bytes(b"cont")
-    place(path, tmp_path / "other", "")
+    link_or_copy(path, tmp_path / "other", "")
     assert (tmp_path / "other").read_bytes() == b"content"
 
 
@@ -183,7 +183,7 @@ def test_another_file_stays_and_is_named(path, tmp_path):
     target = tmp_path / "other"
     target.write_bytes(b"mine")
     with pytest.raises(DataError, match=r"other is another file than .*/file; delete it$"):
-        place(path, target, "delete it")
+        link_or_copy(path, target, "delete it")
     assert target.read_bytes() == b"mine"
 
 
@@ -194,4 +194,4 @@ def test_a_disk_that_is_too_small_is_an_error(path, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 3}))
     with pytest.raises(DataError, match=r"needs 0.0 GB more; its disk has 0.0 GB left"):
-        place(path, tmp_path / "other", "")
+        link_or_copy(path, tmp_path / "other", "")

@@ -44,9 +44,9 @@ def test_a_task_without_its_record_is_done_again(tmp_path):
     with Stages(tmp_path, 1) as stages:
         stages.run("s", {name: (name,) for name in "ab"}, process_of)
         stages.path("s", "a").unlink()
-        asked = []
-        stages.run("s", {name: (name,) for name in "ab"}, lambda name: asked.append(name) or {})
-    assert asked == ["a"]
+        called = []
+        stages.run("s", {name: (name,) for name in "ab"}, lambda name: called.append(name) or {})
+    assert called == ["a"]
 
 
 def test_one_worker_is_this_process(tmp_path):

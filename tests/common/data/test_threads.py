@@ -41,7 +41,9 @@ def test_batches_are_those_of_the_stream_from_any_position(count: int, prefetch:
     block = Block(0, 1, 2, 0, 12)
     for start in (0, 4):
         found = [(batch.position, batch.tensors["number"].tolist()) for batch in source.batches(block, start)]
-        assert found == [(place, [sample for _, sample in stream.samples(block, place)]) for place in range(start, 6)]
+        assert found == [
+            (position, [sample for _, sample in stream.samples(block, position)]) for position in range(start, 6)
+        ]
     source.close()
 
 

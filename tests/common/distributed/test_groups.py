@@ -30,15 +30,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks: list[dict[str, Any]]) -> None:
     pairs = {0: (0, 2), 1: (2, 4), 2: (0, 4)}
     for rank, result in enumerate(ranks):
-        stage, place = divmod(rank, 2)
-        wanted: dict[str, list[int]] = {"pp": [place, place + 2, place + 4], "all": list(range(6))}
+        stage, index = divmod(rank, 2)
+        wanted: dict[str, list[int]] = {"pp": [index, index + 2, index + 4], "all": list(range(6))}
         for purpose, firsts in (("forward", (0, 1)), ("around", (0, 1, 2))):
             wanted[f"tp after {purpose}"] = [2 * stage, 2 * stage + 1]
             if stage != 1:  # the ranks of the first and the last stage together
                 wanted[f"ends after {purpose}"] = [0, 1, 4, 5]
             for first in firsts:
                 if stage in (first, (first + 1) % 3):
-                    wanted[f"{purpose} {first}"] = [place + member for member in pairs[first]]
+                    wanted[f"{purpose} {first}"] = [index + member for member in pairs[first]]
         assert result["found"] == wanted
 
 
@@ -96,11 +96,11 @@ class Options:
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is asked of PyTorch in a job with NCCL, with the device that the world is bound to meanwhile."""
-    asked: list[dict[str, Any]] = []
+    options: list[dict[str, Any]] = []
     world = SimpleNamespace(bound_device_id=torch.device("cuda", 3))
 
     def new_group(ranks: list[int], **given: Any) -> Any:
-        asked.append({"ranks": ranks, "bound": world.bound_device_id, "world": world, **given})
+        options.append({"ranks": ranks, "bound": world.bound_device_id, "world": world, **given})
         return SimpleNamespace()
 
     fake = SimpleNamespace(
@@ -108,7 +108,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         get_backend=lambda: "nccl", ProcessGroupNCCL=SimpleNamespace(Options=Options),
     )  # fmt: skip
     monkeypatch.setattr(groups, "dist", fake)
-    return asked
+    return options
 
 
 def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[str, Any]]) -> None:
@@ -116,11 +116,11 @@ def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[st
     groups.make([1])
     together, alone = nccl
     assert (together["ranks"], alone["ranks"]) == ([1, 5], [1])
-    for asked in nccl:
-        assert asked["bound"] is None
-        assert asked["use_local_synchronization"] is True
-        assert asked["pg_options"] is None
-        assert asked["world"].bound_device_id == torch.device("cuda", 3)
+    for options in nccl:
+        assert options["bound"] is None
+        assert options["use_local_synchronization"] is True
+        assert options["pg_options"] is None
+        assert options["world"].bound_device_id == torch.device("cuda", 3)
     assert together["device_id"] == torch.device("cuda", 3)
     assert alone["device_id"] is None, "a communicator of one rank would take memory"
 
@@ -135,7 +135,7 @@ def test_groups_wait_as_long_as_the_world(monkeypatch: pytest.MonkeyPatch, nccl:
     groups.make([0, 1])
     assert timeouts == [timedelta(hours=2)]
     groups.make([0, 1], Ctas(max=2))
-    assert [asked["timeout"] for asked in nccl] == [None, *[timedelta(hours=2)] * 2]
+    assert [options["timeout"] for options in nccl] == [None, *[timedelta(hours=2)] * 2]
     assert nccl[-1]["pg_options"]._timeout == timedelta(hours=2)
 
 
@@ -153,7 +153,7 @@ def test_thread_blocks_are_options_of_the_group(nccl: list[dict[str, Any]]) -> N
     groups.make([0, 1], Ctas(min=2, max=8, cluster=0))
     groups.make([0, 1], Ctas(max=16))
     groups.make([0], Ctas(max=16))
-    first, second, alone = (asked["pg_options"] for asked in nccl)
+    first, second, alone = (options["pg_options"] for options in nccl)
     assert vars(first.config) == {"min_ctas": 2, "max_ctas": 8, "cga_cluster_size": 0}
     assert vars(second.config) == {"max_ctas": 16}
     assert alone is None
@@ -208,7 +208,7 @@ def test_pipeline_links_use_two_thread_blocks_by_default(
 
 
 @pytest.mark.parametrize(
-    ("asked", "of_links"),
+    ("options", "of_links"),
     [
         (Ctas(cluster=0), Ctas(max=2, cluster=0)),
         (Ctas(min=1), Ctas(min=1, max=2)),
@@ -217,8 +217,8 @@ def test_pipeline_links_use_two_thread_blocks_by_default(
         (Ctas(max=1), Ctas(max=1)),
     ],
 )
-def test_pipeline_links_use_the_configured_thread_blocks(asked: Ctas, of_links: Ctas) -> None:
-    assert groups.of_links({"pp": asked}, "pp") == of_links
+def test_pipeline_links_use_the_configured_thread_blocks(options: Ctas, of_links: Ctas) -> None:
+    assert groups.of_links({"pp": options}, "pp") == of_links
 
 
 def test_an_axis_of_all_ranks_has_a_communicator_of_its_own_only_with_nccl_options(
@@ -232,12 +232,12 @@ def test_an_axis_of_all_ranks_has_a_communicator_of_its_own_only_with_nccl_optio
 
 
 def test_network_choices_list_the_thread_blocks_of_existing_axes() -> None:
-    asked = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
+    options = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
     of_dp = {"thread blocks of dp": "at least 1, at most 8, in clusters of 4"}
-    assert Layout({"dp": 2}, device="cuda", ctas=asked).network_choices() == of_dp
-    choices = Layout({"dp": 2, "pp": 2}, device="cuda", ctas=asked).network_choices()
+    assert Layout({"dp": 2}, device="cuda", ctas=options).network_choices() == of_dp
+    choices = Layout({"dp": 2, "pp": 2}, device="cuda", ctas=options).network_choices()
     assert choices == {**of_dp, "thread blocks of links of pp": "at most 2"}
-    assert Layout({"dp": 2}, device="cpu", ctas=asked).network_choices() == {}
+    assert Layout({"dp": 2}, device="cpu", ctas=options).network_choices() == {}
 
 
 def loaded(*overrides: str) -> dict[str, Ctas]:

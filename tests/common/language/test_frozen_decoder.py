@@ -263,9 +263,9 @@ def test_the_plan_of_an_evaluation_rank_has_no_training_memory() -> None:
     with pytest.raises(ConfigError, match=r"use model\.recomputed_qkv=auto"):
         plan(training, H100, None, 0)
     found = plan(evaluating, H100, None, 0)
-    hidden, qkv, wide = 8192 * 8192 * 2, 8192 * 10_240 * 2, 8192 * 28_672
-    forward = 4 * hidden + 2 * qkv + hidden + wide + 2048 * 32_000 * 8
-    by_hand = 69.5e9 + 44_564_480 * 2 + (4 * wide + 2 * 28_672 * 8192) + forward + 5e9
+    hidden, qkv, mlp = 8192 * 8192 * 2, 8192 * 10_240 * 2, 8192 * 28_672
+    forward = 4 * hidden + 2 * qkv + hidden + mlp + 2048 * 32_000 * 8
+    by_hand = 69.5e9 + 44_564_480 * 2 + (4 * mlp + 2 * 28_672 * 8192) + forward + 5e9
     assert found.total == pytest.approx(by_hand, rel=0.001)
     assert (found.parts[KEPT], found.parts["transients"], found.recomputed) == (0, 0, 0)
     with pytest.raises(ConfigError, match=r"use model\.linear=fp8, a smaller reader\.eval_rows, .* evaluation\.layout"):

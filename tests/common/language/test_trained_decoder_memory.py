@@ -27,10 +27,10 @@ def test_bytes_of_a_weight_in_training(masters: int, shards: int, bytes_each: fl
 
 
 def test_gradients_in_fp32_take_two_bytes_more_of_a_weight_and_of_what_the_head_adds_up() -> None:
-    wide = dataclasses.replace(WHOLE, gradient_bytes=4)
-    assert wide.state() - WHOLE.state() == 8_030_261_248 * 2
-    assert wide.transient() - WHOLE.transient() == 128_256 * 4096 * 2
-    over_eight = dataclasses.replace(wide, shards=8)
+    fp32_gradients = dataclasses.replace(WHOLE, gradient_bytes=4)
+    assert fp32_gradients.state() - WHOLE.state() == 8_030_261_248 * 2
+    assert fp32_gradients.transient() - WHOLE.transient() == 128_256 * 4096 * 2
+    over_eight = dataclasses.replace(fp32_gradients, shards=8)
     assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
 
 
@@ -39,8 +39,8 @@ def test_a_head_that_ranks_share_adds_up_in_fp32_and_hands_on_the_gradients_dtyp
     two, words = dataclasses.replace(WHOLE, ranks=2, alone=False), 128_256 // 2
     streams = (5 * 4096 + 2 * 8192) * 4096 * 2
     assert two.transient() == streams + 2048 * words * 6 + words * 4096 * (4 + 2)
-    wide = dataclasses.replace(two, gradient_bytes=4)
-    assert wide.transient() == streams + 2048 * words * 6 + words * 4096 * 4
+    fp32_gradients = dataclasses.replace(two, gradient_bytes=4)
+    assert fp32_gradients.transient() == streams + 2048 * words * 6 + words * 4096 * 4
 
 
 def test_passes_with_graphs_of_their_own_share_no_transients() -> None:

@@ -22,7 +22,7 @@ from split_decoder_oracle import (
     B,
     S,
     dropout_mask,
-    lane,
+    inputs,
     rotate,
     weights,
 )  # fmt: skip
@@ -131,14 +131,14 @@ class Decoder(nn.Module):
 
     def loss(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """The rank's part of a micro-batch's mean, losses (B, L) and hidden vectors (s, E)."""
-        tokens_BS, labels_BS, seed = lane(number)
+        tokens_BS, labels_BS, seed = inputs(number)
         hidden_sE = self.hidden(tokens_BS, seed)
         labels_BL = self.split.own_tokens(labels_BS)
         losses_T = next_token_loss(hidden_sE, self.head.weight, labels_BL.flatten(), self.parallel, CHUNK)
         scored = self.split.scored((labels_BL != -1).sum())
         return losses_T.sum() / scored, losses_T.view(B, -1).detach(), hidden_sE.detach()
 
-    def lanes(self) -> range:
+    def micro_batches(self) -> range:
         """Micro-batches of this replica."""
         return range(self.layout.index("dp"), LANES, self.layout.size("dp"))
 
@@ -207,16 +207,16 @@ def train(layout: Layout, when: str, **options: Any) -> dict[str, Any]:
         ParameterGroup({n: p for n, p in adapters.items() if n not in partial}, WEIGHT_DECAY),
         ParameterGroup({n: p for n, p in adapters.items() if n in partial}, WEIGHT_DECAY, summed_over=("tp",)),
     ]
-    lanes = model.lanes()
+    micro_batches = model.micro_batches()
     optimizer = Optimizer(
         groups, AdamW(0.9, 0.999, 1e-8), constant(LEARNING_RATE), layout, grad_divisor=LANES, bucket_bytes=4000,
-        micro_batches=len(lanes), clip=ClipNorm(MAX_NORM, when), **options,
+        micro_batches=len(micro_batches), clip=ClipNorm(MAX_NORM, when), **options,
     )  # fmt: skip
     norms = []
     for step in range(STEPS):
         optimizer.begin()
-        for number in lanes:
-            if number == lanes[-1]:
+        for number in micro_batches:
+            if number == micro_batches[-1]:
                 optimizer.arm()
             model.loss(step * LANES + number)[0].backward()
             optimizer.collect()
@@ -263,7 +263,7 @@ def movements(layout: Layout) -> dict[str, Any]:
 def learning_head_in_bf16(layout: Layout) -> dict[str, Tensor]:
     """Losses and gradients, whole, of a head in bfloat16 that learns and of a frozen one."""
     parallel = TensorParallel.from_layout(layout)
-    tokens_BS, labels_BS, _ = lane(0)
+    tokens_BS, labels_BS, _ = inputs(0)
     hidden_TE, head_VE = (weights()[n].bfloat16() for n in ("embedding.weight", "head.weight"))
     hidden_TE = hidden_TE[tokens_BS.flatten()] * 2
     found: dict[str, Tensor] = {}

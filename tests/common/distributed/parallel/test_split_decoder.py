@@ -102,7 +102,7 @@ def test_ranks_agree_on_scales_that_no_token_overflows(ranks, world):
 
 @pytest.mark.parametrize("world", LAYOUTS)
 def test_a_head_in_half_precision_has_the_losses_of_its_logits_in_fp32(ranks, world):
-    tokens_BS, labels_BS, _ = oracle.lane(0)
+    tokens_BS, labels_BS, _ = oracle.inputs(0)
     hidden_TE = (oracle.weights()["embedding.weight"].bfloat16()[tokens_BS.flatten().long()] * 2).requires_grad_()
     head_VE = oracle.weights()["head.weight"].bfloat16().requires_grad_()
     logits_TV = (hidden_TE @ head_VE.t()).float()

@@ -25,7 +25,7 @@ ADAPTER = Adapter(5, 4.0)
 pytestmark = pytest.mark.usefixtures("groups_are_their_ranks")
 
 
-def place(index: int, size: int = 2) -> TensorParallel:
+def rank_of_tp(index: int, size: int = 2) -> TensorParallel:
     return TensorParallel.from_layout(Layout({"tp": size}, index))
 
 
@@ -58,7 +58,7 @@ ROWS_OF_RANK_1 = {
 def test_a_rank_has_whole_heads_and_matching_pieces(name, dtype):
     dim, indices, shape = ROWS_OF_RANK_1[name]
     full = torch.arange(shape[0] * shape[1]).view(shape).float().to(dtype)
-    local = splits(place(1))[name].local_of(full)
+    local = splits(rank_of_tp(1))[name].local_of(full)
     assert torch.equal(local.float(), full.float().index_select(dim, torch.tensor(indices)))
     assert local.untyped_storage().data_ptr() != full.untyped_storage().data_ptr()
 
@@ -66,12 +66,12 @@ def test_a_rank_has_whole_heads_and_matching_pieces(name, dtype):
 @pytest.mark.parametrize("name", ROWS_OF_RANK_1)
 def test_the_parts_of_all_ranks_make_the_whole(name):
     full = torch.randn(ROWS_OF_RANK_1[name][2])
-    both = [splits(place(index))[name] for index in range(2)]
+    both = [splits(rank_of_tp(index))[name] for index in range(2)]
     assert torch.equal(both[0].full_of([split.local_of(full) for split in both]), full)
 
 
 def test_what_every_rank_has_whole_is_not_split():
-    assert splits(place(1)).keys() == ROWS_OF_RANK_1.keys()
+    assert splits(rank_of_tp(1)).keys() == ROWS_OF_RANK_1.keys()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_every_rank_has_whole_is_not_split():
 )
 def test_sizes_that_the_ranks_do_not_divide_are_an_error_of_the_layout(make, message):
     with pytest.raises(ConfigError, match=message):
-        make(place(0, 4))
+        make(rank_of_tp(0, 4))
 
 
 def test_tensors_of_another_shape_are_refused():
@@ -97,11 +97,11 @@ def test_tensors_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"where 2 of \(2, 3\) make one"):
         split.full_of([torch.zeros(2, 3)])
     with pytest.raises(ValueError, match="5 tokens cannot be sharded evenly over 2 ranks"):
-        place(0).own_tokens(torch.zeros(5, 2))
+        rank_of_tp(0).own_tokens(torch.zeros(5, 2))
 
 
 def test_layers_say_whose_gradients_are_parts_of_a_sum():
-    parallel, adapter = place(1), Adapter(2, 4.0)
+    parallel, adapter = rank_of_tp(1), Adapter(2, 4.0)
     model = torch.nn.ModuleDict(
         {
             "qkv": ColumnParallelLinear(3, (8, 4, 4), parallel, adapter=adapter, bias=True),
@@ -138,8 +138,8 @@ def test_a_frozen_weight_keeps_no_input(layer):
 def test_without_gpus_that_map_each_others_memory_tokens_move_by_collectives():
     device = torch.device("cpu")
     assert build_products(TensorParallel(), device).name == "collective"
-    assert build_products(place(0), device).name == "collective"
+    assert build_products(rank_of_tp(0), device).name == "collective"
     with pytest.raises(UnsupportedImplementation, match="'symmetric_memory' cannot be used: it needs CUDA devices"):
-        build_products(place(0), device, "symmetric_memory")
+        build_products(rank_of_tp(0), device, "symmetric_memory")
     with pytest.raises(UnsupportedImplementation, match="choose one of auto, symmetric_memory, collective"):
-        build_products(place(0), device, "pigeon")
+        build_products(rank_of_tp(0), device, "pigeon")

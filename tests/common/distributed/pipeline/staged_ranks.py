@@ -230,9 +230,9 @@ class Trainee:
     def save(self, folder: Path) -> None:
         checkpoint.save(folder, Progress(SAVED_AFTER), 7, SETTINGS, self.model, (self.optimizer,), self.layout)
 
-    def load(self, place: Path) -> None:
+    def load(self, path: Path) -> None:
         checkpoint.restore(
-            checkpoint.read(place, SETTINGS, self.layout), self.model, (self.optimizer,), self.layout
+            checkpoint.read(path, SETTINGS, self.layout), self.model, (self.optimizer,), self.layout
         )  # fmt: skip
 
 

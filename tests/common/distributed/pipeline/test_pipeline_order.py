@@ -165,16 +165,16 @@ NUMBERS = [
 def test_a_slot_is_one_micro_batchs_until_its_backward_pass_and_none_is_spare(p, v, m):
     for rank in range(p):
         units = order(rank, p, v, m)
-        places, counts = slots(units), slots_of_chunks(units)
+        slot_of, counts = slots(units), slots_of_chunks(units)
         held: dict[tuple[int, int], int] = {}
         most = dict.fromkeys(range(v), 0)
         for direction, chunk, micro_batch in units:
-            place = chunk, places[chunk, micro_batch]
+            slot = chunk, slot_of[chunk, micro_batch]
             if direction == "forward":
-                assert place not in held
-                held[place] = micro_batch
+                assert slot not in held
+                held[slot] = micro_batch
             else:
-                assert held.pop(place) == micro_batch
+                assert held.pop(slot) == micro_batch
             most[chunk] = max(most[chunk], sum(of == chunk for of, _ in held))
         assert not held
         assert counts == most

@@ -24,8 +24,8 @@ SHARDED = [(4, f"{name}, shards") for name, (axes, _) in LAYOUTS[4].items() if "
 RESUMED = [
     (world, f"{written} to {name}")
     for world, layouts in LAYOUTS.items()
-    for place, name in enumerate(layouts)
-    for written in ("single", *list(layouts)[: place + 1])
+    for index, name in enumerate(layouts)
+    for written in ("single", *list(layouts)[: index + 1])
 ]
 
 
