@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.llama2_70b_lora import base, raw
 from benchmarks.llama2_70b_lora.data import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
 from benchmarks.llama2_70b_lora.preparation.examples import read_tokenizer, rows_of_texts
-from benchmarks.llama2_70b_lora.preparation.packing import PackedRows
+from benchmarks.llama2_70b_lora.preparation.packing import PackedExamples
 from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
 from benchmarks.llama2_70b_lora.raw import BASE, MARKER, TOKENIZER, RawRows, RowSettings
 from benchmarks.llama2_70b_lora.synthetic import generate
@@ -139,7 +139,7 @@ def _check_tokenizer(source: RawRows, settings: RowSettings) -> None:
         raise DataError(f"{source.tokenizer} has {size} tokens, which exceeds a vocabulary of {settings.vocabulary}")
 
 
-def _read(source: RawRows, split: str, settings: RowSettings, workers: int) -> PackedRows:
+def _read(source: RawRows, split: str, settings: RowSettings, workers: int) -> PackedExamples:
     """Read and check the rows of a split."""
     made = []
     for path in source.files[split]:
@@ -158,10 +158,10 @@ def _read(source: RawRows, split: str, settings: RowSettings, workers: int) -> P
     if len(tokens_RS) < (asked or 1):
         where = source.files[split][0]
         raise DataError(f"{where} gives {len(tokens_RS)} rows of {settings.row_length} tokens, expected {asked or 1}")
-    return PackedRows(tokens_RS[:asked], scored_RS[:asked])
+    return PackedExamples(tokens_RS[:asked], scored_RS[:asked])
 
 
-def _counts(splits: dict[str, PackedRows], settings: RowSettings) -> dict[str, int]:
+def _counts(splits: dict[str, PackedExamples], settings: RowSettings) -> dict[str, int]:
     scored_RS = splits["eval"].scored[:, 1:]  # the first token of a row is never a label
     return {
         "train_samples": len(splits["train"]),

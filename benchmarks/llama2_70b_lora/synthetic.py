@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.llama2_70b_lora.base import save_base
 from benchmarks.llama2_70b_lora.preparation.examples import encoded, prompt
-from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, PackedRows, pack, pieces
+from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, PackedExamples, pack, pieces
 from benchmarks.llama2_70b_lora.raw import BASE, SPLITS, TOKENIZER, RowSettings
 from common.data import synthetic
 from common.data.options import Option, Options
@@ -289,7 +289,7 @@ def _texts(
     split: str,
     rows: int,
     purpose: int,
-) -> tuple[list[tuple[str, str]], PackedRows]:
+) -> tuple[list[tuple[str, str]], PackedExamples]:
     """Return reports and summaries that give at least ``rows`` rows, and the first ``rows`` of these rows."""
     texts: list[tuple[str, str]] = []
     examples: list[Example] = []
@@ -302,7 +302,7 @@ def _texts(
         lost = len(list(pieces(len(examples), PROCESSES[split])))  # each piece drops less than one row
         if tokens // options.row_length >= rows + lost:
             packed = pack(examples, options.row_length, PROCESSES[split], answers_only=split == "eval")
-            return texts, PackedRows(packed.tokens[:rows], packed.scored[:rows])
+            return texts, PackedExamples(packed.tokens[:rows], packed.scored[:rows])
 
 
 def _examples(

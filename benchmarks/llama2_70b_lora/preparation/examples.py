@@ -18,7 +18,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 from tqdm import tqdm
 
-from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, PackedRows, pack
+from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, PackedExamples, pack
 from common.errors import DataError
 from common.untrusted.regular_file import lines, open_file
 from common.untrusted.strict_json import parse_line
@@ -103,7 +103,7 @@ def encoded(texts: Iterable[tuple[str, str]], tokenizer: SentencePieceProcessor,
 
 def rows_of_texts(
     path: Path, split: str, tokenizer: SentencePieceProcessor, row_length: int, threads: int = 1
-) -> PackedRows:
+) -> PackedExamples:
     """Return the rows of one file; examples longer than a row are dropped.
 
     Args:

@@ -22,7 +22,7 @@ LEFT_OUT = -100
 
 
 @dataclass(frozen=True)
-class PackedRows:
+class PackedExamples:
     """Rows of one split.
 
     Attributes:
@@ -71,7 +71,7 @@ def pieces(examples: int, processes: int, batch: int = BATCH) -> Iterator[range]
             yield range(first, min(first + batch, end))
 
 
-def pack(examples: Sequence[Example], row_length: int, processes: int, answers_only: bool) -> PackedRows:
+def pack(examples: Sequence[Example], row_length: int, processes: int, answers_only: bool) -> PackedExamples:
     """Return rows of ``row_length`` tokens; an example may continue in the next row.
 
     Args:
@@ -89,4 +89,4 @@ def pack(examples: Sequence[Example], row_length: int, processes: int, answers_o
         else:
             marks = np.ones(len(every), np.bool_)
         scored.append(marks[: rows * row_length].reshape(rows, row_length))
-    return PackedRows(np.concatenate(tokens), np.concatenate(scored))
+    return PackedExamples(np.concatenate(tokens), np.concatenate(scored))

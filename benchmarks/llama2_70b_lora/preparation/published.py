@@ -16,7 +16,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from benchmarks.llama2_70b_lora.preparation.packing import LEFT_OUT, PackedRows
+from benchmarks.llama2_70b_lora.preparation.packing import LEFT_OUT, PackedExamples
 from common.errors import DataError
 from common.untrusted.array_file import parse_header
 from common.untrusted.pickle_scan import MEMORY, scan
@@ -89,7 +89,7 @@ COLUMNS = ("input_ids", "labels")
 KEYS = ("input_ids", "loss_mask")
 
 
-def rows_of_parquet(path: Path, row_length: int) -> PackedRows:
+def rows_of_parquet(path: Path, row_length: int) -> PackedExamples:
     """Return the rows of a reference file: ``input_ids``, and ``labels`` that are equal to them or ``LEFT_OUT``.
 
     Raises:
@@ -119,7 +119,7 @@ def rows_of_parquet(path: Path, row_length: int) -> PackedRows:
     return _joined(tokens, scored, row_length)
 
 
-def rows_of_object_array(path: Path, row_length: int) -> PackedRows:
+def rows_of_object_array(path: Path, row_length: int) -> PackedExamples:
     """Return the rows of an NVIDIA file: dicts with ``input_ids`` and a ``loss_mask`` of 0 and 1.
 
     Raises:
@@ -138,7 +138,7 @@ def rows_of_object_array(path: Path, row_length: int) -> PackedRows:
     return _joined(tokens, scored, row_length)
 
 
-def check_rows(path: Path, rows: PackedRows, vocabulary: int, every_token_scored: bool) -> None:
+def check_rows(path: Path, rows: PackedExamples, vocabulary: int, every_token_scored: bool) -> None:
     """Raise :class:`DataError` if a token is outside the vocabulary, or is not scored although it must be.
 
     Args:
@@ -203,8 +203,10 @@ def _narrow(path: Path, before: int, ids_RS: NDArray[Any]) -> NDArray[np.int32]:
     return ids_RS.astype(np.int32)
 
 
-def _joined(tokens: Iterable[NDArray[np.int32]], scored: Iterable[NDArray[np.bool_]], row_length: int) -> PackedRows:
+def _joined(
+    tokens: Iterable[NDArray[np.int32]], scored: Iterable[NDArray[np.bool_]], row_length: int
+) -> PackedExamples:
     empty = np.empty((0, row_length))
-    return PackedRows(
+    return PackedExamples(
         np.concatenate([empty.astype(np.int32), *tokens]), np.concatenate([empty.astype(np.bool_), *scored])
     )

@@ -70,7 +70,7 @@ class Slot:
         self._memory.barrier(self._channel)
 
 
-class SymmetricMemoryProducts:
+class SymmetricMemoryProducts(TokenProducts):
     """Products that are cut if they are large, and use collectives otherwise. The constructor is collective.
 
     Slots grow with the largest transferred tensor. They cannot grow during graph capture, so run every shape once
@@ -99,7 +99,6 @@ class SymmetricMemoryProducts:
         self._reserve(FIRST_CAPACITY)
 
     def begin(self) -> None:
-        """See :class:`common.distributed.tensor_parallel.ranks.TokenProducts`."""
         self._turn = 0
         self._slots[0].barrier()
 
@@ -112,7 +111,6 @@ class SymmetricMemoryProducts:
         x_TK: Tensor | None = None,
         scales_R4: Tensor | None = None,
     ) -> None:
-        """See :class:`common.distributed.tensor_parallel.ranks.TokenProducts`."""
         s, K = x_sK.shape
         if not self._cuts(self._parallel.size * s, K, y_TN.shape[1]):
             self._collective.gather_product(x_sK, scale_inverse, product, y_TN, x_TK, scales_R4)
@@ -146,7 +144,6 @@ class SymmetricMemoryProducts:
                 scales[own].copy_(scale_inverse)
 
     def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
-        """See :class:`common.distributed.tensor_parallel.ranks.TokenProducts`."""
         s, N = self._parallel.own_count(len(x_TK)), y_sN.shape[1]
         if not self._cuts(len(x_TK), x_TK.shape[1], N):
             self._collective.product_scatter(x_TK, scale_inverse, product, y_sN)

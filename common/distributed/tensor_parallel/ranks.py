@@ -287,7 +287,7 @@ class TokenProducts(Protocol):
         ...
 
 
-class CollectiveProducts:
+class CollectiveProducts(TokenProducts):
     """Products with the transfer before or after them, by collectives of the backend: NCCL on GPUs, Gloo on CPUs."""
 
     name = "collective"
@@ -307,7 +307,6 @@ class CollectiveProducts:
         x_TK: Tensor | None = None,
         scales_R4: Tensor | None = None,
     ) -> None:
-        """See :class:`TokenProducts`."""
         x_TK = self._parallel.all_gather(x_sK, x_TK)
         if scale_inverse is None:
             product(x_TK, None, y_TN)
@@ -318,13 +317,11 @@ class CollectiveProducts:
             product(x_nK, scale, y_nN)
 
     def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
-        """See :class:`TokenProducts`."""
         self.start_product_scatter(x_TK, scale_inverse, product, y_sN).wait()
 
     def start_product_scatter(
         self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
     ) -> Underway:
-        """See :class:`TokenProducts`."""
         if self._parallel.size == 1:
             product(x_TK, scale_inverse, y_sN)
             return Underway(x_TK, y_sN, None)

@@ -25,7 +25,7 @@ def test_articles_are_an_empty_line_and_their_paragraphs_without_the_title(tmp_p
     assert list(read_lines(path)) == ["", "It flows.", 'The "River" <1>', " ", "", "", "End."]
 
 
-def test_a_title_goes_however_it_is_written(tmp_path):
+def test_a_title_with_a_plain_ampersand_is_removed(tmp_path):
     path = tmp_path / "wiki_00"
     path.write_text(article(1, "AT&amp;T", "A company.").replace("\nAT&amp;T\n", "\nAT&T\n"))
     assert list(read_lines(path)) == ["", "A company."]

@@ -89,7 +89,7 @@ def test_an_implementation_that_cannot_run_here_is_named(choice, reason):
         (["reader.eval_rows=61"], "reader.eval_rows=61: .* benchmark.eval_samples=60"),
     ],
 )
-def test_what_the_network_cannot_be_built_with_is_named(overrides, message):
+def test_impossible_network_options_are_named(overrides, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         built(*overrides)
 

@@ -328,7 +328,7 @@ def test_a_manifest_of_other_data_is_refused(damaged, pattern, form, message):
         open_train(damaged, settings(format=form), Layout(), 4)
 
 
-def test_data_that_are_not_there_are_refused(tmp_path):
+def test_a_missing_data_folder_is_an_error(tmp_path):
     with pytest.raises(DataError, match="does not exist; run 'mlperf-suite prepare benchmark=bert"):
         open_train(tmp_path / "nowhere", settings(), Layout(), 4)
 
@@ -416,7 +416,7 @@ def test_examples_can_be_made_for_every_count(count):
         ([20, 20, 20], 2, {"format": "unpacked"}, "3 sequences where 2 fit"),
     ],
 )
-def test_what_does_not_fit_a_micro_batch_is_refused(tmp_path, lengths, rows, changes, message):
+def test_rows_beyond_the_capacities_of_a_micro_batch_are_an_error(tmp_path, lengths, rows, changes, message):
     root = write_data(tmp_path / "data", [[sample] for sample in make_samples(lengths)], 1, make_samples([20]))
     file = ShardFile(root / "packed/part_00000", len(lengths), settings().training_limits())
     with pytest.raises(DataError, match=f"a micro-batch has {message}"):

@@ -100,7 +100,7 @@ def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
     }  # fmt: skip
 
 
-def test_the_manifest_counts_what_the_files_hold(whole):
+def test_the_manifest_s_counts_are_those_of_the_files(whole):
     found = json.loads((whole / "manifest.json").read_text())
     assert (found["format"], found["stand_in"]) == ("bert-hdf5/1", True)
     sizes = []
@@ -234,7 +234,7 @@ def test_a_killed_preparation_continues_to_the_same_bytes(
     assert not list(data.rglob("*.partial"))
 
 
-def test_what_is_done_is_not_done_again(articles, tmp_path, monkeypatch):
+def test_completed_stages_are_not_repeated(articles, tmp_path, monkeypatch):
     original, done = Stages.keep, []
 
     def failing(self, stage, task, record):

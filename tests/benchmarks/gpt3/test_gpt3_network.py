@@ -64,7 +64,7 @@ def test_the_real_network_has_as_many_weights_as_the_rules_say() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_what_the_ranks_share_adds_up(ranks: int) -> None:
+def test_the_shards_of_all_ranks_add_up_to_all_parameters(ranks: int) -> None:
     shape = GptArchitecture(**{**vars(REAL), "layers": 2})
     total = 0
     for index in range(ranks):
@@ -106,7 +106,7 @@ def test_the_first_loss_is_that_of_the_published_initialisation() -> None:
     assert found == pytest.approx(math.log(4096) + 256 * 0.04**2 / 2, abs=0.1)
 
 
-def test_what_is_no_token_is_not_scored() -> None:
+def test_padding_is_not_scored() -> None:
     found = losses(network())
     assert (found.view(B, S) == 0).nonzero().tolist() == [[row, S - 1] for row in range(B)]
 
@@ -119,7 +119,7 @@ def test_the_sum_is_that_of_the_losses() -> None:
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (2, 2), (4, 1)])
-def test_stages_have_the_network_once_and_compute_what_it_does(stages: int, chunks: int) -> None:
+def test_stages_together_hold_and_compute_the_whole_network(stages: int, chunks: int) -> None:
     whole = network(layers=4)
     weights = dict(whole.named_parameters())
     models, seen = [], []

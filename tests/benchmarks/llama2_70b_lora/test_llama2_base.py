@@ -57,7 +57,7 @@ def rewrite(path, change):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("shard_bytes", [10_000, 1 << 30])
-def test_what_is_written_comes_back_by_our_names_from_embedding_to_head(tmp_path, fused, shard_bytes):
+def test_a_saved_base_is_read_with_our_names_from_embedding_to_head(tmp_path, fused, shard_bytes):
     model = decoder()
     save_base(tmp_path, weights_of(model), SMALL, 64, fused, shard_bytes)
 
@@ -236,7 +236,7 @@ def test_another_dtype_is_named(tmp_path, dtype):
         BaseWeights(tmp_path, SMALL)
 
 
-def test_a_tensor_too_many_is_another_model_s_unless_it_is_the_rotation_s_constant(tmp_path):
+def test_an_unknown_tensor_is_an_error_except_the_constant_of_the_rotation(tmp_path):
     save_base(tmp_path, weights_of(decoder()), SMALL, 64)
     constant = "model.layers.0.self_attn.rotary_emb.inv_freq"
     rewrite(tmp_path / SINGLE, lambda tensors: tensors.update({constant: torch.ones(4)}))

@@ -170,7 +170,7 @@ def test_adapters_are_trained_with_decay_and_nothing_else():
     assert {name for name, _ in workload.named_state()} == adapters
 
 
-def test_adapters_begin_without_effect_and_b_is_what_the_first_gradient_moves():
+def test_adapters_begin_without_effect_and_only_b_has_a_first_gradient():
     workload = built()
     workload.loss(next(iter(workload.example_batches()))).total.backward()
     for name, parameter in workload.model.named_parameters():
@@ -186,7 +186,7 @@ def test_adapters_begin_without_effect_and_b_is_what_the_first_gradient_moves():
             assert parameter.grad is None
 
 
-def test_the_seed_decides_the_adapters_alone_where_there_is_a_base(data_of):
+def test_with_a_base_the_seed_changes_only_the_adapters(data_of):
     given = [f"assets_dir={data_of('llama2_70b_lora')}-assets"]
     run, _ = loaded("scale=test", *given)
     one, other = (dict(LlamaLora(run, Layout(run.layout, seed=seed)).model.named_parameters()) for seed in (1, 2))

@@ -127,7 +127,7 @@ def test_the_chunks_of_the_head_change_nothing(chunk: int) -> None:
     torch.testing.assert_close(parts.losses(given), whole.losses(given))
 
 
-def test_what_is_no_token_is_not_scored_and_no_label_trains() -> None:
+def test_padding_is_not_scored_and_gives_no_gradient() -> None:
     ours, given = decoder(), rows()
     given[1, 20:] = -1
     losses, scored = Network(ours).losses(given)

@@ -246,7 +246,7 @@ def test_rows_that_fp8_cannot_multiply_are_refused_before_anything_is_built():
         built("model.linear=fp8")
 
 
-def test_more_layers_than_there_are_are_refused():
+def test_more_layers_than_the_network_has_are_refused():
     with pytest.raises(ConfigError, match=r"model\.layers=3: the network has 2"):
         built("model.layers=3")
 
@@ -311,7 +311,7 @@ def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, monkeypatc
 
 
 @pytest.mark.parametrize("blocks", ["written", "autograd"])
-def test_what_comes_before_graphs_of_passes_waits_for_all_weights_but_those_of_no_reader(blocks):
+def test_prepare_waits_for_the_weights_of_all_readers(blocks):
     workload = built(f"model.blocks={blocks}")
     readers = dict(workload.stage.readers)
     waited: list[str] = []

@@ -128,7 +128,7 @@ def test_folders_that_are_given_are_taken(command):
         ("prepare", ["x"], "--raw-dir, --data-dir, --workers, --few"),
     ],
 )
-def test_what_is_no_option_of_the_command_is_refused_by_name_with_those_there_are(command, arguments, options):
+def test_an_unknown_option_of_a_command_is_an_error_that_lists_the_options(command, arguments, options):
     called = Called(few=True)
     with pytest.raises(ConfigError) as refused:
         called.commands.run(command, arguments)

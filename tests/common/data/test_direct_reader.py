@@ -98,7 +98,7 @@ def test_random_ranges_have_the_bytes_of_a_plain_read(file: DirectFile, path: Pa
     assert found == [plain[start : start + length] for start, length in ranges]
 
 
-def test_direct_reads_are_used_where_there_are_any(path: Path) -> None:
+def test_direct_reads_are_used_if_the_file_system_has_them(path: Path) -> None:
     with DirectFile(path) as file:
         assert file.direct == has_direct_reads(path)
         assert bool(file.why_buffered) != file.direct
@@ -375,7 +375,7 @@ def test_a_range_beyond_the_end_is_seen_at_once(file: DirectFile, path: Path, of
 
 
 @pytest.mark.parametrize("mode", ["auto", "direct", "buffered"])
-def test_what_is_no_file_of_data_is_refused(tmp_path: Path, path: Path, mode: Mode) -> None:
+def test_a_path_that_is_no_regular_file_is_an_error(tmp_path: Path, path: Path, mode: Mode) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, message in {
         "nothing": "nothing cannot be opened: No such file",

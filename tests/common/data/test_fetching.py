@@ -270,7 +270,7 @@ def test_optional_set_comes_only_by_name(run: Any, raw: Path) -> None:
 
 
 @pytest.mark.parametrize(("present", "expected"), [({}, "one"), ({"b.bin": b"b"}, "two")], ids=["first", "present"])
-def test_choice_is_the_set_that_is_there(present: dict[str, bytes], expected: str, run: Any, raw: Path) -> None:
+def test_of_a_choice_the_existing_set_is_used(present: dict[str, bytes], expected: str, run: Any, raw: Path) -> None:
     put(raw, present)
     with Server(stored(b"a")) as server:
         sets = [
@@ -628,7 +628,7 @@ def test_second_run_reads_no_file_again_and_check_does(run: Any, raw: Path) -> N
             run(pair(server.url), check=True)
 
 
-def test_files_that_were_there_are_read_once(run: Any, raw: Path) -> None:
+def test_existing_files_are_read_once(run: Any, raw: Path) -> None:
     put(raw, {"a/1.bin": FIRST, "a/2.bin": SECOND})
     run(pair("http://nowhere.invalid"))
     rewritten(raw / "a/2.bin", SECOND[::-1])

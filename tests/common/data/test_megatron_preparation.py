@@ -282,7 +282,7 @@ def test_too_few_documents_to_evaluate(raw, tmp_path):
         prepare(raw, tmp_path / "data", corpus())
 
 
-def test_what_is_missing_is_named(raw, tmp_path):
+def test_missing_text_files_are_named(raw, tmp_path):
     (raw / "en" / "train.3.json").unlink()
     with pytest.raises(DataError, match=r"en/train\.3\.json is missing, though others"):
         open_raw(raw, corpus())

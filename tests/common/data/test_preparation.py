@@ -150,7 +150,7 @@ def test_a_file_is_linked_into_a_new_folder(path, tmp_path):
     assert [entry.name for entry in target.parent.iterdir()] == ["other"]
 
 
-def test_it_is_copied_where_it_cannot_be_linked(path, tmp_path, monkeypatch):
+def test_a_file_on_another_disk_is_copied(path, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EXDEV, "another disk")
 
@@ -173,7 +173,7 @@ def test_other_errors_are_not_hidden(path, tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
-def test_what_a_killed_command_left_is_in_nobodys_way(path, tmp_path):
+def test_the_partial_copy_of_a_killed_command_is_replaced(path, tmp_path):
     (tmp_path / "other.partial").write_bytes(b"cont")
     link_or_copy(path, tmp_path / "other", "")
     assert (tmp_path / "other").read_bytes() == b"content"

@@ -197,7 +197,7 @@ def test_the_first_or_the_last_shards_have_one_row_more(larger_first, rows):
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2])
-def test_a_row_is_found_where_reading_up_to_it_ends(stream):
+def test_find_agrees_with_counting_rows_one_by_one(stream):
     order = ShardOrder(11, 4, streams=3, seed=2)
     walked = [(number, row) for number in range(9) for row in range(order.turn(stream, number).rows)]
     assert [order.find(stream, row) for row in range(len(walked))] == walked

@@ -61,7 +61,7 @@ def test_an_initializer_runs_in_every_process(tmp_path):
     assert [record["values"] for record in made.values()] == [["set"]] * 3
 
 
-def test_an_error_of_a_process_is_raised_as_it_is(tmp_path):
+def test_an_error_of_a_worker_process_is_raised_unchanged(tmp_path):
     with pytest.raises(DataError, match=r"^a is damaged$"), Stages(tmp_path, 2) as stages:
         stages.run("s", {"a": ("a",), "b": ("a",)}, refuse)
 

@@ -194,7 +194,7 @@ def test_the_first_signal_only_sets_a_flag():
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_was_interrupted_ends_with_the_exit_code_of_its_signal(signum, code):
+def test_an_interruption_has_the_exit_code_of_its_signal(signum, code):
     error = Interrupted("stopped")
     with contextlib.suppress(Interrupted), GracefulStop():
         signal.raise_signal(signum)
@@ -211,7 +211,7 @@ def interrupting_sigint():
 
 
 @pytest.mark.usefixtures("interrupting_sigint")
-def test_the_second_signal_acts_as_it_would_have():
+def test_the_second_signal_has_its_default_action():
     with GracefulStop():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):

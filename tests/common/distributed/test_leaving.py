@@ -98,7 +98,7 @@ FLUSH = """torch.cuda.is_initialized = lambda: True
 
 
 @pytest.mark.parametrize(("code", "flushed"), [(0, ["profiled"]), (NOT_CONVERGED, ["profiled"]), (7, [])])
-def test_profilers_write_what_a_good_run_has_left_in_their_buffers(ended, code, flushed):
+def test_profilers_flush_their_buffers_after_a_successful_run(ended, code, flushed):
     process = ended(f"{FLUSH}{code}")
     assert process.returncode == code
     assert process.stdout.splitlines() == [*flushed, "an exit handler ran"]

@@ -70,7 +70,7 @@ def test_a_part_is_that_of_its_rank_from_its_byte_on(memory):
     [((65,), torch.uint8, 0), ((64,), torch.uint8, 1), ((1,), torch.int32, 2), ((1,), torch.uint8, -1)],
     ids=str,
 )
-def test_what_lies_outside_or_inside_an_element_is_refused(memory, shape, dtype, offset):
+def test_a_tensor_beyond_the_buffer_or_at_an_unaligned_offset_is_refused(memory, shape, dtype, offset):
     with pytest.raises(ValueError, match="of 64"):
         memory.tensor(0, shape, dtype, offset)
 
@@ -128,7 +128,7 @@ def test_no_rank_waits_for_one_that_lacks_memory(others, monkeypatch, lacks):
         PeerMemory.allocate(SIZE, Group(), CPU)
 
 
-def test_what_all_can_build_is_built(others):
+def test_an_object_that_all_ranks_can_build_is_built(others):
     others += [1, 1]
     assert attempt(lambda: "built", Group(), CPU) == ("built", "")
 
@@ -143,5 +143,5 @@ def test_where_one_cannot_no_rank_gets_it(others):
     assert attempt(lambda: "built", Group(), CPU) == (None, "another rank cannot map its neighbours' memory")
 
 
-def test_nothing_is_tried_where_it_is_known_not_to_work():
+def test_an_unsupported_device_is_refused_without_an_attempt():
     assert attempt(lambda: pytest.fail("was tried"), Group(), CPU) == (None, "it needs CUDA devices, not cpu")

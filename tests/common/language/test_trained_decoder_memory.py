@@ -26,7 +26,7 @@ def test_bytes_of_a_weight_in_training(masters: int, shards: int, bytes_each: fl
     assert dataclasses.replace(work, tokens=0).state() == 8_030_261_248 * 2
 
 
-def test_gradients_in_fp32_take_two_bytes_more_of_a_weight_and_of_what_the_head_adds_up() -> None:
+def test_fp32_gradients_take_two_bytes_more_per_weight_and_per_element_of_the_head() -> None:
     fp32_gradients = dataclasses.replace(WHOLE, gradient_bytes=4)
     assert fp32_gradients.state() - WHOLE.state() == 8_030_261_248 * 2
     assert fp32_gradients.transient() - WHOLE.transient() == 128_256 * 4096 * 2

@@ -93,7 +93,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("learns", [False, True])
-def test_the_logits_of_all_tokens_are_never_there_at_once(learns):
+def test_the_largest_tensor_of_the_loss_has_the_logits_of_one_chunk(learns):
     hidden_TE, head_VE, labels_T, _ = tensors()
     head_VE.requires_grad_(learns)
     with Largest() as largest:

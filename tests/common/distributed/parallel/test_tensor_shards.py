@@ -70,7 +70,7 @@ def test_the_parts_of_all_ranks_make_the_whole(name):
     assert torch.equal(both[0].full_of([split.local_of(full) for split in both]), full)
 
 
-def test_what_every_rank_has_whole_is_not_split():
+def test_only_sharded_parameters_have_a_split():
     assert splits(rank_of_tp(1)).keys() == ROWS_OF_RANK_1.keys()
 
 

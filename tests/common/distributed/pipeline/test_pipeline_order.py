@@ -56,7 +56,7 @@ def test_a_worked_case():
 
 
 @pytest.mark.parametrize(("p", "v", "m"), TRIPLES)
-def test_every_unit_once_and_each_after_what_it_needs(p, v, m):
+def test_every_unit_runs_once_and_after_its_inputs(p, v, m):
     done: set[tuple[int, Unit]] = set()
     timing = simulate(p, v, m)
     events = sorted((time, rank, unit) for rank, units in enumerate(timing.started) for unit, time in units)
