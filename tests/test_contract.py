@@ -23,7 +23,7 @@ from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Block
-from common.data.placing import assets_of
+from common.data.preparation import assets_of
 from common.distributed.layout import Layout
 from common.distributed.startup import find_rank_info
 from common.mlperf.events import RunEvents

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import WORKLOADS
-from benchmarks.gpt3.raw import CORPUS as GPT3
-from benchmarks.llama31_8b.raw import CORPUS
+from benchmarks.gpt3.prepare import CORPUS as GPT3
+from benchmarks.llama31_8b.prepare import CORPUS
 from common import cli
 from common.data.manifest import UNDECIDED, Manifest, digest
 from common.data.megatron import preparation
-from common.data.megatron.commands import commands_for
+from common.data.megatron.preparation import commands_for
 from common.data.published import Published, PublishedFile
 from common.errors import DataError
 from common.mlperf.parsed_log import read_log

@@ -21,8 +21,7 @@ import pytest
 from benchmarks import WORKLOADS
 from common import cli
 from common.data import commands
-from common.data.remote_file import SIGNATURES
-from common.data.sources import Sources, SourceSet, read_sources
+from common.data.sources import SIGNATURES, Sources, SourceSet, read_sources
 from common.errors import ConfigError, DataError
 from tests.conftest import ROOT
 

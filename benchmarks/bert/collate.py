@@ -105,7 +105,7 @@ def collate(
     every = pieces[0] if len(pieces) == 1 else concatenate(pieces)
     lengths = every.lengths.astype(np.int64)
     count, tokens, masked = len(lengths), len(every.input_ids), len(every.masked_lm_ids)
-    _require_room(lengths, tokens, masked, shape)
+    _require_capacity(lengths, tokens, masked, shape)
     starts = starts_of(lengths)
 
     tensors, arrays = _allocate(shape, dropout_seed, pin_memory)
@@ -129,10 +129,10 @@ def example_lengths(shape: BatchCapacities, count: int | None = None) -> list[in
         count: number of sequences: at least one per row, at most ``shape.sequences``. Default: the mix of the real
             set if rows hold up to three sequences (1 in 21 rows has two, half of the others three), else one per row.
     """
-    rows, room = shape.tokens // shape.row_length, shape.sequences // (shape.tokens // shape.row_length)
+    rows, per_row = shape.tokens // shape.row_length, shape.sequences // (shape.tokens // shape.row_length)
     if count is None:
-        twos = round(rows / 21) if room > 2 else 0
-        threes = (rows - twos) // 2 if room > 2 else 0
+        twos = round(rows / 21) if per_row > 2 else 0
+        threes = (rows - twos) // 2 if per_row > 2 else 0
         of_row = [1] * (rows - twos - threes) + [2] * twos + [3] * threes
     else:
         of_row = [count // rows + (row < count % rows) for row in range(rows)]
@@ -162,7 +162,7 @@ def example(shape: BatchCapacities, vocabulary: int, lengths: Sequence[int]) -> 
     return collate([made], shape, dropout_seed=1)
 
 
-def _require_room(lengths: NDArray[np.int64], tokens: int, masked: int, shape: BatchCapacities) -> None:
+def _require_capacity(lengths: NDArray[np.int64], tokens: int, masked: int, shape: BatchCapacities) -> None:
     for found, capacity, what in (
         (len(lengths), shape.sequences, "sequences"),
         (tokens, shape.tokens, "tokens"),

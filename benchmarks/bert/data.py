@@ -19,8 +19,7 @@ from common.data import manifest
 from common.data.batches import Block, HostBatch
 from common.data.manifest import Manifest
 from common.data.order import EvalShard, MicroBatches
-from common.data.shard_lanes import ShardLanes
-from common.data.shard_order import ShardStream, Turn
+from common.data.shard_streams import ShardOrder, ShardStreams, Turn
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 
@@ -94,9 +93,9 @@ class BertSource:
         self._cycle: tuple[int, ...] = ()
         if packed:
             self._cycle = cycle_of([found.counts.get(f"packs_of_{kind}", 0) for kind in kinds])
-        self._stream = ShardStream(rows, len(files), micro_batches.lanes, seed, larger_first=packed)
-        lanes = [micro_batches.lane(step) for step in range(micro_batches.accumulation)]
-        self._lanes: ShardLanes[SequenceShard] = ShardLanes(self._stream, lanes, self._open_shard)
+        self._order = ShardOrder(rows, len(files), micro_batches.streams, seed, larger_first=packed)
+        streams = [micro_batches.stream(step) for step in range(micro_batches.accumulation)]
+        self._streams: ShardStreams[SequenceShard] = ShardStreams(self._order, streams, self._open_shard)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
         """Yield the micro-batches of ``block`` from position ``start``.
@@ -106,24 +105,24 @@ class BertSource:
         """
         mine = self._micro_batches
         first, nominal = mine.first(block), mine.micro_batch * mine.replicas
-        step, accumulation_step = mine.place(first + start)
-        done = [step + (lane < accumulation_step) for lane in range(mine.accumulation)]
+        step, accumulation_step = mine.step_of(first + start)
+        done = [step + (stream < accumulation_step) for stream in range(mine.accumulation)]
         if start < mine.count(block):
-            self._lanes.start([count * self._rows for count in done])
+            self._streams.start([count * self._rows for count in done])
         for position in range(start, mine.count(block)):
             tensors, key = self._micro_batch(first + position)
-            if mine.place(first + position + 1)[1] == 0:
-                self._lanes.read_ahead()
+            if mine.step_of(first + position + 1)[1] == 0:
+                self._streams.read_ahead()
             yield HostBatch(tensors, nominal, position, key)
 
     def close(self) -> None:
         """Stop the prefetch thread and close the shards."""
-        self._lanes.close()
+        self._streams.close()
 
     def _micro_batch(self, number: int) -> tuple[dict[str, Tensor], Hashable]:
-        step, accumulation_step = self._micro_batches.place(number)
-        lane = self._micro_batches.lane(accumulation_step)
-        rows = self._lanes.take(lane, step * self._rows, self._rows)
+        step, accumulation_step = self._micro_batches.step_of(number)
+        stream = self._micro_batches.stream(accumulation_step)
+        rows = self._streams.take(stream, step * self._rows, self._rows)
         pieces = [piece.shard.take(piece.start, piece.stop) for piece in rows]
         shape = self._shape
         key: Hashable = ()
@@ -135,7 +134,7 @@ class BertSource:
 
     def _open_shard(self, turn: Turn) -> ShardFile:
         def order(sequences_of_row: NDArray[np.integer]) -> NDArray[np.int64]:
-            generator = self._stream.row_generator(turn)
+            generator = self._order.row_generator(turn)
             if self._reader.order == "balanced":
                 return balanced(sequences_of_row, self._cycle, generator)
             return shuffled(len(sequences_of_row), generator)
@@ -231,10 +230,10 @@ def read_manifest(root: Path, settings: BertDataSettings) -> Manifest:
     found = manifest.read(root, FORMAT, PREPARE_COMMAND, sizes)
     where = root / manifest.NAME
     for count in ("vocabulary", "max_sequence_length"):
-        room = getattr(settings.facts, count)
-        if found.counts[count] != room:
+        expected = getattr(settings.facts, count)
+        if found.counts[count] != expected:
             raise DataError(
-                f"{root} has {count} {found.counts[count]} where the model has {room}: it is another data set than "
+                f"{root} has {count} {found.counts[count]} where the model has {expected}: it is another data set than "
                 "benchmark.facts is for; give the data_dir that belongs to this recipe"
             )
     kinds = range(1, settings.facts.max_sequences_per_pack + 1)
@@ -291,7 +290,7 @@ def balanced(
     kinds = sequences_of_row[order].astype(np.int64) - 1
     turn_of = np.zeros(len(order), np.int64)
     for kind in np.unique(kinds):
-        places = np.flatnonzero(kinds == kind)
+        rows = np.flatnonzero(kinds == kind)
         share = cycle[kind] if kind < len(cycle) else 0
-        turn_of[places] = np.arange(len(places)) // share if share else len(order)
+        turn_of[rows] = np.arange(len(rows)) // share if share else len(order)
     return order[np.lexsort((kinds, turn_of))]

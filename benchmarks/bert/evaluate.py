@@ -90,8 +90,8 @@ class MaskedLmAccuracy(Evaluation):
         self._kept, self._data = [], None
 
     def _count(self, batch: dict[str, Tensor]) -> None:
-        said = self._model(batch)
+        outputs = self._model(batch)
         real_M = batch["masked_labels"] >= 0
-        correct_M, losses_M = said.correct & real_M, said.masked_lm_losses.double().where(real_M, 0.0)
+        correct_M, losses_M = outputs.correct & real_M, outputs.masked_lm_losses.double().where(real_M, 0.0)
         present_S = batch["lengths"] > 0
         self._counts.add(correct_M.sum(), real_M.sum(), present_S.sum(), losses_M.sum())

@@ -367,7 +367,6 @@ class Bert(nn.Module):
         generator: random generator of the initial weights, which are drawn in fp32 on its device; None leaves the
             weights uninitialised, for models that load a checkpoint or are only measured.
         implementations: implementation of each operation, by the operation's name; None means ``auto`` for all.
-        dtype: dtype of parameters and activations.
 
     Attributes:
         chosen: name of the chosen implementation of each operation.

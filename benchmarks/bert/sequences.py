@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,19 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """The columns in the order of the attributes."""
+        return (
+            self.lengths,
+            self.input_ids,
+            self.segment_ids,
+            self.masked_lengths,
+            self.masked_lm_positions,
+            self.masked_lm_ids,
+            self.next_sentence_labels,
+        )
+
     def take(self, rows: NDArray[np.integer]) -> Sequences:
         """Return the sequences with the indices ``rows``, in that order."""
         input_ids, segment_ids = ragged.take(self.lengths, rows, self.input_ids, self.segment_ids)
@@ -56,12 +70,4 @@ class Sequences:
 
 def concatenate(pieces: Sequence[Sequences]) -> Sequences:
     """Concatenate ``pieces``, which must not be empty."""
-    return Sequences(
-        np.concatenate([piece.lengths for piece in pieces]),
-        np.concatenate([piece.input_ids for piece in pieces]),
-        np.concatenate([piece.segment_ids for piece in pieces]),
-        np.concatenate([piece.masked_lengths for piece in pieces]),
-        np.concatenate([piece.masked_lm_positions for piece in pieces]),
-        np.concatenate([piece.masked_lm_ids for piece in pieces]),
-        np.concatenate([piece.next_sentence_labels for piece in pieces]),
-    )
+    return Sequences(*map(np.concatenate, zip(*(piece.columns for piece in pieces), strict=True)))

@@ -72,20 +72,13 @@ class SequenceShard:
             [slice(first, last) for first, last in zip(bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True)]
             for bounds in (self._row, self._token, self._masked)
         )
-        every = self._sequences
-        return Sequences(
-            np.concatenate([every.lengths[part] for part in of_sequences]),
-            np.concatenate([every.input_ids[part] for part in of_tokens]),
-            np.concatenate([every.segment_ids[part] for part in of_tokens]),
-            np.concatenate([every.masked_lengths[part] for part in of_sequences]),
-            np.concatenate([every.masked_lm_positions[part] for part in of_masked]),
-            np.concatenate([every.masked_lm_ids[part] for part in of_masked]),
-            np.concatenate([every.next_sentence_labels[part] for part in of_sequences]),
-        )
+        parts = (of_sequences, of_tokens, of_tokens, of_sequences, of_masked, of_masked, of_sequences)
+        columns = zip(self._sequences.columns, parts, strict=True)
+        return Sequences(*(np.concatenate([column[part] for part in own]) for column, own in columns))
 
 
 class ShardFile:
-    """Reader that loads one file in slices; a :class:`common.data.shard_lanes.ShardReader`.
+    """Reader that loads one file in slices; a :class:`common.data.shard_streams.ShardReader`.
 
     Args:
         rows: number of rows that the file must have.

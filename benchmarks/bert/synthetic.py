@@ -120,8 +120,8 @@ def _write_articles(folder: Path, articles: list[tuple[str, list[str]]], files: 
     (folder / "AA").mkdir(parents=True)
     for number in range(files):
         with open(folder / "AA" / f"wiki_{number:02d}", "w", encoding="utf-8", newline="\n") as file:
-            for place in range(number, len(articles), files):
-                title, paragraphs = articles[place]
+            for index in range(number, len(articles), files):
+                title, paragraphs = articles[index]
                 url = f"https://docs.python.org/3/library/{title}.html"
                 body = "\n".join(paragraphs)
-                file.write(f'<doc id="{place}" url="{url}" title="{title}">\n{title}\n\n{body}\n</doc>\n')
+                file.write(f'<doc id="{index}" url="{url}" title="{title}">\n{title}\n\n{body}\n</doc>\n')

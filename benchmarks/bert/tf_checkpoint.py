@@ -37,8 +37,6 @@ class CheckpointVariable:
     """One variable of the checkpoint.
 
     Attributes:
-        tf: name in TensorFlow.
-        torch: name in the PyTorch port.
         parameter: name of the parameter in :class:`Bert` that stores it.
         part: third of the rows of ``parameter`` (0, 1 or 2); None for all rows.
     """

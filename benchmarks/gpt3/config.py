@@ -7,15 +7,62 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from benchmarks.gpt3.architecture import GptArchitecture
 from common.config.ranges import AtLeast, NotNegative, Positive, Probability
 from common.errors import ConfigError
+from common.language.architecture import GELU_MLP, LAYER_1P, Activation, Architecture, NormKind, block_operations
 from common.language.config import DecoderConfig
-from common.language.operations import block_operations
 from common.ops.cross_entropy import OF_A_PART
 from common.ops.operation import Operation
 from common.ops.weight_gradient import WEIGHT_GRADIENT
 from common.optim.hparams import AdamWHparams
+
+
+@dataclass(frozen=True)
+class GptArchitecture(Architecture):
+    """Sizes of a GPT-3 network (Brown et al., arXiv:2005.14165, table 2.1).
+
+    Pre-norm blocks with biases, an MLP with tanh GELU, learned positions, and a head that shares the weight of the
+    embedding (Radford et al. 2019). Norms multiply by 1 + weight. Attention is dense in all layers.
+
+    Attributes:
+        vocabulary: words without padding.
+        heads: attention heads, a divisor of E.
+        positions: number of learned positions, the maximum tokens in a row.
+
+    Raises:
+        ConfigError: ``heads`` does not divide E.
+    """
+
+    vocabulary: Annotated[int, AtLeast(1)]
+    hidden: Annotated[int, AtLeast(1)]
+    layers: Annotated[int, AtLeast(1)]
+    heads: Annotated[int, AtLeast(1)]
+    feed_forward: Annotated[int, AtLeast(1)]
+    positions: Annotated[int, AtLeast(1)]
+    norm_epsilon: Annotated[float, Positive]
+    initializer_range: Annotated[float, Positive]
+
+    norm: ClassVar[NormKind] = LAYER_1P
+    activation: ClassVar[Activation] = GELU_MLP
+    rotary: ClassVar[bool] = False
+    biases: ClassVar[bool] = True
+    tied_head: ClassVar[bool] = True
+    words_per_rank: ClassVar[int] = 128
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ConfigError(f"heads={self.heads}: a divisor of hidden={self.hidden}")
+
+    @property
+    def kv_heads(self) -> int:  # type: ignore[override]
+        """K, the number of heads."""
+        return self.heads
+
+    @property
+    def head_size(self) -> int:  # type: ignore[override]
+        """D, the size of one head."""
+        return self.hidden // self.heads
+
 
 OPERATIONS: dict[str, Operation] = {
     **block_operations(GptArchitecture),
@@ -39,7 +86,6 @@ class Facts(GptArchitecture):
         learning_rate_schedule: name of the schedule in the rules.
         warmup_samples, decay_samples: samples at the end of warm-up and cosine, including those of the checkpoint.
         checkpoint_samples: rows that the checkpoint was trained on; 0 without a checkpoint.
-        checkpoint_steps: optimizer steps of the checkpoint.
     """
 
     eval_rows: Annotated[int, AtLeast(1)]
@@ -106,7 +152,7 @@ class ModelConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.put_off_head:
-            self.need_written("put_off_head", self.put_off_head, "put anything off")
+            self.need_written("put_off_head", self.put_off_head, "defer gradients")
 
 
 @dataclass(frozen=True)

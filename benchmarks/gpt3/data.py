@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.gpt3.raw import CORPUS, EVAL, HALVES
-from common.language.rows import CorpusRows
+from benchmarks.gpt3.prepare import CORPUS, EVAL, HALVES
+from common.language.pretraining import CorpusRows
 
 ROWS = CorpusRows(CORPUS, HALVES, EVAL, extra_token=False, shuffle_documents=False)

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gpt3.architecture import GptArchitecture
-from benchmarks.gpt3.published_form import COMMON, MASTERS, MOMENTS, WEIGHTS, Published, pattern_of, shapes
+from benchmarks.gpt3.config import GptArchitecture
+from benchmarks.gpt3.published_form import COMMON, MASTERS, MOMENTS, WEIGHTS, PublishedCheckpoint, pattern_of, shapes
 from common.distributed.layout import AXES, Layout
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_split import TensorSplit
 from common.errors import CheckpointError
 from common.formats.zarr import Region, ZarrArray, ZarrPiece
 from common.optim.groups import SUMMED_AXES
@@ -40,7 +40,7 @@ def load_published(
     layout: Layout,
     architecture: GptArchitecture,
     steps: int,
-    splits: Mapping[str, Split],
+    splits: Mapping[str, TensorSplit],
 ) -> None:
     """Set this rank's parameters and their optimizer state to those of the checkpoint in ``folder``. Collective.
 
@@ -60,11 +60,11 @@ def load_published(
     kinds = (WEIGHTS,) if optimizer is None else (MASTERS, *MOMENTS)
     group = layout.group(*SUMMED_AXES)
     parameters = dict(model.named_parameters())
-    tensors: list[tuple[_Part, ...]] = []
+    tensors: list[tuple[_CheckpointPart, ...]] = []
     error = ""
     if reads := layout.index(*SUMMED_AXES) == 0:
         try:
-            published = Published(folder, architecture, kinds)
+            published = PublishedCheckpoint(folder, architecture, kinds)
             _check_steps(published, steps)
             for name, parameter in parameters.items():
                 shape, split = tuple(parameter.shape), splits.get(name)
@@ -83,8 +83,8 @@ def load_published(
             tensor = torch.zeros(parameter.shape, dtype=torch.float32, device=layout.device)
             if read is not None and not error:
                 try:
-                    for place, values in iter(read.__next__, None):
-                        tensor[place].copy_(values, non_blocking=True)
+                    for target, values in iter(read.__next__, None):
+                        tensor[target].copy_(values, non_blocking=True)
                 except (CheckpointError, OSError) as problem:  # continue, because other ranks wait for the broadcasts
                     error = str(problem)
             if group is not None:
@@ -102,11 +102,11 @@ def load_published(
         optimizer.set_step(steps)
 
 
-Place = tuple[slice, ...]
+Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _CheckpointPart:
     """Region of a checkpoint array, and its position in a parameter of this rank.
 
     Attributes:
@@ -122,21 +122,21 @@ class _Part:
     dim: int
     row: int
 
-    def chunks(self) -> Iterator[tuple[ZarrPiece, Place]]:
+    def chunks(self) -> Iterator[tuple[ZarrPiece, Slices]]:
         """Yield the needed piece of each chunk, and its position in the parameter."""
         for piece in self.array.pieces(self.region):
-            place = list(piece.target[-self.dims :])
-            rows = place[self.dim]
-            place[self.dim] = slice(rows.start + self.row, rows.stop + self.row)
-            yield piece, tuple(place)
+            target = list(piece.target[-self.dims :])
+            rows = target[self.dim]
+            target[self.dim] = slice(rows.start + self.row, rows.stop + self.row)
+            yield piece, tuple(target)
 
-    def read(self, piece: ZarrPiece, place: Place, pin: bool) -> tuple[Place, Tensor]:
+    def read(self, piece: ZarrPiece, target: Slices, pin: bool) -> tuple[Slices, Tensor]:
         """Read a piece; return its position in the parameter and its values, in host memory."""
         values = self.array.read_piece(piece, pin)
-        return place, values if values.ndim == self.dims else values[0]
+        return target, values if values.ndim == self.dims else values[0]
 
 
-def _check_steps(published: Published, steps: int) -> None:
+def _check_steps(published: PublishedCheckpoint, steps: int) -> None:
     """Raise :class:`CheckpointError` if the checkpoint has another number of optimizer steps."""
     if published.steps != steps:
         raise CheckpointError(
@@ -145,7 +145,9 @@ def _check_steps(published: Published, steps: int) -> None:
         )
 
 
-def _parts(published: Published, kind: str, name: str, shape: tuple[int, ...], split: Split | None) -> Iterator[_Part]:
+def _parts(
+    published: PublishedCheckpoint, kind: str, name: str, shape: tuple[int, ...], split: TensorSplit | None
+) -> Iterator[_CheckpointPart]:
     """Yield the regions that make up the parameter ``name`` of this rank, which has the shape ``shape``."""
     pattern, layer = pattern_of(name)
     expected = shapes(published.architecture).get(pattern)
@@ -159,11 +161,11 @@ def _parts(published: Published, kind: str, name: str, shape: tuple[int, ...], s
             region = [(0, size) for size in full]
             region[dim] = (start, end)
             stacked = [] if layer is None else [(layer, layer + 1)]
-            yield _Part(published.arrays[kind][pattern], [*stacked, *region], len(shape), dim, row)
+            yield _CheckpointPart(published.arrays[kind][pattern], [*stacked, *region], len(shape), dim, row)
         row += stop - start
 
 
-def _read(tensors: Iterable[Iterable[_Part]], device: torch.device) -> Iterator[tuple[Place, Tensor] | None]:
+def _read(tensors: Iterable[Iterable[_CheckpointPart]], device: torch.device) -> Iterator[tuple[Slices, Tensor] | None]:
     """Yield position and values of each chunk of the first tensor, then None, then of the next tensor, and so on.
 
     Threads read chunks ahead.
@@ -177,14 +179,14 @@ def _read(tensors: Iterable[Iterable[_Part]], device: torch.device) -> Iterator[
     use_device = (lambda: torch.cuda.set_device(device)) if pin else None
     with ThreadPoolExecutor(_THREADS, "published checkpoint", use_device) as pool:
 
-        def started() -> Iterator[Future[tuple[Place, Tensor]] | None]:
+        def started() -> Iterator[Future[tuple[Slices, Tensor]] | None]:
             for parts in tensors:
                 for part in parts:
-                    for piece, place in part.chunks():
-                        yield pool.submit(part.read, piece, place, pin)
+                    for piece, target in part.chunks():
+                        yield pool.submit(part.read, piece, target, pin)
                 yield None
 
-        waiting: deque[Future[tuple[Place, Tensor]] | None] = deque()
+        waiting: deque[Future[tuple[Slices, Tensor]] | None] = deque()
         for future in started():
             waiting.append(future)
             if len(waiting) > _AHEAD:

@@ -10,7 +10,6 @@ in a checkpoint in fp32, the weights are the masters.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import GptArchitecture
+from benchmarks.gpt3.config import GptArchitecture
 from common.data.raw_layout import find_file, packed_hint
 from common.errors import CheckpointError, DataError
 from common.formats.zarr import METADATA, ZarrArray
@@ -40,8 +39,6 @@ _STEPS = ("step", "common_step")
 _PUBLISHED_FOLDER = re.compile(r"ckpt(\d+)-consumed_samples=\d+")
 """Folder name of the bfloat16 checkpoint from MLCommons; the group is the number of optimizer steps."""
 _OPTIMIZERS = ("optimizer", "optimizer_states")
-_CHUNKS = 8
-"""Number of chunks along each dimension of a written tensor, if it divides the size; otherwise 1."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +117,13 @@ def shapes(architecture: GptArchitecture) -> dict[str, tuple[int, ...]]:
     The rows of ``qkv`` have the same order here and in the checkpoint: query, key and value of the first head, then of
     the next.
     """
-    hidden, wide = architecture.hidden, architecture.feed_forward
-    products = {"qkv": (3 * hidden, hidden), "output": (hidden, hidden), "up": (wide, hidden), "down": (hidden, wide)}
+    hidden, features = architecture.hidden, architecture.feed_forward
+    products = {
+        "qkv": (3 * hidden, hidden),
+        "output": (hidden, hidden),
+        "up": (features, hidden),
+        "down": (hidden, features),
+    }
     found: dict[str, tuple[int, ...]] = {
         "embedding.weight": (architecture.vocabulary, hidden),
         "positions.weight": (architecture.positions, hidden),
@@ -133,12 +135,11 @@ def shapes(architecture: GptArchitecture) -> dict[str, tuple[int, ...]]:
     return found
 
 
-class Published:
+class PublishedCheckpoint:
     """A published checkpoint. Creating the object checks the metadata of its arrays, but reads no values.
 
     Args:
         folder: folder of the checkpoint's arrays, or a folder above it.
-        architecture: expected architecture of the network.
         kinds: kinds of values to open: ``weights``, or ``masters`` and moments.
 
     Attributes:
@@ -183,8 +184,10 @@ class Published:
         except (ValueError, OverflowError, RuntimeError) as error:  # a step that is not a number, or endless nesting
             raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
         if len(found) != 1:
-            told = f"says different steps of Adam, {sorted(found)}" if found else "does not say at which step Adam is"
-            raise CheckpointError(f"{path}: {told}; fetch it again")
+            problem = (
+                f"says different steps of Adam, {sorted(found)}" if found else "does not say at which step Adam is"
+            )
+            raise CheckpointError(f"{path}: {problem}; fetch it again")
         return found.pop()
 
     def _check_settings(self) -> None:
@@ -231,69 +234,6 @@ def _recognised(folder: Path) -> tuple[Path, Naming]:
         f"{folder} holds no published checkpoint of GPT-3: {next(iter(first))}/{METADATA} is missing, also under the "
         f"other name that it may have, and in folders below; name its folder by assets_dir and model.checkpoint{packed}"
     )
-
-
-def write_published(
-    folder: Path,
-    architecture: GptArchitecture,
-    weights: Mapping[str, Tensor],
-    states: Mapping[str, Mapping[str, Tensor]],
-    steps: int,
-    naming: str = "reference",
-) -> None:
-    """Write a checkpoint in the published format.
-
-    Args:
-        weights: unsharded tensors by our names, bfloat16 or float32; tables may have additional rows.
-        states: unsharded tensors by our names, for each of ``exp_avg`` and ``exp_avg_sq``, and for ``masters`` if the
-            weights are bfloat16.
-        steps: number of optimizer steps of the checkpoint.
-        naming: ``reference`` or ``nvidia``.
-
-    Raises:
-        CheckpointError: a tensor is missing, or its shape does not fit ``architecture``.
-    """
-    chosen = NAMINGS[naming]
-    folder.mkdir(parents=True, exist_ok=True)
-    half = next(iter(weights.values())).dtype == torch.bfloat16
-    kinds = [WEIGHTS, *([MASTERS] if half else []), *MOMENTS]
-    for kind in kinds:
-        tensors = weights if kind == WEIGHTS else states.get(kind, {})
-        for pattern, shape in shapes(architecture).items():
-            _write(
-                folder / chosen.folder(kind, pattern), pattern, shape, tensors, architecture.layers,
-                torch.bfloat16 if kind == WEIGHTS and half else torch.float32,
-            )  # fmt: skip
-    torch.save({"iteration": steps, "optimizer": {"param_groups": [{"step": steps}]}}, folder / COMMON)
-    (folder / SETTINGS).write_text(json.dumps({"sharded_backend": "zarr"}) + "\n", encoding="utf-8")
-
-
-def _write(
-    folder: Path,
-    pattern: str,
-    shape: tuple[int, ...],
-    tensors: Mapping[str, Tensor],
-    layers: int,
-    dtype: torch.dtype,
-) -> None:
-    """Write one array, with one tensor or the stacked tensors of all layers."""
-    stacked = pattern.startswith("layers.")
-    names = [pattern.replace("layers.", f"layers.{layer}.", 1) for layer in range(layers)] if stacked else [pattern]
-    for name in names:
-        if name not in tensors:
-            raise CheckpointError(f"{folder}: {name} was not given")
-        found = tuple(tensors[name].shape)
-        fits = found[1:] == shape[1:] and found[0] >= shape[0] if pattern in ANY_ROWS else found == shape
-        if not fits:
-            raise CheckpointError(f"{folder}: {name} has the shape {list(found)}, and the network has {list(shape)}")
-    shape = tuple(tensors[names[0]].shape)
-    chunks = tuple(size // _CHUNKS if size % _CHUNKS == 0 else size for size in shape)
-    if not stacked:
-        ZarrArray.create(folder, shape, chunks, dtype).write(tensors[pattern].detach())
-        return
-    array = ZarrArray.create(folder, (layers, *shape), (1, *chunks), dtype)
-    for layer, name in enumerate(names):
-        array.write(tensors[name].detach().unsqueeze(0), (layer, *(0 for _ in shape)))
 
 
 def _steps(content: Any, in_optimizer: bool) -> Iterator[int]:

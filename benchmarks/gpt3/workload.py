@@ -16,8 +16,7 @@ from common.data.megatron.preparation import FORMAT
 from common.distributed.pipeline.order import check_numbers, layers_of
 from common.errors import ConfigError
 from common.language.memory import MemoryPlan, StageWorkspace
-from common.language.pretraining import Pretraining
-from common.language.rows import RowFacts
+from common.language.pretraining import Pretraining, RowFacts
 from common.language.workload import lowest_precision, unused_layers, used_layers
 from common.optim.learning_rate import cosine_of_samples
 
@@ -99,7 +98,7 @@ class GptPretraining(Pretraining):
         Empty without a GPU, and if autograd builds the backward pass, because its memory cannot be planned.
         """
         layout = self.layout
-        if self._written is None or layout.device.type != "cuda":
+        if self.stage.handwritten is None or layout.device.type != "cuda":
             return ""
         work = StageWorkspace(
             **self.trained_sizes(),

@@ -2,6 +2,9 @@
 
 A folder contains ``config.json`` and either ``model.safetensors`` or shards ``model-00001-of-00015.safetensors`` … with
 the index ``model.safetensors.index.json``, which maps each tensor to its shard.
+
+In these files, query, key and value are three tensors or, as in the base of the benchmark, one ``qkv_proj`` with rows
+in that order; gate and up are two tensors. The rotation pairs the same dimensions as ours, so no rows are permuted.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +22,115 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.llama2_70b_lora import hugging_face
-from benchmarks.llama2_70b_lora.hugging_face import Part, Weight
 from common.data import atomic
 from common.errors import CheckpointError, DataError
 from common.language.architecture import LlamaArchitecture
 from common.untrusted.safetensors_header import TensorLocation, read_header
 from common.untrusted.strict_json import read_json_object
+
+IGNORED = ".rotary_emb.inv_freq"
+"""End of the names of tensors that older files also contain: a constant of the rotation, which is ignored."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in the Hugging Face files, and the number of rows that it fills in our tensor."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One of our tensors.
+
+    Attributes:
+        forms: alternatives in files, each a list of parts to concatenate along the rows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    forms: tuple[tuple[StoredTensor, ...], ...]
+
+
+def weights_of(architecture: LlamaArchitecture) -> Iterator[Weight]:
+    """Yield all weights of a decoder without adapters, from the embedding to the head."""
+    shape = architecture
+    table = (shape.vocabulary, shape.hidden)
+    yield _one("embedding.weight", table, "model.embed_tokens.weight")
+    for index in range(shape.layers):
+        ours, theirs = f"layers.{index}", f"model.layers.{index}"
+        queries, keys = shape.attention_features, shape.kv_heads * shape.head_size
+        separate = tuple(
+            StoredTensor(f"{theirs}.self_attn.{kind}_proj.weight", rows)
+            for kind, rows in (("q", queries), ("k", keys), ("v", keys))
+        )
+        fused = (StoredTensor(f"{theirs}.self_attn.qkv_proj.weight", shape.qkv_features),)
+        halves = tuple(StoredTensor(f"{theirs}.mlp.{kind}_proj.weight", shape.feed_forward) for kind in ("gate", "up"))
+        yield _one(f"{ours}.attention_norm.weight", (shape.hidden,), f"{theirs}.input_layernorm.weight")
+        yield Weight(f"{ours}.qkv.weight", (shape.qkv_features, shape.hidden), (fused, separate))
+        yield _one(f"{ours}.output.weight", (shape.hidden, queries), f"{theirs}.self_attn.o_proj.weight")
+        yield _one(f"{ours}.mlp_norm.weight", (shape.hidden,), f"{theirs}.post_attention_layernorm.weight")
+        yield Weight(f"{ours}.gate_up.weight", (2 * shape.feed_forward, shape.hidden), (halves,))
+        yield _one(f"{ours}.down.weight", (shape.hidden, shape.feed_forward), f"{theirs}.mlp.down_proj.weight")
+    yield _one("norm.weight", (shape.hidden,), "model.norm.weight")
+    yield _one("head.weight", table, "lm_head.weight")
+
+
+def _one(name: str, shape: tuple[int, ...], theirs: str) -> Weight:
+    return Weight(name, shape, ((StoredTensor(theirs, shape[0]),),))
+
+
+def config_of(architecture: LlamaArchitecture, max_positions: int, dtype: str) -> dict[str, Any]:
+    """Return the content of ``config.json`` for a model with these sizes; BOS is token 1 and EOS is token 2."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "rope_scaling": None,
+        "torch_dtype": dtype,
+        "initializer_range": architecture.initializer_range,
+        **_numbers(architecture),
+    }
+
+
+def disagreement(described: dict[str, Any], architecture: LlamaArchitecture) -> str | None:
+    """Return the first difference between a ``config.json`` and ``architecture``, or None.
+
+    The shapes of tensors do not determine the number of heads or the base of the rotation, so they are not sufficient.
+    """
+    found = dict(described)
+    rope = found.get("rope_parameters")  # transformers 5 has the rotation here; older versions have it at the top level
+    if isinstance(rope, dict):
+        found.setdefault("rope_theta", rope.get("rope_theta"))
+        if rope.get("rope_type", "default") != "default":
+            return f"rope_type {rope['rope_type']!r}, and the model has 'default'"
+    expected = {**_numbers(architecture), "tie_word_embeddings": False, "hidden_act": "silu", "rope_scaling": None}
+    for name, value in expected.items():
+        if name in found and found[name] != value:
+            return f"{name} {found[name]!r}, and the model has {value!r}"
+    return None
+
+
+def _numbers(architecture: LlamaArchitecture) -> dict[str, Any]:
+    return {
+        "vocab_size": architecture.vocabulary,
+        "hidden_size": architecture.hidden,
+        "num_hidden_layers": architecture.layers,
+        "num_attention_heads": architecture.heads,
+        "num_key_value_heads": architecture.kv_heads,
+        "head_dim": architecture.head_size,
+        "intermediate_size": architecture.feed_forward,
+        "rms_norm_eps": architecture.norm_epsilon,
+        "rope_theta": architecture.rope_base,
+    }
+
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -41,7 +147,6 @@ class BaseWeights:
 
     Args:
         folder: folder with the files described above.
-        architecture: expected architecture of the model.
 
     Raises:
         CheckpointError: a file is missing, truncated or damaged; a tensor is missing, unknown, has another shape, or
@@ -51,20 +156,18 @@ class BaseWeights:
     def __init__(self, folder: Path, architecture: LlamaArchitecture) -> None:
         self.folder = folder
         self.architecture = architecture
-        self._places = _places(folder)
+        self._stored = _stored_tensors(folder)
         _check_config(folder / CONFIG, architecture)
-        self._weights = [
-            (weight, _check(folder, weight, self._places)) for weight in hugging_face.weights(architecture)
-        ]
+        self._weights = [(weight, _check(folder, weight, self._stored)) for weight in weights_of(architecture)]
         expected = {part.name for _, parts in self._weights for part in parts}
-        for name, place in self._places.items():
-            if name not in expected and not name.endswith(hugging_face.IGNORED):
-                raise CheckpointError(f"{place.file}: the model has no tensor {name}: it is the base of another model")
+        for name, stored in self._stored.items():
+            if name not in expected and not name.endswith(IGNORED):
+                raise CheckpointError(f"{stored.file}: the model has no tensor {name}: it is the base of another model")
 
     @property
     def bytes(self) -> int:
         """Size of all tensors in bytes."""
-        return sum(place.end - place.start for place in self._places.values())
+        return sum(stored.end - stored.start for stored in self._stored.values())
 
     def tensors(self, wanted: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield names as in :class:`common.language.network.Decoder`, and tensors in host memory, in the files' dtype.
@@ -95,7 +198,6 @@ class BaseWeights:
             wanted: names of the tensors to read.
             group: ranks of a node; None for a single rank, where tensors stay in host memory in the dtype of the files.
             device: device of the tensors, which the group communicates on.
-            dtype: dtype of the tensors.
         """
         if group is None:
             yield from self.tensors(wanted)
@@ -120,20 +222,20 @@ class BaseWeights:
         """
         digest = hashlib.sha256()
         for name in sorted(part.name for _, parts in self._weights for part in parts):
-            place = self._places[name]
-            digest.update(f"{name} {place.dtype} {list(place.shape)}\n".encode())
-            last = max(place.start, place.end - _SAMPLE_BYTES)
+            stored = self._stored[name]
+            digest.update(f"{name} {stored.dtype} {list(stored.shape)}\n".encode())
+            last = max(stored.start, stored.end - _SAMPLE_BYTES)
             try:
-                with open(place.file, "rb") as file:
+                with open(stored.file, "rb") as file:
                     for sample in range(_SAMPLES):
-                        file.seek(place.start + (last - place.start) * sample // (_SAMPLES - 1))
-                        digest.update(file.read(min(_SAMPLE_BYTES, place.end - place.start)))
+                        file.seek(stored.start + (last - stored.start) * sample // (_SAMPLES - 1))
+                        digest.update(file.read(min(_SAMPLE_BYTES, stored.end - stored.start)))
             except OSError as error:
-                raise CheckpointError(f"{place.file} cannot be read: {error}") from error
+                raise CheckpointError(f"{stored.file} cannot be read: {error}") from error
         return digest.hexdigest()
 
     def _read(self, name: str) -> Tensor:
-        path = self._places[name].file
+        path = self._stored[name].file
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 tensor: Tensor = file.get_tensor(name)
@@ -162,7 +264,7 @@ def save_base(
         CheckpointError: a tensor is missing or unknown, or has a wrong shape or dtype.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    expected = {weight.name: weight for weight in hugging_face.weights(architecture)}
+    expected = {weight.name: weight for weight in weights_of(architecture)}
     shards: list[dict[str, str]] = []  # dtype of each tensor by name, for each file
     pending: dict[str, Tensor] = {}
 
@@ -179,7 +281,7 @@ def save_base(
                 f"{folder}: {name} {list(tensor.shape)} is no tensor of the base; "
                 f"{'there is none of that name' if weight is None else f'it has shape {list(weight.shape)}'}"
             )
-        parts = weight.ways[0 if fused else -1]
+        parts = weight.forms[0 if fused else -1]
         for part, piece in zip(parts, tensor.detach().cpu().split([part.rows for part in parts]), strict=True):
             size = piece.numel() * piece.element_size()
             if pending and sum(held.numel() * held.element_size() for held in pending.values()) + size > shard_bytes:
@@ -196,9 +298,9 @@ def save_base(
     for number, name in enumerate(names):
         (folder / f"{number}.partial").replace(folder / name)
     if len(names) > 1:
-        places = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-        atomic.write_text(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": places}))
-    atomic.write_text(folder / CONFIG, _json(hugging_face.config(architecture, max_positions, dtypes.pop())))
+        file_of = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        atomic.write_text(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": file_of}))
+    atomic.write_text(folder / CONFIG, _json(config_of(architecture, max_positions, dtypes.pop())))
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -218,7 +320,7 @@ def files_of(folder: Path) -> list[Path]:
     )
 
 
-def _places(folder: Path) -> dict[str, TensorLocation]:
+def _stored_tensors(folder: Path) -> dict[str, TensorLocation]:
     """Return file and offsets of every tensor of the base, by name."""
     shards = [path for path in files_of(folder) if path.suffix == ".safetensors"]
     if not (folder / INDEX).is_file():
@@ -255,24 +357,24 @@ def _check_config(path: Path, architecture: LlamaArchitecture) -> None:
         described = read_json_object(path)
     except DataError as error:
         raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
-    if difference := hugging_face.disagreement(described, architecture):
+    if difference := disagreement(described, architecture):
         raise CheckpointError(f"{path}: {difference}: it is the base of another model")
 
 
-def _check(folder: Path, weight: Weight, places: dict[str, TensorLocation]) -> tuple[Part, ...]:
+def _check(folder: Path, weight: Weight, stored_by_name: dict[str, TensorLocation]) -> tuple[StoredTensor, ...]:
     """Check the tensors of ``weight`` in the files; return the parts that it is stored in."""
-    parts = next((way for way in weight.ways if any(part.name in places for part in way)), weight.ways[-1])
+    parts = next((form for form in weight.forms if any(part.name in stored_by_name for part in form)), weight.forms[-1])
     for part in parts:
-        place = places.get(part.name)
-        if place is None:
+        stored = stored_by_name.get(part.name)
+        if stored is None:
             file = SINGLE if not (folder / INDEX).is_file() else INDEX
             raise CheckpointError(f"{folder / file}: tensor {part.name} is missing")
-        if place.dtype not in FLOATING:
+        if stored.dtype not in FLOATING:
             allowed = ", ".join(FLOATING)
-            raise CheckpointError(f"{place.file}: tensor {part.name} has dtype {place.dtype}; a base has {allowed}")
-        if place.shape != (expected := (part.rows, *weight.shape[1:])):
+            raise CheckpointError(f"{stored.file}: tensor {part.name} has dtype {stored.dtype}; a base has {allowed}")
+        if stored.shape != (expected := (part.rows, *weight.shape[1:])):
             raise CheckpointError(
-                f"{place.file}: tensor {part.name} has shape {list(place.shape)}, and the model needs "
+                f"{stored.file}: tensor {part.name} has shape {list(stored.shape)}, and the model needs "
                 f"{list(expected)}: it is the base of another model"
             )
     return parts

@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from common.config.ranges import AtLeast, NotNegative, Positive, ProbabilityBelowOne
 from common.errors import ConfigError
-from common.language.architecture import LlamaArchitecture
+from common.language.architecture import LlamaArchitecture, block_operations
 from common.language.config import DecoderConfig
 from common.language.lora import LoraSettings
-from common.language.operations import block_operations
 from common.ops.operation import AUTO, Operation
 from common.optim.hparams import AdamWHparams
 
@@ -25,7 +24,6 @@ class Facts(LlamaArchitecture):
 
     Attributes:
         row_length: tokens in a packed row, which is a sample.
-        lora_rank, lora_alpha, lora_dropout: see :class:`common.language.lora.LoraSettings`.
         max_grad_norm: gradients are clipped to this norm.
     """
 
@@ -112,7 +110,7 @@ class ReaderConfig:
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
+class LoraConfig:
     """Llama-2-70B LoRA's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts

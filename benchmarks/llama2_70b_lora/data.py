@@ -1,4 +1,10 @@
-"""Convert prepared rows to the tensors of a micro-batch.
+"""Prepared format, and its conversion to the tensors of a micro-batch.
+
+The format is memory-mapped numpy files: ``train_tokens.npy`` and ``eval_tokens.npy`` are int32 (rows, row length).
+``eval_scored.npy`` is uint8 of the same shape, with 1 for tokens that are scored; training scores all tokens.
+``manifest.json`` has the numbers of rows and of scored tokens, the row length, and the vocabulary size.
+
+A micro-batch has the tensors
 
 - ``tokens`` (rows, length) int32
 - ``labels`` (rows, length) int32: the next token at each position; -1 where not scored, and always at the last position
@@ -12,18 +18,111 @@ label may be a token of another rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.llama2_70b_lora.rows import PreparedRows, RowFacts, open_rows
+from common.data import manifest
 from common.data.batches import Block, HostBatch
+from common.data.manifest import Manifest
 from common.data.order import EpochStream, EvalShard, MicroBatches
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED
+from common.distributed.tensor_parallel.vocabulary import NOT_SCORED
+from common.errors import DataError
+from common.formats import npy
+
+FORMAT = "llama2-rows/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=llama2_70b_lora --raw-dir RAW --data-dir DATA"
+TOKENS = {"train": "train_tokens.npy", "eval": "eval_tokens.npy"}
+SCORED = "eval_scored.npy"
+SIZES = ("train_samples", "eval_samples", "row_length", "vocabulary")
+"""Sizes that every manifest has; the last two must be equal to those of the model."""
+
+
+class RowSizes(Protocol):
+    """Required sizes of the rows."""
+
+    @property
+    def row_length(self) -> int:
+        """Tokens per row."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Vocabulary size of the model."""
+        ...
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """Rows of a prepared folder.
+
+    Attributes:
+        train: training tokens, (R, S): rows of S tokens.
+        eval: evaluation tokens, (R, S).
+        eval_scored: (R, S), 1 for evaluation tokens that are scored.
+        stand_in: whether the data are synthetic.
+    """
+
+    train: NDArray[np.int32]
+    eval: NDArray[np.int32]
+    eval_scored: NDArray[np.uint8]
+    stand_in: bool
+
+
+def open_rows(root: Path, facts: RowSizes) -> PreparedRows:
+    """Map the rows of a prepared folder into memory.
+
+    Raises:
+        DataError: the folder is incomplete or damaged, or its rows are for another model.
+    """
+    found = read_manifest(root, facts)
+    length = facts.row_length
+    train, evaluation = ((found.counts[f"{split}_samples"], length) for split in TOKENS)
+    return PreparedRows(
+        _mapped(root / TOKENS["train"], np.int32, train),
+        _mapped(root / TOKENS["eval"], np.int32, evaluation),
+        _mapped(root / SCORED, np.uint8, evaluation),
+        found.stand_in,
+    )
+
+
+def read_manifest(root: Path, facts: RowSizes) -> Manifest:
+    """Read the manifest of ``root`` and check it against ``facts``.
+
+    Raises:
+        DataError: the manifest is missing, damaged, of another format, or belongs to data for another model.
+    """
+    found = manifest.read(root, FORMAT, PREPARE_COMMAND, SIZES)
+    for name in ("row_length", "vocabulary"):
+        if found.counts[name] != getattr(facts, name):
+            raise DataError(
+                f"{root} has {name} {found.counts[name]} where the model has {getattr(facts, name)}: it is another "
+                "data set than benchmark.facts is for; give the data_dir that belongs to this recipe"
+            )
+    for name in (*TOKENS.values(), SCORED):
+        if name not in found.files:
+            raise DataError(f"{root / manifest.NAME} names no {name}; run '{PREPARE_COMMAND}'")
+    return found
+
+
+def _mapped(path: Path, dtype: type, shape: tuple[int, int]) -> NDArray[Any]:
+    remedy = f"run 'mlperf-suite verify benchmark=llama2_70b_lora --data-dir {path.parent}'"
+    try:
+        array: NDArray[Any] = npy.mapped(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        raise DataError(
+            f"{path} holds {array.dtype} of shape {array.shape} where {manifest.NAME} says {np.dtype(dtype)} of "
+            f"{shape}; {remedy}"
+        )
+    return array
 
 
 class TrainRows:
@@ -67,7 +166,6 @@ class EvaluationRows:
 
     Args:
         shard: this replica's rows; all replicas have equally many batches.
-        columns, pin_memory: see :class:`TrainRows`.
     """
 
     def __init__(
@@ -102,7 +200,7 @@ class EvaluationRows:
 
 def open_train(
     root: Path,
-    facts: RowFacts,
+    facts: RowSizes,
     layout: Layout,
     micro_batch: int,
     accumulation: int = 1,
@@ -126,13 +224,12 @@ def open_train(
 
 
 def open_evaluation(
-    root: Path, facts: RowFacts, layout: Layout, rows_per_batch: int = 1, positions: Tensor | None = None
+    root: Path, facts: RowSizes, layout: Layout, rows_per_batch: int = 1, positions: Tensor | None = None
 ) -> EvaluationRows:
     """Open this replica's contiguous part of the evaluation set under ``root``; allowed only after ``run_start``.
 
     Args:
         rows_per_batch: rows in every batch; the last batches are padded.
-        positions: see :func:`open_train`.
 
     Raises:
         DataError: see :func:`open_train`.
@@ -166,7 +263,7 @@ def shifted(
     return {name: tensor.pin_memory() if pin_memory else tensor for name, tensor in tensors.items()}
 
 
-def example(rows: int, facts: RowFacts, columns: int | None = None, seed: int = 0) -> dict[str, Tensor]:
+def example(rows: int, facts: RowSizes, columns: int | None = None, seed: int = 0) -> dict[str, Tensor]:
     """Return a synthetic training micro-batch in host memory: random tokens, all scored.
 
     Args:

@@ -1,6 +1,6 @@
 """Download, prepare, verify and generate the data of Llama-2-70B LoRA: government reports as rows of tokens.
 
-:mod:`benchmarks.llama2_70b_lora.raw` describes the input, :mod:`benchmarks.llama2_70b_lora.rows` the output. Base
+:mod:`benchmarks.llama2_70b_lora.raw` describes the input, :mod:`benchmarks.llama2_70b_lora.data` the output. Base
 weights and tokenizer go to a separate assets folder, because a run may read them before ``run_start``.
 """
 
@@ -8,34 +8,72 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 
-from benchmarks.llama2_70b_lora import raw
-from benchmarks.llama2_70b_lora.assets import place_assets
+from benchmarks.llama2_70b_lora import base, raw
+from benchmarks.llama2_70b_lora.data import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
 from benchmarks.llama2_70b_lora.preparation.examples import read_tokenizer, rows_of_texts
-from benchmarks.llama2_70b_lora.preparation.packing import Rows
+from benchmarks.llama2_70b_lora.preparation.packing import PackedExamples
 from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
-from benchmarks.llama2_70b_lora.raw import BASE, MARKER, RawRows, Settings
-from benchmarks.llama2_70b_lora.rows import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
+from benchmarks.llama2_70b_lora.raw import BASE, MARKER, TOKENIZER, RawRows, RowSettings
 from benchmarks.llama2_70b_lora.synthetic import generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import Manifest, digest
 from common.data.options import Option
-from common.data.placing import assets_of
-from common.data.preparation import preparing
+from common.data.preparation import assets_of, is_there, link_or_copy, preparing
 from common.data.published import Published
-from common.errors import DataError
+from common.errors import CheckpointError, DataError
+from common.formats.raw_files import listed
+
+
+def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
+    """Create hard links to tokenizer and base weights in ``assets_dir``, or copies if it is on another disk.
+
+    Returns:
+        Paths of the files in ``assets_dir``; empty if the raw data have neither.
+
+    Raises:
+        DataError: the raw base is incomplete, the disk is too small, or ``assets_dir`` has another base or tokenizer.
+    """
+    wanted: dict[Path, Path] = {}
+    if source.tokenizer is not None:
+        wanted[assets_dir / TOKENIZER] = source.tokenizer
+    if source.base is not None:
+        try:
+            files = base.files_of(source.base)
+        except CheckpointError as error:
+            raise DataError(str(error)) from error
+        if missing := [path for path in files if not path.is_file()]:
+            raise DataError(f"{missing[0]} is missing: the base weights are incomplete")
+        wanted |= {assets_dir / BASE / path.name: path for path in files}
+        _refuse_others(assets_dir / BASE, [path.name for path in files])
+    remedy = "delete {} or name another --assets-dir"
+    for target, path in wanted.items():
+        is_there(path, target, remedy.format(target.parent))
+    for target, path in wanted.items():
+        link_or_copy(path, target, remedy.format(target.parent))
+    return list(wanted)
+
+
+def _refuse_others(folder: Path, names: Sequence[str]) -> None:
+    """Raise :class:`DataError` if ``folder`` has weights other than ``names``, which are from another base."""
+    strangers = sorted({path.name for path in listed(folder, "*.safetensors*")} - set(names))
+    strangers = [name for name in strangers if not name.endswith(".partial")]
+    if strangers:
+        raise DataError(f"{folder} holds {strangers[0]} of another base; delete it or name another --assets-dir")
+
 
 PUBLISHED = Published(
     {
         "train_samples": 3901,
         "eval_samples": 173,
-        "row_length": Settings().row_length,
-        "vocabulary": Settings().vocabulary,
+        "row_length": RowSettings().row_length,
+        "vocabulary": RowSettings().vocabulary,
     }
 )
 """Sizes of the data set from MLCommons."""
@@ -53,7 +91,6 @@ def prepare(
     """Write the prepared rows and the assets; do nothing if both are complete.
 
     Args:
-        raw_dir: see :mod:`benchmarks.llama2_70b_lora.raw`.
         row_length: other lengths of real texts than the benchmark's give custom data.
         assets_dir: folder for base and tokenizer.
         workers: number of tokenizer threads.
@@ -89,7 +126,7 @@ def verify(data_dir: Path) -> Manifest:
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
 
 
-def _check_tokenizer(source: RawRows, settings: Settings) -> None:
+def _check_tokenizer(source: RawRows, settings: RowSettings) -> None:
     """Raise :class:`DataError` if the tokenizer is not that of the benchmark, or has too many tokens."""
     assert source.tokenizer is not None
     if source.stand_in is None and (found := digest(source.tokenizer, "sha256")) != raw.TOKENIZER_SHA256:
@@ -102,7 +139,7 @@ def _check_tokenizer(source: RawRows, settings: Settings) -> None:
         raise DataError(f"{source.tokenizer} has {size} tokens, which exceeds a vocabulary of {settings.vocabulary}")
 
 
-def _read(source: RawRows, split: str, settings: Settings, workers: int) -> Rows:
+def _read(source: RawRows, split: str, settings: RowSettings, workers: int) -> PackedExamples:
     """Read and check the rows of a split."""
     made = []
     for path in source.files[split]:
@@ -121,10 +158,10 @@ def _read(source: RawRows, split: str, settings: Settings, workers: int) -> Rows
     if len(tokens_RS) < (asked or 1):
         where = source.files[split][0]
         raise DataError(f"{where} gives {len(tokens_RS)} rows of {settings.row_length} tokens, expected {asked or 1}")
-    return Rows(tokens_RS[:asked], scored_RS[:asked])
+    return PackedExamples(tokens_RS[:asked], scored_RS[:asked])
 
 
-def _counts(splits: dict[str, Rows], settings: Settings) -> dict[str, int]:
+def _counts(splits: dict[str, PackedExamples], settings: RowSettings) -> dict[str, int]:
     scored_RS = splits["eval"].scored[:, 1:]  # the first token of a row is never a label
     return {
         "train_samples": len(splits["train"]),

@@ -34,11 +34,10 @@ _NAMES: dict[Kind, str] = {"text": "{}.jsonl", "parquet": "{}-*-of-*.parquet", "
 
 
 @dataclass(frozen=True)
-class Settings:
+class RowSettings:
     """Sizes of a preparation; the defaults are those of the benchmark.
 
     Attributes:
-        row_length: tokens per row.
         vocabulary: vocabulary size of the model.
         train_rows, eval_rows: number of rows of each split, from the start; None for all.
     """
@@ -109,16 +108,16 @@ def open_raw(raw_dir: Path) -> RawRows:
     return RawRows(kind, files, tokenizer, base, stand_in)
 
 
-def settings_of(source: RawRows) -> Settings:
+def settings_of(source: RawRows) -> RowSettings:
     """Return the sizes of ``source``: from ``STAND_IN`` for synthetic data, otherwise those of the benchmark.
 
     Raises:
         DataError: the settings in ``STAND_IN`` are missing or invalid.
     """
     if source.stand_in is None:
-        return Settings()
+        return RowSettings()
     try:
-        return Settings(**source.stand_in["settings"])
+        return RowSettings(**source.stand_in["settings"])
     except (KeyError, TypeError, ConfigError) as error:
         raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 

@@ -1,32 +1,195 @@
 """Generate synthetic raw data: reports and summaries in a synthetic language, a tokenizer, and a small base.
 
-The base is pre-trained on one language; the reports and summaries are in another language with the same words
-(:mod:`benchmarks.llama2_70b_lora.markov`). Fine-tuning can reduce the loss at most by the difference between the loss
-of the base on the second language and the entropy of this language. The file ``STAND_IN`` contains both numbers.
+A language is a random walk over classes of synthetic words. Each class has a favourite successor class with high
+probability; all other classes are equally likely. The choice of the word within a class does not depend on the previous
+word. So the entropy is known, and two languages with the same words but different favourites differ by a function with
+one dimension per class, which low-rank adapters can learn.
+
+The base is pre-trained on one language for some seconds; the reports and summaries are in another language with the
+same words. Fine-tuning can reduce the loss at most by the difference between the loss of the base on the second
+language and the entropy of this language. The file ``STAND_IN`` contains both numbers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from torch import Tensor
 
 from benchmarks.llama2_70b_lora.base import save_base
-from benchmarks.llama2_70b_lora.markov import Language, languages
 from benchmarks.llama2_70b_lora.preparation.examples import encoded, prompt
-from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, Rows, pack, pieces
-from benchmarks.llama2_70b_lora.pretraining import mean_of_rows, pretrain
-from benchmarks.llama2_70b_lora.raw import BASE, SPLITS, TOKENIZER, Settings
+from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, PackedExamples, pack, pieces
+from benchmarks.llama2_70b_lora.raw import BASE, SPLITS, TOKENIZER, RowSettings
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
 from common.language.architecture import LlamaArchitecture
+from common.language.network import Decoder
+
+FAVOURITE = 0.85
+"""Probability of the favourite successor."""
+CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
+SYLLABLES = 2
+
+
+@dataclass(frozen=True)
+class Language:
+    """Language with C classes of M words each.
+
+    Attributes:
+        words: all C * M words, sorted by class.
+        successors: favourite successor of each class: a permutation, so that all classes are equally frequent.
+    """
+
+    words: tuple[str, ...]
+    successors: NDArray[np.int64]
+
+    @property
+    def classes(self) -> int:
+        """C, the number of classes."""
+        return len(self.successors)
+
+    @property
+    def entropy(self) -> float:
+        """Entropy rate in nats per word: the lowest possible loss of a model."""
+        others = (1 - FAVOURITE) / (self.classes - 1)
+        of_class = -FAVOURITE * np.log(FAVOURITE) - (1 - FAVOURITE) * np.log(others)
+        word_M = self._frequencies
+        return float(of_class - (word_M * np.log(word_M)).sum())
+
+    def text(self, words: int, generator: np.random.Generator) -> str:
+        """Return a random walk of ``words`` words, which starts in a random class."""
+        strays = generator.random(words) >= FAVOURITE
+        steps = generator.integers(1, self.classes, words)
+        of_class = generator.choice(len(self._frequencies), words, p=self._frequencies)
+        current, made = int(generator.integers(self.classes)), []
+        for stray, step, word in zip(strays.tolist(), steps.tolist(), of_class.tolist(), strict=True):
+            current = int(self.successors[current])
+            if stray:  # not the favourite, but one of the other classes
+                current = (current + step) % self.classes
+            made.append(self.words[current * len(self._frequencies) + word])
+        return " ".join(made)
+
+    @property
+    def _frequencies(self) -> NDArray[np.float64]:
+        """Probabilities of the words in a class: that of the n-th word is proportional to 1 / n (Zipf's law)."""
+        weight_M = 1.0 / np.arange(1, len(self.words) // self.classes + 1)
+        return weight_M / weight_M.sum()
+
+
+def languages(classes: int, words: int, generator: np.random.Generator) -> tuple[Language, Language]:
+    """Return two languages with the same ``words`` words, in which every class has different favourites.
+
+    Raises:
+        ConfigError: there are fewer than 3 classes, they do not divide ``words``, or ``words`` is too large.
+    """
+    if classes < 3 or words % classes:
+        raise ConfigError(f"--words={words} in --classes={classes}: at least 3 classes, of equally many words")
+    vocabulary = _words(words, generator)
+    order = generator.permutation(classes)
+    first_C, second_C = np.empty(classes, np.int64), np.empty(classes, np.int64)
+    first_C[order] = np.roll(order, -1)
+    second_C[order] = np.roll(order, -2)
+    return Language(vocabulary, first_C), Language(vocabulary, second_C)
+
+
+def _words(count: int, generator: np.random.Generator) -> tuple[str, ...]:
+    syllables = [consonant + vowel for consonant in CONSONANTS for vowel in VOWELS]
+    if count > len(syllables) ** SYLLABLES // 2:
+        raise ConfigError(f"--words={count}: at most {len(syllables) ** SYLLABLES // 2} can be formed")
+    numbers = generator.choice(len(syllables) ** SYLLABLES, count, replace=False)
+    return tuple(_word(int(number), syllables) for number in numbers)
+
+
+def _word(number: int, syllables: Sequence[str]) -> str:
+    made = ""
+    for _ in range(SYLLABLES):
+        number, syllable = divmod(number, len(syllables))
+        made += syllables[syllable]
+    return made
+
+
+LEARNING_RATE = 4e-3
+WARMUP = 0.1
+"""Fraction of the steps in which the learning rate rises; then it falls to 0 as a cosine."""
+
+
+def pretrain(
+    architecture: LlamaArchitecture, rows_RS: NDArray[np.int32], steps: int, seed: int, batch: int = 8
+) -> dict[str, Tensor]:
+    """Return the weights of a decoder that was trained to predict every next token in ``rows_RS``.
+
+    Args:
+        rows_RS: rows of tokens; repeated if necessary.
+        batch: rows per step of AdamW.
+
+    Returns:
+        Parameters by name, fp32, in host memory.
+    """
+
+    def generator_of(name: str) -> torch.Generator:
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+    model = Decoder(architecture)
+    model.initialise(generator_of)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, (0.9, 0.98), weight_decay=0.01)
+    warmup = max(1, round(WARMUP * steps))
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + float(np.cos(np.pi * (step - warmup) / max(1, steps - warmup))))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    for step in range(steps):
+        numbers = np.arange(step * batch, (step + 1) * batch) % len(rows_RS)
+        mean = next_token_losses(model, torch.from_numpy(rows_RS[numbers]).long()).mean()
+        optimizer.zero_grad()
+        mean.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def next_token_losses(model: Decoder, tokens_BS: Tensor) -> Tensor:
+    """Return the cross-entropy (B, S - 1) in nats of each token except the first of a row."""
+    logits_BSV = model.forward_logits(tokens_BS)[:, :-1]
+    return F.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten(), reduction="none").view(
+        len(tokens_BS), -1
+    )
+
+
+@torch.no_grad()
+def mean_of_rows(
+    architecture: LlamaArchitecture,
+    weights: dict[str, Tensor],
+    tokens_RS: NDArray[np.int32],
+    scored_RS: NDArray[np.bool_],
+    batch: int = 16,
+) -> float:
+    """Return the metric of the benchmark for a base: the mean over rows of the mean loss of scored tokens, in nats."""
+    model = Decoder(architecture)
+    model.load_state_dict(weights)
+    means: list[Tensor] = []
+    for first in range(0, len(tokens_RS), batch):
+        losses = next_token_losses(model, torch.from_numpy(tokens_RS[first : first + batch]).long()).double()
+        marks = torch.from_numpy(scored_RS[first : first + batch, 1:]).double()
+        means.append(((losses * marks).sum(1) / marks.sum(1))[marks.sum(1) > 0])
+    return float(torch.cat(means).mean())
+
 
 SPECIAL_PIECES = 3 + 256
 """Number of special pieces: unknown, BOS, EOS, and one for each byte."""
@@ -64,9 +227,9 @@ class SyntheticReports(Options):
             raise ConfigError(f"--vocabulary={self.vocabulary}: at least {least}, for bytes and {self.words} words")
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> RowSettings:
         """Sizes for the preparation of these data."""
-        return Settings(self.row_length, self.vocabulary, self.train, self.eval)
+        return RowSettings(self.row_length, self.vocabulary, self.train, self.eval)
 
     @property
     def architecture(self) -> LlamaArchitecture:
@@ -126,7 +289,7 @@ def _texts(
     split: str,
     rows: int,
     purpose: int,
-) -> tuple[list[tuple[str, str]], Rows]:
+) -> tuple[list[tuple[str, str]], PackedExamples]:
     """Return reports and summaries that give at least ``rows`` rows, and the first ``rows`` of these rows."""
     texts: list[tuple[str, str]] = []
     examples: list[Example] = []
@@ -139,7 +302,7 @@ def _texts(
         lost = len(list(pieces(len(examples), PROCESSES[split])))  # each piece drops less than one row
         if tokens // options.row_length >= rows + lost:
             packed = pack(examples, options.row_length, PROCESSES[split], answers_only=split == "eval")
-            return texts, Rows(packed.tokens[:rows], packed.scored[:rows])
+            return texts, PackedExamples(packed.tokens[:rows], packed.scored[:rows])
 
 
 def _examples(

@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.llama2_70b_lora.base import BaseWeights
-from benchmarks.llama2_70b_lora.config import LlamaConfig
-from benchmarks.llama2_70b_lora.data import EvaluationRows, example, open_evaluation, open_train
-from benchmarks.llama2_70b_lora.evaluate import mean_of_rows
-from benchmarks.llama2_70b_lora.loss import training_loss
-from benchmarks.llama2_70b_lora.rows import FORMAT
+from benchmarks.llama2_70b_lora.config import LoraConfig
+from benchmarks.llama2_70b_lora.data import FORMAT, EvaluationRows, example, open_evaluation, open_train
+from benchmarks.llama2_70b_lora.evaluate import MeanOverRows, mean_of_rows
 from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
 from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
 from common.evaluation.counts import CountedEvaluation
 from common.language.decoder import IN_FP8
-from common.language.frozen_products import load_frozen
+from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
 from common.language.memory import FrozenWorkspace, MemoryPlan, plan
 from common.language.network import Decoder
@@ -29,18 +27,17 @@ from common.language.workload import LanguageModel, lowest_precision, unused_lay
 from common.nn.frozen import mark_frozen
 from common.ops.operation import AUTO
 from common.optim.learning_rate import cosine
-from common.step.train_step import Losses
 
 
 class LlamaLora(LanguageModel):
     """Fine-tuning of adapters for Llama 2 70B on packed documents."""
 
-    config_type: ClassVar[type] = LlamaConfig
+    config_type: ClassVar[type] = LoraConfig
     title = "Llama 2"
     whole: ClassVar[str] = "base"
     peers = "benchmarks.llama2_70b_lora.peer"
     axes: ClassVar[Mapping[str, str]] = {"dp": "have other rows", "cp": "share rows", "tp": "share layers"}
-    own: LlamaConfig
+    own: LoraConfig
 
     @property
     def lora(self) -> LoraSettings:
@@ -97,7 +94,7 @@ class LlamaLora(LanguageModel):
 
         A run ends after ``hparams.training_steps``.
         """
-        own: LlamaConfig = cfg.workload
+        own: LoraConfig = cfg.workload
         broken = []
         if cfg.assets_dir is None:
             broken.append(f"assets_dir=null: training starts from the rules' base ({own.model.base} in assets_dir)")
@@ -128,24 +125,13 @@ class LlamaLora(LanguageModel):
         hparams = self.own.hparams
         return cosine(hparams.base_learning_rate, hparams.training_steps, hparams.warmup_steps)
 
-    def tokens(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return the input tokens (B, L) of this rank."""
-        return tensors["tokens"]
-
-    def labels(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return the next token of each input token (T,); -1 where not scored."""
-        return tensors["labels"].flatten()
-
-    def loss_of(self, hidden_sE: Tensor, tensors: dict[str, Tensor]) -> Losses:
+    def objective(self) -> MeanOverRows:
         """Return the mean over rows of the mean loss in each row."""
-        assert self.head is not None
-        losses_T = self.head.losses(hidden_sE, self.labels(tensors))
-        part, whole = training_loss(losses_T, tensors["labels"], self.split)
-        return Losses(part, {"loss": whole})
+        return MeanOverRows(self.split)
 
     def _eval_losses(self, tensors: dict[str, Tensor]) -> Tensor:
         """Return the losses (T,) of this rank's tokens, without dropout."""
-        made = self.scored(0, None, Batch(tensors, len(tensors["tokens"])))
+        made = self.stage.scored(0, None, Batch(tensors, len(tensors["tokens"])))
         return made[0]
 
     def example_batches(self) -> Iterable[Batch]:

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from common.config.ranges import AtLeast, NotNegative, Positive, Probability
 from common.errors import ConfigError
-from common.language.architecture import LlamaArchitecture
+from common.language.architecture import LlamaArchitecture, block_operations
 from common.language.config import DecoderConfig
-from common.language.operations import block_operations
 from common.ops.cross_entropy import CROSS_ENTROPY
 from common.ops.operation import AUTO, Operation
 from common.ops.rope import RopeScaling

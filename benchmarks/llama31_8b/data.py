@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.llama31_8b.raw import CORPUS, EVAL, TRAIN
-from common.language.rows import CorpusRows
+from benchmarks.llama31_8b.prepare import CORPUS, EVAL, TRAIN
+from common.language.pretraining import CorpusRows
 
 ROWS = CorpusRows(CORPUS, (TRAIN,), EVAL, extra_token=True, shuffle_documents=True)

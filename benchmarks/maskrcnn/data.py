@@ -24,8 +24,7 @@ from benchmarks.maskrcnn.config import Facts, MaskReaderConfig
 from benchmarks.maskrcnn.pictures import PaddedShapes, orientation, resized_sizes
 from benchmarks.maskrcnn.prepared import Prepared, TrainingObjects, open_prepared
 from common.data.batches import EvalSource
-from common.data.grouped_order import GroupedShard, GroupedStream
-from common.data.order import MicroBatches, SampleStream
+from common.data.order import GroupedShard, GroupedStream, MicroBatches, SampleStream
 from common.detection.annotations import Annotations
 from common.detection.picture_boxes import empty_boxes, put_boxes, require_capacity
 from common.distributed.layout import Layout

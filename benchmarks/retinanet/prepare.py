@@ -33,16 +33,14 @@ from benchmarks.retinanet.prepared import (
 from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
 from benchmarks.retinanet.synthetic import generate
 from common.data import atomic, manifest, preparation
-from common.data.ahead import ahead
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.download import Client
 from common.data.manifest import Manifest
-from common.data.placing import assets_of, place
-from common.data.preparation import preparing
+from common.data.preparation import assets_of, link_or_copy, preparing
 from common.data.published import Published
-from common.data.remote_file import RemoteFile
-from common.data.sources import Sources
+from common.data.sources import RemoteFile, Sources
 from common.data.stages import Stages
+from common.data.threads import ahead
 from common.detection.annotations import Annotations
 from common.detection.columns import read_column
 from common.errors import DataError
@@ -117,7 +115,7 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
 
 def _place_backbone(source: RawData, assets_dir: Path) -> None:
     if path := source.backbone:
-        place(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
+        link_or_copy(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
 
 
 def _compare(part: Split, sha256: NDArray[np.uint8], numbers: range) -> None:
@@ -251,7 +249,7 @@ def place_pictures(raw_folder: Path, folder: Path, names: list[str], trust: bool
             width, height = checked_size(data, trust)
         except ValueError as error:
             raise DataError(f"{path}: no whole JPEG: {error}; delete it and download it again") from error
-        place(path, folder / name, "delete it and prepare again")
+        link_or_copy(path, folder / name, "delete it and prepare again")
         entry = (width, height, len(data), hashlib.sha256(data).hexdigest())
         for column, value in zip(records.values(), entry, strict=True):
             column.append(value)

@@ -52,14 +52,14 @@ class TrainingSeeds:
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         if self.stream_seeds < micro_batches.micro_batch:
             raise ConfigError(
-                f"micro_batch={micro_batches.micro_batch}: {len(labelled)} training seeds over {micro_batches.lanes} "
+                f"micro_batch={micro_batches.micro_batch}: {len(labelled)} training seeds over {micro_batches.streams} "
                 f"micro-batches of a global batch are only {self.stream_seeds} for each"
             )
 
     @property
     def stream_seeds(self) -> int:
         """Seeds per stream and epoch."""
-        return len(self.labelled) // self.micro_batches.lanes
+        return len(self.labelled) // self.micro_batches.streams
 
     @property
     def steps_of_epoch(self) -> int:
@@ -74,9 +74,9 @@ class TrainingSeeds:
 
     def batch(self, number: int) -> tuple[SeedBatch, Tensor]:
         """Return this replica's micro-batch ``number``, counted from the start of training."""
-        step, accumulation_step = self.micro_batches.place(number)
+        step, accumulation_step = self.micro_batches.step_of(number)
         epoch, index = divmod(step, self.steps_of_epoch)
-        nodes, labels = self._epoch(self.micro_batches.lane(accumulation_step), epoch)
+        nodes, labels = self._epoch(self.micro_batches.stream(accumulation_step), epoch)
         begin = index * self.micro_batches.micro_batch
         return padded(
             nodes, labels, begin, self.micro_batches.micro_batch, self.micro_batches.random_seed(self.seed, number)
@@ -84,7 +84,7 @@ class TrainingSeeds:
 
     def capacity_batches(self, batches: int) -> Iterator[SeedBatch]:
         """Yield batches for estimating capacities: those of the first stream's first epoch, sampled differently."""
-        stream, size = self.micro_batches.lane(0), self.micro_batches.micro_batch
+        stream, size = self.micro_batches.stream(0), self.micro_batches.micro_batch
         nodes, labels = self._epoch(stream, 0)
         for index in range(batches):
             begin = index % (self.stream_seeds // size) * size

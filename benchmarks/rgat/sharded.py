@@ -23,7 +23,7 @@ from torch import Tensor
 from common.data.aligned_buffers import AlignedBuffers
 from common.data.direct_reader import AHEAD, PIECE_BYTES
 from common.data.direct_rows import DirectRows
-from common.distributed import one_machine
+from common.distributed import symmetric_memory
 from common.distributed.environment import meminfo
 from common.distributed.layout import AXES, Layout
 from common.distributed.symmetric_memory import PeerMemory, attempt
@@ -104,7 +104,7 @@ class MemoryBytes:
             torch.cuda.empty_cache()
             found[0] = torch.cuda.mem_get_info(device)[0]
         if group is not None:
-            found = [min(one_machine.gathered(value, group, device)) for value in found]
+            found = [min(symmetric_memory.gathered(value, group, device)) for value in found]
         return cls(max(0.0, found[0] - LEFT_FREE), max(0.0, found[1] - LEFT_FREE))
 
 
@@ -263,7 +263,7 @@ class ShardedArray:
             DeviceError: the memory cannot be pinned.
         """
         if self._group is not None:
-            one_machine.gathered(0, self._group, self._device)
+            symmetric_memory.gathered(0, self._group, self._device)
         if not self._host or self._device.type != "cuda":
             return
         for shard in self.shards:
@@ -295,7 +295,7 @@ class ShardedArray:
         group = self._group
         assert group is not None
         identity = (os.getpid(), descriptor, os.fstat(descriptor).st_ino)
-        processes, descriptors, files = (one_machine.gathered(number, group, self._device) for number in identity)
+        processes, descriptors, files = (symmetric_memory.gathered(number, group, self._device) for number in identity)
         found, reason = [], "another rank of the node cannot map the memory of its neighbours"
         try:
             for rank, (process, number, file) in enumerate(zip(processes, descriptors, files, strict=True)):
@@ -303,7 +303,7 @@ class ShardedArray:
         except OSError as error:
             reason = f"the memory of another rank of the node cannot be mapped: {error}; do they run in one container?"
         mapped = len(found) == len(processes)
-        if not all(one_machine.gathered(int(mapped), group, self._device)):
+        if not all(symmetric_memory.gathered(int(mapped), group, self._device)):
             raise DeviceError(reason)
         return tuple(_mapped(descriptor, size) if shard is None else shard for shard in found)
 

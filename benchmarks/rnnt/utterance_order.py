@@ -106,7 +106,7 @@ class UtteranceStream:
         seed: int,
     ) -> None:
         self.micro_batch, self.replicas, self.seed = mine.micro_batch, mine.replicas, seed
-        self._global_batch = mine.micro_batch * mine.lanes
+        self._global_batch = mine.micro_batch * mine.streams
         self.train_samples = kept_samples(settings.train_samples, self._global_batch)
         if len(samples_P) < self.train_samples:
             raise DataError(
@@ -136,10 +136,10 @@ class UtteranceStream:
 
     def drawn(self, number: int) -> DrawnUtterances:
         """Return this replica's micro-batch ``number``, counted from the start of training."""
-        step, accumulation_step = self._mine.place(number)
+        step, accumulation_step = self._mine.step_of(number)
         epoch, index = divmod(step, self.train_samples // self._global_batch)
         drawn = self.epoch(epoch)
-        utterance_B = drawn.order_GLB[index, self._mine.lane(accumulation_step)]
+        utterance_B = drawn.order_GLB[index, self._mine.stream(accumulation_step)]
         return DrawnUtterances(
             epoch, utterance_B, drawn.speed_P[utterance_B], drawn.samples_P[utterance_B], drawn.seed_P[utterance_B]
         )
@@ -180,7 +180,7 @@ class UtteranceStream:
         samples_P = resampled(self._samples_P, speed_P)
         seed_P = sample_generator(self.seed, _UTTERANCES, epoch).integers(2**63, size=count)
         order_GN = interleaved(self._global_batches(epoch), samples_P)
-        order_GLB = order_GN.reshape(len(order_GN), self._mine.lanes, self.micro_batch)
+        order_GLB = order_GN.reshape(len(order_GN), self._mine.streams, self.micro_batch)
         longest_first = np.argsort(-samples_P[order_GLB], axis=2, kind="stable")
         return Epoch(np.take_along_axis(order_GLB, longest_first, 2), speed_P, samples_P, seed_P)
 

@@ -69,7 +69,7 @@ class MomentsSource:
         self._member, self._shape = MEMBERS[prepared.kind], sample_shape(own)
         self._tokenizer, self._tokenizing = tokenizer, threading.Lock()
         self._pin_memory = pin_memory
-        lanes = [micro_batches.lane(step) for step in range(micro_batches.accumulation)]
+        lanes = [micro_batches.stream(step) for step in range(micro_batches.accumulation)]
         self._lanes = [ResampledLane(prepared.samples, own.reader.shuffle_buffer, seed, lane) for lane in lanes]
         self._open: OrderedDict[int, _Tar] = OrderedDict()
         self._most_open = max(_LEAST_OPEN, 2 * len(lanes))
@@ -96,10 +96,10 @@ class MomentsSource:
     def _begin(self, number: int) -> PendingBatch:
         """Start to read this replica's micro-batch ``number``."""
         mine, count = self._micro_batches, self._micro_batches.micro_batch
-        step, accumulation_step = mine.place(number)
+        step, accumulation_step = mine.step_of(number)
         tar_N, row_N = self._lanes[accumulation_step].take(step * count, count)
         tars = [self._tar(int(tar)) for tar in tar_N]
-        everywhere = mine.everywhere(number)
+        everywhere = mine.global_index(number)
         tensors = self._empty(count)
         torch.arange(everywhere * count, (everywhere + 1) * count, out=tensors["sample_ids"])
         memory = {name: _as_numpy(tensor) for name, tensor in tensors.items()}

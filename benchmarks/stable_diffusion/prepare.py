@@ -35,8 +35,7 @@ from common.data import manifest
 from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
-from common.data.placing import assets_of, place
-from common.data.preparation import preparing
+from common.data.preparation import assets_of, link_or_copy, preparing
 from common.data.published import Published, published_files
 from common.data.sources import read_sources
 from common.data.stages import Stages
@@ -104,7 +103,7 @@ def prepare(
             return job.found
         job.begin(RECORDS)
         for path, name in zip(raw_data.validation, (PROMPTS, STATISTICS), strict=True):
-            place(path, data_dir / name, "delete it and prepare again")
+            link_or_copy(path, data_dir / name, "delete it and prepare again")
         eval_samples = len(read_prompts(data_dir))
         read_reference(data_dir)
         _require_assets(plan)
@@ -172,7 +171,7 @@ def _require_same_tars(source: RawLaion, found: Manifest, data_dir: Path) -> Non
 
 def _place_assets(source: RawLaion, assets_dir: Path) -> None:
     for path in source.assets:
-        place(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
+        link_or_copy(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
 
 
 def _require_assets(plan: ConversionSettings) -> None:

@@ -27,8 +27,8 @@ from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
 from benchmarks.stable_diffusion.raw import FORMS, PICTURE, samples_of
 from common.data import atomic, preparation
-from common.data.ahead import ahead
-from common.data.placing import place
+from common.data.preparation import link_or_copy
+from common.data.threads import ahead
 from common.errors import DataError
 from common.formats.raw_files import add_member
 
@@ -154,7 +154,7 @@ def make_tar(source: Path, target: Path, plan: ConversionSettings) -> dict[str, 
     if plan.unchanged:
         for _ in _loaded(source, members, plan):
             pass
-        place(source, target, "delete it and prepare again")
+        link_or_copy(source, target, "delete it and prepare again")
         with open(target, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return {"samples": len(members), "bytes": target.stat().st_size, "sha256": sha256}

@@ -210,7 +210,7 @@ def open_train(
     replicas = layout.size("dp")
     mine = MicroBatches(micro_batch, accumulation, replicas, layout.index("dp"))
     shares = shares_for(settings.reader.shares, len(volumes.train), replicas)
-    order = ReplicaOrder(VolumeOrder(len(volumes.train), micro_batch * mine.lanes, shares, layout.seed), mine)
+    order = ReplicaOrder(VolumeOrder(len(volumes.train), micro_batch * mine.streams, shares, layout.seed), mine)
     needed = bytes_needed(volumes, order.volumes)
     location = choose_location(settings.reader.cache, needed, layout.device)
     return VolumeSource(volumes, settings, order, layout.device, location, settings.slab(split))

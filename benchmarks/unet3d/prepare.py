@@ -30,8 +30,7 @@ from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest, file_entry
 from common.data.options import Option
-from common.data.placing import place
-from common.data.preparation import preparing
+from common.data.preparation import link_or_copy, preparing
 from common.data.published import Published
 from common.data.stages import Stages
 from common.data.synthetic import MARKER, description_of
@@ -122,7 +121,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
             md5s = {name: entry.md5 for record in records.values() for name, entry in record.files.items()}
             _compare_published(folder, md5s, folder / CHECKSUMS)
         for path in volumes:
-            place(path, data_dir / path.name, "delete it or name another --data-dir")
+            link_or_copy(path, data_dir / path.name, "delete it or name another --data-dir")
         return job.finish(*_describe(data_dir, records), "KiTS19, prepared by the reference's script")
 
 

@@ -123,7 +123,7 @@ class ReplicaOrder:
 
     def samples(self, number: int) -> list[tuple[int, int]]:
         """Return step and slot of every sample of this replica's micro-batch ``number`` of the whole training."""
-        step, accumulation_step = self.mine.place(number)
+        step, accumulation_step = self.mine.step_of(number)
         size = self.mine.micro_batch
         first = (self.mine.replica * self.mine.accumulation + accumulation_step) * size
         return [(step, slot) for slot in range(first, first + size)]

@@ -19,7 +19,7 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Evaluation, Weights
 from common.data.batches import Batch, DataSource, HostBatch
 from common.distributed.layout import AXES, Layout
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
 from common.nn.frozen import frozen_names
 from common.optim.ema import WeightAverage
@@ -280,7 +280,7 @@ class Workload(ABC):
         """Return the digest of the frozen tensors, which checkpoints store instead of them; None if there are none."""
         return None
 
-    def tensor_splits(self) -> Mapping[str, Split]:
+    def tensor_splits(self) -> Mapping[str, TensorSplit]:
         """Return how tensors are sharded over ``tp``, by tensor name, for checkpoints and evaluation ranks.
 
         All other tensors that are not frozen are equal on the ranks of ``tp``. ``parameter_groups`` must use the

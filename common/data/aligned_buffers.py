@@ -62,7 +62,6 @@ class AlignedBuffers:
     The memory lives as long as any tensor that uses it. :meth:`close` ends only its registration with CUDA.
 
     Args:
-        count: number of buffers.
         size: bytes of each buffer, a multiple of :data:`ALIGNMENT`.
         pin_memory: whether to pin the memory, for asynchronous copies to a GPU; None: if this process sees a GPU.
             Pinning creates a CUDA context, so the current device must be the device of this rank.
@@ -72,7 +71,6 @@ class AlignedBuffers:
         DeviceError: the memory cannot be pinned.
 
     Attributes:
-        size: bytes of each buffer.
         pinned: whether the memory is pinned now.
     """
 

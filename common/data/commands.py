@@ -18,7 +18,7 @@ from common.data.fetching import Download, Extra, described
 from common.data.http import CONNECTIONS
 from common.data.manifest import NAME, Manifest
 from common.data.options import Option, Parameter, call, options_of, parse
-from common.data.placing import assets_of
+from common.data.preparation import assets_of
 from common.data.published import Published
 from common.data.sources import parse_mirrors, read_sources
 from common.errors import FULL_DISK, ConfigError, DataError
@@ -42,7 +42,6 @@ class DataCommands:
     parameters ``raw_dir``, ``data_dir``, ``workers`` and ``folder`` mean the same in all functions.
 
     Attributes:
-        benchmark: name of the workload.
         raw: contents of ``--raw-dir``, for the help.
         prepared: contents of ``--data-dir``, for the help.
         real: name of the benchmark's data set, for the summary.

@@ -23,8 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.data.ahead import ahead as begun_ahead
 from common.data.aligned_buffers import ALIGNMENT, AlignedBuffer, AlignedBuffers, Awaited
+from common.data.threads import ahead as begun_ahead
 from common.errors import DataError
 
 PIECE_BYTES = 8 << 20
@@ -36,7 +36,7 @@ Mode = Literal["auto", "direct", "buffered"]
 REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 """Error codes of O_DIRECT, or of the first read with it, on file systems without direct reads."""
 
-_said: set[int] = set()
+_reported: set[int] = set()
 """Device numbers of file systems for which this process has printed that they lack direct reads."""
 
 
@@ -45,7 +45,7 @@ class NoDirectReads(DataError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """Consecutive bytes of a file, in a buffer that will be reused.
 
     Attributes:
@@ -97,8 +97,8 @@ class DirectFile:
                 raise DataError(f"{path} has {self.size:,} bytes and not {expected_bytes:,}; fetch or prepare it again")
             if mode == "auto" and self.direct:
                 self._probe()
-            if mode == "auto" and not self.direct and status.st_dev not in _said:
-                _said.add(status.st_dev)
+            if mode == "auto" and not self.direct and status.st_dev not in _reported:
+                _reported.add(status.st_dev)
                 print(f"{path} is read through the page cache: {self.why_buffered}", file=sys.stderr, flush=True)
         except BaseException:
             self.close()
@@ -158,17 +158,16 @@ class DirectFile:
         threads: int = THREADS,
         unit: int = 1,
         buffers: AlignedBuffers | None = None,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[FilePiece]:
         """Yield the bytes of ``ranges`` in order, as pieces. Reading starts when the first piece is requested.
 
         A piece stays valid while the caller takes the next ``ahead`` pieces. Its buffer is reused after that, but not
-        before the event of :meth:`Piece.keep_until`.
+        before the event of :meth:`FilePiece.keep_until`.
 
         Args:
             ranges: offset and length of each range, in bytes; an empty range has no piece.
             piece_bytes: maximum bytes of one read, a multiple of :data:`ALIGNMENT`.
             ahead: number of pieces that are read in advance.
-            threads: number of threads that read.
             unit: every piece is a multiple of this number of bytes, e.g. the size of a row.
             buffers: at least ``2 * ahead + 1`` buffers of ``piece_bytes`` that are not used otherwise. Default: new
                 buffers, pinned if this process sees a GPU.
@@ -203,7 +202,7 @@ class DirectFile:
         ahead: int,
         threads: int,
         given: AlignedBuffers | None,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[FilePiece]:
         with contextlib.ExitStack() as ending:
             descriptor = os.dup(self._opened())
             ending.callback(os.close, descriptor)
@@ -211,9 +210,9 @@ class DirectFile:
             pool = ThreadPoolExecutor(threads, thread_name_prefix="direct-reader")
             ending.callback(pool.shutdown, wait=True, cancel_futures=True)
 
-            def read(index: int, offset: int, length: int, buffer: AlignedBuffer) -> Piece:
+            def read(index: int, offset: int, length: int, buffer: AlignedBuffer) -> FilePiece:
                 buffer.wait()
-                return Piece(index, offset, self._read(descriptor, offset, length, buffer), buffer)
+                return FilePiece(index, offset, self._read(descriptor, offset, length, buffer), buffer)
 
             begun = (pool.submit(read, *cut, buffers[turn % (2 * ahead + 1)]) for turn, cut in enumerate(cuts))
             for piece in begun_ahead(begun, ahead, Future.cancel):
@@ -301,8 +300,8 @@ def _cut(ranges: Sequence[tuple[int, int]], piece_bytes: int, unit: int) -> Iter
     for index, (offset, length) in enumerate(ranges):
         end = offset + length
         while offset < end:
-            room = offset // ALIGNMENT * ALIGNMENT + piece_bytes - offset
-            taken = min(end - offset, room // unit * unit)
+            capacity = offset // ALIGNMENT * ALIGNMENT + piece_bytes - offset
+            taken = min(end - offset, capacity // unit * unit)
             yield index, offset, taken
             offset += taken
 

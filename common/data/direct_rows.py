@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.data.aligned_buffers import AlignedBuffers, Awaited
-from common.data.direct_reader import AHEAD, PIECE_BYTES, THREADS, DirectFile, Mode, Piece
+from common.data.direct_reader import AHEAD, PIECE_BYTES, THREADS, DirectFile, FilePiece, Mode
 from common.errors import DataError
 from common.formats import npy
 
@@ -25,12 +25,11 @@ class RowPiece:
     Attributes:
         first: number of the first row.
         values: [rows, *row_shape], in the dtype of the rows.
-        piece: the bytes of the rows.
     """
 
     first: int
     values: Tensor
-    piece: Piece
+    piece: FilePiece
 
     def keep_until(self, event: Awaited) -> None:
         """Keep the rows unchanged until ``event``, e.g. one that is recorded after an asynchronous copy to a GPU."""
@@ -45,7 +44,6 @@ class DirectRows:
     Args:
         offset: bytes before the first row.
         row_shape: shape of a row; () if a row is one number.
-        count: number of rows.
     """
 
     def __init__(
@@ -70,9 +68,7 @@ class DirectRows:
         """Open a file that contains only rows, with any file name.
 
         Args:
-            row_shape: shape of a row.
             rows: required number of rows; None accepts any.
-            mode: as :class:`common.data.direct_reader.DirectFile`.
 
         Raises:
             DataError: the size is not a multiple of the row size, or not that of ``rows``; the file starts with a
@@ -109,9 +105,6 @@ class DirectRows:
         """Open an .npy file with an array [rows, *row_shape].
 
         For a dtype that numpy lacks (bfloat16, 8-bit floats), the file must have integers of the same size.
-
-        Args:
-            path, dtype, row_shape, rows: as :meth:`headerless`.
 
         Raises:
             DataError: the header is missing or damaged, or has another dtype, shape or order; the file size does not
@@ -171,10 +164,10 @@ class DirectRows:
             raise ValueError(f"rows {first} to {last} of {self.file.path}")
         if last > self._count:
             raise DataError(f"{self.file.path} has {self._count:,} rows, too few for rows {first:,} to {last:,}")
-        place = (self._offset + first * self.row_bytes, (last - first) * self.row_bytes)
-        return self._rows(self.file.pieces([place], piece_bytes, ahead, threads, self.row_bytes, buffers))
+        part = (self._offset + first * self.row_bytes, (last - first) * self.row_bytes)
+        return self._rows(self.file.pieces([part], piece_bytes, ahead, threads, self.row_bytes, buffers))
 
-    def _rows(self, pieces: Iterator[Piece]) -> Iterator[RowPiece]:
+    def _rows(self, pieces: Iterator[FilePiece]) -> Iterator[RowPiece]:
         for piece in pieces:
             values = piece.values
             if values.storage_offset() % self.dtype.itemsize:

@@ -22,7 +22,7 @@ import urllib3
 
 from common.data.http import Answer, Connections, Transient, refusal
 from common.data.preparation import require_space
-from common.data.remote_file import BEGINNING, RemoteFile, foreign_content
+from common.data.sources import BEGINNING, RemoteFile, foreign_content
 from common.errors import DataError
 from common.untrusted.strict_json import read_json_object
 

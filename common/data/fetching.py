@@ -29,10 +29,8 @@ from tqdm import tqdm
 
 from common.data import atomic
 from common.data.download import Client
-from common.data.inventory import Inventory
 from common.data.preparation import locked, require_space
-from common.data.remote_file import RemoteFile, fault_of
-from common.data.sources import Sources, SourceSet, with_checksums
+from common.data.sources import Inventory, RemoteFile, Sources, SourceSet, fault_of, with_checksums
 from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import is_data
@@ -63,11 +61,8 @@ class Download:
     """One run of ``mlperf-suite download``.
 
     Attributes:
-        sources: sets of the workload.
-        raw_dir: target folder.
         workers: number of parallel downloads; at most eight connections per host are used.
         check: whether to compare only, and fetch nothing.
-        client: client that downloads the files.
     """
 
     sources: Sources
@@ -180,9 +175,9 @@ class Download:
         revision = tree["path"].rpartition("/resolve/")[2]
         base = self.sources.stores["huggingface"][0]
         url: str | None = f"{base}/api/datasets/{tree['tree']}/tree/{revision}?recursive=true"
-        asked: set[str] = set()
-        while url is not None and url not in asked:
-            asked.add(url)
+        visited: set[str] = set()
+        while url is not None and url not in visited:
+            visited.add(url)
             text, headers = self.client.text(url)
             for entry in _entries(text, url):
                 name = str(entry.get("path"))
@@ -262,14 +257,14 @@ class Download:
         need = total - sum(_partial_bytes(item.path) for item in missing)
         unpacked = sum(_unpacked_bytes(name, size) for name, size in sizes.items() if name in source.unpack)
         require_space(self.raw_dir, max(0, need) + unpacked)
-        written = time.monotonic()
+        last_write = time.monotonic()
         try:
             for file, path in self._fetched(source, missing, total):
                 stat = path.stat()
                 self._seen[file.name] = [stat.st_size, stat.st_mtime_ns, file.checksum]
-                if time.monotonic() - written > _STATE_EVERY_S:
+                if time.monotonic() - last_write > _STATE_EVERY_S:
                     _write_state(self.raw_dir, self._seen)
-                    written = time.monotonic()
+                    last_write = time.monotonic()
         finally:
             _write_state(self.raw_dir, self._seen)
         for file in source.files:
@@ -369,7 +364,6 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
 
     Args:
         archive: ``.tar`` or ``.tar.gz``.
-        folder: target folder.
         folders: maps a folder, at any depth in the archive, to its new name; other members are not unpacked.
 
     Raises:
@@ -382,7 +376,7 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
     size = archive.stat().st_size
     require_space(partial, size)
 
-    def place_of(member: tarfile.TarInfo) -> str | None:
+    def target_of(member: tarfile.TarInfo) -> str | None:
         parts = PurePosixPath(member.name).parts
         if member.isdir() or not is_data(member.name):
             return None
@@ -394,7 +388,7 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
         return None
 
     mode = "r|" if archive.suffix == ".tar" else "r|gz"
-    archives.unpack(archive, partial, place_of, most=_INFLATED * size + 2**26, mode=mode)
+    archives.unpack(archive, partial, target_of, most=_INFLATED * size + 2**26, mode=mode)
     for name in folders.values():
         if not (partial / name).is_dir():
             raise DataError(f"{archive}: has no folder {name}; delete it and run the command again")

@@ -49,7 +49,6 @@ class Transient(Exception):
     """A failure after which a retry may succeed.
 
     Args:
-        message: description of the failure.
         wait_s: pause that the server requests, in seconds.
         unreachable: whether the host could not be reached at all.
     """

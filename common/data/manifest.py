@@ -41,11 +41,10 @@ class FileEntry:
     md5: str = ""
 
 
-class Counts(dict[str, int]):
+class ManifestCounts(dict[str, int]):
     """Counts of a manifest by name. Reading a missing one raises DataError, because the file is old or was changed.
 
     Attributes:
-        origin: path of the manifest.
         remedy: advice to the user.
     """
 
@@ -128,8 +127,6 @@ def read(
     """Return the manifest of ``root``; checks its format, and that every file exists with the right size.
 
     Args:
-        root: folder of the prepared data.
-        expected_format: format that the reader supports.
         command: the command that makes the data, for messages.
         counts: names of counts that must be at least 1.
         undecided: accept a manifest of an older version without ``custom``, and set it to :data:`UNDECIDED`.
@@ -155,10 +152,7 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
     """Return the manifest of ``root`` after a check of its format; does not look at the files that it lists.
 
     Args:
-        root: folder of the prepared data.
-        expected_format: format that the reader supports.
         remedy: advice to the user, for messages.
-        undecided: see :func:`read`.
 
     Raises:
         DataError: the folder or the manifest is missing, or the manifest is damaged, of another format or of an older
@@ -213,7 +207,6 @@ def verify_file(root: Path, manifest: Manifest, name: str, command: str, md5: bo
     """Compare the file ``name`` below ``root`` with its checksums in ``manifest``; reads it once.
 
     Args:
-        root: folder of the prepared data.
         command: the command that makes the data, for messages.
         md5: compute the MD5 even if the manifest has none.
 
@@ -243,7 +236,7 @@ def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
         if not isinstance(raw["custom"], str):
             raise TypeError("custom is no text")
         files: Mapping[str, Mapping[str, Any]] = raw["files"]
-        counts = Counts((name, int(count)) for name, count in raw["counts"].items())
+        counts = ManifestCounts((name, int(count)) for name, count in raw["counts"].items())
         counts.origin, counts.remedy = path, remedy
         return Manifest(
             format=str(raw["format"]),

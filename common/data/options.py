@@ -39,7 +39,6 @@ class Option:
     Attributes:
         help: text for ``--help``, to which the default is appended.
         name: name on the command line; by default the parameter's name with dashes.
-        choices: allowed values.
         parse: converts the text of the value; by default, the type does.
         metavar: placeholder of the value, or of each value, in the help.
         least, most: range of the value, or of each of several values; both ends are allowed. None is always allowed.

@@ -1,15 +1,20 @@
-"""The order of training samples as a pure function of (seed, epoch, position), and the sharding of evaluation sets.
+"""Order of training samples as a pure function of (seed, epoch, position), and the sharding of evaluation sets.
 
 The training stream consists of epochs, each a permutation of all samples, without gaps: a global batch may contain
 the end of one epoch and the start of the next. Global batch s of B samples has the samples [s*B, (s+1)*B) of the
 stream, micro-batch by micro-batch, replica by replica. So N replicas with one micro-batch each see the same data as
 one replica that accumulates N. A block ends with the first global batch that reaches its last sample.
+
+In a :class:`GroupedStream`, each micro-batch has samples of one group only, such as landscape pictures. The samples of
+each group of an epoch are cut into micro-batches, of which the last one may be incomplete, and the micro-batches of all
+groups are ordered by their first samples. Incomplete micro-batches count as complete ones, so an epoch is longer than
+its samples by up to one micro-batch per group.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,14 +25,13 @@ from common.data.batches import Block
 from common.errors import ConfigError
 
 _MICRO_BATCH = 3
-"""Second number of a generator's key, for seeds of micro-batches; :mod:`common.data.shard_order` uses 1 and 2."""
+"""Second number of a generator's key, for seeds of micro-batches; :mod:`common.data.shard_streams` uses 1 and 2."""
 
 
 class SampleStream(Protocol):
     """One replica's part of the training: the samples in each of its micro-batches.
 
     Attributes:
-        train_samples: samples per epoch.
         micro_batch: samples per micro-batch of one replica.
         replicas: number of data-parallel replicas.
     """
@@ -101,7 +105,6 @@ class MicroBatches:
     Attributes:
         micro_batch: nominal samples per micro-batch of one replica.
         accumulation: micro-batches of a replica per global batch.
-        replicas: number of data-parallel replicas.
         replica: this replica, from 0.
     """
 
@@ -118,12 +121,12 @@ class MicroBatches:
             raise ConfigError(f"replica {self.replica} lies outside of {self.replicas} replicas")
 
     @property
-    def lanes(self) -> int:
-        """Micro-batches per global batch over all replicas."""
+    def streams(self) -> int:
+        """Micro-batches per global batch over all replicas; each is in another stream of micro-batches."""
         return self.accumulation * self.replicas
 
-    def lane(self, accumulation_step: int) -> int:
-        """Return the position of this replica's ``accumulation_step`` (from 0) among a global batch's micro-batches."""
+    def stream(self, accumulation_step: int) -> int:
+        """Return the index in a global batch, and so the stream, of this replica's ``accumulation_step`` (from 0)."""
         return accumulation_step * self.replicas + self.replica
 
     def first(self, block: Block) -> int:
@@ -134,14 +137,14 @@ class MicroBatches:
         """Return the number of micro-batches of this replica in ``block``: always whole global batches."""
         return self._until(block.start_sample + block.samples) - self.first(block)
 
-    def place(self, number: int) -> tuple[int, int]:
+    def step_of(self, number: int) -> tuple[int, int]:
         """Return global batch and accumulation step (both from 0) of this replica's micro-batch ``number``."""
         return divmod(number, self.accumulation)
 
-    def everywhere(self, number: int) -> int:
-        """Return the position of this replica's micro-batch ``number`` among the micro-batches of all replicas."""
-        step, accumulation_step = self.place(number)
-        return step * self.lanes + self.lane(accumulation_step)
+    def global_index(self, number: int) -> int:
+        """Return the index of this replica's micro-batch ``number`` among the micro-batches of all replicas."""
+        step, accumulation_step = self.step_of(number)
+        return step * self.streams + self.stream(accumulation_step)
 
     def random_seed(self, seed: int, number: int) -> int:
         """Return a seed in [0, 2**63) for this replica's micro-batch ``number``.
@@ -149,10 +152,10 @@ class MicroBatches:
         It depends only on ``seed`` and on the position of the micro-batch in the whole training, not on the number of
         ranks that share the global batch.
         """
-        return int(sample_generator(seed, _MICRO_BATCH, self.everywhere(number)).integers(2**63))
+        return int(sample_generator(seed, _MICRO_BATCH, self.global_index(number)).integers(2**63))
 
     def _until(self, samples: int) -> int:
-        return -(-samples // (self.micro_batch * self.lanes)) * self.accumulation
+        return -(-samples // (self.micro_batch * self.streams)) * self.accumulation
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,6 @@ class EpochStream:
         micro_batch: samples per micro-batch of one replica.
         accumulation: micro-batches of a replica per global batch.
         replicas: number of data-parallel replicas.
-        replica: this replica, from 0.
         seed: seed of the permutations.
     """
 
@@ -187,7 +189,7 @@ class EpochStream:
     @property
     def global_batch(self) -> int:
         """Samples per step, over all replicas and micro-batches."""
-        return self.micro_batch * self._mine.lanes
+        return self.micro_batch * self._mine.streams
 
     def first_micro_batch(self, block: Block) -> int:
         """Return the number of micro-batches of this replica before ``block``."""
@@ -210,8 +212,8 @@ class EpochStream:
     def samples_of(self, number: int) -> list[tuple[int, int]]:
         """Return the (epoch, sample) pairs of this replica's micro-batch ``number`` of the whole training, from 0."""
         start = (number * self.replicas + self.replica) * self.micro_batch
-        places = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
-        return [(epoch, int(self.permutation(epoch)[place])) for epoch, place in places]
+        positions = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
+        return [(epoch, int(self.permutation(epoch)[position])) for epoch, position in positions]
 
     def key(self, number: int) -> Hashable:
         """Return (): all micro-batches have the same shapes."""
@@ -282,3 +284,120 @@ class EvalShard:
     def key(self, batch: int) -> Hashable:
         """Return (): all batches have the same shapes."""
         return ()
+
+
+_KEPT_PASSES = 2
+"""Number of cached passes: a global batch may span two."""
+
+
+class GroupedStream:
+    """One replica's part of the training stream; a :class:`common.data.order.SampleStream`.
+
+    Args:
+        group_P: (P,) int64, the group of each sample.
+        mine: the micro-batches of this replica.
+        key_of: returns the batch key for the samples of a micro-batch.
+    """
+
+    def __init__(
+        self,
+        group_P: NDArray[np.int64],
+        mine: MicroBatches,
+        seed: int,
+        key_of: Callable[[Sequence[int]], Hashable] = lambda samples: (),
+    ) -> None:
+        if not len(group_P):
+            raise ConfigError("train_samples=0: a stream of samples needs at least 1")
+        self._group_P, self._mine, self._key_of = group_P, mine, key_of
+        self.train_samples, self.micro_batch, self.replicas, self.seed = (
+            len(group_P), mine.micro_batch, mine.replicas, seed,
+        )  # fmt: skip
+        counts = np.unique(group_P, return_counts=True)[1]
+        self.pass_length = int(np.sum(-(-counts // mine.micro_batch)))
+        """Micro-batches per pass, over all replicas."""
+        self._passes: dict[int, list[NDArray[np.int64]]] = {}
+
+    def first_micro_batch(self, block: Block) -> int:
+        """Return the number of micro-batches of this replica before ``block``."""
+        return self._mine.first(block)
+
+    def micro_batches(self, block: Block) -> int:
+        """Return the number of micro-batches of this replica in ``block``: equal on all replicas."""
+        return self._mine.count(block)
+
+    def samples_of(self, number: int) -> list[tuple[int, int]]:
+        """Return the (pass from 0, sample) pairs of this replica's micro-batch ``number``.
+
+        At the end of a group there are fewer than elsewhere, but at least 1.
+        """
+        epoch, position = divmod(self._mine.global_index(number), self.pass_length)
+        return [(epoch, sample) for sample in self.cut(epoch)[position].tolist()]
+
+    def key(self, number: int) -> Hashable:
+        """Return the batch key of micro-batch ``number``."""
+        return self._key_of([sample for _, sample in self.samples_of(number)])
+
+    def random_seed(self, number: int) -> int:
+        """Return a seed in [0, 2**63) for micro-batch ``number``, which does not depend on the number of ranks."""
+        return self._mine.random_seed(self.seed, number)
+
+    def cut(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Return the samples of each micro-batch of pass ``epoch`` (from 0), over all replicas."""
+        if epoch not in self._passes:
+            while len(self._passes) >= _KEPT_PASSES:
+                self._passes.pop(next(iter(self._passes)), None)
+            self._passes[epoch] = self._cut(epoch)
+        return self._passes[epoch]
+
+    def _cut(self, epoch: int) -> list[NDArray[np.int64]]:
+        order_P = permutation(self.train_samples, self.seed, epoch)
+        group_P, size = self._group_P[order_P], self.micro_batch
+        pieces: list[NDArray[np.int64]] = []
+        for group in np.unique(group_P):
+            positions = np.flatnonzero(group_P == group)
+            pieces += np.split(positions, range(size, len(positions), size))
+        return [order_P[positions] for positions in sorted(pieces, key=lambda positions: int(positions[0]))]
+
+
+class GroupedShard:
+    """One replica's part of an evaluation set in which all samples of a batch have the same key.
+
+    A :class:`common.data.order.SampleShard`. The samples of each key are cut into batches in order, and the batches
+    are distributed to the replicas in turn. Replicas with one batch less get a batch of padding at the end.
+
+    Args:
+        keys: key of each sample.
+        replicas: number of replicas that share the set.
+        replica: this replica, from 0.
+    """
+
+    def __init__(self, keys: Sequence[Hashable], batch: int, replicas: int = 1, replica: int = 0) -> None:
+        for name, value in (("eval_samples", len(keys)), ("batch", batch), ("replicas", replicas)):
+            if value < 1:
+                raise ConfigError(f"{name}={value}: an evaluation needs at least 1")
+        if not 0 <= replica < replicas:
+            raise ConfigError(f"replica {replica} lies outside of {replicas} replicas")
+        self.eval_samples, self.batch, self.replicas = len(keys), batch, replicas
+        members: dict[Hashable, list[int]] = {}
+        for sample, key in enumerate(keys):
+            members.setdefault(key, []).append(sample)
+        cut = [
+            (key, samples[first : first + batch])
+            for key, samples in members.items()
+            for first in range(0, len(samples), batch)
+        ]
+        self.batches = -(-len(cut) // replicas)
+        mine = cut[replica::replicas]
+        self._mine = mine + [(cut[0][0], [])] * (self.batches - len(mine))
+
+    def samples(self, batch: int) -> Sequence[int]:
+        """Return the real samples in ``batch`` (from 0)."""
+        return self._mine[batch][1]
+
+    def valid(self, batch: int) -> int:
+        """Return the number of real samples in ``batch`` (from 0); padding follows them."""
+        return len(self._mine[batch][1])
+
+    def key(self, batch: int) -> Hashable:
+        """Return the key of all samples in ``batch`` (from 0)."""
+        return self._mine[batch][0]

@@ -1,9 +1,11 @@
-"""Shared code of all data preparations: lock a folder, resume only with the same source, and check disk space."""
+"""Shared code of all data preparations: lock a folder, resume only with the same source, check space, link files."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -29,8 +31,6 @@ def locked(folder: Path, name: str = LOCK, doing: str = "preparing") -> Iterator
     The lock is released even if the block fails; folder and lock file stay.
 
     Args:
-        folder: the folder that is written.
-        name: name of the lock file.
         doing: what the processes do with the folder, for the message.
 
     Raises:
@@ -54,9 +54,7 @@ class Preparation:
     """A preparation that has the lock of its folder; see :func:`preparing`.
 
     Attributes:
-        data_dir: folder of the prepared data.
         format: name and version of the prepared format.
-        wanted: see :func:`already_prepared`.
         published: published properties of the data; ``SYNTHETIC`` for synthetic data.
         synthetic: description of synthetic raw data; None for real data.
         found: the manifest, if these data are prepared already.
@@ -91,7 +89,6 @@ class Preparation:
         """Write and return the manifest, and delete the intermediate files.
 
         Args:
-            files, counts: see :class:`Manifest`.
             real: description of real data.
             source: further entries of the manifest's ``source``.
             keep: do not delete the intermediate files.
@@ -143,8 +140,6 @@ def already_prepared(
     """Return the manifest of ``data_dir``; None if the preparation is not complete.
 
     Args:
-        data_dir: folder of the prepared data.
-        expected_format, command: see :func:`common.data.manifest.read`.
         wanted: required source: the ``fingerprint`` of the raw data and, if any, the ``settings`` and
             :func:`decoding`; None accepts any.
         published: decides whether data with an older manifest are the benchmark's; None rejects such a manifest.
@@ -166,7 +161,6 @@ def begin_or_continue(data_dir: Path, state: Path, wanted: Mapping[str, str]) ->
     Args:
         data_dir: folder of the prepared data, for messages.
         state: a file that the caller deletes when the preparation is complete.
-        wanted: see :func:`already_prepared`.
 
     Raises:
         DataError: the interrupted preparation had another source or other settings, or ``state`` is damaged.
@@ -185,7 +179,6 @@ def require_space(data_dir: Path, needed: int, *, more: bool = True) -> None:
     """Check, before the work, that the disk of ``data_dir`` has ``needed`` free bytes.
 
     Args:
-        data_dir: folder of the prepared data.
         needed: bytes that are still to be written.
         more: whether some data have been written before, for the message.
 
@@ -221,3 +214,54 @@ def _compare(data_dir: Path, found: Mapping[str, str], wanted: Mapping[str, str]
             f"{data_dir} was prepared with --trust, which decodes no picture; delete it, name another --data-dir, or "
             "give --trust again"
         )
+
+
+_NOT_LINKED = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
+
+
+def assets_of(data_dir: Path) -> Path:
+    """Default assets folder: files such as vocabularies and checkpoints, which a run may read before ``run_start``."""
+    return data_dir.with_name(f"{data_dir.name}-assets")
+
+
+def link_or_copy(path: Path, target: Path, remedy: str) -> None:
+    """Hard-link ``path`` to ``target``, or copy it if a link is not possible. Does nothing if ``target`` is that file.
+
+    A copy with the same size and modification time counts as that file.
+
+    Args:
+        target: new name of the file; its folder is created if needed.
+        remedy: advice to the user if ``target`` is another file, for the message.
+
+    Raises:
+        DataError: ``target`` is another file, or the disk is too small for a copy.
+    """
+    if is_there(path, target, remedy):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f"{target.name}.partial")
+    beside.unlink(missing_ok=True)
+    try:
+        os.link(path.resolve(), beside)
+    except OSError as error:
+        if error.errno not in _NOT_LINKED:
+            raise
+        require_space(target.parent, path.stat().st_size)
+        shutil.copy2(path, beside)
+    beside.replace(target)
+
+
+def is_there(path: Path, target: Path, remedy: str) -> bool:
+    """Return whether ``target`` exists and is ``path``, or a copy of it with the same size and time.
+
+    Raises:
+        DataError: ``target`` is another file; the message includes ``remedy``.
+    """
+    if not target.exists():
+        return False
+    if target.samefile(path):
+        return True
+    mine, other = path.stat(), target.stat()
+    if (mine.st_size, mine.st_mtime_ns) != (other.st_size, other.st_mtime_ns):
+        raise DataError(f"{target} is another file than {path}; {remedy}")
+    return True

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from common.data import manifest
 from common.data.manifest import UNDECIDED, FileEntry, Manifest
-from common.data.remote_file import RemoteFile
+from common.data.sources import RemoteFile
 
 
 class PublishedFile(NamedTuple):
@@ -100,7 +100,6 @@ class Published:
 
         Args:
             data_dir: prepared data, whose files have the sizes of the manifest.
-            found: their manifest.
             command: the command that makes the data, for messages.
 
         Raises:

@@ -18,7 +18,6 @@ class RowOutput:
 
     Attributes:
         path: final path of the file.
-        dtype: name of the numpy dtype.
         shape: shape of the array of all rows.
         npy: whether the file starts with a numpy header; otherwise it contains only the rows.
     """

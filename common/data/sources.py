@@ -27,16 +27,102 @@ A set is a group of files with the same origin and licence. Its keys:
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 
-from common.data.remote_file import RemoteFile
 from common.errors import ConfigError
+from common.formats.raw_files import is_data
+from common.untrusted.regular_file import open_regular
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a data set.
+
+    Attributes:
+        name: path below the raw folder, with ``/`` as separator.
+        urls: download addresses, in the order in which they are tried; empty if the user must fetch the file.
+        licence: licence, and the account that the download needs.
+        bytes: published size, None if unknown.
+        other_names: paths of the same file in other layouts.
+        checksum: ``md5:...``, ``sha1:...`` or ``sha256:...`` in hexadecimal digits, of which the first eight or more
+            are enough; None if it is not published.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    licence: str
+    bytes: int | None = None
+    checksum: str | None = None
+    other_names: tuple[str, ...] = ()
+
+
+SIGNATURES = {
+    ".gz": (0, b"\x1f\x8b"),
+    ".tgz": (0, b"\x1f\x8b"),
+    ".zip": (0, b"PK"),
+    ".npz": (0, b"PK"),
+    ".tar": (257, b"ustar"),
+    ".jpg": (0, b"\xff\xd8\xff"),
+    ".parquet": (0, b"PAR1"),
+    ".pkl": (0, b"\x80"),
+}
+"""File suffix to the offset and the bytes of the signature of this file type."""
+_PAGES = (b"<!doctype", b"<html", b"<?xml", b"<head", b"<error", b"version https://git-lfs")
+_PAGE_TYPES = ("text/html", "application/xhtml+xml")
+BEGINNING = 600
+"""Number of bytes at the start of a file that are checked."""
+
+
+def foreign_content(name: str, beginning: bytes, content_type: str | None = None) -> str | None:
+    """Return why the content does not fit the file name, e.g. a login page from a proxy; None if nothing is wrong.
+
+    Args:
+        beginning: first bytes of the file, at least :data:`BEGINNING`; a shorter file is padded with zeros.
+        content_type: ``Content-Type`` of the HTTP response, if any.
+    """
+    begins = beginning[:60].rstrip(b"\0").decode("ascii", "replace")
+    text = beginning.lstrip()[:60].lower()
+    if text.startswith(_PAGES) and not name.endswith((".xml", ".html")):
+        return f"is a page or a pointer that begins with {begins!r} and not {name}"
+    if (content_type or "").split(";")[0].strip().lower() in _PAGE_TYPES and not name.endswith(".html"):
+        return f"is a page (Content-Type: {content_type}) that begins with {begins!r} and not {name}"
+    if text.startswith(b'{"') and not name.endswith((".json", ".jsonl")):
+        return f"is JSON that begins with {begins!r} and not {name}"
+    offset, expected = SIGNATURES.get(Path(name).suffix, (0, b""))
+    found = beginning[offset : offset + len(expected)]
+    if found != expected[: len(found)]:
+        return f"begins with {begins!r}, as no {Path(name).suffix} file does"
+    return None
+
+
+def fault_of(path: Path, file: RemoteFile) -> str | None:
+    """Return how ``path`` differs from the published properties of ``file``, None if it does not.
+
+    Reads the whole file if there is a checksum.
+    """
+    size = path.stat().st_size
+    if file.bytes is not None and size != file.bytes:
+        return f"has {size:,} bytes instead of {file.bytes:,}"
+    with open_regular(path) as opened:
+        if (fault := foreign_content(file.name, opened.read(BEGINNING).ljust(BEGINNING, b"\0"))) is not None:
+            return fault
+        if file.checksum is not None:
+            algorithm, _, expected = file.checksum.partition(":")
+            opened.seek(0)
+            found = hashlib.file_digest(opened, algorithm).hexdigest()  # type: ignore[arg-type]
+            if not found.startswith(expected):
+                return f"has {algorithm} {found} instead of {expected}"
+    return None
+
 
 ROOT = Path(__file__).resolve().parents[2]
 STORES = Path(__file__).with_name("stores.yaml")
@@ -113,7 +199,6 @@ class Sources(Mapping[str, SourceSet]):
     """The sets of a workload by name.
 
     Attributes:
-        benchmark: name of the workload.
         sets: in the order of the YAML file.
         prepared_bytes: size of the output of ``prepare``; 0 if it only links the raw files.
         stores: name of a store to its base addresses.
@@ -262,3 +347,69 @@ def with_checksums(source: SourceSet, address: str, checksums: Mapping[str, str 
         urls = (f"{address}/{remote}", *file.urls[1:]) if file.urls else ()
         files.append(replace(file, urls=urls, checksum=md5 and f"md5:{md5}"))
     return replace(source, files=tuple(files))
+
+
+_DEPTH = 6
+"""Levels of folders below the raw folder that are searched."""
+
+
+class Inventory:
+    """Index by name of the files and folders below a raw folder."""
+
+    def __init__(self, raw_dir: Path) -> None:
+        self.raw_dir = raw_dir
+        self._folders: dict[str, list[str]] = {}
+        for folder, below, names in os.walk(raw_dir):
+            relative = Path(folder).relative_to(raw_dir).as_posix()
+            below[:] = sorted(name for name in below if is_data(name) and not name.endswith(".partial"))
+            if relative.count("/") >= _DEPTH:
+                below.clear()
+            for name in (*names, *below):
+                self._folders.setdefault(name, []).append("" if relative == "." else relative)
+
+    def find(self, name: str) -> Path | None:
+        """Return the file or folder whose path ends with ``name``, with or without ``.gz``; None if there is none."""
+        for wanted in (name, name.removesuffix(".gz")):
+            path = PurePosixPath(wanted)
+            ends = () if str(path.parent) == "." else path.parent.parts
+            for folder in sorted(self._folders.get(path.name, ()), key=len):
+                parts = PurePosixPath(folder).parts if folder else ()
+                if parts[len(parts) - len(ends) :] == ends:
+                    return self.raw_dir / folder / path.name
+        return None
+
+    def count(self, pattern: str) -> int:
+        """Return the number of files whose path ends with ``pattern``, such as ``folder/*.tar``."""
+        folder, _, name = pattern.rpartition("/")
+        return sum(
+            fnmatch(f"/{below}", f"*/{folder}")
+            for file, folders in self._folders.items()
+            if fnmatch(file, name)
+            for below in folders
+        )
+
+    def find_file(self, file: RemoteFile, also_in: Sequence[str]) -> Path | None:
+        """Return the file under one of its names, or in a folder of ``also_in`` (``*`` means any folder)."""
+        base = PurePosixPath(file.name).name
+        names = [file.name, *file.other_names, *(base if folder == "*" else f"{folder}/{base}" for folder in also_in)]
+        return next((path for name in names if (path := self.find(name)) is not None), None)
+
+    def is_replaced(self, file: RemoteFile, source: SourceSet) -> bool:
+        """Return whether all paths exist that replace the file, such as the folders unpacked from it."""
+        instead = source.instead.get(file.name, ())
+        return bool(instead) and all(_has_content(self.find(name)) for name in instead)
+
+    def present(self, source: SourceSet) -> int:
+        """Return the number of files of a set that are present."""
+        found = sum(self.find_file(file, source.also_in) is not None for file in source.files)
+        found += sum(self.is_replaced(file, source) for file in source.files)
+        if source.tree is not None:
+            found += self.count(source.tree["pattern"])
+        return found
+
+
+def _has_content(path: Path | None) -> bool:
+    """Return whether a file is not empty, or a folder contains a file that is not empty, at any depth."""
+    if path is None:
+        return False
+    return path.stat().st_size > 0 if path.is_file() else any(_has_content(below) for below in path.iterdir())

@@ -38,7 +38,6 @@ class Stages:
 
     Args:
         folder: folder for the records, ``STAGE/TASK.json`` for every completed task.
-        workers: number of processes.
         initializer: function that each worker process calls first; not called if this process does the work itself.
     """
 
@@ -60,7 +59,6 @@ class Stages:
         """Run the tasks of a stage that are not complete.
 
         Args:
-            stage: name of the stage.
             tasks: name of each task to the arguments of ``work``.
             work: does one task and returns its record (JSON). Its files must be complete on the disk when it returns.
                 It must be a module-level function, because other processes import it.

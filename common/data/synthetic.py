@@ -49,9 +49,6 @@ def marker_of(raw_dir: Path, *found: Path) -> Path | None:
 def description_of(raw_dir: Path, *found: Path) -> dict[str, Any] | None:
     """Return the description that :func:`mark` wrote; None for real data.
 
-    Args:
-        raw_dir, found: see :func:`marker_of`.
-
     Raises:
         DataError: the file is damaged.
     """
@@ -69,7 +66,6 @@ def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, pe
 
     Args:
         draw: a module-level function.
-        workers: maximum number of processes.
         per_worker: number of plans that are worth a process. Fewer than two times as many are drawn in this process.
 
     Raises:
@@ -113,10 +109,10 @@ def documentation() -> Iterator[tuple[str, list[str]]]:
         single = library / f"{name}.py"
         files = [single] if single.is_file() else sorted((library / name).rglob("*.py"))
         for path in files:
-            place = path.relative_to(library)
-            if _LEFT_OUT & set(place.parts):
+            relative = path.relative_to(library)
+            if _LEFT_OUT & set(relative.parts):
                 continue
-            for title, paragraphs in _documented(path, ".".join(place.with_suffix("").parts)):
+            for title, paragraphs in _documented(path, ".".join(relative.with_suffix("").parts)):
                 if sum(map(len, paragraphs)) >= _LEAST_CHARACTERS:
                     yield title, paragraphs
 
@@ -126,17 +122,17 @@ def _documented(path: Path, module: str) -> Iterator[tuple[str, list[str]]]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # some files are invalid on purpose
         return
-    for place, node in _definitions(tree, module):
+    for name, node in _definitions(tree, module):
         paragraphs = (" ".join(text.split()) for text in re.split(r"\n\s*\n", ast.get_docstring(node) or ""))
-        yield place, [text for text in paragraphs if _is_prose(text)]
+        yield name, [text for text in paragraphs if _is_prose(text)]
 
 
-def _definitions(node: _Documentable, place: str) -> Iterator[tuple[str, _Documentable]]:
+def _definitions(node: _Documentable, name: str) -> Iterator[tuple[str, _Documentable]]:
     """Yield ``node`` and all classes and functions in it, with their dotted names."""
-    yield place, node
+    yield name, node
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _definitions(child, f"{place}.{child.name}")
+            yield from _definitions(child, f"{name}.{child.name}")
 
 
 def _is_prose(text: str) -> bool:

@@ -6,15 +6,39 @@ They suit libraries that release the GIL while they decode. The order of samples
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
-from common.data.ahead import ahead
 from common.data.batches import Block, HostBatch
 from common.data.order import SampleShard, SampleStream
+
+Begun = TypeVar("Begun")
+
+
+def ahead(begun: Iterator[Begun], window: int, abandon: Callable[[Begun], object]) -> Iterator[Begun]:
+    """Yield the items of ``begun`` in order, while the work of the next ``window`` items is already started.
+
+    Args:
+        begun: starts one piece of work per step, such as a future.
+        window: number of pieces in progress in addition to the one that is yielded.
+        abandon: cancels a piece that was started but not yielded, when the iteration ends early.
+    """
+    pending: deque[Begun] = deque()
+    try:
+        for piece in begun:
+            pending.append(piece)
+            if len(pending) > window:
+                yield pending.popleft()
+        while pending:
+            yield pending.popleft()
+    finally:
+        for piece in pending:
+            abandon(piece)
 
 
 @dataclass(frozen=True)
@@ -40,7 +64,6 @@ class SampleThreads:
     """Fills batches with threads; errors are raised when a batch is collected.
 
     Args:
-        threads: number of threads.
         prefetch: number of batches that are started in advance.
     """
 
@@ -52,7 +75,6 @@ class SampleThreads:
         """Start to make a batch on the threads, and return it as pending.
 
         Args:
-            tensors: tensors of the batch.
             samples: number of samples; ``fill`` is called with 0, 1, ... ``samples - 1``.
             fill: writes the sample with this index into ``tensors``.
         """
@@ -84,7 +106,6 @@ class ThreadedTrainSource:
         stream: the order of samples.
         eval_samples: size of the evaluation set.
         stand_in: whether the data are synthetic.
-        threads: threads that make the samples.
         begin: starts this replica's micro-batch with this number, counted over the whole training, on ``threads``.
         close_data: closes the data that ``begin`` reads.
     """
@@ -121,7 +142,6 @@ class ThreadedEvalSource:
 
     Args:
         shard: this replica's samples.
-        threads: threads that make the samples.
         begin: starts the batch with these samples; at the end of the shard there are fewer than in a full batch.
         close_data: closes the data that ``begin`` reads.
     """

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from common.data import manifest, preparation
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest
-from common.data.placing import assets_of, place
-from common.data.preparation import preparing
+from common.data.preparation import assets_of, link_or_copy, preparing
 from common.data.published import Published
 from common.data.synthetic import MARKER
 from common.detection.annotations import Annotations, read_coco
@@ -158,7 +157,7 @@ def with_pictures(annotations: Annotations, keep_P: NDArray[np.bool_] | None = N
 def _place_backbone(source: RawData, assets_dir: Path) -> None:
     if source.backbone is not None:
         remedy = f"delete {assets_dir} or name another --assets-dir"
-        place(source.backbone, assets_dir / source.backbone.name, remedy)
+        link_or_copy(source.backbone, assets_dir / source.backbone.name, remedy)
 
 
 def _require_pictures(pictures: RawPictures, wanted: Annotations, benchmark: str) -> None:

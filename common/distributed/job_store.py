@@ -57,22 +57,20 @@ def from_rank_0(name: str, value: str, timeout: timedelta | None = None) -> str:
     return from_rank(0, name, value, timeout)
 
 
-def from_rank(teller: int, name: str, value: str, timeout: timedelta | None = None) -> str:
-    """Return the ``value`` that rank ``teller`` of the job passes for ``name``; the own value outside of a job.
+def from_rank(sender: int, name: str, value: str, timeout: timedelta | None = None) -> str:
+    """Return the ``value`` that rank ``sender`` of the job passes for ``name``; the own value outside of a job.
 
-    Ranks of any role may call this, each as often with this name as ``teller`` does.
+    Ranks of any role may call this, each as often with this name as ``sender`` does.
 
     Args:
-        teller: sending rank in the job.
-        name: name of the value.
-        value: value to send; ignored on all other ranks.
+        value: ignored on all ranks except ``sender``.
         timeout: longest wait for the sender; None for the timeout of the store.
     """
     if not _joined:
         return value
     store, rank, _ = _joined[0]
     key = f"suite/{name}/{_turn(name)}"
-    if rank == teller:
+    if rank == sender:
         store.set(key, value)
         return value
     if timeout is not None:

@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass
-class _Group:
+class _ChildGroup:
     """Running ranks, and exit codes of the ranks that have ended."""
 
     ranks: list[subprocess.Popen[bytes]]
@@ -93,7 +93,7 @@ def relaunch(
     if nproc < 1:
         raise ValueError(f"nproc={nproc}: at least one rank")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    group = _Group([])
+    group = _ChildGroup([])
     try:
         with _forwarding(group):
             for rank in range(nproc):
@@ -144,7 +144,7 @@ def _rank_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _forwarding(group: _Group) -> Iterator[None]:
+def _forwarding(group: _ChildGroup) -> Iterator[None]:
     def forward(signum: int, frame: FrameType | None) -> None:
         group.forwarded = signum
         group.send(signum)
@@ -157,7 +157,7 @@ def _forwarding(group: _Group) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def _watch(group: _Group, grace_seconds: float) -> int:
+def _watch(group: _ChildGroup, grace_seconds: float) -> int:
     """Wait until every rank has ended. Return the exit code of the rank that caused the failure, or 0."""
     failed: list[tuple[int, int]] = []
     settled = deadline = math.inf

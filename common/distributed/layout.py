@@ -134,7 +134,6 @@ class Layout:
         """Return the process group of the ranks at the same position in each :meth:`subgroup`.
 
         Args:
-            axis, size: arguments of :meth:`subgroup`.
             others: further axes that the group spans.
             ends: see :meth:`group`.
 
@@ -168,23 +167,16 @@ class Layout:
         words = {axis: in_words(self._ctas.get(axis, NCCLS_OWN)) for axis in AXES if self.sizes[axis] > 1}
         if self.sizes["pp"] > 1:
             words["links of pp"] = in_words(of_links(self._ctas, "pp"))
-        return {f"thread blocks of {whose}": found for whose, found in words.items() if found}
+        return {f"thread blocks of {name}": found for name, found in words.items() if found}
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a generator for ``purpose``: equal on ranks that share a sample (cp, tp), distinct over dp and pp."""
         at = self._coordinates(self.rank)
-        text = f"{self.seed}/{purpose}/{at['pp']}/{at['dp']}"
-        digest = hashlib.sha256(text.encode()).digest()
-        generator = torch.Generator(device)
-        generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        return generator
+        return _generator(f"{self.seed}/{purpose}/{at['pp']}/{at['dp']}", device)
 
     def shared_generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a generator for ``purpose`` that is equal on all ranks (initial weights, data order)."""
-        digest = hashlib.sha256(f"{self.seed}/{purpose}".encode()).digest()
-        generator = torch.Generator(device)
-        generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        return generator
+        return _generator(f"{self.seed}/{purpose}", device)
 
     def _divided(self, axis: str | tuple[str, ...], size: int) -> tuple[str, ...]:
         """Return the axes as a tuple, after the check that ``size`` divides their number of ranks."""
@@ -254,3 +246,9 @@ def _disjoint_pairs(size: int, around: bool) -> list[list[int]]:
         else:
             turns.append([size - 1])
     return [turn for turn in turns if turn]
+
+
+def _generator(text: str, device: torch.device | str) -> torch.Generator:
+    """Return a generator whose seed is a digest of ``text``."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -54,9 +54,9 @@ def find_rank_info(environment: Mapping[str, str]) -> RankInfo:
                 f"the environment has {', '.join(given)} but not {', '.join(missing)}: start with torchrun, "
                 f"which sets all of them, or unset {', '.join(given)}"
             )
-        return _torchrun_place(environment)
+        return _torchrun_position(environment)
     if "SLURM_STEP_ID" in environment and _slurm_number(environment, "SLURM_STEP_ID") < FIRST_RESERVED_STEP:
-        return _slurm_place(environment)
+        return _slurm_position(environment)
     return RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node=0, launcher="single")
 
 
@@ -183,14 +183,14 @@ def expand_nodelist(nodelist: str) -> list[str]:
     return hosts
 
 
-def _torchrun_place(environment: Mapping[str, str]) -> RankInfo:
+def _torchrun_position(environment: Mapping[str, str]) -> RankInfo:
     rank, world_size, local_rank = (integer(environment, name) for name in TORCHRUN_VARIABLES)
     local_world_size = integer(environment, "LOCAL_WORLD_SIZE", world_size)
     node = integer(environment, "GROUP_RANK", rank // max(local_world_size, 1))
     return _checked(RankInfo(rank, world_size, local_rank, local_world_size, node, "torchrun"), "RANK")
 
 
-def _slurm_place(environment: Mapping[str, str]) -> RankInfo:
+def _slurm_position(environment: Mapping[str, str]) -> RankInfo:
     rank = integer(environment, "SLURM_PROCID")
     tasks_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
     world_size = integer(environment, tasks_name)

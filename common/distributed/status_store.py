@@ -31,7 +31,7 @@ class StatusStore(Protocol):
         ...
 
 
-class SharedStatusStore:
+class SharedStatusStore(StatusStore):
     """Status store in a ``dist.Store``; its separate connection keeps it independent of collectives that block."""
 
     def __init__(self, store: dist.Store, timeout_seconds: float) -> None:
@@ -41,11 +41,9 @@ class SharedStatusStore:
         self._complete: set[tuple[str, ...]] = set()
 
     def post(self, name: str, value: bytes) -> None:
-        """Store ``value`` under ``name``."""
         self._store.set(name, value.decode())
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the values of ``names``, with None for each name that is not set."""
         wanted = tuple(names)
         if wanted in self._complete or self._store.check(list(wanted)):
             self._complete.add(wanted)
@@ -53,11 +51,10 @@ class SharedStatusStore:
         return [bytes(self._store.get(name)) if self._store.check([name]) else None for name in wanted]
 
     def claim(self, name: str, value: bytes) -> bytes:
-        """Store ``value`` unless ``name`` is already set. Return the stored value."""
         return bytes(self._store.compare_set(name, "", value.decode()))
 
 
-class StatusFiles:
+class StatusFiles(StatusStore):
     """Status store of files in a folder that all ranks share."""
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +62,7 @@ class StatusFiles:
         folder.mkdir(parents=True, exist_ok=True)
 
     def post(self, name: str, value: bytes) -> None:
-        """Store ``value`` under ``name``. The file is written under a temporary name and then renamed."""
+        # The file is written under a temporary name and then renamed, so no rank reads a part of it.
         beside = self._temporary(name)
         beside.write_bytes(value)
         beside.replace(self.folder / name)
@@ -75,11 +72,9 @@ class StatusFiles:
         return self.folder / f"{name}.{uuid.uuid4().hex}.tmp"
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the values of ``names``, with None for each name that is not set."""
         return [path.read_bytes() if (path := self.folder / name).is_file() else None for name in names]
 
     def claim(self, name: str, value: bytes) -> bytes:
-        """Store ``value`` unless ``name`` is already set. Return the stored value."""
         beside = self._temporary(name)
         beside.write_bytes(value)
         try:

@@ -7,16 +7,17 @@ keep a reference to it. Signals and barriers run on the device, so hosts do not 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as torch_symmetric_memory
 from torch import Tensor
-
-from common.distributed import one_machine
 
 T = TypeVar("T")
 
@@ -50,9 +51,6 @@ class PeerMemory:
         own: buffer of this rank, uint8.
         handle: handle of the buffers, with all signals cleared.
         rank, ranks: rank of this process in the group, and size of the group.
-
-    Attributes:
-        size: bytes of each buffer.
     """
 
     def __init__(self, own: Tensor, handle: Handle, rank: int, ranks: int) -> None:
@@ -74,7 +72,7 @@ class PeerMemory:
         except RuntimeError as error:
             reason = str(error)
         # Without this check the other ranks would wait for ever in the rendezvous for a rank that lacks memory.
-        if not all(one_machine.gathered(int(own is not None), group, device)) or own is None:
+        if not all(gathered(int(own is not None), group, device)) or own is None:
             raise RuntimeError(f"{size:,} bytes of memory to be shared: {reason}")
         handle: Any = torch_symmetric_memory.rendezvous(own, group)
         return cls(own, handle, group.rank(), group.size())
@@ -135,7 +133,7 @@ def attempt(build: Callable[[], T], group: dist.ProcessGroup, device: torch.devi
     Returns:
         The result and an empty text, or None and the reason. Either all ranks get a result or none does.
     """
-    refused = one_machine.refusal(group, device)
+    refused = refusal(group, device)
     if refused is not None:
         return None, refused
     built, reason = None, "another rank cannot map its neighbours' memory"
@@ -143,6 +141,33 @@ def attempt(build: Callable[[], T], group: dist.ProcessGroup, device: torch.devi
         built = build()
     except RuntimeError as error:
         reason = f"the GPUs cannot map each other's memory: {str(error).splitlines()[0]}"
-    if not all(one_machine.gathered(int(built is not None), group, device)):
+    if not all(gathered(int(built is not None), group, device)):
         return None, reason
     return built, ""
+
+
+def refusal(group: dist.ProcessGroup, device: torch.device) -> str | None:
+    """Return why symmetric memory cannot be used, or None if it may work; the same on all ranks. Collective."""
+    if device.type != "cuda":
+        return f"it needs CUDA devices, not {device.type}"
+    backend = torch_symmetric_memory.get_backend(device)
+    if backend != "CUDA":
+        return f"it needs PyTorch's CUDA backend for symmetric memory, not {backend}"
+    if len(set(gathered(_machine(), group, device))) > 1:
+        return "the ranks are on several machines"
+    return None
+
+
+def gathered(value: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Return the ``value`` of every rank, on the host. Collective."""
+    values = torch.empty(group.size(), dtype=torch.int64, device=device)
+    dist.all_gather_into_tensor(values, torch.tensor([value], device=device), group=group)
+    found: list[int] = values.tolist()
+    return found
+
+
+def _machine() -> int:
+    """Return a number that identifies this machine. Host names do not, because containers may have different ones."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    name = boot.read_text() if boot.exists() else socket.gethostname()
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")

@@ -16,7 +16,7 @@ from common.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
-class Split:
+class TensorSplit:
     """Split of one tensor; each rank holds some rows along one dimension.
 
     If the tensor consists of several sections (such as query, key and value rows of one weight), each rank holds rows
@@ -29,7 +29,6 @@ class Split:
         full_shape: shape of the whole tensor, including padding.
         dim: dimension along which it is split.
         pieces: for each rank, (start, stop) rows of its pieces, in their order on that rank.
-        index: position of this rank.
         kept: number of leading rows that are not padding; None for all. Loading sets the padding to zero.
 
     Raises:
@@ -64,11 +63,10 @@ class Split:
         ranks: int,
         index: int,
         kept: int | None = None,
-    ) -> Split:
+    ) -> TensorSplit:
         """Return a split in which every section is sharded into equal parts, in rank order.
 
         Args:
-            full_shape, dim, index, kept: see :class:`Split`.
             sections: number of rows of each section along ``dim``, in order.
 
         Raises:
@@ -96,11 +94,10 @@ class Split:
         dim: int = 0,
         sections: Sequence[int] | None = None,
         kept: int | None = None,
-    ) -> Split:
+    ) -> TensorSplit:
         """Return :meth:`sharded` over the ranks of ``tp``.
 
         Args:
-            full_shape, dim, kept: see :class:`Split`.
             sections: see :meth:`sharded`; None for a single section.
         """
         sections = sections or (full_shape[dim],)
@@ -181,7 +178,7 @@ class Split:
         return self.full_of([piece.view(local.dtype).view(self.local_shape) for piece in everyone.chunk(self.ranks)])
 
 
-def check_splits(splits: Mapping[str, Split], tensors: Mapping[str, Tensor]) -> None:
+def check_splits(splits: Mapping[str, TensorSplit], tensors: Mapping[str, Tensor]) -> None:
     """Check that each split matches a tensor of this rank.
 
     Raises:
@@ -199,7 +196,7 @@ def check_splits(splits: Mapping[str, Split], tensors: Mapping[str, Tensor]) -> 
 
 def gathered(
     state: Any,
-    splits: Mapping[str, Split],
+    splits: Mapping[str, TensorSplit],
     group: dist.ProcessGroup | None,
     layout: Layout,
     destination: torch.device | str = "cpu",
@@ -210,7 +207,6 @@ def gathered(
 
     Args:
         state: nested mappings and sequences; a tensor under a name of ``splits``, at any depth, has the local shape.
-        splits: splits by name.
         group: process group of the splits' ranks; None for this rank alone.
         layout: layout of the ranks; the group communicates on its device.
         destination: device of the whole tensors.
@@ -229,12 +225,12 @@ def gathered(
     return _replaced(state, splits, whole)
 
 
-def without_padding(tensors: Mapping[str, Tensor], splits: Mapping[str, Split]) -> dict[str, Tensor]:
+def without_padding(tensors: Mapping[str, Tensor], splits: Mapping[str, TensorSplit]) -> dict[str, Tensor]:
     """Return the result of :func:`gathered` for a single rank, as views instead of copies."""
     return {name: splits[name].without_padding(t) if name in splits else t for name, t in tensors.items()}
 
 
-def own_parts(state: Any, splits: Mapping[str, Split]) -> Any:
+def own_parts(state: Any, splits: Mapping[str, TensorSplit]) -> Any:
     """Return a copy of ``state`` with this rank's parts of the tensors in ``splits``; inverts :func:`gathered`.
 
     Raises:
@@ -253,7 +249,7 @@ def own_parts(state: Any, splits: Mapping[str, Split]) -> Any:
     return _replaced(state, splits, own)
 
 
-def _replaced(state: Any, splits: Mapping[str, Split], function: Any) -> Any:
+def _replaced(state: Any, splits: Mapping[str, TensorSplit], function: Any) -> Any:
     if isinstance(state, Mapping):
         return {
             name: function(name, value)

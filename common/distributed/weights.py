@@ -38,7 +38,6 @@ class Template:
 
     Attributes:
         entries: name, shape, name of the dtype and byte offset of each tensor.
-        pieces: number of pieces.
         piece_bytes: size of each piece; the last one is padded.
     """
 
@@ -111,7 +110,6 @@ class WeightSender:
 
     Args:
         sender: index of this rank among the senders.
-        device: device of the weights.
     """
 
     def __init__(self, transfer: Transfer, sender: int, template: Template, device: torch.device) -> None:
@@ -138,7 +136,6 @@ class WeightSender:
         Waits until the previous weights have been sent.
 
         Args:
-            index: number of the evaluation.
             samples: number of training samples that the weights have seen.
 
         Raises:
@@ -200,7 +197,6 @@ class Arrived:
     """Received weights.
 
     Attributes:
-        index: number of the evaluation.
         samples: number of training samples that the weights have seen.
         seconds: duration of the broadcast in seconds, without the wait for a free buffer.
         buffer: this rank's piece, in host memory.

@@ -15,7 +15,7 @@ from common.contract.evaluation import Point, Score, Weights, never
 from common.distributed import job_store
 from common.distributed.layout import Layout
 from common.distributed.messages import MessageReceiver, MessageSender
-from common.distributed.tensor_split import Split, gathered, without_padding
+from common.distributed.tensor_split import TensorSplit, gathered, without_padding
 from common.distributed.weights import Template, Transfer, WeightSender
 
 
@@ -34,7 +34,7 @@ class RankedEvaluation:
     offline = False
 
     def __init__(
-        self, layout: Layout, senders: int, evaluation_ranks: int, splits: Mapping[str, Split] | None = None
+        self, layout: Layout, senders: int, evaluation_ranks: int, splits: Mapping[str, TensorSplit] | None = None
     ) -> None:
         self._layout, self._splits, self._tp_ranks = layout, splits or {}, layout.group("tp")
         token = job_store.from_rank_0("transfer", secrets.token_hex(8))

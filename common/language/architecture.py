@@ -1,4 +1,4 @@
-"""Sizes of a decoder, the kinds of its parts, and numbers derived from them: parameters, padding, FLOPs.
+"""Sizes of a decoder, the kinds of its parts, its norms, and derived numbers: parameters, padding, FLOPs.
 
 Legend of the package: B rows of a micro-batch, S length of a row, T = B * S tokens, s = T / ranks tokens of one tp
 rank, E hidden, H query heads, K key/value heads, D head size, F feed-forward width, V vocabulary, v words of one rank.
@@ -6,22 +6,79 @@ rank, E hidden, H query heads, K key/value heads, D head size, F feed-forward wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config.ranges import AtLeast, Positive
+from common.distributed.context_parallel import ContextSplit, SplitAttention
+from common.distributed.tensor_parallel.ranks import AXIS
 from common.errors import ConfigError
-from common.language.norms import LayerNorm1p, Norm, RMSNorm
 from common.ops import rope
 from common.ops.bias_gelu import BIAS_GELU_PASSES, BiasGelu
-from common.ops.operation import Operation
+from common.ops.bias_gradient import BIAS_GRADIENT, RowSums
+from common.ops.causal_attention import CAUSAL_ATTENTION
+from common.ops.lora_input import LORA_INPUT
+from common.ops.operation import AUTO, Operation, OperationRequest, choose
 from common.ops.qkv_gradient import QKV_GRADIENT
-from common.ops.row_norm import LAYER_NORM_1P, RMS_NORM
+from common.ops.row_norm import LAYER_NORM_1P, RMS_NORM, RowNorm
 from common.ops.swiglu import SWIGLU
+from common.ops.triton_support import widen
+
+
+class DecoderNorm(nn.Module, ABC):
+    """Norm of the last dimension.
+
+    Attributes:
+        partial_over: parameters whose gradients must be summed over mesh axes. Each tp rank normalises only its own
+            tokens and has only their part of the parameters' gradients.
+        initial: initial value of the weight; a bias starts with 0.
+    """
+
+    partial_over: Mapping[str, tuple[str, ...]] = {"weight": (AXIS,)}
+    initial: ClassVar[float] = 1.0
+    has_bias: ClassVar[bool] = False
+    bias: nn.Parameter | None
+
+    def __init__(self, features: int, epsilon: float, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.empty(features, device=device, dtype=dtype))
+        bias = nn.Parameter(torch.empty(features, device=device, dtype=dtype)) if self.has_bias else None
+        self.register_parameter("bias", bias)
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+
+
+class RMSNorm(DecoderNorm):
+    """``weight * x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, arXiv:1910.07467)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        x_fp32 = widen(x)
+        normed = x_fp32 * torch.rsqrt(x_fp32.square().mean(-1, keepdim=True) + self.epsilon)
+        return (normed * widen(self.weight)).to(x.dtype)
+
+
+class LayerNorm1p(DecoderNorm):
+    """LayerNorm ``(x - mean) / sqrt(variance + epsilon) * (1 + weight) + bias``."""
+
+    partial_over: Mapping[str, tuple[str, ...]] = {"weight": (AXIS,), "bias": (AXIS,)}
+    initial: ClassVar[float] = 0.0
+    has_bias: ClassVar[bool] = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        assert self.bias is not None
+        x_fp32, weight, bias = widen(x), widen(self.weight), widen(self.bias)
+        return F.layer_norm(x_fp32, (x_fp32.shape[-1],), 1.0 + weight, bias, self.epsilon).to(x.dtype)
 
 
 class NormKind(NamedTuple):
@@ -35,7 +92,7 @@ class NormKind(NamedTuple):
 
     name: str
     operation: Operation
-    module: type[Norm]
+    module: type[DecoderNorm]
 
 
 class Activation(NamedTuple):
@@ -184,22 +241,20 @@ class Architecture:
         """Return the standard deviation of the initial values of a matrix, given its name in the network."""
         return self.initializer_range
 
-    def forward_flops(self, length: int, causal: bool = True) -> float:
-        """Return the FLOPs (2 per multiply-add) of the forward pass of one row, with the head.
+    def forward_flops(self, length: int) -> float:
+        """Return the FLOPs (2 per multiply-add) of the forward pass of one row of ``length`` tokens, with the head.
 
-        Args:
-            length: tokens of the row.
-            causal: count only the needed half of the attention; otherwise all of it, as NVIDIA and Megatron-LM do.
+        Only the needed half of the attention counts. (NVIDIA and Megatron-LM count all of it.)
         """
-        return self.layers * self.layer_flops(length, causal) + 2.0 * self.vocabulary * self.hidden * length
+        return self.layers * self.layer_flops(length) + 2.0 * self.vocabulary * self.hidden * length
 
-    def layer_flops(self, length: int, causal: bool = True) -> float:
+    def layer_flops(self, length: int) -> float:
         """Return the FLOPs of the forward pass of one row through one block; see :meth:`forward_flops`."""
-        return 2.0 * self.products_per_layer * length + self.attention_flops(length, causal) / self.layers
+        return 2.0 * self.products_per_layer * length + self.attention_flops(length) / self.layers
 
-    def attention_flops(self, length: int, causal: bool = True) -> float:
+    def attention_flops(self, length: int) -> float:
         """Return the part of :meth:`forward_flops` for scores and weighted sums of all layers."""
-        return (2.0 if causal else 4.0) * self.layers * length * length * self.attention_features
+        return 2.0 * self.layers * length * length * self.attention_features
 
 
 @dataclass(frozen=True)
@@ -237,3 +292,130 @@ class LlamaArchitecture(Architecture):
     def rope_tables(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the rotation, each of shape (T, D / 2)."""
         return rope.tables(positions_T, self.head_size, self.rope_base, self.rope_scaling)
+
+
+@dataclass(frozen=True)
+class TokenPositions:
+    """Positions of this rank's tokens.
+
+    Attributes:
+        rows: number of rows of the micro-batch.
+        in_row: int64 (T,), position of each token in its row.
+        in_batch: int64 (T,), index of each token in the whole micro-batch of all ranks that share it, row after row.
+        seed: 0-d int64, seed of the dropout; None for no dropout (evaluation).
+    """
+
+    rows: int
+    in_row: Tensor
+    in_batch: Tensor
+    seed: Tensor | None = None
+
+    @classmethod
+    def of(cls, rows: int, length: int, kept_S: Tensor, seed: Tensor | None = None) -> TokenPositions:
+        """Return the positions of some tokens of each row.
+
+        Args:
+            length: tokens of a whole row.
+            kept_S: int64, columns of the tokens of this rank, the same in every row.
+            seed: seed of the dropout; None for no dropout.
+        """
+        starts = torch.arange(rows, device=kept_S.device).unsqueeze(1) * length
+        return cls(rows, kept_S.repeat(rows), (starts + kept_S).flatten(), seed)
+
+    @classmethod
+    def whole(
+        cls, rows: int, length: int, seed: Tensor | None = None, device: torch.device | None = None
+    ) -> TokenPositions:
+        """Return the positions for whole rows.
+
+        Args:
+            length: tokens of a row.
+            seed: seed of the dropout; None for no dropout.
+        """
+        return cls.of(rows, length, torch.arange(length, device=device), seed)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the halves of all blocks read about the tokens of a micro-batch.
+
+    Attributes:
+        rows: B.
+        inference: whether no gradients are needed, so that nothing is kept and FP8 scales rest.
+        in_batch: (T,), as in :class:`TokenPositions`; ``own_in_batch``: (s,), that of this rank's own tokens.
+        cos, sin: tables of the rotation, (T, D / 2) each; None without a rotation.
+        seed: seed of the adapters' dropout; None for no dropout.
+    """
+
+    rows: int
+    inference: bool
+    in_batch: Tensor
+    own_in_batch: Tensor
+    cos: Tensor | None
+    sin: Tensor | None
+    seed: Tensor | None
+
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class DecoderOperations:
+    """Chosen implementations; :mod:`common.ops` has their signatures.
+
+    Attributes:
+        positions: the rotation, or the operation that joins the gradients of query, key and value.
+        activation: the passes of the activation, see :class:`common.language.architecture.Activation`.
+        lora_input: input of the adapters.
+        bias_gradient: computes the bias gradient of the last product in a part of the network.
+    """
+
+    attention: SplitAttention
+    norm: RowNorm
+    positions: Any
+    activation: Any
+    lora_input: Any
+    bias_gradient: RowSums
+
+
+def block_operations(architecture: type[Architecture], adapters: bool = False) -> dict[str, Operation]:
+    """Return the operations of the blocks by name, as in ``model.implementations``."""
+    lora: dict[str, Operation] = {"lora_input": LORA_INPUT} if adapters else {}
+    return {"attention": CAUSAL_ATTENTION, **architecture.operations(), **lora}
+
+
+def choose_operations(
+    requested: Mapping[str, str],
+    architecture: Architecture,
+    split: ContextSplit,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapters: bool = False,
+) -> tuple[DecoderOperations, dict[str, str]]:
+    """Choose an implementation of each operation of the blocks.
+
+    Args:
+        requested: ``model.implementations``.
+        split: how rows are split over the cp ranks.
+        device, dtype: device and dtype of the activations.
+
+    Returns:
+        The operations, and the names of the implementations.
+
+    Raises:
+        UnsupportedImplementation: the message names ``model.implementations.<operation>``.
+    """
+    shape = architecture
+    request = OperationRequest(device, dtype, {"features": shape.hidden, "head_size": shape.head_size})
+    chosen = choose(requested, block_operations(type(shape), adapters), request)
+    functions = {name: choice.function for name, choice in chosen.items()}
+    activation = functions.get(shape.activation.name)
+    operations = DecoderOperations(
+        SplitAttention(functions["attention"], shape.head_size**-0.5, split),
+        functions[shape.norm.name],
+        functions["rope" if shape.rotary else "qkv_gradient"],
+        None if activation is None else shape.activation.passes(activation),
+        functions.get("lora_input"),
+        BIAS_GRADIENT.select(AUTO, request).function,
+    )
+    return operations, {name: choice.name for name, choice in chosen.items()}

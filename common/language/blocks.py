@@ -31,14 +31,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from common.language.architecture import DecoderNorm, DecoderOperations, Gradients, Tokens
 from common.language.movement import Operand, data_and_scale, from_saved, in_fp8
 from common.language.network import DecoderBlock, by_head
-from common.language.norms import Norm
-from common.language.operations import DecoderOperations, Gradients
-from common.language.products import Product
-from common.language.tokens import Tokens
+from common.language.products import Product, Scratch
 from common.nn import main_gradient
-from common.nn.scratch import Scratch
 from common.ops.bias_gradient import RowSums
 from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
 from common.ops.row_norm import Normed, RowNorm
@@ -77,7 +74,7 @@ class NormPasses:
     """Residual addition and norm."""
 
     functions: RowNorm
-    module: Norm
+    module: DecoderNorm
 
     def forward(self, pair: Pair, product: Product | None, inference: bool) -> Normed:
         """Return the residual stream, the norm's moments, and its result in the formats that ``product`` reads.
@@ -137,7 +134,7 @@ class NormPasses:
 
 
 @dataclass(frozen=True)
-class Heads:
+class QkvHeads:
     """Queries, keys and values of the heads of this rank from the QKV product, and the gradient of that product.
 
     Attributes:
@@ -197,7 +194,7 @@ class AttentionHalf:
 
     operations: DecoderOperations
     norm: NormPasses
-    heads: Heads
+    heads: QkvHeads
     qkv: Product
     output: Product
     output_bias: nn.Parameter | None
@@ -214,7 +211,7 @@ class AttentionHalf:
     def gathered_heads(self, qkv_TN: Tensor, tokens: Tokens) -> Gradients:
         """Return the query of this rank's tokens, and key and value of whole rows."""
         q, k, v = self.heads.split(qkv_TN, tokens)
-        return q, *self.operations.attention.gather(k, v)
+        return q, *self.operations.attention.split.all_gather_kv(k, v)
 
 
 @dataclass(frozen=True)
@@ -252,11 +249,11 @@ class MlpHalf:
         """Return the shared buffer for a first product that the next layer may overwrite; None to allocate it."""
         if self.keeps_product(tokens) or (self.saved is None and not self.first.trained):
             return None  # a frozen decoder in 16 bits has no buffer of this size
-        return self.wide(self.first.result_rows(len(data_and_scale(x)[0])), len(self.first.weight))
+        return self.mlp_buffer(self.first.result_rows(len(data_and_scale(x)[0])), len(self.first.weight))
 
-    def wide(self, rows: int, features: int) -> Tensor:
+    def mlp_buffer(self, rows: int, features: int) -> Tensor:
         """Return the buffer that all layers share."""
-        return self.scratch.wide((rows, features), self.norm.module.weight.dtype)
+        return self.scratch.mlp((rows, features), self.norm.module.weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -435,7 +432,7 @@ class _MlpHalf(torch.autograd.Function):
             act = act_TF if act8 is None else act8
         del kept
         # A frozen decoder never keeps the first product in the shared buffer.
-        target = None if second.trained else half.wide(first.result_rows(len(d_out_sE)), second.weight.shape[1])
+        target = None if second.trained else half.mlp_buffer(first.result_rows(len(d_out_sE)), second.weight.shape[1])
         d_act = second.backward(d_out_sE, ctx.after.handover.take(), act, tokens, dx=target).dx
         del act, target
         d_first_TF, d_first8, *d_bias = activation.backward(d_act, saved, fp8=first.gradient_scaling())

@@ -56,7 +56,6 @@ class DecoderConfig:
         """Check an option that only hand-written backward passes have.
 
         Args:
-            key, value: the option.
             what: what these blocks do, for the message.
 
         Raises:

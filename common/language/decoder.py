@@ -10,20 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from common.distributed.tensor_parallel.products import TokenProducts
-from common.language.blocks import AttentionHalf, AutogradHalf, Heads, MlpHalf, NormPasses, Pair, joined, last_normed
-from common.language.frozen_products import Fp8FrozenProduct, FrozenWeight
-from common.language.lora import ProductAdapter, TokenPlaces
+from common.distributed.tensor_parallel.ranks import TokenProducts
+from common.language.architecture import DecoderNorm, DecoderOperations, TokenPositions, Tokens
+from common.language.blocks import AttentionHalf, AutogradHalf, MlpHalf, NormPasses, Pair, QkvHeads, joined, last_normed
+from common.language.fp8_products import Fp8FrozenProduct, Fp8TrainedProduct, FrozenWeight
+from common.language.lora import ProductAdapter
 from common.language.movement import movement_of
 from common.language.network import Decoder, DecoderBlock
-from common.language.norms import Norm
-from common.language.operations import DecoderOperations
-from common.language.products import HalfProduct, Product, Shared
-from common.language.scales import Scales, WeightCasts
+from common.language.products import HalfProduct, Product, Scales, Scratch, Shared, WeightCasts
 from common.language.te_products import TeFrozenProduct
-from common.language.tokens import Tokens
-from common.language.trained_products import Fp8TrainedProduct
-from common.nn.scratch import Scratch
 from common.ops.operation import AUTO
 
 IN_FP8: dict[str, type[Fp8FrozenProduct]] = {"fp8": Fp8FrozenProduct, "te": TeFrozenProduct}
@@ -31,11 +26,7 @@ IN_FP8: dict[str, type[Fp8FrozenProduct]] = {"fp8": Fp8FrozenProduct, "te": TeFr
 
 
 class Layer(nn.Module):
-    """A block that runs through its halves. It is a module, so that hooks can wait for its weights before it runs.
-
-    Args:
-        block: holds the weights.
-    """
+    """A block that runs through its halves. It is a module, so that hooks can wait for its weights before it runs."""
 
     def __init__(self, block: DecoderBlock, attention: AttentionHalf, mlp: MlpHalf | AutogradHalf) -> None:
         super().__init__()
@@ -82,7 +73,6 @@ class HandwrittenDecoder:
         products: moves tokens during products if ranks share the layers; None for separate collectives.
         accumulation: how FP8 weight gradients are added up, an implementation of :mod:`common.ops.weight_gradient`.
         transposed_layers: number of layers, from the first, that also keep their FP8 weights transposed.
-        own_eval_scales: see :class:`common.language.trained_products.Fp8TrainedProduct`.
 
     Attributes:
         readers: modules by name in execution order, if this stage has the whole network. No module reads its weights
@@ -110,7 +100,7 @@ class HandwrittenDecoder:
         shape, parallel, example = decoder.architecture, decoder.parallel, decoder.blocks()[0].attention_norm.weight
         scratch = Scratch(example.device)
         if most_tokens:
-            scratch.wide((most_tokens, shape.activation.parts * shape.feed_forward // parallel.size), example.dtype)
+            scratch.mlp((most_tokens, shape.activation.parts * shape.feed_forward // parallel.size), example.dtype)
         self._shared = Shared(scratch, WeightCasts(), parallel, products, accumulation, own_eval_scales)
         self._recomputed, self._transposed = (recomputed_qkv, recomputed_mlp), transposed_layers
         self.layers = [[self._layer(block) for block in decoder.blocks(part)] for part in range(len(decoder.parts))]
@@ -124,30 +114,30 @@ class HandwrittenDecoder:
                 ("norm and head", self._norm_and_head),
             ]
 
-    def embed(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
+    def embed(self, tokens_BS: Tensor, positions: TokenPositions) -> Tensor:
         """See :meth:`common.language.network.Decoder.embed`."""
-        return self.decoder.embed(tokens_BS, places)
+        return self.decoder.embed(tokens_BS, positions)
 
-    def through(self, part: int, x_sE: Tensor, places: TokenPlaces) -> Tensor:
+    def through(self, part: int, x_sE: Tensor, positions: TokenPositions) -> Tensor:
         """See :meth:`common.language.network.Decoder.through`; weight gradients are added to the main gradients."""
-        return joined(self._through(part, x_sE, places), self._operations.bias_gradient)
+        return joined(self._through(part, x_sE, positions), self._operations.bias_gradient)
 
     def normed(self, x_sE: Tensor) -> Tensor:
         """See :meth:`common.language.network.Decoder.normed`."""
         result: Tensor = self._norm_and_head(Pair(x_sE))
         return result
 
-    def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
+    def hidden_states(self, tokens_BS: Tensor, positions: TokenPositions) -> Tensor:
         """See :meth:`common.language.network.Decoder.hidden_states`. Collective."""
-        result: Tensor = self._norm_and_head(self._through(0, self.embed(tokens_BS, places), places))
+        result: Tensor = self._norm_and_head(self._through(0, self.embed(tokens_BS, positions), positions))
         return result
 
-    def _through(self, part: int, x_sE: Tensor, places: TokenPlaces) -> Pair:
+    def _through(self, part: int, x_sE: Tensor, positions: TokenPositions) -> Pair:
         inference = not torch.is_grad_enabled()
         self._shared.begin(inference)
-        own_numbers = self.decoder.parallel.own_tokens(places.numbers)
-        cos, sin = self.decoder.architecture.rope_tables(places.positions)
-        tokens = Tokens(places.rows, inference, places.numbers, own_numbers, cos, sin, places.seed)
+        own_in_batch = self.decoder.parallel.own_tokens(positions.in_batch)
+        cos, sin = self.decoder.architecture.rope_tables(positions.in_row)
+        tokens = Tokens(positions.rows, inference, positions.in_batch, own_in_batch, cos, sin, positions.seed)
         pair = Pair(x_sE)
         for layer in self.layers[part]:
             pair = layer(pair, tokens)
@@ -173,7 +163,7 @@ class HandwrittenDecoder:
 
     def _layer(self, block: DecoderBlock) -> Layer:
         shape, ranks, operations = block.architecture, self._shared.parallel.size, self._operations
-        heads = Heads(
+        heads = QkvHeads(
             shape.heads // ranks, shape.kv_heads // ranks, shape.head_size, shape.rotary, operations.positions
         )
         recompute_qkv, recompute_mlp = (block.index < count for count in self._recomputed)
@@ -193,7 +183,7 @@ class HandwrittenDecoder:
         )  # fmt: skip
         return Layer(block, attention, mlp)
 
-    def _norm(self, norm: Norm) -> NormPasses:
+    def _norm(self, norm: DecoderNorm) -> NormPasses:
         return NormPasses(self._operations.norm, norm)
 
     def _product(self, block: DecoderBlock, name: str) -> Product:
@@ -209,15 +199,14 @@ class HandwrittenDecoder:
         return product
 
 
-def product_of(layer: Any, linear: str, shared: Shared, keep_turned: bool = False) -> Product:
+def product_of(layer: Any, linear: str, shared: Shared, keep_transposed: bool = False) -> Product:
     """Return the product for a layer's weight, without an adapter. A trained one in FP8 registers its scales there.
 
     It adds the layer's bias, but not that of a row-parallel layer, which every rank would add.
 
     Args:
         layer: module with ``weight``; column- or row-parallel if ranks share it.
-        linear: see :class:`HandwrittenDecoder`.
-        keep_turned: whether to keep the FP8 weight transposed; ignored for ``torch``.
+        keep_transposed: whether to keep the FP8 weight transposed; ignored for ``torch``.
 
     Raises:
         UnsupportedImplementation: FP8 cannot multiply this weight.
@@ -226,8 +215,8 @@ def product_of(layer: Any, linear: str, shared: Shared, keep_turned: bool = Fals
     bias: nn.Parameter | None = None if isinstance(layer, RowParallelLinear) else getattr(layer, "bias", None)
     state = getattr(layer, "fp8", None)
     if isinstance(state, FrozenWeight):
-        return IN_FP8[linear](state, movement, shared, keep_turned)
+        return IN_FP8[linear](state, movement, shared, keep_transposed)
     if linear == "torch":
         return HalfProduct(layer.weight, movement, bias)
     layer.fp8 = Scales(3, layer.weight.device)
-    return Fp8TrainedProduct(layer.weight, movement, bias, layer.fp8, shared, keep_turned)
+    return Fp8TrainedProduct(layer.weight, movement, bias, layer.fp8, shared, keep_transposed)

@@ -35,8 +35,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED, chunks_of, next_token_loss
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
+from common.distributed.tensor_parallel.vocabulary import NOT_SCORED, chunks_of, next_token_loss
 from common.nn.main_gradient import dtype_of, finish, main_gradient
 from common.ops.cross_entropy import OfAPart
 from common.ops.triton_support import widen
@@ -46,7 +46,7 @@ CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
 """See :mod:`common.ops.cross_entropy`."""
 
 
-class Head(ABC):
+class LossHead(ABC):
     """Head with its loss."""
 
     @abstractmethod
@@ -63,7 +63,6 @@ class Head(ABC):
         """Return ``factor`` times the sum of the losses: 0-d, fp32 (fp64 for fp64), differentiable. Collective over tp.
 
         Args:
-            hidden_sE, labels_T: see :meth:`losses`.
             factor: factor on the sum, such as 1 / number of tokens.
         """
 
@@ -73,7 +72,7 @@ class Head(ABC):
 
 
 @dataclass(frozen=True)
-class NextTokenHead(Head):
+class NextTokenHead(LossHead):
     """Head whose losses autograd differentiates.
 
     Attributes:
@@ -89,16 +88,15 @@ class NextTokenHead(Head):
     vocabulary: int | None = None
 
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`Head.losses`; differentiable."""
+        """See :meth:`LossHead.losses`; differentiable."""
         return next_token_loss(hidden_sE, self.weight, labels_T, self.parallel, self.chunk, self.vocabulary)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`Head.summed_loss`."""
         return self.losses(hidden_sE, labels_T).sum() * factor
 
 
 @dataclass(frozen=True)
-class UntiedHead(Head):
+class UntiedHead(LossHead):
     """Head of one rank that computes gradients in the forward pass.
 
     Attributes:
@@ -112,7 +110,6 @@ class UntiedHead(Head):
     chunk: int
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`Head.summed_loss`."""
         if not torch.is_grad_enabled():
             return self.losses(hidden_sE, labels_T).sum() * factor
         total: Tensor = _UntiedLoss.apply(hidden_sE, self.weight, labels_T, self, factor)
@@ -120,7 +117,6 @@ class UntiedHead(Head):
 
     @torch.no_grad()
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`Head.losses`; without gradients."""
         weight_VE = self.weight
         losses = [
             self.cross_entropy(hidden_sE[part] @ weight_VE.t(), labels_T[part], len(weight_VE))[0]
@@ -204,7 +200,7 @@ class Logits(NamedTuple):
     here_c: Tensor
 
 
-class PutOff:
+class PendingGradients:
     """Queue of micro-batches whose gradient of the head weight is computed at the end of a step.
 
     Args:
@@ -215,7 +211,7 @@ class PutOff:
         self._most, self._open = most, False
         self._waiting: list[Scored] = []
 
-    def takes(self, scored: Scored) -> bool:
+    def accepts(self, scored: Scored) -> bool:
         """Append a micro-batch if there is capacity, and return whether it was appended."""
         if not self._open or len(self._waiting) == self._most:
             return False
@@ -223,7 +219,7 @@ class PutOff:
         return True
 
     @property
-    def finishes(self) -> bool:
+    def waiting(self) -> bool:
         """Whether gradients are pending, so that the weight gradient is complete only at the end of the step."""
         return bool(self._waiting)
 
@@ -246,7 +242,7 @@ class PutOff:
 
 
 @dataclass(frozen=True)
-class TiedHead(Head):
+class TiedHead(LossHead):
     """Head that computes losses with the weight of the embedding.
 
     Attributes:
@@ -256,7 +252,7 @@ class TiedHead(Head):
         cross_entropy: functions for the logits of some of the words.
         finishes: whether this head is the last to add to the weight gradient; otherwise the embedding is the last.
         chunk: number of tokens, over all ranks, whose logits are computed at a time.
-        put_off: queue of pending weight gradients.
+        pending: queue of pending weight gradients.
     """
 
     weight: nn.Parameter
@@ -265,14 +261,13 @@ class TiedHead(Head):
     cross_entropy: OfAPart
     finishes: bool
     chunk: int
-    put_off: PutOff = field(default_factory=lambda: PutOff(0))
+    pending: PendingGradients = field(default_factory=lambda: PendingGradients(0))
 
     def step(self) -> AbstractContextManager[None]:
-        """See :meth:`Head.step`."""
-        return self.put_off.step(self)
+        return self.pending.step(self)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`Head.summed_loss`. Collective in both passes.
+        """See :meth:`LossHead.summed_loss`. Collective in both passes.
 
         Except in fp16, ``factor`` is applied before the gradient of the logits is rounded; a factor applied to the
         result would be rounded to the dtype of the network.
@@ -284,7 +279,6 @@ class TiedHead(Head):
 
     @torch.no_grad()
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`Head.losses`; without gradients."""
         losses_RS: list[Tensor] = []
         for _, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, self.parallel, self.chunk):
             losses_RS.append(self._logits(hidden_cE, labels_c).losses_c.view(self.parallel.size, -1))
@@ -373,8 +367,8 @@ class _TiedLoss(torch.autograd.Function):
         head: TiedHead = ctx.head
         factor = (gradients[0] * ctx.late).to(hidden_sE.dtype)
         scored = Scored(hidden_sE, dlogits, factor)
-        waits = head.put_off.takes(scored)
-        dhidden_sE = head.hidden_gradient(scored, add_weight=not waits)
-        if head.finishes and not head.put_off.finishes:
+        pending = head.pending.accepts(scored)
+        dhidden_sE = head.hidden_gradient(scored, add_weight=not pending)
+        if head.finishes and not head.pending.waiting:
             finish(head.weight)
         return dhidden_sE, None, None, None

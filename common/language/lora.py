@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from common.distributed.tensor_parallel.layers import Adapter, Dropout
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
-from common.language.tokens import TokenPlaces, Tokens
+from common.language.architecture import TokenPositions, Tokens
 from common.ops.dropout.reference import DropoutMask, keep_mask, scale_of_kept, threshold
 from common.ops.lora_input import Region
 from common.ops.row_norm import RowNorm
@@ -34,14 +34,14 @@ class LoraSettings(Adapter):
     dropout: float
 
 
-def adapter_dropout(lora: LoraSettings | None, site: int, places: TokenPlaces) -> Dropout | None:
+def adapter_dropout(lora: LoraSettings | None, site: int, positions: TokenPositions) -> Dropout | None:
     """Return the dropout of an adapter; None if nothing is dropped.
 
     Args:
         lora: options of the adapters; None without adapters.
         site: number of the call site. Different sites draw independent masks.
     """
-    seed = places.seed
+    seed = positions.seed
     if lora is None or seed is None or threshold(lora.dropout) == 0:
         return None
     p = lora.dropout
@@ -63,7 +63,6 @@ class ProductAdapter:
 
     Attributes:
         lora: rank, scale and dropout.
-        site: call site of the dropout.
         columns: columns of the whole input.
         column_parallel: whether the input has this rank's tokens, and the result all tokens; else the reverse.
         parallel: ranks that share the product.
@@ -108,11 +107,7 @@ class ProductAdapter:
         y.addmm_(u, self.b.t(), alpha=self.lora.scale)
 
     def start_backward(self, dy: Tensor, u: Tensor) -> tuple[Underway, Tensor]:
-        """Start to compute the gradient of u for the tokens of the product's input; also return that of B. Collective.
-
-        Args:
-            dy: gradient of the product's result.
-        """
+        """Start to compute the gradient of u for the tokens of the input; return it and that of B. Collective."""
         scale = self.lora.scale
         du, db = (dy @ self.b).mul_(scale), dy.t() @ (u * scale)
         parallel = self.parallel
@@ -128,8 +123,8 @@ class ProductAdapter:
 
     def _region(self, tokens: Tokens) -> Region:
         if self.column_parallel:
-            return Region(tokens.own_numbers, self.columns, 0)
-        return Region(tokens.numbers, self.columns, self.parallel.index * self.columns // self.parallel.size)
+            return Region(tokens.own_in_batch, self.columns, 0)
+        return Region(tokens.in_batch, self.columns, self.parallel.index * self.columns // self.parallel.size)
 
     def _mask(self, tokens: Tokens) -> DropoutMask | None:
         if tokens.seed is None or self.lora.dropout == 0:

@@ -141,7 +141,6 @@ class FrozenWorkspace(Workspace):
     """Sizes for frozen weights with adapters.
 
     Attributes:
-        rank: rank of the adapters.
         cast_apart: whether separate passes cast to FP8, so that the 16-bit values exist beside the FP8 values.
     """
 
@@ -200,8 +199,8 @@ class FrozenWorkspace(Workspace):
         """Return the bytes of the buffers that all layers share: an MLP product, and in FP8 a transposed weight."""
         shape, features = self.architecture, self.first_features()
         tokens = max(self.tokens, self.eval_tokens) if self.fp8 else self.tokens
-        wide = features * tokens * self.itemsize
-        return (wide + features * shape.hidden) // self.ranks if self.fp8 else wide // (2 * self.ranks)
+        mlp = features * tokens * self.itemsize
+        return (mlp + features * shape.hidden) // self.ranks if self.fp8 else mlp // (2 * self.ranks)
 
     def transient(self) -> int:
         """Return the peak bytes of training's temporaries, either in an MLP's backward pass or in the head."""
@@ -233,7 +232,6 @@ class TrainedWorkspace(Workspace):
     Attributes:
         master_bytes: bytes of a weight's master; 0 without separate masters.
         shards: number of ranks over which masters, moments and the update are sharded.
-        gradient_bytes: bytes of a weight's gradient.
         chunk_graphs: whether forward and backward passes have separate CUDA graphs, each with its own memory.
     """
 
@@ -296,8 +294,8 @@ class TrainedWorkspace(Workspace):
         passing = max(self.tokens if self.fp8 or recomputes else 0, self.eval_tokens)
         weight = features * hidden
         widest = max(features, hidden) + max(self.architecture.feed_forward // self.ranks, hidden)
-        turned = (weight + self.tokens * widest + weight * self.gradient_bytes) if self.fp8 else 0
-        return passing * features * self.itemsize + (turned if self.tokens else 0)
+        kept_transposed = (weight + self.tokens * widest + weight * self.gradient_bytes) if self.fp8 else 0
+        return passing * features * self.itemsize + (kept_transposed if self.tokens else 0)
 
     def transient(self) -> int:
         """Return the peak bytes of training's temporaries, either in an MLP's backward pass or in the head."""
@@ -383,16 +381,18 @@ def plan(workspace: Workspace, capacity: int, recomputed: int | None, transposed
         ConfigError: the work does not fit. The message gives sizes and remedies.
     """
     layers = workspace.layers
-    turned = min(transposed or 0, layers) if workspace.transposed() else 0
+    kept_transposed = min(transposed or 0, layers) if workspace.transposed() else 0
 
     def planned(count: int) -> MemoryPlan:
-        return MemoryPlan(workspace.parts(count, turned), count, turned, workspace.recomputes, capacity)
+        return MemoryPlan(
+            workspace.parts(count, kept_transposed), count, kept_transposed, workspace.recomputes, capacity
+        )
 
     if recomputed is None:
         recomputed = next((count for count in range(layers) if planned(count).total <= capacity), layers)
     recomputed = min(recomputed, layers)
     if transposed is None and workspace.transposed():
-        turned = min(layers, int(max(0, capacity - planned(recomputed).total)) // workspace.transposed())
+        kept_transposed = min(layers, int(max(0, capacity - planned(recomputed).total)) // workspace.transposed())
     found = planned(recomputed)
     if found.total > capacity:
         raise ConfigError(

@@ -17,8 +17,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from common.distributed.tensor_parallel.products import SCALE_STRIDE, CollectiveProducts, RowProduct, TokenProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import (
+    SCALE_STRIDE,
+    CollectiveProducts,
+    RowProduct,
+    TensorParallel,
+    TokenProducts,
+)
 from common.ops.fp8_cast.reference import Fp8Tensor
 from common.ops.linear.fp8 import GRADIENT, INPUT
 
@@ -67,7 +72,7 @@ class LocalProduct(Protocol):
         ...
 
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """Compute ``y = x W^T + bias``, as a :data:`common.distributed.tensor_parallel.products.RowProduct`."""
+        """Compute ``y = x W^T + bias``, as a :data:`common.distributed.tensor_parallel.ranks.RowProduct`."""
         ...
 
     def towards_input(self) -> RowProduct:
@@ -103,7 +108,7 @@ class Movement(Protocol):
         ...
 
 
-class Staying:
+class Staying(Movement):
     """Movement of a rank that has the whole product: no transfers."""
 
     def result_rows(self, rows: int) -> int:
@@ -111,16 +116,13 @@ class Staying:
         return rows
 
     def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
         own.forward_rows(*data_and_scale(x), y)
 
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`."""
         own.add_weight_gradient(dy, x)
         return self.input_gradient(own, dy, None)
 
     def input_gradient(self, own: LocalProduct, dy: Operand, dx: Tensor | None) -> Tensor:
-        """See :class:`Movement`."""
         dy_TO, scale_inverse = data_and_scale(dy)
         dx_TI = own.new_rows(len(dy_TO), own.weight.shape[1]) if dx is None else dx
         own.towards_input()(dy_TO, scale_inverse, dx_TI)
@@ -128,7 +130,7 @@ class Staying:
 
 
 @dataclass(frozen=True)
-class Gathering:
+class Gathering(Movement):
     """Movement of a column-parallel product: the input has this rank's tokens, the result has all tokens.
 
     Attributes:
@@ -144,11 +146,10 @@ class Gathering:
         return rows * self.parallel.size
 
     def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
         self.tokens.gather_product(*data_and_scale(x), own.forward_rows, y)
 
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`. x is gathered during the product for dx, dx is scattered during that for dW."""
+        """Gather x during the product for dx, and scatter dx during that for dW."""
         x_sI, x_scale = data_and_scale(x)
         arriving, scales = self.parallel.start_all_gather(x_sI), None
         if x_scale is not None:
@@ -161,7 +162,6 @@ class Gathering:
         return leaving.wait()
 
     def input_gradient(self, own: LocalProduct, dy: Operand, dx: Tensor | None) -> Tensor:
-        """See :class:`Movement`."""
         dy_To, scale_inverse = data_and_scale(dy)
         dx_sI = own.new_rows(self.parallel.own_count(len(dy_To)), own.weight.shape[1]) if dx is None else dx
         self.tokens.product_scatter(dy_To, scale_inverse, own.towards_input(), dx_sI)
@@ -169,12 +169,8 @@ class Gathering:
 
 
 @dataclass(frozen=True)
-class Scattering:
-    """Movement of a row-parallel product: the input has all tokens, the summed result has this rank's tokens.
-
-    Attributes:
-        parallel, tokens: see :class:`Gathering`.
-    """
+class Scattering(Movement):
+    """Movement of a row-parallel product: the input has all tokens, the summed result has this rank's tokens."""
 
     parallel: TensorParallel
     tokens: TokenProducts
@@ -184,11 +180,10 @@ class Scattering:
         return self.parallel.own_count(rows)
 
     def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
         self.tokens.product_scatter(*data_and_scale(x), own.forward_rows, y)
 
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`. The rows gathered for the input gradient are used for the weight gradient as well."""
+        """Gather dy once, for both products."""
         dy_sO, dy_scale = data_and_scale(dy)
         ranks = self.parallel.size
         dx_Ti = own.new_rows(ranks * len(dy_sO), own.weight.shape[1])
@@ -201,7 +196,6 @@ class Scattering:
         return dx_Ti
 
     def input_gradient(self, own: LocalProduct, dy: Operand, dx: Tensor | None) -> Tensor:
-        """See :class:`Movement`."""
         dy_sO, scale_inverse = data_and_scale(dy)
         dx_Ti = own.new_rows(self.parallel.size * len(dy_sO), own.weight.shape[1]) if dx is None else dx
         self.tokens.gather_product(dy_sO, scale_inverse, own.towards_input(), dx_Ti)

@@ -18,20 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.split import ContextSplit, attention
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
-from common.distributed.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabularyParallelEmbedding,
-    tensor_splits,
-)
+from common.distributed.context_parallel import ContextSplit, attention
+from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, tensor_splits
 from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel, gate_up_parts, qkv_parts
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_parallel.vocabulary import VocabularyParallelEmbedding, next_token_loss
+from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
-from common.language.architecture import Architecture
-from common.language.lora import LoraSettings, TokenPlaces, adapter_dropout
-from common.language.norms import Norm
+from common.language.architecture import Architecture, DecoderNorm, TokenPositions
+from common.language.lora import LoraSettings, adapter_dropout
 from common.ops.triton_support import widen
 
 SITES_PER_LAYER = 2
@@ -93,9 +87,9 @@ class Positions(nn.Module):
         self._parallel = parallel
         self.weight = nn.Parameter(torch.empty(positions, hidden, device=device, dtype=dtype))
 
-    def forward(self, places: TokenPlaces) -> Tensor:
+    def forward(self, positions: TokenPositions) -> Tensor:
         """Return the position vectors (s, E) of this rank's tokens."""
-        return F.embedding(self._parallel.own_tokens(places.positions), self.weight)
+        return F.embedding(self._parallel.own_tokens(positions.in_row), self.weight)
 
 
 class _Placement(TypedDict):
@@ -119,7 +113,7 @@ class Building:
     device: torch.device
     dtype: torch.dtype
 
-    def norm(self) -> Norm:
+    def norm(self) -> DecoderNorm:
         """Return a norm of the hidden states."""
         shape = self.architecture
         return shape.norm.module(shape.hidden, shape.norm_epsilon, self.device, self.dtype)
@@ -182,27 +176,27 @@ class DecoderBlock(nn.Module):
         """Return the dropout call site of the product ``qkv`` or ``output``."""
         return SITES_PER_LAYER * self.index + ("qkv", "output").index(product)
 
-    def forward(self, x_sE: Tensor, places: TokenPlaces, attend: Attention) -> Tensor:
+    def forward(self, x_sE: Tensor, positions: TokenPositions, attend: Attention) -> Tensor:
         """Return the hidden states after this block."""
-        x_sE = x_sE + self.attention(self.attention_norm(x_sE), places, attend)
+        x_sE = x_sE + self.attention(self.attention_norm(x_sE), positions, attend)
         return x_sE + self.feed_forward(self.mlp_norm(x_sE))
 
-    def attention(self, x_sE: Tensor, places: TokenPlaces, attend: Attention) -> Tensor:
+    def attention(self, x_sE: Tensor, positions: TokenPositions, attend: Attention) -> Tensor:
         """Map normalised hidden states of this rank's tokens to the attention's addition to the residual stream."""
         shape = self.architecture
-        drop = {name: adapter_dropout(self.lora, self.site(name), places) for name in ("qkv", "output")}
-        qkv_TN = self.qkv(x_sE, drop["qkv"], places.numbers)
-        q, k, v = self._rotated(qkv_TN, places) if shape.rotary else by_head(qkv_TN, shape.head_size)
-        o_BSHD = attend(*(tensor.unflatten(0, (places.rows, -1)) for tensor in (q, k, v)))
-        result: Tensor = self.output(o_BSHD.reshape(len(qkv_TN), -1), drop["output"], places.numbers)
+        drop = {name: adapter_dropout(self.lora, self.site(name), positions) for name in ("qkv", "output")}
+        qkv_TN = self.qkv(x_sE, drop["qkv"], positions.in_batch)
+        q, k, v = self._rotated(qkv_TN, positions) if shape.rotary else by_head(qkv_TN, shape.head_size)
+        o_BSHD = attend(*(tensor.unflatten(0, (positions.rows, -1)) for tensor in (q, k, v)))
+        result: Tensor = self.output(o_BSHD.reshape(len(qkv_TN), -1), drop["output"], positions.in_batch)
         return result
 
-    def _rotated(self, qkv_TN: Tensor, places: TokenPlaces) -> tuple[Tensor, Tensor, Tensor]:
+    def _rotated(self, qkv_TN: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
         shape = self.architecture
         ranks = shape.qkv_features // qkv_TN.shape[1]
         sizes = [shape.heads // ranks, shape.kv_heads // ranks, shape.kv_heads // ranks]
         q_THD, k_TKD, v_TKD = qkv_TN.unflatten(1, (-1, shape.head_size)).split(sizes, 1)
-        cos_TD, sin_TD = shape.rope_tables(places.positions)
+        cos_TD, sin_TD = shape.rope_tables(positions.in_row)
         assert cos_TD is not None
         assert sin_TD is not None
         return rotated(q_THD, cos_TD, sin_TD), rotated(k_TKD, cos_TD, sin_TD), v_TKD
@@ -254,7 +248,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         device, parallel = torch.device(device), parallel or TensorParallel()
-        self.architecture, self.parallel, self.first, self.last = architecture, parallel, first, last
+        self.architecture, self.parallel, self.first, self.last, self.dtype = architecture, parallel, first, last, dtype
         self.parts = (range(architecture.layers),) if parts is None else tuple(parts)
         self._attend = causal_attention(split)
         shape, build = architecture, Building(architecture, lora, parallel, device, dtype)
@@ -305,7 +299,7 @@ class Decoder(nn.Module):
             raise ValueError("a stage that is not the last has no head")
         return self.embedding.weight if self.architecture.tied_head else self.head.weight
 
-    def tensor_splits(self) -> dict[str, Split]:
+    def tensor_splits(self) -> dict[str, TensorSplit]:
         """Return how each parameter that is split over the ranks is split, by name, with the padding of the words."""
         return tensor_splits(self)
 
@@ -358,15 +352,15 @@ class Decoder(nn.Module):
             elif name.endswith(".lora_b"):
                 parameter.zero_()
 
-    def embed(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
+    def embed(self, tokens_BS: Tensor, positions: TokenPositions) -> Tensor:
         """Return the hidden states (s, E) of this rank before the first layer, given all tokens. Collective over tp."""
         words_sE: Tensor = self.embedding(tokens_BS.flatten())
-        return words_sE if self.architecture.rotary else words_sE + self.positions(places)
+        return words_sE if self.architecture.rotary else words_sE + self.positions(positions)
 
-    def through(self, part: int, x_sE: Tensor, places: TokenPlaces) -> Tensor:
+    def through(self, part: int, x_sE: Tensor, positions: TokenPositions) -> Tensor:
         """Return the hidden states of this rank after one part of the network. Collective over tp and cp."""
         for block in self.blocks(part):
-            x_sE = block(x_sE, places, self._attend)
+            x_sE = block(x_sE, positions, self._attend)
         return x_sE
 
     def normed(self, x_sE: Tensor) -> Tensor:
@@ -374,9 +368,9 @@ class Decoder(nn.Module):
         result: Tensor = self.norm(x_sE)
         return result
 
-    def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
+    def hidden_states(self, tokens_BS: Tensor, positions: TokenPositions) -> Tensor:
         """Return the input (s, E) of the head for this rank's tokens, if this stage has the whole network."""
-        return self.normed(self.through(0, self.embed(tokens_BS, places), places))
+        return self.normed(self.through(0, self.embed(tokens_BS, positions), positions))
 
     def losses(self, hidden_sE: Tensor, labels_T: Tensor, head_chunk: int) -> Tensor:
         """Return the cross-entropy (T,) of every token in nats, equal on all ranks of tp. Collective over tp.
@@ -390,9 +384,9 @@ class Decoder(nn.Module):
         kept = None if shape.words_per_rank == 1 else shape.vocabulary
         return next_token_loss(hidden_sE, self.head_weight, labels_T, self.parallel, head_chunk, vocabulary=kept)
 
-    def forward_logits(self, tokens_BS: Tensor, places: TokenPlaces | None = None) -> Tensor:
+    def forward_logits(self, tokens_BS: Tensor, positions: TokenPositions | None = None) -> Tensor:
         """Return the logits (B, S, v) of whole rows for this rank's part of the vocabulary, from an untied head."""
         rows, length = tokens_BS.shape
-        places = places or TokenPlaces.whole(rows, length, device=tokens_BS.device)
-        logits: Tensor = self.head(self.hidden_states(tokens_BS, places))
+        positions = positions or TokenPositions.whole(rows, length, device=tokens_BS.device)
+        logits: Tensor = self.head(self.hidden_states(tokens_BS, positions))
         return logits.view(rows, length, -1)

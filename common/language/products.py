@@ -1,12 +1,11 @@
 """Linear layers of the blocks: forward product, input gradient and, if the weight is trained, weight gradient.
 
-A product is in the dtype of its weight (:class:`HalfProduct`) or in FP8: with a frozen weight
-(:mod:`common.language.frozen_products`), or with a trained one (:mod:`common.language.trained_products`), whose
-gradient is added to the main gradient. :mod:`common.language.lora` adds a low-rank adapter to a product.
+A product is in the dtype of its weight (:class:`HalfProduct`) or in FP8 (:mod:`common.language.fp8_products`). The
+gradient of a trained weight is added to its main gradient. :mod:`common.language.lora` adds a low-rank adapter.
 
-In FP8, activations are in e4m3, gradients in e5m2, with delayed scales (:mod:`common.ops.fp8_cast`). Under tensor
-parallelism, tokens move between ranks during the product (:mod:`common.language.movement`): for a column-parallel
-product, the input and its gradient have this rank's tokens; for a row-parallel product, the result and its gradient do.
+Under tensor parallelism, tokens move between ranks during the product (:mod:`common.language.movement`): for a
+column-parallel product, the input and its gradient have this rank's tokens; for a row-parallel product, the result and
+its gradient do.
 
 Legend: T tokens, n any rows, I input features, O output features of this rank; K summed dimension, N columns of a
 result.
@@ -14,30 +13,129 @@ result.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from common.distributed.tensor_parallel.products import RowProduct, TokenProducts, times
-from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
+from common.distributed.tensor_parallel.ranks import RowProduct, TensorParallel, TokenProducts, Underway, times
+from common.language.architecture import Tokens
 from common.language.lora import ProductAdapter
 from common.language.movement import GatheredFp8, Movement, Operand, data_and_scale
-from common.language.scales import Scales, WeightCasts
-from common.language.tokens import Tokens
 from common.nn.main_gradient import finish, main_gradient
-from common.nn.scratch import Scratch
-from common.ops import fp8_cast, transpose_fp8
-from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling
-from common.ops.linear.fp8 import multiply
-from common.ops.operation import AUTO, OperationRequest
+from common.ops.fp8_cast.reference import Fp8Tensor, Scaling
+from common.ops.operation import AUTO
 from common.ops.row_norm import RowNorm
 from common.ops.weight_gradient import add_product_
 
 
-class Backward(NamedTuple):
+class Scratch:
+    """Buffers that all layers reuse for large temporaries.
+
+    With the caching allocator instead, activations that a layer keeps could be placed inside the freed block, and the
+    next layer would need a second block of the same size. A buffer grows when a larger size is requested and then
+    moves to another address. Therefore, request the largest size before a CUDA graph is captured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots: dict[str, Tensor] = {}
+
+    def mlp(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return the buffer for a tensor as wide as the MLP. Its values are valid until the next call."""
+        return self.slot("mlp", shape, dtype)
+
+    def slot(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return the buffer ``name``. Its values are valid until the next call with the same name."""
+        needed = math.prod(shape) * dtype.itemsize
+        if name not in self._slots or self._slots[name].numel() < needed:
+            self._slots.pop(name, None)
+            self._slots[name] = torch.empty(needed, dtype=torch.uint8, device=self._device)
+        return self._slots[name][:needed].view(dtype).view(shape)
+
+
+class Scales(nn.Module):
+    """Delayed scales of several tensors. They are saved in checkpoints and restored after warm-up.
+
+    Attributes:
+        scales: fp32 (count,), scale of the next use of each tensor; 0 before the first use.
+        pending: int32 (count, 2), scratch of the casts, zeros between casts.
+    """
+
+    scales: Tensor
+    pending: Tensor
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("scales", torch.zeros(count, dtype=torch.float32, device=device))
+        self.register_buffer("pending", torch.zeros(count, 2, dtype=torch.int32, device=device), persistent=False)
+
+    def scaling(self, role: int) -> Scaling:
+        """Return the state of the scale with index ``role``."""
+        return Scaling(self.scales[role], self.pending[role])
+
+
+class WeightCasts:
+    """Schedule of the weight casts of FP8 products.
+
+    By default, products cast in every forward pass, within ``once()`` only in the first one, and for ``evaluating()``
+    before any forward pass.
+
+    Attributes:
+        step: incremented whenever weights may have changed. A product casts its weight if it last did so at another
+            step.
+        inference: whether the passes need no gradients, so that casts do not update the scales of weights.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.inference = False
+        self._once = False
+        self._in_evaluations: list[Callable[[], None]] = []
+
+    def before_evaluations(self, cast: Callable[[], None]) -> None:
+        """Register a function that casts a product's weight before each evaluation."""
+        self._in_evaluations.append(cast)
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[None]:
+        """Within this context, no weight changes. The host decides: a captured step casts in its first micro-batch.
+
+        After the context, even if it failed, each pass casts again.
+        """
+        self.step += 1
+        self.inference = False  # for casts before the first pass begins
+        self._once = True
+        try:
+            yield
+        finally:
+            self._once = False
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within this context, no weight changes and no gradients are needed. Entering it casts all weights.
+
+        CUDA graphs of passes may be captured and replayed within it, and replayed within a later such context.
+        """
+        with self.once():
+            self.inference = True
+            for cast in self._in_evaluations:
+                cast()
+            yield
+
+    def begin(self, inference: bool) -> None:
+        """Begin a forward pass. ``inference``: whether it needs no gradients."""
+        self.inference = inference
+        if not self._once:
+            self.step += 1
+
+
+class ProductBackward(NamedTuple):
     """Result of the backward pass of a product.
 
     Attributes:
@@ -59,7 +157,6 @@ class Product(ABC):
         bias_O: added to the result. The caller computes its gradient.
 
     Attributes:
-        trained: whether the weight is trained.
         adapter: low-rank adapter; None without one.
     """
 
@@ -176,7 +273,7 @@ class Product(ABC):
         *,
         needed: bool = True,
         dx: Tensor | None = None,
-    ) -> Backward:
+    ) -> ProductBackward:
         """Add the gradient of a trained weight to the main gradient, and return the input's gradient. Collective.
 
         Call this once per backward pass.
@@ -184,12 +281,11 @@ class Product(ABC):
         Args:
             dy, dy8: gradient of the result in 16 or more bits, see :attr:`half_gradient`, and in FP8; one may be None.
             x: the input as the product read it; None if the weight is frozen.
-            u: second result of :meth:`forward`.
             needed: whether the input needs a gradient.
             dx: buffer for the input's gradient, if the weight is frozen.
         """
         if self.adapter is None:
-            return Backward(self._input_gradient(dy, dy8, x, dx) if needed or self.trained else None)
+            return ProductBackward(self._input_gradient(dy, dy8, x, dx) if needed or self.trained else None)
         assert dy is not None
         assert u is not None
         underway, db = self.adapter.start_backward(dy, u)
@@ -197,7 +293,7 @@ class Product(ABC):
         du = underway.wait()
         if found is not None:
             self.adapter.add_input_gradient(found, du, tokens)
-        return Backward(found, du, db)
+        return ProductBackward(found, du, db)
 
     def masked(self, x: Tensor, tokens: Tokens) -> Tensor | None:
         """Return the input of the adapter, given that of the product; None without an adapter."""
@@ -207,7 +303,7 @@ class Product(ABC):
         """Return the input of the adapter, given the norm that made it, and its residual, moments and weight."""
         return None if self.adapter is None else self.adapter.input_again(norm, normed, tokens)
 
-    def adapter_gradients(self, found: Backward, masked: Tensor | None) -> tuple[Tensor, ...]:
+    def adapter_gradients(self, found: ProductBackward, masked: Tensor | None) -> tuple[Tensor, ...]:
         """Return the gradients of :attr:`adapters`, given the adapter's input."""
         if masked is None or found.du is None or found.db is None:
             return ()
@@ -225,7 +321,7 @@ class Product(ABC):
 
     @abstractmethod
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """Compute ``y = x W^T + bias``, as a :data:`common.distributed.tensor_parallel.products.RowProduct`."""
+        """Compute ``y = x W^T + bias``, as a :data:`common.distributed.tensor_parallel.ranks.RowProduct`."""
 
     @abstractmethod
     def towards_input(self) -> RowProduct:
@@ -269,91 +365,6 @@ class HalfProduct(Product):
         finish(self.weight)
 
 
-class Fp8Product(Product):
-    """Base of the products in FP8.
-
-    Args:
-        scales: scales of the operands.
-        roles: index of input and gradient in ``scales``.
-        scratch: buffers that all layers share.
-        dtype: dtype of results.
-    """
-
-    def __init__(
-        self,
-        weight_OI: Tensor,
-        movement: Movement,
-        bias_O: nn.Parameter | None,
-        scales: Scales,
-        roles: tuple[int, int],
-        scratch: Scratch,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(weight_OI, movement, bias_O)
-        self._scales, self._scratch, self._dtype = scales, scratch, dtype
-        self._input, self._gradient = roles
-        device = weight_OI.device
-        self._cast = fp8_cast.FP8_CAST.select(AUTO, OperationRequest(device, dtype)).function
-        self._transpose = transpose_fp8.TRANSPOSE_FP8.select(AUTO, OperationRequest(device, E4M3)).function
-
-    def new_rows(self, rows: int, columns: int) -> Tensor:
-        """Return an uninitialised tensor in the dtype of results."""
-        return torch.empty(rows, columns, dtype=self._dtype, device=self.weight.device)
-
-    def input_scaling(self) -> Scaling | None:
-        """Return the state of the input's scale."""
-        return self._scales.scaling(self._input)
-
-    def frozen(self, inference: bool) -> bool:
-        """Return whether the input's scale stays unchanged."""
-        return inference
-
-    def gradient_scaling(self) -> Scaling | None:
-        """Return the state of the scale of the result's gradient."""
-        return self._scales.scaling(self._gradient)
-
-    def cast_input(self, x_TI: Tensor, inference: bool) -> Fp8Tensor:
-        """Cast the input to e4m3."""
-        scaling = self._scales.scaling(self._input)
-        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(inference))
-        return result
-
-    def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
-        """Return the scale of an earlier cast."""
-        assert scale_inverse is not None
-        return Scaling(scale_inverse.reciprocal(), self._scales.pending[self._input])
-
-    def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
-        """Cast the input to e4m3 with the scale of an earlier cast."""
-        result: Fp8Tensor = self._cast(x_TI, self.scaling_of(scale_inverse), E4M3, False, True)
-        return result
-
-    def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        """Cast the gradient to e5m2."""
-        result: Fp8Tensor = self._cast(dy_TO, self._scales.scaling(self._gradient), E5M2, False, False)
-        return result
-
-    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
-        """Return the inverse scale to send with this rank's FP8 rows; 0 if ``role`` has had only zeros so far.
-
-        Zeros leave the scale unknown and are cast with 1, which would otherwise be the coarsest scale of all ranks.
-        """
-        return torch.where(self._scales.scales[role] > 0, scale_inverse, 0.0)
-
-    def _multiply(
-        self,
-        left_nK: Tensor,
-        scale_inverse: Tensor | None,
-        right_NK: Tensor,
-        right_inverse: Tensor,
-        out_nN: Tensor,
-        bias_N: Tensor | None = None,
-    ) -> None:
-        """Compute ``left right^T + bias``."""
-        assert scale_inverse is not None
-        multiply(left_nK, right_NK, scale_inverse, right_inverse, out_nN.dtype, bias_N, out=out_nN)
-
-
 @dataclass(frozen=True)
 class Shared:
     """Settings and buffers that the products of all layers share.
@@ -365,7 +376,6 @@ class Shared:
         tokens: moves tokens during products; None for separate collectives.
         accumulation: how gradients of trained FP8 products are added to the main gradients, an implementation of
             :mod:`common.ops.weight_gradient`.
-        own_eval_scales: see :class:`common.language.trained_products.Fp8TrainedProduct`.
     """
 
     scratch: Scratch

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from common.language.frozen_products import GRADIENT, INPUT, Fp8FrozenProduct, FrozenWeight
+from common.language.fp8_products import FROZEN_GRADIENT, FROZEN_INPUT, Fp8FrozenProduct, FrozenWeight
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor
 from common.ops.linear import te
 
@@ -44,16 +44,16 @@ class TeFrozenProduct(Fp8FrozenProduct):
 
     def cast_input(self, x_TI: Tensor, inference: bool) -> Fp8Tensor:
         """Cast the input to e4m3. ``inference`` leaves the scale unchanged."""
-        return self._rounded(x_TI, INPUT, self._scales.scales[INPUT], inference)
+        return self._rounded(x_TI, FROZEN_INPUT, self._scales.scales[FROZEN_INPUT], inference)
 
     def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
         """Cast the input to e4m3 with a scale of an earlier cast."""
         assert scale_inverse is not None
-        return self._rounded(x_TI, INPUT, scale_inverse.reciprocal(), True)
+        return self._rounded(x_TI, FROZEN_INPUT, scale_inverse.reciprocal(), True)
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
         """Cast the gradient to e5m2."""
-        return self._rounded(dy_TO, GRADIENT, self._scales.scales[GRADIENT], False)
+        return self._rounded(dy_TO, FROZEN_GRADIENT, self._scales.scales[FROZEN_GRADIENT], False)
 
     def _multiply(
         self,
@@ -70,14 +70,14 @@ class TeFrozenProduct(Fp8FrozenProduct):
         right, left = _engine(right_NK, right_inverse), _engine(left_nK, scale_inverse)
         general_gemm(right, left, out_dtype=out_nN.dtype, out=out_nN)
 
-    def _turn(self, target_IO: Tensor) -> Tensor:
+    def _write_transposed(self, target_IO: Tensor) -> Tensor:
         from transformer_engine.pytorch.constants import TE_DType, tex
 
         tex.fp8_transpose(self.weight.view(torch.uint8), TE_DType[E4M3], out=target_IO.view(torch.uint8))
         return target_IO
 
     def _rounded(self, x: Tensor, role: int, scale: Tensor, resting: bool) -> Fp8Tensor:
-        dtype, amaxes = E5M2 if role == GRADIENT else E4M3, self._scales.amaxes[:, role : role + 1]
+        dtype, amaxes = E5M2 if role == FROZEN_GRADIENT else E4M3, self._scales.amaxes[:, role : role + 1]
         parts = te.cast(x, scale, amaxes[0], dtype, False).get_metadata()
         if resting:
             amaxes.zero_()

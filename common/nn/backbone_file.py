@@ -134,7 +134,6 @@ def fitted_backbone(shape: ResNetShape, image_NCHW: Tensor, seed: int) -> dict[s
         shape: shape with a trained norm of momentum 1, so that the running statistics are those of ``image_NCHW``
             alone.
         image_NCHW: normalised images.
-        seed: seed of the weights.
     """
     trunk = ResNetTrunk(shape)
     draw_weights(trunk, torch.Generator().manual_seed(seed))

@@ -27,7 +27,9 @@ class BatchNorm2d(nn.Module):
         relu: whether :meth:`forward` applies ReLU to the result.
         eps: added to the variance.
         momentum: weight of the batch statistics in the update of the running statistics.
-        group: ranks that compute the statistics together; None for this rank alone. See also :func:`set_group`.
+
+    Attributes:
+        group: ranks that compute the statistics together (:func:`set_group`); None for this rank alone.
     """
 
     running_mean: Tensor
@@ -39,13 +41,12 @@ class BatchNorm2d(nn.Module):
         relu: bool = False,
         eps: float = 1e-5,
         momentum: float = 0.1,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.relu = relu
         self.eps = eps
         self.momentum = momentum
-        self.group = group
+        self.group: dist.ProcessGroup | None = None
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))

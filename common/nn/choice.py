@@ -19,7 +19,6 @@ class Choosing(Protocol):
 
         Args:
             requested: name of an implementation, or ``auto``.
-            dtype: dtype of the activations.
 
         Returns:
             The name of the chosen implementation.
@@ -36,7 +35,6 @@ def choose(model: nn.Module, kind: type[Choosing], requested: str, dtype: torch.
     Args:
         kind: class of the layers.
         requested: name of an implementation, or ``auto``.
-        dtype: dtype of the activations.
 
     Returns:
         The names of the chosen implementations, joined by ``+`` where layers differ.
@@ -56,7 +54,6 @@ def choose_layers(
     Args:
         kinds: maps the name of an operation to the class of the layers that run it.
         requested: ``model.implementations``. Operations that are not in it get ``auto``.
-        dtype: dtype of the activations.
 
     Returns:
         The names of the chosen implementations by operation.

@@ -22,7 +22,6 @@ class Conv2d(nn.Conv2d):
 
     Args:
         kernel: height and width of the kernel, an odd number.
-        stride: stride in both directions.
         groups: groups of channels. With more than one, :meth:`with_moments` returns no moments.
     """
 
@@ -63,7 +62,6 @@ class LayerFlops:
     """FLOPs of a layer for one image.
 
     Attributes:
-        forward: FLOPs of the forward pass.
         training: FLOPs of the forward pass and of the gradients that the layer needs.
     """
 

@@ -30,7 +30,6 @@ class FeaturePyramid(nn.Module):
 
     Args:
         in_channels: channels of the stages, from the finest to the coarsest.
-        channels: channels of every level.
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Extra) -> None:

@@ -21,7 +21,6 @@ class FusedConv2d(nn.Conv2d):
 
     Args:
         kernel: height and width of the kernel, an odd number.
-        stride: stride in both directions.
         bias: whether the layer has a bias. A layer without bias must be run by a :class:`FoldedConvolution`.
     """
 

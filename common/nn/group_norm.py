@@ -45,7 +45,6 @@ class LayerNorm(nn.Module):
         return result
 
     def extra_repr(self) -> str:
-        """Sizes and the implementation."""
         return f"{self.weight.numel()}, eps={self.eps}, implementation={self._add_layer_norm.name}"
 
 
@@ -107,7 +106,6 @@ class GroupNorm(nn.Module):
         return result
 
     def extra_repr(self) -> str:
-        """Sizes and the implementation."""
         return (
             f"{self.weight.numel()}, groups={self.groups}, eps={self.eps}, silu={self.silu}, "
             f"implementation={self._group_norm.name}"

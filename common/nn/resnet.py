@@ -72,10 +72,8 @@ class ResNetShape:
         width: channels of the first convolution and of the first stage; each further stage doubles them.
         bottleneck: whether a block has 1x1, 3x3 and 1x1 convolutions and ``EXPANSION`` times the channels in its
             output, instead of two 3x3 convolutions.
-        norm: kind of batch norm.
         groups: groups of the 3x3 convolution of a bottleneck block.
         width_per_group: channels per group in the first stage; each further stage doubles them. None for ``width``.
-        strides: stride of each stage.
         stride_in_1x1: whether the stride of a bottleneck block is in its first 1x1 convolution, as in the weights
             that the paper's authors published, instead of the 3x3 convolution.
         input_channels: ``IMAGE_CHANNELS`` or ``PADDED_CHANNELS``.
@@ -358,10 +356,6 @@ def draw_weights(trunk: ResNetTrunk, generator: torch.Generator) -> None:
 
     Trained norms are unchanged. A frozen norm does not normalise, so every block would double the variance of its
     shortcut. To prevent this, the weight of the last norm of each block is set to 1 / sqrt(number of blocks).
-
-    Args:
-        trunk: trunk on the CPU.
-        generator: generator on the CPU.
     """
     for module in trunk.modules():
         if isinstance(module, nn.Conv2d):

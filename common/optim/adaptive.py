@@ -85,7 +85,6 @@ class LAMB(_MomentsRule):
     norm_of: Literal["master", "model"] = "master"
 
     def formula(self) -> Moments:
-        """See :class:`common.optim.rules.Rule`."""
         return Moments(
             self.beta1, self.beta2, self.epsilon, self.bias_correction, norm_of_model=self.norm_of == "model"
         )
@@ -98,7 +97,6 @@ class AdamW(_MomentsRule):
     instead: ClassVar[str] = "LAMB"
 
     def formula(self) -> Moments:
-        """See :class:`common.optim.rules.Rule`."""
         return Moments(self.beta1, self.beta2, self.epsilon)
 
 
@@ -109,7 +107,6 @@ class Adam(_MomentsRule):
     instead: ClassVar[str] = "LAMB"
 
     def formula(self) -> Moments:
-        """See :class:`common.optim.rules.Rule`."""
         return Moments(self.beta1, self.beta2, self.epsilon, decay_in_gradient=True)
 
 
@@ -127,7 +124,6 @@ class Moments(Formula):
     norm_of_model: bool = False
 
     def operation(self) -> Operation:
-        """See :class:`common.optim.rules.Formula`."""
         return ADAPTIVE
 
 
@@ -150,11 +146,9 @@ class Adagrad(Rule, Formula):
         _check_epsilon(self.epsilon)
 
     def formula(self) -> Adagrad:
-        """See :class:`common.optim.rules.Rule`."""
         return self
 
     def operation(self) -> Operation:
-        """See :class:`common.optim.rules.Formula`."""
         return ADAGRAD
 
 
@@ -170,14 +164,12 @@ class ReferenceAdaptive(Update):
         self._runs = runs_of(binding, list(self.states.values()), alone=False)
 
     def measure(self, stats: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
         note_overflow(self._shards, stats)
         for run in self._runs:
             norm = torch.linalg.vector_norm(run.shard.gradients[run.part], dtype=run.shard.master_dtype)
             stats[1] += (norm * run.settings.grad_multiplier).square() * run.settings.norm_share
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
         corrections = self._corrections(step)
         self._squares.zero_()
         directions = []
@@ -258,7 +250,6 @@ class ReferenceAdagrad(Update):
         self._runs = runs_of(binding, list(self.states.values()), alone=False)
 
     def measure(self, stats: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
         note_overflow(self._shards, stats)
         for run in self._runs:
             gradients = run.shard.gradients[run.part]
@@ -266,7 +257,7 @@ class ReferenceAdagrad(Update):
             stats[1] += squared.sum() * (run.settings.grad_multiplier**2 * run.settings.norm_share)
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`. Adagrad does not use ``step``."""
+        """Adagrad does not use ``step``."""
         for run in self._runs:
             (total,) = run.states
             gradients = run.gradients(grad_factor)

@@ -263,15 +263,6 @@ class FlatBuffer:
         """Copy this rank's pieces of ``flat``, in the buffer's layout, into ``out``, in the shard's layout."""
         torch._foreach_copy_([out[b.in_shard] for b in self.buckets], [flat[b.own] for b in self.buckets])
 
-    def read_parameters(self) -> None:
-        """Set the shard's parameters and masters to the model's weights, after other code changed these."""
-        if not self.is_whole:
-            self.take(self.parameters, self.shard.parameters)
-        if self.shard.has_remainders:
-            self.shard.masters.zero_()
-        elif self.shard.has_masters:
-            self.shard.masters.copy_(self.shard.parameters)
-
     def check(self) -> None:
         """Check on the host, by pointers, that parameters and gradients still are views of the buffers.
 
@@ -387,7 +378,6 @@ def build_flat_buffers(
     Tensors are numbered through all buffers.
 
     Args:
-        groups, parts, ranks, index, bucket_bytes, remainders: see :class:`FlatBuffer`.
         gradients: precision in which gradients are added up.
 
     Raises:

@@ -236,9 +236,6 @@ def micro_batch_axes(group: ParameterGroup) -> tuple[str, ...]:
 def shard_ranks(shard: str, layout: Layout, ranks_per_node: int | None) -> int:
     """Return how many adjacent ranks of ``dp`` and ``cp`` share the parameters.
 
-    Args:
-        shard, layout, ranks_per_node: see :class:`ShardPlan`.
-
     Raises:
         ValueError: see :class:`ShardPlan`.
     """

@@ -62,7 +62,6 @@ class MomentsHparams:
 
     Attributes:
         source: publication of the set.
-        global_batch_size: samples per optimizer step.
         base_learning_rate: highest learning rate.
         beta_1, beta_2: decay of the first and second moment.
         epsilon: added to the root of the second moment.
@@ -110,7 +109,6 @@ class AdagradHparams:
 
     Attributes:
         source: publication of the set.
-        global_batch_size: samples per optimizer step.
         base_learning_rate: learning rate of every step.
         epsilon: added to the root of the sum of squares.
     """

@@ -43,7 +43,6 @@ class LARS(Rule):
 
     Args:
         momentum: mu.
-        eta: trust coefficient.
         epsilon: added to the denominator of the trust ratio.
         norm_of: take |w| of the fp32 masters or of the model's weights.
     """
@@ -54,7 +53,6 @@ class LARS(Rule):
     norm_of: Literal["master", "model"] = "master"
 
     def formula(self) -> Momentum:
-        """See :class:`common.optim.rules.Rule`."""
         return Momentum(self.momentum, False, self.eta, self.epsilon, self.norm_of == "model")
 
 
@@ -80,7 +78,6 @@ class SGD(Rule):
             raise ValueError(f"momentum={self.momentum}: Nesterov's step takes a positive momentum")
 
     def formula(self) -> Momentum:
-        """See :class:`common.optim.rules.Rule`."""
         return Momentum(self.momentum, self.nesterov, 0.0, 0.0, False)
 
 
@@ -95,7 +92,6 @@ class Momentum(Formula):
     norm_of_model: bool
 
     def operation(self) -> Operation:
-        """See :class:`common.optim.rules.Formula`."""
         return MOMENTUM
 
 
@@ -111,7 +107,6 @@ class ReferenceMomentum(Update):
         self._runs = runs_of(binding, list(self.states.values()), alone=True)
 
     def measure(self, stats: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
         note_overflow(self._shards, stats)
         self._squares.zero_()
         for run in self._runs:
@@ -125,7 +120,7 @@ class ReferenceMomentum(Update):
         self._complete_squares()
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`. LARS and SGD do not use ``step``."""
+        """LARS and SGD do not use ``step``."""
         weight_norms, gradient_norms = self._squares.sqrt()
         for run in self._runs:
             ratio = None

@@ -336,7 +336,6 @@ class Optimizer:
         Every rank that has the parameter must call this. Nothing is communicated.
 
         Args:
-            name: name of the parameter.
             tensors: ``masters``, to which the parameter is also set, and every kind of the rule's state, in the
                 parameter's shape.
 
@@ -349,12 +348,6 @@ class Optimizer:
     def set_step(self, step: int) -> None:
         """Set the counter of updates, which schedules and the rule read."""
         self._step.fill_(step)
-
-    @torch.no_grad()
-    def reset_masters(self) -> None:
-        """Set the masters to the model's weights, after these were loaded without optimizer state."""
-        for buffer in self.buffers:
-            buffer.read_parameters()
 
     def check_views(self) -> None:
         """Check by pointers, on the host, that parameters and gradients still are views of the flat buffers.

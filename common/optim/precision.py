@@ -35,8 +35,6 @@ class LossScale:
     grows. Other dtypes do not need a scale.
 
     Args:
-        device: device of the loss.
-        initial: the first scale.
         growth_interval: updates without overflow after which the scale grows.
         growth, backoff: factors; use powers of two, so that scaling is exact. With 1 and 1 the scale is constant.
         hysteresis: number of overflows in a row from which on each one lowers the scale.

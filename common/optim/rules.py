@@ -32,7 +32,6 @@ class GroupSettings:
 
     Attributes:
         grad_multiplier: factor that turns the gradient in the shard into the mean over the global batch.
-        weight_decay, trust_ratio, learning_rate_in_momentum: see ``ParameterGroup``.
         norm_share: weight of the group's squares in ``stats[1]``: 1 / (number of ranks that hold the group
             redundantly).
     """
@@ -189,7 +188,6 @@ class Run:
     Attributes:
         shard: the shard that contains the fragments.
         part: slice from the start of the first fragment to the stop of the last.
-        settings: settings of the group.
         fragments: at least one, in order.
         states: the slice ``part`` of each state tensor, in the order of the update's ``kinds``.
     """

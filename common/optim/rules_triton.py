@@ -116,7 +116,6 @@ class TritonMomentum(MultiTensorUpdate):
         self._shares_of_norm = torch.zeros(self._fragments, dtype=torch.float32, device=self._squares.device)
 
     def measure(self, stats: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
         for shard, _, first, last in self._parts:
             _measure_kernel[(last - first,)](
                 shard.parameters if self._formula.norm_of_model else shard.masters,
@@ -133,7 +132,7 @@ class TritonMomentum(MultiTensorUpdate):
         torch.sum(self._shares_of_norm, dim=0, out=stats[1])
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`; momentum does not depend on ``step``."""
+        """Momentum does not depend on ``step``."""
         self._update(rates_G, grad_factor, write)
 
 
@@ -202,7 +201,6 @@ class TritonAdaptive(MultiTensorUpdate):
         self._log_betas = torch.tensor(logs, dtype=torch.float64, device=device)
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
         if self._formula.bias_correction:
             adaptive_corrections_kernel[(1,)](step, self._log_betas, self._corrections)
         pairs = self._pairs if self._any_trust else None
@@ -242,5 +240,5 @@ class TritonAdagrad(MultiTensorUpdate):
     rule = _adagrad
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`; Adagrad does not depend on ``step``."""
+        """Adagrad does not depend on ``step``."""
         self._update(rates_G, grad_factor, write)

@@ -56,7 +56,6 @@ def distribute(buffers: Sequence[FlatBuffer], kinds: Kinds, named: Mapping[str, 
 
     Args:
         kinds: flat tensors that are written, as in :func:`collect`.
-        named: result of :func:`collect`.
     """
     for kind, flats in kinds.items():
         for buffer, flat in zip(buffers, flats, strict=True):
@@ -81,7 +80,6 @@ def put(buffers: Sequence[FlatBuffer], kinds: Kinds, name: str, tensors: Mapping
 
     Args:
         kinds: the state, always with ``masters``. Setting the master of an fp32 or fp64 parameter sets the parameter.
-        name: name of the parameter.
         tensors: for every kind a tensor of the parameter's shape, on any device and in any floating dtype.
 
     Raises:

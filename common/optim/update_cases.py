@@ -38,9 +38,6 @@ def shard_of(
     """Return a shard of whole tensors with random weights and gradients; without tensors all of it is padding.
 
     Args:
-        draw: source of the values.
-        tensors: tensors of the shard.
-        dtype: dtype of the parameters.
         first: number of the first tensor.
         weight_scale, gradient_scale: standard deviations.
         gradient_dtype: dtype of the gradients; None for that of the parameters.
@@ -92,9 +89,7 @@ def passes(
     Args:
         function: makes an update from a formula and a binding.
         draw: source of the values. The first shard has parameters in its dtype, the others in fp32.
-        rule: the update rule.
         settings: settings of each group.
-        shards: tensors of each shard.
         rate: learning rate of the first group; the second has twice as much, and so on.
         factor: factor on all gradients.
         step: number of updates before this one.

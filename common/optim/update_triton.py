@@ -265,7 +265,6 @@ class MultiTensorUpdate(Update):
         self._measured, self._pairs = torch.zeros((2, len(blocks), 2), dtype=torch.float32, device=device)
 
     def measure(self, stats: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
         for shard, _, first, last in self._parts:
             programs = -(-(last - first) // MEASURED_BLOCKS)
             multi_tensor_measure_kernel[(programs,)](

@@ -31,7 +31,7 @@ from torch import nn
 from common.config.override import as_typed
 from common.distributed.groups import of_all_ranks
 from common.distributed.layout import AXES, Layout
-from common.distributed.tensor_split import Split, check_splits, gathered, own_parts
+from common.distributed.tensor_split import TensorSplit, check_splits, gathered, own_parts
 from common.errors import CheckpointError
 from common.nn.frozen import frozen_names
 from common.optim.groups import SUMMED_AXES
@@ -78,7 +78,7 @@ def save(
     *,
     configuration: Mapping[str, object] | None = None,
     base: str | None = None,
-    splits: Mapping[str, Split] | None = None,
+    splits: Mapping[str, TensorSplit] | None = None,
 ) -> Path:
     """Write the checkpoint ``folder``/step_<step> and return its path. An existing one is replaced. Collective.
 
@@ -255,7 +255,7 @@ def restore(
     layout: Layout,
     *,
     base: str | None = None,
-    splits: Mapping[str, Split] | None = None,
+    splits: Mapping[str, TensorSplit] | None = None,
 ) -> Progress:
     """Load the result of :func:`read` into model, updaters and random generators; return the run's position.
 

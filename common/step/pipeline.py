@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.distributed.pipeline.links import Handed, Links, StandIns
+from common.distributed.pipeline.links import Handed, Links, SyntheticLinks
 from common.distributed.pipeline.order import (
     Unit,
     check_numbers,
@@ -54,7 +54,7 @@ class Pipeline:
         check_numbers(self._stages, chunks, micro_batches)
         self._handed, self._device, self._micro_batches = handed, layout.device, micro_batches
         self.first, self.last = self._stage == 0, self._stage == self._stages - 1
-        self._links: Links | StandIns = Links(layout, chunks)
+        self._links: Links | SyntheticLinks = Links(layout, chunks)
         self._forward_rehearsed = False
 
     @contextlib.contextmanager
@@ -68,7 +68,7 @@ class Pipeline:
         """
         links = self._links
         assert isinstance(links, Links)
-        self._links = StandIns(links, self._device)
+        self._links = SyntheticLinks(links, self._device)
         try:
             yield
         finally:

@@ -19,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.data.ahead import ahead
 from common.data.batches import Block, HostBatch
 from common.data.order import SampleStream
-from common.data.threads import PendingBatch, SampleThreads
+from common.data.threads import PendingBatch, SampleThreads, ahead
 from common.errors import DataError
 from common.formats.jpeg import REMEDY, decode
 from common.vision.dali import (

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from common.data import preparation
-from common.data.ahead import ahead
+from common.data.threads import ahead
 from common.formats.recordio import RecordWriter
 
 STATE = "prepare.partial"

@@ -6,15 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
-from common.language.architecture import LlamaArchitecture
+from common.distributed.context_parallel import ContextSplit
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
+from common.language.architecture import LlamaArchitecture, TokenPositions, choose_operations
 from common.language.decoder import IN_FP8, HandwrittenDecoder
-from common.language.frozen_products import load_frozen
+from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
 from common.language.network import Decoder
-from common.language.operations import choose_operations
-from common.language.tokens import TokenPlaces
 from common.ops.libraries import TRANSFORMER_ENGINE
 from tests.common.language.fp8_operands import noted, take
 from tests.generators import generator_of
@@ -81,9 +79,9 @@ def rows() -> Tensor:
 
 
 def loss(network: Decoder | HandwrittenDecoder, decoder: Decoder, given: Tensor, seed: Tensor) -> Tensor:
-    places = TokenPlaces.whole(ROWS, LENGTH, seed, GPU)
-    hidden = network.hidden_states(given[:, :-1], places)
-    return next_token_loss(hidden, decoder.head.weight, given[:, 1:].flatten(), decoder.parallel).mean()
+    positions = TokenPositions.whole(ROWS, LENGTH, seed, GPU)
+    hidden = network.hidden_states(given[:, :-1], positions)
+    return next_token_loss(hidden, decoder.head.weight, given[:, 1:].flatten(), decoder.parallel, 1024).mean()
 
 
 def gradients(decoder: Decoder) -> dict[str, Tensor]:

@@ -13,17 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import GptArchitecture
-from common.distributed.context_parallel.split import ContextSplit
+from benchmarks.gpt3.config import GptArchitecture
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, build_products
-from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import CollectiveProducts, TensorParallel, TokenProducts
 from common.errors import UnsupportedImplementation
+from common.language.architecture import choose_operations
 from common.language.decoder import HandwrittenDecoder
 from common.language.network import Decoder
-from common.language.operations import choose_operations
 from common.ops.operation import AUTO
 from common.step.capture import capturing
 from tests.benchmarks.gpt3.small_gpt3 import Passes

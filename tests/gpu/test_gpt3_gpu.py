@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import GptArchitecture
+from benchmarks.gpt3.config import GptArchitecture
 from benchmarks.gpt3.published import load_published
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
+from common.language.architecture import choose_operations
 from common.language.decoder import HandwrittenDecoder
 from common.language.network import EMBEDDING, Decoder
-from common.language.operations import choose_operations
 from common.ops.operation import AUTO
 from common.optim.buffers import FlatBuffer, split_masters
 from tests.benchmarks.gpt3.small_gpt3 import Passes
 from tests.benchmarks.gpt3.small_published import SHAPE as PUBLISHED
-from tests.benchmarks.gpt3.small_published import STEPS, Trainee, whole_tensors, write_by_hand
+from tests.benchmarks.gpt3.small_published import STEPS, Trainee, whole_tensors, write_published
 from tests.common.language.head_gradients import HEADS, Case
 from tests.generators import generator_of
 from tests.gpu.support import BF16_AND_FP8, GPU, captured, relative_error
@@ -250,14 +250,15 @@ def test_a_head_for_tensor_parallelism_takes_no_memory_for_a_chunks_product(dtyp
 
 @pytest.mark.parametrize("masters", ["fp32", "remainder"])
 def test_weights_masters_and_moments_are_those_of_the_checkpoint(tmp_path: Path, masters: str) -> None:
-    write_by_hand(tmp_path / "checkpoint")
+    tensors = whole_tensors()
+    write_published(tmp_path / "checkpoint", {**tensors, "weights": tensors["masters"]}, PUBLISHED.layers, STEPS)
     layout = Layout(device="cuda:0")
     one = Trainee(layout, TensorParallel(), masters=masters)
     splits = one.model.tensor_splits()
     load_published(tmp_path / "checkpoint", one.model, one.optimizer, layout, PUBLISHED, STEPS, splits)
     state, parameters = one.optimizer.state_dict(), dict(one.model.named_parameters())
     assert state["step"] == STEPS
-    for name, kind, values in one.expected(whole_tensors()):
+    for name, kind, values in one.expected(tensors):
         assert torch.equal(state[kind][name], values), (name, kind)
         if kind == "masters":
             rounded = split_masters(values)[0] if masters == "remainder" else values.bfloat16()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.rgat.graph import Graph
-from common.distributed import one_machine
+from common.distributed import symmetric_memory
 from common.distributed.layout import Layout
 from common.distributed.symmetric_memory import PeerMemory, attempt
 from tests.benchmarks.rgat import store_ranks as small
@@ -43,9 +43,9 @@ def own_numbers(memory: PeerMemory, group: dist.ProcessGroup) -> tuple[list[int]
     device = torch.device("cuda", memory.rank)
     parts = memory.tensors((2,), torch.int64, 16)
     parts[memory.rank].fill_(memory.rank + 10)
-    one_machine.gathered(0, group, device)
+    symmetric_memory.gathered(0, group, device)
     found = [int(part[1].to(device)) for part in parts]
-    one_machine.gathered(0, group, device)  # none is freed before all have read
+    symmetric_memory.gathered(0, group, device)  # none is freed before all have read
     return found, memory.addresses.tolist(), [part.data_ptr() - 16 for part in parts]
 
 

@@ -15,21 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, build_products
-from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import CollectiveProducts, TensorParallel, TokenProducts
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import UnsupportedImplementation
-from common.language.architecture import LlamaArchitecture
+from common.language.architecture import LlamaArchitecture, TokenPositions, choose_operations
 from common.language.decoder import IN_FP8, HandwrittenDecoder
-from common.language.frozen_products import load_frozen
+from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
 from common.language.network import Decoder
-from common.language.operations import choose_operations
-from common.language.tokens import TokenPlaces
 from common.step.capture import capturing
 from tests.generators import generator_of
 from tests.gpu.support import relative_error
@@ -75,7 +72,7 @@ class Network:
 
     def losses(self, tokens_BR: Tensor, seed: Tensor | None) -> Tensor:
         """Return the losses of all tokens; without dropout if ``seed`` is None."""
-        places = TokenPlaces.whole(ROWS, LENGTH, seed, self.device)
+        places = TokenPositions.whole(ROWS, LENGTH, seed, self.device)
         hidden_sE = self.handwritten.hidden_states(tokens_BR[:, :-1], places)
         weight = self.decoder.head.weight
         return next_token_loss(hidden_sE, weight, tokens_BR[:, 1:].flatten(), self.parallel, CHUNK)

@@ -10,13 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel import ContextSplit
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import Adapter, ColumnParallelLinear, RowParallelLinear
 from common.distributed.tensor_parallel.overlap import PRODUCTS, SymmetricMemoryProducts, build_products
-from common.distributed.tensor_parallel.products import CollectiveProducts, RowProduct, TokenProducts, times
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import (
+    CollectiveProducts,
+    RowProduct,
+    TensorParallel,
+    TokenProducts,
+    times,
+)
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import UnsupportedImplementation
 from common.ops.linear.fp8 import multiply
 from common.step.capture import capturing
@@ -146,7 +151,7 @@ def wrong_keys(layout: Layout, device: torch.device) -> int:
     """Return the number of wrong elements of captured gathered keys and values, and of their summed gradients."""
     split = ContextSplit.from_layout(layout, 64 * layout.size("cp"))
     k_BSKD = torch.arange(2 * split.row_length * 8, device=device).view(2, -1, 2, 4).to(torch.bfloat16)
-    k_BLKD = split.deal(k_BSKD)
+    k_BLKD = split.own_tokens(k_BSKD)
 
     def run() -> list[Tensor]:
         k, v = split.all_gather_kv(k_BLKD, -k_BLKD)

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from common.language.decoder import product_of
-from common.language.products import Shared
-from common.language.scales import WeightCasts
-from common.language.trained_products import Fp8TrainedProduct
-from common.nn.scratch import Scratch
+from common.language.fp8_products import Fp8TrainedProduct
+from common.language.products import Scratch, Shared, WeightCasts
 from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.operation import OperationRequest
@@ -109,14 +107,14 @@ def test_products_in_16_bits_add_up(shape: tuple[int, int, int], wide: bool, hal
 
 @NAMES
 @pytest.mark.parametrize(
-    ("dtype", "keep_turned"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)]
+    ("dtype", "keep_transposed"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)]
 )
-def test_trained_products_are_those_of_their_operands(name: str, dtype: torch.dtype, keep_turned: bool) -> None:
+def test_trained_products_are_those_of_their_operands(name: str, dtype: torch.dtype, keep_transposed: bool) -> None:
     accumulate_of(name, dtype)
     torch.manual_seed(0)
     layer, shared = Holder(768, 512), Shared(Scratch(GPU), WeightCasts(), accumulation=name)
     layer.weight.grad_dtype = dtype
-    product_8 = product_of(layer, "fp8", shared, keep_turned)
+    product_8 = product_of(layer, "fp8", shared, keep_transposed)
     assert isinstance(product_8, Fp8TrainedProduct)
     assert product_8._accumulate is weight_gradient.WEIGHT_GRADIENT.function(name)
     x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()

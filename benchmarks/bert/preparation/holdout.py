@@ -11,8 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.bert.preparation.articles import clean, read_lines
-from benchmarks.bert.preparation.sentences import SentenceSplitter
+from benchmarks.bert.preparation.articles import SentenceSplitter, clean, read_lines
 from common.data.atomic import written
 from common.data.manifest import digest
 from common.errors import DataError
@@ -49,7 +48,6 @@ def split_file(
     """Clean one file of articles, split it into sentences, and write its training and its held-out articles.
 
     Args:
-        path, number, files, wanted: see :func:`held_out`.
         punkt: folder of Punkt parameters, or None.
         training, evaluation: output files.
 
@@ -61,8 +59,8 @@ def split_file(
     """
     pieces = sentences_of(path, SentenceSplitter(punkt)).split("\n\n")
     chosen = held_out(number, files, wanted, len(pieces), path)
-    kept = [piece for place, piece in enumerate(pieces) if place not in chosen]
-    write_text(evaluation, [f"{piece}\n\n" for place, piece in enumerate(pieces) if place in chosen])
+    kept = [piece for index, piece in enumerate(pieces) if index not in chosen]
+    write_text(evaluation, [f"{piece}\n\n" for index, piece in enumerate(pieces) if index in chosen])
     written_bytes = write_text(training, ["\n\n".join(kept), "\n" if kept else ""])
     return {"articles": sum(piece != "" for piece in kept), "held_out": len(chosen), "bytes": written_bytes}
 

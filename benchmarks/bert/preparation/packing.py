@@ -23,11 +23,11 @@ class PackingPlan:
     """Combinations of lengths that fill a row, and how often to use each.
 
     Attributes:
-        ways: int64 [W, 3], lengths of the slots of a row; 0 for unused slots.
+        combinations: int64 [W, 3], lengths of the slots of a row; 0 for unused slots.
         repeats: int64 [W], number of rows.
     """
 
-    ways: NDArray[np.int64]
+    combinations: NDArray[np.int64]
     repeats: NDArray[np.int64]
 
 
@@ -36,11 +36,11 @@ class Packs:
     """Assignment of sequences to packs.
 
     Attributes:
-        places: int32 [N], 3 * (index of the pack) + (slot in the pack) of each sequence.
+        slots: int32 [N], 3 * (index of the pack) + (slot in the pack) of each sequence.
         sizes: int8 [P], number of sequences in each pack, 1 to 3.
     """
 
-    places: NDArray[np.int32]
+    slots: NDArray[np.int32]
     sizes: NDArray[np.int8]
 
     @property
@@ -63,16 +63,16 @@ def pack(lengths: NDArray[np.integer], longest: int, seed: int) -> Packs:
     rows = source.permutation(int(plan.repeats.sum())).astype(np.int32)
     drawn = source.permutation(len(lengths)).astype(np.int32)
     queue = drawn[np.argsort(-lengths[drawn], kind="stable")]  # longest sequences first
-    places = np.full(len(lengths), -1, np.int32)
+    slots = np.full(len(lengths), -1, np.int32)
     starts = np.cumsum(plan.repeats) - plan.repeats
     done = 0
     for length in range(longest, 0, -1):
-        for way, slot in np.argwhere(plan.ways == length).tolist():
-            start = int(starts[way])
-            served = min(int(plan.repeats[way]), len(queue) - done)
-            places[queue[done : done + served]] = rows[start : start + served] * MAX_SEQUENCES + slot
+        for combination, slot in np.argwhere(plan.combinations == length).tolist():
+            start = int(starts[combination])
+            served = min(int(plan.repeats[combination]), len(queue) - done)
+            slots[queue[done : done + served]] = rows[start : start + served] * MAX_SEQUENCES + slot
             done += served
-    return _without_gaps(places, len(rows))
+    return _without_gaps(slots, len(rows))
 
 
 def plan_packs(counts: NDArray[np.integer], longest: int) -> PackingPlan:
@@ -84,23 +84,25 @@ def plan_packs(counts: NDArray[np.integer], longest: int) -> PackingPlan:
         counts: [longest], number of sequences of length 1, 2, … ``longest``.
         longest: tokens per row.
     """
-    ways = exact_ways(longest)
-    repeats = np.floor(_fewest_rows(ways, counts, longest) + _ROUNDING).astype(np.int64)
-    places = np.zeros(longest + 1, np.int64)
-    np.add.at(places, ways, repeats[:, None])
+    combinations = exact_combinations(longest)
+    repeats = np.floor(_fewest_rows(combinations, counts, longest) + _ROUNDING).astype(np.int64)
+    slots = np.zeros(longest + 1, np.int64)
+    np.add.at(slots, combinations, repeats[:, None])
     left = np.asarray(counts, np.int64).copy()
     spare = 0
     for length in range(longest, 0, -1):  # slots that no sequence of this length needs serve shorter ones
-        spare += int(places[length])
+        spare += int(slots[length])
         served = min(spare, int(left[length - 1]))
         left[length - 1] -= served
         spare -= served
     used = np.flatnonzero(repeats)
     rest = best_fit(left, longest)
-    return PackingPlan(np.concatenate([ways[used], rest.ways]), np.concatenate([repeats[used], rest.repeats]))
+    return PackingPlan(
+        np.concatenate([combinations[used], rest.combinations]), np.concatenate([repeats[used], rest.repeats])
+    )
 
 
-def _fewest_rows(ways: NDArray[np.int64], counts: NDArray[np.integer], longest: int) -> NDArray[np.float64]:
+def _fewest_rows(combinations: NDArray[np.int64], counts: NDArray[np.integer], longest: int) -> NDArray[np.float64]:
     """Return the fractional number of uses of each combination [W] with the smallest sum.
 
     For each length, one more variable counts the slots that are passed on to the next shorter length. The constraint
@@ -109,20 +111,20 @@ def _fewest_rows(ways: NDArray[np.int64], counts: NDArray[np.integer], longest: 
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
-    way, slot = np.nonzero(ways)
+    combination, slot = np.nonzero(combinations)
     each = np.arange(longest)
-    values = np.concatenate([np.ones(len(way)), -np.ones(longest), np.ones(longest - 1)])
-    rows = np.concatenate([ways[way, slot] - 1, each, each[:-1]])
-    columns = np.concatenate([way, len(ways) + each, len(ways) + each[1:]])
-    offered = coo_array((values, (rows, columns)), shape=(longest, len(ways) + longest)).tocsc()
-    cost = np.concatenate([np.ones(len(ways)), np.zeros(longest)])
+    values = np.concatenate([np.ones(len(combination)), -np.ones(longest), np.ones(longest - 1)])
+    rows = np.concatenate([combinations[combination, slot] - 1, each, each[:-1]])
+    columns = np.concatenate([combination, len(combinations) + each, len(combinations) + each[1:]])
+    offered = coo_array((values, (rows, columns)), shape=(longest, len(combinations) + longest)).tocsc()
+    cost = np.concatenate([np.ones(len(combinations)), np.zeros(longest)])
     solved = linprog(cost, A_ub=-offered, b_ub=-np.asarray(counts, np.float64), method="highs")
     if solved.status != 0:
         raise AssertionError(f"the linear program of packing always has an optimum; HiGHS: {solved.message}")
-    return np.asarray(solved.x[: len(ways)], np.float64)
+    return np.asarray(solved.x[: len(combinations)], np.float64)
 
 
-def exact_ways(longest: int) -> NDArray[np.int64]:
+def exact_combinations(longest: int) -> NDArray[np.int64]:
     """Return all multisets of one to three lengths with the sum ``longest``: [W, 3], 0 for unused slots."""
     one = [(longest, 0, 0)]
     two = [(a, longest - a, 0) for a in range(1, longest // 2 + 1)]
@@ -133,16 +135,16 @@ def exact_ways(longest: int) -> NDArray[np.int64]:
 def best_fit(counts: NDArray[np.integer], longest: int) -> PackingPlan:
     """Return rows that each take the longest remaining sequence and up to two others that fill the row best."""
     left = np.asarray(counts, np.int64).copy()
-    ways: list[tuple[int, int, int]] = []
+    combinations: list[tuple[int, int, int]] = []
     repeats: list[int] = []
     while left.any():
-        way = _best_row(left, longest)
-        lengths, times = np.unique([length for length in way if length], return_counts=True)
+        combination = _best_row(left, longest)
+        lengths, times = np.unique([length for length in combination if length], return_counts=True)
         repeat = int((left[lengths - 1] // times).min())
         left[lengths - 1] -= times * repeat
-        ways.append(way)
+        combinations.append(combination)
         repeats.append(repeat)
-    return PackingPlan(np.array(ways, np.int64).reshape(-1, MAX_SEQUENCES), np.array(repeats, np.int64))
+    return PackingPlan(np.array(combinations, np.int64).reshape(-1, MAX_SEQUENCES), np.array(repeats, np.int64))
 
 
 def _best_row(left: NDArray[np.int64], longest: int) -> tuple[int, int, int]:
@@ -161,9 +163,9 @@ def _best_row(left: NDArray[np.int64], longest: int) -> tuple[int, int, int]:
     return best
 
 
-def _without_gaps(places: NDArray[np.int32], rows: int) -> Packs:
+def _without_gaps(slots: NDArray[np.int32], rows: int) -> Packs:
     """Remove empty rows and renumber the others from 0, in order."""
-    sizes = np.bincount(places // MAX_SEQUENCES, minlength=rows).astype(np.int8)
+    sizes = np.bincount(slots // MAX_SEQUENCES, minlength=rows).astype(np.int8)
     number = (np.cumsum(sizes > 0) - 1).astype(np.int32)
-    row, place = np.divmod(places, MAX_SEQUENCES)
-    return Packs((number[row] * MAX_SEQUENCES + place).astype(np.int32), sizes[sizes > 0])
+    row, slot = np.divmod(slots, MAX_SEQUENCES)
+    return Packs((number[row] * MAX_SEQUENCES + slot).astype(np.int32), sizes[sizes > 0])

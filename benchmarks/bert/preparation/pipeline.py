@@ -21,10 +21,10 @@ from benchmarks.bert.preparation.packing import MAX_SEQUENCES, pack
 from benchmarks.bert.preparation.sentence_pairs import SampleSettings, create_samples, read_documents
 from benchmarks.bert.preparation.wordpiece import WordPieceTokenizer, read_vocabulary
 from benchmarks.bert.raw import EVALUATION, PreparationSizes, RawText
-from common.data.atomic import written
+from common.data import atomic
 from common.data.manifest import FileEntry, file_entry
 from common.data.ragged import bounds_of
-from common.data.shard_order import shard_sizes
+from common.data.shard_streams import shard_sizes
 from common.data.stages import Record, Stages
 from common.errors import DataError
 
@@ -143,8 +143,8 @@ class TextPipeline:
     def _plan(self, samples: list[int]) -> Record:
         parts, _ = self._text_files()
         lengths = [self._sample_files(path)[1] for path in parts]
-        places = {kind: [self._places(kind, path) for path in parts] for kind in self.kinds}
-        arguments = (lengths, samples, self.settings, places)
+        slots = {kind: [self._slot_file(kind, path) for path in parts] for kind in self.kinds}
+        arguments = (lengths, samples, self.settings, slots)
         return self.stages.run("plan", {"places": arguments}, make_plan)["places"]
 
     def _scatter(self, parts: list[Path], plan: Record) -> None:
@@ -152,7 +152,7 @@ class TextPipeline:
         tasks = {
             path.name: (
                 self._sample_files(path)[0],
-                [(self._places(kind, path), boundaries[kind], self._exchange(kind, path)) for kind in self.kinds],
+                [(self._slot_file(kind, path), boundaries[kind], self._exchange(kind, path)) for kind in self.kinds],
                 not self.keep,
             )
             for path in parts
@@ -198,7 +198,7 @@ class TextPipeline:
         folder = self.work_dir / "samples"
         return folder / f"{part.name}.hdf5", folder / f"{part.name}.lengths.npy"
 
-    def _places(self, kind: str, part: Path) -> Path:
+    def _slot_file(self, kind: str, part: Path) -> Path:
         return self.work_dir / "places" / kind / f"{part.name}.npy"
 
     def _exchange(self, kind: str, part: Path) -> Path:
@@ -228,25 +228,33 @@ def make_samples(text: Path, vocabulary_file: Path, settings: SampleSettings, pa
     tokens = sum(len(sentence) for document in documents for sentence in document)
     sequences = create_samples(documents, vocabulary, settings)
     hdf5.write_fixed(path, sequences, settings.max_sequence_length, settings.max_masked)
-    _save(lengths, sequences.lengths.astype(np.int16))
+    atomic.save(lengths, sequences.lengths.astype(np.int16))
     return {"sequences": len(sequences), "text_tokens": tokens, "tokens": int(sequences.lengths.sum())}
 
 
-def make_evaluation_set(text: Path, vocabulary: Path, settings: SampleSettings, wanted: int, path: Path) -> Record:
-    """Write an evaluation set of ``wanted`` sequences to ``path``."""
-    made = write_evaluation_set(text, vocabulary, settings, wanted, path)
-    return {**made, **_entry(path)}
+def make_evaluation_set(
+    text: Path, vocabulary_file: Path, settings: SampleSettings, samples: int, path: Path
+) -> Record:
+    """Create sequences from ``text`` and write ``samples`` of them to an unpacked file.
+
+    Raises:
+        DataError: the text or the vocabulary is damaged, or the text is too short.
+    """
+    vocabulary = read_vocabulary(vocabulary_file)
+    candidates = create_samples(read_documents(text, WordPieceTokenizer(vocabulary)), vocabulary, settings)
+    hdf5.write_varlength(path, candidates.take(pick(len(candidates), samples, text)))
+    return {"samples": samples, "candidates": len(candidates), **_entry(path)}
 
 
 def make_plan(
-    lengths: list[Path], samples: list[int], settings: PreparationSizes, places: dict[str, list[Path]]
+    lengths: list[Path], samples: list[int], settings: PreparationSizes, slots: dict[str, list[Path]]
 ) -> Record:
     """Compute the position of every sequence in the data set, and write the positions of each part to a file.
 
     Args:
         lengths: files with the lengths of the sequences, one per part.
         samples: number of sequences in each part.
-        places: output files, one per part, for each kind of shards (``PACKED``, ``UNPACKED``).
+        slots: output files, one per part, for each kind of shards (``PACKED``, ``UNPACKED``).
 
     Raises:
         DataError: there are fewer sequences or packs than needed.
@@ -259,24 +267,24 @@ def make_plan(
     packs = pack(every[:wanted], settings.max_sequence_length, PACKING_SEED)
     if packs.count < settings.shards:
         raise DataError(f"{packs.count} packs cannot fill {settings.shards} shards; use fewer (--shards)")
-    for kind, paths in places.items():
-        place = np.full(total, -1, np.int32)
-        place[:wanted] = packs.places if kind == PACKED else shuffled_places(wanted)
+    for kind, paths in slots.items():
+        slot_of = np.full(total, -1, np.int32)
+        slot_of[:wanted] = packs.slots if kind == PACKED else shuffled_slots(wanted)
         for path, (start, stop) in zip(paths, _ranges(samples), strict=True):
-            _save(path, place[start:stop])
+            atomic.save(path, slot_of[start:stop])
     sizes = np.bincount(packs.sizes, minlength=MAX_SEQUENCES + 1)
     kinds = {f"packs_of_{size}": int(sizes[size]) for size in range(1, MAX_SEQUENCES + 1)}
     tokens = int(every[:wanted].sum(dtype=np.int64))
     return {"train_samples": wanted, "train_packs": packs.count, **kinds, "tokens": tokens}
 
 
-def shuffled_places(total: int) -> NDArray[np.int32]:
+def shuffled_slots(total: int) -> NDArray[np.int32]:
     """Return the position of each of ``total`` sequences after a shuffle with ``random.Random(24)`` of Python."""
     order = array("i", range(total))
     random.Random(UNPACKED_SEED).shuffle(order)
-    places = np.empty(total, np.int32)
-    places[np.frombuffer(order, np.int32) if total else []] = np.arange(total, dtype=np.int32)
-    return places
+    slots = np.empty(total, np.int32)
+    slots[np.frombuffer(order, np.int32) if total else []] = np.arange(total, dtype=np.int32)
+    return slots
 
 
 def scatter_part(
@@ -290,8 +298,8 @@ def scatter_part(
         delete_samples: delete ``samples`` afterwards.
     """
     if samples.exists() or not all(path.exists() for _, _, path in destinations):
-        for places, boundaries, path in destinations:
-            sequence_exchange.scatter(hdf5.read_fixed(samples), np.load(places), boundaries, path)
+        for slots, boundaries, path in destinations:
+            sequence_exchange.scatter(hdf5.read_fixed(samples), np.load(slots), boundaries, path)
     if delete_samples:
         samples.unlink(missing_ok=True)
     return {"bytes": sum(path.stat().st_size for _, _, path in destinations)}
@@ -302,13 +310,11 @@ def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, pat
 
     Args:
         sources: output files of :func:`scatter_part`.
-        shard: number of this shard.
-        shards: number of all shards.
         packed: whether to write packs of sequences instead of single ones.
     """
-    places, sequences = sequence_exchange.gather(sources, shard, shards)
+    slots, sequences = sequence_exchange.gather(sources, shard, shards)
     if packed:
-        _, sizes = np.unique(places // MAX_SEQUENCES, return_counts=True)
+        _, sizes = np.unique(slots // MAX_SEQUENCES, return_counts=True)
         hdf5.write_packed(path, sequences, sizes)
     else:
         hdf5.write_varlength(path, sequences)
@@ -325,28 +331,6 @@ def _ranges(sizes: list[int]) -> Iterator[tuple[int, int]]:
 def _entry(path: Path) -> Record:
     entry = file_entry(path)
     return {"bytes": entry.bytes, "sha256": entry.sha256}
-
-
-def _save(path: Path, values: NDArray[np.integer]) -> None:
-    with written(path) as partial, open(partial, "wb") as file:
-        np.save(file, values)
-
-
-def write_evaluation_set(
-    text: Path, vocabulary_file: Path, settings: SampleSettings, wanted: int, path: Path
-) -> dict[str, int]:
-    """Create sequences from ``text`` and write ``wanted`` of them to an unpacked file.
-
-    Returns:
-        ``samples``, the number of written sequences, and ``candidates``, the number of created sequences.
-
-    Raises:
-        DataError: the text or the vocabulary is damaged, or the text is too short.
-    """
-    vocabulary = read_vocabulary(vocabulary_file)
-    candidates = create_samples(read_documents(text, WordPieceTokenizer(vocabulary)), vocabulary, settings)
-    hdf5.write_varlength(path, candidates.take(pick(len(candidates), wanted, text)))
-    return {"samples": wanted, "candidates": len(candidates)}
 
 
 def pick(candidates: int, wanted: int, text: Path) -> np.ndarray:

@@ -83,7 +83,7 @@ def create_samples(documents: list[Document], vocabulary: Vocabulary, settings: 
     """
     source = random.Random(settings.seed)
     shuffle(documents, source)
-    made = _Written(vocabulary, settings, source)
+    made = _SequenceBuffer(vocabulary, settings, source)
     for _ in range(settings.copies):
         for number in range(len(documents)):
             _visit(documents, number, settings, source, made)
@@ -104,7 +104,7 @@ def shuffle(items: list[Any], source: random.Random) -> None:
 
 
 def _visit(
-    documents: list[Document], number: int, settings: SampleSettings, source: random.Random, made: _Written
+    documents: list[Document], number: int, settings: SampleSettings, source: random.Random, made: _SequenceBuffer
 ) -> None:
     """Pass once over document ``number``, split it into pairs of segments, and add a sequence for each to ``made``."""
     document = documents[number]
@@ -169,7 +169,7 @@ def truncate(
     return first[a_start:a_stop], second[b_start:b_stop]
 
 
-class _Written:
+class _SequenceBuffer:
     """Buffer of the sequences created so far, as flat columns."""
 
     def __init__(self, vocabulary: Vocabulary, settings: SampleSettings, source: random.Random) -> None:

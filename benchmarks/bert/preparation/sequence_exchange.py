@@ -15,49 +15,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.bert.sequences import Sequences, concatenate
-from common.data.atomic import written
+from common.data import atomic
 from common.data.ragged import bounds_of, starts_of
 from common.errors import DataError
 
 _COLUMNS = (np.int32, np.int32, np.int16, np.int8, np.int32, np.int16, np.int16, np.int8)
 
 
-def scatter(pieces: Iterable[Sequences], places: NDArray[np.int32], boundaries: NDArray[np.int64], path: Path) -> None:
+def scatter(pieces: Iterable[Sequences], slots: NDArray[np.int32], boundaries: NDArray[np.int64], path: Path) -> None:
     """Write the sequences of one part, grouped by shard; the file appears at ``path`` when it is complete.
 
     A group is ordered by position. The file stores the positions too, because :func:`gather` merges the parts by them.
 
     Args:
         pieces: sequences of the part.
-        places: [N], position of each sequence in the whole set; -1 omits the sequence.
+        slots: [N], position of each sequence in the whole set; -1 omits the sequence.
         boundaries: [shards + 1], first position of each shard, and the end of the last shard.
         path: output file. ``path`` plus ``.index.npy`` is its index: int64, the offsets of the groups in bytes
             [shards + 1], then their numbers of sequences, tokens and masked tokens [3, shards].
 
     Raises:
-        DataError: ``pieces`` and ``places`` differ in number.
+        DataError: ``pieces`` and ``slots`` differ in number.
     """
     sequences = concatenate(list(pieces))
-    if len(sequences) != len(places):
-        raise DataError(f"{path.name}: {len(sequences)} sequences where {len(places)} were counted; prepare afresh")
-    order = np.argsort(places, kind="stable")
-    order = order[places[order] >= 0]
-    shard = np.searchsorted(boundaries, places[order], side="right") - 1
+    if len(sequences) != len(slots):
+        raise DataError(f"{path.name}: {len(sequences)} sequences where {len(slots)} were counted; prepare afresh")
+    order = np.argsort(slots, kind="stable")
+    order = order[slots[order] >= 0]
+    shard = np.searchsorted(boundaries, slots[order], side="right") - 1
     shards = len(boundaries) - 1
     rows = np.searchsorted(shard, np.arange(shards + 1))
     ordered = sequences.take(order)
     tokens, masked = (bounds_of(lengths)[rows] for lengths in (ordered.lengths, ordered.masked_lengths))
     bounds = (rows, rows, tokens, tokens, rows, masked, masked, rows)
-    columns = (places[order], *_columns(ordered))
+    columns = (slots[order], *ordered.columns)
     offsets = np.zeros(shards + 1, np.int64)
-    with written(path) as partial:
+    with atomic.written(path) as partial:
         with open(partial, "wb") as file:
             for number in range(shards):
                 for column, dtype, bound in zip(columns, _COLUMNS, bounds, strict=True):
                     file.write(np.ascontiguousarray(column[bound[number] : bound[number + 1]], dtype).data)
                 offsets[number + 1] = file.tell()
-        with written(_index(path)) as index, open(index, "wb") as file:
-            np.save(file, np.concatenate([offsets, np.diff(rows), np.diff(tokens), np.diff(masked)]))
+        atomic.save(_index(path), np.concatenate([offsets, np.diff(rows), np.diff(tokens), np.diff(masked)]))
 
 
 def gather(paths: Sequence[Path], shard: int, shards: int) -> tuple[NDArray[np.int32], Sequences]:
@@ -66,20 +65,14 @@ def gather(paths: Sequence[Path], shard: int, shards: int) -> tuple[NDArray[np.i
     Raises:
         DataError: the file of a part is missing or too short.
     """
-    places, pieces = [], []
+    slots, pieces = [], []
     for path in paths:
         own, sequences = _read_group(path, shard, shards)
-        places.append(own)
+        slots.append(own)
         pieces.append(sequences)
-    joined = np.concatenate(places)
+    joined = np.concatenate(slots)
     order = np.argsort(joined)
     return joined[order], concatenate(pieces).take(order)
-
-
-def delete(path: Path) -> None:
-    """Remove the file and the index that :func:`scatter` wrote to ``path``."""
-    path.unlink(missing_ok=True)
-    _index(path).unlink(missing_ok=True)
 
 
 def _read_group(path: Path, shard: int, shards: int) -> tuple[NDArray[np.int32], Sequences]:
@@ -95,22 +88,10 @@ def _read_group(path: Path, shard: int, shards: int) -> tuple[NDArray[np.int32],
         raise DataError(f"{path} is truncated; prepare into an empty folder")
     lengths = (total, total, tokens, tokens, total, masked, masked, total)
     starts = starts_of(np.array([n * np.dtype(dtype).itemsize for n, dtype in zip(lengths, _COLUMNS, strict=True)]))
-    places, *columns = (
+    slots, *columns = (
         np.frombuffer(data, dtype, n, int(start)) for n, dtype, start in zip(lengths, _COLUMNS, starts, strict=True)
     )
-    return places, Sequences(*columns)
-
-
-def _columns(group: Sequences) -> tuple[NDArray[np.integer], ...]:
-    return (
-        group.lengths,
-        group.input_ids,
-        group.segment_ids,
-        group.masked_lengths,
-        group.masked_lm_positions,
-        group.masked_lm_ids,
-        group.next_sentence_labels,
-    )
+    return slots, Sequences(*columns)
 
 
 def _index(path: Path) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 from tqdm import tqdm
 
-from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, Rows, pack
+from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, PackedExamples, pack
 from common.errors import DataError
 from common.untrusted.regular_file import lines, open_file
 from common.untrusted.strict_json import parse_line
@@ -101,7 +101,9 @@ def encoded(texts: Iterable[tuple[str, str]], tokenizer: SentencePieceProcessor,
             yield Example([bos, *answered, eos], 1 + len(question))
 
 
-def rows_of_texts(path: Path, split: str, tokenizer: SentencePieceProcessor, row_length: int, threads: int = 1) -> Rows:
+def rows_of_texts(
+    path: Path, split: str, tokenizer: SentencePieceProcessor, row_length: int, threads: int = 1
+) -> PackedExamples:
     """Return the rows of one file; examples longer than a row are dropped.
 
     Args:

@@ -22,7 +22,7 @@ LEFT_OUT = -100
 
 
 @dataclass(frozen=True)
-class Rows:
+class PackedExamples:
     """Rows of one split.
 
     Attributes:
@@ -71,12 +71,11 @@ def pieces(examples: int, processes: int, batch: int = BATCH) -> Iterator[range]
             yield range(first, min(first + batch, end))
 
 
-def pack(examples: Sequence[Example], row_length: int, processes: int, answers_only: bool) -> Rows:
+def pack(examples: Sequence[Example], row_length: int, processes: int, answers_only: bool) -> PackedExamples:
     """Return rows of ``row_length`` tokens; an example may continue in the next row.
 
     Args:
         examples: examples in order, none longer than a row.
-        processes: see :func:`pieces`.
         answers_only: score only the answers instead of every token.
     """
     tokens, scored = [np.empty((0, row_length), np.int32)], [np.empty((0, row_length), np.bool_)]
@@ -90,4 +89,4 @@ def pack(examples: Sequence[Example], row_length: int, processes: int, answers_o
         else:
             marks = np.ones(len(every), np.bool_)
         scored.append(marks[: rows * row_length].reshape(rows, row_length))
-    return Rows(np.concatenate(tokens), np.concatenate(scored))
+    return PackedExamples(np.concatenate(tokens), np.concatenate(scored))

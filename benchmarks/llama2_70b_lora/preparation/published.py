@@ -1,25 +1,95 @@
-"""Read packed rows: parquet files of the reference, or object arrays that NVIDIA converted from them."""
+"""Read packed rows: parquet files of the reference, or object arrays that NVIDIA converted from them.
+
+``numpy.save`` writes an array of objects as a pickle, which :mod:`common.untrusted.pickled_arrays` parses without
+executing code.
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from benchmarks.llama2_70b_lora.preparation.object_arrays import read_object_array
-from benchmarks.llama2_70b_lora.preparation.packing import LEFT_OUT, Rows
+from benchmarks.llama2_70b_lora.preparation.packing import LEFT_OUT, PackedExamples
 from common.errors import DataError
+from common.untrusted.array_file import parse_header
+from common.untrusted.pickle_scan import MEMORY, scan
+from common.untrusted.pickled_arrays import (
+    DAMAGE,
+    INTEGERS,
+    OBJECTS,
+    Admitted,
+    ArrayUnpickler,
+    PickledArray,
+    Refused,
+)
+from common.untrusted.regular_file import open_file
+
+TIMES_LARGER = 16
+"""Memory of lists of integers relative to their pickle: an integer with 3 bytes in the file takes up to 46 bytes."""
+_ADMITTED = Admitted("integers", (*INTEGERS, OBJECTS))
+
+
+def read_object_array(path: Path) -> list[Any]:
+    """Return the objects in the 1-D object array of the ``.npy`` file ``path``; they may contain numpy arrays.
+
+    Raises:
+        DataError: the file is missing, truncated or damaged, has another kind of array, or its pickle contains
+            anything except arrays of integers, dicts and lists. In this case, nothing has been executed.
+    """
+    try:
+        with open_file(path) as file:
+            shape = _read_npy_header(file)
+            start = file.tell()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                scan(whole, start, memory=MEMORY + TIMES_LARGER * len(whole))
+            file.seek(start)
+            content = _finished(ArrayUnpickler(file, _ADMITTED).load())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    except Refused as error:
+        raise DataError(f"{path}: {error}; do not use this file, and ask where it comes from") from error
+    except DAMAGE as error:
+        raise DataError(f"{path} is damaged, or no object array: {type(error).__name__}: {error}") from error
+    if not isinstance(content, list) or len(shape) != 1 or len(content) != shape[0]:
+        raise DataError(f"{path} holds no one-dimensional array of objects; its header says {list(shape)}")
+    return content
+
+
+def _read_npy_header(file: BinaryIO) -> tuple[int, ...]:
+    """Return the shape of an array of objects; ``file`` is then at the start of the pickle."""
+    header = parse_header(file)
+    if header.dtype != np.dtype(object):
+        raise ValueError(f"its array is of {header.dtype}, not of objects")
+    return header.shape
+
+
+def _finished(content: Any) -> Any:
+    """Return ``content`` with each :class:`PickledArray` in lists and dicts replaced by its values."""
+    if isinstance(content, PickledArray):
+        content = content.values
+    if isinstance(content, list):
+        return [_in_dict(entry) for entry in content]
+    return content
+
+
+def _in_dict(entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    return {key: value.values if isinstance(value, PickledArray) else value for key, value in entry.items()}
+
 
 COLUMNS = ("input_ids", "labels")
 KEYS = ("input_ids", "loss_mask")
 
 
-def rows_of_parquet(path: Path, row_length: int) -> Rows:
+def rows_of_parquet(path: Path, row_length: int) -> PackedExamples:
     """Return the rows of a reference file: ``input_ids``, and ``labels`` that are equal to them or ``LEFT_OUT``.
 
     Raises:
@@ -36,10 +106,10 @@ def rows_of_parquet(path: Path, row_length: int) -> Rows:
                 ids, labels = (_matrix(path, table[name], before, row_length) for name in COLUMNS)
                 wrong = (labels != ids) & (labels != LEFT_OUT)
                 if wrong.any():
-                    row, place = (int(found[0]) for found in np.nonzero(wrong))
+                    row, column = (int(found[0]) for found in np.nonzero(wrong))
                     raise DataError(
-                        f"{path}, row {before + row}: token {place} is {ids[row, place]} and its label "
-                        f"{labels[row, place]}, neither the same nor {LEFT_OUT}"
+                        f"{path}, row {before + row}: token {column} is {ids[row, column]} and its label "
+                        f"{labels[row, column]}, neither the same nor {LEFT_OUT}"
                     )
                 tokens.append(_narrow(path, before, ids))
                 scored.append(labels != LEFT_OUT)
@@ -49,7 +119,7 @@ def rows_of_parquet(path: Path, row_length: int) -> Rows:
     return _joined(tokens, scored, row_length)
 
 
-def rows_of_object_array(path: Path, row_length: int) -> Rows:
+def rows_of_object_array(path: Path, row_length: int) -> PackedExamples:
     """Return the rows of an NVIDIA file: dicts with ``input_ids`` and a ``loss_mask`` of 0 and 1.
 
     Raises:
@@ -68,7 +138,7 @@ def rows_of_object_array(path: Path, row_length: int) -> Rows:
     return _joined(tokens, scored, row_length)
 
 
-def check_rows(path: Path, rows: Rows, vocabulary: int, every_token_scored: bool) -> None:
+def check_rows(path: Path, rows: PackedExamples, vocabulary: int, every_token_scored: bool) -> None:
     """Raise :class:`DataError` if a token is outside the vocabulary, or is not scored although it must be.
 
     Args:
@@ -77,8 +147,10 @@ def check_rows(path: Path, rows: Rows, vocabulary: int, every_token_scored: bool
     """
     outside = (rows.tokens < 0) | (rows.tokens >= vocabulary)
     if outside.any():
-        row, place = (int(found[0]) for found in np.nonzero(outside))
-        raise DataError(f"{path}, row {row}: token {rows.tokens[row, place]} lies outside a vocabulary of {vocabulary}")
+        row, column = (int(found[0]) for found in np.nonzero(outside))
+        raise DataError(
+            f"{path}, row {row}: token {rows.tokens[row, column]} lies outside a vocabulary of {vocabulary}"
+        )
     if every_token_scored and not rows.scored.all():
         row = int(np.nonzero(~rows.scored)[0][0])
         count = int((~rows.scored[row]).sum())
@@ -126,11 +198,15 @@ def _narrow(path: Path, before: int, ids_RS: NDArray[Any]) -> NDArray[np.int32]:
     """Return ``ids_RS`` as int32; ``before`` rows of the file precede them."""
     outside = (ids_RS < 0) | (ids_RS > np.iinfo(np.int32).max)
     if outside.any():
-        row, place = (int(found[0]) for found in np.nonzero(outside))
-        raise DataError(f"{path}, row {before + row}: token {ids_RS[row, place]} is of no vocabulary")
+        row, column = (int(found[0]) for found in np.nonzero(outside))
+        raise DataError(f"{path}, row {before + row}: token {ids_RS[row, column]} is of no vocabulary")
     return ids_RS.astype(np.int32)
 
 
-def _joined(tokens: Iterable[NDArray[np.int32]], scored: Iterable[NDArray[np.bool_]], row_length: int) -> Rows:
+def _joined(
+    tokens: Iterable[NDArray[np.int32]], scored: Iterable[NDArray[np.bool_]], row_length: int
+) -> PackedExamples:
     empty = np.empty((0, row_length))
-    return Rows(np.concatenate([empty.astype(np.int32), *tokens]), np.concatenate([empty.astype(np.bool_), *scored]))
+    return PackedExamples(
+        np.concatenate([empty.astype(np.int32), *tokens]), np.concatenate([empty.astype(np.bool_), *scored])
+    )

@@ -7,10 +7,11 @@ folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from common.data.manifest import digest
 from common.data.megatron.indexed import bin_of, idx_of
@@ -18,6 +19,7 @@ from common.data.published import Published
 from common.data.raw_layout import find_file, packed_hint
 from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
+from common.untrusted.regular_file import read_text
 
 Split = Literal["train", "eval"]
 OTHER_VARIANTS = ("en.noblocklist",)
@@ -25,7 +27,7 @@ OTHER_VARIANTS = ("en.noblocklist",)
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusPart:
     """One pair of files of the prepared data.
 
     Attributes:
@@ -47,10 +49,8 @@ class Corpus:
     """The training and evaluation data of one workload.
 
     Attributes:
-        benchmark: name of the workload.
         tokenizer: name of the tokenizer's file; its suffix gives the tokenizer type.
         vocabulary: vocabulary size of the model.
-        parts: pairs of files.
         published: published properties of the pairs, whether made from text or adopted.
         archive: name of the published archive with the pairs; None if there is none.
     """
@@ -58,7 +58,7 @@ class Corpus:
     benchmark: str
     tokenizer: str
     vocabulary: int
-    parts: tuple[Part, ...]
+    parts: tuple[CorpusPart, ...]
     published: Published
     archive: str | None = None
 
@@ -69,7 +69,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SyntheticSizes:
     """Reduced sizes of a synthetic corpus.
 
     Attributes:
@@ -88,7 +88,7 @@ class Settings:
             if value is not None and not (type(value) is int and value >= 1):
                 raise ConfigError(f"{name}={value}: a number of at least 1")
 
-    def of(self, part: Part) -> Part:
+    def of(self, part: CorpusPart) -> CorpusPart:
         """Return ``part``, reduced to the synthetic corpus."""
         if part.split == "train":
             return replace(part, files=part.files[: self.train_files])
@@ -102,13 +102,12 @@ class RawCorpus:
     Attributes:
         files_of: name of each part to its text files, in order, or to its pair of files.
         parts: the parts to prepare.
-        vocabulary: vocabulary size of the model.
         tokenizer: the tokenizer's file; None if the raw data are pairs.
         stand_in: description of synthetic data; None for the benchmark's data.
     """
 
     files_of: Mapping[str, tuple[Path, ...]]
-    parts: tuple[Part, ...]
+    parts: tuple[CorpusPart, ...]
     vocabulary: int
     tokenizer: Path | None
     stand_in: dict[str, Any] | None
@@ -166,7 +165,7 @@ def _pair(prefix: Path) -> tuple[Path, ...]:
     return bin_of(prefix), idx_of(prefix)
 
 
-def _first_text(raw_dir: Path, part: Part) -> Path | None:
+def _first_text(raw_dir: Path, part: CorpusPart) -> Path | None:
     """Return the first text file of ``part``, packed or unpacked, or the file that has all its documents."""
     first = find_file(raw_dir, part.files[0], part.files[0].removesuffix(".gz"), others=OTHER_VARIANTS)
     if first is None and part.one_file is not None:
@@ -174,7 +173,7 @@ def _first_text(raw_dir: Path, part: Part) -> Path | None:
     return first
 
 
-def _texts(raw_dir: Path, part: Part, first: Path | None) -> tuple[Path, ...]:
+def _texts(raw_dir: Path, part: CorpusPart, first: Path | None) -> tuple[Path, ...]:
     """Return the text files of ``part`` next to its ``first`` one, which is None if ``raw_dir`` lacks it."""
     if first is None:
         return (raw_dir / part.files[0],)
@@ -189,9 +188,9 @@ def _text_file(folder: Path, name: str) -> Path:
     return unpacked if unpacked.is_file() and not (folder / name).is_file() else folder / name
 
 
-def _settings(stand_in: Mapping[str, Any]) -> Settings:
+def _settings(stand_in: Mapping[str, Any]) -> SyntheticSizes:
     try:
-        return Settings(**stand_in["settings"])
+        return SyntheticSizes(**stand_in["settings"])
     except (KeyError, TypeError, ConfigError) as error:
         raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 
@@ -201,3 +200,82 @@ def _require(paths: list[Path]) -> None:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(f"{missing[0]} is missing{more}, though others of the data set are there")
+
+
+class TextTokenizer(Protocol):
+    """Converts texts to tokens, without special tokens at the start or end."""
+
+    @property
+    def size(self) -> int:
+        """Vocabulary size, including added tokens."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text, without special tokens."""
+        ...
+
+
+class HuggingFaceTokenizer:
+    """A :class:`TextTokenizer` from a ``tokenizer.json`` file.
+
+    Raises:
+        DataError: the file is not a valid ``tokenizer.json``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # several processes tokenize in parallel already
+        from tokenizers import Tokenizer
+
+        try:
+            self._tokenizer = Tokenizer.from_str(read_text(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise DataError(f"{path} is no tokenizer.json: {error}") from error
+
+    @property
+    def size(self) -> int:
+        """Vocabulary size, including added tokens."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text, without special tokens."""
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [found.ids for found in encoded]
+
+
+class SentencePieceTokenizer:
+    """A tokenizer from a SentencePiece model file.
+
+    Raises:
+        DataError: the file is not a valid model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            self._tokenizer = SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"{path} is no SentencePiece model: {error}") from error
+
+    @property
+    def size(self) -> int:
+        """Vocabulary size."""
+        return int(self._tokenizer.vocab_size())
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text."""
+        tokens: list[list[int]] = self._tokenizer.encode(list(texts), num_threads=1)
+        return tokens
+
+
+def open_tokenizer(path: Path) -> TextTokenizer:
+    """Return the tokenizer in ``path``; its suffix (``.json`` or ``.model``) selects the type.
+
+    Raises:
+        DataError: the suffix is unknown, or the file is damaged.
+    """
+    if path.suffix == ".json":
+        return HuggingFaceTokenizer(path)
+    if path.suffix == ".model":
+        return SentencePieceTokenizer(path)
+    raise DataError(f"{path} is neither a tokenizer.json nor a SentencePiece model")

@@ -57,7 +57,6 @@ class Index:
     """The contents of an ``.idx`` file.
 
     Attributes:
-        dtype: dtype of the tokens.
         lengths: int32, (N,): number of tokens of each sequence.
         pointers: int64, (N,): byte offset of each sequence in ``.bin``.
         documents: int64, (D,): first sequence of each document, and N at the end.
@@ -78,7 +77,6 @@ class IndexedTokens:
 
     Attributes:
         prefix: their path without ``.bin`` and ``.idx``.
-        tokens: all tokens of ``.bin``.
     """
 
     prefix: Path
@@ -110,17 +108,17 @@ class IndexedWriter:
         Raises:
             DataError: a token is outside the vocabulary.
         """
-        wide = np.asarray(tokens, np.int64)
-        if len(wide):
-            low, high = int(wide.min()), int(wide.max())
+        values = np.asarray(tokens, np.int64)
+        if len(values):
+            low, high = int(values.min()), int(values.max())
             if low < 0 or high >= self._vocabulary:
                 raise DataError(
                     f"document {len(self._documents) - 1} has token {low if low < 0 else high}, outside a vocabulary "
                     f"of {self._vocabulary}"
                 )
-            self._file.write(wide.astype(self.dtype).tobytes())
-            self._lengths.append(len(wide))
-            self.tokens += len(wide)
+            self._file.write(values.astype(self.dtype).tobytes())
+            self._lengths.append(len(values))
+            self.tokens += len(values)
             self.largest = max(self.largest, high)
         self._documents.append(len(self._lengths))
 
@@ -157,7 +155,6 @@ def write_index(
     """Write an ``.idx`` for sequences that are stored in ``.bin`` one after another.
 
     Args:
-        dtype: dtype of the tokens.
         lengths: number of tokens of each sequence.
         documents: see :attr:`Index.documents`; None if each sequence is one document.
     """
@@ -260,15 +257,15 @@ def check_all(opened: IndexedTokens, vocabulary: int) -> None:
         piece = opened.tokens[first : first + _AT_ONCE]
         outside = (piece >= vocabulary) if piece.dtype.kind == "u" else (piece < 0) | (piece >= vocabulary)
         if outside.any():
-            place = first + int(np.argmax(outside))
-            number = int(np.searchsorted(ends, place, "right"))
+            found = first + int(np.argmax(outside))
+            number = int(np.searchsorted(ends, found, "right"))
             raise DataError(
-                f"{bin_of(opened.prefix)}: sequence {number} has token {opened.tokens[place]}, outside a vocabulary of "
+                f"{bin_of(opened.prefix)}: sequence {number} has token {opened.tokens[found]}, outside a vocabulary of "
                 f"{vocabulary}: another tokenizer made it"
             )
 
 
-def place_at(path: Path, target: Path, offset: int) -> None:
+def copy_to_offset(path: Path, target: Path, offset: int) -> None:
     """Copy the file ``path`` into ``target`` at byte ``offset``, and flush it to the disk."""
     with open(path, "rb") as source, open(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         file.seek(offset)

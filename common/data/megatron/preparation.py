@@ -1,7 +1,7 @@
-"""Convert C4's text to Megatron's files.
+"""Convert C4's text to Megatron's files, and the data commands of workloads that train on them.
 
-Each text file becomes a piece, tokenized by one process; the pieces are then joined. Documents keep the order of
-files and lines, as if all files were merged first. No token marks the end of a document.
+One process tokenizes each text file into a piece; then the pieces are joined. Documents keep the order of files and
+lines, as if all files were merged first. No token marks the end of a document.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import IO, NamedTuple, cast
 import numpy as np
 
 from common.data import atomic, manifest, preparation
+from common.data.commands import DataCommands
 from common.data.manifest import Manifest, digest
-from common.data.megatron.corpus import Corpus, Part, RawCorpus, open_raw
+from common.data.megatron.corpus import Corpus, CorpusPart, RawCorpus, open_raw, open_tokenizer
 from common.data.megatron.indexed import (
     bin_of,
     check_all,
+    copy_to_offset,
     dtype_for,
     idx_of,
     indexed_writer,
     open_indexed,
-    place_at,
     read_index,
     write_index,
 )
-from common.data.megatron.text_tokenizers import open_tokenizer
-from common.data.placing import place
-from common.data.preparation import preparing
+from common.data.megatron.synthetic import SyntheticText, generate
+from common.data.preparation import link_or_copy, preparing
 from common.data.stages import Record, Stages
 from common.errors import DataError
 from common.untrusted.regular_file import lines, open_file
@@ -49,7 +49,7 @@ _CHARACTERS = 1 << 21  # minimum size of a batch of documents for the tokenizer
 class _Piece(NamedTuple):
     """The output of one tokenization process: the pair of files ``prefix`` with the documents of ``files``."""
 
-    part: Part
+    part: CorpusPart
     files: list[Path]
     prefix: Path
 
@@ -60,7 +60,6 @@ def prepare(raw_dir: Path, data_dir: Path, corpus: Corpus, workers: int = 1) -> 
     Args:
         raw_dir: text and tokenizer, or pairs, which are linked and checked; see :mod:`common.data.megatron.corpus`.
         data_dir: target folder for pairs and manifest.
-        workers: number of processes.
 
     Raises:
         DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` was prepared
@@ -94,7 +93,6 @@ def read_manifest(data_dir: Path, corpus: Corpus, vocabulary: int) -> Manifest:
     """Return the manifest of ``data_dir``.
 
     Args:
-        data_dir: folder of the prepared data.
         vocabulary: vocabulary size of the model.
 
     Raises:
@@ -166,24 +164,24 @@ def _tokenize(source: RawCorpus, data_dir: Path, work_dir: Path, workers: int) -
     with Stages(work_dir / "stages", min(workers, 1 + sum(sizes.values()) // TEXT_PER_WORKER)) as stages:
         made = stages.run("tokens", tasks, tokenize_files)
         ends = dict.fromkeys((part.name for part in source.parts), 0)
-        places = {}
+        copies = {}
         for piece in pieces:
             name, part = piece.prefix.name, piece.part
-            places[name] = piece.prefix, _partial(data_dir, part), ends[part.name]
+            copies[name] = piece.prefix, _partial(data_dir, part), ends[part.name]
             ends[part.name] += made[name]["tokens"] * itemsize
-        stages.run("place", places, place_piece)
+        stages.run("place", copies, copy_piece)
     for part in source.parts:
         _finish(part, data_dir, [piece.prefix for piece in pieces if piece.part is part])
 
 
-def _pieces(source: RawCorpus, part: Part, work_dir: Path) -> list[_Piece]:
+def _pieces(source: RawCorpus, part: CorpusPart, work_dir: Path) -> list[_Piece]:
     """Return one piece per text file, or one piece in total if the part does not use all documents."""
     files = list(source.files_of[part.name])
     shares = [[path] for path in files] if part.documents is None else [files]
     return [_Piece(part, share, work_dir / f"{part.name}-{number:05d}") for number, share in enumerate(shares)]
 
 
-def _partial(data_dir: Path, part: Part) -> Path:
+def _partial(data_dir: Path, part: CorpusPart) -> Path:
     return data_dir / f"{bin_of(Path(part.name)).name}.partial"
 
 
@@ -192,7 +190,6 @@ def tokenize_files(files: list[Path], tokenizer: Path, vocabulary: int, document
 
     Args:
         files: text files, in order.
-        tokenizer: the tokenizer's file.
         vocabulary: vocabulary size of the model.
         documents: number of documents, taken from the start; None for all.
         prefix: path of the pair without ``.bin`` and ``.idx``.
@@ -212,7 +209,7 @@ def tokenize_files(files: list[Path], tokenizer: Path, vocabulary: int, document
         return {"documents": writer.documents, "tokens": writer.tokens, "largest": writer.largest}
 
 
-def place_piece(prefix: Path, target: Path, offset: int) -> Record:
+def copy_piece(prefix: Path, target: Path, offset: int) -> Record:
     """Copy the tokens of a piece into the joint file, and delete the piece's file; a task of a stage.
 
     Args:
@@ -222,7 +219,7 @@ def place_piece(prefix: Path, target: Path, offset: int) -> Record:
     """
     done = prefix.with_name(f"{prefix.name}.placed")
     if not done.exists():
-        place_at(bin_of(prefix), target, offset)
+        copy_to_offset(bin_of(prefix), target, offset)
         atomic.write_text(done, "")
     bin_of(prefix).unlink(missing_ok=True)
     return {}
@@ -241,7 +238,7 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _finish(part: Part, data_dir: Path, pieces: list[Path]) -> None:
+def _finish(part: CorpusPart, data_dir: Path, pieces: list[Path]) -> None:
     """Rename the token file of a part to its final name, and write its index."""
     found = [read_index(idx_of(prefix)) for prefix in pieces]
     before = np.cumsum([0, *(len(index) for index in found)])
@@ -257,7 +254,7 @@ def _finish(part: Part, data_dir: Path, pieces: list[Path]) -> None:
 def _link(source: RawCorpus, data_dir: Path) -> None:
     """Link pairs of files that were tokenized elsewhere, and check their contents."""
     for path in source.files:
-        place(path, data_dir / path.name, "delete it, or name another --data-dir")
+        link_or_copy(path, data_dir / path.name, "delete it, or name another --data-dir")
     for part in source.parts:
         check_all(open_indexed(data_dir / part.name), source.vocabulary)
 
@@ -272,3 +269,27 @@ def _counted(source: RawCorpus, data_dir: Path) -> tuple[list[str], dict[str, in
             counts[f"{part.split}_{kind}"] = counts.get(f"{part.split}_{kind}", 0) + count
         names += [bin_of(Path(part.name)).name, idx_of(Path(part.name)).name]
     return names, counts
+
+
+def commands_for(corpus: Corpus) -> DataCommands:
+    """Return ``download``, ``generate``, ``prepare`` and ``verify`` for ``corpus``."""
+
+    def generated(raw_dir: Path, options: SyntheticText) -> str:
+        return generate(raw_dir, corpus, options)
+
+    def prepared(raw_dir: Path, data_dir: Path, workers: int) -> Manifest:
+        return prepare(raw_dir, data_dir, corpus, workers)
+
+    def verified(data_dir: Path) -> Manifest:
+        return verify(data_dir, corpus)
+
+    return DataCommands(
+        corpus.benchmark,
+        raw="C4's text and the tokenizer, or pairs of .bin and .idx",
+        prepared="pairs of .bin and .idx",
+        real="C4",
+        generate=generated,
+        prepare=prepared,
+        verify=verified,
+        published=corpus.published,
+    )

@@ -30,7 +30,7 @@ MARGIN = 1.005
 _CHUNK = 1 << 24  # documents per chunk of the cumulative sum
 
 
-class Piece(NamedTuple):
+class TokenRange(NamedTuple):
     """Tokens ``start`` to ``stop`` of a document."""
 
     document: int
@@ -57,20 +57,20 @@ class SampleIndex:
     def __len__(self) -> int:
         return len(self.order)
 
-    def pieces(self, place: int, lengths: NDArray[np.int32]) -> Iterator[Piece]:
-        """Yield the pieces of the row at position ``place`` of the training, in order.
+    def pieces(self, position: int, lengths: NDArray[np.int32]) -> Iterator[TokenRange]:
+        """Yield the pieces of row ``position`` of the training, in order.
 
         Args:
             lengths: number of tokens of each document.
         """
-        row = int(self.order[place])
+        row = int(self.order[position])
         (first, skipped), (last, end) = ((int(entry[0]), int(entry[1])) for entry in self.starts[row : row + 2])
         for number in range(first, last + 1):
             document = int(self.documents[number])
             stop = end + self.extra_token if number == last else int(lengths[document])
             start = skipped if number == first else 0
             if stop > start:
-                yield Piece(document, start, stop)
+                yield TokenRange(document, start, stop)
 
 
 def epochs_for(rows: int, tokens: int, row_length: int, extra_token: int) -> int:
@@ -78,7 +78,6 @@ def epochs_for(rows: int, tokens: int, row_length: int, extra_token: int) -> int
 
     Args:
         tokens: tokens of one epoch.
-        extra_token: see :class:`SampleIndex`.
     """
     return max(1, -(-(rows * row_length + extra_token) // tokens))
 
@@ -97,7 +96,6 @@ def build_samples(
 
     Args:
         lengths: int32, (N,): number of tokens of each document.
-        row_length: S, in tokens.
         rows: minimum number of rows, which decides the number of epochs; None: one epoch.
         extra_token: see :class:`SampleIndex`.
         seed: seed of both shuffles; None keeps rows and documents in natural order.
@@ -155,9 +153,9 @@ def _sample_index(
         ends = np.cumsum(chunk, dtype=np.int64) + used
         until = min(rows, (int(ends[-1]) - extra) // row_length)
         cuts = np.arange(done, until + 1, dtype=np.int64) * row_length
-        places = np.searchsorted(ends, cuts + extra, "left")
-        starts[done : until + 1, 0] = places + first
-        starts[done : until + 1, 1] = cuts - (ends[places] - chunk[places])
+        positions = np.searchsorted(ends, cuts + extra, "left")
+        starts[done : until + 1, 0] = positions + first
+        starts[done : until + 1, 1] = cuts - (ends[positions] - chunk[positions])
         done, used = max(done, until + 1), int(ends[-1])
     if done <= rows:  # the last row is shorter than the others
         starts[rows] = len(documents) - 1, int(lengths[documents[-1]]) - extra
@@ -182,7 +180,6 @@ def blended(weights: Sequence[float], rows: int) -> tuple[NDArray[np.int16], NDA
 
     Args:
         weights: weights of the files; any positive numbers.
-        rows: number of rows.
 
     Returns:
         File of each row (int16), and its row number there (int64).
@@ -192,17 +189,17 @@ def blended(weights: Sequence[float], rows: int) -> tuple[NDArray[np.int16], NDA
     """
     if not weights or min(weights) <= 0:
         raise ConfigError(f"weights {list(weights)} of a blend: positive numbers")
-    places = np.arange(rows, dtype=np.int64)
+    positions = np.arange(rows, dtype=np.int64)
     if len(set(weights)) == 1:  # equal weights: the files take turns
-        return (places % len(weights)).astype(np.int16), places // len(weights)
+        return (positions % len(weights)).astype(np.int16), positions // len(weights)
     shares = [weight / math.fsum(weights) for weight in weights]
     taken = [0] * len(shares)
     files, numbers = np.empty(rows, np.int16), np.empty(rows, np.int64)
-    for place in range(rows):
-        scale = max(place, 1)
+    for position in range(rows):
+        scale = max(position, 1)
         errors = [share * scale - count for share, count in zip(shares, taken, strict=True)]
         chosen = errors.index(max(errors))
-        files[place], numbers[place] = chosen, taken[chosen]
+        files[position], numbers[position] = chosen, taken[chosen]
         taken[chosen] += 1
     return files, numbers
 

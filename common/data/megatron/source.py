@@ -45,13 +45,13 @@ class RowShape:
     extra_token: bool
 
 
-class Rows(Protocol):
+class TokenRows(Protocol):
     """Rows by position in the training or evaluation."""
 
     def __len__(self) -> int: ...
 
-    def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Write the tokens at position ``place`` into ``row`` (S + 1,), which is filled with -1."""
+    def read(self, position: int, row: NDArray[np.int32]) -> None:
+        """Write the tokens of row ``position`` into ``row`` (S + 1,), which is filled with -1."""
         ...
 
 
@@ -59,7 +59,6 @@ class FileRows:
     """The rows of one pair of files.
 
     Args:
-        opened: the files.
         index: start and order of the rows.
     """
 
@@ -69,20 +68,20 @@ class FileRows:
     def __len__(self) -> int:
         return len(self._index)
 
-    def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Write the tokens at position ``place`` into ``row`` (S + 1,), which is filled with -1.
+    def read(self, position: int, row: NDArray[np.int32]) -> None:
+        """Write the tokens of row ``position`` into ``row`` (S + 1,), which is filled with -1.
 
         Raises:
             DataError: a token is outside the vocabulary; the message names file and sequence.
         """
         filled = 0
-        for document, start, stop in self._index.pieces(place, self._opened.index.lengths):
+        for document, start, stop in self._index.pieces(position, self._opened.index.lengths):
             tokens = self._opened.sequence(document, start, stop)
             row[filled : filled + len(tokens)] = tokens
             filled += len(tokens)
         low, high = int(row[:filled].min()), int(row[:filled].max())
         if low < 0 or high >= self._shape.vocabulary:
-            raise self._outside(place)
+            raise self._outside(position)
 
     def scored(self) -> int:
         """Return the number of labels of all rows."""
@@ -92,8 +91,8 @@ class FileRows:
         final = int(lengths[:-1].sum(dtype=np.int64)) - int(before[1]) + int(end)
         return full * (self._shape.row_length - 1 + extra) + final - 1 + extra
 
-    def _outside(self, place: int) -> DataError:
-        for document, start, stop in self._index.pieces(place, self._opened.index.lengths):
+    def _outside(self, position: int) -> DataError:
+        for document, start, stop in self._index.pieces(position, self._opened.index.lengths):
             tokens = self._opened.sequence(document, start, stop).astype(np.int64)
             wrong = tokens[(tokens < 0) | (tokens >= self._shape.vocabulary)]
             if len(wrong):
@@ -109,20 +108,18 @@ class BlendedRows:
 
     Args:
         parts: rows of each file.
-        weights: weight of each file.
-        rows: number of rows.
     """
 
-    def __init__(self, parts: Sequence[Rows], weights: Sequence[float], rows: int) -> None:
+    def __init__(self, parts: Sequence[TokenRows], weights: Sequence[float], rows: int) -> None:
         self._parts = parts
         self._files, self._numbers = blended(weights, rows)
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Write the tokens at position ``place`` into ``row``; see :meth:`FileRows.read`."""
-        self._parts[self._files[place]].read(int(self._numbers[place]), row)
+    def read(self, position: int, row: NDArray[np.int32]) -> None:
+        """Write the tokens of row ``position`` into ``row``; see :meth:`FileRows.read`."""
+        self._parts[self._files[position]].read(int(self._numbers[position]), row)
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,6 @@ class RowStream:
 
     Attributes:
         mine: this replica's micro-batches.
-        train_samples: number of available rows.
         consumed: number of rows that an earlier training has used.
     """
 
@@ -166,13 +162,13 @@ class RowStream:
         Raises:
             DataError: the micro-batch needs more rows than there are.
         """
-        first = self.consumed + self.mine.everywhere(number) * self.micro_batch
+        first = self.consumed + self.mine.global_index(number) * self.micro_batch
         if first + self.micro_batch > self.train_samples:
             raise DataError(
                 f"the training wants row {first + self.micro_batch - 1} of {self.train_samples}; let the recipe ask "
                 "for more rows, and the epochs follow from it"
             )
-        return [(0, place) for place in range(first, first + self.micro_batch)]
+        return [(0, position) for position in range(first, first + self.micro_batch)]
 
     def key(self, number: int) -> Hashable:
         """Return (): all micro-batches have the same shape."""
@@ -180,7 +176,7 @@ class RowStream:
 
 
 def train_source(
-    rows: Rows,
+    rows: TokenRows,
     shape: RowShape,
     stream: RowStream,
     eval_samples: int,
@@ -195,33 +191,31 @@ def train_source(
         stream: selects the rows of this replica.
         eval_samples: rows of the evaluation.
         stand_in: whether the data are synthetic.
-        pin_memory: whether to pin the tensors.
         ahead: number of micro-batches that are read ahead.
     """
     threads = SampleThreads(1, ahead)
 
     def begin(number: int) -> PendingBatch:
-        places = [place for _, place in stream.samples_of(number)]
-        return _begin(threads, rows, places, _empty(stream.micro_batch, shape, pin_memory))
+        positions = [position for _, position in stream.samples_of(number)]
+        return _begin(threads, rows, positions, _empty(stream.micro_batch, shape, pin_memory))
 
     return ThreadedTrainSource(stream, eval_samples, stand_in, threads, begin, _nothing)
 
 
-def eval_source(rows: Rows, shape: RowShape, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
+def eval_source(rows: TokenRows, shape: RowShape, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
     """Return the evaluation batches of one replica; a damaged row raises :class:`common.errors.DataError`.
 
     Args:
         rows: rows of the whole set, in natural order.
         shard: this replica's rows; all replicas have the same number of batches.
-        pin_memory: whether to pin the tensors.
     """
     threads = SampleThreads(1, AHEAD)
 
-    def begin(places: Sequence[int]) -> PendingBatch:
+    def begin(positions: Sequence[int]) -> PendingBatch:
         present = torch.zeros(shard.batch, dtype=torch.bool, pin_memory=pin_memory)
-        present[: len(places)] = True
+        present[: len(positions)] = True
         tensors = {**_empty(shard.batch, shape, pin_memory), "present": present}
-        return _begin(threads, rows, places, tensors)
+        return _begin(threads, rows, positions, tensors)
 
     return ThreadedEvalSource(shard, threads, begin, _nothing)
 
@@ -233,14 +227,13 @@ def open_blend(
     rows: int,
     seed: int,
     shuffle_documents: bool,
-) -> Rows:
+) -> TokenRows:
     """Return the training rows of one or several pairs of files. Call it after ``run_start``.
 
     Args:
         prefixes: paths of the pairs without ``.bin`` and ``.idx``.
         weights: weight of each pair in the blend; a single pair is not blended.
         rows: number of rows that the training may use, which decides the number of epochs.
-        seed: seed of the shuffles.
         shuffle_documents: whether the documents are shuffled, too.
 
     Raises:
@@ -303,13 +296,15 @@ def _empty(rows: int, shape: RowShape, pin_memory: bool) -> dict[str, Tensor]:
     return {"tokens": torch.full(size, NO_TOKEN, dtype=torch.int32, pin_memory=pin_memory)}
 
 
-def _begin(threads: SampleThreads, rows: Rows, places: Sequence[int], tensors: dict[str, Tensor]) -> PendingBatch:
+def _begin(
+    threads: SampleThreads, rows: TokenRows, positions: Sequence[int], tensors: dict[str, Tensor]
+) -> PendingBatch:
     tokens_BS = tensors["tokens"].numpy()
 
     def fill(slot: int) -> None:
-        rows.read(places[slot], tokens_BS[slot])
+        rows.read(positions[slot], tokens_BS[slot])
 
-    return threads.begin(tensors, len(places), fill)
+    return threads.begin(tensors, len(positions), fill)
 
 
 def _nothing() -> None:

@@ -14,8 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from common.data import synthetic
-from common.data.megatron.corpus import Corpus, Settings
-from common.data.megatron.text_tokenizers import open_tokenizer
+from common.data.megatron.corpus import Corpus, SyntheticSizes, open_tokenizer
 from common.data.options import Option, Options
 from common.errors import ConfigError
 
@@ -65,7 +64,7 @@ def generate(raw_dir: Path, corpus: Corpus, options: SyntheticText = SyntheticTe
         first = evaluated + _NOT_TAKEN
         tokens = options.train * options.row_length + len(train_parts) * (options.row_length + 1)
         trained = _count(lengths[first:], tokens, "train")
-        settings = Settings(
+        settings = SyntheticSizes(
             options.vocabulary,
             min(options.files, *(len(part.files) for part in corpus.parts if part.split == "train")),
             min(_EVAL_FILES, *(len(part.files) for part in eval_parts)),
@@ -159,7 +158,7 @@ def _texts(generator: np.random.Generator, characters: int) -> Iterator[str]:
         characters -= len(found[-1])
         if characters <= 0:
             break
-    shuffled = iter([found[place] for place in generator.permutation(len(found))])
+    shuffled = iter([found[index] for index in generator.permutation(len(found))])
     for text in shuffled:
         if generator.random() < _MERGED_SHARE:
             text = "\n".join([text, *itertools.islice(shuffled, _MERGED)])

@@ -137,7 +137,7 @@ class Links:
             outbox.finish()
 
 
-class StandInBox:
+class SyntheticMailbox:
     """Synthetic outbox or inbox: it returns noise and drops sent tensors, without waiting for another rank."""
 
     def __init__(self, device: torch.device) -> None:
@@ -157,12 +157,12 @@ class StandInBox:
         """Drop the tensor."""
 
 
-class StandIns:
+class SyntheticLinks:
     """Synthetic replacement of ``links`` to run one stage alone."""
 
     def __init__(self, links: Links, device: torch.device) -> None:
-        self.inboxes = {direction: StandInBox(device) for direction in links.inboxes}
-        self.outboxes = {direction: StandInBox(device) for direction in links.outboxes}
+        self.inboxes = {direction: SyntheticMailbox(device) for direction in links.inboxes}
+        self.outboxes = {direction: SyntheticMailbox(device) for direction in links.outboxes}
 
     def finish(self) -> None:
         """Do nothing, because no transfers are pending."""

@@ -27,7 +27,6 @@ class Unit(NamedTuple):
     """One pass of one chunk on one micro-batch.
 
     Attributes:
-        direction: forward or backward.
         chunk: index of the chunk within the stage, from 0.
         micro_batch: index of the micro-batch within the iteration, from 0.
     """
@@ -114,7 +113,6 @@ def warm_up_units(rank: int, stages: int, chunks: int, micro_batches: int) -> in
 
     Args:
         rank: index of the stage, from 0.
-        stages: number of stages.
         chunks: parts of the model on each stage.
         micro_batches: micro-batches of an iteration.
     """
@@ -165,7 +163,6 @@ def follower(rank: int, stages: int, chunks: int, unit: Unit) -> tuple[int, Unit
 
     Args:
         rank: index of the stage that computes ``unit``, from 0.
-        stages: number of stages.
         chunks: parts of the model on each stage.
     """
     step = 1 if unit.direction == "forward" else -1
@@ -177,11 +174,7 @@ def follower(rank: int, stages: int, chunks: int, unit: Unit) -> tuple[int, Unit
 
 
 def receives(rank: int, stages: int, chunks: int, unit: Unit) -> bool:
-    """Return whether the input of ``unit`` comes from another stage.
-
-    Args:
-        rank, stages, chunks: see :func:`follower`.
-    """
+    """Return whether the input of ``unit`` comes from another stage."""
     against: Direction = "backward" if unit.direction == "forward" else "forward"
     return follower(rank, stages, chunks, Unit(against, unit.chunk, unit.micro_batch)) is not None
 

@@ -46,9 +46,6 @@ class SpatialConv3d(nn.Module):
         device, dtype: device and dtype of weight and activations. The weight has the shape of nn.Conv3d's weight, in
             channels-last layout, and is not initialised.
 
-    Attributes:
-        implementation: name of the selected implementation.
-
     Raises:
         UnsupportedImplementation: see :func:`common.ops.operation.select`.
         ValueError: the stride is not 1 or 2.

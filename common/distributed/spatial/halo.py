@@ -38,7 +38,7 @@ FIRST_CAPACITY = 1 << 22
 
 
 @dataclass(frozen=True)
-class Message:
+class HaloMessage:
     """One plane to or from a neighbour.
 
     Attributes:
@@ -55,7 +55,7 @@ class Transport(Protocol):
 
     name: str
 
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+    def start(self, sends: Sequence[HaloMessage], receives: Sequence[HaloMessage]) -> Callable[[], None]:
         """Start the transfer. Return a function that makes the current stream wait for all sends and receives."""
         ...
 
@@ -97,13 +97,13 @@ class HaloExchange:
         high = slab_NCDHW.new_empty(N, H, W, C) if to_previous and index < last else None
         sends, receives = [], []
         if to_next and index < last:
-            sends.append(Message(index + 1, slab_NDHWC[:, D - 1]))
+            sends.append(HaloMessage(index + 1, slab_NDHWC[:, D - 1]))
         if to_previous and index > 0:
-            sends.append(Message(index - 1, slab_NDHWC[:, 0]))
+            sends.append(HaloMessage(index - 1, slab_NDHWC[:, 0]))
         if low is not None:
-            receives.append(Message(index - 1, low))
+            receives.append(HaloMessage(index - 1, low))
         if high is not None:
-            receives.append(Message(index + 1, high))
+            receives.append(HaloMessage(index + 1, high))
         with self._forked():
             wait = self.transport.start(sends, receives)
         return PendingHalos(self, slab_NCDHW, wait, Halos(_channels_first(low), _channels_first(high)))
@@ -170,10 +170,10 @@ class PointToPoint:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+    def start(self, sends: Sequence[HaloMessage], receives: Sequence[HaloMessage]) -> Callable[[], None]:
         """Start the transfer; see :class:`Transport`."""
         # With one sample in channels-last layout the planes are already contiguous, so this makes no copy.
-        staged = [Message(message.peer, message.plane.contiguous()) for message in sends]
+        staged = [HaloMessage(message.peer, message.plane.contiguous()) for message in sends]
         operations = [
             dist.P2POp(function, message.plane, group=self._group, group_peer=message.peer)
             for function, messages in ((dist.isend, staged), (dist.irecv, receives))
@@ -211,7 +211,7 @@ class HaloBuffers:
             if 0 <= neighbour < memory.ranks:
                 memory.put_signal(neighbour, FREE)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+    def exchange(self, sends: Sequence[HaloMessage], receives: Sequence[HaloMessage]) -> None:
         """Send all planes, then receive all planes. Each send must match a receive of the neighbour."""
         for message in sends:
             self._memory.wait_signal(message.peer, FREE)
@@ -242,7 +242,7 @@ class SymmetricMemory:
         self._device = device
         self._buffers = [self._open(FIRST_CAPACITY)]
 
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+    def start(self, sends: Sequence[HaloMessage], receives: Sequence[HaloMessage]) -> Callable[[], None]:
         """Start the transfer; see :class:`Transport`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Split of one axis of a volume into equal slabs, one per rank of a group.
+"""Split of volumes along D into equal slabs, one per rank of a group.
 
 If a level has too few planes, halo exchange costs more than it saves; every rank then computes its layers redundantly
 on the whole volume. Neither transition needs a sum in its backward pass: :func:`own_slab` gives all ranks the
@@ -28,38 +28,30 @@ DEPTH = 2
 
 @dataclass(frozen=True)
 class VolumeSplit:
-    """Split of one axis of a volume into equal slabs, in rank order.
+    """Split of volumes along D into equal slabs, in rank order.
 
     Attributes:
         ranks: number of slabs.
         index: index of this rank's slab, 0 <= index < ranks.
-        dim: dimension of NCDHW tensors that is split; must be 2 (D).
         group: process group of the ranks; None if ranks is 1.
     """
 
     ranks: int
     index: int
-    dim: int = DEPTH
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.ranks:
             raise ValueError(f"slab {self.index} of {self.ranks} does not exist")
-        if self.dim != DEPTH:
-            raise ValueError(f"dim={self.dim}: volumes are split along D, dimension {DEPTH} of NCDHW")
         if (self.group is None) != (self.ranks == 1):
             raise ValueError(f"{self.ranks} slabs and {'no group' if self.group is None else 'a group'}")
 
     @classmethod
-    def from_layout(cls, layout: Layout, axis: str = "cp", dim: int = DEPTH) -> VolumeSplit | None:
-        """Return the split over ``axis`` of ``layout``; None if the axis has one rank. Collective.
-
-        Args:
-            dim: dimension of the volumes that is split.
-        """
+    def from_layout(cls, layout: Layout, axis: str = "cp") -> VolumeSplit | None:
+        """Return the split over ``axis`` of ``layout``; None if the axis has one rank. Collective."""
         if layout.size(axis) == 1:
             return None
-        return cls(layout.size(axis), layout.coordinate(axis), dim, layout.group(axis))
+        return cls(layout.size(axis), layout.coordinate(axis), layout.group(axis))
 
     def gather(self, values: Tensor) -> Tensor:
         """Return a small contiguous tensor of every rank, (ranks, *shape), in the order of the slabs. Collective."""
@@ -78,17 +70,16 @@ class VolumeSplit:
         if self.group is not None:
             torch.sum(self.gather(values), 0, out=values)
 
-    def slab(self, whole: Tensor, dim: int | None = None) -> Tensor:
+    def slab(self, whole: Tensor, dim: int = DEPTH) -> Tensor:
         """Return this rank's slab of a whole tensor, as a view.
 
         Args:
             whole: any tensor with the split axis.
-            dim: dimension of that axis; None for its dimension in NCDHW. A label of shape NDHW needs 1.
+            dim: dimension of that axis; that of NCDHW by default. A label of shape NDHW needs 1.
 
         Raises:
             ValueError: the number of ranks does not divide the number of planes.
         """
-        dim = self.dim if dim is None else dim
         size = whole.shape[dim]
         if size % self.ranks:
             raise ValueError(f"{size} planes cannot be sharded over {self.ranks} ranks in equal slabs")

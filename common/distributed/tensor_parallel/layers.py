@@ -1,4 +1,4 @@
-"""Linear layers and an embedding that are sharded over ranks, with low-rank adapters (LoRA, Hu et al. 2021).
+"""Linear layers that are sharded over ranks, with low-rank adapters (LoRA, Hu et al. 2021).
 
 - Column-parallel: a rank holds some of the outputs (Shoeybi et al. 2019, section 3). Its input tokens are gathered.
 - Row-parallel: a rank holds some of the inputs. Results are partial sums, which are reduce-scattered by tokens.
@@ -9,7 +9,7 @@ A are sharded, u is a partial sum that is reduce-scattered, and B is replicated 
 layer states in ``partial_over`` the axes over which gradients must still be summed (``ParameterGroup.summed_over``).
 
 Shapes: T tokens, s = T / ranks tokens of one rank, I inputs, O outputs, i and o those of one rank, r rank of an
-adapter, V words, v words of one rank, E hidden size.
+adapter.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts, times
-from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_parallel.ranks import AXIS, CollectiveProducts, TensorParallel, TokenProducts, times
+from common.distributed.tensor_split import TensorSplit
 
 Dropout = Callable[[Tensor, Tensor, int, int], Tensor]
 """Dropout of an adapter's input: ``dropout(x, rows, columns, first_column)``.
@@ -63,7 +62,6 @@ class ColumnParallelLinear(nn.Module):
             value (:func:`common.distributed.tensor_parallel.ranks.qkv_parts`).
         parallel: ranks that share the layer.
         adapter: low-rank adapter; None for no adapter.
-        products: implementation of products with token transfers; None for collectives.
         device, dtype: device and dtype of the parameters, which are not initialised.
 
     Attributes:
@@ -88,17 +86,18 @@ class ColumnParallelLinear(nn.Module):
         *,
         adapter: Adapter | None = None,
         bias: bool = False,
-        products: TokenProducts | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._parallel, self._products = parallel, products or CollectiveProducts(parallel)
+        self._parallel, self._products = parallel, CollectiveProducts(parallel)
         self.adapter, outputs, parts = adapter, sum(parts), tuple(parts)
         shapes: dict[str, tuple[int, ...]] = {"weight": (outputs, in_features)}
         shapes |= {"bias": (outputs,)} if bias else {}
         shapes |= {"lora_b": (outputs, adapter.rank)} if adapter is not None else {}
-        self.splits = {n: Split.sharded(shape, 0, parts, parallel.size, parallel.index) for n, shape in shapes.items()}
+        self.splits = {
+            n: TensorSplit.sharded(shape, 0, parts, parallel.size, parallel.index) for n, shape in shapes.items()
+        }
         local = {name: split.local_shape for name, split in self.splits.items()}
         if adapter is not None:
             local["lora_a"] = (adapter.rank, in_features)
@@ -110,7 +109,6 @@ class ColumnParallelLinear(nn.Module):
 
         Args:
             x_sI: tokens of this rank.
-            dropout: dropout of the adapter's input.
             rows_T: indices of all tokens within the micro-batch, for ``dropout``; None for 0 ... T - 1.
         """
         y_To: Tensor = _GatheredProduct.apply(x_sI, self.weight, self._products, self._parallel)
@@ -129,11 +127,9 @@ class RowParallelLinear(nn.Module):
     Args:
         in_features: number of inputs over all ranks, I.
         out_features: number of outputs, O.
-        parallel, adapter, bias, products, device, dtype: see :class:`ColumnParallelLinear`.
 
     Attributes:
         weight, bias, lora_a, lora_b: (O, i), (O,), (r, i), (O, r); None if absent.
-        splits, partial_over: see :class:`ColumnParallelLinear`.
 
     Raises:
         ConfigError: ``tp`` does not divide the inputs.
@@ -152,17 +148,16 @@ class RowParallelLinear(nn.Module):
         *,
         adapter: Adapter | None = None,
         bias: bool = False,
-        products: TokenProducts | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._parallel, self._products = parallel, products or CollectiveProducts(parallel)
+        self._parallel, self._products = parallel, CollectiveProducts(parallel)
         self.adapter, self.in_features = adapter, in_features
         shapes = {"weight": (out_features, in_features)}
         shapes |= {"lora_a": (adapter.rank, in_features)} if adapter is not None else {}
         self.splits = {
-            name: Split.sharded(shape, 1, (in_features,), parallel.size, parallel.index)
+            name: TensorSplit.sharded(shape, 1, (in_features,), parallel.size, parallel.index)
             for name, shape in shapes.items()
         }
         local: dict[str, tuple[int, ...]] = {name: split.local_shape for name, split in self.splits.items()}
@@ -176,7 +171,6 @@ class RowParallelLinear(nn.Module):
 
         Args:
             x_Ti: this rank's inputs for all tokens.
-            dropout, rows_T: see :meth:`ColumnParallelLinear.forward`.
         """
         y_sO: Tensor = _ScatteredProduct.apply(x_Ti, self.weight, self._products, self._parallel)
         if self.adapter is not None:
@@ -186,57 +180,6 @@ class RowParallelLinear(nn.Module):
             u_sr = self._parallel.scatter_tokens(F.linear(x_Ti, self.lora_a))
             y_sO = y_sO + self.adapter.scale * F.linear(u_sr, self.lora_b)
         return y_sO if self.bias is None else y_sO + self.bias
-
-
-class VocabularyParallelEmbedding(nn.Module):
-    """Embedding table; each rank holds some of the words.
-
-    Args:
-        vocabulary: number of rows over all ranks, V.
-        hidden: width of the vectors, E.
-        parallel, device, dtype: see :class:`ColumnParallelLinear`.
-        kept: number of leading rows that are words; the others are padding that makes V divisible. None for all rows.
-
-    Attributes:
-        weight: (v, E).
-        splits, partial_over: see :class:`ColumnParallelLinear`.
-
-    Raises:
-        ConfigError: ``tp`` does not divide the vocabulary.
-    """
-
-    weight: nn.Parameter
-
-    def __init__(
-        self,
-        vocabulary: int,
-        hidden: int,
-        parallel: TensorParallel,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        kept: int | None = None,
-    ) -> None:
-        super().__init__()
-        self._parallel = parallel
-        split = Split.sharded((vocabulary, hidden), 0, (vocabulary,), parallel.size, parallel.index, kept)
-        self.splits = {"weight": split}
-        _register(self, {"weight": split.local_shape}, device, dtype)
-        self.partial_over: Mapping[str, tuple[str, ...]] = {}
-
-    def forward(self, tokens_T: Tensor) -> Tensor:
-        """Return the vectors (s, E) of this rank's tokens. Collective.
-
-        Args:
-            tokens_T: integer ids of all tokens, equal on all ranks.
-        """
-        if self._parallel.size == 1:
-            return F.embedding(tokens_T, self.weight)
-        own = self.weight.shape[0]
-        local_T = tokens_T - self._parallel.index * own
-        elsewhere_T = (local_T < 0) | (local_T >= own)
-        vectors_TE = F.embedding(local_T.masked_fill(elsewhere_T, 0), self.weight)
-        return self._parallel.scatter_tokens(vectors_TE.masked_fill(elsewhere_T.unsqueeze(1), 0.0))
 
 
 def partial_parameters(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -251,7 +194,7 @@ def partial_parameters(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def tensor_splits(model: nn.Module) -> dict[str, Split]:
+def tensor_splits(model: nn.Module) -> dict[str, TensorSplit]:
     """Return the splits of all sharded parameters, by full name.
 
     They come from the attribute ``splits`` of all modules that have one, not only those of this file.

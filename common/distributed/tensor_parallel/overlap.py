@@ -9,7 +9,7 @@ Every rank has two slots, used in turn. A slot is reused two products later; the
 ensures that all ranks have read it by then, and ``begin`` adds a barrier between two passes. A barrier is enqueued on a
 high-priority stream before the product that it overlaps with, which would otherwise occupy all multiprocessors.
 
-Shapes: see :mod:`common.distributed.tensor_parallel.products`.
+Shapes: see :mod:`common.distributed.tensor_parallel.ranks`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ import torch
 from torch import Tensor
 
 from common.distributed.symmetric_memory import PeerMemory, attempt
-from common.distributed.tensor_parallel.products import SCALE_STRIDE, CollectiveProducts, RowProduct, TokenProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
+from common.distributed.tensor_parallel.ranks import (
+    SCALE_STRIDE,
+    CollectiveProducts,
+    RowProduct,
+    TensorParallel,
+    TokenProducts,
+    Underway,
+)
 from common.errors import UnsupportedImplementation
 from common.ops.operation import AUTO
 
@@ -43,7 +49,6 @@ class Slot:
 
     Args:
         capacity: capacity for rows, in bytes.
-        channel: channel of the barriers.
     """
 
     def __init__(self, parallel: TensorParallel, capacity: int, device: torch.device, channel: int) -> None:
@@ -65,7 +70,7 @@ class Slot:
         self._memory.barrier(self._channel)
 
 
-class SymmetricMemoryProducts:
+class SymmetricMemoryProducts(TokenProducts):
     """Products that are cut if they are large, and use collectives otherwise. The constructor is collective.
 
     Slots grow with the largest transferred tensor. They cannot grow during graph capture, so run every shape once
@@ -94,7 +99,6 @@ class SymmetricMemoryProducts:
         self._reserve(FIRST_CAPACITY)
 
     def begin(self) -> None:
-        """See :class:`common.distributed.tensor_parallel.products.TokenProducts`."""
         self._turn = 0
         self._slots[0].barrier()
 
@@ -107,7 +111,6 @@ class SymmetricMemoryProducts:
         x_TK: Tensor | None = None,
         scales_R4: Tensor | None = None,
     ) -> None:
-        """See :class:`common.distributed.tensor_parallel.products.TokenProducts`."""
         s, K = x_sK.shape
         if not self._cuts(self._parallel.size * s, K, y_TN.shape[1]):
             self._collective.gather_product(x_sK, scale_inverse, product, y_TN, x_TK, scales_R4)
@@ -141,7 +144,6 @@ class SymmetricMemoryProducts:
                 scales[own].copy_(scale_inverse)
 
     def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
-        """See :class:`common.distributed.tensor_parallel.products.TokenProducts`."""
         s, N = self._parallel.own_count(len(x_TK)), y_sN.shape[1]
         if not self._cuts(len(x_TK), x_TK.shape[1], N):
             self._collective.product_scatter(x_TK, scale_inverse, product, y_sN)
@@ -166,7 +168,7 @@ class SymmetricMemoryProducts:
     def start_product_scatter(
         self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
     ) -> Underway:
-        """See :meth:`.products.TokenProducts.start_product_scatter`. Cut products complete before return."""
+        """Cut products complete before return."""
         if not self._cuts(len(x_TK), x_TK.shape[1], y_sN.shape[1]):
             return self._collective.start_product_scatter(x_TK, scale_inverse, product, y_sN)
         self.product_scatter(x_TK, scale_inverse, product, y_sN)

@@ -3,17 +3,23 @@
 Between tensor-parallel layers, norms and residuals of a token are computed by one rank only (sequence parallelism,
 Korthikanti et al. 2022, section 4.2.2): tokens, dimension 0, are sharded evenly in rank order. A layer that needs all
 tokens gathers them; a layer whose result is a sum over ranks reduce-scatters it. Each is the backward pass of the
-other.
+other. Every transfer exists with autograd, and without it for hand-written backward passes.
 
-Every transfer exists with autograd, and without it for hand-written backward passes.
+:class:`TokenProducts` joins a transfer with a matrix product. Column-parallel layers gather tokens before the forward
+product and scatter gradients after the backward product; row-parallel layers do the reverse. So two operations serve
+all layers in both passes: here by collectives, in :mod:`common.distributed.tensor_parallel.overlap` with transfers that
+overlap with the product. FP8 rows are sent with the inverse of their scale: every rank casts its own tokens with its
+own scale, which halves the transferred bytes.
 
-Shapes: T tokens, s = T / ranks tokens of one rank; any further dimensions.
+Shapes: T tokens, s = T / ranks tokens of one rank, n any number of tokens, any further dimensions; K summed dimension,
+N columns of a product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,7 +37,6 @@ class Underway(NamedTuple):
 
     Attributes:
         given: input, referenced as long as the collective reads it.
-        result: output.
         work: the collective; None if a single rank has nothing to transfer.
     """
 
@@ -51,7 +56,6 @@ class TensorParallel:
     """Ranks of the ``tp`` axis. A single rank transfers nothing and needs no process group.
 
     Attributes:
-        size: number of ranks.
         index: position of this rank, 0 <= index < size.
         group: process group of the ranks; None if size is 1.
     """
@@ -107,20 +111,18 @@ class TensorParallel:
         dist.all_gather_into_tensor(_movable(out), _movable(x_s), group=self.group)
         return out
 
-    def reduce_scatter(self, x_T: Tensor, out: Tensor | None = None) -> Tensor:
+    def reduce_scatter(self, x_T: Tensor) -> Tensor:
         """Return the same as :meth:`scatter_tokens`, without autograd. Collective.
 
         Args:
-            x_T: summands of this rank, with the same shape on all ranks.
-            out: output, contiguous (s, ...); None for a new tensor, or for ``x_T`` itself on one rank.
+            x_T: summands of this rank, with the same shape on all ranks. On one rank, the result is ``x_T`` itself.
 
         Raises:
             ValueError: the number of ranks does not divide the number of tokens.
         """
         if self.size == 1:
-            return x_T if out is None else out.copy_(x_T)
-        own = self.own_count(x_T.shape[0])
-        out = x_T.new_empty(own, *x_T.shape[1:]) if out is None else out
+            return x_T
+        out = x_T.new_empty(self.own_count(x_T.shape[0]), *x_T.shape[1:])
         dist.reduce_scatter_tensor(out, x_T.contiguous(), group=self.group)
         return out
 
@@ -229,3 +231,109 @@ def gate_up_parts(feed_forward: int, parallel: TensorParallel) -> tuple[int, int
 def _divide(parallel: TensorParallel, what: str, count: int) -> None:
     if count % parallel.size:
         raise ConfigError(f"layout.tp={parallel.size} does not divide the {count} {what}: choose a tp that does")
+
+
+RowProduct = Callable[[Tensor, Tensor | None, Tensor], object]
+"""``product(x_nK, scale_inverse, y_nN)`` writes ``x W`` to y. ``scale_inverse``: 0-d fp32 for FP8 rows, else None."""
+
+
+SCALE_STRIDE = 4
+"""Elements between the scales of consecutive ranks in one tensor, because cuBLASLt requires 16-byte alignment."""
+
+
+class TokenProducts(Protocol):
+    """Products whose left operand or result is sharded over the ranks by tokens. Collective, without autograd."""
+
+    name: str
+
+    def begin(self) -> None:
+        """Prepare for the first product of a forward pass, which may be captured and replayed."""
+        ...
+
+    def gather_product(
+        self,
+        x_sK: Tensor,
+        scale_inverse: Tensor | None,
+        product: RowProduct,
+        y_TN: Tensor,
+        x_TK: Tensor | None = None,
+        scales_R4: Tensor | None = None,
+    ) -> None:
+        """Compute ``y = all_gather(x) W``.
+
+        Args:
+            x_sK: tokens of this rank, contiguous.
+            scale_inverse: inverse scale of this rank's FP8 rows, 0-d fp32; None for other dtypes.
+            x_TK: output for the gathered rows; None if the caller does not need them.
+            scales_R4: output for the inverse scales of FP8 rows, fp32 (ranks, ``SCALE_STRIDE``), in column 0.
+        """
+        ...
+
+    def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
+        """Compute ``y = reduce_scatter(x W)``, summed in the dtype of y.
+
+        Args:
+            y_sN: output for the tokens of this rank.
+
+        Raises:
+            ValueError: the number of ranks does not divide the number of tokens.
+        """
+        ...
+
+    def start_product_scatter(
+        self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
+    ) -> Underway:
+        """Start :meth:`product_scatter`; its transfer may overlap with later work, and y is valid after ``wait()``."""
+        ...
+
+
+class CollectiveProducts(TokenProducts):
+    """Products with the transfer before or after them, by collectives of the backend: NCCL on GPUs, Gloo on CPUs."""
+
+    name = "collective"
+
+    def __init__(self, parallel: TensorParallel) -> None:
+        self._parallel = parallel
+
+    def begin(self) -> None:
+        """Do nothing, because no state is left from the previous pass."""
+
+    def gather_product(
+        self,
+        x_sK: Tensor,
+        scale_inverse: Tensor | None,
+        product: RowProduct,
+        y_TN: Tensor,
+        x_TK: Tensor | None = None,
+        scales_R4: Tensor | None = None,
+    ) -> None:
+        x_TK = self._parallel.all_gather(x_sK, x_TK)
+        if scale_inverse is None:
+            product(x_TK, None, y_TN)
+            return
+        scales = self._parallel.all_gather(scale_inverse.expand(1, SCALE_STRIDE), scales_R4)
+        parts = zip(x_TK.chunk(len(scales)), scales[:, 0], y_TN.chunk(len(scales)), strict=True)
+        for x_nK, scale, y_nN in parts:
+            product(x_nK, scale, y_nN)
+
+    def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
+        self.start_product_scatter(x_TK, scale_inverse, product, y_sN).wait()
+
+    def start_product_scatter(
+        self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
+    ) -> Underway:
+        if self._parallel.size == 1:
+            product(x_TK, scale_inverse, y_sN)
+            return Underway(x_TK, y_sN, None)
+        y_TN = y_sN.new_empty(len(x_TK), y_sN.shape[1])
+        product(x_TK, scale_inverse, y_TN)
+        return self._parallel.start_reduce_scatter(y_TN, y_sN)
+
+
+def times(weight_KN: Tensor) -> RowProduct:
+    """Return the product with a matrix that has the dtype of the rows."""
+
+    def product(x_nK: Tensor, scale_inverse: Tensor | None, y_nN: Tensor) -> None:
+        torch.mm(x_nK, weight_KN, out=y_nN)
+
+    return product

@@ -37,10 +37,10 @@ class TrainingRows:
         self.train_samples, self.eval_samples = prepared.train_samples, prepared.eval_samples
         self.stand_in = prepared.manifest.stand_in
         self._file, self._part, self._pinned = file, part, device.type == "cuda"
-        self._steps = self.train_samples // (part.micro_batch * part.lanes)
+        self._steps = self.train_samples // (part.micro_batch * part.streams)
         if not self._steps:
             raise ConfigError(
-                f"hparams.global_batch_size={part.micro_batch * part.lanes}: {prepared.folder} has only "
+                f"hparams.global_batch_size={part.micro_batch * part.streams}: {prepared.folder} has only "
                 f"{self.train_samples} training samples"
             )
 
@@ -59,8 +59,8 @@ class TrainingRows:
 
     def _rows(self, number: int) -> tuple[int, int]:
         """Return first row and last row + 1 of this replica's micro-batch ``number`` of the whole training."""
-        step, accumulation_step = self._part.place(number)
-        first = (step * self._part.lanes + self._part.lane(accumulation_step)) * self._part.micro_batch
+        step, accumulation_step = self._part.step_of(number)
+        first = (step * self._part.streams + self._part.stream(accumulation_step)) * self._part.micro_batch
         return first, first + self._part.micro_batch
 
 

@@ -89,7 +89,7 @@ def test_an_implementation_that_cannot_run_here_is_named(choice, reason):
         (["reader.eval_rows=61"], "reader.eval_rows=61: .* benchmark.eval_samples=60"),
     ],
 )
-def test_what_the_network_cannot_be_built_with_is_named(overrides, message):
+def test_impossible_network_options_are_named(overrides, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         built(*overrides)
 
@@ -137,7 +137,7 @@ def test_a_scale_without_a_recipe_is_named_with_the_recipes():
         (["prepare", "--raw-dir", "EMPTY", "--data-dir", "EMPTY"], "vocab.txt is missing; .* download", DATA),
     ],
 )
-def test_a_data_command_that_cannot_be_done_says_why(tmp_path, arguments, message, code):
+def test_the_error_of_a_data_command_names_its_cause(tmp_path, arguments, message, code):
     command, *rest = [argument.replace("EMPTY", str(tmp_path)) for argument in arguments]
     with pytest.raises(SuiteError, match=message) as error:
         cli.COMMANDS[command](["benchmark=bert", *rest])

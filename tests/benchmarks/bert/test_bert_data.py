@@ -55,7 +55,7 @@ def whole(steps, global_batch):
 
 
 def read(root, replicas, accumulation, rows, steps, seed=3, **changes):
-    """Micro-batches of all ranks, lane by lane in the order of the lanes: per step a list of host batches."""
+    """Micro-batches of all ranks, lane by lane in the order of the batches: per step a list of host batches."""
     chosen = settings(**changes)
     micro_batch = rows * chosen.samples_per_row
     sources = [
@@ -84,13 +84,13 @@ def same(ours, theirs):
 @pytest.mark.parametrize("form", ["packed", "unpacked"])
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (2, 1), (3, 1), (1, 4), (2, 2), (8, 1), (2, 4)])
 def test_every_row_comes_once_per_epoch_of_shards(root, packs, form, replicas, accumulation):
-    # Every lane reads three whole shards, so that all lanes together read as many epochs as there are lanes. The 96
-    # sequences are cut in three files of 32, the 48 packs in three of 16.
+    # Every stream reads three whole shards, so all streams together read as many epochs as there are streams. The 96
+    # sequences are in three files of 32, the 48 packs in three of 16.
     rows, steps = (4, PACKS // 4) if form == "packed" else (8, 96 // 8)
     order = {"order": "shuffled", "format": form}
     seen = Counter()
-    for lanes in read(root, replicas, accumulation, rows, steps, **order):
-        for batch in lanes:
+    for batches in read(root, replicas, accumulation, rows, steps, **order):
+        for batch in batches:
             seen.update(numbers_in(batch.tensors))
     sequences = sum(map(len, packs))
     assert sequences == 96
@@ -135,7 +135,7 @@ def test_reading_on_from_a_position_equals_reading_through(root, graph_per_count
             assert [batch.position for batch in rest] == list(range(start, len(batches)))
 
 
-def test_a_source_that_is_asked_again_goes_back(root):
+def test_a_source_can_read_a_block_again(root):
     source = open_train(root, settings(), Layout(seed=3), 6, 2)
     block = whole(4, 12)
     first = list(source.batches(block))
@@ -184,7 +184,7 @@ def test_tensors_hold_the_sequences_back_to_back(root, packs, form, sequences, m
             torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0)
 
 
-def test_a_graph_per_count_has_room_for_exactly_the_sequences(root):
+def test_a_graph_per_count_has_exactly_as_many_slots_as_sequences(root):
     keys = set()
     for (batch,) in read(root, 1, 1, 2, 24, graph_per_count=True):
         count = len(numbers_in(batch.tensors))
@@ -199,7 +199,7 @@ def test_without_it_all_batches_share_one_graph(root):
     assert {batch.key for (batch,) in read(root, 1, 1, 2, 24)} == {()}
 
 
-def test_a_source_tells_what_the_manifest_says(root):
+def test_a_source_has_the_properties_of_the_manifest(root):
     source = open_train(root, settings(), Layout(), 4)
     source.close()
     assert (source.train_samples, source.eval_samples, source.stand_in) == (96, 23, True)
@@ -216,7 +216,7 @@ def test_closing_ends_the_thread_and_closes_the_shards(root):
     assert not still
 
 
-def test_balanced_lanes_hold_equally_many_sequences_at_each_step(tmp_path):
+def test_balanced_streams_have_equally_many_sequences_in_each_step(tmp_path):
     random = np.random.default_rng(0)
     sizes = random.permutation([1] * 200 + [2] * 20 + [3] * 200).tolist()
     root = write_data(tmp_path / "data", make_packs(sizes), 4, make_samples([20]))
@@ -225,9 +225,9 @@ def test_balanced_lanes_hold_equally_many_sequences_at_each_step(tmp_path):
     assert cycles >= 3
     steps = read(root, 4, 1, 3, cycles * 7, order="balanced")
     in_a_cycle = [1] * 10 + [2] + [3] * 10
-    for number, lanes in enumerate(steps):
+    for number, batches in enumerate(steps):
         expected = sum((in_a_cycle * cycles)[3 * number : 3 * number + 3])
-        assert [int((batch.tensors["lengths"] > 0).sum()) for batch in lanes] == [expected] * 4
+        assert [int((batch.tensors["lengths"] > 0).sum()) for batch in batches] == [expected] * 4
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_cycle_has_the_shares_of_the_whole_set(packs_of, cycle):
     assert cycle_of(packs_of) == cycle
 
 
-def test_the_balanced_order_deals_in_cycles_and_ends_with_the_rest():
+def test_the_balanced_order_has_cycles_and_ends_with_the_rest():
     sizes = np.array([3, 1, 1, 3, 1, 2, 3, 1, 1, 4])
     order = balanced(sizes, (2, 1, 1), np.random.default_rng(0))
     assert sorted(order) == list(range(10))
@@ -328,12 +328,12 @@ def test_a_manifest_of_other_data_is_refused(damaged, pattern, form, message):
         open_train(damaged, settings(format=form), Layout(), 4)
 
 
-def test_data_that_are_not_there_are_refused(tmp_path):
+def test_a_missing_data_folder_is_an_error(tmp_path):
     with pytest.raises(DataError, match="does not exist; run 'mlperf-suite prepare benchmark=bert"):
         open_train(tmp_path / "nowhere", settings(), Layout(), 4)
 
 
-def test_evaluation_sequences_are_dealt_in_contiguous_parts(root):
+def test_evaluation_sequences_are_divided_into_contiguous_parts(root):
     for replicas in (1, 2, 3, 4, 23, 30):
         parts = [open_evaluation(root, settings(), Layout({"dp": replicas}, rank)) for rank in range(replicas)]
         numbers = [number for part in parts for batch in part.batches for number in numbers_in(batch)]
@@ -365,7 +365,7 @@ def test_evaluation_batches_are_filled_in_order(root):
         ([32, 32], [6, 6], [(0, 2)]),
     ],
 )
-def test_an_evaluation_batch_ends_when_any_room_does(lengths, masked, cuts):
+def test_an_evaluation_batch_ends_at_its_first_reached_limit(lengths, masked, cuts):
     shape = training_shape(settings().facts, settings().reader, 2)
     assert filled(np.array(lengths), np.array(masked), shape) == cuts
 
@@ -416,7 +416,7 @@ def test_examples_can_be_made_for_every_count(count):
         ([20, 20, 20], 2, {"format": "unpacked"}, "3 sequences where 2 fit"),
     ],
 )
-def test_what_does_not_fit_a_micro_batch_is_refused(tmp_path, lengths, rows, changes, message):
+def test_rows_beyond_the_capacities_of_a_micro_batch_are_an_error(tmp_path, lengths, rows, changes, message):
     root = write_data(tmp_path / "data", [[sample] for sample in make_samples(lengths)], 1, make_samples([20]))
     file = ShardFile(root / "packed/part_00000", len(lengths), settings().training_limits())
     with pytest.raises(DataError, match=f"a micro-batch has {message}"):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bert.preparation import hdf5, sequence_exchange
 from benchmarks.bert.sequences import Sequences, concatenate
-from common.data.shard_order import shard_sizes
+from common.data.shard_streams import shard_sizes
 from common.errors import DataError
 
 
@@ -145,21 +145,21 @@ def test_taking_rows_in_blocks_is_taking_them(monkeypatch):
 @pytest.mark.parametrize("shards", [1, 3, 7])
 def test_exchange_brings_every_sequence_to_its_shard_in_order(tmp_path, shards):
     made = sequences(np.random.default_rng(0).integers(3, 20, 20).tolist())
-    places = np.random.default_rng(1).permutation(40)[:20].astype(np.int32)
-    places[4] = -1
+    slots = np.random.default_rng(1).permutation(40)[:20].astype(np.int32)
+    slots[4] = -1
     boundaries = np.concatenate([[0], np.cumsum(shard_sizes(40, shards, larger_first=True))])
     paths = [tmp_path / f"part-{number}" for number in range(2)]
     for number, path in enumerate(paths):
         half = np.arange(10 * number, 10 * number + 10)
         pieces = [made.take(half[:4]), made.take(half[4:])]
-        sequence_exchange.scatter(pieces, places[half], boundaries, path)
+        sequence_exchange.scatter(pieces, slots[half], boundaries, path)
     found = []
     for shard in range(shards):
         own, group = sequence_exchange.gather(paths, shard, shards)
         assert ((own >= boundaries[shard]) & (own < boundaries[shard + 1])).all()
         found += list(zip(own.tolist(), rows(group), strict=True))
-    wanted = [(int(place), row) for place, row in zip(places, rows(made), strict=True) if place >= 0]
-    assert found == sorted(wanted)
+    expected = [(int(slot), row) for slot, row in zip(slots, rows(made), strict=True) if slot >= 0]
+    assert found == sorted(expected)
 
 
 def test_shards_differ_by_one_row_at_most():

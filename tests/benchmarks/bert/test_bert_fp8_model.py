@@ -54,7 +54,7 @@ def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_in_fp8_producers_write_what_products_read(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_producers_write_the_operands_of_products(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Casts of their own are left for weights, the first layer's input and the attention's contexts."""
     cast: list[tuple[int, ...]] = []
 

@@ -100,7 +100,7 @@ def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
     }  # fmt: skip
 
 
-def test_the_manifest_counts_what_the_files_hold(whole):
+def test_the_manifest_s_counts_are_those_of_the_files(whole):
     found = json.loads((whole / "manifest.json").read_text())
     assert (found["format"], found["stand_in"]) == ("bert-hdf5/1", True)
     sizes = []
@@ -234,7 +234,7 @@ def test_a_killed_preparation_continues_to_the_same_bytes(
     assert not list(data.rglob("*.partial"))
 
 
-def test_what_is_done_is_not_done_again(articles, tmp_path, monkeypatch):
+def test_completed_stages_are_not_repeated(articles, tmp_path, monkeypatch):
     original, done = Stages.keep, []
 
     def failing(self, stage, task, record):
@@ -471,7 +471,7 @@ def test_options_of_preparing_do_not_fit_shards_that_are_packed(tmp_path, option
         COMMANDS.run("prepare", ["--adopt", str(tmp_path), "--eval-file", str(tmp_path / "e"), *option])
 
 
-def test_counts_that_are_not_the_benchmark_s_are_said(raw_dir, tmp_path, monkeypatch, capsys):
+def test_counts_that_differ_from_the_benchmark_are_reported(raw_dir, tmp_path, monkeypatch, capsys):
     real = tmp_path / "real"
     real.mkdir()
     for name in ("results4", "vocab.txt"):

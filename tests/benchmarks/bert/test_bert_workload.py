@@ -124,7 +124,7 @@ def test_the_example_of_48_packs_is_filled_as_the_real_set():
     assert batch.tensors["input_ids"].shape == (48 * 512,)
 
 
-def test_there_is_an_example_for_each_count_of_sequences():
+def test_example_batches_cover_each_count_of_sequences():
     workload = built("reader.graph_per_count=true", "micro_batch=4", "hparams.global_batch_size=4")
     examples = {batch.key: batch for batch in workload.example_batches()}
     assert list(examples) == [("sequences", count) for count in range(2, 7)]

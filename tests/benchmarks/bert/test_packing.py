@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from benchmarks.bert.preparation.packing import best_fit, exact_ways, pack, plan_packs
+from benchmarks.bert.preparation.packing import best_fit, exact_combinations, pack, plan_packs
 
 
 def contents(packs, lengths):
     """Tokens and sequences of every pack."""
-    rows = packs.places // 3
+    rows = packs.slots // 3
     return np.bincount(rows, lengths, packs.count), np.bincount(rows, minlength=packs.count)
 
 
 def check(packs, lengths, longest):
-    assert len(packs.places) == len(lengths)
-    assert len(np.unique(packs.places)) == len(lengths)
+    assert len(packs.slots) == len(lengths)
+    assert len(np.unique(packs.slots)) == len(lengths)
     tokens, sequences = contents(packs, lengths)
     assert tokens.max() <= longest
     assert 1 <= sequences.min() <= sequences.max() <= 3
@@ -101,7 +101,7 @@ def test_no_sequences_make_no_packs():
 
 def test_a_seed_draws_the_same_packs_and_another_seed_others():
     lengths = wikipedia_like(np.random.default_rng(0), 3000, 64)
-    first, again, other = (pack(lengths, 64, seed).places for seed in (1, 1, 2))
+    first, again, other = (pack(lengths, 64, seed).slots for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert (first != other).mean() > 0.9
 
@@ -112,27 +112,27 @@ def test_exact_ways_are_all_multisets_of_at_most_three_lengths():
         tuple(sorted((a, b, c)))
         for a in range(longest + 1) for b in range(longest + 1) for c in range(longest + 1) if a + b + c == longest
     }  # fmt: skip
-    ways = [tuple(sorted(way)) for way in exact_ways(longest).tolist()]
-    assert len(ways) == len(set(ways))
-    assert set(ways) == expected
-    assert len(exact_ways(512)) == 22_102  # partitions of 512 into at most three parts
+    combinations = [tuple(sorted(combination)) for combination in exact_combinations(longest).tolist()]
+    assert len(combinations) == len(set(combinations))
+    assert set(combinations) == expected
+    assert len(exact_combinations(512)) == 22_102  # partitions of 512 into at most three parts
 
 
 def test_a_plan_has_a_place_for_every_sequence():
     source = np.random.default_rng(3)
     counts = source.integers(0, 400, 96)
     plan = plan_packs(counts, 96)
-    places = np.zeros(97, int)
-    for way, repeats in zip(plan.ways, plan.repeats, strict=True):
-        np.add.at(places, way, repeats)
-    at_least = np.cumsum(places[:0:-1])
+    slots = np.zeros(97, int)
+    for combination, repeats in zip(plan.combinations, plan.repeats, strict=True):
+        np.add.at(slots, combination, repeats)
+    at_least = np.cumsum(slots[:0:-1])
     assert (at_least >= np.cumsum(counts[::-1])).all()
-    assert plan.ways.sum(axis=1).max() <= 96
+    assert plan.combinations.sum(axis=1).max() <= 96
 
 
 def test_the_best_fitting_pair_is_found():
     counts = np.zeros(100, int)
     counts[[59, 24, 14, 37, 1]] = 1  # 60 leaves 40: 25 + 15 fills it, 38 + 2 as well; then the other two
     plan = best_fit(counts, 100)
-    assert sorted(sum(way) for way in plan.ways.tolist()) == [40, 100]
+    assert sorted(sum(combination) for combination in plan.combinations.tolist()) == [40, 100]
     assert plan.repeats.tolist() == [1, 1]

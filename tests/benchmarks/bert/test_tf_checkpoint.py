@@ -221,7 +221,7 @@ def load(prefix: Path) -> str:
     return str(raised.value)
 
 
-def test_missing_index_says_how_checkpoints_are_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_index_explains_checkpoint_names(tmp_path: Path) -> None:
     message = load(tmp_path / "none")
     assert message.startswith(f"{tmp_path}/none.index: No such file")
     assert "without .index" in message

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.dlrm_dcnv2.data import FORMAT
 from benchmarks.dlrm_dcnv2.prepare import COMMANDS
-from common.data import placing
+from common.data import preparation
 from common.errors import ConfigError, DataError
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS
 from common.recommendation.criteo.prepare import published_logs
@@ -58,7 +58,7 @@ def adopt(folder, data_dir, *more):
 def test_published_files_become_prepared_data(own, published, tmp_path, monkeypatch, capsys, place):
     data = published if place == "in its place" else tmp_path / "data"
     if place == "on another disk":
-        monkeypatch.setattr(placing.os, "link", lambda *paths: (_ for _ in ()).throw(OSError(18, "another device")))
+        monkeypatch.setattr(preparation.os, "link", lambda *paths: (_ for _ in ()).throw(OSError(18, "another device")))
     assert adopt(published, data) == 0
     written = (data / "manifest.json").read_bytes()
     assert adopt(published, data) == 0

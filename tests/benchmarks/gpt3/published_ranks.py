@@ -32,13 +32,13 @@ def run_rank(rank: int, root: str, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=WORLD)
     found: dict[str, Any] = {}
     looked: list[Path] = []
-    opened = published.Published
+    opened = published.PublishedCheckpoint
 
     def noted(place: Path, *arguments: Any) -> Any:
         looked.append(place)
         return opened(place, *arguments)
 
-    published.Published = noted
+    published.PublishedCheckpoint = noted
     for case, (sizes, options) in CASES.items():
         looked.clear()
         one = loaded(Layout(sizes, rank), Path(folder), **options)
@@ -61,7 +61,7 @@ def run_rank(rank: int, root: str, folder: str) -> None:
 
 
 def loaded(layout: Layout, folder: Path, **options: Any) -> Trainee:
-    """A rank that has loaded; one that is not of the first replica is told of a folder that is not there."""
+    """A rank that has loaded; one that is not of the first replica gets the path of a folder that does not exist."""
     one = Trainee(layout, TensorParallel.from_layout(layout), **options)
     place = folder if layout.index("dp") == 0 else Path("nowhere")
     load_published(place, one.model, one.optimizer, layout, SHAPE, STEPS, one.model.tensor_splits())

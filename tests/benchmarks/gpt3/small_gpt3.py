@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import GptArchitecture
-from common.distributed.context_parallel.split import ContextSplit
-from common.language.architecture import Architecture
+from benchmarks.gpt3.config import GptArchitecture
+from common.distributed.context_parallel import ContextSplit
+from common.language.architecture import Architecture, TokenPositions, block_operations, choose_operations
 from common.language.decoder import HandwrittenDecoder
-from common.language.head import Head, NextTokenHead, PutOff, TiedHead
+from common.language.head import LossHead, NextTokenHead, PendingGradients, TiedHead
 from common.language.network import Decoder
-from common.language.operations import block_operations, choose_operations
-from common.language.tokens import TokenPlaces
 from common.ops.cross_entropy import OF_A_PART
 from common.ops.operation import REFERENCE, OperationRequest
 from tests.generators import generator_of
@@ -66,33 +64,33 @@ class Passes:
     def __init__(
         self,
         model: Decoder,
-        written: HandwrittenDecoder | None = None,
-        put_off_head: int = 0,
+        handwritten: HandwrittenDecoder | None = None,
+        pending: int = 0,
         cross_entropy: str = REFERENCE,
     ) -> None:
-        self.model, self.written, self.network = model, written, written or model
+        self.model, self.handwritten, self.network = model, handwritten, handwritten or model
         self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
         self._cross_entropy = cross_entropy
-        self._put_off = PutOff(0 if model.first else put_off_head)
+        self._pending = PendingGradients(0 if model.first else pending)
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
         return self.network.embed(
-            tokens_BS, TokenPlaces.whole(len(tokens_BS), tokens_BS.shape[1], device=tokens_BS.device)
+            tokens_BS, TokenPositions.whole(len(tokens_BS), tokens_BS.shape[1], device=tokens_BS.device)
         )
 
     def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
         length = len(x_sE) * self.parallel.size // rows
-        return self.network.through(chunk, x_sE, TokenPlaces.whole(rows, length, device=x_sE.device))
+        return self.network.through(chunk, x_sE, TokenPositions.whole(rows, length, device=x_sE.device))
 
-    def head(self, chunk: int = CHUNK) -> Head:
+    def head(self, chunk: int = CHUNK) -> LossHead:
         weight, vocabulary = self.model.head_weight, self.architecture.vocabulary
-        if self.written is None:
+        if self.handwritten is None:
             return NextTokenHead(weight, self.parallel, chunk, vocabulary)
         function = OF_A_PART.select(
             self._cross_entropy, OperationRequest(weight.device, weight.dtype, {"columns": len(weight)})
         )
         return TiedHead(
-            weight, vocabulary, self.parallel, function.function, not self.model.first, chunk, self._put_off
+            weight, vocabulary, self.parallel, function.function, not self.model.first, chunk, self._pending
         )
 
     def losses(self, x_sE: Tensor, labels_T: Tensor, chunk: int = CHUNK) -> Tensor:
@@ -104,21 +102,21 @@ class Passes:
     @contextlib.contextmanager
     def same_weights(self) -> Iterator[None]:
         """What a step does around its passes."""
-        assert self.written is not None
+        assert self.handwritten is not None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.written.same_weights())
+            stack.enter_context(self.handwritten.same_weights())
             if self.model.last:
                 stack.enter_context(self.head().step())
             yield
 
 
-def written(model: Decoder, linear: str = "torch", put_off_head: int = 0, **changes: str) -> Passes:
+def handwritten(model: Decoder, linear: str = "torch", pending: int = 0, **changes: str) -> Passes:
     """``model`` through its halves, by the references but for ``changes``."""
     parameter = next(model.parameters())
     operations, _ = choose_operations(
         {**REFERENCES, **changes}, model.architecture, ContextSplit(S), parameter.device, parameter.dtype
     )
-    return Passes(model, HandwrittenDecoder(model, operations, linear, B * S), put_off_head)
+    return Passes(model, HandwrittenDecoder(model, operations, linear, B * S), pending)
 
 
 def rows(shape: Architecture | None = None, seed: int = 1) -> tuple[Tensor, Tensor]:

@@ -69,18 +69,21 @@ def whole_tensors() -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def write_by_hand(folder: Path) -> None:
-    """The reference's set in bfloat16 with numpy alone."""
-    tensors = whole_tensors()
-    tensors["weights"] = tensors["masters"]
+def write_published(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], layers: int, steps: int) -> None:
+    """Write a checkpoint in the reference's form with numpy alone: bfloat16 if ``tensors`` has masters, else fp32.
+
+    Args:
+        tensors: kind (weights, masters, exp_avg, exp_avg_sq) to our name to whole tensor.
+        steps: number of optimizer steps of the checkpoint.
+    """
     for kind, named in tensors.items():
+        half, prefix = kind == "weights" and "masters" in tensors, PREFIXES["reference"][kind]
         for ours, (theirs, _) in OTHER_NAMES.items():
-            array(folder / f"{PREFIXES['reference'][kind]}{theirs}", named[ours], kind == "weights")
+            array(folder / f"{prefix}{theirs}", named[ours], half)
         for ours, (theirs, _) in LAYER_NAMES.items():
-            stacked = torch.stack([named[f"layers.{layer}.{ours}"] for layer in range(SHAPE.layers)])
-            name = f"{PREFIXES['reference'][kind]}encoder.layers.{theirs}"
-            array(folder / name, stacked, kind == "weights", stacked=True)
-    torch.save({"optimizer": {"optimizer": {"param_groups": [{"lr": 6e-5, "step": STEPS}]}}}, folder / "common.pt")
+            stacked = torch.stack([named[f"layers.{layer}.{ours}"] for layer in range(layers)])
+            array(folder / f"{prefix}encoder.layers.{theirs}", stacked, half, stacked=True)
+    torch.save({"optimizer": {"optimizer": {"param_groups": [{"lr": 6e-5, "step": steps}]}}}, folder / "common.pt")
     (folder / "metadata.json").write_text('{"sharded_backend": "zarr"}')
 
 
@@ -139,9 +142,9 @@ def array(folder: Path, values: Tensor, half: bool, stacked: bool = False) -> No
     numbers = (values.bfloat16().view(torch.int16) if half else values).numpy()
     padded = np.full([n * c for n, c in zip(grid, chunks, strict=True)], -1 if half else np.nan, numbers.dtype)
     padded[tuple(map(slice, values.shape))] = numbers
-    for place in np.ndindex(*grid):
-        chunk = padded[tuple(slice(n * c, (n + 1) * c) for n, c in zip(place, chunks, strict=True))]
-        chunk.tofile(folder / ".".join(map(str, place)))
+    for index in np.ndindex(*grid):
+        chunk = padded[tuple(slice(n * c, (n + 1) * c) for n, c in zip(index, chunks, strict=True))]
+        chunk.tofile(folder / ".".join(map(str, index)))
 
 
 class Trainee:

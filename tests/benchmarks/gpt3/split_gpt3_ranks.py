@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_gpt3 import B, Passes, S, losses, network, part, randomise, rows, written
+from small_gpt3 import B, Passes, S, handwritten, losses, network, part, randomise, rows
 from torch import Tensor
 
 from common.distributed.layout import Layout
@@ -49,7 +49,7 @@ def whole_gradients(model: Decoder, layout: Layout) -> dict[str, Tensor]:
 def two_passes(layout: Layout, blocks: str) -> dict[str, Any]:
     """Losses, their sum, and gradients of two equal micro-batches, of which the second's sum counts twice."""
     model = shared_network(layout, torch.float64)
-    network = written(model) if blocks == "written" else Passes(model)
+    network = handwritten(model) if blocks == "written" else Passes(model)
     found = losses(network)
     sums = [summed(network) for _ in range(2)]
     (sums[0] + 2.0 * sums[1]).backward()
@@ -65,7 +65,7 @@ def summed(network: Passes) -> Tensor:
 
 def fp8_steps(model: Decoder) -> list[Tensor]:
     """Mean losses of some steps; the gradients of the last one stay."""
-    halves, found = written(model, "fp8"), []
+    halves, found = handwritten(model, "fp8"), []
     for _ in range(FP8_STEPS):
         model.zero_grad()
         mean = summed(halves) / (B * (S - 1))
@@ -74,13 +74,13 @@ def fp8_steps(model: Decoder) -> list[Tensor]:
     return found
 
 
-def last_stage(layout: Layout, put_off_head: int) -> dict[str, Tensor]:
-    """Whole gradients of two micro-batches of the last of several stages, the head's put off or not."""
+def last_stage(layout: Layout, pending: int) -> dict[str, Tensor]:
+    """Whole gradients of two micro-batches of the last of several stages, those of the head deferred or not."""
     shape = network().architecture
     parallel = TensorParallel.from_layout(layout)
     model = part(shape, [range(1, 2)], False, dtype=torch.float64, parallel=parallel)
     randomise(model)
-    halves = written(model, put_off_head=put_off_head)
+    halves = handwritten(model, pending=pending)
     with halves.same_weights():
         for seed in (1, 2):
             generator = torch.Generator().manual_seed(seed)
@@ -100,7 +100,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         for blocks in BLOCKS:
             results[f"{name}/{blocks}"] = two_passes(layout, blocks)
         if name == "tp2":
-            results["last stage"] = [last_stage(layout, put_off_head) for put_off_head in (0, 1, 2)]
+            results["last stage"] = [last_stage(layout, pending) for pending in (0, 1, 2)]
             model = shared_network(layout, torch.bfloat16)
             results["fp8"] = {"losses": fp8_steps(model), "gradients": whole_gradients(model, layout)}
     torch.save(results, f"{folder}/{rank}.pt")

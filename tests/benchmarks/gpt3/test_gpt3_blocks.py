@@ -1,16 +1,16 @@
-"""The written halves against the same weights under autograd: losses and the gradients of all weights."""
+"""The handwritten halves against the same weights under autograd: losses and the gradients of all weights."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from small_gpt3 import CHUNK, REFERENCES, B, Passes, S, losses, network, part, randomise, rows, written
+from small_gpt3 import CHUNK, REFERENCES, B, Passes, S, handwritten, losses, network, part, randomise, rows
 from torch import Tensor
 
 from common.distributed.pipeline.order import layers_of
 from common.errors import UnsupportedImplementation
+from common.language.fp8_products import Fp8TrainedProduct
 from common.language.network import Decoder
-from common.language.trained_products import Fp8TrainedProduct
 
 FIVE = 5
 """Buffers of scales of a layer: four products and what is saved."""
@@ -40,7 +40,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_written_backward_passes_are_those_of_autograd(dtype: torch.dtype, bound: float) -> None:
     ours, theirs = network(dtype), network(dtype)
-    halves = written(ours)
+    halves = handwritten(ours)
     for seed in (1, 2):  # gradients of two micro-batches add up
         found, expected = loss(halves, seed), loss(theirs, seed)
         torch.testing.assert_close(found, expected, rtol=bound, atol=0.0)
@@ -58,7 +58,7 @@ def test_a_factor_of_the_sum_is_one_of_the_mean() -> None:
         one, other = network(dtype), network(dtype)
         tokens_BS, labels_BS = rows()
         for model, early, late in ((one, 1 / 60, 1.0), (other, 1.0, 1 / 60)):
-            halves = written(model)
+            halves = handwritten(model)
             hidden = halves.through(0, halves.embed(tokens_BS), B)
             total = late * halves.summed_loss(hidden, labels_BS.flatten(), CHUNK, early)
             (1024.0 * total).backward()
@@ -69,7 +69,7 @@ def test_a_factor_of_the_sum_is_one_of_the_mean() -> None:
 
 def test_losses_are_those_of_autograd() -> None:
     ours = network()
-    torch.testing.assert_close(losses(written(ours)), losses(ours).detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(losses(handwritten(ours)), losses(ours).detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_stages_hand_on_the_sum_and_its_gradient() -> None:
@@ -80,7 +80,7 @@ def test_stages_hand_on_the_sum_and_its_gradient() -> None:
     for stage in range(2):
         model = part(whole.architecture, layers_of(4, stage, 2, 2), stage == 0, stage == 1, dtype=torch.float64)
         model.load_state_dict({name: weights[name].detach() for name in model.state_dict()})
-        stages.append((model, written(model)))
+        stages.append((model, handwritten(model)))
     tokens_BS, labels_BS = rows()
     hidden, passed = stages[0][1].embed(tokens_BS), []
     for chunk in range(2):
@@ -105,7 +105,7 @@ def test_stages_hand_on_the_sum_and_its_gradient() -> None:
 
 def test_without_gradients_nothing_is_added() -> None:
     ours = network()
-    halves = written(ours)
+    halves = handwritten(ours)
     with torch.no_grad():
         found = loss(halves)
     torch.testing.assert_close(found, loss(ours).detach(), rtol=1e-12, atol=0.0)
@@ -113,32 +113,32 @@ def test_without_gradients_nothing_is_added() -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(True, True), (True, False), (False, True), (False, False)])
-def test_every_weight_says_once_that_its_gradient_is_there(first: bool, last: bool) -> None:
+def test_the_gradient_hook_of_every_weight_runs_once(first: bool, last: bool) -> None:
     shape = network().architecture
     ours = part(shape, [range(2)], first, last, dtype=torch.float64)
     for parameter in ours.parameters():
         parameter.data.normal_(0.0, 0.1)
-    halves, heard = written(ours), []
+    halves, complete = handwritten(ours), []
     for name, parameter in ours.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: heard.append(name))
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: complete.append(name))
     tokens_BS, labels_BS = rows()
     hidden = halves.embed(tokens_BS) if first else torch.ones(B * S, shape.hidden).double().requires_grad_()
     hidden = halves.through(0, hidden, B)
     (halves.summed_loss(hidden, labels_BS.flatten(), CHUNK) if last else hidden.sum()).backward()
-    assert sorted(heard) == sorted(name for name, _ in ours.named_parameters())
+    assert sorted(complete) == sorted(name for name, _ in ours.named_parameters())
     if first:
-        assert set(heard[-2:]) == {"embedding.weight", "positions.weight"}, "the embedding's own gradient comes last"
+        assert set(complete[-2:]) == {"embedding.weight", "positions.weight"}, "the embedding's own gradient comes last"
 
 
 @pytest.mark.parametrize("most", [0, 2, 5])
-def test_gradients_of_the_head_that_were_put_off_are_added_at_the_end(most: int) -> None:
-    """Three micro-batches on the last stage; no more than said wait, and the weight says once that it is complete."""
+def test_deferred_gradients_of_the_head_are_added_at_the_end(most: int) -> None:
+    """Three micro-batches on the last stage: at most ``most`` gradients wait, and the hook of the weight runs once."""
     shape, found = network().architecture, []
-    for put_off in (0, most):
+    for pending in (0, most):
         ours = part(shape, [range(2)], False, True, dtype=torch.float64)
         randomise(ours)
-        halves, heard, sizes = written(ours, put_off_head=put_off), [], []
-        ours.embedding.weight.register_post_accumulate_grad_hook(lambda _, heard=heard: heard.append(None))
+        halves, complete, sizes = handwritten(ours, pending=pending), [], []
+        ours.embedding.weight.register_post_accumulate_grad_hook(lambda _, complete=complete: complete.append(None))
         with halves.same_weights():
             for seed in (1, 2, 3):
                 generator = torch.Generator().manual_seed(seed)
@@ -147,8 +147,8 @@ def test_gradients_of_the_head_that_were_put_off_are_added_at_the_end(most: int)
                 halves.summed_loss(halves.through(0, hidden, B), labels_BS.flatten(), CHUNK).backward()
                 gradient = ours.embedding.weight.grad
                 sizes.append(0.0 if gradient is None else float(gradient.norm()))
-        assert len(heard) == (1 if put_off else 3)
-        assert [size == 0.0 for size in sizes] == [number < put_off for number in range(3)]
+        assert len(complete) == (1 if pending else 3)
+        assert [size == 0.0 for size in sizes] == [number < pending for number in range(3)]
         found.append(gradients(ours))
         with halves.same_weights():
             pass
@@ -158,17 +158,17 @@ def test_gradients_of_the_head_that_were_put_off_are_added_at_the_end(most: int)
 
 
 def test_labels_that_are_not_the_tokens_are_refused() -> None:
-    halves = written(network())
+    halves = handwritten(network())
     hidden = torch.zeros(B * S, 32).double().requires_grad_()
     for score in (halves.summed_loss, halves.losses):
         with pytest.raises(ValueError, match=f"labels .* for {B * S} tokens"):
             score(hidden, rows()[1].flatten()[1:], CHUNK)
 
 
-def test_a_stage_without_a_head_says_so() -> None:
+def test_losses_of_a_stage_without_a_head_are_an_error() -> None:
     ours = part(network().architecture, [range(2)], True, False)
     with pytest.raises(ValueError, match="no head"):
-        written(ours).losses(torch.zeros(B * S, 32), rows()[1].flatten(), CHUNK)
+        handwritten(ours).losses(torch.zeros(B * S, 32), rows()[1].flatten(), CHUNK)
 
 
 # FP8
@@ -181,7 +181,7 @@ def test_fp8_follows_the_exact_gradients(micro_batches: int) -> None:
     e5m2 has two bits behind the point, so this is about the wiring.
     """
     ours, exact = network(torch.bfloat16), network(torch.bfloat16).double()
-    halves = written(ours, "fp8")
+    halves = handwritten(ours, "fp8")
     loss(halves).backward()
     ours.zero_grad()
     with halves.same_weights():
@@ -199,7 +199,7 @@ def test_fp8_follows_the_exact_gradients(micro_batches: int) -> None:
 
 def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = network(torch.bfloat16)
-    halves, casts = written(ours, "fp8"), []
+    halves, casts = handwritten(ours, "fp8"), []
     original = Fp8TrainedProduct._cast_weight
     monkeypatch.setattr(Fp8TrainedProduct, "_cast_weight", lambda self: (casts.append(self), original(self)))
     for step in (1, 2):
@@ -211,7 +211,7 @@ def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pyte
 
 def test_an_evaluation_in_fp8_is_what_the_next_step_computes_and_moves_no_scale() -> None:
     ours = network(torch.bfloat16)
-    halves = written(ours, "fp8")
+    halves = handwritten(ours, "fp8")
     with halves.same_weights():
         loss(halves).backward()
     scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}
@@ -228,10 +228,10 @@ def test_an_evaluation_in_fp8_is_what_the_next_step_computes_and_moves_no_scale(
 
 
 @pytest.mark.parametrize(("linear", "share"), [("fp8", 22), ("torch", 20)])
-def test_training_keeps_as_much_as_is_said(linear: str, share: int) -> None:
+def test_training_keeps_the_planned_bytes(linear: str, share: int) -> None:
     """Bytes of a token: so many E of a layer, beside its norms' moments and scales."""
     ours = network(torch.bfloat16, layers=1, hidden=64, feed_forward=256)
-    halves = written(ours, linear)
+    halves = handwritten(ours, linear)
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -249,5 +249,5 @@ def test_training_keeps_as_much_as_is_said(linear: str, share: int) -> None:
 
 def test_operations_are_chosen_by_name() -> None:
     with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.layer_norm=no such"):
-        written(network(), layer_norm="no such")
+        handwritten(network(), layer_norm="no such")
     assert set(REFERENCES) == {"attention", "layer_norm", "bias_gelu", "qkv_gradient"}

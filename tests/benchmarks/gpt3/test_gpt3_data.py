@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpt3 import raw
+from benchmarks.gpt3 import prepare
 from benchmarks.gpt3.data import ROWS
 from benchmarks.gpt3.prepare import COMMANDS
 from common.data.batches import Block
 from common.data.megatron.indexed import bin_of
 from common.distributed.layout import Layout
 from common.errors import DataError
-from common.language.rows import RowFacts
+from common.language.pretraining import RowFacts
 
 FACTS = RowFacts(vocabulary=400, row_length=32, eval_rows=10, eval_tokens=310, index_rows=640, consumed=0)
 
@@ -43,15 +43,15 @@ def rows(source, block=Block(0, 1, 0, 0, 64), start=0):  # noqa: B008
 
 def test_the_files_are_the_benchmarks():
     """Shards 768 to 1023 of C4 in two halves, and 24,567 documents of its validation set."""
-    first, second, evaluation = raw.CORPUS.parts
+    first, second, evaluation = prepare.CORPUS.parts
 
     assert (first.files[0], first.files[-1]) == ("c4-train.00768-of-01024.json.gz", "c4-train.00895-of-01024.json.gz")
     assert (second.files[0], second.files[-1]) == ("c4-train.00896-of-01024.json.gz", "c4-train.01023-of-01024.json.gz")
     assert len({*first.files, *second.files}) == 256
     assert evaluation.documents == 24_567
-    assert raw.CORPUS.vocabulary == 50_257
-    assert set(raw.CORPUS.published.with_md5) == {
-        f"{part.name}.{end}" for part in raw.CORPUS.parts for end in ("bin", "idx")
+    assert prepare.CORPUS.vocabulary == 50_257
+    assert set(prepare.CORPUS.published.with_md5) == {
+        f"{part.name}.{end}" for part in prepare.CORPUS.parts for end in ("bin", "idx")
     }
 
 
@@ -63,12 +63,12 @@ def test_the_last_token_of_a_row_has_no_label(data):
     assert (found[:, 32] == -1).all()
 
 
-def shuffled_rows(path, asked, random):
+def shuffled_rows(path, rows, random):
     """The rows of one half, from the definition: documents in their order, epochs apart where the last is short."""
     tokens = np.fromfile(path, "<u2")
-    epochs = -(-asked * 32 // len(tokens))
+    epochs = -(-rows * 32 // len(tokens))
     count, before = epochs * len(tokens) // 32, (epochs - 1) * len(tokens) // 32
-    apart = epochs > 1 and asked - before < int(0.8 * (len(tokens) // 32))
+    apart = epochs > 1 and rows - before < int(0.8 * (len(tokens) // 32))
     parts = [np.arange(before), np.arange(before, count)] if apart else [np.arange(count)]
     order = [part.astype(np.uint32) for part in parts]
     for part in order:
@@ -79,11 +79,11 @@ def shuffled_rows(path, asked, random):
 
 def test_training_takes_rows_of_both_halves_in_turn_and_shuffles_no_documents(data):
     halves = [
-        shuffled_rows(data / f"{name}.bin", 322, np.random.RandomState(11)) for name in raw.HALVES
+        shuffled_rows(data / f"{name}.bin", 322, np.random.RandomState(11)) for name in prepare.HALVES
     ]  # 640 / 2 * 1.005
 
     found = torch.cat(rows(ROWS.open_train(data, FACTS, layout(), 4)))[:, :32].tolist()
-    assert found == [halves[place % 2][place // 2] for place in range(64)]
+    assert found == [halves[position % 2][position // 2] for position in range(64)]
 
 
 def test_training_goes_on_behind_the_rows_that_the_checkpoint_has_seen(data):
@@ -113,7 +113,7 @@ def test_all_stages_of_a_replica_read_the_same_rows(data):
 
 
 def test_the_evaluation_is_all_rows_in_their_order_and_what_is_left(data):
-    tokens = np.fromfile(data / f"{raw.EVAL}.bin", "<u2").astype(np.int64).tolist()
+    tokens = np.fromfile(data / f"{prepare.EVAL}.bin", "<u2").astype(np.int64).tolist()
     count = -(-len(tokens) // 32)
     left = len(tokens) - 32 * (count - 1)
     assert 1 < left < 32, "the stand-in is to have a row that is not whole"
@@ -143,7 +143,7 @@ def test_data_for_another_model_are_refused(data):
 def test_a_token_beyond_the_vocabulary_is_refused(data, tmp_path):
     for path in data.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    path = bin_of(tmp_path / raw.HALVES[1])
+    path = bin_of(tmp_path / prepare.HALVES[1])
     tokens = np.fromfile(path, "<u2")
     tokens[:] = 400
     tokens.tofile(path)

@@ -73,7 +73,7 @@ def test_all_layers_on_one_gpu():
 
 
 @pytest.mark.parametrize(("number", "slots"), [(0, 8), (5, 3), (7, 1)])
-def test_graphs_of_chunks_hold_what_every_chunk_has_at_most(number, slots):
+def test_graphs_of_chunks_hold_the_maximum_of_every_chunk(number, slots):
     """A single chunk as many micro-batches as stages from it on; of several each its own most, at whatever time."""
     found = stage(number, 8, 1, 8, 1, micro_batches=1536, tokens=2048, chunk_graphs=True).parts(0, 0)
     assert found[KEPT] == pytest.approx(slots * 12 * 2048 * 20 * 12288 / 8, rel=0.002)

@@ -25,12 +25,12 @@ from small_published import (
     own_part,
     renamed,
     whole_tensors,
-    write_by_hand,
+    write_published,
 )
 from torch import Tensor
 
 from benchmarks.gpt3.published import load_published
-from benchmarks.gpt3.published_form import Published, shapes, write_published
+from benchmarks.gpt3.published_form import PublishedCheckpoint, shapes
 from common import cli
 from common.config.composition import compose
 from common.distributed.layout import Layout
@@ -41,8 +41,8 @@ from tests.command_line import the_message
 from tests.conftest import suite
 
 PLACES = [
-    *(("reference", *place) for place in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (4, 2, 1)]),
-    *((other, *place) for other in ("nvidia", "fp32") for place in [(1, 1, 1), (2, 2, 1)]),
+    *(("reference", *sizes) for sizes in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (4, 2, 1)]),
+    *((other, *sizes) for other in ("nvidia", "fp32") for sizes in [(1, 1, 1), (2, 2, 1)]),
 ]
 """The checkpoint, tp, pp and the chunks of a stage."""
 
@@ -71,7 +71,8 @@ def load(one: Trainee, folder: Path, shape: Any = SHAPE, steps: int = STEPS) -> 
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same checkpoint in both namings, and in fp32."""
     root = tmp_path_factory.mktemp("published")
-    write_by_hand(root / "reference")
+    tensors = whole_tensors()
+    write_published(root / "reference", {**tensors, "weights": tensors["masters"]}, SHAPE.layers, STEPS)
     renamed(root / "reference", root / "nvidia")
     in_fp32(root / "reference", root / "fp32")
     return {name: root / name for name in ("reference", "nvidia", "fp32")}
@@ -116,7 +117,7 @@ def test_weights_alone_need_no_state(folders, tmp_path, whole):
 def test_a_rank_opens_only_the_chunks_of_its_part(folders, monkeypatch):
     """Two stages of two layers, each on four ranks: of eight chunks of rows a rank has two, and those of its layers."""
     opened: list[Path] = []
-    read = Published.__init__.__globals__["ZarrArray"].read_piece
+    read = PublishedCheckpoint.__init__.__globals__["ZarrArray"].read_piece
 
     def noted(self: Any, piece: Any, pin: bool = False) -> Tensor:
         opened.append(self.file(piece.chunk))
@@ -139,49 +140,6 @@ def test_a_rank_opens_only_the_chunks_of_its_part(folders, monkeypatch):
         ]
         assert {int(column) // 2 for _, _, column in down} == {layout.coordinate("tp")}
         assert len(down) == 2 * 8 * 2
-
-
-def test_what_is_written_is_read(tmp_path, whole):
-    kinds = {kind: whole[kind] for kind in ("masters", "exp_avg", "exp_avg_sq")}
-    for naming, dtype in (("reference", torch.bfloat16), ("nvidia", torch.float32)):
-        folder = tmp_path / f"{naming}_{dtype}"
-        weights = {name: tensor.to(dtype) for name, tensor in whole["masters"].items()}
-        write_published(folder, SHAPE, weights, kinds, STEPS, naming)
-        one = trainee(Layout())
-        load(one, folder)
-        state = one.optimizer.state_dict()
-        for name, kind, values in one.expected(whole):
-            assert torch.equal(state[kind][name], values), (name, kind)
-
-
-def test_what_is_written_has_the_names_and_chunks_of_what_is_published(folders, tmp_path, whole):
-    weights = {name: tensor.bfloat16() for name, tensor in whole["masters"].items()}
-    for naming in ("reference", "nvidia"):
-        write_published(tmp_path / naming, SHAPE, weights, whole, STEPS, naming)
-        ours, theirs = ({path.name: path for path in root.iterdir()} for root in (tmp_path / naming, folders[naming]))
-        assert ours.keys() == theirs.keys()
-        for name, path in theirs.items():
-            if path.is_dir():
-                found, wanted = (json.loads((p / ".zarray").read_text()) for p in (ours[name], path))
-                assert wanted.pop("dimension_separator") == "."
-                assert found == wanted, name
-
-
-@pytest.mark.parametrize(
-    ("leave_out", "shape", "words"),
-    [
-        ("norm.bias", None, r"norm\.bias was not given"),
-        (
-            None,
-            {"hidden": 40, "heads": 5},
-            r"embedding\.weight has the shape \[176, 32\], and the network has \[150, 40\]",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_not_written(tmp_path, whole, leave_out, shape, words):
-    weights = {name: tensor for name, tensor in whole["masters"].items() if name != leave_out}
-    with pytest.raises(CheckpointError, match=words):
-        write_published(tmp_path, architecture(layers=4, **(shape or {})), weights, whole, STEPS)
 
 
 def edit(array: Path, **changes: Any) -> None:
@@ -257,7 +215,7 @@ MLCOMMONS = "ckpt4000-consumed_samples=0"
 
 
 @pytest.mark.parametrize(
-    ("naming", "place", "common"),
+    ("naming", "path", "common"),
     [
         ("reference", MLCOMMONS, False),
         ("reference", f"megatron-lm/{MLCOMMONS}", False),
@@ -267,10 +225,10 @@ MLCOMMONS = "ckpt4000-consumed_samples=0"
     ids=["bf16", "in the downloader's folder", "fp32", "any name"],
 )
 def test_the_checkpoint_is_found_below_the_assets_as_its_archive_unpacks(
-    folders, whole, tmp_path, naming, place, common
+    folders, whole, tmp_path, naming, path, common
 ):
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    folder = beside(folders[naming], tmp_path / place)
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    folder = beside(folders[naming], tmp_path / path)
     if not common:
         (folder / "common.pt").unlink()
     one = trainee(Layout())
@@ -290,8 +248,8 @@ def test_a_run_begins_with_the_checkpoint_as_its_archive_unpacks(chosen, tmp_pat
         for name, shape in shapes(network).items()
         for layer in range(network.layers)
     }
-    states = dict.fromkeys(("exp_avg", "exp_avg_sq"), tensors)
-    write_published(tmp_path / "assets" / MLCOMMONS, network, tensors, states, 4000)
+    every = dict.fromkeys(("weights", "exp_avg", "exp_avg_sq"), tensors)
+    write_published(tmp_path / "assets" / MLCOMMONS, every, network.layers, 4000)
     (tmp_path / "assets" / MLCOMMONS / "common.pt").unlink()
     done = suite(
         "train", *given, *chosen, "device=cpu", f"assets_dir={tmp_path / 'assets'}", f"data_dir={data_of('gpt3')}",
@@ -300,19 +258,19 @@ def test_a_run_begins_with_the_checkpoint_as_its_archive_unpacks(chosen, tmp_pat
     assert done.code in (0, 10), done.errors
 
 
-def test_a_checkpoint_without_its_name_and_its_number_of_updates_says_how_to_get_both(folders, tmp_path):
+def test_a_checkpoint_without_name_and_number_of_updates_names_the_remedy(folders, tmp_path):
     (beside(folders["reference"], tmp_path / "checkpoint") / "common.pt").unlink()
     with pytest.raises(
         CheckpointError, match=r"common\.pt is missing.*its name back, ckpt4000.*json_to_torch\.py -i"
-    ) as told:
+    ) as error:
         load(trainee(Layout()), tmp_path)
-    assert str(told.value).startswith(f"{tmp_path}/checkpoint/common.pt")
+    assert str(error.value).startswith(f"{tmp_path}/checkpoint/common.pt")
 
 
 def test_two_checkpoints_and_a_packed_one_are_named(folders, tmp_path):
-    with pytest.raises(CheckpointError, match="holds no published checkpoint") as told:
+    with pytest.raises(CheckpointError, match="holds no published checkpoint") as error:
         load(trainee(Layout()), tmp_path)
-    assert "packed" not in str(told.value)
+    assert "packed" not in str(error.value)
     (tmp_path / "checkpoint_nemo_bf16.tar").touch()
     with pytest.raises(CheckpointError, match=r"checkpoint_nemo_bf16\.tar is still packed"):
         load(trainee(Layout()), tmp_path)
@@ -339,7 +297,7 @@ def test_rows_behind_the_last_word_are_not_read(folders, tmp_path, whole):
     assert torch.count_nonzero(found[SHAPE.vocabulary :]) == 0
 
 
-def test_a_run_without_its_checkpoint_says_what_it_looked_for(tmp_path, data_of):
+def test_a_missing_checkpoint_is_an_error_that_names_its_path(tmp_path, data_of):
     done = suite(
         "train", "benchmark=gpt3", "scale=test", "device=cpu", f"assets_dir={tmp_path}", f"data_dir={data_of('gpt3')}",
         f"output_dir={tmp_path / 'run'}",

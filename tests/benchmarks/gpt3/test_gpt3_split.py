@@ -64,12 +64,12 @@ def test_losses_and_gradients_are_those_of_one_rank(ranks, expected, name, block
             assert_equal(found["gradients"][parameter], gradient, parameter)
 
 
-def test_gradients_of_a_shared_head_may_be_put_off(ranks):
+def test_deferred_gradients_of_a_sharded_head_equal_immediate_ones(ranks):
     for rank in ranks[2]:
-        at_once, *put_off = rank["last stage"]
-        for found in put_off:
-            assert found.keys() == at_once.keys()
-            for name, gradient in at_once.items():
+        immediate, *deferred = rank["last stage"]
+        for found in deferred:
+            assert found.keys() == immediate.keys()
+            for name, gradient in immediate.items():
                 assert_equal(found[name], gradient, name)
 
 

@@ -21,8 +21,8 @@ from common.contract.evaluation import Predictions
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.language.fp8_products import Fp8TrainedProduct
 from common.language.pretraining import TokenMean
-from common.language.trained_products import Fp8TrainedProduct
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.agreement import disagreeing_progress
 from common.mlperf.constraints import missing_hyperparameters
@@ -186,8 +186,8 @@ def test_the_training_goes_on_behind_the_rows_of_the_checkpoint(batch, begins):
 def test_the_closed_division_fixes_the_model_and_the_data(key, value):
     logged = {"positions": "max_sequence_length", "max_grad_norm": "opt_gradient_clip_norm"}
     name = key.rpartition(".")[2]
-    told = f"{logged[name]} = {value}" if name in logged else f"{key}={value}"
-    with pytest.raises(ConfigError, match=told):
+    message = f"{logged[name]} = {value}" if name in logged else f"{key}={value}"
+    with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=512xH100", CHECKPOINT, f"{key}={value}"))
     admit(*loaded("scale=512xH100", CHECKPOINT, "submission.division=open", f"{key}={value}"))
 
@@ -205,7 +205,7 @@ def test_the_closed_division_fixes_the_model_and_the_data(key, value):
         (["scale=test", "benchmark.facts.checkpoint_samples=0"], r"checkpoint_steps=4000 .* checkpoint_samples=0"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_dealt_is_refused_before_anything_is_built(overrides, message):
+def test_sizes_that_the_layout_does_not_divide_are_refused_before_the_network_is_built(overrides, message):
     with pytest.raises(ConfigError, match=message):
         loaded(*overrides)
 
@@ -284,7 +284,7 @@ def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given, monkeypatch):
     trained = {}
     for graphs in ("false", "chunks"):
         workload = built(*given, "hparams.global_batch_size=6", f"cuda_graphs={graphs}")
-        step, played = workload.build_step(), PlayedGraphs(workload.model, *workload._parts)
+        step, played = workload.build_step(), PlayedGraphs(workload.model, *workload.stage.parts)
         cast = Fp8TrainedProduct._cast_weight
         with monkeypatch.context() as patched:
             casts: list[bool] = []
@@ -307,11 +307,11 @@ def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given, monkeypatch):
 
 
 def test_weights_on_their_way_are_waited_for_before_a_chunks_first_graph():
-    workload, heard = built(), []
-    (part,) = workload._parts
-    part.register_forward_pre_hook(lambda module, _: heard.append(module))  # as the optimizer's gathers do
-    workload._chunk(0).prepare()
-    assert heard == [part]
+    workload, called = built(), []
+    (part,) = workload.stage.parts
+    part.register_forward_pre_hook(lambda module, _: called.append(module))  # as the optimizer's gathers do
+    workload.stage.chunk(0).prepare()
+    assert called == [part]
 
 
 def drawn(workload: GptPretraining, seed: int, count: int = 3) -> list[Batch]:

@@ -7,10 +7,8 @@ import math
 from pathlib import Path
 
 import pytest
+from small_published import write_published
 
-from benchmarks.gpt3.published_form import write_published
-from common import cli
-from common.config.composition import compose
 from common.mlperf.parsed_log import read_log
 from tests.benchmarks.decoder_runs import STEPS, TOLERANCE, evaluated, largest_difference, state_of
 from tests.conftest import Finished, checkpoint, suite
@@ -96,10 +94,9 @@ def test_a_training_that_goes_on_from_a_published_checkpoint_is_the_one_that_mad
     """Weights, moments, the counter of updates, the place in the rate's cosine and the next rows; on two stages."""
     made = checkpoint(whole, 2)
     (state,) = made["updaters"]
-    run_config, _ = cli.load(compose([f"benchmark={NAME}", "scale=test", "benchmark.facts.layers=8"]))
     weights = {name: tensor.float() for name, tensor in made["model"].items()}
     states = {kind: {name: t.float() for name, t in state[kind].items()} for kind in ("exp_avg", "exp_avg_sq")}
-    write_published(tmp_path / "assets" / "checkpoint", run_config.workload.facts, weights, states, 2)
+    write_published(tmp_path / "assets" / "checkpoint", {"weights": weights, **states}, 8, 2)
     done = run(
         data_of(NAME), tmp_path / "run", "scale.gpus_per_node=2", "layout.pp=2", f"assets_dir={tmp_path / 'assets'}",
         "benchmark.facts.checkpoint_samples=32", "benchmark.facts.checkpoint_steps=2",

@@ -13,7 +13,7 @@ import pyarrow
 from pyarrow import parquet
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from benchmarks.llama2_70b_lora.rows import FORMAT
+from benchmarks.llama2_70b_lora.data import FORMAT
 from common.data import manifest, synthetic
 from common.data.manifest import Manifest
 

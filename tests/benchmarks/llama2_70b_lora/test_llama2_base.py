@@ -57,7 +57,7 @@ def rewrite(path, change):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("shard_bytes", [10_000, 1 << 30])
-def test_what_is_written_comes_back_by_our_names_from_embedding_to_head(tmp_path, fused, shard_bytes):
+def test_a_saved_base_is_read_with_our_names_from_embedding_to_head(tmp_path, fused, shard_bytes):
     model = decoder()
     save_base(tmp_path, weights_of(model), SMALL, 64, fused, shard_bytes)
 
@@ -89,7 +89,7 @@ def test_half_weights_keep_their_dtype(tmp_path, dtype):
     assert base.bytes == 2 * SMALL.parameters
 
 
-def test_transformers_reads_what_we_write_and_computes_the_same(tmp_path):
+def test_transformers_reads_our_base_and_computes_the_same(tmp_path):
     transformers = pytest.importorskip("transformers")
     model = decoder()
     save_base(tmp_path, weights_of(model), SMALL, 64, fused=False, shard_bytes=10_000)
@@ -101,7 +101,7 @@ def test_transformers_reads_what_we_write_and_computes_the_same(tmp_path):
         torch.testing.assert_close(model.forward_logits(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-6)
 
 
-def test_we_read_what_transformers_writes_and_compute_the_same(tmp_path):
+def test_we_read_a_base_of_transformers_and_compute_the_same(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -153,7 +153,7 @@ def test_the_benchmark_s_base_has_as_many_parameters_as_published(tmp_path):
     assert len(base.digest()) == 64
 
 
-def test_the_digest_tells_bases_apart_and_not_how_they_are_dealt_to_files(tmp_path):
+def test_the_digest_depends_on_the_weights_and_not_on_their_files(tmp_path):
     weights = weights_of(decoder())
     other = [(name, weight.clone()) for name, weight in weights]
     other[3][1].view(-1)[0] += 1
@@ -236,7 +236,7 @@ def test_another_dtype_is_named(tmp_path, dtype):
         BaseWeights(tmp_path, SMALL)
 
 
-def test_a_tensor_too_many_is_another_model_s_unless_it_is_the_rotation_s_constant(tmp_path):
+def test_an_unknown_tensor_is_an_error_except_the_constant_of_the_rotation(tmp_path):
     save_base(tmp_path, weights_of(decoder()), SMALL, 64)
     constant = "model.layers.0.self_attn.rotary_emb.inv_freq"
     rewrite(tmp_path / SINGLE, lambda tensors: tensors.update({constant: torch.ones(4)}))

@@ -176,7 +176,7 @@ def test_rows_for_another_model_are_refused(root, name, facts):
             opened()
 
 
-def test_a_file_that_is_not_what_the_manifest_says_is_named(tmp_path):
+def test_a_file_that_differs_from_the_manifest_is_named(tmp_path):
     root = write_prepared(tmp_path / "data", 4, 4)
     path = root / "eval_tokens.npy"
     path.write_bytes(np.load(path).astype(np.int32).T.tobytes().ljust(path.stat().st_size, b"\0"))

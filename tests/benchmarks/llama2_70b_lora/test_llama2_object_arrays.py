@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from benchmarks.llama2_70b_lora.preparation.object_arrays import read_object_array
+from benchmarks.llama2_70b_lora.preparation.published import read_object_array
 from common.errors import DataError
 
 

@@ -98,7 +98,7 @@ def test_the_row_length_may_be_chosen_for_texts(raws, tmp_path):
     assert np.load(tmp_path / "data" / "train_tokens.npy").shape[1] == 100
 
 
-def test_the_first_rows_are_taken_where_a_stand_in_says_how_many(copy, tmp_path):
+def test_a_synthetic_data_set_keeps_its_first_rows(copy, tmp_path):
     raw = copy("npy")
     mark(raw, train_rows=5, eval_rows=3)
 
@@ -141,18 +141,18 @@ def test_texts_without_a_mark_need_llama_s_tokenizer(copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "remove", "told"),
+    ("kind", "remove", "message"),
     [
         ("text", "tokenizer.model", "texts need Llama 2's tokenizer"),
         ("text", "validation.jsonl", r"validation\.jsonl is missing"),
         ("npy", "train.npy", r"train\.npy is missing"),
     ],
 )
-def test_a_missing_file_is_named(copy, tmp_path, kind, remove, told):
+def test_a_missing_file_is_named(copy, tmp_path, kind, remove, message):
     raw = copy(kind)
     (raw / remove).unlink()
 
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         prepare(raw, tmp_path / "data")
 
 
@@ -199,7 +199,7 @@ GOOD = [[5] * LENGTH, [6] * LENGTH, [7] * LENGTH]
 
 @pytest.mark.parametrize("kind", ["parquet", "npy"])
 @pytest.mark.parametrize(
-    ("tokens", "labels", "told"),
+    ("tokens", "labels", "message"),
     [
         ([*GOOD, [5] * (LENGTH - 1)], [*GOOD, [5] * (LENGTH - 1)], "row 3 has 63 .* instead of 64"),
         ([*GOOD[:2], [VOCABULARY] * LENGTH], [*GOOD[:2], [VOCABULARY] * LENGTH], "row 2: token 300 lies outside"),
@@ -207,7 +207,7 @@ GOOD = [[5] * LENGTH, [6] * LENGTH, [7] * LENGTH]
         (GOOD, [*GOOD[:2], [-100] * 7 + [7] * (LENGTH - 7)], "row 2: the loss leaves 7 tokens out"),
     ],
 )
-def test_a_bad_row_is_named(copy, tmp_path, kind, tokens, labels, told):
+def test_a_bad_row_is_named(copy, tmp_path, kind, tokens, labels, message):
     raw = copy(kind)
     if kind == "parquet":
         (raw / "train-00001-of-00002.parquet").unlink()
@@ -217,7 +217,7 @@ def test_a_bad_row_is_named(copy, tmp_path, kind, tokens, labels, told):
         path = raw / "train.npy"
         write_object_array(path, tokens, labels)
 
-    with pytest.raises(DataError, match=f"{path.name}, {told}"):
+    with pytest.raises(DataError, match=f"{path.name}, {message}"):
         prepare(raw, tmp_path / "data")
     assert not (tmp_path / "data" / "manifest.json").exists()
 
@@ -232,7 +232,7 @@ def test_a_label_that_is_another_token_is_an_error(copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ({"input_ids": [[1]]}, "has no column labels"),
         ({"input_ids": ["text"], "labels": ["text"]}, "not lists of integers"),
@@ -242,11 +242,11 @@ def test_a_label_that_is_another_token_is_an_error(copy, tmp_path):
         ({"input_ids": [None], "labels": [[1] * LENGTH]}, "not lists|has 0 tokens"),
     ],
 )
-def test_parquet_of_other_things_is_an_error(copy, tmp_path, columns, told):
+def test_parquet_of_other_things_is_an_error(copy, tmp_path, columns, message):
     raw = copy("parquet")
     parquet.write_table(pyarrow.table(columns), raw / "train-00000-of-00002.parquet")
 
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         prepare(raw, tmp_path / "data")
 
 
@@ -260,7 +260,7 @@ def test_a_cut_off_parquet_file_is_named(copy, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ([1, 2], "row 0 is no dict with input_ids and loss_mask"),
         ({"input_ids": np.zeros(LENGTH, np.int32)}, "row 0 is no dict"),
@@ -271,13 +271,13 @@ def test_a_cut_off_parquet_file_is_named(copy, tmp_path, name):
         ({"input_ids": [2**80] * LENGTH, "loss_mask": [1] * LENGTH}, "no integers"),
     ],
 )
-def test_an_object_array_of_other_things_is_an_error(copy, tmp_path, row, told):
+def test_an_object_array_of_other_things_is_an_error(copy, tmp_path, row, message):
     raw = copy("npy")
     array = np.empty(1, object)
     array[0] = row
     np.save(raw / "train.npy", array, allow_pickle=True)
 
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         prepare(raw, tmp_path / "data")
 
 

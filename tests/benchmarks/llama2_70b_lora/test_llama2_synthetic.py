@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from benchmarks.llama2_70b_lora.base import BaseWeights
-from benchmarks.llama2_70b_lora.markov import FAVOURITE, languages
 from benchmarks.llama2_70b_lora.prepare import prepare
-from benchmarks.llama2_70b_lora.pretraining import next_token_losses
-from benchmarks.llama2_70b_lora.synthetic import SyntheticReports, generate
+from benchmarks.llama2_70b_lora.synthetic import FAVOURITE, SyntheticReports, generate, languages, next_token_losses
 from common.errors import ConfigError
 from common.language.lora import LoraSettings
 from common.language.network import Decoder
@@ -59,7 +57,7 @@ def test_two_languages_have_the_same_words_and_other_favourites():
     assert kept == pytest.approx(FAVOURITE, abs=0.01)
 
 
-def test_it_is_prepared_to_as_many_rows_as_asked_for(folder, tmp_path):
+def test_the_synthetic_data_set_has_the_requested_rows(folder, tmp_path):
     made = prepare(folder, tmp_path / "data")
 
     assert made.stand_in
@@ -73,7 +71,7 @@ def test_it_is_prepared_to_as_many_rows_as_asked_for(folder, tmp_path):
 def test_adapters_of_the_base_learn_the_other_language(folder, tmp_path):
     """At least 30 % of the gap between the base's loss and the entropy, by adapters alone."""
     prepare(folder, tmp_path / "data")
-    said = json.loads((folder / "STAND_IN").read_text())["request"]
+    request = json.loads((folder / "STAND_IN").read_text())["request"]
     train, evaluation, scored = (
         torch.from_numpy(np.load(tmp_path / "data" / f"{name}.npy")).long()
         for name in ("train_tokens", "eval_tokens", "eval_scored")
@@ -89,7 +87,7 @@ def test_adapters_of_the_base_learn_the_other_language(folder, tmp_path):
         return float(((losses * marks).sum(1) / marks.sum(1)).mean())
 
     before = loss()
-    assert before == pytest.approx(said["base_loss"], abs=1e-3)
+    assert before == pytest.approx(request["base_loss"], abs=1e-3)
     adapters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(adapters, 1e-2)
     for step in range(60):
@@ -97,11 +95,11 @@ def test_adapters_of_the_base_learn_the_other_language(folder, tmp_path):
         optimizer.zero_grad()
         next_token_losses(model, train[rows]).mean().backward()
         optimizer.step()
-    assert loss() < before - 0.3 * (before - said["entropy"])
+    assert loss() < before - 0.3 * (before - request["entropy"])
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"row_length": 32}, "--row-length=32: at least 64"),
         ({"heads": 3}, "--heads=3 does not divide --hidden=64"),
@@ -112,7 +110,7 @@ def test_adapters_of_the_base_learn_the_other_language(folder, tmp_path):
         ({"vocabulary": 340}, "too small for a piece for each of 64 words"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, changes, told):
-    with pytest.raises(ConfigError, match=told):
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
         generate(tmp_path / "raw", SyntheticReports(**changes))
     assert not (tmp_path / "raw").exists()

@@ -14,7 +14,7 @@ from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.distributed.layout import Layout
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.language.network import Decoder
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
@@ -136,7 +136,7 @@ def test_the_closed_division_fixes_the_model_and_its_adapters(override, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("hparams.weight_decay=0.1", "opt_adamw_weight_decay = 0.1 breaks the rules' table: 0.0001"),
         ("hparams.beta_1=0.95", "opt_adamw_beta_1 = 0.95 breaks the rules' table: 0.9, as in the reference"),
@@ -144,8 +144,8 @@ def test_the_closed_division_fixes_the_model_and_its_adapters(override, tmp_path
         ("hparams.epsilon=1e-5", "opt_adamw_epsilon = 1e-05 breaks the rules' table: 1e-08, as in the reference"),
     ],
 )
-def test_the_closed_division_fixes_the_optimizer(override, told, tmp_path):
-    with pytest.raises(ConfigError, match=told):
+def test_the_closed_division_fixes_the_optimizer(override, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
 
 
@@ -170,7 +170,7 @@ def test_adapters_are_trained_with_decay_and_nothing_else():
     assert {name for name, _ in workload.named_state()} == adapters
 
 
-def test_adapters_begin_without_effect_and_b_is_what_the_first_gradient_moves():
+def test_adapters_begin_without_effect_and_only_b_has_a_first_gradient():
     workload = built()
     workload.loss(next(iter(workload.example_batches()))).total.backward()
     for name, parameter in workload.model.named_parameters():
@@ -186,7 +186,7 @@ def test_adapters_begin_without_effect_and_b_is_what_the_first_gradient_moves():
             assert parameter.grad is None
 
 
-def test_the_seed_decides_the_adapters_alone_where_there_is_a_base(data_of):
+def test_with_a_base_the_seed_changes_only_the_adapters(data_of):
     given = [f"assets_dir={data_of('llama2_70b_lora')}-assets"]
     run, _ = loaded("scale=test", *given)
     one, other = (dict(LlamaLora(run, Layout(run.layout, seed=seed)).model.named_parameters()) for seed in (1, 2))
@@ -217,16 +217,16 @@ def test_a_row_costs_what_the_rules_network_costs():
     ("evaluating_ranks", "role", "tokens", "eval_tokens"),
     [(0, "train", 2 * 64, 3 * 64), (1, "train", 2 * 64, 0), (1, "evaluate", 0, 3 * 64)],
 )
-def test_memory_is_planned_for_what_a_rank_does(evaluating_ranks, role, tokens, eval_tokens):
+def test_the_memory_plan_depends_on_the_role_of_the_rank(evaluating_ranks, role, tokens, eval_tokens):
     ranks = [f"scale.gpus_per_node={1 + evaluating_ranks}", f"evaluation.ranks={evaluating_ranks}"]
     run, _ = loaded("scale=test", "reader.eval_rows=3", *ranks)
     workload = LlamaLora(run, Layout(role=role))
     assert (workload.workspace.tokens, workload.workspace.eval_tokens) == (tokens, eval_tokens)
 
 
-def test_as_many_layers_keep_their_weights_transposed_as_are_asked_for():
+def test_the_configured_number_of_layers_keeps_transposed_weights():
     workload = built("precision=bf16", "model.linear=fp8", "model.transposed_layers=1")
-    first, second = (layer.attention.qkv for layer in workload.network.layers[0])
+    first, second = (layer.attention.qkv for layer in workload.stage.network.layers[0])
     assert torch.equal(first._transposed_IO.float(), first.weight.float().t())
     assert second._transposed_IO is None
 
@@ -248,8 +248,140 @@ def test_an_evaluation_is_given_the_scales_that_rest_in_it():
 
 def test_a_larger_batch_of_the_evaluation_moves_nothing_that_a_graph_has_seen():
     workload = built("precision=bf16", "model.linear=fp8", "reader.eval_rows=2", "micro_batch=1")
-    scratch = workload.network._shared.scratch
+    scratch = workload.stage.network._shared.scratch
     shape = (64, 2 * 64)
-    before = scratch.wide(shape, torch.bfloat16).data_ptr()
+    before = scratch.mlp(shape, torch.bfloat16).data_ptr()
     workload.evaluation(workload.layout).warm_up()
-    assert scratch.wide(shape, torch.bfloat16).data_ptr() == before
+    assert scratch.mlp(shape, torch.bfloat16).data_ptr() == before
+
+
+def composed(*overrides: str) -> RunConfig:
+    """The configuration of the ``test`` recipe, as far as it is checked before any rank starts."""
+    run, session = cli.load(compose(["benchmark=llama2_70b_lora", "scale=test", "device=cpu", *overrides]))
+    admit(run, session)
+    return run
+
+
+def admitted(*overrides: str) -> LlamaLora:
+    """The workload of that configuration, on the first of its ranks."""
+    cfg = composed(*overrides)
+    return LlamaLora(cfg, Layout(cfg.layout))
+
+
+@pytest.fixture
+def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts of several ranks can be made in this process; their groups cannot be used."""
+    alone = Layout.group
+
+    def group(self: Layout, *axes: str) -> object:
+        return alone(self, *axes) if self.size(*axes) == 1 else object()
+
+    monkeypatch.setattr(Layout, "group", group)
+
+
+REFUSED = {
+    "model.linear=fp8 model.blocks=autograd": r"model\.linear=fp8: only frozen blocks .* model\.blocks=frozen",
+    "model.linear=te model.blocks=autograd": r"model\.linear=te: only frozen blocks .* model\.blocks=frozen",
+    "model.blocks=torch": "model.blocks=torch: expected one of frozen, autograd",
+    "model.linear=int8": "model.linear=int8: expected one of torch, fp8",
+    "model.layers=-1": "model.layers=-1: not negative",
+    "model.head_chunk=0": "model.head_chunk=0: at least 1",
+    "model.recomputed_qkv=-1": "model.recomputed_qkv=-1",
+    "model.recomputed_qkv=1 model.blocks=autograd": "model.recomputed_qkv=1: only frozen blocks .* as well",
+    "model.transposed_layers=1 model.linear=torch": "model.transposed_layers=1: only FP8 weights .* as well",
+    "reader.eval_rows=0": "reader.eval_rows=0: at least 1",
+    "hparams.training_steps=0": "hparams.training_steps=0: at least 1",
+    "hparams.warmup_ratio=1.0": "hparams.warmup_ratio=1.0",
+    "hparams.warmup_ratio=0.99": "hparams.warmup_ratio=0.99: rounded to steps it is all of training_steps=16",
+    "hparams.base_learning_rate=0": "hparams.base_learning_rate=0.0: positive and finite",
+    "hparams.optimizer=sgd": "hparams.optimizer=sgd: expected one of adamw",
+    "benchmark.facts.kv_heads=3": "benchmark.facts.kv_heads=3: a divisor of heads=4",
+    "benchmark.facts.head_size=7": "benchmark.facts.head_size=7: an even number",
+    "benchmark.facts.lora_dropout=1.0": "benchmark.facts.lora_dropout=1.0",
+    "benchmark.facts.row_length=1": "benchmark.facts.row_length=1: at least 2",
+    "benchmark.facts.lora_rank=0": "benchmark.facts.lora_rank=0: at least 1",
+    "benchmark.facts.max_grad_norm=0": "benchmark.facts.max_grad_norm=0.0: positive",
+}
+
+
+@pytest.mark.parametrize("overrides", list(REFUSED))
+def test_a_value_that_cannot_be_meant_is_refused_before_any_rank_starts(overrides):
+    with pytest.raises(ConfigError, match=REFUSED[overrides]):
+        composed(*overrides.split())
+
+
+def test_more_layers_than_the_base_has_are_refused():
+    with pytest.raises(ConfigError, match=r"model\.layers=3: the base has 2; 0 uses all"):
+        admitted("model.layers=3")
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("layout.cp=3", r"layout\.cp=3 splits a row into 6 equal chunks, and a row of 64 tokens is not a multiple"),
+        ("layout.tp=3", r"layout\.tp=3 does not divide the 4 heads"),
+        ("layout.tp=4", r"layout\.tp=4 does not divide the 2 key/value heads"),
+        ("layout.pp=2", r"layout\.pp=2: Llama 2's ranks .* use 1"),
+    ],
+)
+def test_ranks_that_cannot_share_the_network_are_refused(layout, message, no_groups):
+    ranks = layout.rpartition("=")[2]
+    with pytest.raises(ConfigError, match=message):
+        admitted(layout, f"scale.gpus_per_node={ranks}")
+
+
+@pytest.mark.parametrize(
+    "choice", ["attention=cudnn", "rms_norm=triton", "rope=triton", "swiglu=triton", "lora_input=triton"]
+)
+def test_an_implementation_that_does_not_run_here_is_named(choice):
+    with pytest.raises(UnsupportedImplementation, match=rf"^model\.implementations\.{choice}: "):
+        admitted(f"model.implementations.{choice}")
+
+
+def test_assets_without_a_base_are_an_error_that_names_the_command(tmp_path):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/base holds no base weights: .* benchmark=llama2_70b_lora"):
+        admitted(f"assets_dir={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("fact", "key"),
+    [("vocabulary=512", "vocab_size 384"), ("hidden=64", "hidden_size 32"), ("layers=3", "num_hidden_layers 2"),
+     ("norm_epsilon=1e-6", "rms_norm_eps")],
+)  # fmt: skip
+def test_the_base_of_another_network_is_refused(fact, key, data_of):
+    with pytest.raises(CheckpointError, match=key):
+        admitted(f"assets_dir={data_of('llama2_70b_lora')}-assets", f"benchmark.facts.{fact}")
+
+
+def test_a_damaged_base_is_refused(data_of, tmp_path):
+    stored = data_of("llama2_70b_lora").with_name("data-assets") / "base"
+    (tmp_path / "base").mkdir()
+    for path in stored.iterdir():
+        content = path.read_bytes()
+        (tmp_path / "base" / path.name).write_bytes(content[:-8] if path.suffix == ".safetensors" else content)
+    with pytest.raises(CheckpointError, match=r"\.safetensors"):
+        admitted(f"assets_dir={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), r"model\.linear=fp8: FP8 products are of fp16 and bf16 tensors"),
+        (
+            ("precision=bf16", "benchmark.facts.feed_forward=40"),
+            r"model\.linear=fp8: 40 columns are not a multiple of 16",
+        ),
+        (
+            ("precision=bf16", "benchmark.facts.row_length=60"),
+            r"model\.linear=fp8: a product of 120 tokens",
+        ),
+    ],
+)
+def test_products_that_cannot_be_in_fp8_are_refused_before_any_weight_is_read(overrides, message, tmp_path):
+    with pytest.raises(UnsupportedImplementation, match=message):
+        admitted("model.linear=fp8", f"assets_dir={tmp_path}", *overrides)
+
+
+def test_transformer_engine_is_refused_without_a_gpu(tmp_path):
+    with pytest.raises(UnsupportedImplementation, match=r"model\.linear=te: .* needs a CUDA device, not cpu"):
+        admitted("model.linear=te", f"assets_dir={tmp_path}")

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.llama31_8b import raw
+from benchmarks.llama31_8b import prepare
 from benchmarks.llama31_8b.data import ROWS
 from benchmarks.llama31_8b.prepare import COMMANDS
 from common.data.batches import Block
 from common.data.megatron.indexed import bin_of
 from common.distributed.layout import Layout
 from common.errors import DataError
-from common.language.rows import RowFacts
+from common.language.pretraining import RowFacts
 
 FACTS = RowFacts(vocabulary=300, row_length=32, eval_rows=10, index_rows=640)
 
@@ -43,14 +43,14 @@ def rows(source, block=Block(0, 1, 0, 0, 64), start=0):  # noqa: B008
 
 def test_the_files_are_the_benchmarks():
     """Shards 768 to 895 of C4, and 91,205 documents of its validation set, whose index has the published size."""
-    train, evaluation = raw.CORPUS.parts
+    train, evaluation = prepare.CORPUS.parts
 
     assert (train.files[0], train.files[-1]) == ("c4-train.00768-of-01024.json.gz", "c4-train.00895-of-01024.json.gz")
     assert len(set(train.files)) == 128
     assert evaluation.documents == 91_205
-    assert raw.CORPUS.published.files[f"{raw.EVAL}.idx"].bytes == 42 + 20 * 91_205
-    assert raw.CORPUS.published.files[f"{raw.TRAIN}.idx"].bytes == 42 + 20 * 45_608_611
-    assert raw.CORPUS.published.files[f"{raw.TRAIN}.bin"].bytes % 4 == 0
+    assert prepare.CORPUS.published.files[f"{prepare.EVAL}.idx"].bytes == 42 + 20 * 91_205
+    assert prepare.CORPUS.published.files[f"{prepare.TRAIN}.idx"].bytes == 42 + 20 * 45_608_611
+    assert prepare.CORPUS.published.files[f"{prepare.TRAIN}.bin"].bytes % 4 == 0
 
 
 def test_every_token_of_a_row_has_a_label(data):
@@ -64,10 +64,10 @@ def test_every_token_of_a_row_has_a_label(data):
 def test_training_is_a_shuffle_of_documents_and_rows(data):
     """Row by row from the definition: documents of three epochs shuffled, cut, and the rows shuffled."""
     facts = replace(FACTS, index_rows=700)
-    lengths = np.fromfile(data / f"{raw.TRAIN}.idx", "<i4", offset=34)
-    documents = int(np.fromfile(data / f"{raw.TRAIN}.idx", "<u8", count=1, offset=18)[0])
+    lengths = np.fromfile(data / f"{prepare.TRAIN}.idx", "<i4", offset=34)
+    documents = int(np.fromfile(data / f"{prepare.TRAIN}.idx", "<u8", count=1, offset=18)[0])
     lengths = lengths[:documents]
-    tokens = np.fromfile(data / f"{raw.TRAIN}.bin", "<u2")
+    tokens = np.fromfile(data / f"{prepare.TRAIN}.bin", "<u2")
     epochs = -(-(700 * 32 + 1) // int(lengths.sum()))
     per_epoch, before = (len(tokens) - 1) // 32, ((epochs - 1) * len(tokens) - 1) // 32
     assert (epochs, 700 - before < int(0.8 * per_epoch)) == (3, True)  # the last epoch is by itself
@@ -103,7 +103,7 @@ def test_a_seed_of_its_own_is_another_order(data):
 
 
 def test_the_evaluation_is_the_first_rows_not_shuffled(data):
-    tokens = np.fromfile(data / f"{raw.EVAL}.bin", "<u2")
+    tokens = np.fromfile(data / f"{prepare.EVAL}.bin", "<u2")
     found = []
     for replica in range(3):
         source = ROWS.open_evaluation(data, FACTS, layout(3, replica), rows_per_batch=2)
@@ -123,7 +123,7 @@ def test_data_for_another_model_are_refused(data):
 def test_tokens_that_are_cut_off_are_refused(data, tmp_path):
     for path in data.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    path = bin_of(tmp_path / raw.TRAIN)
+    path = bin_of(tmp_path / prepare.TRAIN)
     path.write_bytes(path.read_bytes()[:-2])
 
     with pytest.raises(DataError, match=r"en_6_text_document\.bin has \d+ bytes where manifest\.json says"):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.llama31_8b.config import Facts
+from common.language.architecture import TokenPositions
 from common.language.head import UntiedHead
 from common.language.network import Decoder
-from common.language.tokens import TokenPlaces
 from common.mlperf.fixed import fixed_facts
 from common.ops import cross_entropy, rope
 from tests.benchmarks.llama31_8b.small_llama import decoder, facts, hugging_face, rows, theirs_of
@@ -39,7 +39,7 @@ class Network:
     def _hidden(self, tokens_BR: Tensor) -> tuple[Tensor, Tensor]:
         rows, length = len(tokens_BR), tokens_BR.shape[1] - 1
         inputs_BS = tokens_BR[:, :-1].clamp(min=0)
-        return self._decoder.hidden_states(inputs_BS, TokenPlaces.whole(rows, length)), tokens_BR[:, 1:].flatten()
+        return self._decoder.hidden_states(inputs_BS, TokenPositions.whole(rows, length)), tokens_BR[:, 1:].flatten()
 
 
 def test_loss_and_all_gradients_are_those_of_hugging_face() -> None:
@@ -127,7 +127,7 @@ def test_the_chunks_of_the_head_change_nothing(chunk: int) -> None:
     torch.testing.assert_close(parts.losses(given), whole.losses(given))
 
 
-def test_what_is_no_token_is_not_scored_and_no_label_trains() -> None:
+def test_padding_is_not_scored_and_gives_no_gradient() -> None:
     ours, given = decoder(), rows()
     given[1, 20:] = -1
     losses, scored = Network(ours).losses(given)

@@ -19,8 +19,8 @@ from common.contract.evaluation import Predictions
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError, UnsupportedImplementation
+from common.language.fp8_products import Fp8TrainedProduct
 from common.language.pretraining import TokenMean
-from common.language.trained_products import Fp8TrainedProduct
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
@@ -119,8 +119,8 @@ def test_no_evaluation_comes_after_the_rows_of_the_order():
 def test_the_closed_division_fixes_the_model_and_the_data(key, value):
     logged = {"row_length": "max_sequence_length", "max_grad_norm": "opt_gradient_clip_norm"}
     name = key.rpartition(".")[2]
-    told = f"{logged[name]} = {value}" if name in logged else f"{key}={value}"
-    with pytest.raises(ConfigError, match=told):
+    message = f"{logged[name]} = {value}" if name in logged else f"{key}={value}"
+    with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=1xH200", f"{key}={value}"))
     admit(*loaded("scale=1xH200", "submission.division=open", f"{key}={value}"))
 
@@ -201,7 +201,7 @@ def test_log_perplexity_is_the_mean_over_the_tokens_and_not_over_the_rows():
     assert predictions is not None
     with torch.no_grad():
         rows = [Batch({"tokens": tokens[row : row + 1]}, 1) for row in range(3)]
-        sums = [workload.scored(0, None, row)[0].sum() for row in rows]
+        sums = [workload.stage.scored(0, None, row)[0].sum() for row in rows]
     found = evaluation.scorer.score(predictions)
     assert found["log_perplexity"] == pytest.approx(float(sum(sums)) / (2 * length + 4), rel=1e-12)
     assert found["eval_samples"] == 3
@@ -246,7 +246,7 @@ def test_rows_that_fp8_cannot_multiply_are_refused_before_anything_is_built():
         built("model.linear=fp8")
 
 
-def test_more_layers_than_there_are_are_refused():
+def test_more_layers_than_the_network_has_are_refused():
     with pytest.raises(ConfigError, match=r"model\.layers=3: the network has 2"):
         built("model.layers=3")
 
@@ -311,13 +311,13 @@ def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, monkeypatc
 
 
 @pytest.mark.parametrize("blocks", ["written", "autograd"])
-def test_what_comes_before_graphs_of_passes_waits_for_all_weights_but_those_of_no_reader(blocks):
+def test_prepare_waits_for_the_weights_of_all_readers(blocks):
     workload = built(f"model.blocks={blocks}")
-    readers = dict(workload.readers())
+    readers = dict(workload.stage.readers)
     waited: list[str] = []
     for name, reader in readers.items():
         reader.register_forward_pre_hook(lambda *_, name=name: waited.append(name))
-    workload._prepare()
+    workload.stage.prepare()
     assert waited == list(readers)
     read = {id(parameter) for reader in readers.values() for parameter in reader.parameters()}
     others = {name for name, parameter in workload.model.named_parameters() if id(parameter) not in read}

@@ -13,7 +13,7 @@ from benchmarks.retinanet import prepare as preparing
 from benchmarks.retinanet.prepare import COMMANDS, prepare, verify
 from benchmarks.retinanet.prepared import open_prepared
 from common.data import manifest
-from common.data.placing import assets_of
+from common.data.preparation import assets_of
 from common.detection.annotations import read_coco
 from common.errors import DataError
 from tests.benchmarks.retinanet.small_pictures import label, row, smooth, write_raw

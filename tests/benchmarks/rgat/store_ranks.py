@@ -17,7 +17,7 @@ from benchmarks.rgat.graph import BlockShape, SampledBlock, Schema
 from benchmarks.rgat.graph_store import open_graph
 from benchmarks.rgat.prepared import features_name, indices_name, indptr_name
 from benchmarks.rgat.sharded import HOST, NodePartition, Ranks, ShardedArray
-from common.distributed import one_machine
+from common.distributed import symmetric_memory
 from common.distributed.layout import Layout
 from common.distributed.symmetric_memory import PeerMemory
 
@@ -115,7 +115,7 @@ def use_host_for_peers() -> None:
         return PeerMemory(memory.own, HostHandle(memory), group.rank(), group.size())  # type: ignore[arg-type]
 
     PeerMemory.allocate = allocate  # type: ignore[method-assign]
-    one_machine.refusal = lambda group, device: None
+    symmetric_memory.refusal = lambda group, device: None
     Ranks.refusal = lambda *_: None  # type: ignore[method-assign]
 
 

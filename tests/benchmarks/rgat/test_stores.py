@@ -74,7 +74,7 @@ def test_memory_of_a_process_that_is_another_here_is_refused(monkeypatch):
         status |= {"files": 1, "inode": os.fstat(another.fileno()).st_ino}
         monkeypatch.setattr(os, "memfd_create", lambda *_: os.dup(another.fileno()))
         monkeypatch.setattr(os, "ftruncate", lambda *_: None)
-        monkeypatch.setattr(sharded.one_machine, "gathered", gathered)
+        monkeypatch.setattr(sharded.symmetric_memory, "gathered", gathered)
         group = SimpleNamespace(rank=lambda: 0)
         with pytest.raises(DeviceError, match=r"cannot be mapped: process \d+ is another one here; do they run in one"):
             ShardedArray("host", 4096, group, CPU)

@@ -23,7 +23,7 @@ from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.prepare import COMMANDS, prepare, verify
 from benchmarks.stable_diffusion.prepared import open_prepared
-from common.data.placing import assets_of
+from common.data.preparation import assets_of
 from common.data.stages import Stages
 from common.errors import CheckpointError, ConfigError, DataError
 from tests.benchmarks.stable_diffusion.plain_vae import PlainVae

@@ -24,7 +24,7 @@ def test_a_block_that_fails_leaves_the_earlier_file(tmp_path):
     assert path.read_bytes() == b"old"
 
 
-def test_what_an_earlier_attempt_left_is_written_over(tmp_path):
+def test_a_partial_file_of_an_earlier_attempt_is_replaced(tmp_path):
     path = tmp_path / "file"
     with suppress(KeyError), atomic.written(path) as beside:
         beside.write_bytes(b"longer than the second")

@@ -1,16 +1,21 @@
 """What the data commands of all workloads do alike: options, checks, messages and exit codes."""
 
+from __future__ import annotations
+
+import argparse
 import errno
 import importlib
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
 from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import Manifest
-from common.data.options import Option
+from common.data.options import Option, Options, call, comma_separated, options_of, parse
 from common.errors import ConfigError, DataError
 
 COUNTS = {"classes": 2, "train_samples": 3}
@@ -123,7 +128,7 @@ def test_folders_that_are_given_are_taken(command):
         ("prepare", ["x"], "--raw-dir, --data-dir, --workers, --few"),
     ],
 )
-def test_what_is_no_option_of_the_command_is_refused_by_name_with_those_there_are(command, arguments, options):
+def test_an_unknown_option_of_a_command_is_an_error_that_lists_the_options(command, arguments, options):
     called = Called(few=True)
     with pytest.raises(ConfigError) as refused:
         called.commands.run(command, arguments)
@@ -161,7 +166,7 @@ def test_values_out_of_range_are_refused_before_anything_is_done(option, value, 
 
 
 @pytest.mark.parametrize(
-    ("command", "stand_in", "said"),
+    ("command", "stand_in", "output"),
     [
         ("generate", True, "/raw: many pictures\n"),
         ("prepare", False, "/data: Real, classes 2, train_samples 3\n"),
@@ -169,10 +174,10 @@ def test_values_out_of_range_are_refused_before_anything_is_done(option, value, 
         ("verify", False, "/data: Real, classes 2, train_samples 3\n"),
     ],
 )
-def test_every_command_says_what_is_there_now(command, stand_in, said, capsys):
+def test_every_command_prints_its_result(command, stand_in, output, capsys):
     folders = {"raw_dir": ["--raw-dir", "/raw"], "data_dir": ["--data-dir", "/data"]}
     Called(stand_in).commands.run(command, [text for name in FOLDERS[command] for text in folders[name]])
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == output
 
 
 def test_remarks_follow_the_summary(capsys):
@@ -184,14 +189,16 @@ def test_remarks_follow_the_summary(capsys):
 
 
 @pytest.mark.parametrize("there", [(), ("other.pth",), ("other.pth", "words.txt")])
-def test_prepare_says_which_assets_are_missing(there, tmp_path, capsys):
+def test_prepare_prints_which_assets_are_missing(there, tmp_path, capsys):
     for name in there:
         (tmp_path / name).touch()
     called = Called(placing=True, assets=(("weights.pth", "other.pth"), ("words.txt",)))
     called.commands.run("prepare", ["--data-dir", "d", "--assets-dir", str(tmp_path)])
     missing = ["weights.pth, words.txt", "words.txt", ""][len(there)]
-    told = f"lacks {missing}; put it there, or give its folder as assets_dir" if missing else "complete, for assets_dir"
-    assert capsys.readouterr().out.splitlines()[1] == f"{tmp_path}: {told}"
+    state = (
+        f"lacks {missing}; put it there, or give its folder as assets_dir" if missing else "complete, for assets_dir"
+    )
+    assert capsys.readouterr().out.splitlines()[1] == f"{tmp_path}: {state}"
 
 
 @pytest.mark.parametrize(
@@ -246,3 +253,86 @@ def test_options_of_adopting_and_of_preparing_do_not_go_together(tmp_path):
 def test_whoever_reads_the_output_may_stop():
     with pytest.raises(BrokenPipeError):
         Called(error=BrokenPipeError()).commands.run("prepare", [])
+
+
+@dataclass(frozen=True)
+class Sizes(Options):
+    rows: Annotated[int, Option("of a table", least=1, most=9)] = 3
+    sides: tuple[int, int] = (1, 2)
+    parts: Annotated[tuple[int, ...], Option("of it", parse=comma_separated)] = (4, 5)
+    kind: Literal["one", "other"] = "one"
+    rate: Annotated[float | None, Option(name="--speed")] = None
+    files: Annotated[tuple[int, ...], Option(least=0)] = (1,)
+
+
+def function(
+    folder: Path,
+    sizes: Sizes,
+    dry: Annotated[bool, Option("write nothing")] = False,
+    names: Sequence[str] | None = None,
+    mirror: list[str] | None = None,
+    form: Annotated[str, Option(choices={"a": 1, "b": 2})] = "a",
+):
+    return folder, sizes, dry, names, mirror, form
+
+
+def called(*argv: str):
+    values, strays = parse(argparse.ArgumentParser(), list(options_of(function)), ["--folder", "f", *argv])
+    assert not strays
+    return call(function, values)
+
+
+def test_every_parameter_has_a_default_or_must_be_given(capsys):
+    assert called() == (Path("f"), Sizes(), False, None, None, "a")
+    with pytest.raises(SystemExit):
+        parse(argparse.ArgumentParser(), list(options_of(function)), [])
+    assert "the following arguments are required: --folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("--rows 9 --sides 5 6 --parts 7,8,9", (Path("f"), Sizes(9, (5, 6), (7, 8, 9)), False, None, None, "a")),
+        ("--kind other --speed 0.5", (Path("f"), Sizes(kind="other", rate=0.5), False, None, None, "a")),
+        ("--files 3 4 --dry", (Path("f"), Sizes(files=(3, 4)), True, None, None, "a")),
+        ("--names x y", (Path("f"), Sizes(), False, ("x", "y"), None, "a")),
+        ("--mirror x --mirror y --form b", (Path("f"), Sizes(), False, None, ["x", "y"], "b")),
+    ],
+)
+def test_types_decide_how_values_are_written(argv, expected):
+    assert called(*argv.split()) == expected
+
+
+@pytest.mark.parametrize("argv", ["--kind none", "--form c", "--sides 1", "--rows many"])
+def test_other_values_end_the_command(argv, capsys):
+    with pytest.raises(SystemExit):
+        called(*argv.split())
+    assert f"argument {argv.split()[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "made", "message"),
+    [
+        ("--rows 10", {"rows": 10}, "^--rows=10: 1 to 9$"),
+        ("--rows 0", {"rows": 0}, "^--rows=0: 1 to 9$"),
+        ("--files 2 -1", {"files": (2, -1)}, "^--files=2 -1: at least 0$"),
+    ],
+)
+def test_ranges_hold_on_the_command_line_and_in_python(argv, made, message):
+    with pytest.raises(ConfigError, match=message):
+        called(*argv.split())
+    with pytest.raises(ConfigError, match=message):
+        Sizes(**made)
+
+
+def test_other_choices_are_refused_in_python():
+    with pytest.raises(ConfigError, match=r"^--kind=none: one of one, other$"):
+        Sizes(kind="none")
+
+
+def test_the_help_has_text_and_default(capsys):
+    with pytest.raises(SystemExit):
+        called("--help")
+    output = " ".join(capsys.readouterr().out.split())
+    for text in ("of a table (default 3)", "SIDES SIDES (default 1 2)", "of it (default 4,5)", "--dry write nothing"):
+        assert text in output

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.data import direct_reader
 from common.data.aligned_buffers import ALIGNMENT, AlignedBuffers
-from common.data.direct_reader import DirectFile, Mode, NoDirectReads, Piece
+from common.data.direct_reader import DirectFile, FilePiece, Mode, NoDirectReads
 from common.errors import DataError, DeviceError
 
 SIZE = 37 * ALIGNMENT + 1234
@@ -40,13 +40,13 @@ def file(request: pytest.FixtureRequest, path: Path) -> Iterator[DirectFile]:
 
 
 @pytest.fixture
-def said() -> Iterator[None]:
-    """No file system has been said to lack direct reads."""
-    before = set(direct_reader._said)
-    direct_reader._said.clear()
+def nothing_reported() -> Iterator[None]:
+    """No file system has been reported to lack direct reads."""
+    before = set(direct_reader._reported)
+    direct_reader._reported.clear()
     yield
-    direct_reader._said.clear()
-    direct_reader._said.update(before)
+    direct_reader._reported.clear()
+    direct_reader._reported.update(before)
 
 
 def has_direct_reads(path: Path) -> bool:
@@ -68,7 +68,7 @@ def content(values: Tensor) -> bytes:
     return values.numpy().tobytes()
 
 
-def joined(pieces: Iterator[Piece], ranges: list[tuple[int, int]]) -> list[bytes]:
+def joined(pieces: Iterator[FilePiece], ranges: list[tuple[int, int]]) -> list[bytes]:
     """The bytes of each range, put together as its pieces come; each must begin where the last one ended."""
     found = [b""] * len(ranges)
     last = 0
@@ -98,7 +98,7 @@ def test_random_ranges_have_the_bytes_of_a_plain_read(file: DirectFile, path: Pa
     assert found == [plain[start : start + length] for start, length in ranges]
 
 
-def test_direct_reads_are_used_where_there_are_any(path: Path) -> None:
+def test_direct_reads_are_used_if_the_file_system_has_them(path: Path) -> None:
     with DirectFile(path) as file:
         assert file.direct == has_direct_reads(path)
         assert bool(file.why_buffered) != file.direct
@@ -149,7 +149,7 @@ def test_tensors_elsewhere_are_refused(file: DirectFile) -> None:
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_pieces_stay_while_those_ahead_are_taken(file: DirectFile, path: Path, ahead: int) -> None:
     plain = path.read_bytes()
-    held: list[Piece] = []
+    held: list[FilePiece] = []
     for piece in file.pieces([(7, SIZE - 7)], ALIGNMENT, ahead, threads=4):
         held = [*held[-ahead:], piece] if ahead else [piece]
         for kept in held:
@@ -167,7 +167,7 @@ def test_buffers_are_filled_again(file: DirectFile) -> None:
 class Snapshot:
     """Stands for a copy that something else makes: sees the piece only when it is waited for."""
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: FilePiece) -> None:
         self.piece = piece
         self.seen = b""
 
@@ -184,7 +184,7 @@ def test_a_piece_is_kept_until_its_event(file: DirectFile, path: Path) -> None:
     assert [copy.seen for copy in copies] == [plain[start : start + PIECE] for start in range(0, SIZE, PIECE)]
 
 
-def test_no_more_pieces_are_begun_than_asked_for(file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_the_given_number_of_pieces_is_read_ahead(file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     preadv = os.preadv
     begun = threading.Semaphore(0)
@@ -297,9 +297,9 @@ def refuse_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "preadv", reading)
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("nothing_reported")
 @pytest.mark.parametrize("refuse", [refuse_opening, refuse_reading])
-def test_a_file_system_without_direct_reads_is_read_through_the_page_cache_and_says_so(
+def test_a_file_system_without_direct_reads_is_read_through_the_page_cache_and_reported_once(
     path: Path, refuse: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refuse(monkeypatch)
@@ -314,7 +314,7 @@ def test_a_file_system_without_direct_reads_is_read_through_the_page_cache_and_s
 
 
 @pytest.mark.parametrize("refuse", [refuse_opening, refuse_reading])
-def test_who_wants_direct_reads_only_is_told(path: Path, refuse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mode_direct_fails_without_direct_reads(path: Path, refuse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch)
 
     def read_directly() -> None:
@@ -348,7 +348,7 @@ def test_a_file_that_became_shorter_is_one_error(file: DirectFile, path: Path, l
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_a_read_error_is_raised_where_its_piece_is_wanted(
+def test_a_read_error_is_raised_with_its_piece(
     file: DirectFile, path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preadv = os.preadv
@@ -375,7 +375,7 @@ def test_a_range_beyond_the_end_is_seen_at_once(file: DirectFile, path: Path, of
 
 
 @pytest.mark.parametrize("mode", ["auto", "direct", "buffered"])
-def test_what_is_no_file_of_data_is_refused(tmp_path: Path, path: Path, mode: Mode) -> None:
+def test_a_path_that_is_no_regular_file_is_an_error(tmp_path: Path, path: Path, mode: Mode) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, message in {
         "nothing": "nothing cannot be opened: No such file",

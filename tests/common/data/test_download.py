@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.data.download import Client
-from common.data.remote_file import RemoteFile
+from common.data.sources import RemoteFile
 from common.errors import DataError
 from tests.http_server import Answer, Script, Server, reply, stored
 
@@ -416,7 +416,7 @@ def test_part_of_another_address_is_not_continued(client: Client, tmp_path: Path
 
 
 @pytest.mark.parametrize("answer", [WHOLE, reply("200 OK", BODY)], ids=["range honoured", "range ignored"])
-def test_part_counts_as_room(
+def test_a_partial_download_counts_as_free_space(
     answer: Answer | Script, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=SIZE - 300))

@@ -18,8 +18,7 @@ import pytest
 from common.data.download import Client
 from common.data.fetching import LOCK, Download, described
 from common.data.preparation import locked
-from common.data.remote_file import RemoteFile
-from common.data.sources import Sources, SourceSet
+from common.data.sources import RemoteFile, Sources, SourceSet
 from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
 from tests.http_server import Answer, Request, Script, Server, reply, stored
@@ -212,7 +211,7 @@ def test_file_that_is_wrong_again_is_an_error(run: Any, raw: Path) -> None:
     assert content_of(raw)["a/2.bin"] == SECOND[::-1]
 
 
-def test_check_names_what_is_missing_and_changes_nothing(run: Any, raw: Path) -> None:
+def test_check_names_missing_files_and_changes_nothing(run: Any, raw: Path) -> None:
     put(raw, {"a/1.bin": FIRST})
     with Server(serving(FILES)) as server, pytest.raises(DataError, match=r"lacks files:\n  set: a/2\.bin$"):
         run(pair(server.url), check=True)
@@ -271,7 +270,7 @@ def test_optional_set_comes_only_by_name(run: Any, raw: Path) -> None:
 
 
 @pytest.mark.parametrize(("present", "expected"), [({}, "one"), ({"b.bin": b"b"}, "two")], ids=["first", "present"])
-def test_choice_is_the_set_that_is_there(present: dict[str, bytes], expected: str, run: Any, raw: Path) -> None:
+def test_of_a_choice_the_existing_set_is_used(present: dict[str, bytes], expected: str, run: Any, raw: Path) -> None:
     put(raw, present)
     with Server(stored(b"a")) as server:
         sets = [
@@ -483,7 +482,7 @@ def test_room_is_looked_for_before_the_first_byte(
 
 
 @pytest.mark.parametrize(("name", "mode", "times"), [("d.tar", "w", 2), ("d.tar.gz", "w:gz", 3)])
-def test_an_archive_needs_room_for_itself_and_its_files(
+def test_an_archive_needs_space_for_itself_and_its_files(
     name: str, mode: Literal["w", "w:gz"], times: int, run: Any, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.BytesIO()
@@ -503,7 +502,7 @@ def test_an_archive_needs_room_for_itself_and_its_files(
     assert content_of(raw)["d/1.bin"] == FIRST
 
 
-def test_failed_transfer_keeps_what_arrived(run: Any, raw: Path, client: Client) -> None:
+def test_failed_transfer_keeps_the_received_bytes(run: Any, raw: Path, client: Client) -> None:
     with Server(serving({"/d/a/1.bin": FIRST})) as server, pytest.raises(DataError, match=r"2\.bin: HTTP 404"):
         run(pair(server.url))
     client.stopped.clear()
@@ -629,7 +628,7 @@ def test_second_run_reads_no_file_again_and_check_does(run: Any, raw: Path) -> N
             run(pair(server.url), check=True)
 
 
-def test_files_that_were_there_are_read_once(run: Any, raw: Path) -> None:
+def test_existing_files_are_read_once(run: Any, raw: Path) -> None:
     put(raw, {"a/1.bin": FIRST, "a/2.bin": SECOND})
     run(pair("http://nowhere.invalid"))
     rewritten(raw / "a/2.bin", SECOND[::-1])

@@ -18,7 +18,7 @@ import pytest
 
 from common.data.download import Client
 from common.data.http import CONNECTIONS, Limits
-from common.data.remote_file import RemoteFile
+from common.data.sources import RemoteFile
 from common.errors import DataError
 from tests.http_server import Answer, Request, Server, reply, stored
 
@@ -147,7 +147,7 @@ def test_pauses_double_up_to_a_minute(client: Client, path: Path) -> None:
     assert client.stopped.seconds == [1, 2, 4, 8, 16, 32, 60]
 
 
-def test_pause_is_what_the_server_asks_for(client: Client, path: Path) -> None:
+def test_pause_has_the_length_of_retry_after(client: Client, path: Path) -> None:
     client.stopped = Pauses()
     with Server(reply("503 Slow Down", b"", "Retry-After: 7"), stored(BODY)) as server:
         client.fetch(remote(f"{server.url}/f"), path)
@@ -270,7 +270,9 @@ def test_text_that_cannot_be_read_is_an_error(
 
 
 @pytest.mark.parametrize("prefix", ["http://", ""], ids=["address", "host and port"])
-def test_proxy_is_asked(prefix: str, client: Client, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_go_through_the_proxy(
+    prefix: str, client: Client, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Server(stored(BODY)) as proxy:
         monkeypatch.setenv("http_proxy", f"{prefix}{proxy.host}")
         client.fetch(remote("http://nonexistent.invalid/f"), path)

@@ -96,7 +96,7 @@ def test_a_count_that_is_needed_is_named(root):
         manifest.read(root, "f/1", "prepare it", ("train_samples", "classes"))
 
 
-def test_a_missing_count_is_an_error_of_the_data_wherever_it_is_read(root):
+def test_reading_a_missing_count_is_an_error_of_the_data(root):
     counts = manifest.read(root, "f/1", "prepare it").counts
     with pytest.raises(DataError, match=r"manifest\.json has no classes; run 'prepare it'$"):
         counts["classes"]

@@ -113,9 +113,9 @@ def damaged(prefix: Path, change) -> None:
     path.write_bytes(change(content) or content)
 
 
-def put(form: str, place: int, value):
+def put(form: str, offset: int, value):
     def change(content: bytearray) -> None:
-        struct.pack_into(form, content, place, value)
+        struct.pack_into(form, content, offset, value)
 
     return change
 

@@ -15,12 +15,10 @@ from tokenizers import Tokenizer
 
 from common.data import synthetic
 from common.data.megatron import preparation
-from common.data.megatron.commands import commands_for
-from common.data.megatron.corpus import Corpus, Part, open_raw
+from common.data.megatron.corpus import Corpus, CorpusPart, open_raw, open_tokenizer
 from common.data.megatron.indexed import bin_of, idx_of, indexed_writer, open_indexed
-from common.data.megatron.preparation import prepare, read_documents, read_manifest
+from common.data.megatron.preparation import commands_for, prepare, read_documents, read_manifest
 from common.data.megatron.synthetic import SyntheticText, generate, train_tokenizer
-from common.data.megatron.text_tokenizers import open_tokenizer
 from common.data.published import Published, PublishedFile
 from common.errors import ConfigError, DataError
 
@@ -37,9 +35,9 @@ def corpus(tokenizer: str = "tokenizer.json", vocabulary: int = 300, **published
         tokenizer,
         vocabulary,
         (
-            Part("c4.en_6_text", "train", ("train.0.json.gz", "train.1.json.gz")),
-            Part("c4.en_7_text", "train", ("train.2.json.gz", "train.3.json")),
-            Part("c4-first.en_text", "eval", ("val.0.json.gz", "val.1.json.gz"), documents=10),
+            CorpusPart("c4.en_6_text", "train", ("train.0.json.gz", "train.1.json.gz")),
+            CorpusPart("c4.en_7_text", "train", ("train.2.json.gz", "train.3.json")),
+            CorpusPart("c4-first.en_text", "eval", ("val.0.json.gz", "val.1.json.gz"), documents=10),
         ),
         Published(files={name: PublishedFile(size) for name, size in published.get("sizes", {}).items()}),
     )
@@ -160,7 +158,7 @@ def test_a_document_without_text_makes_no_sequence(raw, tmp_path):
 def test_an_interrupted_preparation_continues(raw, tmp_path, monkeypatch, stage):
     """A task fails after others were done; those are not done again, and the result is the same."""
     prepare(raw, tmp_path / "whole", corpus())
-    name = {"tokens": "tokenize_files", "place": "place_piece"}[stage]
+    name = {"tokens": "tokenize_files", "place": "copy_piece"}[stage]
     real, done = getattr(preparation, name), []
 
     def failing(*arguments):
@@ -187,16 +185,16 @@ def test_an_interrupted_preparation_continues(raw, tmp_path, monkeypatch, stage)
 def test_a_piece_that_was_placed_and_not_noted_is_not_missed(raw, tmp_path, monkeypatch):
     """Killed between a piece's end and its record: the piece is gone, and its tokens are where they belong."""
     prepare(raw, tmp_path / "whole", corpus())
-    real, done = preparation.place_piece, []
+    real, done = preparation.copy_piece, []
 
     def killed(*arguments):
         done.append(real(*arguments))
         raise OSError("killed")
 
-    monkeypatch.setattr(preparation, "place_piece", killed)
+    monkeypatch.setattr(preparation, "copy_piece", killed)
     with pytest.raises(DataError, match="killed"):
         prepare(raw, tmp_path / "data", corpus())
-    monkeypatch.setattr(preparation, "place_piece", real)
+    monkeypatch.setattr(preparation, "copy_piece", real)
     prepare(raw, tmp_path / "data", corpus())
 
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
@@ -284,7 +282,7 @@ def test_too_few_documents_to_evaluate(raw, tmp_path):
         prepare(raw, tmp_path / "data", corpus())
 
 
-def test_what_is_missing_is_named(raw, tmp_path):
+def test_missing_text_files_are_named(raw, tmp_path):
     (raw / "en" / "train.3.json").unlink()
     with pytest.raises(DataError, match=r"en/train\.3\.json is missing, though others"):
         open_raw(raw, corpus())

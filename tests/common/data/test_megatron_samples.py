@@ -12,29 +12,33 @@ from common.errors import ConfigError, DataError
 
 def walk(lengths, order, row_length, rows, extra):
     """The sample index, token by token of the concatenated stream."""
-    starts, place, offset = [(0, 0)], 0, 0
+    starts, position, offset = [(0, 0)], 0, 0
     for _ in range(rows):
         needed = row_length + extra
         while needed:
-            left = lengths[order[place]] - offset
+            left = lengths[order[position]] - offset
             if left >= needed:
                 offset += needed - extra
                 needed = 0
-            elif place == len(order) - 1:
-                offset = lengths[order[place]] - extra
+            elif position == len(order) - 1:
+                offset = lengths[order[position]] - extra
                 needed = 0
             else:
                 needed -= left
-                place, offset = place + 1, 0
-        starts.append((place, offset))
+                position, offset = position + 1, 0
+        starts.append((position, offset))
     return starts
 
 
 def stream(index, lengths):
     """Every row as (document, token) pairs, in the order of the training."""
     return [
-        [(piece.document, token) for piece in index.pieces(place, lengths) for token in range(piece.start, piece.stop)]
-        for place in range(len(index))
+        [
+            (piece.document, token)
+            for piece in index.pieces(position, lengths)
+            for token in range(piece.start, piece.stop)
+        ]
+        for position in range(len(index))
     ]
 
 
@@ -200,7 +204,7 @@ def test_a_blend_worked_by_hand():
     assert numbers.tolist() == [0, 0, 1, 2, 3, 1]
 
 
-def test_files_of_a_blend_are_asked_for_a_little_more():
+def test_files_of_a_blend_provide_a_few_more_rows_than_their_share():
     assert asked_of_each((0.5, 0.5), 20_000_000) == [10_050_000, 10_050_000]
     assert asked_of_each((3.0, 1.0), 10) == [8, 3]
 

@@ -60,7 +60,7 @@ def test_a_row_in_order_is_a_cut_of_the_stream(tmp_path):
 
 
 @pytest.mark.parametrize(("tokens", "last", "scored"), [(203, 3, 25 * 7 + 2), (200, 8, 25 * 7), (201, 1, 25 * 7)])
-def test_rows_without_an_extra_token_keep_what_is_left(tmp_path, tokens, last, scored):
+def test_rows_without_an_extra_token_include_the_last_partial_row(tmp_path, tokens, last, scored):
     """Seven labels a row of eight; what is left after 25 rows makes a shorter one."""
     stream = write(tmp_path / "x", tokens)
     rows = open_in_order(tmp_path / "x", CUT, keep_partial=True)
@@ -94,10 +94,10 @@ def test_ranks_read_what_one_reads_that_accumulates(tmp_path, shape):
         other = shared[number % 3][number // 3]
         assert torch.equal(batch.tensors["tokens"], other.tensors["tokens"])
         assert (batch.position, other.position, batch.samples, other.samples) == (number, number // 3, 2, 6)
-    places = np.full((36, 9), -1, np.int32)
-    for number, row in enumerate(places):
+    positions = np.full((36, 9), -1, np.int32)
+    for number, row in enumerate(positions):
         rows.read(24 + number, row)
-    assert torch.cat([batch.tensors["tokens"] for batch in alone]).tolist() == places.tolist()
+    assert torch.cat([batch.tensors["tokens"] for batch in alone]).tolist() == positions.tolist()
 
 
 def test_continuing_gives_the_tail(tmp_path):
@@ -153,10 +153,10 @@ def test_a_blend_takes_turns(tmp_path):
     row = np.full(9, -1, np.int32)
     for order in orders:
         np.random.RandomState(9).shuffle(order)
-    for place in range(60):
-        rows.read(place, row)
-        number = orders[place % 2][place // 2]
-        assert row[:8].tolist() == halves[place % 2][8 * number : 8 * number + 8].tolist()
+    for position in range(60):
+        rows.read(position, row)
+        number = orders[position % 2][position // 2]
+        assert row[:8].tolist() == halves[position % 2][8 * number : 8 * number + 8].tolist()
     assert len(rows) == 60
 
 

@@ -1,8 +1,12 @@
 """What all preparations share: one at a time in a folder, of one source, on a disk that is large enough."""
 
+from __future__ import annotations
+
+import errno
 import fcntl
 import functools
 import json
+import os
 from collections import namedtuple
 from contextlib import nullcontext
 
@@ -10,6 +14,7 @@ import pytest
 
 from common.data import manifest, preparation
 from common.data.manifest import Manifest
+from common.data.preparation import is_there, link_or_copy
 from common.data.published import Published
 from common.errors import DataError
 
@@ -127,3 +132,66 @@ def test_files_that_were_prepared_by_others_may_lie_where_they_are(prepared, tmp
     refused = pytest.raises(DataError, match="was prepared from other raw data")
     with nullcontext() if same else refused, job as found:
         assert found.found is not None
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    return path
+
+
+def test_a_file_is_linked_into_a_new_folder(path, tmp_path):
+    target = tmp_path / "new/folder/other"
+    link_or_copy(path, target, "")
+    assert target.samefile(path)
+    assert is_there(path, target, "")
+    link_or_copy(path, target, "")
+    assert [entry.name for entry in target.parent.iterdir()] == ["other"]
+
+
+def test_a_file_on_another_disk_is_copied(path, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    target = tmp_path / "other"
+    link_or_copy(path, target, "")
+    assert not target.samefile(path)
+    assert target.read_bytes() == b"content"
+    assert is_there(path, target, "")
+    link_or_copy(path, target, "")
+
+
+def test_other_errors_are_not_hidden(path, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, "broken disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(OSError, match="broken disk"):
+        link_or_copy(path, tmp_path / "other", "")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_partial_copy_of_a_killed_command_is_replaced(path, tmp_path):
+    (tmp_path / "other.partial").write_bytes(b"cont")
+    link_or_copy(path, tmp_path / "other", "")
+    assert (tmp_path / "other").read_bytes() == b"content"
+
+
+def test_another_file_stays_and_is_named(path, tmp_path):
+    target = tmp_path / "other"
+    target.write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"other is another file than .*/file; delete it$"):
+        link_or_copy(path, target, "delete it")
+    assert target.read_bytes() == b"mine"
+
+
+def test_a_disk_that_is_too_small_is_an_error(path, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 3}))
+    with pytest.raises(DataError, match=r"needs 0.0 GB more; its disk has 0.0 GB left"):
+        link_or_copy(path, tmp_path / "other", "")

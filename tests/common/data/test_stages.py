@@ -44,9 +44,9 @@ def test_a_task_without_its_record_is_done_again(tmp_path):
     with Stages(tmp_path, 1) as stages:
         stages.run("s", {name: (name,) for name in "ab"}, process_of)
         stages.path("s", "a").unlink()
-        asked = []
-        stages.run("s", {name: (name,) for name in "ab"}, lambda name: asked.append(name) or {})
-    assert asked == ["a"]
+        called = []
+        stages.run("s", {name: (name,) for name in "ab"}, lambda name: called.append(name) or {})
+    assert called == ["a"]
 
 
 def test_one_worker_is_this_process(tmp_path):
@@ -61,7 +61,7 @@ def test_an_initializer_runs_in_every_process(tmp_path):
     assert [record["values"] for record in made.values()] == [["set"]] * 3
 
 
-def test_an_error_of_a_process_is_raised_as_it_is(tmp_path):
+def test_an_error_of_a_worker_process_is_raised_unchanged(tmp_path):
     with pytest.raises(DataError, match=r"^a is damaged$"), Stages(tmp_path, 2) as stages:
         stages.run("s", {"a": ("a",), "b": ("a",)}, refuse)
 

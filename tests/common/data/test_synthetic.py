@@ -35,7 +35,7 @@ def test_a_used_folder_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_folder_appears_when_it_is_complete(tmp_path, there):
+def test_a_generated_folder_appears_when_it_is_complete(tmp_path, there):
     raw_dir = tmp_path / "a" / "raw"
     if there:
         raw_dir.mkdir(parents=True)
@@ -46,7 +46,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path, there):
     assert (raw_dir / "file").read_text() == "x"
 
 
-def test_what_a_killed_command_left_is_replaced(tmp_path):
+def test_the_partial_folder_of_a_killed_command_is_replaced(tmp_path):
     with suppress(KeyError), synthetic.generated(tmp_path / "raw") as folder:
         (folder / "old").touch()
         raise KeyError
@@ -63,7 +63,7 @@ def halved(number: int) -> float:
 
 @pytest.mark.usefixtures("forked_pools")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_drawn_comes_in_the_order_of_its_plans(workers):
+def test_drawn_results_have_the_order_of_their_plans(workers):
     assert list(synthetic.drawn(halved, range(5), workers)) == [0, 0.5, 1, 1.5, 2]
 
 
@@ -73,7 +73,7 @@ def test_a_killed_worker_is_one_error():
         list(synthetic.drawn(halved, [1, -1], 2))
 
 
-def test_what_is_documented_comes_by_the_modules_names_as_prose():
+def test_documentation_is_prose_sorted_by_module():
     found = list(itertools.islice(synthetic.documentation(), 200))
 
     title, paragraphs = found[0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
 from common.data.batches import Block
 from common.data.order import EpochStream, EvalShard
-from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
+from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource, ahead
 from common.errors import DataError
 
 
@@ -41,7 +41,9 @@ def test_batches_are_those_of_the_stream_from_any_position(count: int, prefetch:
     block = Block(0, 1, 2, 0, 12)
     for start in (0, 4):
         found = [(batch.position, batch.tensors["number"].tolist()) for batch in source.batches(block, start)]
-        assert found == [(place, [sample for _, sample in stream.samples(block, place)]) for place in range(start, 6)]
+        assert found == [
+            (position, [sample for _, sample in stream.samples(block, position)]) for position in range(start, 6)
+        ]
     source.close()
 
 
@@ -61,3 +63,26 @@ def test_an_error_surfaces_where_its_batch_is_collected() -> None:
     with pytest.raises(DataError, match="sample 7 is damaged"):
         next(batches)
     source.close()
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 9])
+def test_everything_comes_in_order_with_a_window_begun(window: int) -> None:
+    begun: list[int] = []
+
+    def begin() -> Iterator[int]:
+        for number in range(5):
+            begun.append(number)
+            yield number
+
+    for expected, piece in enumerate(ahead(begin(), window, pytest.fail)):
+        assert piece == expected
+        assert len(begun) == min(expected + 1 + window, 5)
+    assert len(begun) == 5
+
+
+def test_results_that_no_caller_waits_for_are_abandoned() -> None:
+    abandoned: list[int] = []
+    pieces = ahead(iter(range(9)), 3, abandoned.append)
+    assert next(pieces) == 0
+    pieces.close()
+    assert abandoned == [1, 2, 3]

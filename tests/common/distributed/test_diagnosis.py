@@ -25,7 +25,7 @@ def test_a_silent_rank_is_named_before_those_that_wait_for_it():
 
 
 @pytest.mark.parametrize("beat_age", [3.9, 4.1])
-def test_a_silent_rank_is_not_said_to_make_no_progress_or_to_go_on(beat_age):
+def test_a_silent_rank_counts_neither_as_stuck_nor_as_running(beat_age):
     views = [WAITS, replace(HEALTHY, rank=1, beat_age=beat_age, silence=3.8)]
     diagnosis = diagnose(views, timeout_seconds=4.0)
     assert diagnosis.ranks == (1,)

@@ -64,7 +64,7 @@ def test_a_variable_that_cannot_be_used_is_named_with_its_value(command, variabl
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=range(len(NO_INTEGERS)))
 @pytest.mark.parametrize("name", [name for name in SLURM if name not in ("SLURM_STEP_NODELIST", "SLURM_JOB_ID")])
-def test_what_is_no_integer_is_refused_in_every_variable_of_slurm(name, value, monkeypatch):
+def test_every_variable_of_slurm_must_be_an_integer(name, value, monkeypatch):
     for each, text in (SLURM | {name: value, "OMP_NUM_THREADS": "", "MASTER_PORT": "1"}).items():
         monkeypatch.setenv(each, text)
     with pytest.raises(ConfigError, match=f"^{name}={re.escape(repr(value))}"):
@@ -73,7 +73,7 @@ def test_what_is_no_integer_is_refused_in_every_variable_of_slurm(name, value, m
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=range(len(NO_INTEGERS)))
 @pytest.mark.parametrize("name", TORCHRUN)
-def test_what_is_no_integer_is_refused_in_every_variable_of_torchrun(name, value):
+def test_every_variable_of_torchrun_must_be_an_integer(name, value):
     with pytest.raises(ConfigError, match=f"^{name}={re.escape(repr(value))}.*unset {name}"):
         find_rank_info(TORCHRUN | {name: value})
 
@@ -112,7 +112,7 @@ def occupied(ports: Iterable[int]) -> tuple[socket.socket, int]:
     raise AssertionError("no port is free")
 
 
-def test_a_port_that_another_program_has_is_said_to_be_taken(tmp_path):
+def test_the_message_for_an_occupied_port_says_so(tmp_path):
     listening, port = occupied([0])
     with listening:
         done = suite(*DOCTOR, cwd=tmp_path, **TORCHRUN | MEETING | {"RANK": "0", "MASTER_PORT": str(port)})
@@ -122,7 +122,7 @@ def test_a_port_that_another_program_has_is_said_to_be_taken(tmp_path):
     assert "another program may have this port: set MASTER_PORT" in message
 
 
-def test_a_port_that_follows_from_the_job_and_is_taken_is_said_to_do_so(tmp_path):
+def test_the_message_for_an_occupied_port_of_the_job_explains_its_number(tmp_path):
     ports = {startup._slurm_port(SLURM | {"SLURM_JOB_ID": str(job)}): str(job) for job in range(1, 100)}
     listening, port = occupied(ports)
     with listening:

@@ -61,15 +61,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks: list[dict[str, Any]]) -> None:
     pairs = {0: (0, 2), 1: (2, 4), 2: (0, 4)}
     for rank, result in enumerate(ranks):
-        stage, place = divmod(rank, 2)
-        wanted: dict[str, list[int]] = {"pp": [place, place + 2, place + 4], "all": list(range(6))}
+        stage, index = divmod(rank, 2)
+        wanted: dict[str, list[int]] = {"pp": [index, index + 2, index + 4], "all": list(range(6))}
         for purpose, firsts in (("forward", (0, 1)), ("around", (0, 1, 2))):
             wanted[f"tp after {purpose}"] = [2 * stage, 2 * stage + 1]
             if stage != 1:  # the ranks of the first and the last stage together
                 wanted[f"ends after {purpose}"] = [0, 1, 4, 5]
             for first in firsts:
                 if stage in (first, (first + 1) % 3):
-                    wanted[f"{purpose} {first}"] = [place + member for member in pairs[first]]
+                    wanted[f"{purpose} {first}"] = [index + member for member in pairs[first]]
         assert result["found"] == wanted
 
 
@@ -127,11 +127,11 @@ class Options:
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is asked of PyTorch in a job with NCCL, with the device that the world is bound to meanwhile."""
-    asked: list[dict[str, Any]] = []
+    options: list[dict[str, Any]] = []
     world = SimpleNamespace(bound_device_id=torch.device("cuda", 3))
 
     def new_group(ranks: list[int], **given: Any) -> Any:
-        asked.append({"ranks": ranks, "bound": world.bound_device_id, "world": world, **given})
+        options.append({"ranks": ranks, "bound": world.bound_device_id, "world": world, **given})
         return SimpleNamespace()
 
     fake = SimpleNamespace(
@@ -139,7 +139,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         get_backend=lambda: "nccl", ProcessGroupNCCL=SimpleNamespace(Options=Options),
     )  # fmt: skip
     monkeypatch.setattr(groups, "dist", fake)
-    return asked
+    return options
 
 
 def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[str, Any]]) -> None:
@@ -147,26 +147,26 @@ def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[st
     groups.make([1])
     together, alone = nccl
     assert (together["ranks"], alone["ranks"]) == ([1, 5], [1])
-    for asked in nccl:
-        assert asked["bound"] is None
-        assert asked["use_local_synchronization"] is True
-        assert asked["pg_options"] is None
-        assert asked["world"].bound_device_id == torch.device("cuda", 3)
+    for options in nccl:
+        assert options["bound"] is None
+        assert options["use_local_synchronization"] is True
+        assert options["pg_options"] is None
+        assert options["world"].bound_device_id == torch.device("cuda", 3)
     assert together["device_id"] == torch.device("cuda", 3)
     assert alone["device_id"] is None, "a communicator of one rank would take memory"
 
 
 def test_groups_wait_as_long_as_the_world(monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]]) -> None:
-    said: list[timedelta] = []
+    timeouts: list[timedelta] = []
     monkeypatch.setattr(groups.dist, "is_initialized", lambda: True, raising=False)
-    monkeypatch.setattr(groups.dist, "set_timeout", said.append, raising=False)
+    monkeypatch.setattr(groups.dist, "set_timeout", timeouts.append, raising=False)
     monkeypatch.setattr(groups._Waiting, "timeout", None)
     groups.make([0, 1])
     groups.wait_at_most(timedelta(hours=2))
     groups.make([0, 1])
-    assert said == [timedelta(hours=2)]
+    assert timeouts == [timedelta(hours=2)]
     groups.make([0, 1], Ctas(max=2))
-    assert [asked["timeout"] for asked in nccl] == [None, *[timedelta(hours=2)] * 2]
+    assert [options["timeout"] for options in nccl] == [None, *[timedelta(hours=2)] * 2]
     assert nccl[-1]["pg_options"]._timeout == timedelta(hours=2)
 
 
@@ -184,7 +184,7 @@ def test_thread_blocks_are_options_of_the_group(nccl: list[dict[str, Any]]) -> N
     groups.make([0, 1], Ctas(min=2, max=8, cluster=0))
     groups.make([0, 1], Ctas(max=16))
     groups.make([0], Ctas(max=16))
-    first, second, alone = (asked["pg_options"] for asked in nccl)
+    first, second, alone = (options["pg_options"] for options in nccl)
     assert vars(first.config) == {"min_ctas": 2, "max_ctas": 8, "cga_cluster_size": 0}
     assert vars(second.config) == {"max_ctas": 16}
     assert alone is None
@@ -226,7 +226,7 @@ def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.
         assert made == [of_axis.get(expected.partition(",")[0], Ctas())], expected
 
 
-def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_for(
+def test_pipeline_links_use_two_thread_blocks_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[Ctas] = []
@@ -239,7 +239,7 @@ def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_fo
 
 
 @pytest.mark.parametrize(
-    ("asked", "of_links"),
+    ("options", "of_links"),
     [
         (Ctas(cluster=0), Ctas(max=2, cluster=0)),
         (Ctas(min=1), Ctas(min=1, max=2)),
@@ -248,11 +248,11 @@ def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_fo
         (Ctas(max=1), Ctas(max=1)),
     ],
 )
-def test_links_take_as_much_of_a_gpu_as_is_asked_for(asked: Ctas, of_links: Ctas) -> None:
-    assert groups.of_links({"pp": asked}, "pp") == of_links
+def test_pipeline_links_use_the_configured_thread_blocks(options: Ctas, of_links: Ctas) -> None:
+    assert groups.of_links({"pp": options}, "pp") == of_links
 
 
-def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_is_asked_of_it(
+def test_an_axis_of_all_ranks_has_a_communicator_of_its_own_only_with_nccl_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(groups, "make", lambda ranks, given: "of its own")
@@ -262,13 +262,13 @@ def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_i
     assert Layout({"dp": 4}, ctas={"dp": Ctas(max=8)}).group("dp") == "of its own"
 
 
-def test_what_is_asked_of_nccl_is_said_for_the_axes_that_there_are() -> None:
-    asked = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
+def test_network_choices_list_the_thread_blocks_of_existing_axes() -> None:
+    options = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
     of_dp = {"thread blocks of dp": "at least 1, at most 8, in clusters of 4"}
-    assert Layout({"dp": 2}, device="cuda", ctas=asked).network_choices() == of_dp
-    said = Layout({"dp": 2, "pp": 2}, device="cuda", ctas=asked).network_choices()
-    assert said == {**of_dp, "thread blocks of links of pp": "at most 2"}
-    assert Layout({"dp": 2}, device="cpu", ctas=asked).network_choices() == {}
+    assert Layout({"dp": 2}, device="cuda", ctas=options).network_choices() == of_dp
+    choices = Layout({"dp": 2, "pp": 2}, device="cuda", ctas=options).network_choices()
+    assert choices == {**of_dp, "thread blocks of links of pp": "at most 2"}
+    assert Layout({"dp": 2}, device="cpu", ctas=options).network_choices() == {}
 
 
 def loaded(*overrides: str) -> dict[str, Ctas]:
@@ -276,7 +276,7 @@ def loaded(*overrides: str) -> dict[str, Ctas]:
     return run.system.network.ctas.by_axis()
 
 
-def test_the_systems_file_says_how_many() -> None:
+def test_the_systems_file_sets_thread_blocks() -> None:
     assert loaded() == dict.fromkeys(("pp", "dp", "cp", "tp"), Ctas())
     given = loaded("system.network.ctas.dp={max: 8, min: 4}", "system.network.ctas.tp.cluster=0")
     assert given == {"pp": Ctas(), "dp": Ctas(min=4, max=8), "cp": Ctas(), "tp": Ctas(cluster=0)}
@@ -293,6 +293,71 @@ def test_the_systems_file_says_how_many() -> None:
         ("dp.priority=high", r"system\.network\.ctas\.dp\.priority"),
     ],
 )
-def test_what_nccl_would_refuse_is_refused_first(override: str, message: str) -> None:
+def test_thread_blocks_outside_nccl_s_range_are_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loaded(f"system.network.ctas.{override}")
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+@pytest.mark.parametrize(("rank", "near", "far"), [(0, (0, 1), (0, 2, 4)), (3, (2, 3), (1, 3, 5))])
+def test_groups_of_two_nodes_of_a_single_axis(rank, near, far):
+    layout = Layout({"dp": 6}, rank)
+    assert layout.subgroup("dp", 2) == near
+    assert layout.across("dp", 2) == far
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+def test_other_axes_keep_their_place_unless_they_are_named():
+    # rank = (dp, tp): dp 0..3 times tp 0..1
+    layout = Layout({"dp": 4, "tp": 2}, 5)  # dp 2, tp 1
+    assert layout.subgroup("dp", 2) == (5, 7)
+    assert layout.across("dp", 2) == (1, 5)
+    assert layout.across("dp", 2, "tp") == (0, 1, 4, 5)
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+def test_across_neighbourhoods_of_one_rank_is_the_group_of_the_axis():
+    layout = Layout({"dp": 4, "tp": 2}, 5)
+    assert layout.across("dp", 1) == layout.group("dp") == (1, 3, 5, 7)
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+def test_across_a_neighbourhood_that_is_the_whole_axis_is_this_rank_alone():
+    assert Layout({"dp": 4, "tp": 2}, 5).across("dp", 4) is None
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+def test_several_axes_make_neighbourhoods_as_one():
+    # rank = (dp, cp, tp): neighbours on dp x cp are two apart
+    layout = Layout({"dp": 2, "cp": 4, "tp": 2}, 13)  # dp 1, cp 2, tp 1
+    assert layout.subgroup(("dp", "cp"), 2) == (13, 15)
+    assert layout.subgroup(("dp", "cp"), 8) == (1, 3, 5, 7, 9, 11, 13, 15)
+    assert layout.across(("dp", "cp"), 2) == (1, 5, 9, 13)
+    assert layout.across(("dp", "cp"), 4, "tp") == (4, 5, 12, 13)
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+def test_neighbourhoods_divide_several_axes_as_one():
+    with pytest.raises(ConfigError, match="3 ranks does not divide the 8 ranks of the axes dp x cp"):
+        Layout({"dp": 4, "cp": 2}).subgroup(("dp", "cp"), 3)
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+@pytest.mark.parametrize("make", [Layout.subgroup, Layout.across])
+def test_neighbourhoods_divide_the_axis(make):
+    with pytest.raises(ConfigError, match="3 ranks does not divide the 4 ranks of axis 'dp'"):
+        make(Layout({"dp": 4}), "dp", 3)
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+@pytest.mark.parametrize(
+    ("rank", "ranks"), [(0, (0, 1, 2, 3)), (3, (0, 1, 2, 3)), (4, (4, 5, 6, 7)), (9, (8, 9))], ids=str
+)
+def test_ranks_of_a_node_follow_one_another(rank: int, ranks: tuple[int, ...]) -> None:
+    assert Layout({"dp": 5, "tp": 2}, rank).node(4) == ranks
+
+
+@pytest.mark.usefixtures("groups_are_their_ranks")
+def test_a_rank_alone_on_its_node_has_no_group() -> None:
+    assert Layout({"dp": 5}, 4).node(4) is None
+    assert Layout({"dp": 3}, 1).node(1) is None

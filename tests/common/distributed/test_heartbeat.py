@@ -1,10 +1,13 @@
 """Real ranks that stop, sleep, die or skip a collective: every run ends with one message that names the rank."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import heartbeat_ranks
 import pytest
@@ -13,7 +16,7 @@ import torch.distributed as dist
 from common.distributed.diagnosis import View
 from common.distributed.faults import GracefulStop, Heartbeat, lost_peer
 from common.distributed.rank_info import RankInfo
-from common.distributed.status_store import SharedStatusStore
+from common.distributed.status_store import SharedStatusStore, StatusFiles
 from common.errors import Interrupted, RankFailure
 from tests.forked import FORKS
 
@@ -191,7 +194,7 @@ def test_the_first_signal_only_sets_a_flag():
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_was_interrupted_ends_with_the_exit_code_of_its_signal(signum, code):
+def test_an_interruption_has_the_exit_code_of_its_signal(signum, code):
     error = Interrupted("stopped")
     with contextlib.suppress(Interrupted), GracefulStop():
         signal.raise_signal(signum)
@@ -208,8 +211,31 @@ def interrupting_sigint():
 
 
 @pytest.mark.usefixtures("interrupting_sigint")
-def test_the_second_signal_acts_as_it_would_have():
+def test_the_second_signal_has_its_default_action():
     with GracefulStop():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_ranks_with_equal_process_ids_agree_on_the_first_claim(tmp_path: Path, monkeypatch) -> None:
+    """The second rank claims between the first rank's write and its link."""
+    first, second = StatusFiles(tmp_path), StatusFiles(tmp_path)
+    link, answers = os.link, []
+
+    def link_later(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        answers.append(second.claim("verdict", b"second"))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_later)
+    answers.append(first.claim("verdict", b"first"))
+    assert answers == [b"second", b"second"]
+    assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
+
+
+def test_values_are_read_in_order_and_missing_ones_are_none(tmp_path: Path) -> None:
+    store = StatusFiles(tmp_path / "store")
+    store.post("a", b"1")
+    store.post("a", b"2")
+    assert store.read(["b", "a"]) == [None, b"2"]

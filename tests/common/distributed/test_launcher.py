@@ -33,8 +33,8 @@ def launch(body, nproc=2, grace_seconds=200.0, argv=()):
 
 def test_all_ranks_succeed(capfd):
     # One write a line: the ranks share the output.
-    told = "f\"{rank} {os.environ['WORLD_SIZE']} {os.environ['LOCAL_RANK']} {sys.argv[1]}\\n\""
-    assert launch(f"os.write(1, {told}.encode())", argv=["a=1"]) == 0
+    line = "f\"{rank} {os.environ['WORLD_SIZE']} {os.environ['LOCAL_RANK']} {sys.argv[1]}\\n\""
+    assert launch(f"os.write(1, {line}.encode())", argv=["a=1"]) == 0
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["0 2 0 a=1", "1 2 1 a=1"]
     assert err == ""
@@ -153,7 +153,7 @@ time.sleep(200)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ranks_that_a_forwarded_signal_stopped_have_said_so(tmp_path, capfd, signum, code):
+def test_nothing_is_printed_about_ranks_that_a_forwarded_signal_stopped(tmp_path, capfd, signum, code):
     body = f"""
 signal.signal({int(signum)}, lambda *_: sys.exit({code}))
 {SAY_READY}
@@ -184,7 +184,7 @@ time.sleep(200)
     assert capfd.readouterr().err == ""
 
 
-def test_after_a_forwarded_signal_what_does_not_end_is_killed_after_the_grace_period(tmp_path):
+def test_ranks_that_survive_a_forwarded_signal_are_killed_after_the_grace_period(tmp_path):
     body = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN if rank == 0 else lambda *_: sys.exit({Interrupted.exit_code}))
 {SAY_READY}

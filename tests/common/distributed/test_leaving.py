@@ -98,7 +98,7 @@ FLUSH = """torch.cuda.is_initialized = lambda: True
 
 
 @pytest.mark.parametrize(("code", "flushed"), [(0, ["profiled"]), (NOT_CONVERGED, ["profiled"]), (7, [])])
-def test_profilers_write_what_a_good_run_has_left_in_their_buffers(ended, code, flushed):
+def test_profilers_flush_their_buffers_after_a_successful_run(ended, code, flushed):
     process = ended(f"{FLUSH}{code}")
     assert process.returncode == code
     assert process.stdout.splitlines() == [*flushed, "an exit handler ran"]
@@ -113,7 +113,7 @@ def test_an_exception_is_shown_and_ends_with_1(ended, before):
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "said"),
+    ("how", "code", "stderr"),
     [
         ("sys.exit()", 0, ""),
         ("sys.exit(10)", 10, ""),
@@ -121,14 +121,14 @@ def test_an_exception_is_shown_and_ends_with_1(ended, before):
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     ],
 )
-def test_a_rank_that_is_told_to_exit_is_gone_as_well(ended, how, code, said):
+def test_a_rank_that_calls_exit_runs_its_exit_handlers(ended, how, code, stderr):
     process = ended(f"in_a_job(); {how}")
     assert process.returncode == code
     assert process.stdout.splitlines() == ["an exit handler ran"]
-    assert process.stderr.strip().endswith(said)
+    assert process.stderr.strip().endswith(stderr)
 
 
-def test_a_crash_says_where_it_happened(ended):
+def test_a_crash_prints_its_traceback(ended):
     process = ended("ctypes.string_at(0)")
     assert process.returncode < 0
     assert "Segmentation fault" in process.stderr

@@ -78,7 +78,7 @@ def test_a_recipes_evaluation_layout_rests_while_no_rank_only_evaluates():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["evaluation.ranks=1"], "evaluation.ranks=1: of the 1 ranks"),
         (["scale.gpus_per_node=4", "evaluation.ranks=4"], "at least 1 trains"),
@@ -90,7 +90,7 @@ def test_a_recipes_evaluation_layout_rests_while_no_rank_only_evaluates():
         (["scale.gpus_per_node=4", "evaluation.ranks=2", "layout.cp=4"], "does not divide 2 ranks"),
     ],
 )
-def test_impossible_roles_are_refused_by_name(overrides, told):
+def test_impossible_roles_are_refused_by_name(overrides, message):
     with pytest.raises(ConfigError) as refused:
         composed(*overrides)
-    assert told in str(refused.value)
+    assert message in str(refused.value)

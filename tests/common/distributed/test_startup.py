@@ -194,11 +194,11 @@ def test_slurm_tasks_that_see_all_gpus_take_one_each(one_visible_gpu):
 
 
 @pytest.mark.parametrize(
-    ("device", "asked", "threads"),
+    ("device", "value", "threads"),
     [("cpu", "3", 3), ("cpu", "5,2", 5), ("cpu", "", 4), ("cpu", "0", 4), ("cpu", "many", 4), ("cuda", "3", 4)],
 )
-def test_a_rank_on_the_cpu_has_the_threads_that_the_user_sets(monkeypatch, device, asked, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+def test_a_rank_on_the_cpu_has_the_threads_that_the_user_sets(monkeypatch, device, value, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     alone = find_rank_info({})
     assert startup._threads(alone, sharers=2, device=torch.device(device)) == threads

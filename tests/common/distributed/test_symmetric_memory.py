@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.distributed import one_machine, symmetric_memory
+from common.distributed import symmetric_memory
 from common.distributed.symmetric_memory import PeerMemory, attempt
 
 CPU = torch.device("cpu")
@@ -19,20 +19,20 @@ class Handle:
     def __init__(self) -> None:
         self.buffers = [torch.arange(SIZE, dtype=torch.uint8) + 64 * rank for rank in range(3)]
         self.buffer_ptrs = [buffer.data_ptr() for buffer in self.buffers]
-        self.said: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = []
 
     def get_buffer(self, rank: int, sizes: torch.Size, dtype: torch.dtype, storage_offset: int) -> Tensor:
         start = storage_offset * dtype.itemsize
         return self.buffers[rank][start : start + sizes.numel() * dtype.itemsize].view(dtype).view(sizes)
 
     def put_signal(self, dst_rank: int, channel: int) -> None:
-        self.said.append(("put", dst_rank, channel))
+        self.calls.append(("put", dst_rank, channel))
 
     def wait_signal(self, src_rank: int, channel: int) -> None:
-        self.said.append(("wait", src_rank, channel))
+        self.calls.append(("wait", src_rank, channel))
 
     def barrier(self, channel: int) -> None:
-        self.said.append(("barrier", channel))
+        self.calls.append(("barrier", channel))
 
 
 class Group:
@@ -70,7 +70,7 @@ def test_a_part_is_that_of_its_rank_from_its_byte_on(memory):
     [((65,), torch.uint8, 0), ((64,), torch.uint8, 1), ((1,), torch.int32, 2), ((1,), torch.uint8, -1)],
     ids=str,
 )
-def test_what_lies_outside_or_inside_an_element_is_refused(memory, shape, dtype, offset):
+def test_a_tensor_beyond_the_buffer_or_at_an_unaligned_offset_is_refused(memory, shape, dtype, offset):
     with pytest.raises(ValueError, match="of 64"):
         memory.tensor(0, shape, dtype, offset)
 
@@ -84,7 +84,7 @@ def test_signals_and_barriers_are_the_handles(memory, handle):
     memory.put_signal(2, 1)
     memory.wait_signal(0, 1)
     memory.barrier(3)
-    assert handle.said == [("put", 2, 1), ("wait", 0, 1), ("barrier", 3)]
+    assert handle.calls == [("put", 2, 1), ("wait", 0, 1), ("barrier", 3)]
 
 
 def test_closed_memory_is_not_used(memory):
@@ -99,10 +99,12 @@ def test_closed_memory_is_not_used(memory):
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the two other ranks say whenever all are asked."""
-    said: list[int] = []
-    monkeypatch.setattr(one_machine, "refusal", lambda group, device: None)
-    monkeypatch.setattr(one_machine, "gathered", lambda value, group, device: [said.pop(0), value, said.pop(0)])
-    return said
+    answers: list[int] = []
+    monkeypatch.setattr(symmetric_memory, "refusal", lambda group, device: None)
+    monkeypatch.setattr(
+        symmetric_memory, "gathered", lambda value, group, device: [answers.pop(0), value, answers.pop(0)]
+    )
+    return answers
 
 
 def test_buffers_are_mapped_once_all_ranks_have_one(handle, others, monkeypatch):
@@ -126,7 +128,7 @@ def test_no_rank_waits_for_one_that_lacks_memory(others, monkeypatch, lacks):
         PeerMemory.allocate(SIZE, Group(), CPU)
 
 
-def test_what_all_can_build_is_built(others):
+def test_an_object_that_all_ranks_can_build_is_built(others):
     others += [1, 1]
     assert attempt(lambda: "built", Group(), CPU) == ("built", "")
 
@@ -141,5 +143,5 @@ def test_where_one_cannot_no_rank_gets_it(others):
     assert attempt(lambda: "built", Group(), CPU) == (None, "another rank cannot map its neighbours' memory")
 
 
-def test_nothing_is_tried_where_it_is_known_not_to_work():
+def test_an_unsupported_device_is_refused_without_an_attempt():
     assert attempt(lambda: pytest.fail("was tried"), Group(), CPU) == (None, "it needs CUDA devices, not cpu")

@@ -115,7 +115,7 @@ def test_the_most_senders_that_fill_rows(evaluation_ranks, training_ranks_of_fir
     ("training_ranks", "evaluation_ranks", "senders"),
     [(2, 1, 1), (1, 2, 1), (2, 2, 2), pytest.param(2, 4, 2, marks=pytest.mark.slow)],
 )
-def test_every_evaluation_rank_receives_what_was_published(training_ranks, evaluation_ranks, senders, tmp_path):
+def test_every_evaluation_rank_receives_the_published_weights(training_ranks, evaluation_ranks, senders, tmp_path):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: the system chooses a free one
     world_size = training_ranks + evaluation_ranks
     arguments = (world_size, store.port, evaluation_ranks, senders, str(tmp_path))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.distributed.tensor_parallel.products import RowProduct
+from common.distributed.tensor_parallel.ranks import RowProduct
 from common.language.blocks import MlpHalf
 from common.language.decoder import HandwrittenDecoder
 from common.language.network import Decoder, DecoderBlock

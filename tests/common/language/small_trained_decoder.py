@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
-from common.language.architecture import LlamaArchitecture
+from common.distributed.context_parallel import ContextSplit
+from common.language.architecture import LlamaArchitecture, block_operations, choose_operations
 from common.language.decoder import HandwrittenDecoder
 from common.language.network import Decoder
-from common.language.operations import block_operations, choose_operations
 from common.ops.operation import REFERENCE
 
 SMALL = LlamaArchitecture(

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.language.architecture import LlamaArchitecture
+from common.language.architecture import LlamaArchitecture, TokenPositions
 from common.language.lora import LoraSettings, adapter_dropout
 from common.language.network import Decoder
-from common.language.tokens import TokenPlaces
 from tests.generators import generator_of
 
 SMALL = LlamaArchitecture(
@@ -129,9 +128,9 @@ def test_fresh_adapters_change_nothing() -> None:
     plain, adapted = Decoder(SMALL), Decoder(SMALL, lora=LoraSettings(4, 8.0, 0.5))
     plain.initialise(generator_of)
     adapted.initialise(generator_of)
-    places = TokenPlaces.whole(2, 19, torch.tensor(5))
-    assert torch.equal(plain.forward_logits(tokens()), adapted.forward_logits(tokens(), places))
-    adapted.forward_logits(tokens(), places).square().sum().backward()
+    positions = TokenPositions.whole(2, 19, torch.tensor(5))
+    assert torch.equal(plain.forward_logits(tokens()), adapted.forward_logits(tokens(), positions))
+    adapted.forward_logits(tokens(), positions).square().sum().backward()
     for block in adapted.blocks():
         assert block.qkv.lora_a.grad.count_nonzero() == 0
         assert block.qkv.lora_b.grad.count_nonzero() > 0
@@ -142,8 +141,8 @@ def test_dropout_is_on_the_adapters_input_alone() -> None:
     lora = LoraSettings(4, 8.0, 0.25)
     block = small(lora, torch.float64).blocks()[0]
     x = torch.randn(5, SMALL.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    seeds = [TokenPlaces.whole(1, 5, torch.tensor(seed)) for seed in range(400)]
-    outputs = torch.stack([block.qkv(x, adapter_dropout(lora, 0, places)) for places in seeds])
+    seeds = [TokenPositions.whole(1, 5, torch.tensor(seed)) for seed in range(400)]
+    outputs = torch.stack([block.qkv(x, adapter_dropout(lora, 0, positions)) for positions in seeds])
     assert torch.equal(outputs[7], block.qkv(x, adapter_dropout(lora, 0, seeds[7])))
     assert not torch.equal(outputs[7], outputs[8])
     deviation = outputs.std(0) / math.sqrt(len(seeds))

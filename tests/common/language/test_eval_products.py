@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.language.architecture import TokenPositions
 from common.language.decoder import product_of
+from common.language.fp8_products import Fp8TrainedProduct
 from common.language.network import Decoder
-from common.language.products import Shared
-from common.language.scales import Scales, WeightCasts
-from common.language.tokens import TokenPlaces
-from common.language.trained_products import Fp8TrainedProduct
-from common.nn.scratch import Scratch
+from common.language.products import Scales, Scratch, Shared, WeightCasts
 from tests.common.language.small_trained_decoder import CPU, LENGTH, ROWS, SMALL, error, trained
 from tests.counted_transposes import counted_transposes
 from tests.generators import generator_of
@@ -31,7 +29,7 @@ class Network:
     def hidden(self, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(SMALL.vocabulary, (ROWS, LENGTH), generator=generator)
-        return self.halves.hidden_states(tokens, TokenPlaces.whole(ROWS, LENGTH))
+        return self.halves.hidden_states(tokens, TokenPositions.whole(ROWS, LENGTH))
 
     def step(self, *seeds: int, prepared: bool = False) -> dict[str, Tensor]:
         """Passes over micro-batches, before the first of which weights may be cast as graphs of chunks want it;

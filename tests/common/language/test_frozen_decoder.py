@@ -11,19 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
+from common.distributed.context_parallel import ContextSplit
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
-from common.language.architecture import LlamaArchitecture
+from common.language.architecture import Gradients, LlamaArchitecture, TokenPositions, choose_operations
 from common.language.blocks import AttentionHalf, NormPasses
 from common.language.decoder import IN_FP8, HandwrittenDecoder
-from common.language.frozen_products import Fp8FrozenProduct, FrozenWeight, check_fp8, load_frozen
+from common.language.fp8_products import Fp8FrozenProduct, FrozenWeight, check_fp8, load_frozen
 from common.language.lora import LoraSettings
 from common.language.memory import KEPT, TRANSPOSED, FrozenWorkspace, plan
 from common.language.network import Decoder
-from common.language.operations import Gradients, choose_operations
 from common.language.products import Product
-from common.language.tokens import TokenPlaces
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, cast_reference
 from common.ops.row_norm import Normed
 from tests.common.language.fp8_operands import noted, take
@@ -72,8 +70,8 @@ def tokens() -> Tensor:
 
 def losses(network: Decoder | HandwrittenDecoder, decoder: Decoder, seed: int | None = 5) -> Tensor:
     given = tokens()
-    places = TokenPlaces.whole(ROWS, LENGTH, None if seed is None else torch.tensor(seed))
-    hidden = network.hidden_states(given[:, :-1], places)
+    positions = TokenPositions.whole(ROWS, LENGTH, None if seed is None else torch.tensor(seed))
+    hidden = network.hidden_states(given[:, :-1], positions)
     return next_token_loss(hidden, decoder.head.weight, given[:, 1:].flatten(), decoder.parallel, chunk=24)
 
 
@@ -184,7 +182,7 @@ def test_resting_scales_rest() -> None:
 
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("recomputed_qkv", [0, 1])
-def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int) -> None:
+def test_layers_keep_the_planned_bytes(fp8: bool, recomputed_qkv: int) -> None:
     """All that the graph holds beyond the weights, by memory and not by tensor: nobody keeps a product's input."""
     frozen = built(torch.bfloat16, fp8, recomputed_qkv)
     workspace = FrozenWorkspace(
@@ -202,9 +200,9 @@ def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int) -> None:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    places = TokenPlaces.whole(ROWS, LENGTH, torch.tensor(5))
+    positions = TokenPositions.whole(ROWS, LENGTH, torch.tensor(5))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        frozen.hidden_states(tokens()[:, :-1], places)
+        frozen.hidden_states(tokens()[:, :-1], positions)
     planned = ARCHITECTURE.layers * workspace.layer() - recomputed_qkv * workspace.qkv()
     last_norm = ROWS * LENGTH * (ARCHITECTURE.hidden * 2 + 4)
     lse = ARCHITECTURE.layers * ROWS * LENGTH * ARCHITECTURE.heads * 4  # kept beside what autograd saves
@@ -256,23 +254,23 @@ def test_room_that_is_left_takes_transposed_weights() -> None:
     assert plan(in_half, H200, None, None).transposed == 0
 
 
-def test_ranks_that_share_layers_have_room_for_the_tokens_that_they_move() -> None:
+def test_the_plan_counts_buffers_for_exchanged_tokens() -> None:
     """The residual stream of all tokens, twice, in 16 bits."""
     layers = dataclasses.replace(WHOLE, ranks=2, eval_tokens=16_384, alone=False)
     rows = dataclasses.replace(layers, ranks=1)
     assert layers.reserved() - rows.reserved() == 2 * 16_384 * 8192 * 2
 
 
-def test_a_rank_that_only_evaluates_needs_no_room_for_training() -> None:
+def test_the_plan_of_an_evaluation_rank_has_no_training_memory() -> None:
     """Weights, adapters in bf16, scratch of 2 * 28,672 columns and of a transposed weight, the forward pass, 5 GB."""
     training = dataclasses.replace(WHOLE, alone=False)
     evaluating = dataclasses.replace(training, tokens=0, eval_tokens=8192)
     with pytest.raises(ConfigError, match=r"use model\.recomputed_qkv=auto"):
         plan(training, H100, None, 0)
     found = plan(evaluating, H100, None, 0)
-    hidden, qkv, wide = 8192 * 8192 * 2, 8192 * 10_240 * 2, 8192 * 28_672
-    forward = 4 * hidden + 2 * qkv + hidden + wide + 2048 * 32_000 * 8
-    by_hand = 69.5e9 + 44_564_480 * 2 + (4 * wide + 2 * 28_672 * 8192) + forward + 5e9
+    hidden, qkv, mlp = 8192 * 8192 * 2, 8192 * 10_240 * 2, 8192 * 28_672
+    forward = 4 * hidden + 2 * qkv + hidden + mlp + 2048 * 32_000 * 8
+    by_hand = 69.5e9 + 44_564_480 * 2 + (4 * mlp + 2 * 28_672 * 8192) + forward + 5e9
     assert found.total == pytest.approx(by_hand, rel=0.001)
     assert (found.parts[KEPT], found.parts["transients"], found.recomputed) == (0, 0, 0)
     with pytest.raises(ConfigError, match=r"use model\.linear=fp8, a smaller reader\.eval_rows, .* evaluation\.layout"):

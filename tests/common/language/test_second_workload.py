@@ -17,8 +17,7 @@ from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.language.architecture import GELU_MLP, LAYER_1P, Activation, LlamaArchitecture, NormKind
 from common.language.network import Building
-from common.language.pretraining import Pretraining
-from common.language.rows import RowFacts
+from common.language.pretraining import Pretraining, RowFacts
 from common.optim.learning_rate import constant
 
 

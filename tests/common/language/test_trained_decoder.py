@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UnsupportedImplementation
+from common.language.architecture import TokenPositions
 from common.language.decoder import HandwrittenDecoder, product_of
+from common.language.fp8_products import Fp8TrainedProduct
 from common.language.head import UntiedHead
 from common.language.network import Decoder
-from common.language.products import Shared
-from common.language.scales import WeightCasts
-from common.language.tokens import TokenPlaces
-from common.language.trained_products import Fp8TrainedProduct
-from common.nn.scratch import Scratch
+from common.language.products import Scratch, Shared, WeightCasts
 from common.ops import cross_entropy
 from common.ops.fp8_cast.reference import widen_fp8
 from tests.common.language.small_trained_decoder import CPU, LENGTH, ROWS, SMALL, error, trained
@@ -46,7 +44,7 @@ def rows(seed: int) -> Tensor:
 def loss(network: Decoder | HandwrittenDecoder, model: Decoder, seed: int = 1) -> Tensor:
     head = UntiedHead(model.head.weight, cross_entropy.CROSS_ENTROPY.reference, 20)
     given = rows(seed)
-    hidden = network.hidden_states(given[:, :-1], TokenPlaces.whole(ROWS, LENGTH))
+    hidden = network.hidden_states(given[:, :-1], TokenPositions.whole(ROWS, LENGTH))
     return head.summed_loss(hidden, given[:, 1:].flatten(), 1.0 / (ROWS * LENGTH))
 
 
@@ -106,14 +104,14 @@ def test_weights_may_come_as_late_as_just_before_their_reader(linear: str, dtype
     assert read == ["embedding", *(f"layer {index}" for index in range(SMALL.layers)), "norm and head"]
 
 
-def test_every_weight_says_once_that_its_gradient_is_there() -> None:
+def test_the_gradient_hook_of_every_weight_runs_once() -> None:
     ours = decoder()
-    halves, heard = trained(ours, recomputed_mlp=1), []
+    halves, complete = trained(ours, recomputed_mlp=1), []
     for name, parameter in ours.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: heard.append(name))
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: complete.append(name))
     loss(halves, ours).backward()
-    assert sorted(heard) == sorted(name for name, _ in ours.named_parameters())
-    of_layers = [int(name.split(".")[1]) for name in heard if name.startswith("layers.")]
+    assert sorted(complete) == sorted(name for name, _ in ours.named_parameters())
+    of_layers = [int(name.split(".")[1]) for name in complete if name.startswith("layers.")]
     assert of_layers == sorted(of_layers, reverse=True), "the last layer comes first"
 
 
@@ -138,7 +136,7 @@ def test_fp8_follows_the_exact_gradients(recomputed: int) -> None:
     assert sum(errors.values()) / len(errors) < 0.25, errors
 
 
-def test_what_is_made_again_in_fp8_is_what_was_there() -> None:
+def test_fp8_recomputation_equals_the_first_computation() -> None:
     one, other = decoder(torch.bfloat16), decoder(torch.bfloat16)
     for model, recomputed in ((one, 0), (other, 3)):
         halves = trained(model, "fp8", recomputed_mlp=recomputed)

@@ -26,11 +26,11 @@ def test_bytes_of_a_weight_in_training(masters: int, shards: int, bytes_each: fl
     assert dataclasses.replace(work, tokens=0).state() == 8_030_261_248 * 2
 
 
-def test_gradients_in_fp32_take_two_bytes_more_of_a_weight_and_of_what_the_head_adds_up() -> None:
-    wide = dataclasses.replace(WHOLE, gradient_bytes=4)
-    assert wide.state() - WHOLE.state() == 8_030_261_248 * 2
-    assert wide.transient() - WHOLE.transient() == 128_256 * 4096 * 2
-    over_eight = dataclasses.replace(wide, shards=8)
+def test_fp32_gradients_take_two_bytes_more_per_weight_and_per_element_of_the_head() -> None:
+    fp32_gradients = dataclasses.replace(WHOLE, gradient_bytes=4)
+    assert fp32_gradients.state() - WHOLE.state() == 8_030_261_248 * 2
+    assert fp32_gradients.transient() - WHOLE.transient() == 128_256 * 4096 * 2
+    over_eight = dataclasses.replace(fp32_gradients, shards=8)
     assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
 
 
@@ -39,8 +39,8 @@ def test_a_head_that_ranks_share_adds_up_in_fp32_and_hands_on_the_gradients_dtyp
     two, words = dataclasses.replace(WHOLE, ranks=2, alone=False), 128_256 // 2
     streams = (5 * 4096 + 2 * 8192) * 4096 * 2
     assert two.transient() == streams + 2048 * words * 6 + words * 4096 * (4 + 2)
-    wide = dataclasses.replace(two, gradient_bytes=4)
-    assert wide.transient() == streams + 2048 * words * 6 + words * 4096 * 4
+    fp32_gradients = dataclasses.replace(two, gradient_bytes=4)
+    assert fp32_gradients.transient() == streams + 2048 * words * 6 + words * 4096 * 4
 
 
 def test_passes_with_graphs_of_their_own_share_no_transients() -> None:
@@ -91,7 +91,7 @@ def test_ranks_of_tp_share_all_but_norms() -> None:
     assert plan(two, H100, None, 0).recomputed == 0
 
 
-def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
+def test_a_plan_that_does_not_fit_names_the_missing_bytes_and_a_remedy() -> None:
     with pytest.raises(ConfigError, match=r"GB are missing; use optimizer\.masters=remainder"):
         plan(dataclasses.replace(WHOLE, master_bytes=4, fp8=True), H200, None, 0)
     with pytest.raises(ConfigError, match="are missing"):
@@ -99,9 +99,9 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
 
 
 def test_a_plan_tells_its_parts() -> None:
-    told = plan(dataclasses.replace(WHOLE, fp8=True), H200, 5, 0).in_words()
+    words = plan(dataclasses.replace(WHOLE, fp8=True), H200, 5, 0).in_words()
     for part in ("weights in FP8 7.0", "weights, gradients and optimizer 112.4", "5 layers compute gate and up again"):
-        assert part in told
+        assert part in words
 
 
 def test_ranks_that_evaluate_in_fp8_have_weights_in_fp8() -> None:

@@ -355,7 +355,7 @@ def save(path: Path, state: object) -> Path:
 
 @pytest.mark.parametrize("input_channels", [3, 4])
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_file_of_torchvision_is_loaded_without_what_the_trunk_has_not(
+def test_a_torchvision_file_is_loaded_without_the_classifier_and_further_stages(
     tmp_path: Path, input_channels: int, legacy: bool
 ) -> None:
     theirs = ResNet(BasicBlock, [1, 1, 1, 1])

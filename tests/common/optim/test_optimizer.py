@@ -156,14 +156,6 @@ def test_state_that_does_not_fit_is_named_and_changes_nothing(damage, message):
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(optimizer, *model.parameters()), strict=True))
 
 
-def test_reset_masters_takes_the_weights_of_the_model():
-    model = model_of(0)
-    optimizer = optimizer_of(model)
-    model.load_state_dict(model_of(4).state_dict())
-    optimizer.reset_masters()
-    assert torch.equal(optimizer.state_dict()["masters"]["0.weight"], model[0].weight.detach().float())
-
-
 def test_a_parameter_is_listed_once():
     weight = parameter(2)
     with pytest.raises(ValueError, match="same parameter"):

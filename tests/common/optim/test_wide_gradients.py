@@ -14,10 +14,8 @@ from common.config.schema import OptimizerConfig
 from common.distributed.layout import Layout
 from common.language.decoder import product_of
 from common.language.movement import STAYING
-from common.language.products import HalfProduct, Shared
-from common.language.scales import WeightCasts
+from common.language.products import HalfProduct, Scratch, Shared, WeightCasts
 from common.nn import main_gradient
-from common.nn.scratch import Scratch
 from common.ops.fp8_cast.reference import Fp8Tensor, widen_fp8
 from common.optim.adaptive import LAMB, Adagrad, Adam, AdamW
 from common.optim.buffers import FlatBuffer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_split import TensorSplit
 from common.nn.frozen import mark_frozen
 from common.optim.adaptive import AdamW
 from common.optim.optimizer import Optimizer, ParameterGroup
@@ -47,7 +47,7 @@ def whole(name: str, purpose: object) -> Tensor:
 
 
 def part(name: str, full: Tensor, layout: Layout) -> Tensor:
-    """This rank's part of a whole tensor, computed without :class:`Split`."""
+    """This rank's part of a whole tensor, computed without :class:`TensorSplit`."""
     ranks, index = layout.size("tp"), layout.index("tp")
     if name in ("qkv", "seen", "base"):
         return torch.cat([section.chunk(ranks)[index] for section in full.split(HEADS)])
@@ -63,11 +63,11 @@ def padded_words(ranks: int) -> int:
     return -(-WORDS // (3 * ranks)) * 3 * ranks
 
 
-def splits(layout: Layout) -> dict[str, Split]:
+def splits(layout: Layout) -> dict[str, TensorSplit]:
     """As a workload declares them, including those of the frozen tensor."""
-    by_heads = {name: Split.over_tp(layout, SHAPES[name], 0, HEADS) for name in ("qkv", "seen", "base")}
-    by_rows = Split.over_tp(layout, (padded_words(layout.size("tp")), 3), kept=WORDS)
-    return {**by_heads, "output": Split.over_tp(layout, SHAPES["output"], 1), "words": by_rows}
+    by_heads = {name: TensorSplit.over_tp(layout, SHAPES[name], 0, HEADS) for name in ("qkv", "seen", "base")}
+    by_rows = TensorSplit.over_tp(layout, (padded_words(layout.size("tp")), 3), kept=WORDS)
+    return {**by_heads, "output": TensorSplit.over_tp(layout, SHAPES["output"], 1), "words": by_rows}
 
 
 class Trainee:

@@ -13,7 +13,7 @@ from benchmarks import WORKLOADS
 from common import cli
 from common.config.schema import RunConfig
 from common.distributed.layout import Layout
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_split import TensorSplit
 from common.optim.optimizer import ParameterGroup
 from tests import toy
 from tests.toy.workload import CosmoFlow
@@ -37,7 +37,7 @@ class SumOverRanks(torch.autograd.Function):
 class SplitRegression(nn.Module):
     """The toy's network, whose hidden units are split over the ranks."""
 
-    def __init__(self, whole: nn.Module, splits: Mapping[str, Split], group: dist.ProcessGroup | None) -> None:
+    def __init__(self, whole: nn.Module, splits: Mapping[str, TensorSplit], group: dist.ProcessGroup | None) -> None:
         super().__init__()
         self.hidden, self.output, self.group = whole.hidden, whole.output, group
         for name, split in splits.items():
@@ -63,12 +63,12 @@ class SplitToy(CosmoFlow):
         bias = {"output.bias": named.pop("output.bias")}
         return [ParameterGroup(named), ParameterGroup(bias, replicated_over=("tp",))]
 
-    def tensor_splits(self) -> dict[str, Split]:
+    def tensor_splits(self) -> dict[str, TensorSplit]:
         width, voxels, parameters = self.own.model.width, self.own.facts.size**3, self.own.facts.parameters
         return {
-            "hidden.weight": Split.over_tp(self.layout, (width, voxels)),
-            "hidden.bias": Split.over_tp(self.layout, (width,)),
-            "output.weight": Split.over_tp(self.layout, (parameters, width), 1),
+            "hidden.weight": TensorSplit.over_tp(self.layout, (width, voxels)),
+            "hidden.bias": TensorSplit.over_tp(self.layout, (width,)),
+            "output.weight": TensorSplit.over_tp(self.layout, (parameters, width), 1),
         }
 
 

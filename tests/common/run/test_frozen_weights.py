@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from common.contract.evaluation import Weights
 from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_split import TensorSplit
 from common.errors import CheckpointError
 from common.evaluation.forward import evaluating
 from common.nn.frozen import frozen_names, mark_frozen
@@ -117,7 +117,7 @@ def test_a_group_with_a_frozen_parameter_is_an_error():
 
 def test_a_split_parameter_under_another_name_is_an_error():
     workload = Adapted()
-    split = {"0.adapter": Split.over_tp(Layout(), (3, 3))}
+    split = {"0.adapter": TensorSplit.over_tp(Layout(), (3, 3))}
     workload.tensor_splits = lambda: split  # type: ignore[method-assign]
     workload.build_step()
     workload.parameter_groups = lambda: [ParameterGroup({"mine": workload.model[0].adapter})]  # type: ignore[method-assign]

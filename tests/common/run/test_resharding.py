@@ -26,7 +26,7 @@ from resharding_ranks import run_rank as run
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.distributed.tensor_split import Split, without_padding
+from common.distributed.tensor_split import TensorSplit, without_padding
 from common.errors import CheckpointError, ConfigError
 from common.run import checkpoint
 from common.run.checkpoint import Progress
@@ -83,7 +83,7 @@ def test_one_rank_resumes_every_layout(folder, saved):
 def test_a_tensor_of_another_shape_is_an_error(folder):
     trainee = Trainee(Layout())
     content = checkpoint.read(folder_of(folder, "tp2"), {}, Layout())
-    wider = splits(Layout()) | {"output": Split.over_tp(Layout(), (5, 32), 1)}
+    wider = splits(Layout()) | {"output": TensorSplit.over_tp(Layout(), (5, 32), 1)}
     with pytest.raises(CheckpointError, match=r"another model: output has the shape \(5, 16\), \(5, 32\) are expected"):
         checkpoint.restore(content, trainee.model, (trainee.optimizer,), Layout(), base="digest", splits=wider)
 
@@ -93,7 +93,7 @@ def test_a_tensor_of_another_shape_is_an_error(folder):
     [("missing", "'missing' is declared .* no such tensor"), ("norm", r"'norm' .* \(28, 6\); .* \(7,\)")],
 )
 def test_a_split_that_does_not_fit_the_model_is_an_error(tmp_path, name, words):
-    split = Split.over_tp(Layout(), SHAPES["qkv"])
+    split = TensorSplit.over_tp(Layout(), SHAPES["qkv"])
     with pytest.raises(ValueError, match=words):
         checkpoint.save(tmp_path, Progress(1), 7, {}, Trainee(Layout()).model, (), Layout(), splits={name: split})
 
@@ -109,14 +109,14 @@ class Shortened:
 
 
 def test_an_optimizer_state_of_another_shape_is_an_error(tmp_path):
-    split = {"weight": Split.over_tp(Layout(), (4, 3))}
+    split = {"weight": TensorSplit.over_tp(Layout(), (4, 3))}
     model = nn.Linear(3, 4, bias=False)
     with pytest.raises(ValueError, match=r"'weight': \(4,\) where \(4, 3\) are split"):
         checkpoint.save(tmp_path, Progress(1), 7, {}, model, (Shortened(),), Layout(), splits=split)
 
 
 def test_another_number_of_rows_without_padding_is_an_error(folder):
-    more = splits(Layout()) | {"words": Split.over_tp(Layout(), (12, 3), kept=WORDS + 1)}
+    more = splits(Layout()) | {"words": TensorSplit.over_tp(Layout(), (12, 3), kept=WORDS + 1)}
     content = checkpoint.read(folder_of(folder, "tp4"), {}, Layout())
     trainee = Trainee(Layout())
     with pytest.raises(CheckpointError, match=r"another model: words has the shape \(10, 3\), \(11, 3\) are expected"):
@@ -126,11 +126,11 @@ def test_another_number_of_rows_without_padding_is_an_error(folder):
 @pytest.mark.parametrize("kept", [0, 5])
 def test_an_impossible_number_of_kept_rows_is_an_error(kept):
     with pytest.raises(ValueError, match=f"{kept} rows of 4 cannot be kept"):
-        Split.over_tp(Layout(), (4, 3), kept=kept)
+        TensorSplit.over_tp(Layout(), (4, 3), kept=kept)
 
 
 def test_padding_is_added_and_removed():
-    split = Split.over_tp(Layout({"tp": 2}, 1), (8, 3), kept=5)
+    split = TensorSplit.over_tp(Layout({"tp": 2}, 1), (8, 3), kept=5)
     kept = torch.arange(1.0, 16.0).view(5, 3)
     full = split.padded(kept)
     assert torch.equal(full, torch.cat([kept, torch.zeros(3, 3)]))
@@ -142,7 +142,7 @@ def test_padding_is_added_and_removed():
 
 
 def test_each_section_is_split_over_the_ranks():
-    split = Split.over_tp(Layout({"tp": 2}, 1), (28, 6), 0, HEADS)
+    split = TensorSplit.over_tp(Layout({"tp": 2}, 1), (28, 6), 0, HEADS)
     assert split.pieces == (((0, 8), (16, 18), (20, 24)), ((8, 16), (18, 20), (24, 28)))
     assert split.local_shape == (14, 6)
     full = whole("qkv", "any")
@@ -159,7 +159,7 @@ def test_each_section_is_split_over_the_ranks():
 )
 def test_impossible_sections_are_an_error(sections, words):
     with pytest.raises((ValueError, ConfigError), match=words):
-        Split.over_tp(Layout({"tp": 4}), (28, 6), 0, sections)
+        TensorSplit.over_tp(Layout({"tp": 4}), (28, 6), 0, sections)
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_impossible_sections_are_an_error(sections, words):
 )
 def test_pieces_that_do_not_cover_all_rows_equally_are_an_error(pieces, words):
     with pytest.raises(ValueError, match=words):
-        Split((4,), 0, pieces, 0)
+        TensorSplit((4,), 0, pieces, 0)

@@ -46,7 +46,7 @@ def weights() -> dict[str, Tensor]:
     }
 
 
-def lane(number: int) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and labels (B, S) and the dropout's seed of a micro-batch; some labels are not scored."""
     generator = torch.Generator().manual_seed(100 + number)
     tokens_BS = torch.randint(0, SIZES.vocabulary, (B, S), generator=generator, dtype=torch.int32)
@@ -98,7 +98,7 @@ def hidden(w: dict[str, Tensor], tokens_BS: Tensor, seed: Tensor) -> Tensor:
 
 def micro_batch(w: dict[str, Tensor], number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean loss, losses (B, S) and hidden vectors (B, S, E)."""
-    tokens_BS, labels_BS, seed = lane(number)
+    tokens_BS, labels_BS, seed = inputs(number)
     hidden_TE = hidden(w, tokens_BS, seed)
     losses_T = F.cross_entropy(
         hidden_TE @ w["head.weight"].t(), labels_BS.flatten().long(), ignore_index=-1, reduction="none"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.distributed.context_parallel.split import ContextSplit, attention
+from common.distributed.context_parallel import ContextSplit, attention
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 
@@ -22,8 +22,8 @@ def test_a_rank_has_an_early_and_a_late_chunk():
     assert ContextSplit.from_layout(Layout({"cp": 2}, 0), 16).positions().tolist() == [0, 1, 2, 3, 12, 13, 14, 15]
     assert split.positions().dtype == torch.int64
     rows = torch.arange(32).view(2, 16)
-    assert torch.equal(split.deal(rows), rows[:, 4:12])
-    assert torch.equal(split.deal(rows.t(), 0), rows[:, 4:12].t())
+    assert torch.equal(split.own_tokens(rows), rows[:, 4:12])
+    assert torch.equal(split.own_tokens(rows.t(), 0), rows[:, 4:12].t())
 
 
 def test_every_rank_has_as_many_pairs_of_query_and_key():

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.distributed.tensor_parallel.cross_entropy import head_loss, next_token_loss, scale_rows
 from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.vocabulary import next_token_loss
 
 T, E, V = 21, 8, 50
 ALONE = TensorParallel()
@@ -43,17 +43,6 @@ def test_losses_and_gradients_do_not_depend_on_chunks(chunk, learns):
     gradients = [torch.autograd.grad(losses @ dlosses_T, leaves) for losses in (found, wanted)]
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-
-
-def test_without_autograd_rows_times_the_losses_gradient_are_the_gradient():
-    hidden_TE, head_VE, labels_T, dlosses_T = tensors()
-    losses_T, rows_TE = head_loss(hidden_TE, head_VE, labels_T, ALONE, 4)
-    assert rows_TE is not None
-    wanted_T = plain(hidden_TE.requires_grad_(), head_VE, labels_T)
-    (gradient,) = torch.autograd.grad(wanted_T @ dlosses_T, [hidden_TE])
-    torch.testing.assert_close(losses_T, wanted_T.detach(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(scale_rows(rows_TE, dlosses_T, ALONE), gradient, rtol=0, atol=1e-12)
-    assert head_loss(hidden_TE, head_VE, labels_T, ALONE, 4, gradient=False)[1] is None
 
 
 @pytest.mark.parametrize("learns", [False, True])
@@ -104,7 +93,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("learns", [False, True])
-def test_the_logits_of_all_tokens_are_never_there_at_once(learns):
+def test_the_largest_tensor_of_the_loss_has_the_logits_of_one_chunk(learns):
     hidden_TE, head_VE, labels_T, _ = tensors()
     head_VE.requires_grad_(learns)
     with Largest() as largest:
@@ -115,6 +104,6 @@ def test_the_logits_of_all_tokens_are_never_there_at_once(learns):
 def test_labels_and_chunks_are_checked():
     hidden_TE, head_VE, labels_T, _ = tensors()
     with pytest.raises(ValueError, match=r"labels \(20,\) for 21 tokens"):
-        next_token_loss(hidden_TE, head_VE, labels_T[1:], ALONE)
+        next_token_loss(hidden_TE, head_VE, labels_T[1:], ALONE, 4)
     with pytest.raises(ValueError, match="chunk=0"):
         next_token_loss(hidden_TE, head_VE, labels_T, ALONE, 0)

@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.distributed.symmetric_memory import PeerMemory
 from common.distributed.tensor_parallel import overlap
 from common.distributed.tensor_parallel.overlap import Slot, SymmetricMemoryProducts
-from common.distributed.tensor_parallel.products import SCALE_STRIDE
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import SCALE_STRIDE, TensorParallel
 
 TOKENS, INPUTS, OUTPUTS = 12, 4, 5
 CPU = torch.device("cpu")

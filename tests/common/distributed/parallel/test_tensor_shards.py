@@ -10,12 +10,12 @@ from common.distributed.tensor_parallel.layers import (
     Adapter,
     ColumnParallelLinear,
     RowParallelLinear,
-    VocabularyParallelEmbedding,
     partial_parameters,
 )
 from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel, gate_up_parts, qkv_parts
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_parallel.vocabulary import VocabularyParallelEmbedding
+from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError, UnsupportedImplementation
 
 HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, FEED_FORWARD, VOCABULARY = 3, 4, 2, 2, 6, 10
@@ -25,11 +25,11 @@ ADAPTER = Adapter(5, 4.0)
 pytestmark = pytest.mark.usefixtures("groups_are_their_ranks")
 
 
-def place(index: int, size: int = 2) -> TensorParallel:
+def rank_of_tp(index: int, size: int = 2) -> TensorParallel:
     return TensorParallel.from_layout(Layout({"tp": size}, index))
 
 
-def splits(parallel: TensorParallel) -> dict[str, Split]:
+def splits(parallel: TensorParallel) -> dict[str, TensorSplit]:
     """How the layers of a decoder say that the ranks share them."""
     layers: dict[str, torch.nn.Module] = {
         "qkv": ColumnParallelLinear(HIDDEN, qkv_parts(HEADS, KV_HEADS, HEAD_SIZE, parallel), parallel, adapter=ADAPTER),
@@ -58,7 +58,7 @@ ROWS_OF_RANK_1 = {
 def test_a_rank_has_whole_heads_and_matching_pieces(name, dtype):
     dim, indices, shape = ROWS_OF_RANK_1[name]
     full = torch.arange(shape[0] * shape[1]).view(shape).float().to(dtype)
-    local = splits(place(1))[name].local_of(full)
+    local = splits(rank_of_tp(1))[name].local_of(full)
     assert torch.equal(local.float(), full.float().index_select(dim, torch.tensor(indices)))
     assert local.untyped_storage().data_ptr() != full.untyped_storage().data_ptr()
 
@@ -66,16 +66,16 @@ def test_a_rank_has_whole_heads_and_matching_pieces(name, dtype):
 @pytest.mark.parametrize("name", ROWS_OF_RANK_1)
 def test_the_parts_of_all_ranks_make_the_whole(name):
     full = torch.randn(ROWS_OF_RANK_1[name][2])
-    both = [splits(place(index))[name] for index in range(2)]
+    both = [splits(rank_of_tp(index))[name] for index in range(2)]
     assert torch.equal(both[0].full_of([split.local_of(full) for split in both]), full)
 
 
-def test_what_every_rank_has_whole_is_not_split():
-    assert splits(place(1)).keys() == ROWS_OF_RANK_1.keys()
+def test_only_sharded_parameters_have_a_split():
+    assert splits(rank_of_tp(1)).keys() == ROWS_OF_RANK_1.keys()
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda p: qkv_parts(4, 2, 16, p), "layout.tp=4 does not divide the 2 key/value heads"),
         (lambda p: qkv_parts(6, 4, 16, p), "layout.tp=4 does not divide the 6 query heads"),
@@ -85,23 +85,23 @@ def test_what_every_rank_has_whole_is_not_split():
         (lambda p: VocabularyParallelEmbedding(10, 3, p), "layout.tp=4 does not divide 10"),
     ],
 )
-def test_what_cannot_be_dealt_is_an_error_of_the_layout(make, says):
-    with pytest.raises(ConfigError, match=says):
-        make(place(0, 4))
+def test_sizes_that_the_ranks_do_not_divide_are_an_error_of_the_layout(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make(rank_of_tp(0, 4))
 
 
 def test_tensors_of_another_shape_are_refused():
-    split = Split.sharded((4, 3), 0, (4,), 2, 0)
+    split = TensorSplit.sharded((4, 3), 0, (4,), 2, 0)
     with pytest.raises(ValueError, match=r"a tensor \(3, 4\) where \(4, 3\) is split"):
         split.local_of(torch.zeros(3, 4))
     with pytest.raises(ValueError, match=r"where 2 of \(2, 3\) make one"):
         split.full_of([torch.zeros(2, 3)])
     with pytest.raises(ValueError, match="5 tokens cannot be sharded evenly over 2 ranks"):
-        place(0).own_tokens(torch.zeros(5, 2))
+        rank_of_tp(0).own_tokens(torch.zeros(5, 2))
 
 
 def test_layers_say_whose_gradients_are_parts_of_a_sum():
-    parallel, adapter = place(1), Adapter(2, 4.0)
+    parallel, adapter = rank_of_tp(1), Adapter(2, 4.0)
     model = torch.nn.ModuleDict(
         {
             "qkv": ColumnParallelLinear(3, (8, 4, 4), parallel, adapter=adapter, bias=True),
@@ -138,8 +138,8 @@ def test_a_frozen_weight_keeps_no_input(layer):
 def test_without_gpus_that_map_each_others_memory_tokens_move_by_collectives():
     device = torch.device("cpu")
     assert build_products(TensorParallel(), device).name == "collective"
-    assert build_products(place(0), device).name == "collective"
+    assert build_products(rank_of_tp(0), device).name == "collective"
     with pytest.raises(UnsupportedImplementation, match="'symmetric_memory' cannot be used: it needs CUDA devices"):
-        build_products(place(0), device, "symmetric_memory")
+        build_products(rank_of_tp(0), device, "symmetric_memory")
     with pytest.raises(UnsupportedImplementation, match="choose one of auto, symmetric_memory, collective"):
-        build_products(place(0), device, "pigeon")
+        build_products(rank_of_tp(0), device, "pigeon")

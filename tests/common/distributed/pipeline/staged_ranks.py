@@ -1,4 +1,4 @@
-"""Residual blocks between a tied embedding and head, dealt to stages, and what each rank finds of their training.
+"""Residual blocks between a tied embedding and head, divided into stages, and what each rank finds of their training.
 
 B rows of a micro-batch, S tokens of a row, V words, E features.
 """
@@ -230,9 +230,9 @@ class Trainee:
     def save(self, folder: Path) -> None:
         checkpoint.save(folder, Progress(SAVED_AFTER), 7, SETTINGS, self.model, (self.optimizer,), self.layout)
 
-    def load(self, place: Path) -> None:
+    def load(self, path: Path) -> None:
         checkpoint.restore(
-            checkpoint.read(place, SETTINGS, self.layout), self.model, (self.optimizer,), self.layout
+            checkpoint.read(path, SETTINGS, self.layout), self.model, (self.optimizer,), self.layout
         )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def test_a_worked_case():
 
 
 @pytest.mark.parametrize(("p", "v", "m"), TRIPLES)
-def test_every_unit_once_and_each_after_what_it_needs(p, v, m):
+def test_every_unit_runs_once_and_after_its_inputs(p, v, m):
     done: set[tuple[int, Unit]] = set()
     timing = simulate(p, v, m)
     events = sorted((time, rank, unit) for rank, units in enumerate(timing.started) for unit, time in units)
@@ -304,16 +304,16 @@ NUMBERS = [
 def test_a_slot_is_one_micro_batchs_until_its_backward_pass_and_none_is_spare(p, v, m):
     for rank in range(p):
         units = order(rank, p, v, m)
-        places, counts = slots(units), slots_of_chunks(units)
+        slot_of, counts = slots(units), slots_of_chunks(units)
         held: dict[tuple[int, int], int] = {}
         most = dict.fromkeys(range(v), 0)
         for direction, chunk, micro_batch in units:
-            place = chunk, places[chunk, micro_batch]
+            slot = chunk, slot_of[chunk, micro_batch]
             if direction == "forward":
-                assert place not in held
-                held[place] = micro_batch
+                assert slot not in held
+                held[slot] = micro_batch
             else:
-                assert held.pop(place) == micro_batch
+                assert held.pop(slot) == micro_batch
             most[chunk] = max(most[chunk], sum(of == chunk for of, _ in held))
         assert not held
         assert counts == most
@@ -335,8 +335,8 @@ def test_fewer_micro_batches_need_no_more_slots(p, v, m):
 
 def test_layers_go_round_the_stages():
     assert layers_of(12, 1, 2, 3) == (range(2, 4), range(6, 8), range(10, 12))
-    dealt = [layer for stage in range(4) for chunk in layers_of(96, stage, 4, 6) for layer in chunk]
-    assert sorted(dealt) == list(range(96))
+    layers = [layer for stage in range(4) for chunk in layers_of(96, stage, 4, 6) for layer in chunk]
+    assert sorted(layers) == list(range(96))
 
 
 def test_layers_that_the_chunks_do_not_divide_are_an_error():

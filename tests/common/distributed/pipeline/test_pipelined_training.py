@@ -24,8 +24,8 @@ SHARDED = [(4, f"{name}, shards") for name, (axes, _) in LAYOUTS[4].items() if "
 RESUMED = [
     (world, f"{written} to {name}")
     for world, layouts in LAYOUTS.items()
-    for place, name in enumerate(layouts)
-    for written in ("single", *list(layouts)[: place + 1])
+    for index, name in enumerate(layouts)
+    for written in ("single", *list(layouts)[: index + 1])
 ]
 
 
@@ -128,7 +128,7 @@ def test_one_rank_goes_on_from_the_checkpoint_of_all_stages(folder, wanted, worl
 
 
 @pytest.mark.parametrize(("world", "case"), CASES)
-def test_what_was_handed_on_is_not_kept_for_the_backward_pass(folder, world, case):
+def test_sent_activations_are_freed_before_the_backward_pass(folder, world, case):
     for found in found_by(folder, world, case):
         assert found["alive"] <= 1  # the last one, before the loop comes to the next unit
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.distributed.spatial.halo import HaloBuffers, Message
+from common.distributed.spatial.halo import HaloBuffers, HaloMessage
 from common.distributed.symmetric_memory import PeerMemory
 
 CAPACITY = 256
@@ -80,8 +80,8 @@ def run_rank(node: Node, rank: int, ranks: int, directions: tuple[int, ...]) -> 
     for exchange in range(EXCHANGES):
         targets = [rank + step for step in directions if 0 <= rank + step < ranks]
         sources = [rank - step for step in directions if 0 <= rank - step < ranks]
-        sends = [Message(peer, plane(rank, exchange, peer)) for peer in targets]
-        receives = [Message(peer, torch.empty_like(plane(peer, exchange, rank))) for peer in sources]
+        sends = [HaloMessage(peer, plane(rank, exchange, peer)) for peer in targets]
+        receives = [HaloMessage(peer, torch.empty_like(plane(peer, exchange, rank))) for peer in sources]
         buffers.exchange(sends, receives)
         found += [(message.plane, plane(message.peer, exchange, rank)) for message in receives]
     node.stuck[rank].set()
@@ -110,8 +110,8 @@ def test_buffers_of_the_two_neighbours_do_not_overlap():
         full = CAPACITY // 4
         sent = [torch.full((full,), 1.0), torch.full((full,), 2.0)]
         received = [torch.empty(full), torch.empty(full)]
-        first.exchange([Message(1, sent[0])], [])
-        last.exchange([Message(1, sent[1])], [])
-        middle.exchange([], [Message(0, received[0]), Message(2, received[1])])
+        first.exchange([HaloMessage(1, sent[0])], [])
+        last.exchange([HaloMessage(1, sent[1])], [])
+        middle.exchange([], [HaloMessage(0, received[0]), HaloMessage(2, received[1])])
     assert torch.equal(received[0], sent[0])
     assert torch.equal(received[1], sent[1])

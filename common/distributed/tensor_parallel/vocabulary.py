@@ -1,4 +1,4 @@
-"""Head and next-token cross-entropy in chunks of tokens; each rank holds a part of the vocabulary.
+"""Embedding, and head with next-token cross-entropy in chunks of tokens; each rank holds a part of the vocabulary.
 
 The logits of all tokens never exist at once. Each chunk gathers the same number of tokens from every rank, and each
 rank multiplies them by its part of the head. Per token a rank then sends three numbers: the largest logit, the sum of
@@ -13,26 +13,72 @@ A vocabulary that is padded for the ranks has more rows than words. The padding 
 no gradient, so losses do not depend on the number of ranks.
 
 Arithmetic on logits is in fp32, or in fp64 for fp64 inputs. Shapes: T tokens, s = T / ranks tokens of one rank,
-E hidden size, v words of one rank, c tokens of a chunk, R ranks.
+E hidden size, V words, v words of one rank, c tokens of a chunk, R ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_split import TensorSplit
 from common.ops.weight_gradient import add_product_
 
 NOT_SCORED = -1
 """Label of tokens that are excluded from the loss."""
 
-CHUNK = 1024
-"""Default chunk length in tokens: 32,000 words then need 131 MB of fp32 logits, and the product still fills a GPU."""
+
+class VocabularyParallelEmbedding(nn.Module):
+    """Embedding table; each rank holds some of the words.
+
+    Args:
+        vocabulary: number of rows over all ranks, V.
+        hidden: width of the vectors, E.
+        kept: number of leading rows that are words; the others are padding that makes V divisible. None for all rows.
+
+    Attributes:
+        weight: (v, E).
+
+    Raises:
+        ConfigError: ``tp`` does not divide the vocabulary.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        hidden: int,
+        parallel: TensorParallel,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        kept: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._parallel = parallel
+        split = TensorSplit.sharded((vocabulary, hidden), 0, (vocabulary,), parallel.size, parallel.index, kept)
+        self.splits = {"weight": split}
+        self.weight = nn.Parameter(torch.empty(split.local_shape, device=device, dtype=dtype))
+        self.partial_over: Mapping[str, tuple[str, ...]] = {}
+
+    def forward(self, tokens_T: Tensor) -> Tensor:
+        """Return the vectors (s, E) of this rank's tokens. Collective.
+
+        Args:
+            tokens_T: integer ids of all tokens, equal on all ranks.
+        """
+        if self._parallel.size == 1:
+            return F.embedding(tokens_T, self.weight)
+        own = self.weight.shape[0]
+        local_T = tokens_T - self._parallel.index * own
+        elsewhere_T = (local_T < 0) | (local_T >= own)
+        vectors_TE = F.embedding(local_T.masked_fill(elsewhere_T, 0), self.weight)
+        return self._parallel.scatter_tokens(vectors_TE.masked_fill(elsewhere_T.unsqueeze(1), 0.0))
 
 
 def next_token_loss(
@@ -40,7 +86,7 @@ def next_token_loss(
     weight_vE: Tensor,
     labels_T: Tensor,
     parallel: TensorParallel,
-    chunk: int = CHUNK,
+    chunk: int,
     vocabulary: int | None = None,
 ) -> Tensor:
     """Return the cross-entropy of every token, in nats. Forward and backward are collective.
@@ -66,31 +112,19 @@ def next_token_loss(
 
 
 @torch.no_grad()
-def head_loss(
+def _losses_and_rows(
     hidden_sE: Tensor,
     weight_vE: Tensor,
     labels_T: Tensor,
     parallel: TensorParallel,
-    chunk: int = CHUNK,
-    gradient: bool = True,
-    vocabulary: int | None = None,
+    chunk: int,
+    vocabulary: int | None,
+    with_rows: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the losses of :func:`next_token_loss` for a frozen head, without autograd. Collective.
-
-    Args:
-        hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary: see :func:`next_token_loss`.
-        gradient: whether to compute the second result.
-
-    Returns:
-        losses (T,), and the gradient (s, E) of each own token's loss with respect to its hidden vector, in the dtype of
-        ``hidden_sE``. :func:`scale_rows` multiplies it by the gradient of the losses.
-
-    Raises:
-        ValueError: see :func:`next_token_loss`.
-    """
+    """Return the losses (T,); ``with_rows``: also the gradient (s, E) of each own token's loss by its hidden vector."""
     s = hidden_sE.shape[0]
     losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_at_least_fp32(hidden_sE.dtype))
-    rows_sE = torch.empty_like(hidden_sE) if gradient else None
+    rows_sE = torch.empty_like(hidden_sE) if with_rows else None
     for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, parallel, chunk):
         scores = _score(hidden_cE, weight_vE, labels_c, parallel, vocabulary)
         losses_RS[:, own] = scores.losses_c.view(parallel.size, -1)
@@ -100,16 +134,6 @@ def head_loss(
             rows_cE.masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
             rows_sE[own] = parallel.reduce_scatter(rows_cE)
     return losses_RS.flatten(), rows_sE
-
-
-def scale_rows(rows_sE: Tensor, dlosses_T: Tensor, parallel: TensorParallel) -> Tensor:
-    """Return the gradient (s, E) of this rank's hidden vectors, from the second result of :func:`head_loss`.
-
-    Args:
-        rows_sE: gradient of each own token's loss, from :func:`head_loss`.
-        dlosses_T: gradient of the losses of all tokens.
-    """
-    return (rows_sE * parallel.own_tokens(dlosses_T).unsqueeze(1)).to(rows_sE.dtype)
 
 
 class _Scores(NamedTuple):
@@ -171,7 +195,7 @@ class _NextTokenLoss(torch.autograd.Function):
         ctx.parallel, ctx.chunk, ctx.vocabulary, ctx.learns = parallel, chunk, vocabulary, of_weight
         ctx.grad_dtype = weight_vE.grad_dtype or weight_vE.dtype
         early = recording and of_hidden and not of_weight
-        losses_T, rows_sE = head_loss(hidden_sE, weight_vE, labels_T, parallel, chunk, early, vocabulary)
+        losses_T, rows_sE = _losses_and_rows(hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary, early)
         ctx.save_for_backward(*((hidden_sE, weight_vE, labels_T) if of_weight else (rows_sE,)))
         return losses_T
 
@@ -180,7 +204,8 @@ class _NextTokenLoss(torch.autograd.Function):
     def backward(ctx: Any, dlosses_T: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.learns:
             (rows_sE,) = ctx.saved_tensors
-            return scale_rows(rows_sE, dlosses_T, ctx.parallel), None, None, None, None, None, None
+            own_s1 = ctx.parallel.own_tokens(dlosses_T).unsqueeze(1)
+            return (rows_sE * own_s1).to(rows_sE.dtype), None, None, None, None, None, None
         hidden_sE, weight_vE, labels_T = ctx.saved_tensors
         dhidden_sE = torch.empty_like(hidden_sE) if ctx.needs_input_grad[0] else None
         dweight_vE = torch.zeros_like(weight_vE, dtype=_at_least_fp32(weight_vE.dtype))
@@ -201,9 +226,6 @@ def chunks_of(
     hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield for each chunk this rank's slice of tokens, and hidden vectors and labels of all ranks. Collective.
-
-    Args:
-        hidden_sE, labels_T, parallel, chunk: see :func:`next_token_loss`.
 
     Raises:
         ValueError: see :func:`next_token_loss`.

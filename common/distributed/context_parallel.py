@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.ops.causal_attention.reference import DROPPED, CausalAttention, Saved
 
 AXIS = "cp"
 
@@ -38,7 +39,6 @@ class ContextSplit:
 
     Attributes:
         row_length: number of tokens in a whole row, S.
-        ranks: number of ranks, R.
         index: position of this rank in the group.
         group: process group of the ranks; None for a single rank.
 
@@ -58,8 +58,8 @@ class ContextSplit:
             raise ValueError(f"{self.ranks} ranks and {'no group' if self.group is None else 'a group'}")
         if self.ranks > 1 and self.row_length % (2 * self.ranks):
             raise ConfigError(
-                f"layout.cp={self.ranks} deals a row in {2 * self.ranks} equal chunks, which a row of "
-                f"{self.row_length} tokens does not give: choose a cp whose double divides the row"
+                f"layout.cp={self.ranks} splits a row into {2 * self.ranks} equal chunks, and a row of "
+                f"{self.row_length} tokens is not a multiple of them: choose a cp whose double divides the row"
             )
 
     @classmethod
@@ -97,7 +97,7 @@ class ContextSplit:
         """Return the positions in the row of this rank's tokens, in local order: (L,) int64."""
         return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.spans])
 
-    def deal(self, whole: Tensor, dim: int = 1) -> Tensor:
+    def own_tokens(self, whole: Tensor, dim: int = 1) -> Tensor:
         """Return a copy of this rank's tokens.
 
         Args:
@@ -211,3 +211,59 @@ def attention(q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor, split: ContextSpli
         for own, (_, stop) in zip(split.local_chunks, split.spans, strict=True)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+@dataclass(frozen=True)
+class SplitAttention:
+    """Attention with a hand-written backward pass, of this rank's queries to all keys of their rows.
+
+    Each chunk of this rank is one call of ``attention``, with the keys from the start of the row to the end of the
+    chunk.
+
+    Attributes:
+        attention: implementation for one chunk.
+        scale: factor on the scores.
+        split: how rows are split over the cp ranks.
+    """
+
+    attention: CausalAttention
+    scale: float
+    split: ContextSplit
+
+    def forward(self, q_BLHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> tuple[Tensor, list[Saved]]:
+        """Return the result (B, L, H, D), and what the backward pass needs besides it and the inputs."""
+        parts = [
+            self.attention.forward(q_BLHD[:, own], k_BSKD[:, :stop], v_BSKD[:, :stop], self.scale)
+            for own, (_, stop) in zip(self.split.local_chunks, self.split.spans, strict=True)
+        ]
+        o_BLHD = parts[0][0] if len(parts) == 1 else torch.cat([part for part, _ in parts], 1)
+        return o_BLHD, [saved._replace(**DROPPED) for _, saved in parts]
+
+    def backward(
+        self,
+        do_BLHD: Tensor,
+        q_BLHD: Tensor,
+        k_BSKD: Tensor,
+        v_BSKD: Tensor,
+        o_BLHD: Tensor,
+        kept: Sequence[Saved],
+        into: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]:
+        """Return dq, and a function that waits for dk and dv of this rank's tokens, summed over the ranks. Collective.
+
+        Args:
+            into: tensors for the three gradients, used if rows are not split; None to allocate them.
+        """
+        if into is not None and self.split.ranks == 1:
+            (saved,) = kept
+            self.attention.backward_into(do_BLHD, saved._replace(q=q_BLHD, k=k_BSKD, v=v_BSKD, o=o_BLHD), into)
+            return into[0], lambda: into[1:]
+        dq_parts, pieces = [], []
+        for own, (_, stop), part in zip(self.split.local_chunks, self.split.spans, kept, strict=True):
+            k, v = k_BSKD[:, :stop], v_BSKD[:, :stop]
+            saved = part._replace(q=q_BLHD[:, own], k=k, v=v, o=o_BLHD[:, own])
+            dq, dk, dv = self.attention.backward(do_BLHD[:, own], saved)
+            dq_parts.append(dq)
+            pieces.append((dk, dv))
+        wait = self.split.start_reduce_scatter_kv(pieces)
+        return dq_parts[0] if len(dq_parts) == 1 else torch.cat(dq_parts, 1), wait

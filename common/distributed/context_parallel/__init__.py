@@ -1,1 +1,0 @@
-"""Context parallelism (``cp``): each row of tokens is sharded over several ranks."""
