@@ -131,7 +131,7 @@ def test_a_scale_without_a_recipe_is_named_with_the_recipes():
             "scale=nosuch: unknown; bert has 1xGPU, 1xH200, ",
             CONFIGURATION,
         ),
-        (["generate", "scale=8xH200"], "scale=8xH200 of bert is not for stand-in data", CONFIGURATION),
+        (["generate", "scale=8xH200"], "scale=8xH200 of bert is not for synthetic data", CONFIGURATION),
         (["generate", "scale=test", "--raw-dir", "/dev/null/x"], "generate: .*Not a directory", DATA),
         (["prepare", "--workers", "0"], "--workers=0: at least 1", CONFIGURATION),
         (["prepare", "--raw-dir", "EMPTY", "--data-dir", "EMPTY"], "vocab.txt is missing; .* download", DATA),

@@ -284,7 +284,7 @@ REFUSED = {
     "model.linear=te model.blocks=autograd": r"model\.linear=te: only frozen blocks .* model\.blocks=frozen",
     "model.blocks=torch": "model.blocks=torch: expected one of frozen, autograd",
     "model.linear=int8": "model.linear=int8: expected one of torch, fp8",
-    "model.layers=-1": "model.layers=-1: not negative",
+    "model.layers=-1": "model.layers=-1: finite and not negative",
     "model.head_chunk=0": "model.head_chunk=0: at least 1",
     "model.recomputed_qkv=-1": "model.recomputed_qkv=-1",
     "model.recomputed_qkv=1 model.blocks=autograd": "model.recomputed_qkv=1: only frozen blocks .* as well",

@@ -139,8 +139,8 @@ def test_custom_data_are_compared_with_custom_data_alone(tmp_path, others):
     assert "the data are custom" in refusal(tmp_path, {"data_set": "custom"}, {"data_set": others})
 
 
-def test_stand_in_beside_real_data_is_refused(tmp_path):
-    assert "stand-in" in refusal(tmp_path, {}, {"data_set": "stand-in"})
+def test_synthetic_beside_real_data_is_refused(tmp_path):
+    assert "synthetic" in refusal(tmp_path, {}, {"data_set": "stand-in"})
 
 
 def test_a_set_of_different_benchmarks_is_refused(tmp_path):
