@@ -82,7 +82,10 @@ class TrainingColumns(Columns):
         }
 
     def put(self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord) -> None:
-        """Fill a slot; if it is not real, only sizes, transform and seed."""
+        """Write the columns of a sample to row ``slot``. ``record`` is not used.
+
+        Rows that only repeat the first picture get no boxes, label, count or object index.
+        """
         objects, (epoch, index, real, seed) = self._objects, sample
         (height, width), resized_2 = objects.size[index].tolist(), self._resized_P2[index]
         mirror = mirrored(self._facts.mirror, self._stream.seed, epoch, index)

@@ -148,7 +148,7 @@ class TargetRange:
 
 @dataclass(frozen=True)
 class SortedEdges:
-    """Edges of a piece sorted by target, in three files.
+    """Edges of a part of a relation, sorted by target, in three files.
 
     Attributes:
         path: common prefix of the file names.
@@ -231,7 +231,7 @@ def buckets(parts: Sequence[Sequence[SortedEdges]], loops: int, limit: int) -> l
     """Divide a relation's targets into ranges of whole bins.
 
     Args:
-        parts: the relation's pieces; between nodes of one type also its reversed pieces.
+        parts: lists of the relation's sorted edge files; between nodes of one type a second list, with reversed edges.
         loops: number of self-loops that each target gets.
         limit: maximum of edges plus targets per range, except for a single bin that has more.
     """
@@ -265,16 +265,20 @@ def write_edge_bucket(
     indptr: RowOutput,
     indices: RowOutput,
 ) -> Record:
-    """Write the edges of a range of targets.
+    """Write rows of a relation's CSR matrix: the edges into the targets of ``bucket``, sorted by target.
 
     Args:
-        parts: the relation's pieces; between nodes of one type also its reversed pieces.
-        loops: whether each target gets a self-loop after the edges of each part.
+        parts: lists of the relation's sorted edge files; between nodes of one type a second list, with reversed edges.
+        loops: whether each target gets a self-loop after the edges of each list.
+        bucket: targets to write, and position and number of their edges in ``indices``.
         block: edges that are read at once.
-        indptr, indices: outputs for the first edge of each target and for the edges' sources.
+        indptr, indices: outputs: the end of each target's edges, and the edges' sources.
+
+    Returns:
+        The number of written edges, as ``edges``.
 
     Raises:
-        DataError: the pieces do not have the planned number of edges.
+        DataError: the files do not have ``bucket.edges`` edges.
     """
     streams = []
     for part in parts:

@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 class Handle(Protocol):
-    """Interface of ``torch._C._distributed_c10d._SymmetricMemory`` in use; everything runs on the current stream."""
+    """Members of ``torch._C._distributed_c10d._SymmetricMemory`` that we use.
+
+    Signals and barriers are enqueued on the current stream.
+    """
 
     buffer_ptrs: list[int]
 

@@ -122,11 +122,11 @@ class GeluPasses:
     gelu: BiasGelu
 
     def forward(self, x_TF: Tensor, **casts: Any) -> Any:
-        """See :func:`common.ops.bias_gelu.forward_reference`."""
+        """Return ``gelu(x)``, (T, F), and the tensor to save; see :func:`common.ops.bias_gelu.forward_reference`."""
         return self.gelu.forward(x_TF, None, **casts)
 
     def backward(self, dy_TF: Tensor, saved: Any, **casts: Any) -> Any:
-        """See :func:`common.ops.bias_gelu.backward_reference`."""
+        """Return the gradients of x and of the bias; see :func:`common.ops.bias_gelu.backward_reference`."""
         return self.gelu.backward(dy_TF, saved, None, **casts)
 
 

@@ -131,7 +131,11 @@ class Stage:
 
     @property
     def scoring(self) -> list[Callable[[Tensor | None, Batch], Tensor | tuple[Tensor, Tensor]]]:
-        """The function :meth:`scored` of each part."""
+        """Evaluation functions of this stage's parts, in order; each is :meth:`scored` of a part.
+
+        They map (hidden states or None, batch) to hidden states, or in the last part of the network to losses (T,) and
+        a mask (T,) of scored tokens.
+        """
         return [functools.partial(self.scored, number) for number in range(len(self.parts))]
 
     def handed(self, batch: Batch) -> Handed:
@@ -186,7 +190,11 @@ class Stage:
         return made
 
     def trained(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | Losses:
-        """Return the output of part ``number``, or the loss if it is the last part of the network."""
+        """Return the hidden states after part ``number``, or the loss if it is the last part of the network.
+
+        Args:
+            x_sE: hidden states from the previous part; None in the first part of the network.
+        """
         made = self._through(number, x_sE, batch.tensors)
         if not self._ends(number):
             return made
@@ -194,7 +202,11 @@ class Stage:
         return self.objective.loss(self.head, made, batch.tensors)
 
     def scored(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the output of part ``number``, or losses (T,) and a mask of scored tokens if it is the last part."""
+        """Return the hidden states after part ``number``; in the last part losses (T,) and mask (T,) of scored tokens.
+
+        Args:
+            x_sE: hidden states from the previous part; None in the first part of the network.
+        """
         made = self._through(number, x_sE, batch.tensors)
         if not self._ends(number):
             return made

@@ -33,7 +33,7 @@ class FusedConv2d(nn.Conv2d):
         self._conv_bias_relu = ops.CONV_BIAS_RELU.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """See :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
         sizes = {
             "channels": self.in_channels,
             "filters": self.out_channels,

@@ -139,11 +139,11 @@ class EagerPasses:
         self._passed: dict[tuple[int, int], Passed] = {}
 
     def begin(self, units: Sequence[Unit]) -> None:
-        """See :class:`ChunkPasses`."""
+        """Discard the state of earlier forward passes; see :class:`ChunkPasses`."""
         self._passed = {}
 
     def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:
-        """See :class:`ChunkPasses`."""
+        """Run a forward pass; return its output, or the metrics in the last part; see :class:`ChunkPasses`."""
         if source is not None:
             source.requires_grad_()
         number = unit.chunk
@@ -154,5 +154,8 @@ class EagerPasses:
         return made
 
     def backward(self, unit: Unit, gradient: Tensor | None, final: bool) -> Tensor | None:
-        """See :class:`ChunkPasses`."""
+        """Run a backward pass; return the gradient of its input, or None in the first part.
+
+        See :class:`ChunkPasses`.
+        """
         return backward_pass(unit.chunk, self._passed.pop((unit.chunk, unit.micro_batch)), gradient)

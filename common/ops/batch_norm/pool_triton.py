@@ -200,6 +200,9 @@ class _BatchNormReLUMaxPool(torch.autograd.Function):
 
 
 def batch_norm_relu_max_pool(x_NCHW: Tensor, norm: BatchNormState, *, group: dist.ProcessGroup | None = None) -> Tensor:
-    """See :func:`common.ops.batch_norm.reference.batch_norm_relu_max_pool_reference`."""
+    """Return ``max_pool(relu(BN(x)))``, (N, C, (H + 1) // 2, (W + 1) // 2).
+
+    See :func:`common.ops.batch_norm.reference.batch_norm_relu_max_pool_reference`.
+    """
     result: Tensor = _BatchNormReLUMaxPool.apply(x_NCHW, norm.weight, norm.bias, norm, group)
     return result

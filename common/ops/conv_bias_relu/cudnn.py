@@ -117,5 +117,8 @@ def conv_bias_relu(
     relu: bool,
     residual_NCHW: Tensor | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.conv_bias_relu.conv_bias_relu_reference`."""
+    """Return ``relu(conv(x, weight) + bias + residual)``, (N, C out, H, W); ReLU only if ``relu``.
+
+    See :func:`common.ops.conv_bias_relu.conv_bias_relu_reference`.
+    """
     return apply(PASSES, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)

@@ -140,5 +140,8 @@ PASSES = DotPasses(forward, backward)
 
 
 def dot_interaction(x_BFW: Tensor, columns: int) -> Tensor:
-    """See :func:`benchmarks.dlrm.ops.dot_interaction.dot_interaction_reference`."""
+    """Return (B, columns): the first vector, then the products of all pairs of vectors.
+
+    See :func:`benchmarks.dlrm.ops.dot_interaction.dot_interaction_reference`.
+    """
     return apply(PASSES, x_BFW, columns)

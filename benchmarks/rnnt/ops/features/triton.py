@@ -63,7 +63,9 @@ class Signal(NamedTuple):
 def features(
     audio: AudioBatch, facts: AudioFacts, frames: int, columns: int, augmented: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rnnt.ops.features.reference.features_reference`. Utterances must exceed half a window.
+    """Return the features (T, B, F) and their lengths (B,) int32.
+
+    See :func:`benchmarks.rnnt.ops.features.reference.features_reference`. Utterances must exceed half a window.
 
     Raises:
         ValueError: an input is not contiguous.

@@ -207,9 +207,10 @@ class _Lstm(Function):
 
 
 def lstm_persistent(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
-    """See :func:`benchmarks.rnnt.ops.lstm.reference.lstm_reference`.
+    """Return the hidden state after each frame, (T, B, H).
 
-    The backward pass can run only once, because it overwrites what forward has saved.
+    See :func:`benchmarks.rnnt.ops.lstm.reference.lstm_reference`. The backward pass can run only once, because it
+    overwrites what forward has saved.
 
     Raises:
         ValueError: the shapes do not match.

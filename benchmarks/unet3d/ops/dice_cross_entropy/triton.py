@@ -285,9 +285,10 @@ class _DiceCrossEntropy(torch.autograd.Function):
 def dice_cross_entropy(
     logits_NKDHW: Tensor, label_NDHW: Tensor, smooth: float, split: VolumeSplit | None = None
 ) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.dice_cross_entropy.dice_cross_entropy_reference`.
+    """Return the mean loss over the samples, 0-d fp32.
 
-    Labels are not checked: values outside the classes, an error in the reference, count as background here.
+    See :func:`benchmarks.unet3d.ops.dice_cross_entropy.dice_cross_entropy_reference`. Labels are not checked: values
+    outside the classes, an error in the reference, count as background here.
 
     Raises:
         ValueError: labels and logits have different shapes, or there are not three classes.

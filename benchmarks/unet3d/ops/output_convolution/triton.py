@@ -175,9 +175,9 @@ class _OutputConvolution(torch.autograd.Function):
 
 
 def output_convolution(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.output_convolution.output_convolution_reference`.
+    """Return the logits (N, K, D, H, W).
 
-    The logits are contiguous.
+    See :func:`benchmarks.unet3d.ops.output_convolution.output_convolution_reference`. The logits are contiguous.
 
     Raises:
         ValueError: the kernels do not support so many channels or classes.
