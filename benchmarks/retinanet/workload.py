@@ -113,7 +113,10 @@ class RetinaNetDetection(SquareDetection):
         return self.own.facts.image_size
 
     def targets(self, boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the targets of each anchor, and the weight of each picture."""
+        """Return ``class`` and ``offsets`` of each anchor, and ``weight`` of each picture.
+
+        See :class:`benchmarks.retinanet.loss.AnchorTargets`.
+        """
         return self._targets(boxes["boxes"], boxes["label"], boxes["count"])
 
     def detector(self, layout: Layout) -> Detector:

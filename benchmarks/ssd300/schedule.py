@@ -12,7 +12,7 @@ from common.optim.learning_rate import Schedule
 
 
 def warmup_steps(warmup_epochs: float, train_samples: int, global_batch: int) -> int:
-    """Return the number of warm-up iterations, rounded down."""
+    """Return the iterations in ``warmup_epochs``, rounded down."""
     return int(warmup_epochs * train_samples / global_batch)
 
 

@@ -178,7 +178,7 @@ class ScoreSender:
         self._messages = MessageSender(f"scores/{token}")
 
     def report(self, samples: int, values: dict[str, float] | None, seconds: float) -> None:
-        """Send the content of a :class:`ScoreMessage`.
+        """Send a :class:`ScoreMessage` of training samples, metrics (None: stop notice) and evaluation seconds.
 
         Raises:
             RuntimeError: training rank 0 is gone.

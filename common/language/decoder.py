@@ -55,7 +55,7 @@ class NormAndHead(nn.Module):
         self.norm, self.head_weight, self._passes = decoder.norm, decoder.head_weight, passes
 
     def forward(self, pair: Pair) -> Tensor:
-        """Return the normalised hidden states."""
+        """Return the normalised hidden states (s, E) of this rank."""
         return last_normed(pair, self._passes)
 
 

@@ -68,7 +68,7 @@ class LocalProduct(Protocol):
         ...
 
     def new_rows(self, rows: int, columns: int) -> Tensor:
-        """Return an uninitialised tensor in the dtype of results."""
+        """Return an uninitialised tensor (rows, columns) in the dtype of results."""
         ...
 
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:

@@ -83,7 +83,7 @@ class StagePart(torch.nn.Module):
         self._run = functools.partial(network.through, number)
 
     def forward(self, x_sE: Tensor, positions: TokenPositions) -> Tensor:
-        """Return the hidden states of this rank after these layers."""
+        """Return the hidden states (s, E) of this rank after these layers."""
         return self._run(x_sE, positions)
 
 

@@ -38,7 +38,7 @@ class Conv2d(nn.Conv2d):
         return self._convolution.name
 
     def with_moments(self, x_NCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the result and its moments, the two arguments of a batch norm layer.
+        """Return the convolution (N, C out, H, W) and its moments, the two arguments of a batch norm layer.
 
         The moments are None in evaluation mode and where the implementation cannot compute them cheaply.
         """

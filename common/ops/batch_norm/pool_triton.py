@@ -170,7 +170,7 @@ def pool(x_NCHW: Tensor, statistics_5C: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def pool_gradient(dy_NCHW: Tensor, index_NCHW: Tensor, x_NCHW: Tensor, coefficients_3C: Tensor) -> Tensor:
-    """Return the gradient of ``x_NCHW``, given that of the pooled map."""
+    """Return the gradient of ``x_NCHW``, in its shape and dtype, given that of the pooled map."""
     dx_NCHW = torch.empty_like(x_NCHW)
     grid, arguments = _cut("pool_gradient", x_NCHW, *dy_NCHW.shape[2:])
     pool_gradient_kernel[grid](dy_NCHW, index_NCHW, x_NCHW, coefficients_3C, dx_NCHW, **arguments)

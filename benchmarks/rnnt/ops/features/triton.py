@@ -157,7 +157,7 @@ def splice(
     dtype: torch.dtype,
     facts: AudioFacts,
 ) -> Tensor:
-    """Return the features (T, B, F): normalised, masked, spliced."""
+    """Return the features (T, B, F): normalised, masked if ``augmented``, and spliced."""
     batch, tile, device = len(audio), TILES["splice"], mel_BSM.device
     least, most = widths_by_length(facts, frames * facts.splice, device)
     features_TBF = torch.empty((frames, batch, columns), dtype=dtype, device=device)

@@ -97,7 +97,7 @@ def statistics(x_NCDHW: Tensor, epsilon: float, split: VolumeSplit | None) -> Te
 
 
 def normalise(x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, statistics_2NC: Tensor) -> Tensor:
-    """Return ``relu((x - mean) * rstd * weight + bias)``."""
+    """Return ``relu((x - mean) * rstd * weight + bias)``, shape and dtype of ``x_NCDHW``; statistics: mean and rstd."""
     samples, voxels, channels = _sizes(x_NCDHW)
     pass_ = cut(TILES["normalise"], samples, voxels, channels, x_NCDHW.device, reverse=False)
     y_NCDHW = torch.empty_like(x_NCDHW)
@@ -218,7 +218,7 @@ def backward(
     statistics_2NC: Tensor,
     split: VolumeSplit | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the input, and (2, C) of bias and weight in the weight's dtype."""
+    """Return the gradients of the input, in its shape, and of bias and weight, (2, C) in the weight's dtype."""
     if split is not None or x_NCDHW[0, 0].numel() > SMALL_TILES["backward"].voxels:
         return _large_backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC, split)
     return _small_backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC)

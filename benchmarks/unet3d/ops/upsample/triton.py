@@ -106,7 +106,7 @@ _FORMAT = torch.channels_last_3d
 
 
 def forward(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor) -> Tensor:
-    """Return the concatenated channels of channels_last_3d inputs."""
+    """Return ``cat(transposed convolution of x, skip)``, (N, 2C, 2D, 2H, 2W), of channels_last_3d inputs."""
     require_contiguous(bias=bias_C)
     samples, channels_in, _, height, width = x_NCDHW.shape
     channels = weight.shape[1]
