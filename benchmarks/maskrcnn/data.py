@@ -132,7 +132,7 @@ class EvaluationColumns(Columns):
         self._annotations, self._resized_P2 = annotations, resized_P2
 
     def empty(self, samples: Sequence[Sample], slots: int, pin_memory: bool) -> dict[str, Tensor]:
-        """Return the columns of pictures."""
+        """Return the columns, complete: ids and sizes of ``samples``, then padding up to ``slots``."""
         annotations, tensors = self._annotations, _empty_sizes(slots, pin_memory)
         chosen = np.array([sample[1] for sample in samples], np.int64)
         tensors["picture"] = torch.full((slots,), PADDING, dtype=torch.int64, pin_memory=pin_memory)

@@ -102,7 +102,11 @@ def write_feature_piece(
 
 
 def write_feature_bucket(pieces: Sequence[Path], first: int, last: int, memory: int, target: RowOutput) -> Record:
-    """Write new rows ``first`` to ``last`` (exclusive) from the pieces.
+    """Write rows ``first`` to ``last`` (exclusive), by new number, from the files of :func:`write_feature_piece`.
+
+    Args:
+        pieces: these files.
+        memory: upper bound of the size of a block that is read, in bytes.
 
     Raises:
         DataError: the pieces lack one of these rows.
@@ -176,7 +180,10 @@ class SortedEdges:
         return np.fromfile(self._file("bounds"), np.int32)
 
     def read(self, first: int, last: int, block: int) -> Iterator[Pairs]:
-        """Yield sources and targets of the edges into a range of whole bins, at most ``block`` edges at once."""
+        """Yield sources and targets of the edges into targets ``first`` to ``last`` (exclusive), which are whole bins.
+
+        Each pair of arrays has at most ``block`` edges.
+        """
         low, high = (
             int(np.fromfile(self._file("bounds"), np.int32, 1, offset=4 * -(-target // self.width))[0])
             for target in (first, last)
@@ -253,7 +260,7 @@ def buckets(parts: Sequence[Sequence[SortedEdges]], loops: int, limit: int) -> l
 
 
 def bin_bounds(targets: int, width: int) -> NDArray[np.int64]:
-    """Return the first target of each bin, followed by the number of targets: [bins + 1]."""
+    """Return the first target of each bin of ``width`` targets, followed by ``targets``: [bins + 1]."""
     return np.minimum(np.arange(-(-targets // width) + 1, dtype=np.int64) * width, targets)
 
 

@@ -97,7 +97,7 @@ def draw_starts(nodes: int, mean: float, skew: float, generator: torch.Generator
 
     Args:
         mean: mean number of edges per node.
-        skew: 0 to less than 1; the expected number of edges is proportional to the node's popularity rank ** -skew.
+        skew: 0 to less than 1; the expected number of edges is about proportional to (popularity rank) ** -skew.
     """
     spread = _Spread.over(nodes)
     starts = torch.zeros(nodes + 1, dtype=torch.int64, device=generator.device)
@@ -116,7 +116,7 @@ def draw_ends(nodes: int, edges: int, skew: float, generator: torch.Generator, c
     """Return a node for each edge, [edges], int32, all of class 0; popular nodes are more frequent.
 
     Args:
-        skew: 0 to less than 1; the probability of a node is proportional to its popularity rank ** -skew.
+        skew: 0 to less than 1; the probability of a node is about proportional to (popularity rank) ** -skew.
         classes: number of classes, at most ``nodes``. A number from 0 to ``classes`` - 1, added to a node, gives a node
             of that class with the same popularity.
     """

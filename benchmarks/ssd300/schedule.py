@@ -17,7 +17,7 @@ def warmup_steps(warmup_epochs: float, train_samples: int, global_batch: int) ->
 
 
 def decay_steps(decay_epochs: Sequence[int], train_samples: int, global_batch: int) -> list[int]:
-    """Return the number of updates before each boundary; the update that reaches the end of its epoch is included."""
+    """Return the number of updates before each decay, including the one that reaches the end of its epoch."""
     return [-(-epochs * train_samples // global_batch) for epochs in decay_epochs]
 
 

@@ -101,7 +101,11 @@ class RankedEvaluation:
                 yield score
 
     def dismiss(self, stopped_at: int) -> None:
-        """Send the evaluation ranks the end of the run, and wait until they have left."""
+        """Send the evaluation ranks the end of the run, and wait until they have left.
+
+        Args:
+            stopped_at: step at which a signal stopped the run; 0 for a run that ended by itself.
+        """
         if self._sender is not None:
             self._sender.end(stopped_at)
         if self._score_receiver is not None:

@@ -128,7 +128,7 @@ class UntiedHead(LossHead):
         return torch.cat(losses)
 
     def parts(self, tokens: int) -> Iterator[slice]:
-        """Yield the chunks."""
+        """Yield the slice of each chunk of ``tokens`` tokens, in order."""
         for start in range(0, tokens, self.chunk):
             yield slice(start, min(start + self.chunk, tokens))
 

@@ -63,7 +63,10 @@ class MeanOverLabels(Objective):
         return self.split.own_tokens(tensors["tokens"][:, 1:]).reshape(-1)
 
     def loss(self, head: LossHead, hidden_sE: Tensor, tensors: dict[str, Tensor]) -> Losses:
-        """Return this rank's part of the mean; the sum of the parts over cp is the mean."""
+        """Return this rank's part of the micro-batch's mean loss; the sum of the parts over cp is the mean.
+
+        The metric ``loss`` is the part times the number of cp ranks, so that its mean over ranks is the mean loss.
+        """
         factor = 1.0 / (len(tensors["tokens"]) * self.labels_per_row)
         part = head.summed_loss(hidden_sE, self.labels(tensors), factor)
         # the log shows the mean over ranks, so the metric is multiplied by the number of parts
@@ -184,7 +187,7 @@ class Stage:
         return contextlib.nullcontext() if self.handwritten is None else self.handwritten.evaluating()
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Return the loss of a micro-batch, on a stage that has the whole network."""
+        """Return loss and metrics of a micro-batch, on a stage that has the whole network."""
         made = self.trained(0, None, micro_batch)
         assert isinstance(made, Losses), "a stage that is not the last has no loss"
         return made

@@ -165,7 +165,7 @@ def weight_gradient_reference(d_logits_RV: Tensor, h_RH: Tensor, first: int, cho
 
 
 def input_gradient_reference_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> None:
-    """Replace h by its gradient, which is zero where h is zero."""
+    """Overwrite ``h_RH`` with its gradient, which is zero where h is zero (the gradient through ReLU and dropout)."""
     h_RH.copy_(torch.where(h_RH == 0, 0.0, d_logits_RV @ weight_VH))
 
 
