@@ -80,7 +80,7 @@ class _Slot:
         return made.detach() if isinstance(made, Tensor) else made
 
     def run_backward(self) -> Tensor | None:
-        """Run the backward pass on the static inputs."""
+        """Run the backward pass on the static inputs; return the gradient of its input, None in the first part."""
         self.chunk.begin_backward()
         assert self.passed is not None
         passed, self.passed = self.passed, None
