@@ -166,6 +166,8 @@ class EvaluationRows:
 
     Args:
         shard: this replica's rows; all replicas have equally many batches.
+        columns: positions in a row that this rank reads; None for all.
+        pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ def shifted(
     columns: NDArray[np.int64] | None = None,
     pin_memory: bool = False,
 ) -> dict[str, Tensor]:
-    """Return ``tokens`` and ``labels`` of rows, or of some of their columns.
+    """Return ``tokens`` and ``labels``, int32 (R, S) each, of rows, or of some of their columns.
 
     Args:
         scored_RS: nonzero for tokens that are scored when they are the label; None scores all.

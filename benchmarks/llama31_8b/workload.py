@@ -44,7 +44,10 @@ class LlamaPretraining(Pretraining):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Declare data format, schedule and logged values, and that a valid run trains all layers."""
+        """Declare data format, schedule, logged values, chunk graphs and the lowest precision.
+
+        Also forbid training only some of the layers in a valid run.
+        """
         own: LlamaConfig = cfg.workload
         last = min(own.facts.max_steps * cfg.global_batch, own.reader.index_rows)  # end of the order
         return Declaration(

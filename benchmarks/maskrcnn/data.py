@@ -82,7 +82,10 @@ class TrainingColumns(Columns):
         }
 
     def put(self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord) -> None:
-        """Fill a slot; if it is not real, only sizes, transform and seed."""
+        """Write the columns of a sample to row ``slot``. ``record`` is not used.
+
+        Rows that only repeat the first picture get no boxes, label, count or object index.
+        """
         objects, (epoch, index, real, seed) = self._objects, sample
         (height, width), resized_2 = objects.size[index].tolist(), self._resized_P2[index]
         mirror = mirrored(self._facts.mirror, self._stream.seed, epoch, index)
@@ -129,7 +132,7 @@ class EvaluationColumns(Columns):
         self._annotations, self._resized_P2 = annotations, resized_P2
 
     def empty(self, samples: Sequence[Sample], slots: int, pin_memory: bool) -> dict[str, Tensor]:
-        """Return the columns of pictures."""
+        """Return the columns, complete: ids and sizes of ``samples``, then padding up to ``slots``."""
         annotations, tensors = self._annotations, _empty_sizes(slots, pin_memory)
         chosen = np.array([sample[1] for sample in samples], np.int64)
         tensors["picture"] = torch.full((slots,), PADDING, dtype=torch.int64, pin_memory=pin_memory)

@@ -103,7 +103,7 @@ class RegionLinear(nn.Conv2d):
         self._linear_relu = LINEAR_RELU.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """See :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"inputs": self.weight[0].numel()})
         self._linear_relu = LINEAR_RELU.select(requested, request)
         return self._linear_relu.name

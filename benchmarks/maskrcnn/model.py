@@ -50,7 +50,7 @@ class Backbone(nn.Module):
         self.fpn = FeaturePyramid(self.body.shape.out_channels, architecture.pyramid_channels, "max_pool")
 
     def forward(self, image_NCHW: Tensor) -> list[Tensor]:
-        """Return the levels of the pyramid, from the finest."""
+        """Return the levels of the pyramid, (N, C, H', W') each, from the finest."""
         levels: list[Tensor] = self.fpn(self.body.features(image_NCHW))
         return levels
 

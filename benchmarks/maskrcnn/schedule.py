@@ -13,7 +13,7 @@ from common.optim.groups import ParameterGroup
 from common.optim.learning_rate import Schedule
 
 
-def warmup_by_amounts(
+def subtractive_warmup_then_step_decay(
     base: float,
     warmup_steps: int,
     warmup_factor: float,
@@ -26,15 +26,14 @@ def warmup_by_amounts(
     With t = counter + first_step and W = warmup_steps, the rate is base - (W - t) * warmup_factor while t < W, then
     base * decay_factor**(number of ``decay_steps`` that t has reached). The difference to ``base`` in the warm-up does
     not depend on ``base`` and can exceed it. The reference counts updates from 1, because it advances its schedule
-    before the step. NVIDIA's submissions count from 0, so that the first fall comes one update later. We follow the
+    before the step. NVIDIA's submissions count from 0, so that the first decay comes one update later. We follow the
     reference.
 
     Args:
         base: rate after the warm-up.
         warmup_steps: W; 0 disables the warm-up.
         warmup_factor: amount by which the rate is lower for each remaining warm-up step.
-        decay_steps: steps at which the rate falls.
-        decay_factor: factor of the rate at each fall.
+        decay_steps: steps at which the rate is multiplied by ``decay_factor``.
         first_step: number of the first update.
     """
 
@@ -51,7 +50,7 @@ def warmup_by_amounts(
 
 def learning_rate(facts: Facts, hparams: Hparams, bias: bool = False) -> Schedule:
     """Return the schedule of weights, or of biases."""
-    return warmup_by_amounts(
+    return subtractive_warmup_then_step_decay(
         hparams.base_learning_rate * (facts.bias_rate if bias else 1.0),
         hparams.warmup_steps,
         hparams.warmup_factor,

@@ -84,6 +84,9 @@ class SyntheticOutlines(SyntheticCoco):
 def generate(raw_dir: Path, options: SyntheticOutlines = SyntheticOutlines(), workers: int = 1) -> str:
     """Write synthetic data to ``raw_dir``, an empty or new folder; return a summary.
 
+    Args:
+        workers: largest number of processes.
+
     Raises:
         DataError: ``raw_dir`` is not empty.
     """

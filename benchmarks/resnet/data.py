@@ -141,13 +141,17 @@ class Labels(Columns):
         self._records, self._classes, self._seed = records, classes, seed
 
     def empty(self, samples: Sequence[Sample], slots: int, pin_memory: bool) -> dict[str, Tensor]:
-        """Return labels of -1."""
+        """Return ``label`` (slots,), int64, filled with -1."""
         return {"label": torch.full((slots,), -1, dtype=torch.int64, pin_memory=pin_memory)}
 
     def put(
         self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord
     ) -> np.random.Generator | None:
-        """Write the label, and return the random generator of a training picture."""
+        """Write the label to row ``slot``; return the random generator of a training picture, None in evaluation.
+
+        Raises:
+            DataError: the record has no label of a class.
+        """
         label = int(record.labels[0]) if len(record.labels) == 1 else -1
         if not 0 <= label < self._classes:
             raise DataError(

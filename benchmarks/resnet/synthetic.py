@@ -64,6 +64,9 @@ class SyntheticImages(Options):
 def generate(raw_dir: Path, options: SyntheticImages = SyntheticImages(), workers: int = 1) -> str:
     """Write synthetic data to ``raw_dir``, an empty or new folder, and mark it as synthetic; return a summary.
 
+    Args:
+        workers: largest number of processes.
+
     Raises:
         ConfigError: a number of pictures or classes is not possible.
         DataError: ``raw_dir`` is not empty.

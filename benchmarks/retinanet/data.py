@@ -82,7 +82,7 @@ class RetinaNetTransform(Transform):
         out_HWC.copy_((pixels_SSC - self._mean_C) / self._std_C)
 
     def numbers(self, augmentation: bool, width: int, height: int) -> Sequence[float]:
-        """Return 1 for pictures that are mirrored, and 0 for others."""
+        """Return (1.0,) for a picture that is mirrored (``augmentation``), and (0.0,) for others."""
         return (float(augmentation),)
 
     def graph(self, dali: Any, picture: Any, numbers: Any) -> Any:

@@ -199,7 +199,7 @@ class Backbone(nn.Module):
         self.fpn = FeaturePyramid(stages, architecture.pyramid_channels, "convolutions")
 
     def forward(self, image_NCHW: Tensor) -> list[Tensor]:
-        """Return the levels of the pyramid, from the finest."""
+        """Return the levels of the pyramid, (N, C, H', W') each, from the finest."""
         levels: list[Tensor] = self.fpn(self.body.features(image_NCHW, PYRAMID_STAGES))
         return levels
 

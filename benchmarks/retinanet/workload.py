@@ -86,7 +86,10 @@ class RetinaNetDetection(SquareDetection):
         return self.step_with(hparams.adam(), schedule, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Return focal loss plus L1 loss of the offsets, as a mean over the micro-batch.
+        """Return the focal loss plus the L1 loss of the offsets, 0-d.
+
+        Each picture's loss is divided by its number of positive anchors (at least 1); the result is the mean over
+        pictures.
 
         ``micro_batch`` has ``image`` (N, C, H, W) and the results of
         :class:`benchmarks.retinanet.loss.AnchorTargets`.
@@ -110,7 +113,10 @@ class RetinaNetDetection(SquareDetection):
         return self.own.facts.image_size
 
     def targets(self, boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the targets of each anchor, and the weight of each picture."""
+        """Return ``class`` and ``offsets`` of each anchor, and ``weight`` of each picture.
+
+        See :class:`benchmarks.retinanet.loss.AnchorTargets`.
+        """
         return self._targets(boxes["boxes"], boxes["label"], boxes["count"])
 
     def detector(self, layout: Layout) -> Detector:

@@ -102,7 +102,11 @@ def write_feature_piece(
 
 
 def write_feature_bucket(pieces: Sequence[Path], first: int, last: int, memory: int, target: RowOutput) -> Record:
-    """Write new rows ``first`` to ``last`` (exclusive) from the pieces.
+    """Write rows ``first`` to ``last`` (exclusive), by new number, from the files of :func:`write_feature_piece`.
+
+    Args:
+        pieces: these files.
+        memory: upper bound of the size of a block that is read, in bytes.
 
     Raises:
         DataError: the pieces lack one of these rows.
@@ -148,7 +152,7 @@ class TargetRange:
 
 @dataclass(frozen=True)
 class SortedEdges:
-    """Edges of a piece sorted by target, in three files.
+    """Edges of a part of a relation, sorted by target, in three files.
 
     Attributes:
         path: common prefix of the file names.
@@ -176,7 +180,10 @@ class SortedEdges:
         return np.fromfile(self._file("bounds"), np.int32)
 
     def read(self, first: int, last: int, block: int) -> Iterator[Pairs]:
-        """Yield sources and targets of the edges into a range of whole bins, at most ``block`` edges at once."""
+        """Yield sources and targets of the edges into targets ``first`` to ``last`` (exclusive), which are whole bins.
+
+        Each pair of arrays has at most ``block`` edges.
+        """
         low, high = (
             int(np.fromfile(self._file("bounds"), np.int32, 1, offset=4 * -(-target // self.width))[0])
             for target in (first, last)
@@ -231,7 +238,7 @@ def buckets(parts: Sequence[Sequence[SortedEdges]], loops: int, limit: int) -> l
     """Divide a relation's targets into ranges of whole bins.
 
     Args:
-        parts: the relation's pieces; between nodes of one type also its reversed pieces.
+        parts: lists of the relation's sorted edge files; between nodes of one type a second list, with reversed edges.
         loops: number of self-loops that each target gets.
         limit: maximum of edges plus targets per range, except for a single bin that has more.
     """
@@ -253,7 +260,7 @@ def buckets(parts: Sequence[Sequence[SortedEdges]], loops: int, limit: int) -> l
 
 
 def bin_bounds(targets: int, width: int) -> NDArray[np.int64]:
-    """Return the first target of each bin, followed by the number of targets: [bins + 1]."""
+    """Return the first target of each bin of ``width`` targets, followed by ``targets``: [bins + 1]."""
     return np.minimum(np.arange(-(-targets // width) + 1, dtype=np.int64) * width, targets)
 
 
@@ -265,16 +272,20 @@ def write_edge_bucket(
     indptr: RowOutput,
     indices: RowOutput,
 ) -> Record:
-    """Write the edges of a range of targets.
+    """Write rows of a relation's CSR matrix: the edges into the targets of ``bucket``, sorted by target.
 
     Args:
-        parts: the relation's pieces; between nodes of one type also its reversed pieces.
-        loops: whether each target gets a self-loop after the edges of each part.
+        parts: lists of the relation's sorted edge files; between nodes of one type a second list, with reversed edges.
+        loops: whether each target gets a self-loop after the edges of each list.
+        bucket: targets to write, and position and number of their edges in ``indices``.
         block: edges that are read at once.
-        indptr, indices: outputs for the first edge of each target and for the edges' sources.
+        indptr, indices: outputs: the end of each target's edges, and the edges' sources.
+
+    Returns:
+        The number of written edges, as ``edges``.
 
     Raises:
-        DataError: the pieces do not have the planned number of edges.
+        DataError: the files do not have ``bucket.edges`` edges.
     """
     streams = []
     for part in parts:

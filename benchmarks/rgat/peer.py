@@ -42,7 +42,12 @@ class GeometricNetwork(nn.Module):
         self._slope, self._dropout, self._seeds = architecture.activation_slope, architecture.dropout, schema.seeds
 
     def forward(self, x: dict[str, Tensor], levels: list[tuple[dict[str, int], dict[Any, Tensor]]]) -> Tensor:
-        """Return the logits of the seeds. ``levels`` has the number of nodes to keep and the edges per convolution."""
+        """Return the class logits (seeds, classes) of the seed nodes.
+
+        Args:
+            x: features by node type.
+            levels: for each convolution, the number of nodes of each type kept after it, and its edges by relation.
+        """
         for number, (convolution, (kept, edges)) in enumerate(zip(self.convs, levels, strict=True)):
             x = {name: each[: kept[name]] for name, each in convolution(x, edges).items()}
             if number < len(levels) - 1:

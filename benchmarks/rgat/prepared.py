@@ -86,12 +86,15 @@ def draw_permutations(nodes: Mapping[str, int]) -> Iterator[tuple[str, NDArray[n
 
 
 def split_sizes(labelled: int, train_share: float, eval_share: float) -> dict[str, int]:
-    """Return the number of seeds of each split: fractions of the labelled nodes, rounded down."""
+    """Return the number of seeds of ``train`` and ``eval``: these fractions of the labelled nodes, rounded down."""
     return {"train": int(labelled * train_share), "eval": int(labelled * eval_share)}
 
 
 def split_seeds(labelled: int, train_share: float, eval_share: float) -> dict[str, NDArray[np.int64]]:
-    """Return the seeds of each split by raw number, in order: consecutive parts of one permutation, train first."""
+    """Return the raw node numbers of the seeds of ``train`` and ``eval``, in order.
+
+    They are consecutive parts of one fixed permutation, train first, with these fractions of the labelled nodes.
+    """
     every = torch.randperm(labelled, generator=torch.Generator().manual_seed(SPLIT_SEED)).numpy()
     sizes = split_sizes(labelled, train_share, eval_share)
     return {"train": every[: sizes["train"]], "eval": every[sizes["train"] : sizes["train"] + sizes["eval"]]}

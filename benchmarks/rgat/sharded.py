@@ -168,6 +168,7 @@ def candidates(
         what: name of the array in messages, a plural.
         order: placements that ``auto`` tries.
         shard_bytes: bytes of a shard, as a function of the number of shards.
+        node_copies: whether every node may have a copy of the array.
 
     Raises:
         ConfigError: none is usable; the message has needed and free memory, and placements that would fit.

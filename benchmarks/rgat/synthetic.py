@@ -93,7 +93,12 @@ def synthetic_graph(
 
 
 def draw_starts(nodes: int, mean: float, skew: float, generator: torch.Generator) -> Tensor:
-    """Return the first edge of each node, [nodes + 1], int64; ``mean`` is the mean number of edges per node."""
+    """Return the first edge of each node, [nodes + 1], int64.
+
+    Args:
+        mean: mean number of edges per node.
+        skew: 0 to less than 1; the expected number of edges is about proportional to (popularity rank) ** -skew.
+    """
     spread = _Spread.over(nodes)
     starts = torch.zeros(nodes + 1, dtype=torch.int64, device=generator.device)
     for first in range(0, nodes, PIECE):
@@ -111,6 +116,7 @@ def draw_ends(nodes: int, edges: int, skew: float, generator: torch.Generator, c
     """Return a node for each edge, [edges], int32, all of class 0; popular nodes are more frequent.
 
     Args:
+        skew: 0 to less than 1; the probability of a node is about proportional to (popularity rank) ** -skew.
         classes: number of classes, at most ``nodes``. A number from 0 to ``classes`` - 1, added to a node, gives a node
             of that class with the same popularity.
     """

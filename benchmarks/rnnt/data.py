@@ -303,7 +303,11 @@ class FeaturePreparer:
         return {"features": made, "feature_lengths": length_B, **rest}
 
     def warm_up(self, batch: int, keys: Iterable[Key], training: bool = True) -> None:
-        """Compute features of one synthetic batch of ``batch`` utterances per key, which compiles all kernels."""
+        """Compute features of one synthetic batch of ``batch`` utterances per key, which compiles all kernels.
+
+        Args:
+            training: whether features are augmented as in training.
+        """
         for key in keys:
             self.tensors(synthetic_batch(self._facts, batch, key), key[0], training)
 

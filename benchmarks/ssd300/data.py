@@ -106,7 +106,7 @@ class AugmentedBoxes(BoxColumns):
         self._pictures, self._facts, self._attempts, self._seed = pictures, facts, attempts, seed
 
     def put(self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord) -> Augmentation:
-        """Write the boxes that the crop keeps, and return the augmentation."""
+        """Write the boxes that the crop keeps to row ``slot``, and return the augmentation. ``record`` is not used."""
         epoch, index = sample
         boxes_M4, label_M = self._pictures.boxes(index)
         plan = draw(boxes_M4, self._facts, self._attempts, sample_generator(self._seed, epoch, index))
@@ -137,7 +137,7 @@ class Ssd300Transform(Transform):
         self._normalizer.write(pixels, out_HWC)
 
     def numbers(self, augmentation: Augmentation, width: int, height: int) -> Sequence[float]:
-        """Return DALI's inputs, in the order of ``neutral``."""
+        """Return DALI's inputs for a picture of ``width`` x ``height`` px, in the order of ``neutral``."""
         left, top, right, bottom = augmentation.crop.pixels(width, height)
         # These are fractions for whole pixels, so that DALI's rounding gives the same crop as Pillow's.
         crop = (left / width, top / height, (right - left) / width, (bottom - top) / height)

@@ -121,7 +121,10 @@ class UnpaddedConv2d(FusedConv2d):
     def run(
         self, x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, relu: bool, residual_NCHW: Tensor | None = None
     ) -> Tensor:
-        """See :meth:`common.nn.fused_convolution.FusedConv2d.run`."""
+        """Return the convolution of the given weight and bias.
+
+        See :meth:`common.nn.fused_convolution.FusedConv2d.run`.
+        """
         y_NCHW: Tensor = self._conv_bias_relu.function(x_NCHW, weight, bias_C, 1, 0, 1, relu, residual_NCHW)
         return y_NCHW
 

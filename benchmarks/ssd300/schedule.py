@@ -12,12 +12,12 @@ from common.optim.learning_rate import Schedule
 
 
 def warmup_steps(warmup_epochs: float, train_samples: int, global_batch: int) -> int:
-    """Return the number of warm-up iterations, rounded down."""
+    """Return the iterations in ``warmup_epochs``, rounded down."""
     return int(warmup_epochs * train_samples / global_batch)
 
 
 def decay_steps(decay_epochs: Sequence[int], train_samples: int, global_batch: int) -> list[int]:
-    """Return the number of updates before each boundary; the update that reaches the end of its epoch is included."""
+    """Return the number of updates before each decay, including the one that reaches the end of its epoch."""
     return [-(-epochs * train_samples // global_batch) for epochs in decay_epochs]
 
 

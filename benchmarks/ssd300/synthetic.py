@@ -42,6 +42,9 @@ class SyntheticBoxes(SyntheticCoco):
 def generate(raw_dir: Path, options: SyntheticBoxes = SyntheticBoxes(), workers: int = 1) -> str:
     """Write synthetic data to ``raw_dir``, an empty or new folder; return a summary.
 
+    Args:
+        workers: largest number of processes.
+
     Raises:
         ConfigError: the pictures are impossible.
         DataError: ``raw_dir`` is not empty.

@@ -121,7 +121,7 @@ class Ssd300Detection(SquareDetection):
         return 1.0
 
     def targets(self, boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the class and the offsets of each default box."""
+        """Return ``class`` (N, A) and ``offsets`` (N, A, 4) of each default box."""
         class_NA, offsets_NA4 = self._targets(boxes["boxes"], boxes["label"], boxes["count"])
         return {"class": class_NA, "offsets": offsets_NA4}
 

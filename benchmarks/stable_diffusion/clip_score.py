@@ -34,7 +34,7 @@ SUPPORT = 2.0
 
 
 def resize_bicubic(pictures_NCHW: Tensor, height: int, width: int) -> Tensor:
-    """Resize uint8 pictures to ``height`` x ``width`` pixels."""
+    """Return the uint8 pictures resized, (N, C, height, width)."""
     device, resized = pictures_NCHW.device, pictures_NCHW
     if width != pictures_NCHW.shape[3]:
         resized = _rounded(resized.double() @ _weights(pictures_NCHW.shape[3], width, device).T)

@@ -87,12 +87,12 @@ def velocity_loss(prediction_NCHW: Tensor, v_NCHW: Tensor) -> Tensor:
 
 
 def x0_of(x_t: Tensor, v: Tensor, abar: Tensor) -> Tensor:
-    """Return the denoised latent that follows from the prediction ``v`` at ``x_t``."""
+    """Return the denoised latent, ``sqrt(abar) x_t - sqrt(1 - abar) v``, that follows from the velocity ``v``."""
     return abar.sqrt() * x_t - (1 - abar).sqrt() * v
 
 
 def eps_of(x_t: Tensor, v: Tensor, abar: Tensor) -> Tensor:
-    """Return the noise that follows from the prediction ``v`` at ``x_t``."""
+    """Return the noise, ``sqrt(abar) v + sqrt(1 - abar) x_t``, that follows from the velocity ``v``."""
     return abar.sqrt() * v + (1 - abar).sqrt() * x_t
 
 

@@ -108,7 +108,7 @@ class UNet(nn.Module):
         return self.velocity(x_NCHW, t_N, self.cross_keys_values(context_NTK))
 
     def velocity(self, x_NCHW: Tensor, t_N: Tensor, keys_values_NTM: Tensor) -> Tensor:
-        """Predict the velocity like :meth:`forward`, from the result of :meth:`cross_keys_values`."""
+        """Return the velocity (N, C, H, W), like :meth:`forward`, from the result of :meth:`cross_keys_values`."""
         added = list(self.time_projections(self.time_embed(t_N)))
         captions = self.caption_projections.pairs(keys_values_NTM)
 

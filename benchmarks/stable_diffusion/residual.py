@@ -47,7 +47,7 @@ class _AddResidual(torch.autograd.Function):
 
 
 def add_residual(y_RC: Tensor, bias_C: Tensor, residual_RC: Tensor, row_sums: RowSums) -> Tensor:
-    """Return ``y + residual``, where ``y`` already includes the bias.
+    """Return ``y + residual``, (R, C), where ``y`` already includes the bias.
 
     Args:
         y_RC: computed with the detached bias.

@@ -21,7 +21,11 @@ Count = Annotated[int, AtLeast(1)]
 
 @dataclass(frozen=True)
 class Convolution:
-    """The first layer of the network, a 3x3 convolution."""
+    """The first layer of the network, a 3x3 convolution from ``inputs`` to ``channels`` channels.
+
+    Attributes:
+        factor: downsampling factor of the output, relative to the latents.
+    """
 
     inputs: int
     channels: int
@@ -61,7 +65,11 @@ class Residual:
 
 @dataclass(frozen=True)
 class Transformer:
-    """A transformer: self-attention, cross-attention and a gated MLP; every spatial position is a token."""
+    """A transformer: self-attention, cross-attention and a gated MLP; every spatial position is a token.
+
+    Attributes:
+        factor: downsampling factor of height and width, relative to the latents.
+    """
 
     channels: int
     factor: int
@@ -69,7 +77,12 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Downsampling:
-    """A 3x3 convolution of stride 2; ``factor`` is that of the output."""
+    """A 3x3 convolution of stride 2.
+
+    Attributes:
+        channels: channels of input and output.
+        factor: downsampling factor of the output, relative to the latents.
+    """
 
     channels: int
     factor: int
@@ -82,7 +95,12 @@ class Downsampling:
 
 @dataclass(frozen=True)
 class Upsampling:
-    """Nearest upsampling by 2 and a 3x3 convolution; ``factor`` is that of the output."""
+    """Nearest upsampling by 2 and a 3x3 convolution.
+
+    Attributes:
+        channels: channels of input and output.
+        factor: downsampling factor of the output, relative to the latents.
+    """
 
     channels: int
     factor: int

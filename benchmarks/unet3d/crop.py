@@ -96,7 +96,7 @@ class Slab:
         return self.first_plane * self.size[1] * self.size[2]
 
     def source_plane(self, mirrored: bool) -> int:
-        """Return the lowest source plane of the slab in the crop before mirroring."""
+        """Return the lowest source plane of the slab in the crop before mirroring along D, if it is ``mirrored``."""
         return self.size[0] - self.first_plane - self.planes if mirrored else self.first_plane
 
     def cut(self, volumes: Tensor, crop: VolumeCrop) -> Tensor:

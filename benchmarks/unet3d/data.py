@@ -66,7 +66,7 @@ class VolumeDataSettings:
     implementations: Mapping[str, str] = field(default_factory=dict)
 
     def slab(self, split: VolumeSplit | None) -> Slab:
-        """Return the part of a crop that one rank computes.
+        """Return the planes of each crop that this rank computes; all planes if ``split`` is None.
 
         Raises:
             ConfigError: the planes cannot be divided equally among the ranks.
@@ -95,8 +95,8 @@ class VolumeSource:
     Args:
         order: order of this replica's volumes.
         device: device of the crops.
-        location: location of the volumes: ``device`` or ``host``.
-        slab: this rank's part of the crops.
+        location: memory that caches the volumes: ``device`` or ``host``.
+        slab: planes of each crop that this rank computes.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class VolumeSource:
         """Make the crops on the device, on the current stream.
 
         Returns:
-            ``image`` (N, 1, D, H, W) in channels_last_3d memory, ``label`` (N, D, H, W) uint8; only this rank's slab
-                if crops are split.
+            ``image`` (N, 1, D, H, W) in channels_last_3d memory, ``label`` (N, D, H, W) uint8; only this rank's
+                planes if crops are split.
         """
         tensors = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.tensors.items()}
         image, label = self._augment(

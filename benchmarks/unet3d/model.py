@@ -193,7 +193,7 @@ class _NetworkBuild:
 
 
 class ConvBlock(nn.Module):
-    """Convolution, instance norm and ReLU, on slabs if ``split``."""
+    """Convolution, instance norm and ReLU. With ``split``, inputs are this rank's slabs of volumes."""
 
     def __init__(self, build: _NetworkBuild, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
         super().__init__()
@@ -206,13 +206,13 @@ class ConvBlock(nn.Module):
         self._split = build.split if split else None
 
     def forward(self, x_NCDHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Map a slab or whole volumes; return the result twice, one for each of two readers."""
+        """Return the output (N, C out, D', H', W') twice, one for each of two consumers."""
         norm = self.norm
         return self._norm_relu(self.conv(x_NCDHW), norm.weight, norm.bias, norm.eps, self._split)
 
 
 class ConvPair(nn.Module):
-    """Two convolution blocks; the first may halve the volume."""
+    """Two convolution blocks, the first with ``stride``. With ``split``, inputs are this rank's slabs of volumes."""
 
     def __init__(self, build: _NetworkBuild, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
         super().__init__()
@@ -220,14 +220,17 @@ class ConvPair(nn.Module):
         self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
 
     def forward(self, x_NCDHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Map a slab or whole volumes; return the result twice, for the next block and for a skip connection."""
+        """Return the output (N, C out, D', H', W') twice, for the next block and for a skip connection."""
         x_NCDHW, _ = self.conv1(x_NCDHW)
         result: tuple[Tensor, Tensor] = self.conv2(x_NCDHW)
         return result
 
 
 class UpBlock(nn.Module):
-    """Upsampling by 2, concatenation of the skip connection, and two convolution blocks."""
+    """Upsampling by 2, concatenation of the skip connection, and two convolution blocks.
+
+    With ``split``, inputs are this rank's slabs of volumes.
+    """
 
     def __init__(self, build: _NetworkBuild, in_channels: int, out_channels: int, split: bool) -> None:
         super().__init__()
@@ -241,7 +244,7 @@ class UpBlock(nn.Module):
         self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
 
     def forward(self, x_NCDHW: Tensor, skip_NCDHW: Tensor) -> Tensor:
-        """Map volumes of half the size, and the skip connection of the full size, to volumes of the full size."""
+        """Map (N, C in, D, H, W), and the skip connection of twice the size, to (N, C out, 2D, 2H, 2W)."""
         x_NCDHW, _ = self.conv1(self._upsample(x_NCDHW, self.upsample.weight, self.upsample.bias, skip_NCDHW))
         x_NCDHW, _ = self.conv2(x_NCDHW)
         return x_NCDHW

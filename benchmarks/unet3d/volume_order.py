@@ -66,7 +66,7 @@ class VolumeOrder:
         return self.steps_of_epoch * self.global_batch
 
     def volume(self, step: int, slot: int) -> int:
-        """Return the volume of a sample."""
+        """Return the index of the volume that sample ``slot`` of global batch ``step`` shows (both from 0)."""
         epoch, step_of_epoch = divmod(step, self.steps_of_epoch)
         per_share = self.global_batch // self.shares
         share, slot_of_share = divmod(slot, per_share)
@@ -78,7 +78,10 @@ class VolumeOrder:
         return _volumes_of_share(self.volumes, self.shares, self.seed, share)
 
     def generator(self, step: int, slot: int) -> np.random.Generator:
-        """Return the random generator of a sample; it depends only on the seed and the sample's number."""
+        """Return the random generator of sample ``slot`` of global batch ``step``.
+
+        It depends only on the seed and the sample's number in the training.
+        """
         return sample_generator(self.seed, _SAMPLE, step * self.global_batch + slot)
 
 

@@ -52,10 +52,13 @@ def load(
 
     Args:
         tree: plain containers, with interpolations resolved.
-        micro_batch: overrides ``micro_batch``; used for ``auto`` once the free memory is known.
+        workload_type: maps the benchmark's name to its workload class.
+        micro_batch: overrides ``micro_batch``; used for ``auto`` once the free memory is known. Without it, ``auto``
+            is 1.
 
     Raises:
-        ConfigError: unknown key, wrong type, impossible layout, or a batch that the ranks do not divide.
+        ConfigError: unknown key, wrong type, impossible layout, or a global batch that is not a multiple of
+            micro-batch x data-parallel ranks.
     """
     tree = dict(tree)
     benchmark = build(BenchmarkConfig, tree.get("benchmark"), "benchmark")

@@ -171,9 +171,10 @@ class Evaluations(Protocol):
         ...
 
     def dismiss(self, stopped_at: int) -> None:
-        """Tell the evaluation ranks that the run has ended.
+        """Send the end of the run to the evaluation ranks.
 
-        ``stopped_at`` is the step at which a signal stopped the run; 0 for a run that ended by itself.
+        Args:
+            stopped_at: step at which a signal stopped the run; 0 for a run that ended by itself.
         """
         ...
 

@@ -153,6 +153,7 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
 
     Args:
         remedy: advice to the user, for messages.
+        undecided: accept a manifest of an older version without ``custom``, and set it to :data:`UNDECIDED`.
 
     Raises:
         DataError: the folder or the manifest is missing, or the manifest is damaged, of another format or of an older

@@ -142,7 +142,7 @@ class MicroBatches:
         return divmod(number, self.accumulation)
 
     def global_index(self, number: int) -> int:
-        """Return the index of this replica's micro-batch ``number`` among the micro-batches of all replicas."""
+        """Return the index of this replica's micro-batch among those of all: ``number * replicas + replica``."""
         step, accumulation_step = self.step_of(number)
         return step * self.streams + self.stream(accumulation_step)
 

@@ -32,7 +32,11 @@ _SHARDS, _ROWS = 1, 2
 
 
 def shard_sizes(rows: int, shards: int, larger_first: bool) -> NDArray[np.int64]:
-    """Return the number of rows of each shard. They differ by at most one; the larger shards come first or last."""
+    """Return the number of rows of each shard; they differ by at most one.
+
+    Args:
+        larger_first: whether the larger shards come first; otherwise they come last.
+    """
     position = np.arange(shards) if larger_first else np.arange(shards)[::-1]
     return rows // shards + (position < rows % shards).astype(np.int64)
 

@@ -65,7 +65,8 @@ def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, pe
     """Yield the result of ``draw`` for each plan, in order.
 
     Args:
-        draw: a module-level function.
+        draw: a module-level function, so that other processes can receive it.
+        workers: largest number of processes.
         per_worker: number of plans that are worth a process. Fewer than two times as many are drawn in this process.
 
     Raises:

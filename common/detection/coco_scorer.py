@@ -37,7 +37,7 @@ class CocoScorer(Scorer):
         self._truth: GroundTruth | None = None
 
     def warm_up(self) -> None:
-        """Score synthetic detections of one class in a few pictures."""
+        """Score synthetic detections once, so that kernels are loaded before timing. Reads no data."""
         score(*random_boxes(self._device))
 
     def open_data(self, root: Path) -> None:

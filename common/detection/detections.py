@@ -87,13 +87,16 @@ def corners_in_picture(corners_BK4: Tensor, height: float | Tensor, width: float
 
 
 def as_origin_and_size(corners_BK4: Tensor, pixel: float = 0.0) -> Tensor:
-    """Return boxes x, y, width, height of finite corners; width is x2 - x1 + ``pixel``. Capturable."""
+    """Return boxes (B, K, 4), x, y, width, height, of finite corners; width is x2 - x1 + ``pixel``. Capturable."""
     x1, y1, x2, y2 = corners_BK4.unbind(2)
     return torch.stack([x1, y1, x2 - x1 + pixel, y2 - y1 + pixel], 2)
 
 
 def in_picture(corners_BK4: Tensor, height: float, width: float, size_B2: Tensor) -> Tensor:
-    """Return boxes x, y, width, height in pixels of the original pictures; see :func:`corners_in_picture`."""
+    """Return boxes (B, K, 4), x, y, width, height, in pixels of the original pictures.
+
+    See :func:`corners_in_picture`.
+    """
     return as_origin_and_size(corners_in_picture(corners_BK4, height, width, size_B2))
 
 

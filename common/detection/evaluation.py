@@ -57,8 +57,9 @@ class SyntheticPictures:
     """An evaluation source of noise on the device. It repeats the same batches with new picture ids.
 
     Args:
-        batches: inputs of the network by key, all with the same number of pictures. The keys take turns.
-        pictures: number of pictures over all ranks; the last batches are filled with padding.
+        batches: inputs of the network by key, all with the same number of pictures. Batches alternate between the
+            keys, in order.
+        pictures: number of pictures over all ranks; the last batches are padded with id -1.
         layout: ranks that share the pictures.
     """
 

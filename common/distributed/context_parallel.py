@@ -98,7 +98,7 @@ class ContextSplit:
         return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.spans])
 
     def own_tokens(self, whole: Tensor, dim: int = 1) -> Tensor:
-        """Return a copy of this rank's tokens.
+        """Return a copy of this rank's L tokens along ``dim``.
 
         Args:
             whole: tensor with the S tokens of whole rows along ``dim``.
@@ -113,7 +113,7 @@ class ContextSplit:
         return k_BSKD, v_BSKD
 
     def all_gather_kv(self, k_BLKD: Tensor, v_BLKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same as :meth:`gather_kv`, without autograd. Collective."""
+        """Return keys and values of whole rows, (B, S, K, D): :meth:`gather_kv` without autograd. Collective."""
         if self.ranks == 1:
             return k_BLKD, v_BLKD
         B, L, K, D = k_BLKD.shape
@@ -249,7 +249,7 @@ class SplitAttention:
         kept: Sequence[Saved],
         into: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]:
-        """Return dq, and a function that waits for dk and dv of this rank's tokens, summed over the ranks. Collective.
+        """Return dq (B, L, H, D), and a function that waits for dk and dv, (B, L, K, D), summed over ranks. Collective.
 
         Args:
             into: tensors for the three gradients, used if rows are not split; None to allocate them.

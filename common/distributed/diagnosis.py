@@ -63,6 +63,10 @@ def diagnose(views: Sequence[View], timeout_seconds: float) -> Diagnosis | None:
     """Return the ranks that block the job, or None while every rank is within its limits.
 
     A rank that waits for others is excused while another rank of its role is in a phase with an extended limit.
+
+    Args:
+        views: the last known state of each rank.
+        timeout_seconds: largest time without a message from a rank's heartbeat thread.
     """
     silent = [view for view in views if not view.left and view.silence > timeout_seconds]
     if silent:

@@ -32,7 +32,11 @@ class StatusStore(Protocol):
 
 
 class SharedStatusStore(StatusStore):
-    """Status store in a ``dist.Store``; its separate connection keeps it independent of collectives that block."""
+    """Status store in a ``dist.Store``; its separate connection keeps it independent of collectives that block.
+
+    Args:
+        timeout_seconds: largest time that a call may wait for the store.
+    """
 
     def __init__(self, store: dist.Store, timeout_seconds: float) -> None:
         own = store.clone()

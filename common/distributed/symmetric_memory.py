@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 class Handle(Protocol):
-    """Interface of ``torch._C._distributed_c10d._SymmetricMemory`` in use; everything runs on the current stream."""
+    """Members of ``torch._C._distributed_c10d._SymmetricMemory`` that we use.
+
+    Signals and barriers are enqueued on the current stream.
+    """
 
     buffer_ptrs: list[int]
 
@@ -32,15 +35,15 @@ class Handle(Protocol):
         ...
 
     def put_signal(self, dst_rank: int, channel: int) -> None:
-        """Set a signal at another rank, after this rank's previous signal there is cleared."""
+        """Set a signal at another rank, after this rank's previous signal there on ``channel`` is cleared."""
         ...
 
     def wait_signal(self, src_rank: int, channel: int) -> None:
-        """Wait for a signal from another rank and clear it."""
+        """Wait for a signal from another rank on ``channel``, and clear it."""
         ...
 
     def barrier(self, channel: int) -> None:
-        """Wait until all ranks have reached this barrier."""
+        """Wait until all ranks have reached the barrier of ``channel``."""
         ...
 
 
@@ -102,15 +105,15 @@ class PeerMemory:
         return torch.tensor(list(self._mapped.buffer_ptrs), dtype=torch.int64, device=self._own.device)
 
     def put_signal(self, rank: int, channel: int = 0) -> None:
-        """Set a signal at another rank, after this rank's previous signal there is cleared."""
+        """Set a signal at another rank, after this rank's previous signal there on ``channel`` is cleared."""
         self._mapped.put_signal(rank, channel)
 
     def wait_signal(self, rank: int, channel: int = 0) -> None:
-        """Wait for a signal from another rank and clear it."""
+        """Wait for a signal from another rank on ``channel``, and clear it."""
         self._mapped.wait_signal(rank, channel)
 
     def barrier(self, channel: int = 0) -> None:
-        """Wait, on the current stream, until all ranks have reached this barrier."""
+        """Wait, on the current stream, until all ranks have reached the barrier of ``channel``."""
         self._mapped.barrier(channel)
 
     def close(self) -> None:

@@ -226,7 +226,7 @@ def gathered(
 
 
 def without_padding(tensors: Mapping[str, Tensor], splits: Mapping[str, TensorSplit]) -> dict[str, Tensor]:
-    """Return the result of :func:`gathered` for a single rank, as views instead of copies."""
+    """Return tensors by name without the padding of ``splits``, as views: :func:`gathered` for a single rank."""
     return {name: splits[name].without_padding(t) if name in splits else t for name, t in tensors.items()}
 
 

@@ -88,6 +88,7 @@ def host_memory_bandwidth(seconds: float, ranks: int = 1) -> float:
     """Return the host memory bandwidth of a copy by this process, in GB/s; bytes read and written both count.
 
     Args:
+        seconds: duration of the measurement.
         ranks: number of ranks on this machine, which all measure at the same time and share the free memory.
     """
     # Each of the two buffers, summed over all ranks, takes at most a sixteenth of the free memory.

@@ -40,9 +40,12 @@ class Meeting:
         self._set(f"{topic}/{self._rank_info.rank}", json.dumps(result))
 
     def collect(self, topic: str, timeout_seconds: float) -> list[Any]:
-        """Return on rank 0 the results of all ranks, in their order; None for a rank that did not answer in time.
+        """Return the results of all ranks, in their order; None for a rank that did not answer in time. For rank 0.
 
         Later calls do not wait for a rank that was late once.
+
+        Args:
+            timeout_seconds: time to wait for all ranks together.
 
         Raises:
             RankFailure: the store does not answer.
@@ -64,7 +67,7 @@ class Meeting:
         self._set(topic, json.dumps(result))
 
     def receive(self, topic: str, timeout_seconds: float) -> Any:
-        """Return the value that rank 0 announced for ``topic``; wait for it.
+        """Return the value that rank 0 announced for ``topic``; wait for it at most ``timeout_seconds``.
 
         Raises:
             RankFailure: rank 0 did not announce a value in time.
@@ -79,7 +82,13 @@ class Meeting:
             ) from error
 
     def everyone_arrives(self, topic: str, timeout_seconds: float) -> None:
-        """Wait for all ranks, so that the next measurement starts at the same time; continue without late ranks."""
+        """Wait for all ranks, so that the next measurement starts at the same time.
+
+        After ``timeout_seconds``, rank 0 lets all others continue without the late ranks.
+
+        Raises:
+            RankFailure: the store or rank 0 does not answer.
+        """
         self.post(topic, True)
         if self._rank_info.rank == 0:
             self.collect(topic, timeout_seconds)
@@ -87,7 +96,10 @@ class Meeting:
         self.receive(f"{topic} begins", 2 * timeout_seconds)
 
     def leave(self, timeout_seconds: float) -> None:
-        """Wait on rank 0, which may host the store, until the other ranks have received the verdict."""
+        """Wait on rank 0, which may host the store, until the other ranks have received the verdict.
+
+        It waits at most ``timeout_seconds``; other ranks do not wait.
+        """
         self.post("left", True)
         if self._rank_info.rank == 0:
             self.collect("left", timeout_seconds)

@@ -63,6 +63,7 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: an earlier checkpoint could not be written.
+            RuntimeError: the writing thread ended unexpectedly.
         """
         self.check()
         host = self._free_copy()
@@ -96,6 +97,7 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: a file could not be written.
+            RuntimeError: the writing thread ended unexpectedly.
         """
         self.check()
         found: list[Path] = []
@@ -108,7 +110,7 @@ class CheckpointWriter:
         return found
 
     def close(self) -> None:
-        """Write everything that has been submitted, and end the thread."""
+        """Write everything that has been submitted, unless writing has failed, and end the thread."""
         self._closed = True
         self._orders.put(None)
         self._thread.join()

@@ -181,7 +181,11 @@ class OfflineEvaluation:
             yield from self._scored(self._scoring, stopping)
 
     def dismiss(self, stopped_at: int) -> None:
-        """Send the evaluation ranks the end of the run, and wait until they have left."""
+        """Send the evaluation ranks the end of the run, and wait until they have left.
+
+        Args:
+            stopped_at: step at which a signal stopped the run; 0 for a run that ended by itself.
+        """
         if self._orders is not None and self._reports is not None:
             self._orders.send(stopped_at=stopped_at)
             self._orders.end()

@@ -101,7 +101,11 @@ class RankedEvaluation:
                 yield score
 
     def dismiss(self, stopped_at: int) -> None:
-        """Send the evaluation ranks the end of the run, and wait until they have left."""
+        """Send the evaluation ranks the end of the run, and wait until they have left.
+
+        Args:
+            stopped_at: step at which a signal stopped the run; 0 for a run that ended by itself.
+        """
         if self._sender is not None:
             self._sender.end(stopped_at)
         if self._score_receiver is not None:
@@ -178,7 +182,7 @@ class ScoreSender:
         self._messages = MessageSender(f"scores/{token}")
 
     def report(self, samples: int, values: dict[str, float] | None, seconds: float) -> None:
-        """Send the content of a :class:`ScoreMessage`.
+        """Send a :class:`ScoreMessage` of training samples, metrics (None: stop notice) and evaluation seconds.
 
         Raises:
             RuntimeError: training rank 0 is gone.

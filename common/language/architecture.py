@@ -34,6 +34,10 @@ from common.ops.triton_support import widen
 class DecoderNorm(nn.Module, ABC):
     """Norm of the last dimension.
 
+    Args:
+        features: size of the last dimension.
+        epsilon: added to the variance or to the mean square.
+
     Attributes:
         partial_over: parameters whose gradients must be summed over mesh axes. Each tp rank normalises only its own
             tokens and has only their part of the parameters' gradients.
@@ -54,14 +58,14 @@ class DecoderNorm(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Return ``x`` normalised over the last dimension, in its shape and dtype. Arithmetic is at least fp32."""
 
 
 class RMSNorm(DecoderNorm):
     """``weight * x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, arXiv:1910.07467)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Return ``x`` normalised over the last dimension, in its shape and dtype. Arithmetic is at least fp32."""
         x_fp32 = widen(x)
         normed = x_fp32 * torch.rsqrt(x_fp32.square().mean(-1, keepdim=True) + self.epsilon)
         return (normed * widen(self.weight)).to(x.dtype)
@@ -75,7 +79,7 @@ class LayerNorm1p(DecoderNorm):
     has_bias: ClassVar[bool] = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Return ``x`` normalised over the last dimension, in its shape and dtype. Arithmetic is at least fp32."""
         assert self.bias is not None
         x_fp32, weight, bias = widen(x), widen(self.weight), widen(self.bias)
         return F.layer_norm(x_fp32, (x_fp32.shape[-1],), 1.0 + weight, bias, self.epsilon).to(x.dtype)
@@ -122,11 +126,11 @@ class GeluPasses:
     gelu: BiasGelu
 
     def forward(self, x_TF: Tensor, **casts: Any) -> Any:
-        """See :func:`common.ops.bias_gelu.forward_reference`."""
+        """Return ``gelu(x)``, (T, F), and the tensor to save; see :func:`common.ops.bias_gelu.forward_reference`."""
         return self.gelu.forward(x_TF, None, **casts)
 
     def backward(self, dy_TF: Tensor, saved: Any, **casts: Any) -> Any:
-        """See :func:`common.ops.bias_gelu.backward_reference`."""
+        """Return the gradients of x and of the bias; see :func:`common.ops.bias_gelu.backward_reference`."""
         return self.gelu.backward(dy_TF, saved, None, **casts)
 
 
@@ -379,7 +383,11 @@ class DecoderOperations:
 
 
 def block_operations(architecture: type[Architecture], adapters: bool = False) -> dict[str, Operation]:
-    """Return the operations of the blocks by name, as in ``model.implementations``."""
+    """Return the operations of the blocks by name, as in ``model.implementations``.
+
+    Args:
+        adapters: include the operation that only LoRA adapters need.
+    """
     lora: dict[str, Operation] = {"lora_input": LORA_INPUT} if adapters else {}
     return {"attention": CAUSAL_ATTENTION, **architecture.operations(), **lora}
 
@@ -398,9 +406,10 @@ def choose_operations(
         requested: ``model.implementations``.
         split: how rows are split over the cp ranks.
         device, dtype: device and dtype of the activations.
+        adapters: whether the blocks have LoRA adapters.
 
     Returns:
-        The operations, and the names of the implementations.
+        The operations, and the name of each one's implementation.
 
     Raises:
         UnsupportedImplementation: the message names ``model.implementations.<operation>``.

@@ -79,7 +79,9 @@ class NormPasses:
     def forward(self, pair: Pair, product: Product | None, inference: bool) -> Normed:
         """Return the residual stream, the norm's moments, and its result in the formats that ``product`` reads.
 
-        ``product`` is None behind the last layer: the head reads 16 or more bits.
+        Args:
+            product: reads the result; None behind the last layer, because the head reads 16 or more bits.
+            inference: whether no backward pass follows, which may leave FP8 scales unchanged.
         """
         scaling, norm = None if product is None else product.input_scaling(), self.module
         return self.functions.forward(
@@ -90,7 +92,7 @@ class NormPasses:
         )  # fmt: skip
 
     def recompute(self, residual_sE: Tensor, moments: Tensor) -> Tensor:
-        """Return the norm's result in 16 or more bits."""
+        """Return the norm's result (s, E) in 16 or more bits, recomputed from its input and moments."""
         return self.functions.recompute(residual_sE, moments, self.module.weight, self.module.bias)
 
     def operand_again(
@@ -112,7 +114,7 @@ class NormPasses:
         moments: Tensor,
         d_residual_sE: Tensor | None,
     ) -> Tensor:
-        """Return the gradient of the sum that the norm read, which is that of all its summands.
+        """Return the gradient (s, E) of the sum that the norm read, which is that of all its summands.
 
         Add the gradients of trained parameters and of the bias of ``before``, and leave the FP8 gradient in its
         handover.
@@ -174,7 +176,12 @@ class QkvHeads:
     def backward(
         self, gradients: Gradients, tokens: Tokens, half: bool, scaling: Scaling | None
     ) -> tuple[Tensor | None, Fp8Tensor | None, Tensor | None]:
-        """Return the gradient of the QKV product in 16 or more bits and in FP8, as requested, and that of its bias."""
+        """Return the gradient (T, N) of the QKV product in 16 or more bits and in FP8, and that of its bias (or None).
+
+        Args:
+            half: return the gradient in 16 or more bits; otherwise it may be None.
+            scaling: scale of the gradient in FP8; None for no FP8.
+        """
         parts = [gradient.flatten(0, 1) for gradient in gradients]
         if not self.rotary:
             made = self.positions(*parts, half=half, fp8=scaling, transpose=scaling is not None)
@@ -252,7 +259,7 @@ class MlpHalf:
         return self.mlp_buffer(self.first.result_rows(len(data_and_scale(x)[0])), len(self.first.weight))
 
     def mlp_buffer(self, rows: int, features: int) -> Tensor:
-        """Return the buffer that all layers share."""
+        """Return the buffer that all layers share, as (rows, features) in the dtype of the norm's weight."""
         return self.scratch.mlp((rows, features), self.norm.module.weight.dtype)
 
 

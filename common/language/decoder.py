@@ -55,7 +55,7 @@ class NormAndHead(nn.Module):
         self.norm, self.head_weight, self._passes = decoder.norm, decoder.head_weight, passes
 
     def forward(self, pair: Pair) -> Tensor:
-        """Return the normalised hidden states."""
+        """Return the normalised hidden states (s, E) of this rank."""
         return last_normed(pair, self._passes)
 
 
@@ -115,20 +115,26 @@ class HandwrittenDecoder:
             ]
 
     def embed(self, tokens_BS: Tensor, positions: TokenPositions) -> Tensor:
-        """See :meth:`common.language.network.Decoder.embed`."""
+        """Return the hidden states (s, E) before the first layer; see :meth:`common.language.network.Decoder.embed`."""
         return self.decoder.embed(tokens_BS, positions)
 
     def through(self, part: int, x_sE: Tensor, positions: TokenPositions) -> Tensor:
-        """See :meth:`common.language.network.Decoder.through`; weight gradients are added to the main gradients."""
+        """Return the hidden states (s, E) after one part of the network.
+
+        See :meth:`common.language.network.Decoder.through`. Weight gradients are added to the main gradients.
+        """
         return joined(self._through(part, x_sE, positions), self._operations.bias_gradient)
 
     def normed(self, x_sE: Tensor) -> Tensor:
-        """See :meth:`common.language.network.Decoder.normed`."""
+        """Return the input (s, E) of the head; see :meth:`common.language.network.Decoder.normed`."""
         result: Tensor = self._norm_and_head(Pair(x_sE))
         return result
 
     def hidden_states(self, tokens_BS: Tensor, positions: TokenPositions) -> Tensor:
-        """See :meth:`common.language.network.Decoder.hidden_states`. Collective."""
+        """Return the input (s, E) of the head for all layers of the network.
+
+        See :meth:`common.language.network.Decoder.hidden_states`. Collective.
+        """
         result: Tensor = self._norm_and_head(self._through(0, self.embed(tokens_BS, positions), positions))
         return result
 

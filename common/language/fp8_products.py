@@ -66,7 +66,7 @@ class Fp8BlockProduct(Product):
         self._transpose = transpose_fp8.TRANSPOSE_FP8.select(AUTO, OperationRequest(device, E4M3)).function
 
     def new_rows(self, rows: int, columns: int) -> Tensor:
-        """Return an uninitialised tensor in the dtype of results."""
+        """Return an uninitialised tensor (rows, columns) in the dtype of results."""
         return torch.empty(rows, columns, dtype=self._dtype, device=self.weight.device)
 
     def input_scaling(self) -> Scaling | None:
@@ -82,7 +82,7 @@ class Fp8BlockProduct(Product):
         return self._scales.scaling(self._gradient)
 
     def cast_input(self, x_TI: Tensor, inference: bool) -> Fp8Tensor:
-        """Cast the input to e4m3."""
+        """Return the input (T, I) in e4m3. The cast updates the scale, unless it is :meth:`frozen`."""
         scaling = self._scales.scaling(self._input)
         result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(inference))
         return result
@@ -93,12 +93,12 @@ class Fp8BlockProduct(Product):
         return Scaling(scale_inverse.reciprocal(), self._scales.pending[self._input])
 
     def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
-        """Cast the input to e4m3 with the scale of an earlier cast."""
+        """Return the input (T, I) in e4m3, with the scale of an earlier cast."""
         result: Fp8Tensor = self._cast(x_TI, self.scaling_of(scale_inverse), E4M3, False, True)
         return result
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        """Cast the gradient to e5m2."""
+        """Return the gradient (T, O) in e5m2. The cast updates the scale."""
         result: Fp8Tensor = self._cast(dy_TO, self._scales.scaling(self._gradient), E5M2, False, False)
         return result
 
@@ -328,13 +328,13 @@ class Fp8TrainedProduct(Fp8BlockProduct):
         return inference and not self._own_eval_scales
 
     def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
-        """Cast the input to e4m3 with the scale of an earlier cast; also transpose it if no gathering follows."""
+        """Return the input (T, I) in e4m3 with an earlier cast's scale; with its transpose if no gathering follows."""
         alone = not isinstance(self.movement, Gathering)
         result: Fp8Tensor = self._cast(x_TI, self.scaling_of(scale_inverse), E4M3, alone, True)
         return result
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        """Cast the gradient to e5m2; also transpose it if no gathering follows."""
+        """Return the gradient (T, O) in e5m2; with its transpose if no gathering follows."""
         alone = not isinstance(self.movement, Scattering)
         result: Fp8Tensor = self._cast(dy_TO.contiguous(), self._scales.scaling(GRADIENT), E5M2, alone)
         return result

@@ -43,7 +43,10 @@ from common.ops.triton_support import widen
 from common.ops.weight_gradient import add_product_
 
 CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
-"""See :mod:`common.ops.cross_entropy`."""
+"""Function of (logits, labels, vocabulary, inplace) that returns loss and correctness per row.
+
+See :func:`common.ops.cross_entropy.masked_cross_entropy_reference`.
+"""
 
 
 class LossHead(ABC):
@@ -88,7 +91,7 @@ class NextTokenHead(LossHead):
     vocabulary: int | None = None
 
     def losses(self, hidden_sE: Tensor, labels_T: Tensor) -> Tensor:
-        """See :meth:`LossHead.losses`; differentiable."""
+        """Return the loss (T,) of every token; see :meth:`LossHead.losses`. Differentiable."""
         return next_token_loss(hidden_sE, self.weight, labels_T, self.parallel, self.chunk, self.vocabulary)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
@@ -125,7 +128,7 @@ class UntiedHead(LossHead):
         return torch.cat(losses)
 
     def parts(self, tokens: int) -> Iterator[slice]:
-        """Yield the chunks."""
+        """Yield the slice of each chunk of ``tokens`` tokens, in order."""
         for start in range(0, tokens, self.chunk):
             yield slice(start, min(start + self.chunk, tokens))
 
@@ -267,10 +270,10 @@ class TiedHead(LossHead):
         return self.pending.step(self)
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, factor: float = 1.0) -> Tensor:
-        """See :meth:`LossHead.summed_loss`. Collective in both passes.
+        """Return ``factor`` times the sum of the losses, 0-d.
 
-        Except in fp16, ``factor`` is applied before the gradient of the logits is rounded; a factor applied to the
-        result would be rounded to the dtype of the network.
+        See :meth:`LossHead.summed_loss`. Collective in both passes. Except in fp16, ``factor`` is applied before the
+        gradient of the logits is rounded; a factor applied to the result would be rounded to the dtype of the network.
         """
         if not torch.is_grad_enabled():
             return self.losses(hidden_sE, labels_T).sum() * factor

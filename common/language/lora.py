@@ -80,7 +80,7 @@ class ProductAdapter:
     lora_input: Any
 
     def input(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """Return ``dropout(x)``."""
+        """Return ``dropout(x)``, shape and dtype of ``x``; ``x`` itself without dropout."""
         mask = self._mask(tokens)
         if mask is None:
             return x
@@ -88,7 +88,11 @@ class ProductAdapter:
         return result
 
     def input_again(self, norm: RowNorm, normed: tuple[Tensor, Tensor, Tensor], tokens: Tokens) -> Tensor:
-        """Recompute ``dropout(x)``, where x is the result of an RMS norm, from its residual, moments and weight."""
+        """Recompute and return ``dropout(x)``, where x is the result of an RMS norm.
+
+        Args:
+            normed: residual, moments and weight of the norm.
+        """
         mask = self._mask(tokens)
         result: Tensor
         if mask is None:
@@ -98,23 +102,32 @@ class ProductAdapter:
         return result
 
     def start_forward(self, x: Tensor, tokens: Tokens) -> Underway:
-        """Start to compute u for the tokens of the product's result. Collective."""
+        """Start to compute ``u = dropout(x) A^T``, (tokens of the product's result, rank). Collective."""
         u = self.input(x, tokens) @ self.a.t()
         return self.parallel.start_all_gather(u) if self.column_parallel else self.parallel.start_reduce_scatter(u)
 
     def add(self, y: Tensor, u: Tensor) -> None:
-        """Add the adapter's part to the product's result, in place."""
+        """Add the adapter's part, ``scale u B^T``, to the product's result ``y``, in place."""
         y.addmm_(u, self.b.t(), alpha=self.lora.scale)
 
     def start_backward(self, dy: Tensor, u: Tensor) -> tuple[Underway, Tensor]:
-        """Start to compute the gradient of u for the tokens of the input; return it and that of B. Collective."""
+        """Start to compute the gradient of u for the tokens of the input; return it and the gradient of B. Collective.
+
+        Args:
+            dy: gradient of the product's result.
+            u: result of :meth:`start_forward`.
+        """
         scale = self.lora.scale
         du, db = (dy @ self.b).mul_(scale), dy.t() @ (u * scale)
         parallel = self.parallel
         return parallel.start_reduce_scatter(du) if self.column_parallel else parallel.start_all_gather(du), db
 
     def add_input_gradient(self, dx: Tensor, du: Tensor, tokens: Tokens) -> None:
-        """Add the adapter's part to the gradient of the product's input, in place."""
+        """Add the adapter's part to ``dx``, the gradient of the product's input, in place.
+
+        Args:
+            du: gradient of u, for the tokens of the input.
+        """
         mask = self._mask(tokens)
         if mask is None:
             dx.addmm_(du, self.a)

@@ -111,7 +111,7 @@ class Workspace(ABC):
         return self.architecture.layers if self.tokens else 0
 
     def kept(self, recomputed: int) -> int:
-        """Return the bytes that all layers keep for the backward pass."""
+        """Return the bytes that all layers keep for the backward pass if ``recomputed`` of them recompute."""
         return self.layers * self.layer() - recomputed * self.recomputable()
 
     def qkv(self) -> int:
@@ -159,7 +159,12 @@ class FrozenWorkspace(Workspace):
         )
 
     def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
-        """Return the bytes by category."""
+        """Return the bytes by category.
+
+        Args:
+            recomputed: number of layers that recompute activations.
+            transposed: number of layers that keep their weights transposed.
+        """
         return {
             "frozen weights": self.frozen(),
             "adapters": self.adapters(),
@@ -246,7 +251,12 @@ class TrainedWorkspace(Workspace):
     )
 
     def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
-        """Return the bytes by category."""
+        """Return the bytes by category.
+
+        Args:
+            recomputed: number of layers that recompute activations.
+            transposed: number of layers that keep their weights transposed.
+        """
         return {
             "weights, gradients and optimizer": self.state(),
             "weights in FP8": self.weights_in_fp8(transposed),
@@ -351,7 +361,12 @@ class StageWorkspace(TrainedWorkspace):
         return self.own_parameters
 
     def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
-        """Return the bytes by category."""
+        """Return the bytes by category.
+
+        Args:
+            recomputed: number of layers that recompute activations.
+            transposed: number of layers that keep their weights transposed.
+        """
         shape, layers = self.architecture, self.architecture.layers // self.stages
         units = order(self.stage, self.stages, self.chunks, self.micro_batches)
         in_flight = sum(slots_of_chunks(units).values()) if self.chunk_graphs else most_in_flight(units)

@@ -68,7 +68,7 @@ class LocalProduct(Protocol):
         ...
 
     def new_rows(self, rows: int, columns: int) -> Tensor:
-        """Return an uninitialised tensor in the dtype of results."""
+        """Return an uninitialised tensor (rows, columns) in the dtype of results."""
         ...
 
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
@@ -149,7 +149,10 @@ class Gathering(Movement):
         self.tokens.gather_product(*data_and_scale(x), own.forward_rows, y)
 
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """Gather x during the product for dx, and scatter dx during that for dW."""
+        """Add the weight's gradient to the main gradient and return the input's gradient. Collective.
+
+        x is gathered during the product for dx, and dx is scattered during the product for dW.
+        """
         x_sI, x_scale = data_and_scale(x)
         arriving, scales = self.parallel.start_all_gather(x_sI), None
         if x_scale is not None:
@@ -183,7 +186,7 @@ class Scattering(Movement):
         self.tokens.product_scatter(*data_and_scale(x), own.forward_rows, y)
 
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """Gather dy once, for both products."""
+        """Add the weight's gradient to the main one; return the input's. dy is gathered once for both. Collective."""
         dy_sO, dy_scale = data_and_scale(dy)
         ranks = self.parallel.size
         dx_Ti = own.new_rows(ranks * len(dy_sO), own.weight.shape[1])

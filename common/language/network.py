@@ -177,12 +177,12 @@ class DecoderBlock(nn.Module):
         return SITES_PER_LAYER * self.index + ("qkv", "output").index(product)
 
     def forward(self, x_sE: Tensor, positions: TokenPositions, attend: Attention) -> Tensor:
-        """Return the hidden states after this block."""
+        """Return the hidden states (s, E) of this rank after this block."""
         x_sE = x_sE + self.attention(self.attention_norm(x_sE), positions, attend)
         return x_sE + self.feed_forward(self.mlp_norm(x_sE))
 
     def attention(self, x_sE: Tensor, positions: TokenPositions, attend: Attention) -> Tensor:
-        """Map normalised hidden states of this rank's tokens to the attention's addition to the residual stream."""
+        """Return what attention adds to the residual stream, (s, E), given this rank's normalised hidden states."""
         shape = self.architecture
         drop = {name: adapter_dropout(self.lora, self.site(name), positions) for name in ("qkv", "output")}
         qkv_TN = self.qkv(x_sE, drop["qkv"], positions.in_batch)
@@ -202,7 +202,7 @@ class DecoderBlock(nn.Module):
         return rotated(q_THD, cos_TD, sin_TD), rotated(k_TKD, cos_TD, sin_TD), v_TKD
 
     def feed_forward(self, x_sE: Tensor) -> Tensor:
-        """Map normalised hidden states to the MLP's addition to the residual stream."""
+        """Return what the MLP adds to the residual stream, (s, E), given this rank's normalised hidden states."""
         result: Tensor
         if self.architecture.mlp is not None:
             result = self.mlp(x_sE)
@@ -358,13 +358,13 @@ class Decoder(nn.Module):
         return words_sE if self.architecture.rotary else words_sE + self.positions(positions)
 
     def through(self, part: int, x_sE: Tensor, positions: TokenPositions) -> Tensor:
-        """Return the hidden states of this rank after one part of the network. Collective over tp and cp."""
+        """Return the hidden states (s, E) of this rank after one part of the network. Collective over tp and cp."""
         for block in self.blocks(part):
             x_sE = block(x_sE, positions, self._attend)
         return x_sE
 
     def normed(self, x_sE: Tensor) -> Tensor:
-        """Return the input of the head, given the hidden states after the last layer."""
+        """Return the input (s, E) of the head, given the hidden states after the last layer."""
         result: Tensor = self.norm(x_sE)
         return result
 

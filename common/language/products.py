@@ -197,7 +197,7 @@ class Product(ABC):
         return True
 
     def cast_input(self, x_TI: Tensor, inference: bool) -> Operand:
-        """Cast an input that its producer has not cast."""
+        """Return the input (T, I) as the product reads it: unchanged here, in FP8 in subclasses for FP8."""
         return x_TI
 
     def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
@@ -220,7 +220,7 @@ class Product(ABC):
         return self.movement.result_rows(rows)
 
     def new_rows(self, rows: int, columns: int) -> Tensor:
-        """Return an uninitialised tensor in the dtype of results."""
+        """Return an uninitialised tensor (rows, columns) in the dtype of results."""
         return self.weight.new_empty(rows, columns)
 
     def start_adapter(self, x: Tensor | None, tokens: Tokens) -> Underway | None:

@@ -63,7 +63,10 @@ class MeanOverLabels(Objective):
         return self.split.own_tokens(tensors["tokens"][:, 1:]).reshape(-1)
 
     def loss(self, head: LossHead, hidden_sE: Tensor, tensors: dict[str, Tensor]) -> Losses:
-        """Return this rank's part of the mean; the sum of the parts over cp is the mean."""
+        """Return this rank's part of the micro-batch's mean loss; the sum of the parts over cp is the mean.
+
+        The metric ``loss`` is the part times the number of cp ranks, so that its mean over ranks is the mean loss.
+        """
         factor = 1.0 / (len(tensors["tokens"]) * self.labels_per_row)
         part = head.summed_loss(hidden_sE, self.labels(tensors), factor)
         # the log shows the mean over ranks, so the metric is multiplied by the number of parts
@@ -83,7 +86,7 @@ class StagePart(torch.nn.Module):
         self._run = functools.partial(network.through, number)
 
     def forward(self, x_sE: Tensor, positions: TokenPositions) -> Tensor:
-        """Return the hidden states of this rank after these layers."""
+        """Return the hidden states (s, E) of this rank after these layers."""
         return self._run(x_sE, positions)
 
 
@@ -131,7 +134,11 @@ class Stage:
 
     @property
     def scoring(self) -> list[Callable[[Tensor | None, Batch], Tensor | tuple[Tensor, Tensor]]]:
-        """The function :meth:`scored` of each part."""
+        """Evaluation functions of this stage's parts, in order; each is :meth:`scored` of a part.
+
+        They map (hidden states or None, batch) to hidden states, or in the last part of the network to losses (T,) and
+        a mask (T,) of scored tokens.
+        """
         return [functools.partial(self.scored, number) for number in range(len(self.parts))]
 
     def handed(self, batch: Batch) -> Handed:
@@ -180,13 +187,17 @@ class Stage:
         return contextlib.nullcontext() if self.handwritten is None else self.handwritten.evaluating()
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Return the loss of a micro-batch, on a stage that has the whole network."""
+        """Return loss and metrics of a micro-batch, on a stage that has the whole network."""
         made = self.trained(0, None, micro_batch)
         assert isinstance(made, Losses), "a stage that is not the last has no loss"
         return made
 
     def trained(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | Losses:
-        """Return the output of part ``number``, or the loss if it is the last part of the network."""
+        """Return the hidden states after part ``number``, or the loss if it is the last part of the network.
+
+        Args:
+            x_sE: hidden states from the previous part; None in the first part of the network.
+        """
         made = self._through(number, x_sE, batch.tensors)
         if not self._ends(number):
             return made
@@ -194,7 +205,11 @@ class Stage:
         return self.objective.loss(self.head, made, batch.tensors)
 
     def scored(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the output of part ``number``, or losses (T,) and a mask of scored tokens if it is the last part."""
+        """Return the hidden states after part ``number``; in the last part losses (T,) and mask (T,) of scored tokens.
+
+        Args:
+            x_sE: hidden states from the previous part; None in the first part of the network.
+        """
         made = self._through(number, x_sE, batch.tensors)
         if not self._ends(number):
             return made

@@ -43,16 +43,16 @@ class TeFrozenProduct(Fp8FrozenProduct):
         """Return None: no producer casts for the input gradient."""
 
     def cast_input(self, x_TI: Tensor, inference: bool) -> Fp8Tensor:
-        """Cast the input to e4m3. ``inference`` leaves the scale unchanged."""
+        """Return the input (T, I) in e4m3. The cast updates the scale, except in ``inference``."""
         return self._rounded(x_TI, FROZEN_INPUT, self._scales.scales[FROZEN_INPUT], inference)
 
     def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
-        """Cast the input to e4m3 with a scale of an earlier cast."""
+        """Return the input (T, I) in e4m3, with the scale of an earlier cast."""
         assert scale_inverse is not None
         return self._rounded(x_TI, FROZEN_INPUT, scale_inverse.reciprocal(), True)
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        """Cast the gradient to e5m2."""
+        """Return the gradient (T, O) in e5m2."""
         return self._rounded(dy_TO, FROZEN_GRADIENT, self._scales.scales[FROZEN_GRADIENT], False)
 
     def _multiply(

@@ -198,7 +198,10 @@ def targets_of(log: ParsedLog, rules: Rules) -> tuple[QualityTarget, ...]:
 
 
 def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, float]]:
-    """Map the progress of each checkpoint to its metrics. Several lines may report the metrics of one checkpoint."""
+    """Map the progress of each checkpoint that was evaluated before the first ``run_stop`` to its metrics.
+
+    Lines of the same checkpoint are merged. Evaluations without a finite progress are left out.
+    """
     stop = next(iter(log.all("run_stop")), None)
     scores: dict[float, dict[str, float]] = {}
     for point in evaluations_of(log, rules):

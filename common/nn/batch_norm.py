@@ -57,7 +57,7 @@ class BatchNorm2d(nn.Module):
         self._evaluate = ops.BATCH_NORM_EVALUATE.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """See :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"channels": self.weight.numel()})
         self._batch_norm = ops.BATCH_NORM.select(requested, request)
         self._add_relu = ops.BATCH_NORM_ADD_RELU.select(requested, request)

@@ -32,13 +32,13 @@ class Conv2d(nn.Conv2d):
         self._convolution = CONVOLUTION.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """See :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"channels": self.in_channels})
         self._convolution = CONVOLUTION.select(requested, request)
         return self._convolution.name
 
     def with_moments(self, x_NCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the result and its moments, the two arguments of a batch norm layer.
+        """Return the convolution (N, C out, H, W) and its moments, the two arguments of a batch norm layer.
 
         The moments are None in evaluation mode and where the implementation cannot compute them cheaply.
         """
@@ -116,7 +116,7 @@ class UpsampleConvolution(nn.Conv2d):
         self._upsample_convolution = UPSAMPLE_CONVOLUTION.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """See :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"channels": self.in_channels})
         self._upsample_convolution = UPSAMPLE_CONVOLUTION.select(requested, request)
         return self._upsample_convolution.name

@@ -33,7 +33,7 @@ class FusedConv2d(nn.Conv2d):
         self._conv_bias_relu = ops.CONV_BIAS_RELU.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """See :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
         sizes = {
             "channels": self.in_channels,
             "filters": self.out_channels,
@@ -47,14 +47,17 @@ class FusedConv2d(nn.Conv2d):
     def run(
         self, x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, relu: bool, residual_NCHW: Tensor | None = None
     ) -> Tensor:
-        """Return ``relu(conv(x, weight) + bias + residual)`` with the given weight and bias, not the layer's own."""
+        """Return ``conv(x, weight) + bias + residual``, (N, C out, H, W), with ReLU if ``relu``.
+
+        Weight and bias are the given ones, not the layer's own.
+        """
         y_NCHW: Tensor = self._conv_bias_relu.function(
             x_NCHW, weight, bias_C, self.stride[0], self.kernel_size[0] // 2, self.groups, relu, residual_NCHW
         )
         return y_NCHW
 
     def forward(self, x_NCHW: Tensor, relu: bool = False, residual_NCHW: Tensor | None = None) -> Tensor:
-        """Return ``conv(x) + bias + residual``, with ReLU if ``relu``. The residual is optional."""
+        """Return ``conv(x) + bias + residual``, (N, C out, H, W), with ReLU if ``relu``. The residual is optional."""
         assert self.bias is not None
         return self.run(x_NCHW, self.weight, self.bias, relu, residual_NCHW)
 

@@ -26,7 +26,7 @@ class LayerNorm(nn.Module):
         self._add_layer_norm = ADD_LAYER_NORM.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """See :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"features": self.weight.numel()})
         self._add_layer_norm = ADD_LAYER_NORM.select(requested, request)
         return self._add_layer_norm.name
@@ -82,7 +82,7 @@ class GroupNorm(nn.Module):
         self._group_norm = GROUP_NORM.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """See :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
         self._group_norm = GROUP_NORM.select(requested, OperationRequest(self.weight.device, dtype, self._sizes))
         return self._group_norm.name
 

@@ -240,6 +240,8 @@ class FrozenNormBlock(nn.Module):
 class ResNetTrunk(nn.Module):
     """A residual network without its classifier: ``conv1``, ``bn1``, ``layer1``, and so on.
 
+    It has no ``forward``; call :meth:`features`.
+
     The weights have PyTorch's default initialisation. :func:`draw_weights` and
     :func:`common.nn.backbone_file.load_backbone` replace them.
     """

@@ -126,6 +126,8 @@ class GpuMeter:
 
     Args:
         uuid: UUID of the GPU from :func:`device_uuid`; None to measure nothing.
+        nvml: NVML module; None to open the real one.
+        interval_seconds: time between two readings.
     """
 
     def __init__(self, uuid: str | None, nvml: Any = None, interval_seconds: float = SAMPLE_SECONDS) -> None:

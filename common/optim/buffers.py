@@ -378,6 +378,8 @@ def build_flat_buffers(
     Tensors are numbered through all buffers.
 
     Args:
+        groups: parameters of each group by name, of any floating-point dtypes.
+        parts, ranks, index, bucket_bytes, remainders: see :class:`FlatBuffer`.
         gradients: precision in which gradients are added up.
 
     Raises:

@@ -36,6 +36,7 @@ class LossScale:
 
     Args:
         growth_interval: updates without overflow after which the scale grows.
+        initial: first value of the scale.
         growth, backoff: factors; use powers of two, so that scaling is exact. With 1 and 1 the scale is constant.
         hysteresis: number of overflows in a row from which on each one lowers the scale.
         predivide: additional divisor of the loss, so that a sum of fp16 gradients over many ranks stays in range.

@@ -158,7 +158,7 @@ class Exchange:
         self._positions_of: dict[int, ReceivedVectors] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
-        """See :meth:`VectorExchange.ids`."""
+        """Return all ranks' ids (N, lookups) for this rank's tables; see :meth:`VectorExchange.ids`."""
         batch, ranks = len(ids_BL), self._plan.ranks
         # Transpose, so that the ids for one rank are contiguous.
         sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
@@ -169,7 +169,7 @@ class Exchange:
         return received_GLB.transpose(1, 2).reshape(ranks * batch, self._own_lookups)
 
     def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
-        """See :meth:`VectorExchange.vectors`."""
+        """Send sums of rows to the ranks that have the samples; write (B, F, W); see :meth:`VectorExchange.vectors`."""
         batch, _, width = out_BFW.shape
         counts = [len(shards) * batch * width for shards in self._shards_of]
         parts = own_NKW.new_empty(sum(counts) + replicated_BDW.numel())
@@ -180,7 +180,7 @@ class Exchange:
         self._ops.pool(parts.view(-1, width), positions.parts_BP, positions.sums, out_BFW)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
-        """See :meth:`VectorExchange.gradients`."""
+        """Return the gradients (N, K, W) of this rank's sums; see :meth:`VectorExchange.gradients`."""
         batch, width = len(gradient_BX), self._plan.tables.width
         shards, ranks = len(self.shards), self._plan.ranks
         positions, counts = self._positions(batch), [len(shards) * batch * width for shards in self._shards_of]

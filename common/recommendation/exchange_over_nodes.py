@@ -66,7 +66,10 @@ class ExchangeOverNodes:
         self._positions_of: dict[int, tuple[ReceivedVectors, ReceivedVectors]] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
-        """See :meth:`common.recommendation.exchange.VectorExchange.ids`."""
+        """Return all ranks' ids (N, lookups) for this rank's tables.
+
+        See :meth:`common.recommendation.exchange.VectorExchange.ids`.
+        """
         batch, lookups = len(ids_BL), self._lookups
         sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
         along = sent.new_empty(self._nodes * lookups * batch)
@@ -78,7 +81,10 @@ class ExchangeOverNodes:
         return everyones_RALB.permute(1, 0, 3, 2).reshape(-1 if lookups else self._plan.ranks * batch, lookups)
 
     def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
-        """See :meth:`common.recommendation.exchange.VectorExchange.vectors`."""
+        """Send sums of rows to the ranks that have the samples; write (B, F, W).
+
+        See :meth:`common.recommendation.exchange.VectorExchange.vectors`.
+        """
         batch, _, width = out_BFW.shape
         inner, outer = self._positions(batch)
         shards, rail_samples = len(self.shards), self._nodes * batch
@@ -97,7 +103,10 @@ class ExchangeOverNodes:
         self._ops.pool(parts.view(-1, width), outer.parts_BP, outer.sums, out_BFW)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
-        """See :meth:`common.recommendation.exchange.VectorExchange.gradients`."""
+        """Return the gradients (N, K, W) of this rank's sums.
+
+        See :meth:`common.recommendation.exchange.VectorExchange.gradients`.
+        """
         batch, width = len(gradient_BX), self._plan.tables.width
         inner, outer = self._positions(batch)
         counts = [len(found) * batch * width for found in self._tables_of]

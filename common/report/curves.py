@@ -74,7 +74,10 @@ def rate(seconds: Floats, samples: Floats, start: float, stop: float, bins: int)
 
 
 def mean_over_time(seconds: Floats, values: Floats, start: float, stop: float, bins: int) -> tuple[Floats, Floats]:
-    """Return middle and mean of the finite ``values`` in each of ``bins`` equal parts of the time; skip empty parts."""
+    """Return middle and mean of the finite ``values`` in ``bins`` equal parts of ``start`` to ``stop``.
+
+    Empty parts are skipped.
+    """
     known = np.isfinite(values) & (seconds >= start) & (seconds <= stop)
     if not known.any() or stop <= start:
         return np.empty(0), np.empty(0)

@@ -93,7 +93,7 @@ class Breakdown:
 
 
 def meet(cuda: bool) -> None:
-    """Wait for the device and for the other ranks. Collective."""
+    """Wait for the other ranks, then for this rank's GPU if ``cuda``. Collective."""
     if dist.is_initialized():
         dist.barrier()
     if cuda:

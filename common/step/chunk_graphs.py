@@ -80,7 +80,7 @@ class _Slot:
         return made.detach() if isinstance(made, Tensor) else made
 
     def run_backward(self) -> Tensor | None:
-        """Run the backward pass on the static inputs."""
+        """Run the backward pass on the static inputs; return the gradient of its input, None in the first part."""
         self.chunk.begin_backward()
         assert self.passed is not None
         passed, self.passed = self.passed, None
@@ -162,7 +162,7 @@ class ChunkGraphs:
         self._key = example.key
 
     def begin(self, units: Sequence[Unit]) -> None:
-        """See :class:`common.step.passes.ChunkPasses`.
+        """Assign a slot to each micro-batch of these passes; see :class:`common.step.passes.ChunkPasses`.
 
         Raises:
             ValueError: more micro-batches of a chunk are in flight than it has slots.
@@ -173,7 +173,10 @@ class ChunkGraphs:
                 raise ValueError(f"chunk {number} has no graphs for so many micro-batches as come with {micro_batch}")
 
     def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:
-        """See :class:`common.step.passes.ChunkPasses`."""
+        """Replay a forward pass; return a copy of its output or metrics.
+
+        See :class:`common.step.passes.ChunkPasses`.
+        """
         slot = self._at(unit)
         if unit.micro_batch == 0:
             slot.chunk.prepare()
@@ -190,7 +193,10 @@ class ChunkGraphs:
         return {name: value.clone() for name, value in slot.made.items()}
 
     def backward(self, unit: Unit, gradient: Tensor | None, final: bool) -> Tensor | None:
-        """See :class:`common.step.passes.ChunkPasses`."""
+        """Replay a backward pass; return a copy of the gradient of its input, or None.
+
+        See :class:`common.step.passes.ChunkPasses`.
+        """
         slot = self._at(unit)
         if slot.gradient is not None:
             assert gradient is not None

@@ -68,7 +68,7 @@ class ChunkPasses(Protocol):
             source: output of the previous part of the model; None in the first part.
 
         Returns:
-            The result, in memory that is not overwritten later.
+            The output, or the metrics in the last part of the model, in memory that is not overwritten later.
         """
 
     def backward(self, unit: Unit, gradient: Tensor | None, final: bool) -> Tensor | None:
@@ -89,6 +89,7 @@ def forward_pass(
     """Run the forward pass of a chunk.
 
     Args:
+        number: index of the chunk, for messages.
         source: a leaf that requires gradients; None in the first part of the model.
         ends: whether the chunk is the last part of the model.
 
@@ -111,6 +112,7 @@ def backward_pass(number: int, passed: Passed, gradient: Tensor | None) -> Tenso
     """Run the backward pass of a chunk. Accumulate parameter gradients and return the gradient of the chunk's input.
 
     Args:
+        number: index of the chunk, for messages.
         passed: state of the forward pass; usable once.
         gradient: gradient of the forward output; None for a loss.
 
@@ -139,11 +141,11 @@ class EagerPasses:
         self._passed: dict[tuple[int, int], Passed] = {}
 
     def begin(self, units: Sequence[Unit]) -> None:
-        """See :class:`ChunkPasses`."""
+        """Discard the state of earlier forward passes; see :class:`ChunkPasses`."""
         self._passed = {}
 
     def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:
-        """See :class:`ChunkPasses`."""
+        """Run a forward pass; return its output, or the metrics in the last part; see :class:`ChunkPasses`."""
         if source is not None:
             source.requires_grad_()
         number = unit.chunk
@@ -154,5 +156,8 @@ class EagerPasses:
         return made
 
     def backward(self, unit: Unit, gradient: Tensor | None, final: bool) -> Tensor | None:
-        """See :class:`ChunkPasses`."""
+        """Run a backward pass; return the gradient of its input, or None in the first part.
+
+        See :class:`ChunkPasses`.
+        """
         return backward_pass(unit.chunk, self._passed.pop((unit.chunk, unit.micro_batch)), gradient)

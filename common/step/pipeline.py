@@ -182,7 +182,7 @@ class Pipeline:
         self._links.outboxes[unit.direction].send(tensor.detach().contiguous())
 
     def finish(self) -> None:
-        """Wait until all messages are sent."""
+        """Make the current stream wait until all outgoing messages are sent. On a GPU the host does not wait."""
         self._links.finish()
 
     def report(self, metrics: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
@@ -211,7 +211,7 @@ class _Step:
     def forward_backward(
         self, micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]
     ) -> dict[str, Tensor]:
-        """See :data:`common.step.train_step.ForwardBackward`."""
+        """Run all passes of a step; return the metrics; see :data:`common.step.train_step.ForwardBackward`."""
         self._sums = {}
         count = len(micro_batches)
         units = self._pipeline.order(count)

@@ -298,6 +298,7 @@ class StepsInFlight:
 
         Args:
             samples: training samples up to its end.
+            data_wait_ms: milliseconds that the host waited for the iteration's data.
         """
         values = result.values
         if values.device.type == "cuda":

@@ -78,6 +78,8 @@ def command(
 
     Args:
         folder: the only folder to which it may write.
+        readable: files and folders that it may read.
+        cpu_seconds: limit of its CPU time.
     """
     limits = {
         "megabytes": MEGABYTES,
@@ -98,6 +100,8 @@ def run_confined(
         module: module name, such as ``package_checker``.
         arguments: command-line arguments. They must not contain untrusted values, except validated paths.
         folder: working folder, which it may write to; None for a temporary empty folder.
+        readable: files and folders that it may read.
+        seconds: limit of its run time.
 
     Raises:
         SuiteError: it cannot be started.

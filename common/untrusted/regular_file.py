@@ -52,6 +52,9 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
 def open_file(path: Path, follow: bool = True) -> BinaryIO:
     """Open a regular file as :func:`open_regular` does, for callers that write the error message themselves.
 
+    Args:
+        follow: follow a symbolic link; otherwise a link is an error.
+
     Raises:
         OSError: it is not a regular file, or cannot be read.
         ValueError: there is a null byte in the name.

@@ -32,11 +32,12 @@ class StrictJsonError(ValueError):
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in ``text``.
+    """Return the JSON object in ``text``, within the limits of this module.
 
     Raises:
-        StrictJsonError: it is not an object, not valid, or has a duplicate key, too large a number, or too deep a
-            nesting.
+        StrictJsonError: it is not valid JSON, not an object, or has a duplicate key, an integer of more than
+            :data:`DIGITS` digits, more than :data:`ENTRIES` entries (commas and opening brackets, including those
+            inside strings), or a nesting deeper than :data:`DEPTH`.
     """
     content = _parse(text, ENTRIES)  # allow half of a surrogate pair, as MLCommons' checker does
     if not isinstance(content, dict):
@@ -45,11 +46,14 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def parse(text: str, entries: int = ENTRIES) -> Any:
-    """Return the JSON value in ``text``, with at most ``entries`` entries.
+    """Return the JSON value in ``text``, within the limits of this module.
+
+    Args:
+        entries: largest number of entries: commas and opening brackets, including those inside strings.
 
     Raises:
-        StrictJsonError: it is not valid, or has a duplicate key, too large a number, too deep a nesting, or half of a
-            surrogate pair.
+        StrictJsonError: it is not valid JSON, or has a duplicate key, an integer of more than :data:`DIGITS` digits,
+            more than ``entries`` entries, a nesting deeper than :data:`DEPTH`, or half of a surrogate pair.
     """
     content = _parse(text, entries)
     _require_characters(text, content)

@@ -67,7 +67,7 @@ class Runner(Protocol):
     """Object that returns the batches of a pipeline one after another."""
 
     def next(self) -> dict[str, Tensor]:
-        """Return the next batch."""
+        """Return the next batch by tensor name."""
         ...
 
     def skip(self, runs: int) -> None:
@@ -204,7 +204,7 @@ class SlicedBatches:
         """Number of micro-batches that were returned or skipped since the pipeline started."""
 
     def next(self) -> dict[str, Tensor]:
-        """Return the next micro-batch; raises the runner's errors."""
+        """Return the next micro-batch by tensor name; raises the runner's errors."""
         tensors = next(self._slices, None)
         if tensors is None:
             self._slices = self._cut(self._runner.next())

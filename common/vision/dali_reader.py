@@ -278,7 +278,12 @@ def picture_pipeline(
     device: torch.device,
     training: bool,
 ) -> Any:
-    """Build the pipeline, which decodes and transforms. It outputs pictures (B, H, W, C)."""
+    """Return a built DALI pipeline that decodes and transforms; it outputs pictures (B, H, W, C).
+
+    Args:
+        source: function that returns the encoded pictures and the augmentation numbers of the next batch.
+        training: whether the transform uses the augmentation numbers.
+    """
     dali = importlib.import_module("nvidia.dali")
     fn, types = dali.fn, dali.types
     pipeline = new_pipeline(batch, device, reader)

@@ -226,7 +226,10 @@ class Normalizer:
 
 
 def mirrored(probability: float, seed: int, epoch: int, index: int) -> bool:
-    """Return whether a training picture is flipped left to right in an epoch. Depends only on the arguments."""
+    """Return whether a training picture is flipped left to right in an epoch.
+
+    The answer is random with ``probability``, but depends only on the arguments.
+    """
     return bool(sample_generator(seed, epoch, index).random() < probability)
 
 

@@ -185,7 +185,11 @@ class _SequenceBuffer:
         self._next_sentence = array("b")
 
     def add(self, first: list[int], second: list[int], unrelated: bool) -> None:
-        """Join the two segments, mask tokens, and append the sequence."""
+        """Join the two segments, mask tokens, and append the sequence.
+
+        Args:
+            unrelated: the label of next-sentence prediction: whether ``second`` does not follow ``first``.
+        """
         words = self._vocabulary
         tokens = [words.classification, *first, words.separator, *second, words.separator]
         candidates = list(range(1, len(first) + 1)) + list(range(len(first) + 2, len(tokens) - 1))

@@ -191,6 +191,7 @@ def train_source(
         stream: selects the rows of this replica.
         eval_samples: rows of the evaluation.
         stand_in: whether the data are synthetic.
+        pin_memory: use pinned memory, for asynchronous copies to a GPU.
         ahead: number of micro-batches that are read ahead.
     """
     threads = SampleThreads(1, ahead)
@@ -208,6 +209,7 @@ def eval_source(rows: TokenRows, shape: RowShape, shard: EvalShard, pin_memory: 
     Args:
         rows: rows of the whole set, in natural order.
         shard: this replica's rows; all replicas have the same number of batches.
+        pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
     threads = SampleThreads(1, AHEAD)
 

@@ -55,7 +55,7 @@ class Outbox:
         self._underway.append((tensor, _start(dist.isend, tensor, self._group, self._peer)))
 
     def finish(self) -> None:
-        """Wait until all messages are sent; on a GPU the current stream waits, not the host."""
+        """Make the current stream wait until all messages are sent. On a GPU the host does not wait."""
         while self._underway:
             self._finish_oldest()
 
@@ -90,7 +90,7 @@ class Inbox:
             self._post()
 
     def take(self) -> Tensor:
-        """Return the next message; on a GPU the current stream waits for it, not the host."""
+        """Return the next message, for which the current stream waits. On a GPU the host does not wait."""
         tensor, work = self._underway.popleft()
         self._post()
         work.wait()
@@ -132,7 +132,7 @@ class Links:
                     self.inboxes[direction] = Inbox(group, peer, layout.device)
 
     def finish(self) -> None:
-        """Wait until all messages are sent."""
+        """Make the current stream wait until all outgoing messages are sent. On a GPU the host does not wait."""
         for outbox in self.outboxes.values():
             outbox.finish()
 

@@ -77,7 +77,9 @@ def layers_of(layers: int, stage: int, stages: int, chunks: int) -> tuple[range,
 
 
 def order(rank: int, stages: int, chunks: int, micro_batches: int) -> list[Unit]:
-    """Return the units of a stage in the order of execution.
+    """Return the forward and backward units of a stage in execution order.
+
+    The order is 1F1B for one chunk, and interleaved 1F1B for several.
 
     Args:
         rank: index of the stage, 0 <= rank < stages.
@@ -99,7 +101,9 @@ def order(rank: int, stages: int, chunks: int, micro_batches: int) -> list[Unit]
 
 
 def forward_order(stages: int, chunks: int, micro_batches: int) -> list[Unit]:
-    """Return the units of every stage without backward passes; the last round may have fewer micro-batches.
+    """Return the forward units of a stage, in an order that is the same on all stages, without backward units.
+
+    Any number of micro-batches is allowed: the last round may have fewer than ``stages``.
 
     Raises:
         ConfigError: a size is not positive, or a single stage has several chunks.

@@ -76,7 +76,7 @@ class SpatialConv3d(nn.Module):
         self._exchange = exchange
 
     def forward(self, x_NCDHW: Tensor) -> Tensor:
-        """Return the convolution of a slab, or of whole volumes.
+        """Return the convolution (N, C out, D', H', W') of a slab, or of whole volumes.
 
         Raises:
             ValueError: the stride does not divide the number of planes of the slab.

@@ -88,13 +88,18 @@ class VolumeSplit:
 
 
 def gather_slabs(slab_NCDHW: Tensor, split: VolumeSplit) -> Tensor:
-    """Return the whole volume, channels last; backward keeps this rank's slab of the gradient. Collective."""
+    """Return the whole volumes (N, C, D, H, W), channels last, from the ranks' slabs of planes. Collective.
+
+    Backward keeps this rank's slab of the gradient.
+    """
     whole: Tensor = _GatherSlabs.apply(slab_NCDHW, split)
     return whole
 
 
 def own_slab(whole_NCDHW: Tensor, split: VolumeSplit) -> Tensor:
-    """Return this rank's slab of a volume that all ranks hold; backward gathers the gradient. Collective in backward.
+    """Return this rank's slab (N, C, D / ranks, H, W) of volumes that all ranks hold.
+
+    Backward gathers the gradient, so it is collective.
 
     Raises:
         ValueError: the number of ranks does not divide the number of planes.

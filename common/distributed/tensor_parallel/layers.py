@@ -105,7 +105,7 @@ class ColumnParallelLinear(nn.Module):
         self.partial_over: Mapping[str, tuple[str, ...]] = {"lora_a": (AXIS,)} if adapter is not None else {}
 
     def forward(self, x_sI: Tensor, dropout: Dropout | None = None, rows_T: Tensor | None = None) -> Tensor:
-        """Return this rank's output columns for all tokens. Collective.
+        """Return this rank's output columns (T, o) for all tokens. Collective.
 
         Args:
             x_sI: tokens of this rank.
@@ -167,7 +167,7 @@ class RowParallelLinear(nn.Module):
         self.partial_over: Mapping[str, tuple[str, ...]] = dict.fromkeys(whole, (AXIS,))
 
     def forward(self, x_Ti: Tensor, dropout: Dropout | None = None, rows_T: Tensor | None = None) -> Tensor:
-        """Return the outputs of this rank's tokens. Collective.
+        """Return the outputs (s, O) of this rank's tokens, summed over ranks. Collective.
 
         Args:
             x_Ti: this rank's inputs for all tokens.

@@ -214,6 +214,9 @@ def add_layer_norm(
     *,
     added_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.add_layer_norm.add_layer_norm_reference`."""
+    """Return ``x + residual + added`` and its LayerNorm, (R, C) each.
+
+    See :func:`common.ops.add_layer_norm.add_layer_norm_reference`.
+    """
     result: tuple[Tensor, Tensor] = _AddLayerNorm.apply(x_RC, residual_RC, added_C, weight_C, bias_C, eps)
     return result

@@ -130,7 +130,10 @@ def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], d
 
 @torch.no_grad()
 def match(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: MatchingRule) -> Tensor:
-    """Return the same matches as :func:`common.ops.anchor_matching.match_reference`."""
+    """Return for each anchor, (B, A) int64, the index of its box, or ``BELOW`` or ``BETWEEN``.
+
+    See :func:`common.ops.anchor_matching.match_reference`. The result is the same.
+    """
     anchors_A4, boxes_BM4 = anchors_A4.float().contiguous(), boxes_BM4.float().contiguous()
     anchors, (pictures, most) = anchors_A4.shape[-2], boxes_BM4.shape[:2]
     step = anchors if anchors_A4.dim() == 3 else 0

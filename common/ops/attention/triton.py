@@ -247,7 +247,7 @@ def attention(
     *,
     handover: Handover | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.attention.reference.attention_reference`.
+    """Return the context (T, H, D); see :func:`common.ops.attention.reference.attention_reference`.
 
     Args:
         qkv_T3HD: fp16, bf16 or fp32; D is one of ``HEAD_DIMS``.

@@ -170,7 +170,7 @@ def pool(x_NCHW: Tensor, statistics_5C: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def pool_gradient(dy_NCHW: Tensor, index_NCHW: Tensor, x_NCHW: Tensor, coefficients_3C: Tensor) -> Tensor:
-    """Return the gradient of ``x_NCHW``, given that of the pooled map."""
+    """Return the gradient of ``x_NCHW``, in its shape and dtype, given that of the pooled map."""
     dx_NCHW = torch.empty_like(x_NCHW)
     grid, arguments = _cut("pool_gradient", x_NCHW, *dy_NCHW.shape[2:])
     pool_gradient_kernel[grid](dy_NCHW, index_NCHW, x_NCHW, coefficients_3C, dx_NCHW, **arguments)
@@ -200,6 +200,9 @@ class _BatchNormReLUMaxPool(torch.autograd.Function):
 
 
 def batch_norm_relu_max_pool(x_NCHW: Tensor, norm: BatchNormState, *, group: dist.ProcessGroup | None = None) -> Tensor:
-    """See :func:`common.ops.batch_norm.reference.batch_norm_relu_max_pool_reference`."""
+    """Return ``max_pool(relu(BN(x)))``, (N, C, (H + 1) // 2, (W + 1) // 2).
+
+    See :func:`common.ops.batch_norm.reference.batch_norm_relu_max_pool_reference`.
+    """
     result: Tensor = _BatchNormReLUMaxPool.apply(x_NCHW, norm.weight, norm.bias, norm, group)
     return result

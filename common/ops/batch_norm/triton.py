@@ -315,7 +315,10 @@ def batch_norm(
     group: dist.ProcessGroup | None = None,
     moments: Tensor | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.batch_norm.reference.batch_norm_reference`."""
+    """Return ``BN(x)`` with the batch's statistics, then ReLU if ``relu``.
+
+    See :func:`common.ops.batch_norm.reference.batch_norm_reference`.
+    """
     result: Tensor = _BatchNorm.apply(x_NCHW, norm.weight, norm.bias, norm, relu, group, moments)
     return result
 
@@ -330,7 +333,10 @@ def batch_norm_add_relu(
     moments: Tensor | None = None,
     residual_moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.batch_norm.reference.batch_norm_add_relu_reference`."""
+    """Return ``relu(BN(x) + residual)`` twice, one for each consumer.
+
+    See :func:`common.ops.batch_norm.reference.batch_norm_add_relu_reference`.
+    """
     weight, bias = (None, None) if residual_norm is None else (residual_norm.weight, residual_norm.bias)
     result: tuple[Tensor, Tensor] = _BatchNormAddReLU.apply(
         x_NCHW, norm.weight, norm.bias, norm, residual_NCHW, weight, bias, residual_norm, group, moments,
@@ -353,9 +359,10 @@ def batch_norm_evaluate(
     residual_NCHW: Tensor | None = None,
     residual_norm: BatchNormState | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.batch_norm.reference.batch_norm_evaluate_reference`.
+    """Return ``BN(x) + residual`` with the running statistics, then ReLU if ``relu``.
 
-    The kernels have no backward pass: if gradients are enabled, the reference runs.
+    See :func:`common.ops.batch_norm.reference.batch_norm_evaluate_reference`. The kernels have no backward pass: if
+    gradients are enabled, the reference runs.
     """
     if torch.is_grad_enabled():
         return batch_norm_evaluate_reference(

@@ -100,7 +100,10 @@ def forward(
     save_fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Activated:
-    """See :func:`common.ops.bias_gelu.forward_reference`. One launch."""
+    """Return ``gelu(x + bias)``, (T, F), and the tensor to save for backward.
+
+    See :func:`common.ops.bias_gelu.forward_reference`. One launch.
+    """
     require_contiguous(x=x_TF, bias=bias_F)
     tokens, features = x_TF.shape
     y = output(x_TF, features, E4M3, fp8, half=fp8 is None, frozen_scales=frozen_scales)
@@ -118,7 +121,10 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Gradients:
-    """See :func:`common.ops.bias_gelu.backward_reference`. Two launches; only the scale uses atomics."""
+    """Return the gradients of x, (T, F), and of the bias, (F,).
+
+    See :func:`common.ops.bias_gelu.backward_reference`. Two launches; only the scale uses atomics.
+    """
     dx_TF, dx8, partial = _backward(dy_TF, saved, bias_F, fp8, frozen_scales)
     return Gradients(dx_TF, dx8, column_sums(partial, torch.float32))
 
@@ -168,6 +174,6 @@ class _BiasGelu(torch.autograd.Function):
 def bias_gelu(
     x_TF: Tensor, bias_F: Tensor, *, fp8: Scaling | None = None, handover: Handover | None = None
 ) -> Tensor | Fp8Tensor:
-    """See :func:`common.ops.bias_gelu.bias_gelu_reference`."""
+    """Return ``gelu(x + bias)``, (T, F), in FP8 if ``fp8``; see :func:`common.ops.bias_gelu.bias_gelu_reference`."""
     result: Any = _BiasGelu.apply(x_TF, bias_F, fp8, handover)
     return result if fp8 is None else Fp8Tensor(*result)

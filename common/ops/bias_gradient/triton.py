@@ -39,7 +39,10 @@ TILES: dict[str, Tile] = {"sums": Tile(columns=64, elements=8192, warps=4, progr
 
 
 def row_sums(d_RC: Tensor, dtype: torch.dtype) -> Tensor:
-    """See :func:`common.ops.bias_gradient.row_sums_reference`. No atomics: the same bits every time."""
+    """Return the sums over the rows, (C,) in ``dtype``.
+
+    See :func:`common.ops.bias_gradient.row_sums_reference`. No atomics: the same bits every time.
+    """
     d_RC = d_RC.contiguous()
     rows, columns = d_RC.shape
     grid, arguments = cut(TILES["sums"], 1, rows, columns, d_RC.device, reverse=False)

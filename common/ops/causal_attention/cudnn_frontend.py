@@ -66,7 +66,10 @@ class BuiltGraph(NamedTuple):
 
 
 def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, None]:
-    """See :class:`common.ops.causal_attention.parts.ForwardCall`."""
+    """Return context (B, Q, H, D), log-sum-exp (B, H, Q) and None.
+
+    See :class:`common.ops.causal_attention.parts.ForwardCall`.
+    """
     o_BQHD = torch.empty_like(q_BQHD, memory_format=torch.contiguous_format)
     lse_BHQ = q_BQHD.new_empty((q_BQHD.shape[0], q_BQHD.shape[2], q_BQHD.shape[1]), dtype=torch.float32)
     key = _key(q_BQHD, k_BSKD, v_BSKD, scale, causal)
@@ -75,14 +78,17 @@ def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal
 
 
 def backward(do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """See :class:`common.ops.causal_attention.parts.BackwardCall`."""
+    """Return the gradients of q, k and v; see :class:`common.ops.causal_attention.parts.BackwardCall`."""
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved[:3])
     backward_into(do_BQHD, saved, causal, (dq, dk, dv))
     return dq, dk, dv
 
 
 def backward_into(do_BQHD: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
-    """See :class:`common.ops.causal_attention.parts.BackwardIntoCall`."""
+    """Write the gradients of q, k and v to ``gradients``.
+
+    See :class:`common.ops.causal_attention.parts.BackwardIntoCall`.
+    """
     q, k, v = saved[:3]
     dq, dk, dv = gradients
     given = (x.contiguous() for x in (saved.o, do_BQHD, saved.lse))

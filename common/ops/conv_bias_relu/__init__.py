@@ -81,7 +81,7 @@ class ConvBiasRelu(torch.autograd.Function):
 def forward_reference(
     x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
 ) -> Tensor:
-    """Return the result of the convolution, with residual and ReLU applied in place."""
+    """Return ``conv(x, weight) + bias + residual``, (N, C out, H, W), with ReLU if ``relu``."""
     y_NCHW = F.conv2d(x_NCHW, weight, bias_C, shape.stride, shape.padding, 1, shape.groups)
     if residual_NCHW is not None:
         y_NCHW += residual_NCHW
@@ -89,7 +89,10 @@ def forward_reference(
 
 
 def masked_reference(dy_NCHW: Tensor, y_NCHW: Tensor | None, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient before ReLU, and that of the bias or None; see :class:`ConvolutionPasses`."""
+    """Return dy where y > 0, else 0 (all of dy if y is None), and its sums (C,), at least fp32, or None.
+
+    See :class:`ConvolutionPasses`.
+    """
     dz_NCHW = dy_NCHW if y_NCHW is None else torch.where(y_NCHW > 0, dy_NCHW, 0.0)
     if not needs_bias:
         return dz_NCHW, None
@@ -132,7 +135,7 @@ def apply(
     relu: bool,
     residual_NCHW: Tensor | None,
 ) -> Tensor:
-    """Run an implementation with autograd."""
+    """Return ``conv(x, weight) + bias + residual``, with ReLU if ``relu``, with autograd around ``passes``."""
     y_NCHW: Tensor = ConvBiasRelu.apply(passes, x_NCHW, weight, bias_C, residual_NCHW, shape, relu)
     return y_NCHW
 

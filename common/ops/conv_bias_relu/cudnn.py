@@ -59,7 +59,10 @@ def channels_last(x_NCHW: Tensor) -> Tensor:
 
 
 def epilogue_(y_NCHW: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, relu: bool) -> Tensor:
-    """Apply bias, residual and ReLU to the result of a convolution and return it. In place if it is channels_last."""
+    """Add bias and residual to the result of a convolution, apply ReLU if ``relu``, and return it.
+
+    It is changed in place if it is channels_last.
+    """
     y_NCHW = channels_last(y_NCHW)
     if y_NCHW.numel():
         residual = y_NCHW if residual_NCHW is None else channels_last(residual_NCHW)
@@ -74,7 +77,10 @@ def epilogue_(y_NCHW: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, relu
 
 
 def masked(dy_NCHW: Tensor, y_NCHW: Tensor | None, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient before ReLU (``dy_NCHW`` itself without ReLU), and that of the bias in fp32 or None."""
+    """Return dy where y > 0, else 0 (dy itself if y is None), and its sums (C,) in fp32.
+
+    The sums are the gradient of the bias; they are None unless ``needs_bias``.
+    """
     dy_NCHW = channels_last(dy_NCHW)
     if y_NCHW is None and not needs_bias:
         return dy_NCHW, None
@@ -91,7 +97,10 @@ _CHANNELS = 8
 def forward(
     x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
 ) -> Tensor:
-    """Return the result of one fused kernel of cuDNN if possible, otherwise of a convolution and a second pass."""
+    """Return ``conv(x, weight) + bias + residual``, (N, C out, H, W), with ReLU if ``relu``.
+
+    One fused kernel of cuDNN computes it if possible, otherwise a convolution and a second pass.
+    """
     x_NCHW = channels_last(x_NCHW)
     channels_fit = weight.shape[0] % _CHANNELS == weight.shape[1] % _CHANNELS == 0
     if x_NCHW.is_cuda and relu and shape.groups == 1 and channels_fit:
@@ -117,5 +126,8 @@ def conv_bias_relu(
     relu: bool,
     residual_NCHW: Tensor | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.conv_bias_relu.conv_bias_relu_reference`."""
+    """Return ``relu(conv(x, weight) + bias + residual)``, (N, C out, H, W); ReLU only if ``relu``.
+
+    See :func:`common.ops.conv_bias_relu.conv_bias_relu_reference`.
+    """
     return apply(PASSES, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)

@@ -186,7 +186,10 @@ class _Convolution(torch.autograd.Function):
 
 
 def convolution(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
-    """See :func:`common.ops.convolution.convolution_reference`. Returns moments if this saves time."""
+    """Return the convolution (N, C out, H, W) and its moments, or None instead of them.
+
+    See :func:`common.ops.convolution.convolution_reference`. It returns moments where this is faster.
+    """
     key = (x_NCHW.device, tuple(x_NCHW.shape), tuple(weight.shape), stride, padding)
     if key not in _PLANS and torch.backends.cudnn.benchmark and not torch.cuda.is_current_stream_capturing():
         _PLANS[key] = _choose(_usable(x_NCHW.detach()), _usable(weight.detach()), stride, padding)

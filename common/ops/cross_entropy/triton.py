@@ -152,10 +152,11 @@ class _CrossEntropy(torch.autograd.Function):
 def masked_cross_entropy(
     logits_MV: Tensor, labels_M: Tensor, vocabulary: int, inplace: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.cross_entropy.masked_cross_entropy_reference`.
+    """Return the loss (M,), fp32, of each row, and whether the prediction is correct, (M,) bool.
 
-    With ``inplace`` backward overwrites the logits with their gradient. So it can run only once, and afterwards neither
-    the caller nor the backward pass of the operation that computed the logits may read them.
+    See :func:`common.ops.cross_entropy.masked_cross_entropy_reference`. With ``inplace`` backward overwrites the logits
+    with their gradient. So it can run only once, and afterwards neither the caller nor the backward pass of the
+    operation that computed the logits may read them.
     """
     result: tuple[Tensor, Tensor] = _CrossEntropy.apply(logits_MV, labels_M.contiguous(), vocabulary, inplace)
     return result
@@ -163,7 +164,7 @@ def masked_cross_entropy(
 
 @torch.no_grad()
 def log_sum_exp(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> Tensor:
-    """See :func:`common.ops.cross_entropy.log_sum_exp_reference`.
+    """Return the log-sum-exp (M,) fp32 of each row's words; see :func:`common.ops.cross_entropy.log_sum_exp_reference`.
 
     Rows without a label stay uninitialised.
     """
@@ -173,5 +174,8 @@ def log_sum_exp(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> Tensor:
 
 @torch.no_grad()
 def gradient(d_losses_M: Tensor, logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, vocabulary: int) -> Tensor:
-    """See :func:`common.ops.cross_entropy.gradient_reference`."""
+    """Overwrite the logits with their gradient, (M, V), and return them.
+
+    See :func:`common.ops.cross_entropy.gradient_reference`.
+    """
     return backward(d_losses_M, logits_MV, labels_M, lse_M, vocabulary, True)

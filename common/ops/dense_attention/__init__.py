@@ -103,7 +103,7 @@ class LibraryAttention:
         return o_BSHD
 
     def packed(self, qkv_BS3HD: Tensor) -> Tensor:
-        """Return the attention of :meth:`Attention.packed`.
+        """Return the context (B, S, H, D); see :meth:`Attention.packed`.
 
         A library with ``into`` writes the gradients into one tensor. PyTorch's operators return three tensors, which
         another pass joins.

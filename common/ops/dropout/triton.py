@@ -122,7 +122,10 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float, seed: Tensor, site: int) -> Tensor:
-    """See :func:`common.ops.dropout.reference.dropout_reference`."""
+    """Return kept elements of ``x`` scaled, and zeros elsewhere.
+
+    See :func:`common.ops.dropout.reference.dropout_reference`.
+    """
     given = rate(p)
     if given.THRESHOLD == 0 or x.numel() == 0:
         return x

@@ -179,9 +179,10 @@ def dropout_add_norm(
     fp8: Scaling | None = None,
     handover: Handover | None = None,
 ) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
-    """See :func:`common.ops.dropout_add_norm.dropout_add_norm_reference`.
+    """Return ``LayerNorm(residual + dropout(x + bias))``, (T, E), in FP8 if ``fp8``; a pair if ``twice``.
 
-    Without FP8 both results share memory. The backward kernel adds their gradients.
+    See :func:`common.ops.dropout_add_norm.dropout_add_norm_reference`. Without FP8 both results share memory. The
+    backward kernel adds their gradients.
     """
     call = NormCall(rate(dropout.p), dropout.site)
     second: Tensor

@@ -39,7 +39,10 @@ TILES: dict[str, Tile] = {
 
 @torch.no_grad()
 def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
-    """See :func:`common.ops.embedding_bags.reference.pool_reference`."""
+    """Write the sum of the rows of every bag to ``out_NBW``.
+
+    See :func:`common.ops.embedding_bags.reference.pool_reference`.
+    """
     bags.check(ids_NL, out_NBW)
     width = out_NBW.shape[2]
     if rows_RW.shape != (bags.rows, width) or not rows_RW.is_contiguous() or out_NBW.stride(2) != 1:
@@ -61,10 +64,10 @@ def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
 
 @torch.no_grad()
 def sort(ids_NL: Tensor, bags: Bags) -> SortedKeys:
-    """See :func:`common.ops.embedding_bags.reference.sort_reference`. The result is the same.
+    """Return the keys of the batch, sorted by row.
 
-    The 32-bit rows are sorted with their positions as values. This takes half the passes of 64-bit sort keys that
-    contain row and position.
+    See :func:`common.ops.embedding_bags.reference.sort_reference`. The result is the same. The 32-bit rows are sorted
+    with their positions as values. This takes half the passes of 64-bit sort keys that contain row and position.
     """
     bags.check(ids_NL)
     keys = len(ids_NL) * bags.lookups
@@ -95,7 +98,10 @@ def update(
     write: Tensor,
     rounding_seed: Tensor | None = None,
 ) -> None:
-    """See :func:`common.ops.embedding_bags.reference.update_reference`."""
+    """Update rows and state in place by the summed gradients of their keys.
+
+    See :func:`common.ops.embedding_bags.reference.update_reference`.
+    """
     check_update(keys, gradient_NBW, rows_RW, state_RW, rule)
     if torch.float64 in (rows_RW.dtype, gradient_NBW.dtype):
         raise ValueError(f"the kernels sum in fp32: rows in {rows_RW.dtype}, gradients in {gradient_NBW.dtype}")
@@ -109,7 +115,10 @@ def update(
 
 @torch.no_grad()
 def dense_gradient(keys: SortedKeys, gradient_NBW: Tensor, out_RW: Tensor) -> None:
-    """See :func:`common.ops.embedding_bags.reference.dense_gradient_reference`."""
+    """Write the sum of the gradients of each row's keys to ``out_RW``.
+
+    See :func:`common.ops.embedding_bags.reference.dense_gradient_reference`.
+    """
     check_sums(keys, gradient_NBW, out_RW)
     out_RW.zero_()
     _add_up(keys, gradient_NBW, out_RW, None, (None, None, None), None, 0.0, kernels.DENSE)

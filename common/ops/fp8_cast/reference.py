@@ -96,7 +96,7 @@ class Handover:
 def cast_reference(
     x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False
 ) -> Fp8Tensor:
-    """Cast a matrix to FP8.
+    """Return (M, K) cast to FP8, with its inverse scale.
 
     Args:
         x_MK: fp16 or bf16; contiguous.
@@ -117,7 +117,7 @@ def computed_reference(
     of: torch.dtype,
     frozen_scales: bool = False,
 ) -> Fp8Tensor:
-    """Cast computed values to FP8 like a kernel that computes and casts them.
+    """Return computed values (M, K) cast to FP8, like a kernel that computes and casts them.
 
     Args:
         values_MK: values in the dtype of the arithmetic, not rounded to 16 bits.

@@ -164,7 +164,7 @@ def fields_for_autograd(ctx: Any, x8: Fp8Tensor) -> tuple[Tensor | None, ...]:
 
 
 def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False) -> Fp8Tensor:
-    """See :func:`common.ops.fp8_cast.reference.cast_reference`. One launch."""
+    """Return (M, K) cast to FP8; see :func:`common.ops.fp8_cast.reference.cast_reference`. One launch."""
     x_MK = x_MK.contiguous()
     rows, columns = x_MK.shape
     written = output(x_MK, columns, dtype, scaling, half=False, transpose=transpose, frozen_scales=frozen_scales)

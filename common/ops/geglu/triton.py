@@ -163,6 +163,6 @@ class _Geglu(torch.autograd.Function):
 
 
 def geglu(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
-    """See :func:`common.ops.geglu.geglu_reference`."""
+    """Return ``value * gelu(gate)``, (R, C); see :func:`common.ops.geglu.geglu_reference`."""
     result: Tensor = _Geglu.apply(x_R2C, bias_2C)
     return result

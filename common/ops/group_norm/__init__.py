@@ -73,12 +73,12 @@ def group_norm_reference(
         eps: added to the variance.
         silu: whether SiLU follows.
         added_NC: added to each channel of the one input before its statistics; None for nothing.
-        keep: also return the inputs, for a second consumer. Fused implementations then add its gradient within their
-            backward pass.
+        keep: also return ``inputs`` unchanged, as a tuple that is not concatenated, for a second consumer. Fused
+            implementations then add its gradient within their backward pass.
 
     Returns:
-        (N, C, H, W), dtype of the inputs, channels_last. With ``keep`` a pair: this result, and the inputs without
-        ``added_NC``. The caller must not change any of them in place.
+        (N, C, H, W), dtype of the inputs, channels_last. With ``keep`` the pair (this result, ``inputs``). The caller
+        must not change any of them in place.
 
     Raises:
         ValueError: see :func:`check`.

@@ -35,7 +35,9 @@ def group_norm_apex(
     added_NC: Tensor | None = None,
     keep: bool = False,
 ) -> GroupNormResult:
-    """See :func:`common.ops.group_norm.group_norm_reference`.
+    """Return the group norm (N, C, H, W), then SiLU if ``silu``; with ``keep`` also ``inputs``.
+
+    See :func:`common.ops.group_norm.group_norm_reference`.
 
     Raises:
         UnsupportedImplementation: apex has no kernel for these sizes.

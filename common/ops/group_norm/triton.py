@@ -360,7 +360,10 @@ def group_norm(
     added_NC: Tensor | None = None,
     keep: bool = False,
 ) -> GroupNormResult:
-    """See :func:`common.ops.group_norm.group_norm_reference`."""
+    """Return the group norm (N, C, H, W), then SiLU if ``silu``; with ``keep`` also ``inputs``.
+
+    See :func:`common.ops.group_norm.group_norm_reference`.
+    """
     check(inputs, weight_C, groups, added_NC)
     result = _GroupNorm.apply(weight_C, bias_C, added_NC, groups, eps, silu, keep, *inputs)
     if not keep:

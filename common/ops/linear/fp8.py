@@ -134,12 +134,12 @@ class Fp8LinearProduct(nn.Module):
         return Handover(self.scaling(GRADIENT)) if torch.is_grad_enabled() else None
 
     def cast_gradient(self, dy_TN: Tensor, transpose: bool) -> Fp8Tensor:
-        """Return the gradient of the result in FP8."""
+        """Return the gradient of the result, (T, N), in e5m2; with its transpose (N, T) if ``transpose``."""
         result: Fp8Tensor = self._cast(dy_TN.contiguous(), self.scaling(GRADIENT), E5M2, transpose)
         return result
 
     def transpose(self, data: Tensor) -> Tensor:
-        """Return the transpose of an FP8 matrix."""
+        """Return the transpose of an FP8 matrix, in new memory."""
         transposed: Tensor = self._transpose(data, torch.empty_like(data))
         return transposed
 

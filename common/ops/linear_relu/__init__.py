@@ -51,12 +51,12 @@ class LinearRelu(torch.autograd.Function):
 
 
 def forward_reference(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """Return the product with its bias and ReLU, which is applied in place."""
+    """Return ``relu(x weight^T + bias)``, (B, N)."""
     return torch.addmm(bias_N, x_BK, weight_NK.t()).relu_()
 
 
 def masked_reference(dy_BN: Tensor, y_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient in front of the ReLU, and the gradient of the bias."""
+    """Return dy where y > 0, else 0: the gradient before the ReLU, (B, N); and its column sums, at least fp32."""
     dz_BN = torch.where(y_BN > 0, dy_BN, 0.0)
     return dz_BN, dz_BN.sum(0, dtype=torch.float64 if dz_BN.dtype == torch.float64 else torch.float32)
 
@@ -74,7 +74,7 @@ def linear_relu_reference(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Te
 
 
 def apply(passes: LinearReluPasses, x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """Run an implementation with autograd."""
+    """Return ``relu(x weight^T + bias)``, (B, N), with autograd around ``passes``."""
     y_BN: Tensor = LinearRelu.apply(passes, x_BK, weight_NK, bias_N)
     return y_BN
 

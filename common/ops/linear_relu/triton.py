@@ -14,13 +14,16 @@ TILES: dict[str, Tile] = {"gradient": Tile(columns=128, elements=4096, warps=4, 
 
 
 def forward(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """Return the result. Bias and ReLU are in the epilogue of cuBLASLt's product; on a CPU they follow it."""
+    """Return ``relu(x weight^T + bias)``, (B, N). Bias and ReLU are in cuBLASLt's epilogue; on a CPU they follow it."""
     y_BN: Tensor = torch._addmm_activation(bias_N, x_BK, weight_NK.t())
     return y_BN
 
 
 def masked(dy_BN: Tensor, y_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient in front of the ReLU, and the gradient of the bias in fp32."""
+    """Return dy where y > 0, else 0: the gradient before the ReLU, (B, N); and its column sums: that of the bias.
+
+    The column sums are fp32.
+    """
     if dy_BN.stride(1) != 1:
         dy_BN = dy_BN.contiguous()
     dz_BN = torch.empty_like(y_BN)
@@ -33,5 +36,5 @@ PASSES = LinearReluPasses(forward, masked)
 
 
 def linear_relu(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """See :func:`common.ops.linear_relu.linear_relu_reference`."""
+    """Return ``relu(x weight^T + bias)``, (B, N); see :func:`common.ops.linear_relu.linear_relu_reference`."""
     return apply(PASSES, x_BK, weight_NK, bias_N)

@@ -150,7 +150,10 @@ def forward(x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 
 def weight_gradient(dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Return the weight gradient. Each program writes a partial sum in fp32; these are added in a fixed order."""
+    """Return the weight gradient, in the shape and dtype of ``weight``.
+
+    Each program writes a partial sum in fp32; these are added in a fixed order.
+    """
     tile = TILES["weight"]
     (programs, columns, samples), sizes, constants = _launch(tile, x_NCDHW, dy_NCDHW.shape, stride)
     partial = x_NCDHW.new_empty((samples, programs, *weight.shape), dtype=torch.float32)

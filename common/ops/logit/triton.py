@@ -111,6 +111,9 @@ class _Logit(torch.autograd.Function):
 
 
 def logit(x_BK: Tensor, weight_1K: Tensor, bias_1: Tensor) -> Tensor:
-    """See :func:`common.ops.logit.logit_reference`. One launch forward; two and two small casts backward."""
+    """Return ``x weight^T + bias``, (B,) fp32.
+
+    See :func:`common.ops.logit.logit_reference`. One launch forward; two and two small casts backward.
+    """
     logit_B: Tensor = _Logit.apply(x_BK, weight_1K, bias_1)
     return logit_B

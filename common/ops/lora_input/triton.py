@@ -138,7 +138,7 @@ def _launch(tile: Tile, x_TE: Tensor, mask: DropoutMask, region: Region) -> tupl
 
 
 def dropped(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
-    """See :func:`common.ops.lora_input.dropped_reference`. One launch."""
+    """Return dropout of x, (T, E); see :func:`common.ops.lora_input.dropped_reference`. One launch."""
     if mask.p == 0.0:
         return x_TE
     require_contiguous(x=x_TE, rows=region.rows)
@@ -151,7 +151,10 @@ def dropped(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
 def dropped_norm(
     residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor, mask: DropoutMask, region: Region = WHOLE
 ) -> Tensor:
-    """See :func:`common.ops.lora_input.dropped_norm_reference`. One launch."""
+    """Return dropout of the norm's result, (T, E).
+
+    See :func:`common.ops.lora_input.dropped_norm_reference`. One launch.
+    """
     require_contiguous(residual=residual_TE, inverse_rms=inverse_rms_T, weight=weight_E, rows=region.rows)
     y_TE = torch.empty_like(residual_TE)
     grid, arguments = _launch(TILES["dropped"], residual_TE, mask, region)
@@ -162,7 +165,9 @@ def dropped_norm(
 
 
 def add_input_gradient(dx_TE: Tensor, du_Tr: Tensor, a_rE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
-    """See :func:`common.ops.lora_input.add_input_gradient_reference`. One launch.
+    """Add the adapter's part to ``dx_TE`` in place, and return it.
+
+    See :func:`common.ops.lora_input.add_input_gradient_reference`. One launch.
 
     Raises:
         ValueError: the factors have different dtypes.

@@ -1,4 +1,4 @@
-"""Gradient of a product whose columns are query, key and value of one head after another, and of its bias.
+"""Gradient of the output of a fused query-key-value projection, and of its bias.
 
 The columns have Megatron-LM's order of a fused product, (T, H, 3, D), so a range of heads is a range of columns.
 Attention reads queries, keys and values as views of the product. Their gradients are three tensors, or views of one
@@ -23,7 +23,7 @@ from common.ops.triton_support import triton_kernels, widen
 
 
 class QkvGradient(NamedTuple):
-    """Gradient of a product of heads of query, key and value.
+    """Gradient of the output of the fused query-key-value projection, with columns (H, 3, D).
 
     Attributes:
         d_qkv: (T, N), dtype of the three gradients; None if not requested.

@@ -67,7 +67,10 @@ def join(
     transpose: bool = False,
     frozen_scales: bool = False,
 ) -> QkvGradient:
-    """See :func:`common.ops.qkv_gradient.join_reference`. Two launches; only the scale uses atomics."""
+    """Return the joined gradient (T, N), in FP8 too if ``fp8``, and its sums over tokens (N,).
+
+    See :func:`common.ops.qkv_gradient.join_reference`. Two launches; only the scale uses atomics.
+    """
     check(dq_THD, dk_THD, dv_THD)
     tokens, heads, size = dq_THD.shape
     columns = 3 * heads * size

@@ -153,7 +153,10 @@ TILES: dict[str, Tile] = {"forward": Tile(rows=32, warps=4, programs=0), "backwa
 def forward(
     qkv_TN: Tensor, cos_TD2: Tensor, sin_TD2: Tensor, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`common.ops.rope.forward_reference`. One launch."""
+    """Return rotated q (T, H, D) and k (T, K, D), and v (T, K, D).
+
+    See :func:`common.ops.rope.forward_reference`. One launch.
+    """
     require_contiguous(qkv=qkv_TN, cos=cos_TD2, sin=sin_TD2)
     tokens, half = cos_TD2.shape
     tile = TILES["forward"]
@@ -177,7 +180,10 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor | None, Fp8Tensor | None]:
-    """See :func:`common.ops.rope.backward_reference`. One launch."""
+    """Return the gradient of the product, (T, N), if ``half``, and in FP8 if ``fp8``; else None.
+
+    See :func:`common.ops.rope.backward_reference`. One launch.
+    """
     require_contiguous(dq=dq_THD, dk=dk_TKD, dv=dv_TKD, cos=cos_TD2, sin=sin_TD2)
     tokens, heads, size = dq_THD.shape
     kv_heads = dk_TKD.shape[1]

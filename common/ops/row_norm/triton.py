@@ -126,7 +126,10 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
-    """See :func:`common.ops.row_norm.backward_reference`. One launch."""
+    """Return the gradient of the sum, (T, E), in the dtype of ``dy_TE`` and in FP8 (or None).
+
+    See :func:`common.ops.row_norm.backward_reference`. One launch.
+    """
     require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments, weight=weight_E, d_residual=d_residual_TE)
     dx = output(dy_TE, dy_TE.shape[1], E5M2, fp8, half=True, frozen_scales=frozen_scales)
     grid, constants = _rows("backward", moments.dim() == 2, (dy_TE, residual_TE, d_residual_TE))
@@ -139,7 +142,7 @@ def backward(
 
 
 def recompute(residual_TE: Tensor, moments: Tensor, weight_E: Tensor, bias_E: Tensor | None = None) -> Tensor:
-    """See :func:`common.ops.row_norm.recompute_reference`. One launch."""
+    """Return y, (T, E), recomputed; see :func:`common.ops.row_norm.recompute_reference`. One launch."""
     require_contiguous(residual=residual_TE, moments=moments, weight=weight_E, bias=bias_E)
     tokens, features = residual_TE.shape
     constants = _blocks(TILES["recompute"], features)
@@ -153,7 +156,10 @@ def recompute(residual_TE: Tensor, moments: Tensor, weight_E: Tensor, bias_E: Te
 def parameter_gradients(
     dy_TE: Tensor, residual_TE: Tensor, moments: Tensor, dx_TE: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """See :func:`common.ops.row_norm.parameter_gradients_reference`. Two launches, no atomics."""
+    """Return the gradients of weight, of bias (LayerNorm) and of ``added_E``, (E,) each, fp32.
+
+    See :func:`common.ops.row_norm.parameter_gradients_reference`. Two launches, no atomics.
+    """
     require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments, dx=dx_TE)
     tokens, features = residual_TE.shape
     tile, kinds = TILES["parameter_gradients"], moments.dim() + (dx_TE is not None)

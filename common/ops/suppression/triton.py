@@ -232,7 +232,10 @@ def suppress(
     pixel: float = 0.0,
     presorted: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.suppression.suppress_reference`. The result is bit-identical."""
+    """Return indices (B, K) of the kept candidates, best first, and whether each exists, (B, K) bool.
+
+    See :func:`common.ops.suppression.suppress_reference`. The result is bit-identical.
+    """
     pictures, candidates = score_BN.shape
     keep = min(keep, candidates)
     kept_BK = torch.empty((pictures, keep), dtype=torch.int64, device=score_BN.device)

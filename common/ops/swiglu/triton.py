@@ -61,7 +61,10 @@ def forward(
     save_fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Activated:
-    """See :func:`common.ops.swiglu.forward_reference`. One launch."""
+    """Return ``silu(gate) * up``, (T, F), and the tensor to save for backward.
+
+    See :func:`common.ops.swiglu.forward_reference`. One launch.
+    """
     require_contiguous(gate_up=gate_up_T2F)
     tokens, both = gate_up_T2F.shape
     y = output(gate_up_T2F, both // 2, E4M3, fp8, half=fp8 is None, frozen_scales=frozen_scales)
@@ -74,7 +77,10 @@ def forward(
 def backward(
     dy_TF: Tensor, saved: Tensor | Fp8Tensor, *, fp8: Scaling | None = None, frozen_scales: bool = False
 ) -> tuple[Tensor | None, Fp8Tensor | None]:
-    """See :func:`common.ops.swiglu.backward_reference`. One launch."""
+    """Return the gradient of gate and up, (T, 2F): (it, None), or (None, it in FP8) if ``fp8``.
+
+    See :func:`common.ops.swiglu.backward_reference`. One launch.
+    """
     tokens, features = dy_TF.shape
     data, inverse = (saved.data, saved.scale_inverse) if isinstance(saved, Fp8Tensor) else (saved, None)
     require_contiguous(dy=dy_TF, saved=data)

@@ -24,7 +24,7 @@ class Fp8Case(Case):
     """A case whose request has the dtype of the matrices instead of that of the activations."""
 
     def request(self, device: torch.device, dtype: torch.dtype, **sizes: Any) -> OperationRequest:
-        """See :meth:`Case.request`."""
+        """Return the request with the matrices' dtype; see :meth:`Case.request`."""
         return super().request(device, E4M3, **sizes)
 
 

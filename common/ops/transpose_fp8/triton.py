@@ -48,7 +48,10 @@ TILES: dict[str, Tile] = {"transpose": Tile(rows=128, columns=128, warps=8)}
 
 
 def transpose(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:
-    """See :func:`common.ops.transpose_fp8.transpose_reference`. One launch."""
+    """Return the transpose (K, N), a view of ``scratch``.
+
+    See :func:`common.ops.transpose_fp8.transpose_reference`. One launch.
+    """
     require_contiguous(matrix=matrix_NK, scratch=scratch, factors=factors_R)
     target_KN = transposed_view(matrix_NK, scratch)
     rows, columns = matrix_NK.shape

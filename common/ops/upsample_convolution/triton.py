@@ -161,6 +161,9 @@ class _SummedTaps(torch.autograd.Function):
 
 
 def summed_taps(weight_OI33: Tensor) -> Tensor:
-    """See :func:`common.ops.upsample_convolution.summed_taps`. One launch per direction."""
+    """Return the weights (I, O, 4, 4) of the transposed convolution.
+
+    See :func:`common.ops.upsample_convolution.summed_taps`. One launch per direction.
+    """
     taps_IO44: Tensor = _SummedTaps.apply(weight_OI33)
     return taps_IO44

@@ -100,7 +100,9 @@ class _ProductPlan(NamedTuple):
 def accumulate(
     dy_OT: Tensor, x_IT: Tensor, dy_inverse: Tensor, x_inverse: Tensor, gradient_OI: Tensor, scratch: Scratch
 ) -> None:
-    """See :func:`common.ops.weight_gradient.accumulate_reference`. ``scratch`` provides cuBLASLt's workspace.
+    """Add ``dy^T x`` to ``gradient_OI``.
+
+    See :func:`common.ops.weight_gradient.accumulate_reference`. ``scratch`` provides cuBLASLt's workspace.
 
     Raises:
         RuntimeError: cuBLASLt has no kernel for these matrices, or refuses them.

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.maskrcnn.config import Facts, Hparams
 from benchmarks.maskrcnn.model import MaskRCNN
-from benchmarks.maskrcnn.schedule import learning_rate, parameter_groups, warmup_by_amounts
+from benchmarks.maskrcnn.schedule import learning_rate, parameter_groups, subtractive_warmup_then_step_decay
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.optim.optimizer import Optimizer
@@ -45,7 +45,7 @@ SMALL = replace(
 
 def rate(base: float, count: int, first_step: int = 0) -> float:
     """Return the rate of the published configuration at step ``count``."""
-    schedule = warmup_by_amounts(base, 625, 1.92e-4, (12_000, 16_000), 0.1, first_step)  # type: ignore[arg-type]
+    schedule = subtractive_warmup_then_step_decay(base, 625, 1.92e-4, (12_000, 16_000), 0.1, first_step)  # type: ignore[arg-type]
     return schedule(torch.tensor(count)).item()
 
 
@@ -78,13 +78,13 @@ def test_the_first_update_counts_as_1() -> None:
 
 def test_what_is_lacking_may_be_more_than_the_rate() -> None:
     """In the set for a global batch of 48 the first updates go uphill, in the reference too."""
-    schedule = warmup_by_amounts(0.06, 800, 9.6e-5, (24_000, 32_000), 0.1)
+    schedule = subtractive_warmup_then_step_decay(0.06, 800, 9.6e-5, (24_000, 32_000), 0.1)
     assert schedule(torch.tensor(0)).item() == pytest.approx(0.06 - 799 * 9.6e-5, rel=1e-6)
     assert schedule(torch.tensor(0)).item() < 0
 
 
 def test_without_a_warm_up_it_starts_at_the_base() -> None:
-    assert warmup_by_amounts(0.5, 0, 1.0, (3, 4), 0.1)(torch.tensor(0)).item() == 0.5
+    assert subtractive_warmup_then_step_decay(0.5, 0, 1.0, (3, 4), 0.1)(torch.tensor(0)).item() == 0.5
 
 
 def test_biases_are_whatever_is_named_so_and_nothing_frozen_is_in_a_group() -> None:

@@ -65,7 +65,7 @@ def forward_reference(x_BFW: Tensor, columns: int) -> Tensor:
 
 
 def backward_reference(dy_BY: Tensor, x_BFW: Tensor) -> Tensor:
-    """Return dx: the symmetric gradient of the Gram matrix times x, plus the gradient of the first vector."""
+    """Return dx (B, F, W): the symmetric gradient of the Gram matrix times x, plus dy's columns of the first vector."""
     samples, vectors, width = x_BFW.shape
     row, column = _triangle(x_BFW)
     dy_BY = widen(dy_BY)
@@ -94,7 +94,7 @@ def dot_interaction_reference(x_BFW: Tensor, columns: int) -> Tensor:
 
 
 def apply(passes: DotPasses, x_BFW: Tensor, columns: int) -> Tensor:
-    """Compute the dot interaction with the passes of an implementation, differentiable by autograd.
+    """Return the dot interaction (B, columns), with autograd around ``passes``.
 
     Raises:
         ValueError: ``columns`` is too small for the result.

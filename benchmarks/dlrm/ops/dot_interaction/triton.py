@@ -111,7 +111,7 @@ def _launch(tile: Tile, x_BFW: Tensor) -> tuple[tuple[int], dict[str, Any]]:
 
 
 def forward(x_BFW: Tensor, columns: int) -> Tensor:
-    """Compute the forward pass in one launch."""
+    """Return (B, columns): the first vector, the products of all pairs of vectors, and zeros. One launch."""
     require_contiguous(x=x_BFW)
     samples, vectors, width = x_BFW.shape
     spare = columns - width - vectors * (vectors - 1) // 2
@@ -125,7 +125,7 @@ def forward(x_BFW: Tensor, columns: int) -> Tensor:
 
 
 def backward(dy_BY: Tensor, x_BFW: Tensor) -> Tensor:
-    """Compute the backward pass in one launch."""
+    """Return the gradient of x, (B, F, W). One launch."""
     dy_BY = dy_BY.contiguous()
     dx_BFW = torch.empty_like(x_BFW)
     grid, constants = _launch(TILES["backward"], x_BFW)
@@ -140,5 +140,8 @@ PASSES = DotPasses(forward, backward)
 
 
 def dot_interaction(x_BFW: Tensor, columns: int) -> Tensor:
-    """See :func:`benchmarks.dlrm.ops.dot_interaction.dot_interaction_reference`."""
+    """Return (B, columns): the first vector, then the products of all pairs of vectors.
+
+    See :func:`benchmarks.dlrm.ops.dot_interaction.dot_interaction_reference`.
+    """
     return apply(PASSES, x_BFW, columns)

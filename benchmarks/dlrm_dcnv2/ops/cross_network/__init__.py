@@ -90,7 +90,12 @@ def cross_network_reference(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tens
 
 
 def apply(gradient: Gradient, x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Compute all layers; ``gradient`` is the implementation of :func:`gradient_reference` for the backward pass."""
+    """Return the output (B, X) of the last layer, with autograd.
+
+    Args:
+        gradient: implementation of :func:`gradient_reference` for the backward pass.
+        v, w, b: parameters of each layer.
+    """
     handed: list[Tensor] = []
     x_BX = x0_BX
     for number, parameters in enumerate(zip(v, w, b, strict=True)):

@@ -52,7 +52,10 @@ TILES: dict[str, Tile] = {"gradient": Tile(columns=128, elements=4096, warps=4, 
 def gradient(
     dy_BX: Tensor, x0_BX: Tensor, h_BX: Tensor, dx0_BX: Tensor | None, first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.gradient_reference`. Takes two launches."""
+    """Return the gradients of h and x0, (B, X), and of the bias, (X,) fp32.
+
+    See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.gradient_reference`. Takes two launches.
+    """
     dy_BX = dy_BX.contiguous()
     require_contiguous(x0=x0_BX, h=h_BX)
     added = dx0_BX is not None
@@ -69,7 +72,9 @@ def gradient(
 
 
 def cross_network(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.cross_network_reference`.
+    """Return the output (B, X) of the last layer.
+
+    See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.cross_network_reference`.
 
     Raises:
         ValueError: ``x0_BX`` is not contiguous.

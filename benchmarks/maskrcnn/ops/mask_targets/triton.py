@@ -133,7 +133,9 @@ TILES: dict[str, Tile] = {"targets": Tile(edges=32, warps=2)}
 
 @torch.no_grad()
 def mask_targets(table: PolygonTable, object_R: Tensor, boxes_R4: Tensor, transform_R4: Tensor, size: int) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.mask_targets.mask_targets_reference`; bit-identical to it.
+    """Return the target (R, S, S) uint8 of the mask head for each RoI: 1 inside, else 0.
+
+    See :func:`benchmarks.maskrcnn.ops.mask_targets.mask_targets_reference`. Bit-identical to it.
 
     Raises:
         ValueError: a mask has more than :data:`MOST_ROWS` rows.

@@ -125,7 +125,10 @@ TILES: dict[str, Tile] = {"paste": Tile(pixels=512, warps=4)}
 
 @torch.no_grad()
 def count_runs(masks: Masks, threshold: float) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.paste.count_runs_reference`."""
+    """Return the number of runs of each mask, (D,) int32.
+
+    See :func:`benchmarks.maskrcnn.ops.paste.count_runs_reference`.
+    """
     counts_D = torch.empty(len(masks.there_D), dtype=torch.int32, device=masks.there_D.device)
     _launch(masks, threshold, counts_D, counts_D, writes=False)
     return counts_D
@@ -133,7 +136,7 @@ def count_runs(masks: Masks, threshold: float) -> Tensor:
 
 @torch.no_grad()
 def write_ends(masks: Masks, threshold: float, first_D: Tensor, ends_T: Tensor) -> None:
-    """See :func:`benchmarks.maskrcnn.ops.paste.write_ends_reference`."""
+    """Write the end of each run to ``ends_T``; see :func:`benchmarks.maskrcnn.ops.paste.write_ends_reference`."""
     _launch(masks, threshold, first_D.contiguous(), ends_T, writes=True)
 
 

@@ -118,7 +118,9 @@ def resize(
     shape: tuple[int, int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the result of :func:`benchmarks.maskrcnn.ops.resize.resize_reference`, bit-identical.
+    """Return the resized pictures (B, 3, H, W), channels_last, in ``dtype``.
+
+    See :func:`benchmarks.maskrcnn.ops.resize.resize_reference`. The result is bit-identical.
 
     Raises:
         ValueError: an input is not contiguous.

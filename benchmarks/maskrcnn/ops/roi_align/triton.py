@@ -129,7 +129,9 @@ def _lists(
 def roi_align(
     levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], samples: int
 ) -> tuple[Tensor, ...]:
-    """See :func:`benchmarks.maskrcnn.ops.roi_align.reference.roi_align_reference`.
+    """Return for each set the features (B R, C, S, S) of its regions.
+
+    See :func:`benchmarks.maskrcnn.ops.roi_align.reference.roi_align_reference`.
 
     Raises:
         ValueError: the shapes don't fit, or there are more than 32,768 regions per picture or more than two sets.

@@ -178,7 +178,10 @@ def _block(elements: int, pixels: int, channels: int) -> tuple[int, int]:
 
 
 def selected_logits(x_RPC: Tensor, weight_KC: Tensor, bias_K: Tensor, class_R: Tensor) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.selected_logits.selected_logits_reference`."""
+    """Return the logits (R, P) of the selected classes, fp32.
+
+    See :func:`benchmarks.maskrcnn.ops.selected_logits.selected_logits_reference`.
+    """
     check(x_RPC, weight_KC, bias_K, class_R)
     logits_RP: Tensor = _SelectedLogits.apply(x_RPC, weight_KC, bias_K, class_R.contiguous())
     return logits_RP

@@ -110,6 +110,9 @@ def compute_reference(
 
     With s = sigmoid(y) = 1 - p_t, the loss is a_t s^gamma softplus(y), and its derivative by y is a_t s^gamma (s +
     gamma softplus(y) (1 - s)).
+
+    Args:
+        alpha: a_t of the anchor's own class; it is 1 - alpha for other classes.
     """
     pictures, channels, height, width = logits_NCHW.shape
     classes = channels // anchors_of_a_cell(logits_NCHW, class_NA)

@@ -173,7 +173,11 @@ def focal_loss(
     gamma: float,
     loss_scale: Tensor,
 ) -> Tensor:
-    """See :func:`benchmarks.retinanet.ops.focal_loss.focal_loss_reference`."""
+    """Return the weighted sum of one pyramid level's focal losses, 0-d fp32.
+
+    See :func:`benchmarks.retinanet.ops.focal_loss.focal_loss_reference`. The gradient that backward receives must equal
+    ``loss_scale``.
+    """
     anchors_of_a_cell(logits_NCHW, class_NA)
     loss: Tensor = FocalLoss.apply(compute, logits_NCHW, bias_C, class_NA, weight_N, alpha, gamma, loss_scale)
     return loss

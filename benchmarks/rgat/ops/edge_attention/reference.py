@@ -129,7 +129,12 @@ def biases(bias_RD: Tensor, block: SampledBlock, level: int) -> Tensor:
 def finish(
     sum_PD: Tensor, block: SampledBlock, level: int, activation_slope: float | None, dropout: DropoutMask | None
 ) -> Tensor:
-    """Apply activation and dropout to the sums over all relations, and write zeros to unfilled nodes."""
+    """Return activation and dropout of the sums over all relations, (P, D), with zeros in unfilled nodes.
+
+    Args:
+        activation_slope: slope of the leaky ReLU below 0; None for no activation.
+        dropout: dropout after the activation; None for no dropout.
+    """
     if activation_slope is not None:
         sum_PD = torch.nn.functional.leaky_relu(sum_PD, activation_slope)
     if dropout is not None and dropout.p:

@@ -194,7 +194,10 @@ def forward(
     activation_slope: float | None,
     dropout: DropoutMask | None,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rgat.ops.edge_attention.reference.forward_reference`. Takes one launch."""
+    """Return the outputs (P, D), and the log-sum-exp (T, A) of each target's edges per relation.
+
+    See :func:`benchmarks.rgat.ops.edge_attention.reference.forward_reference`. Takes one launch.
+    """
     require_contiguous(z=z_MD, source_term=source_term_MA, target_term=target_term_TA, bias=bias_RD)
     tile, heads, columns = TILES["forward"], source_term_MA.shape[1], z_MD.shape[1]
     table = by_kind(block.shape, level, z_MD.device, tile.items, False)
@@ -226,7 +229,10 @@ def backward(
     dropout: DropoutMask | None,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See :func:`benchmarks.rgat.ops.edge_attention.reference.backward_reference`; always bitwise reproducible."""
+    """Return the gradients of z, of the target terms, of the bias and of ``att_source_RAd``.
+
+    See :func:`benchmarks.rgat.ops.edge_attention.reference.backward_reference`. Always bitwise reproducible.
+    """
     require_contiguous(
         dout=dout_PD, out=out_PD, z=z_MD, source_term=source_term_MA, target_term=target_term_TA, log_sum=log_sum_TA,
         att_source=att_source_RAd,

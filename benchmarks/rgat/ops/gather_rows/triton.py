@@ -85,7 +85,10 @@ TILES: dict[str, Tile] = {"forward": Tile(bytes=16384, warps=4, programs=4)}
 
 @torch.no_grad()
 def gather_rows(rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[int], out_NB: Tensor) -> None:
-    """See :func:`benchmarks.rgat.ops.gather_rows.gather_rows_reference`."""
+    """Copy the row of every filled node to ``out_NB``.
+
+    See :func:`benchmarks.rgat.ops.gather_rows.gather_rows_reference`.
+    """
     check(rows, node_N, count_T, offsets, out_NB)
     alignment = math.gcd(VECTOR, rows.row_bytes)
     if any(tensor.data_ptr() % alignment for tensor in (*rows.shards, out_NB)):

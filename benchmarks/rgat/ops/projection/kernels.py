@@ -134,10 +134,11 @@ def projection_input_gradient_kernel(
     K: tl.constexpr, D: tl.constexpr, A: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of the inputs. Grid (tiles * ceil(K / BLOCK_K),).
+    """Write dx = sum over relations of dz W^T + sum over relations and heads of dterm v^T, the inputs' gradient.
 
-    A relation without a row for any node of the tile is skipped, which is frequent because the nodes that a relation
-    discovered have neighbouring numbers.
+    Only nodes with a row of a relation get its first term, and only targets the second. Grid (tiles * ceil(K /
+    BLOCK_K),). A relation without a row for any node of the tile is skipped, which is frequent because nodes first
+    reached through one relation have consecutive numbers.
     """
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     node_type, first, count = own_tile(tiles_ptr, tl.program_id(0) // blocks, counts_ptr)

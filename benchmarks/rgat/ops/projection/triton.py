@@ -67,7 +67,10 @@ def _vectors(x: Tensor) -> Tensor:
 
 
 def project(x_NK: Tensor, block: SampledBlock, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
-    """See :func:`benchmarks.rgat.ops.projection.reference.project_reference`. Takes one launch."""
+    """Return z (M, D), the rows times their relation's weight, and source terms (M, A).
+
+    See :func:`benchmarks.rgat.ops.projection.reference.project_reference`. Takes one launch.
+    """
     require_contiguous(x=x_NK, weight=weight_RKD)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -87,7 +90,10 @@ def project(x_NK: Tensor, block: SampledBlock, level: int, weight_RKD: Tensor, a
 
 
 def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: SampledBlock, level: int, out_dtype: torch.dtype) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.reference.weight_gradient_reference`. Takes two launches."""
+    """Return the gradient of the weights, (R, K, D) in ``out_dtype``.
+
+    See :func:`benchmarks.rgat.ops.projection.reference.weight_gradient_reference`. Takes two launches.
+    """
     require_contiguous(x=x_NK, dz=dz_MD)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -112,7 +118,10 @@ def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: SampledBlock, level: int
 
 
 def target_terms(x_NK: Tensor, block: SampledBlock, level: int, v_RKA: Tensor) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_reference`. Takes one launch."""
+    """Return the terms (T, A) fp32 that targets add to the logits of their edges.
+
+    See :func:`benchmarks.rgat.ops.projection.reference.target_terms_reference`. Takes one launch.
+    """
     require_contiguous(x=x_NK)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -131,7 +140,10 @@ def target_terms(x_NK: Tensor, block: SampledBlock, level: int, v_RKA: Tensor) -
 
 
 def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: SampledBlock, level: int) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_gradient_reference`. Takes two launches."""
+    """Return the gradient (R, K, A) fp32 of ``v_RKA``.
+
+    See :func:`benchmarks.rgat.ops.projection.reference.target_terms_gradient_reference`. Takes two launches.
+    """
     require_contiguous(x=x_NK, dterm=dterm_TA)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -164,7 +176,10 @@ def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: SampledBlock, l
 def input_gradient(
     dz_MD: Tensor, dterm_TA: Tensor, block: SampledBlock, level: int, weight_RKD: Tensor, v_RKA: Tensor
 ) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.reference.input_gradient_reference`. Takes one launch."""
+    """Return the gradient of the inputs, (N, K).
+
+    See :func:`benchmarks.rgat.ops.projection.reference.input_gradient_reference`. Takes one launch.
+    """
     require_contiguous(dz=dz_MD, dterm=dterm_TA, weight=weight_RKD)
     shape, device = block.shape, dz_MD.device
     check_gradient_level(shape, level)

@@ -60,7 +60,11 @@ def hann(window: int) -> NDArray[np.float64]:
 
 
 def mask_widths(share: float, frames: int) -> NDArray[np.int32]:
-    """Return widths of masks over frames for utterances of 0 to ``frames`` frames, rounded half to even."""
+    """Return widths of masks over frames for utterances of 0 to ``frames`` frames, (frames + 1,).
+
+    Args:
+        share: width as a fraction of the utterance; the product is rounded half to even.
+    """
     return np.rint(np.arange(frames + 1) * share).astype(np.int32)
 
 
@@ -210,7 +214,7 @@ def taps_each_side(facts: AudioFacts) -> int:
 
 
 def sounding(signal_BN: Tensor, samples_B: Tensor, facts: AudioFacts) -> tuple[Tensor, Tensor]:
-    """Return the part of each utterance without silence at its ends: first sample and number of samples, int64.
+    """Return the part of each utterance without silence at its ends: first sample and number of samples, (B,) int64.
 
     It extends from the start of the first to the end of the last loud window. A window of ``silence_window`` samples
     is loud if its mean square is at least ``silence_db`` relative to the utterance's maximum. Utterances that are
@@ -276,7 +280,10 @@ def log_mel(signal_BN: Tensor, first_B: Tensor, samples_B: Tensor, frames: int, 
 
 
 def normalised(mel_BSM: Tensor, length_B: Tensor) -> Tensor:
-    """Normalise each feature to mean 0 and deviation 1 over the utterance's frames; zero beyond or if constant."""
+    """Return features (B, S, M), each with mean 0 and deviation 1 over the utterance's frames.
+
+    They are zero beyond the utterance's length, and for constant features.
+    """
     real_BS1 = _within(length_B, mel_BSM.shape[1])[:, :, None]
     count_B11 = length_B[:, None, None]
     mean_B1M = torch.where(real_BS1, mel_BSM, 0.0).sum(1, keepdim=True) / count_B11

@@ -63,7 +63,9 @@ class Signal(NamedTuple):
 def features(
     audio: AudioBatch, facts: AudioFacts, frames: int, columns: int, augmented: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rnnt.ops.features.reference.features_reference`. Utterances must exceed half a window.
+    """Return the features (T, B, F) and their lengths (B,) int32.
+
+    See :func:`benchmarks.rnnt.ops.features.reference.features_reference`. Utterances must exceed half a window.
 
     Raises:
         ValueError: an input is not contiguous.
@@ -155,7 +157,7 @@ def splice(
     dtype: torch.dtype,
     facts: AudioFacts,
 ) -> Tensor:
-    """Return the features (T, B, F): normalised, masked, spliced."""
+    """Return the features (T, B, F): normalised, masked if ``augmented``, and spliced."""
     batch, tile, device = len(audio), TILES["splice"], mel_BSM.device
     least, most = widths_by_length(facts, frames * facts.splice, device)
     features_TBF = torch.empty((frames, batch, columns), dtype=dtype, device=device)

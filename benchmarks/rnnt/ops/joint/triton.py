@@ -155,7 +155,10 @@ TILES: dict[str, Tile] = {
 
 
 def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
-    """See :func:`benchmarks.rnnt.ops.joint.forward_reference`. Unused rows stay uninitialised."""
+    """Return the hidden layer ``dropout(relu(f + g))``, (capacity, H).
+
+    See :func:`benchmarks.rnnt.ops.joint.forward_reference`. Unused rows stay uninitialised.
+    """
     check(f_SBH, g_NBH, rows)
     frames, utterances, width = f_SBH.shape
     h_RH = f_SBH.new_empty(rows.capacity, width)
@@ -176,7 +179,10 @@ def backward(
     rows: PackedRows,
     dropout: DropoutMask,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rnnt.ops.joint.backward_reference`."""
+    """Return the gradients of f, (S, B, H), and g, (N, B, H).
+
+    See :func:`benchmarks.rnnt.ops.joint.backward_reference`.
+    """
     utterances, width = rows.utterances, dh_RH.shape[1]
     df_SBH, dg_NBH = dh_RH.new_empty(frames, utterances, width), dh_RH.new_empty(columns, utterances, width)
     tile = TILES["backward"]

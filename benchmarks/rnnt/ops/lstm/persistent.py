@@ -57,7 +57,7 @@ def unsupported(request: OperationRequest) -> str | None:
 
 
 def source(plan: LstmPlan, bfloat: bool) -> str:
-    """Return the kernel source of a plan, in CUDA C++ without includes."""
+    """Return the kernel source of a plan, in CUDA C++ without includes, for bf16 if ``bfloat``, else fp16."""
     macros = "".join(f"#define {name} {value}\n" for name, value in plan.macros(bfloat).items())
     folder = Path(__file__).parent
     parts = [(folder / "primitives.cu").read_text(), _multiply(plan.columns, bfloat)]
@@ -84,7 +84,14 @@ __device__ __forceinline__ void multiply(float (&sums)[{count}], u32 left0, u32 
 
 
 def fitting_plans(backward: bool, width: int, batch: int, device: torch.device, every: bool = False) -> list[LstmPlan]:
-    """Return the plans that fit a GPU, except for limits of clusters."""
+    """Return the plans that fit a GPU, except for limits of clusters.
+
+    Args:
+        backward: whether the plans are those of the backward pass.
+        width: hidden units.
+        batch: utterances.
+        every: whether to include both ways of waiting.
+    """
     shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return plans(backward, width, batch, multiprocessors(device), shared_bytes, every)
 
@@ -103,7 +110,7 @@ def fits(plan: LstmPlan, dtype: torch.dtype, device: torch.device) -> bool:
 
 @functools.cache
 def fastest(backward: bool, width: int, batch: int, dtype: torch.dtype, device: torch.device) -> LstmPlan:
-    """Return the plan to use.
+    """Return the first plan that fits the GPU, for the backward pass if ``backward``, else for the forward pass.
 
     Raises:
         RuntimeError: no plan fits.
@@ -207,9 +214,10 @@ class _Lstm(Function):
 
 
 def lstm_persistent(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
-    """See :func:`benchmarks.rnnt.ops.lstm.reference.lstm_reference`.
+    """Return the hidden state after each frame, (T, B, H).
 
-    The backward pass can run only once, because it overwrites what forward has saved.
+    See :func:`benchmarks.rnnt.ops.lstm.reference.lstm_reference`. The backward pass can run only once, because it
+    overwrites what forward has saved.
 
     Raises:
         ValueError: the shapes do not match.

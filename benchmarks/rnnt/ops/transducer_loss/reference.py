@@ -25,7 +25,10 @@ IMPOSSIBLE = -1e30
 
 
 def labels_reference(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
-    """Return the token that each row can emit, int32: ``NO_LABEL`` after the last token, ``NO_ROW`` for unused rows."""
+    """Return the token that each row can emit, (R,) int32.
+
+    It is ``NO_LABEL`` after the last token, and ``NO_ROW`` for unused rows.
+    """
     reserved = row_indices(rows)
     after_R = reserved.token_R >= rows.tokens_B[reserved.utterance_R]
     if tokens_BU.shape[1]:
@@ -47,7 +50,7 @@ def _statistics(logits_RV: Tensor, label_R: Tensor) -> Statistics:
 def product_reference(
     h_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, label_R: Tensor, first: int, rows: PackedRows
 ) -> tuple[Tensor, Statistics]:
-    """Return logits and their statistics; unused rows of h, which may be undefined, are set to zero."""
+    """Return logits (R, V) and their statistics; unused rows of h, which may be undefined, are set to zero."""
     h_RH.masked_fill_((label_R == NO_ROW)[:, None], 0)
     logits_RV = torch.nn.functional.linear(h_RH, weight_VH, bias_V)
     return logits_RV, _statistics(logits_RV, label_R)
@@ -146,7 +149,7 @@ def gradient_reference(
     first: int,
     chosen: Chosen,
 ) -> Tensor:
-    """Write the gradient of the logits, zero in unused rows; return its sums over the rows."""
+    """Write the gradient of the logits to ``d_logits_RV``, zero in unused rows; return its sums over the rows, (V,)."""
     through_R = transitions.blank_R + transitions.label_R
     d_RV = (widen(logits_RV) - lse_R[:, None]).exp_() * through_R[:, None]
     d_RV[:, -1] -= transitions.blank_R
@@ -157,12 +160,12 @@ def gradient_reference(
 
 
 def weight_gradient_reference(d_logits_RV: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> Tensor:
-    """Return the gradient of the weight, at least fp32."""
+    """Return the gradient of the weight, (V, H), at least fp32."""
     return widen(d_logits_RV).t() @ widen(h_RH)
 
 
 def input_gradient_reference_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> None:
-    """Replace h by its gradient, which is zero where h is zero."""
+    """Overwrite ``h_RH`` with its gradient, which is zero where h is zero (the gradient through ReLU and dropout)."""
     h_RH.copy_(torch.where(h_RH == 0, 0.0, d_logits_RV @ weight_VH))
 
 

@@ -36,7 +36,7 @@ TILES: dict[str, Tile] = {
 
 
 def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
-    """See :class:`LossPasses`."""
+    """Return the label of every row, (R,) int32; see :class:`LossPasses`."""
     label_R = torch.full((rows.capacity,), NO_ROW, dtype=torch.int32, device=rows.device)
     if tokens_BU.stride(-1) != 1:
         tokens_BU = tokens_BU.contiguous()
@@ -48,7 +48,10 @@ def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
 
 
 def recursion(found: Statistics, rows: PackedRows) -> Recursion:
-    """See :class:`LossPasses`."""
+    """Return logarithms of the summed probabilities of paths: alpha, beta (R,) and total (B,).
+
+    See :class:`LossPasses`.
+    """
     both_2R = found.blank_R.new_empty(2, rows.capacity)
     total_B = found.blank_R.new_empty(rows.utterances)
     tile = TILES["recursion"]
@@ -61,7 +64,10 @@ def recursion(found: Statistics, rows: PackedRows) -> Recursion:
 
 
 def transitions(found: Statistics, variables: Recursion, d_loss_B: Tensor, rows: PackedRows) -> Transitions:
-    """See :class:`LossPasses`; alpha and beta must be contiguous in memory, like the results of ``recursion``."""
+    """Return the negative gradients (R,) by the logarithms of blank's and the label's probability.
+
+    See :class:`LossPasses`. Alpha and beta must be contiguous in memory, like the results of ``recursion``.
+    """
     by_blank_R, by_label_R = torch.empty_like(found.blank_R), torch.empty_like(found.label_R)
     if rows.capacity:
         kernels.transducer_transitions_kernel[_of_utterances(rows)](
@@ -72,11 +78,12 @@ def transitions(found: Statistics, variables: Recursion, d_loss_B: Tensor, rows:
 
 
 def choose(used: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> Chosen:
-    """See :class:`LossPasses`; rows are left out if all their gradients round to zero.
+    """Return the rows that contribute to gradients in ``dtype``.
 
-    No gradient of a row exceeds the sum of its arcs. In fp16, ``ROUNDED_TO_ZERO`` and less become zero, so nothing is
-    lost. bf16 has smaller numbers, so rows are left out if their sum is at most ``ROUNDED_TO_ZERO`` times the largest
-    gradient of a loss. All left-out rows of an utterance together are about a thousandth of bf16's rounding error.
+    See :class:`LossPasses`. Rows are left out if all their gradients round to zero. No gradient of a row exceeds the
+    sum of its arcs. In fp16, ``ROUNDED_TO_ZERO`` and less become zero, so nothing is lost. bf16 has smaller numbers, so
+    rows are left out if their sum is at most ``ROUNDED_TO_ZERO`` times the largest gradient of a loss. All left-out
+    rows of an utterance together are about a thousandth of bf16's rounding error.
     """
     through_R = used.blank_R + used.label_R
     floor = ROUNDED_TO_ZERO if dtype == torch.float16 else d_loss_B.detach().abs().amax() * ROUNDED_TO_ZERO
@@ -99,7 +106,10 @@ def gradient(
     first: int,
     chosen: Chosen,
 ) -> Tensor:
-    """See :class:`LossPasses`."""
+    """Write the gradient of the logits to ``d_logits_RV``; return its sums over the rows, (V,) fp32.
+
+    See :class:`LossPasses`.
+    """
     tile = TILES["gradient"]
     size, classes = logits_RV.shape
     width = triton.next_power_of_2(classes)
@@ -116,7 +126,7 @@ def gradient(
 def product(
     h_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, label_R: Tensor, first: int, rows: PackedRows
 ) -> tuple[Tensor, Statistics]:
-    """See :class:`LossPasses`."""
+    """Return logits (R, V) and their statistics; see :class:`LossPasses`."""
     require_contiguous(bias=bias_V, label=label_R)
     (size, width), classes = h_RH.shape, len(weight_VH)
     logits_RV = h_RH.new_empty(size, classes)
@@ -138,7 +148,7 @@ def product(
 
 
 def input_gradient_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> None:
-    """See :class:`LossPasses`."""
+    """Replace ``h_RH`` by its gradient in chosen rows; see :class:`LossPasses`."""
     (size, width), classes = h_RH.shape, len(weight_VH)
     tile = TILES["input_gradient"]
     tiles = triton.cdiv(size, tile.rows) * triton.cdiv(width, tile.columns)
@@ -151,7 +161,10 @@ def input_gradient_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first:
 
 
 def weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> Tensor:
-    """See :class:`LossPasses`; the rows are divided among as many programs as fill the GPU."""
+    """Return the gradient (V, H) fp32 of the weight.
+
+    See :class:`LossPasses`. The rows are divided among as many programs as fill the GPU.
+    """
     (size, width), classes = h_RH.shape, d_logits_RV.shape[1]
     tile = TILES["weight_gradient"]
     tiles = triton.cdiv(classes, tile.rows) * triton.cdiv(width, tile.columns)

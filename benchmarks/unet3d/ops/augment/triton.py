@@ -78,7 +78,10 @@ WARPS = 4
 def augment(
     images: Tensor, labels: Tensor, addresses: Tensor, intensities: Tensor, slab: Slab, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.unet3d.ops.augment.augment_reference`."""
+    """Return image (N, 1, D, H, W) and label (N, D, H, W).
+
+    See :func:`benchmarks.unet3d.ops.augment.augment_reference`.
+    """
     require_contiguous(images=images, labels=labels, addresses=addresses, intensities=intensities)
     count = len(addresses)
     image = images.new_empty((count, *slab.shape, 1), dtype=dtype)

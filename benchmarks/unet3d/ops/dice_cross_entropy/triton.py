@@ -239,7 +239,12 @@ def sums(logits_NKDHW: Tensor, label_NDHW: Tensor) -> Tensor:
 
 
 def loss_of(sums_N8: Tensor, smooth: float, share: float) -> Tensor:
-    """Return the loss, 0-d fp32, from sums over whole volumes; ``share`` is 1 / voxels of all samples."""
+    """Return the loss, 0-d fp32, from sums over whole volumes.
+
+    Args:
+        smooth: added to numerator and denominator of the Dice coefficient.
+        share: 1 / number of voxels of all samples.
+    """
     loss = sums_N8.new_empty(())
     samples = len(sums_N8)
     block_n = min(triton.next_power_of_2(samples), _MERGE_SAMPLES)
@@ -250,7 +255,12 @@ def loss_of(sums_N8: Tensor, smooth: float, share: float) -> Tensor:
 def gradient(
     d_loss: Tensor, logits_NKDHW: Tensor, label_NDHW: Tensor, sums_N8: Tensor, smooth: float, share: float
 ) -> Tensor:
-    """Return the gradient of the logits, in their dtype and memory format."""
+    """Return the gradient of the logits, in their shape, dtype and memory format.
+
+    Args:
+        sums_N8: sums over whole volumes, from the forward pass.
+        smooth, share: as in :func:`loss_of`.
+    """
     samples, voxels = len(logits_NKDHW), label_NDHW[0].numel()
     strides = strides_of(logits_NKDHW)
     assert strides is not None
@@ -285,9 +295,10 @@ class _DiceCrossEntropy(torch.autograd.Function):
 def dice_cross_entropy(
     logits_NKDHW: Tensor, label_NDHW: Tensor, smooth: float, split: VolumeSplit | None = None
 ) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.dice_cross_entropy.dice_cross_entropy_reference`.
+    """Return the mean loss over the samples, 0-d fp32.
 
-    Labels are not checked: values outside the classes, an error in the reference, count as background here.
+    See :func:`benchmarks.unet3d.ops.dice_cross_entropy.dice_cross_entropy_reference`. Labels are not checked: values
+    outside the classes, an error in the reference, count as background here.
 
     Raises:
         ValueError: labels and logits have different shapes, or there are not three classes.

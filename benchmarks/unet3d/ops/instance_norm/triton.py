@@ -97,7 +97,7 @@ def statistics(x_NCDHW: Tensor, epsilon: float, split: VolumeSplit | None) -> Te
 
 
 def normalise(x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, statistics_2NC: Tensor) -> Tensor:
-    """Return ``relu((x - mean) * rstd * weight + bias)``."""
+    """Return ``relu((x - mean) * rstd * weight + bias)``, shape and dtype of ``x_NCDHW``; statistics: mean and rstd."""
     samples, voxels, channels = _sizes(x_NCDHW)
     pass_ = cut(TILES["normalise"], samples, voxels, channels, x_NCDHW.device, reverse=False)
     y_NCDHW = torch.empty_like(x_NCDHW)
@@ -110,7 +110,7 @@ def normalise(x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, statistics_2NC:
 def forward(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the result and the statistics, fp32 (2, N, C), of a channels_last_3d input."""
+    """Return ``relu(instance norm of x)`` of a channels_last_3d input, and mean and 1 / deviation, fp32 (2, N, C)."""
     require_contiguous(weight=weight_C, bias=bias_C)
     samples, voxels, channels = _sizes(x_NCDHW)
     if split is not None or voxels > SMALL_TILES["forward"].voxels:
@@ -126,11 +126,11 @@ def forward(
 
 
 class Gradient(NamedTuple):
-    """Gradient of the result.
+    """Gradient of the result, which is the sum of both attributes.
 
     Attributes:
-        first: gradient of one reader, (N, C, D, H, W) channels_last_3d.
-        second: gradient of the other reader, (M, C) rows with any stride; None if there is none.
+        first: gradient from one consumer of the result, (N, C, D, H, W) channels_last_3d.
+        second: gradient from the other consumer, as rows (N V, C) with any row stride; None if there is none.
     """
 
     first: Tensor
@@ -143,7 +143,7 @@ class Gradient(NamedTuple):
 
     @property
     def fork(self) -> bool:
-        """Return whether there are two readers."""
+        """Return whether there are two consumers."""
         return self.second is not None
 
 
@@ -218,7 +218,7 @@ def backward(
     statistics_2NC: Tensor,
     split: VolumeSplit | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the input, and (2, C) of bias and weight in the weight's dtype."""
+    """Return the gradients of the input, in its shape, and of bias and weight, (2, C) in the weight's dtype."""
     if split is not None or x_NCDHW[0, 0].numel() > SMALL_TILES["backward"].voxels:
         return _large_backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC, split)
     return _small_backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC)
@@ -252,9 +252,10 @@ class _InstanceNormReLU(torch.autograd.Function):
 def instance_norm_relu(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.unet3d.ops.instance_norm.instance_norm_relu_reference`.
+    """Return ``relu(instance norm of x)`` twice, for two consumers, in the shape and dtype of ``x_NCDHW``.
 
-    The results are channels_last_3d.
+    See :func:`benchmarks.unet3d.ops.instance_norm.instance_norm_relu_reference`. Both results are channels_last_3d and
+    share memory.
     """
     split = None if split is None or split.ranks == 1 else split
     whole_volume(x_NCDHW, split)

@@ -121,7 +121,7 @@ def _arguments(x_NCDHW: Tensor, tile: Tile) -> dict[str, Any]:
 
 
 def forward(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
-    """Return contiguous logits of a channels_last_3d input."""
+    """Return contiguous logits (N, K, D, H, W) of a channels_last_3d input."""
     require_contiguous(weight=weight, bias=bias_K)
     samples, channels, *volume = x_NCDHW.shape
     voxels, classes = x_NCDHW[0, 0].numel(), len(weight)
@@ -175,9 +175,9 @@ class _OutputConvolution(torch.autograd.Function):
 
 
 def output_convolution(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.output_convolution.output_convolution_reference`.
+    """Return the logits (N, K, D, H, W).
 
-    The logits are contiguous.
+    See :func:`benchmarks.unet3d.ops.output_convolution.output_convolution_reference`. The logits are contiguous.
 
     Raises:
         ValueError: the kernels do not support so many channels or classes.

@@ -36,7 +36,7 @@ class Encoding:
         return tuple(min(count, self.largest) for count in categories)
 
     def capped(self, rows: int) -> Encoding:
-        """Return the encoding with at most ``rows`` rows per table."""
+        """Return a copy whose tables have at most ``rows`` rows; larger ids are taken modulo the rows."""
         return replace(self, largest=min(rows, self.largest))
 
     @property
