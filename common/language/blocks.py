@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,18 +55,28 @@ class Behind:
     handover: Handover
 
 
-class Pair(NamedTuple):
+class Pair:
     """Input and output of a half: a residual stream and a pending addition.
 
+    A half takes the tensors out of the pair, because callers may still hold the pair while the next half runs. A sum
+    that stays alive for a layer leaves a gap in the memory of a CUDA graph, in which a later layer's sum does not fit.
+
     Attributes:
-        residual: residual stream (s, E) of the tokens of this rank.
+        residual: residual stream (s, E) of the tokens of this rank; None after :meth:`take`.
         delta: (s, E), added to ``residual`` by the next half; None if nothing is pending.
         behind: what the product that computed ``delta`` leaves to the next half; None for nothing.
     """
 
-    residual: Tensor
-    delta: Tensor | None = None
-    behind: Behind | None = None
+    def __init__(self, residual: Tensor, delta: Tensor | None = None, behind: Behind | None = None) -> None:
+        self.residual: Tensor | None = residual
+        self.delta, self.behind = delta, behind
+
+    def take(self) -> tuple[Tensor, Tensor | None, Behind | None]:
+        """Return residual, delta and ``behind``, and empty the pair."""
+        residual, delta, behind = self.residual, self.delta, self.behind
+        assert residual is not None, "the pair has been taken"
+        self.residual = self.delta = self.behind = None
+        return residual, delta, behind
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,14 @@ class NormPasses:
     functions: RowNorm
     module: DecoderNorm
 
-    def forward(self, pair: Pair, product: Product | None, inference: bool) -> Normed:
+    def forward(
+        self,
+        residual_sE: Tensor,
+        delta_sE: Tensor | None,
+        before: Behind | None,
+        product: Product | None,
+        inference: bool,
+    ) -> Normed:
         """Return the residual stream, the norm's moments, and its result in the formats that ``product`` reads.
 
         Args:
@@ -85,8 +102,7 @@ class NormPasses:
         """
         scaling, norm = None if product is None else product.input_scaling(), self.module
         return self.functions.forward(
-            pair.residual, pair.delta, norm.weight, norm.epsilon, norm.bias,
-            None if pair.behind is None else pair.behind.bias,
+            residual_sE, delta_sE, norm.weight, norm.epsilon, norm.bias, None if before is None else before.bias,
             half=product is None or product.needs_half, fp8=scaling,
             frozen_scales=product is None or product.frozen(inference),
         )  # fmt: skip
@@ -212,7 +228,8 @@ class AttentionHalf:
         behind = Behind(self.output_bias, Handover(self.output.gradient_scaling()))
         function: Callable[..., tuple[Tensor, Tensor]] = _AttentionHalf.apply
         adapters = (*self.qkv.adapters, *self.output.adapters)
-        residual_sE, delta_sE = function(self, tokens, pair.behind, behind, *pair[:2], *adapters)
+        residual_sE, delta_sE, before = pair.take()
+        residual_sE, delta_sE = function(self, tokens, before, behind, residual_sE, delta_sE, *adapters)
         return Pair(residual_sE, delta_sE, behind)
 
     def gathered_heads(self, qkv_TN: Tensor, tokens: Tokens) -> Gradients:
@@ -245,7 +262,8 @@ class MlpHalf:
         """Return the pair after the MLP."""
         behind = Behind(self.second_bias, Handover(self.second.gradient_scaling()))
         function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
-        residual_sE, delta_sE = function(self, tokens, pair.behind, behind, *pair[:2])
+        residual_sE, delta_sE, before = pair.take()
+        residual_sE, delta_sE = function(self, tokens, before, behind, residual_sE, delta_sE)
         return Pair(residual_sE, delta_sE, behind)
 
     def keeps_product(self, tokens: Tokens) -> bool:
@@ -282,15 +300,17 @@ class AutogradHalf:
 
 def joined(pair: Pair, bias_gradient: RowSums) -> Tensor:
     """Return the sum (s, E) of the pair, for the next stage or for autograd."""
-    if pair.delta is None:
-        return pair.residual
-    result: Tensor = _Joined.apply(bias_gradient, pair.behind, *pair[:2])
+    residual_sE, delta_sE, behind = pair.take()
+    if delta_sE is None:
+        return residual_sE
+    result: Tensor = _Joined.apply(bias_gradient, behind, residual_sE, delta_sE)
     return result
 
 
 def last_normed(pair: Pair, norm: NormPasses) -> Tensor:
     """Return the hidden states (s, E) that the head reads."""
-    result: Tensor = _LastNorm.apply(norm, pair.behind, *pair[:2])
+    residual_sE, delta_sE, behind = pair.take()
+    result: Tensor = _LastNorm.apply(norm, behind, residual_sE, delta_sE)
     return result
 
 
@@ -307,9 +327,7 @@ class _AttentionHalf(torch.autograd.Function):
         *adapters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         has_delta = delta_sE is not None
-        residual_sE, moments, y_sE, y8 = half.norm.forward(
-            Pair(residual_sE, delta_sE, before), half.qkv, tokens.inference
-        )
+        residual_sE, moments, y_sE, y8 = half.norm.forward(residual_sE, delta_sE, before, half.qkv, tokens.inference)
         underway, y = half.qkv.start_adapter(y_sE, tokens), half.qkv.operand(y_sE, y8, tokens.inference)
         del y_sE, y8  # a temporary that lives longer than the next kept tensor leaves a gap in a CUDA graph's memory
         qkv_TN, qkv_u = half.qkv.forward(y, underway)
@@ -387,7 +405,7 @@ class _MlpHalf(torch.autograd.Function):
         delta_sE: Tensor,
     ) -> tuple[Tensor, Tensor]:
         inference = tokens.inference
-        residual_sE, moments, y_sE, y8 = half.norm.forward(Pair(residual_sE, delta_sE, before), half.first, inference)
+        residual_sE, moments, y_sE, y8 = half.norm.forward(residual_sE, delta_sE, before, half.first, inference)
         buffer = half.buffer(residual_sE, tokens)
         y = half.first.operand(y_sE, y8, inference)
         del y_sE, y8
@@ -480,7 +498,7 @@ class _LastNorm(torch.autograd.Function):
         ctx: Any, norm: NormPasses, before: Behind | None, residual_sE: Tensor, delta_sE: Tensor | None
     ) -> Tensor:
         ctx.norm, ctx.before, ctx.has_delta = norm, before, delta_sE is not None
-        residual_sE, moments, y_sE, _ = norm.forward(Pair(residual_sE, delta_sE, before), None, True)
+        residual_sE, moments, y_sE, _ = norm.forward(residual_sE, delta_sE, before, None, True)
         ctx.save_for_backward(residual_sE, moments)
         assert y_sE is not None
         return y_sE

@@ -15,7 +15,7 @@ from common.distributed.context_parallel import ContextSplit
 from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.language.architecture import Gradients, LlamaArchitecture, TokenPositions, choose_operations
-from common.language.blocks import AttentionHalf, NormPasses
+from common.language.blocks import AttentionHalf, MlpHalf, NormPasses, Pair
 from common.language.decoder import IN_FP8, HandwrittenDecoder
 from common.language.fp8_products import Fp8FrozenProduct, FrozenWeight, check_fp8, load_frozen
 from common.language.lora import LoraSettings
@@ -320,3 +320,24 @@ def test_a_layer_releases_a_products_input_before_it_allocates_what_it_keeps(
     losses(frozen, frozen.decoder)
     # QKV and gate-up read the norm's result, in one format only; output and down run after it has been released.
     assert alive == [1, 0, 1, 0] * ARCHITECTURE.layers
+
+
+def test_the_sum_that_enters_a_layer_is_released_before_its_mlp_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+    attention, mlp = AttentionHalf.__call__, MlpHalf.__call__
+
+    def entering(self: AttentionHalf, pair: Pair, *args: Any) -> Pair:
+        if pair.delta is not None:
+            entered[:] = [weakref.ref(pair.delta)]
+        return attention(self, pair, *args)
+
+    def running(self: MlpHalf, *args: Any) -> Pair:
+        alive.extend(delta() is not None for delta in entered)
+        return mlp(self, *args)
+
+    monkeypatch.setattr(AttentionHalf, "__call__", entering)
+    monkeypatch.setattr(MlpHalf, "__call__", running)
+    frozen = built(torch.bfloat16)
+    losses(frozen, frozen.decoder)
+    assert alive == [False] * (ARCHITECTURE.layers - 1)
