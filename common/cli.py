@@ -34,7 +34,7 @@ USAGE = """usage: mlperf-suite COMMAND …
   train     train a benchmark from init_start to run_stop     mlperf-suite train benchmark=resnet scale=demo
   list      the workloads, their scales, targets and rounds
   download  fetch or check the raw data                       mlperf-suite download benchmark=resnet --help
-  generate  write synthetic data in the raw data's own format  mlperf-suite generate benchmark=resnet scale=demo
+  generate  write synthetic data in the format of raw data    mlperf-suite generate benchmark=resnet scale=demo
   prepare   turn raw data into the format that training reads
   verify    check prepared data against their manifest
   score     score the checkpoints of a run that is scored offline   mlperf-suite score runs/stable_diffusion/…

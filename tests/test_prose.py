@@ -78,6 +78,10 @@ def test_fragments_and_words_are_found() -> None:
     ]
 
 
+def _python_files(folder: str) -> Iterator[Path]:
+    return (path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py"))
+
+
 def test_files_and_names_that_documents_give_exist() -> None:
     """Every ``file.py`` exists; a name that directly follows it is in one of the files with this name."""
     texts: dict[str, str] = {}
@@ -91,8 +95,14 @@ def test_files_and_names_that_documents_give_exist() -> None:
         *ROOT.glob("docker/*.md"),
         *ROOT.glob("benchmarks/*/*.md"),
     ]
+    paths = {
+        path.as_posix() for folder in ("common", "benchmarks", "scripts", "tests") for path in _python_files(folder)
+    }
     missing = []
     for document in documents:
+        for given_path in re.findall(r"`((?:\w+/)+\w+\.py)`", document.read_text()):
+            if not any(path == given_path or path.endswith(f"/{given_path}") for path in paths):
+                missing.append(f"{document.name}: {given_path}")
         for file, names in re.findall(r"`(?:[\w/]*/)?(\w+\.py)`((?:,? `\w+`)*)", document.read_text()):
             given = re.findall(r"\w+", names)
             missing += [f"{document.name}: {file}"] * (file not in texts)

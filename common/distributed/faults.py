@@ -42,6 +42,7 @@ ACKNOWLEDGE_SECONDS = 3.0
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 TORCH = str(Path(torch.__file__).parent) + os.sep
 TORCH_DISTRIBUTED = os.path.join(TORCH, "distributed") + os.sep
+WRAPPERS = frozenset({groups.__file__})
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 # Calls that wait in C++ for a device or a peer, so that their innermost Python frame is in the suite.
 WAITING_CALL = re.compile(r"\.(wait|synchronize|item|tolist|cpu)\(")
@@ -446,8 +447,11 @@ def lost_peer(error: BaseException, rank: int) -> RankFailure | None:
 
 
 def _is_library(filename: str) -> bool:
-    """Return whether a frame belongs to torch or the standard library; its caller is more informative."""
-    if filename.startswith((TORCH, "<")):
+    """Return whether a frame belongs to torch, the standard library or our wrappers of collectives.
+
+    The caller of such a frame is more informative.
+    """
+    if filename.startswith((TORCH, "<")) or filename in WRAPPERS:
         return True
     return filename.startswith(STANDARD_LIBRARY) and "-packages" + os.sep not in filename
 

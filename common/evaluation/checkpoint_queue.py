@@ -240,6 +240,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         content = read_bytes(path)
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
+    try:
         return [parse_object(line.decode()) for line in content[: content.rfind(b"\n") + 1].splitlines()]
     except (DataError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be used: {error}") from error
+        raise CheckpointError(f"{path} is damaged: {error}") from error

@@ -367,7 +367,7 @@ def newest_ruleset(benchmark: str) -> str:
 def require_ruleset(ruleset: str | None) -> None:
     """Raise ConfigError if no benchmark has this version; None is allowed."""
     if ruleset is not None and not any(ruleset in versions for versions in RULESETS.values()):
-        raise ConfigError(f"ruleset {ruleset!r} is not known; known are {', '.join(RULESETS['training'])}")
+        raise ConfigError(f"--ruleset {ruleset}: not known; known are {', '.join(RULESETS['training'])}")
 
 
 def accepting_rulesets(log_name: str) -> list[str]:

@@ -74,6 +74,7 @@ def test_training_overwrites_the_weights_behind_the_copy_and_never_synchronises(
     weights = {"weight": weight, "image": image}
     writer = CheckpointWriter(tmp_path, Template.of(weights, 1), GPU, 2)
     ramp = torch.arange(image.numel(), device=GPU).reshape(image.shape).float()
+    torch.cuda.synchronize()  # the other stream does not wait for this one
     with torch.cuda.stream(torch.cuda.Stream()), waiting_is_an_error():
         for step in range(1, 3):
             weight.fill_(step)

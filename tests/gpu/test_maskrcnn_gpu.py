@@ -192,6 +192,17 @@ def test_streams_of_branches_change_no_gradient(precision, monkeypatch):
         assert (gradients[name] - gradient).norm() <= tolerance * gradient.norm() + 1e-12, name
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_an_eager_iteration_waits_for_nothing(precision):
+    workload = built_for_training(precision)
+    step = workload.build_step()
+    given = batches(workload, "0101", seed=1)
+    step(given)  # compiles kernels
+    torch.cuda.synchronize()
+    with waiting_is_an_error():
+        step(given)
+
+
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_graph_of_every_combination_of_shapes_changes_the_weights_as_the_eager_iteration(precision):

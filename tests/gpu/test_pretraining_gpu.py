@@ -6,7 +6,6 @@ between them; FP8 learns text as bf16 does (``pytest -s`` prints the losses).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -83,10 +82,10 @@ def runner_of(workload: Pretraining) -> StepRunner:
 
 
 def losses_of(step: TrainStep, runner: StepRunner, steps: Sequence[Sequence[Batch]]) -> list[float]:
-    """Return the loss of every step. While graphs are replayed, nothing waits for the device."""
+    """Return the loss of every step. No step may wait for the device."""
     results = []
     torch.cuda.synchronize()
-    with runner.on_stream(), waiting_is_an_error() if runner.cost.graphs else contextlib.nullcontext():
+    with runner.on_stream(), waiting_is_an_error():
         for given in steps:
             result = runner(given)
             results.append((result.names, result.values.clone()))

@@ -190,15 +190,15 @@ def test_slots_are_those_of_a_cpu_captured_too(slots):
         ids_BL.copy_(batch)
         graph.replay()
         expected = here.find(batch)
-        assert torch.equal(results.beyond_H.cpu(), expected.beyond_H)
+        assert torch.equal(results.overflow_H.cpu(), expected.overflow_H)
         assert torch.equal(results.local_BL.cpu(), expected.local_BL)
         assert torch.equal(results.slot_BK.cpu(), expected.slot_BK)
         ours = int(expected.keys.ours)
         assert int(results.keys.ours) == ours
         assert torch.equal(results.keys.row_M.cpu(), expected.keys.row_M)
         assert torch.equal(results.keys.source_M[:ours].cpu(), expected.keys.source_M[:ours])
-        if not expected.beyond_H.any():  # the last slot of a shard with too few is anybody's
-            assert torch.equal(results.wanted_S.cpu(), expected.wanted_S)
+        if not expected.overflow_H.any():  # the last slot of a shard with too few is anybody's
+            assert torch.equal(results.requested_S.cpu(), expected.requested_S)
 
 
 def test_initial_rows_are_those_of_a_cpu():

@@ -174,10 +174,10 @@ def test_a_captured_pass_finds_what_an_eager_one_does_and_reads_its_batch(precis
             larger = copied(forward(batch | {"size": 2 * batch["size"]}))
             other = copied(forward(batch | {"image": batch["image"].flip(3)}))
         stream.synchronize()
-    assert captured["there"][:, 0].all()
+    assert captured["valid"][:, 0].all()
     torch.testing.assert_close(captured["score"][:, 0], eager["score"][:, 0], rtol=2e-2, atol=0)
     if precision == "fp32":  # of narrow logits many are equal, whose order is anyone's
-        assert torch.equal(captured["there"], eager["there"])
+        assert torch.equal(captured["valid"], eager["valid"])
         for name in ("score", "box"):
             torch.testing.assert_close(captured[name], eager[name], rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(larger["box"], 2 * captured["box"], rtol=1e-3, atol=2e-2)

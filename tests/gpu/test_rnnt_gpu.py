@@ -119,6 +119,17 @@ def test_replays_differ_in_their_dropout():
     runner.close()
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_an_eager_iteration_waits_for_nothing(precision):
+    workload = built(f"precision={precision}", *WIDE, "model.features=256")
+    runner = StepRunner(workload.build_step(), workload.model, workload.cfg.grad_accumulation_steps, capture=False)
+    runner.warm_up(workload.example_batches())
+    given = batches(workload, 9)
+    torch.cuda.synchronize()
+    with runner.on_stream(), waiting_is_an_error():
+        runner(given)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_rules_network_starts_at_the_loss_of_equal_classes(precision):
     workload = built(
@@ -207,6 +218,7 @@ def test_replayed_iterations_decode_as_one_token_after_another(look_ahead: int, 
     decoder.close()
 
 
+@pytest.mark.usefixtures("side_stream")
 def test_nothing_but_the_look_at_the_end_waits_for_the_device() -> None:
     decoder = GreedyDecoder(
         SmallTransducer(3).cuda(), LIMITS, UTTERANCES, FRAMES, JOINT, torch.device("cuda"), torch.float64

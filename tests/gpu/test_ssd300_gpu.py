@@ -149,9 +149,9 @@ def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
             tensor.copy_(value)
         graph.replay()
         expected = reference.select(predicted, size)
-        assert expected.there.any()
-        assert torch.equal(recorded.there.cpu(), expected.there)
-        assert torch.equal(recorded.class_id.cpu()[expected.there], expected.class_id[expected.there])
+        assert expected.valid.any()
+        assert torch.equal(recorded.valid.cpu(), expected.valid)
+        assert torch.equal(recorded.class_id.cpu()[expected.valid], expected.class_id[expected.valid])
         torch.testing.assert_close(recorded.score.cpu(), expected.score, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
             recorded.box.cpu()[expected.valid], expected.box[expected.valid], rtol=1e-4, atol=1e-2

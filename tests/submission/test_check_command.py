@@ -80,7 +80,7 @@ def test_damaged_runs_file_is_an_error(results: Path) -> None:
 
 @pytest.mark.parametrize("ruleset", ["1.2.3", "4"])
 def test_unknown_ruleset_is_an_error(logs: list[Path], ruleset: str) -> None:
-    with pytest.raises(ConfigError, match=f"ruleset '{ruleset}' is not known"):
+    with pytest.raises(ConfigError, match=f"--ruleset {ruleset}: not known"):
         main([str(logs[0]), "--ruleset", ruleset])
 
 

@@ -108,7 +108,7 @@ def test_a_damaged_line_is_an_error(tmp_path):
     queue = queue_in(tmp_path)
     queue.begin(None, {})
     (queue.folder / "scores.jsonl").write_text("{no json\n")
-    with pytest.raises(CheckpointError, match=r"scores\.jsonl cannot be used"):
+    with pytest.raises(CheckpointError, match=r"scores\.jsonl is damaged"):
         queue_in(tmp_path).open()
 
 

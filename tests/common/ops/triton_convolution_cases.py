@@ -135,7 +135,7 @@ def test_voxels_beyond_the_volume_add_nothing() -> None:
     """The last tile is not full. A missing voxel would see the last one, and even 0 times infinity would count."""
     x, weight, dy = problem(1, (3, 3, 5), 16)
     x[0, 0, 2, 2, 4] = torch.inf
-    _, dweight = LOCAL_CONVOLUTION.function("triton")().backward(dy, x, weight, 1, (False, True))
+    _, dweight = LOCAL_CONVOLUTION.function("triton").backward(dy, x, weight, 1, (False, True))
     finite = torch.ones(3, 3, 3, dtype=torch.bool)
     finite[1:, 1:, 1:] = False  # no voxel of the volume has the last one behind it
     assert dweight[:, 0, finite].isfinite().all()
