@@ -46,8 +46,8 @@ def fused(monkeypatch: pytest.MonkeyPatch, cudnn_frontend: None) -> None:
     """Use cuDNN's plan for every shape, whether it is faster or not."""
     from common.ops.convolution import cudnn
 
-    def plan(x: Tensor, weight: Tensor, stride: int, padding: int) -> cudnn.Plan:
-        made = cudnn.Plan(x, weight, stride, padding)
+    def plan(x: Tensor, weight: Tensor, stride: int, padding: int) -> cudnn.ConvolutionPlan:
+        made = cudnn.ConvolutionPlan(x, weight, stride, padding)
         made.tune(x, weight)
         return made
 

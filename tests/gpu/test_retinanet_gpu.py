@@ -67,7 +67,8 @@ def image(dtype: torch.dtype) -> Tensor:
 
 def outputs_and_gradients(network: RetinaNet) -> dict[str, Tensor]:
     """Return results and gradients by name, in float64."""
-    generator, found, total = torch.Generator().manual_seed(2), {}, 0.0
+    generator, found = torch.Generator().manual_seed(2), {}
+    total = torch.zeros((), device="cuda")
     for number, output in enumerate(network(image(network.logit_bias.dtype))):
         for name, value in output._asdict().items():
             found[f"{name} of level {number}"] = value.detach().double()
