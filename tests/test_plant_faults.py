@@ -83,7 +83,8 @@ def test_faults_are_planted_in_a_copy_and_counted(test: str, caught: int, tmp_pa
     for name, text in {
         "common/ops/plus/__init__.py": "Operation = dict\nPLUS = Operation()\n",
         "common/ops/plus/kernels.py": OPERATION,
-        "tests/common/triton_plus_cases.py": f"from common.ops.plus.kernels import plus\n\n\ndef test_plus():\n    {test}\n",
+        "tests/common/triton_plus_cases.py": "from common.ops.plus.kernels import plus\n\n\ndef test_plus():\n"
+        f"    {test}\n",
         "pyproject.toml": "",
     }.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)

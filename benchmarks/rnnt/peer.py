@@ -4,7 +4,7 @@
   tokens.
 - Training uses automatic mixed precision in fp16 with a gradient scaler, clipping, fused AdamW, and averaged weights.
 - ``rnnt_loss`` of torchaudio corrupts memory from 2**31 logits on, so each call gets only as many utterances as fit.
-- The compiled variant compiles everything except the LSTMs and the loss.
+- The compiled variant compiles the joint network's logits and the joining of frames.
 
 Utterances are noise with the lengths of our own example batch. torchaudio is not a dependency of the suite and has to
 be installed separately.
@@ -73,7 +73,7 @@ class Network(nn.Module):
     """The network of the rules.
 
     Args:
-        compiled: whether to compile everything except the LSTMs.
+        compiled: whether to compile the joint network's logits and the joining of frames; the rest is eager.
     """
 
     def __init__(self, facts: Facts, compiled: bool) -> None:

@@ -110,7 +110,10 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
 
 
 def start_compiled_references(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], object]:
-    """Start our own step with blocks compiled by TorchInductor; see :class:`common.contract.workload.Peer`."""
+    """Start our own step with the references of the operations in ``COMPILED`` and blocks compiled by TorchInductor.
+
+    See :class:`common.contract.workload.Peer`.
+    """
     torch._dynamo.config.cache_size_limit = 128  # per code object: every block may have another shape
     model = run.workload.model
     implementations = {**model.implementations, **dict.fromkeys(COMPILED, REFERENCE)}

@@ -203,7 +203,7 @@ class LanguageModel(Workload):
         return {name: split for name, split in self.model.tensor_splits().items() if name in trained}
 
     def decays(self, parameter: torch.nn.Parameter) -> bool:
-        """Return whether a parameter has weight decay."""
+        """Return whether a parameter has weight decay. Default: all have."""
         return True
 
     def parameter_groups(self) -> list[ParameterGroup]:

@@ -312,10 +312,10 @@ def test_a_key_that_warm_up_did_not_meet_runs_eagerly_and_is_counted():
     assert difference(found, expected) < 1e-3
 
 
-def test_an_operation_that_cannot_be_captured_is_named(tmp_path):
+def test_an_operation_that_cannot_be_captured_is_named(data_of, tmp_path):
     # In a process of its own: a capture that failed leaves CUDA in a state that later tests would meet.
     command = [sys.executable, "-m", "tests.gpu.uncapturable_training"]
-    arguments = training(tmp_path / "none", tmp_path / "out", benchmark="resnet")
+    arguments = training(data_of("resnet"), tmp_path / "out", benchmark="resnet")
     arguments.remove("device=cpu")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     with started([*arguments, "device=cuda"], command=command, CUDA_VISIBLE_DEVICES=visible) as process:

@@ -55,6 +55,11 @@ def uniform(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
 
+def contrasts() -> Tensor:
+    """Return three pictures of noise; the means of their features differ, because their contrasts do."""
+    return uniform(3, 3, 64, 48) * torch.tensor([0.1, 1.0, 30.0]).view(3, 1, 1, 1)
+
+
 def tokens() -> Tensor:
     rows = torch.randint(1, 598, (3, 77), generator=torch.Generator().manual_seed(0))
     for row, end in zip(rows, (5, 76, 30), strict=True):
@@ -69,7 +74,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Forward]] 
     "context": (lambda: TextTower(TEXT), tokens, lambda net, x: net.encode(x)),
     "texts": (lambda: TextTower(TEXT), tokens, lambda net, x: net.project(x)),
     "vision": (lambda: VisionTower(VISION), lambda: uniform(3, 3, 56, 56), lambda net, x: net.project(x)),
-    "inception": (lambda: Inception(0.25, 96), lambda: uniform(3, 3, 64, 48), lambda net, x: net.features(x)),
+    "inception": (lambda: Inception(0.25, 96), contrasts, lambda net, x: net.features(x)),
 }
 
 

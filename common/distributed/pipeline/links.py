@@ -24,8 +24,8 @@ AHEAD = 2
 OUTSTANDING = 2
 """Maximum number of messages that a sender holds until their transfer has completed.
 
-Neither limit costs time: in the simulation of ``tests/common/distributed/pipeline/test_pipeline_order.py`` one of each is
-enough.
+Neither limit costs time: one of each is enough in the simulation of
+``tests/common/distributed/pipeline/test_pipeline_order.py``.
 """
 
 

@@ -25,7 +25,7 @@ def passes(
     last: float | None = None,
     every: float | None = None,
 ) -> list[Pass]:
-    """Make the pass, which casts several matrices; together they exceed the L2 cache.
+    """Make the pass, which casts one or more matrices; in measurements, they exceed the L2 cache together.
 
     Values have random mantissas, and exponents from far below to above the range of the format.
 

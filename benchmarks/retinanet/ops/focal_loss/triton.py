@@ -126,7 +126,7 @@ TILES: dict[str, Tile] = {"loss": Tile(vectors=128, warps=4, programs=7, stages=
 
 
 def period_of(vectors: int, block: int) -> int:
-    """Return how many rows of ``vectors`` vectors fill a whole number of blocks best; the smallest such number."""
+    """Return how many rows of ``vectors`` vectors, 1 to 16, need the fewest vectors per row in whole blocks."""
     return min(range(1, _LONGEST_PERIOD + 1), key=lambda rows: triton.cdiv(rows * vectors, block) * block / rows)
 
 
