@@ -177,11 +177,11 @@ def denormal_numbers() -> Iterator[None]:
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
     """Let ``torch.empty`` fill tensors with NaN, or with the largest integer."""
-    before = torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     yield
-    torch.utils.deterministic.fill_uninitialized_memory = before
+    torch.utils.deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(False)
 
 

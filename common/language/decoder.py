@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from common.distributed.tensor_parallel.ranks import TokenProducts
 from common.language.architecture import DecoderNorm, DecoderOperations, TokenPositions, Tokens
-from common.language.blocks import AttentionHalf, AutogradHalf, MlpHalf, NormPasses, Pair, QkvHeads, joined, last_normed
+from common.language.blocks import AttentionHalf, AutogradHalf, MlpHalf, QkvHeads
 from common.language.fp8_products import Fp8FrozenProduct, Fp8TrainedProduct, FrozenWeight
 from common.language.lora import ProductAdapter
 from common.language.movement import movement_of
 from common.language.network import Decoder, DecoderBlock
 from common.language.products import HalfProduct, Product, Scales, Scratch, Shared, WeightCasts
+from common.language.residual import NormPasses, Pair, joined, last_normed
 from common.language.te_products import TeFrozenProduct
 from common.ops.operation import AUTO
 

@@ -15,13 +15,14 @@ from common.distributed.context_parallel import ContextSplit
 from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.language.architecture import Gradients, LlamaArchitecture, TokenPositions, choose_operations
-from common.language.blocks import AttentionHalf, MlpHalf, NormPasses, Pair
+from common.language.blocks import AttentionHalf, MlpHalf
 from common.language.decoder import IN_FP8, HandwrittenDecoder
 from common.language.fp8_products import Fp8FrozenProduct, FrozenWeight, check_fp8, load_frozen
 from common.language.lora import LoraSettings
 from common.language.memory import KEPT, TRANSPOSED, FrozenWorkspace, plan
 from common.language.network import Decoder
 from common.language.products import Product
+from common.language.residual import NormPasses, Pair
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, cast_reference
 from common.ops.row_norm import Normed
 from tests.common.language.fp8_operands import noted, take

@@ -44,7 +44,7 @@ RULES: dict[str, Rule] = {"adagrad": AdagradRows(EPSILON), "sgd": SgdRows()}
 
 def plans(ranks: int) -> dict[str, Placement]:
     """Every placement, and mixtures; some with ranks that hold nothing."""
-    mixtures = {
+    mixtures: dict[int, dict[str, tuple[tuple[int, ...], ...]]] = {
         1: {"mixed": ((0,), (), (0,), (), (0,), (0,))},
         2: {"mixed": ((1, 0), (0,), (), (0, 1), (1,), ()), "one_rank": ((1,),) * 6},
         4: {
