@@ -140,7 +140,7 @@ class LanguageModel(Workload):
         return 0 if elsewhere else self.own.reader.eval_rows * self.split.local_length
 
     def recomputation(self) -> dict[str, int]:
-        """Return how many layers recompute or keep what, as arguments of :class:`HandwrittenDecoder`."""
+        """Return how many layers recompute or keep what, as arguments of :class:`HandwrittenDecoder`. Default: none."""
         return {}
 
     def _handwritten(self) -> HandwrittenDecoder:
@@ -268,7 +268,7 @@ class LanguageModel(Workload):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return the input tokens, labels and loss of a micro-batch."""
+        """Return the object that gives input tokens, labels and loss of every micro-batch."""
 
     def sample_flops(self) -> float:
         """Return the FLOPs of one row, forward and backward, with only the causal half of the attention."""
