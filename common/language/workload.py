@@ -295,7 +295,7 @@ def unused_layers(own: Any, whole: str) -> list[str]:
 
 
 def lowest_precision(linear: str, ranks: int) -> dict[Role, LoggedPrecision]:
-    """Return the logged lowest precisions. With several ranks of tp, tokens move in the FP8 of the products."""
+    """Return the logged lowest precisions; empty without FP8. With several ranks of tp, tokens move in FP8, too."""
     if linear not in IN_FP8:
         return {}
     return {"linear": "fp8", "comm": "fp8"} if ranks > 1 else {"linear": "fp8"}
