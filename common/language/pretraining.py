@@ -147,7 +147,7 @@ class TokenMean(Scorer):
         self._samples = samples
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return ``log_perplexity``, the losses' sum over the number of tokens, and ``eval_samples``."""
+        """Return ``log_perplexity``, the mean loss of a token, and ``eval_samples``, the number of rows or tokens."""
         values = predictions.values
         check_whole_set(values["rows"], values["expected"], "rows")
         return {"log_perplexity": values["loss"] / values["tokens"], "eval_samples": values[self._samples]}

@@ -58,7 +58,7 @@ class Blocks:
     tolerance: float
 
     def needed(self, progress: float) -> tuple[LoggedBlock, ...]:
-        """Return the blocks that end before ``progress`` plus half of ``tolerance``."""
+        """Return the blocks that end at most half of ``tolerance`` after ``progress``."""
         return tuple(block for block in self.blocks if block.end <= progress + self.tolerance / 2)
 
     def misses(self, progress: float) -> bool:

@@ -315,7 +315,7 @@ class WeightGatherer:
             self._hooks.append(self._register(block, module))
 
     def begin(self) -> None:
-        """Start an iteration: if gathers are overlapped, start the first ones; blocks that run start the others.
+        """Start an iteration: if gathers are overlapped, start the first; blocks that run start the others.
 
         Raises:
             RuntimeError: a block was compiled in place, so the hook that waits would be compiled with it.

@@ -207,7 +207,7 @@ class Optimizer:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Clip a micro-batch's gradient after its backward pass if clipping is before the reduction; else do nothing."""
+        """Clip a micro-batch's gradient after its backward pass if clipping precedes the reduction; else do nothing."""
         if self._clipper is not None:
             self._clipper.collect(self._armed, None if self.loss_scale is None else self.loss_scale.applied)
 

@@ -139,7 +139,7 @@ class EmbeddingUpdater:
 
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """Let the stream wait for sums of replicated rows; return whether a gradient is not finite on any rank (0-d bool).
+        """Let the stream wait for sums of replicated rows; return whether any rank's gradient is not finite (0-d bool).
 
         The result is also true if a rank had too few slots for its rare rows; :meth:`check_limits` reports that case.
 

@@ -191,7 +191,7 @@ class Transform(ABC):
         raise NotImplementedError
 
     def graph(self, dali: Any, picture: Any, numbers: Any) -> Any:
-        """Return the DALI node that transforms decoded pictures. Default: not implemented, for workloads without it.
+        """Return the DALI node that transforms decoded pictures. The base class raises NotImplementedError.
 
         Args:
             dali: the module ``nvidia.dali``.
