@@ -71,7 +71,7 @@ def parsed(argument: str) -> tuple[str, Any]:
 
 
 def did_you_mean(key: str, known: Iterable[str]) -> str:
-    """Return a hint at the most similar ``known`` key, as the end of a message about ``key``; "" if none is similar.
+    """Return the end of a message about ``key``: its new name, its removal, or a similar ``known`` key; "" for none.
 
     Keys may be dotted. A key with the right last part in the wrong section is found, too.
     """

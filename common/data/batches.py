@@ -77,8 +77,8 @@ class DataSource(Protocol):
 class EvalSource(Protocol):
     """Evaluation data of one replica; each evaluation iterates over it once.
 
-    Every replica yields ``len(source)`` batches of the same shape. Over all replicas, each sample of the evaluation
-    set occurs once; the rest is padding.
+    Every replica yields ``len(source)`` batches; those of one key have one shape. Over all replicas, each sample of the
+    evaluation set occurs once; the rest is padding.
     """
 
     eval_samples: int

@@ -363,7 +363,7 @@ class GroupedShard:
     """One replica's part of an evaluation set in which all samples of a batch have the same key.
 
     A :class:`common.data.order.SampleShard`. The samples of each key are cut into batches in order, and the batches
-    are distributed to the replicas in turn. Replicas with one batch less get a batch of padding at the end.
+    are distributed to the replicas in turn. Replicas with one batch less end with padding, with the first batch's key.
 
     Args:
         keys: key of each sample.

@@ -171,7 +171,7 @@ class SourceSet:
     also_in: tuple[str, ...] = ()
 
     def file(self, name: str) -> RemoteFile:
-        """Return the file with this name, without its folders.
+        """Return the file among ``files`` and ``contents`` whose name without folders is ``name``.
 
         Raises:
             KeyError: there is no such file.
@@ -183,7 +183,7 @@ class SourceSet:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files, None if one is unknown."""
+        """Bytes of the set: ``bytes`` if given, else the sum over ``files``; None if one of these is unknown."""
         if self.bytes is not None or any(file.bytes is None for file in self.files):
             return self.bytes
         return sum(file.bytes or 0 for file in self.files)
@@ -395,12 +395,12 @@ class Inventory:
         return next((path for name in names if (path := self.find(name)) is not None), None)
 
     def is_replaced(self, file: RemoteFile, source: SourceSet) -> bool:
-        """Return whether all paths exist that replace the file, such as the folders unpacked from it."""
+        """Return whether all paths that replace the file, such as its unpacked folders, exist and are not empty."""
         instead = source.instead.get(file.name, ())
         return bool(instead) and all(_has_content(self.find(name)) for name in instead)
 
     def present(self, source: SourceSet) -> int:
-        """Return the number of files of a set that are present."""
+        """Return how many files of a set are present, plus how many are replaced (:meth:`is_replaced`)."""
         found = sum(self.find_file(file, source.also_in) is not None for file in source.files)
         found += sum(self.is_replaced(file, source) for file in source.files)
         if source.tree is not None:

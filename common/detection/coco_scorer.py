@@ -94,7 +94,7 @@ def pictures_seen(predictions: Predictions, truth: GroundTruth) -> int:
 
 
 def detections_of(predictions: Predictions, device: torch.device) -> Detections:
-    """Return the boxes of predictions on ``device``."""
+    """Return the boxes of predictions on ``device``, converted to int64 and float64."""
 
     def column(name: str, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(predictions.values[name]).to(device, dtype)

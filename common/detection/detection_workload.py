@@ -84,7 +84,7 @@ class DetectionWorkload(Workload):
         load_backbone(path, network.backbone.body)
 
     def base_digest(self) -> str | None:
-        """Return the digest of the frozen tensors, which checkpoints store instead of them."""
+        """Return the digest of the frozen tensors, which checkpoints store instead of them; None without any."""
         return self._base_digest
 
     @classmethod

@@ -132,7 +132,7 @@ class DetectionEvaluation(Evaluation):
         self._source = self._open_source(root)
 
     def with_noise(self, pictures: int) -> Self:
-        """Replace the data by ``pictures`` pictures of noise, and the heads' weights by random ones."""
+        """Make ``pictures`` of noise the data, heads' weights random and their biases 0; return this evaluation."""
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():

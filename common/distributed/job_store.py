@@ -95,7 +95,7 @@ def from_all_ranks(name: str, value: str) -> list[str]:
 
 
 def meet(name: str, timeout: timedelta) -> None:
-    """Wait until all ranks of the job have called this with ``name``, at most ``timeout``."""
+    """Wait until all ranks of the job have called this with ``name``, at most ``timeout``. No wait outside of a job."""
     if not _joined:
         return
     store, _, world_size = _joined[0]

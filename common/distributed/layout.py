@@ -115,7 +115,7 @@ class Layout:
         return self._links[key]
 
     def subgroup(self, axis: str | tuple[str, ...], size: int) -> dist.ProcessGroup | None:
-        """Return the process group of ``size`` adjacent ranks along ``axis`` with this rank, as for group batch norm.
+        """Return the group of ``size`` adjacent ranks along ``axis`` with this rank. Collective; see :meth:`group`.
 
         Args:
             axis: one axis, or several that act as one; a rank's position is its :meth:`index` over them.
@@ -131,7 +131,7 @@ class Layout:
     def across(
         self, axis: str | tuple[str, ...], size: int, *others: str, ends: Sequence[str] = ()
     ) -> dist.ProcessGroup | None:
-        """Return the process group of the ranks at the same position in each :meth:`subgroup`.
+        """Return the group of the ranks at this position in each :meth:`subgroup`. Collective; see :meth:`group`.
 
         Args:
             others: further axes that the group spans.
@@ -147,7 +147,7 @@ class Layout:
         )
 
     def node(self, ranks_per_node: int) -> dist.ProcessGroup | None:
-        """Return the process group of this rank's node, whose ranks are consecutive; None for a single rank.
+        """Return the group of this rank's node, whose ranks are consecutive; None for a single rank. Collective.
 
         Args:
             ranks_per_node: number of these ranks on each node; the last node may have fewer.

@@ -96,7 +96,7 @@ class Transfer:
     evaluation_ranks: int
 
     def group(self, member: int, sender: int) -> HostGroup:
-        """Return the group of one sender, which has rank 0, and the evaluation ranks that it sends to."""
+        """Return the group of a sender (rank 0) and its evaluation ranks; ``member``: this process's rank in it."""
         return HostGroup(f"weights/{self.token}/{sender}", member, 1 + self.evaluation_ranks // self.senders)
 
 

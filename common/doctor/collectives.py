@@ -100,7 +100,7 @@ def run(
 
 
 def measure(plan: CollectiveOptions, progress: CollectiveProgress) -> None:
-    """Measure each node alone, then pairs of nodes, then all ranks, to distinguish a bad node from a bad network."""
+    """Write measurements to ``progress``: each node alone, then (from three on) pairs of nodes, then all ranks."""
     if plan.device.type == "cuda":
         torch.cuda.set_device(plan.device)
     own = next(ranks for ranks in plan.nodes if plan.rank_info.rank in ranks)

@@ -82,7 +82,7 @@ class BackgroundEvaluation:
         self._submitted.append(_Submitted(samples, waited - behind, waited))
 
     def poll(self) -> list[Score]:
-        """Return the next score if it has arrived; always empty on ranks other than 0. Raises as :meth:`submit`."""
+        """Return scores that :meth:`submit` took, or the next; empty except on rank 0. Raises as :meth:`submit`."""
         if self._process is not None and not self._scores:
             self._take(self._process.poll())
         return self._arrived()

@@ -103,7 +103,7 @@ class CountedEvaluation(Evaluation):
         self._source: EvalSource | None = None
 
     def warm_up(self) -> None:
-        """Run a pass over the example batch."""
+        """Run and capture the pass on the example batch, and sum over the ranks once. Collective."""
         with self._within():
             self._forward.warm_up()
         self._counts.warm_up()
@@ -113,7 +113,7 @@ class CountedEvaluation(Evaluation):
         self._source = self._open_source(root)
 
     def predict(self, weights: Weights) -> Predictions:
-        """Count over the whole evaluation set and sum over all ranks."""
+        """Count over the evaluation set; return the totals over the ranks, on every rank. Collective; waits."""
         assert self._source is not None, "open_data comes first"
         with self._forward.evaluating(weights), self._within():
             self._counts.clear()

@@ -157,7 +157,7 @@ class ScoreReceiver:
         self._messages = MessageReceiver(f"scores/{token}")
 
     def collect(self) -> list[ScoreMessage]:
-        """Return the messages that have arrived; does not wait."""
+        """Return the messages that have arrived since the last call; does not wait. Raises as :meth:`next`."""
         return [ScoreMessage(**message.content, time_ms=message.time_ms) for message in self._messages.collect()]
 
     def next(self) -> ScoreMessage:

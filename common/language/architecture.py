@@ -242,7 +242,7 @@ class Architecture:
         return None, None
 
     def initial_std(self, name: str) -> float:
-        """Return the standard deviation of the initial values of a matrix, given its name in the network."""
+        """Return the standard deviation of the initial values of the matrix ``name``. Default: one for all matrices."""
         return self.initializer_range
 
     def forward_flops(self, length: int) -> float:

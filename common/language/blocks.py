@@ -123,7 +123,7 @@ class AttentionHalf:
         return Pair(residual_sE, delta_sE, behind)
 
     def gathered_heads(self, qkv_TN: Tensor, tokens: Tokens) -> Gradients:
-        """Return the query of this rank's tokens, and key and value of whole rows."""
+        """Return query (B, L, h, D) of this rank's tokens, key and value (B, S, k, D) of whole rows. Collective."""
         q, k, v = self.heads.split(qkv_TN, tokens)
         return q, *self.operations.attention.split.all_gather_kv(k, v)
 

@@ -39,7 +39,7 @@ class Layer(nn.Module):
 
     @property
     def products(self) -> list[Product]:
-        """The products in the order of the forward pass."""
+        """The hand-written products in the order of the forward pass; only those of attention with another MLP."""
         mlp = self.mlp
         return [
             self.attention.qkv,

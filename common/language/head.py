@@ -70,7 +70,7 @@ class LossHead(ABC):
         """
 
     def step(self) -> AbstractContextManager[None]:
-        """Context of the passes of a step, which adds deferred gradients at its end. Collective over tp."""
+        """Context of the passes of a step. Its end adds deferred gradients (default: none). Collective over tp."""
         return contextlib.nullcontext()
 
 

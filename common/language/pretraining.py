@@ -125,7 +125,7 @@ class CorpusRows:
         return source.eval_source(rows, shape, shard, layout.device.type == "cuda")
 
     def example(self, rows: int, facts: RowFacts, seed: int = 0) -> dict[str, Tensor]:
-        """Return a synthetic training micro-batch, in host memory."""
+        """Return a synthetic training micro-batch in host memory: ``tokens``, int32 (rows, S + 1)."""
         return source.example(rows, self.shape(facts), seed)
 
 
@@ -147,7 +147,7 @@ class TokenMean(Scorer):
         self._samples = samples
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return the sum of losses divided by the number of tokens, and the number of samples."""
+        """Return ``log_perplexity``, the mean loss of a token, and ``eval_samples``, the number of rows or tokens."""
         values = predictions.values
         check_whole_set(values["rows"], values["expected"], "rows")
         return {"log_perplexity": values["loss"] / values["tokens"], "eval_samples": values[self._samples]}
@@ -165,7 +165,7 @@ class Pretraining(LanguageModel):
         """Constants of the data that the reader needs."""
 
     def objective(self) -> MeanOverLabels:
-        """Return the mean loss over all labels of a micro-batch."""
+        """Return the object that computes the mean loss over all labels of every micro-batch."""
         return MeanOverLabels(self.split, self.own.facts.row_length - (0 if self.rows.extra_token else 1))
 
     @property

@@ -167,11 +167,11 @@ class Product(ABC):
         self.trained = weight_OI.requires_grad
 
     def input_scaling(self) -> Scaling | None:
-        """Return the state of the input's scale for a producer that casts; None if the producer must not cast."""
+        """Return the state of the input's scale for a producer that casts. Here: None, the producer must not cast."""
         return None
 
     def gradient_scaling(self) -> Scaling | None:
-        """Return the state of the scale of the result's gradient, or None, as in :meth:`input_scaling`."""
+        """Return the state of the scale of the result's gradient. Here: None, as in :meth:`input_scaling`."""
         return None
 
     @property
@@ -190,7 +190,7 @@ class Product(ABC):
         return () if self.adapter is None else (self.adapter.a, self.adapter.b)
 
     def frozen(self, inference: bool) -> bool:
-        """Return whether the operation that casts the input leaves its scale unchanged.
+        """Return whether the operation that casts the input leaves its scale unchanged. Here: True, nothing is cast.
 
         ``inference``: whether no gradients are needed.
         """
@@ -201,19 +201,19 @@ class Product(ABC):
         return x_TI
 
     def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
-        """Return the scale of an earlier cast, to recompute the input without updating it; None if nothing is cast."""
+        """Return the scale of an earlier cast, to recompute the input without updating it. Here: None, no cast."""
         return None
 
     def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Operand:
-        """Cast the input with the scale of an earlier cast, for the backward pass."""
+        """Return the input (T, I) for the backward pass: unchanged here, in FP8 products cast with an earlier scale."""
         return x_TI
 
     def cast_gradient(self, dy_TO: Tensor) -> Operand:
-        """Cast a gradient of the result that its producer has not cast."""
+        """Return a gradient (T, O) that its producer has not cast: unchanged here, in FP8 in subclasses for FP8."""
         return dy_TO
 
     def prepare(self) -> None:
-        """Cast the weight now, if the next forward pass would. Within :meth:`WeightCasts.once`, that pass skips it."""
+        """Cast the weight now, so that the next pass in :meth:`WeightCasts.once` does not. Here: do nothing."""
 
     def result_rows(self, rows: int) -> int:
         """Return the number of rows of the result, given the number of rows of the input."""

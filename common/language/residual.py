@@ -132,7 +132,7 @@ class NormPasses:
 
 
 def joined(pair: Pair, bias_gradient: RowSums) -> Tensor:
-    """Return the sum (s, E) of the pair, for the next stage or for autograd."""
+    """Return the sum (s, E) of the pair, for the next stage or for autograd. Empties the pair."""
     residual_sE, delta_sE, behind = pair.take()
     if delta_sE is None:
         return residual_sE
@@ -141,7 +141,7 @@ def joined(pair: Pair, bias_gradient: RowSums) -> Tensor:
 
 
 def last_normed(pair: Pair, norm: NormPasses) -> Tensor:
-    """Return the hidden states (s, E) that the head reads."""
+    """Return the norm of the pair's sum, the hidden states (s, E) that the head reads. Empties the pair."""
     residual_sE, delta_sE, behind = pair.take()
     result: Tensor = _LastNorm.apply(norm, behind, residual_sE, delta_sE)
     return result

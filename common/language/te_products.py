@@ -52,7 +52,7 @@ class TeFrozenProduct(Fp8FrozenProduct):
         return self._rounded(x_TI, FROZEN_INPUT, scale_inverse.reciprocal(), True)
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        """Return the gradient (T, O) in e5m2."""
+        """Return the gradient (T, O) in e5m2. The cast updates the scale."""
         return self._rounded(dy_TO, FROZEN_GRADIENT, self._scales.scales[FROZEN_GRADIENT], False)
 
     def _multiply(

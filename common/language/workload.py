@@ -140,7 +140,7 @@ class LanguageModel(Workload):
         return 0 if elsewhere else self.own.reader.eval_rows * self.split.local_length
 
     def recomputation(self) -> dict[str, int]:
-        """Return how many layers recompute or keep what, as arguments of :class:`HandwrittenDecoder`."""
+        """Return how many layers recompute or keep what, as arguments of :class:`HandwrittenDecoder`. Default: none."""
         return {}
 
     def _handwritten(self) -> HandwrittenDecoder:
@@ -268,7 +268,7 @@ class LanguageModel(Workload):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return the input tokens, labels and loss of a micro-batch."""
+        """Return the object that gives input tokens, labels and loss of every micro-batch."""
 
     def sample_flops(self) -> float:
         """Return the FLOPs of one row, forward and backward, with only the causal half of the attention."""
@@ -295,7 +295,7 @@ def unused_layers(own: Any, whole: str) -> list[str]:
 
 
 def lowest_precision(linear: str, ranks: int) -> dict[Role, LoggedPrecision]:
-    """Return the logged lowest precisions. With several ranks of tp, tokens move in the FP8 of the products."""
+    """Return the logged lowest precisions; empty without FP8. With several ranks of tp, tokens move in FP8, too."""
     if linear not in IN_FP8:
         return {}
     return {"linear": "fp8", "comm": "fp8"} if ranks > 1 else {"linear": "fp8"}

@@ -44,7 +44,7 @@ def full_disk(log: Path) -> str | None:
 def explain(lines: Iterable[str]) -> str | None:
     """Return a message about the rank that failed first; None if that rank printed the reason itself, or none failed.
 
-    Ranks that ended because they lost the connection to another rank are skipped: they are not the cause.
+    Ranks that lost the connection to another rank are skipped, as not the cause; if all did, the message says so.
     """
     lost = False
     for line in lines:

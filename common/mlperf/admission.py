@@ -125,7 +125,6 @@ def disclosures(run: RunConfig, rules: Rules) -> dict[str, object]:
     """Return key in the log -> value, for the keys on precision and parallelism that the ruleset knows.
 
     Ruleset 6.1.0 requires these keys, 6.0.0 accepts them, older rulesets do not know them.
-
     The lowest precision is that of weights, activations and gradients, unless the workload declares another
     (:class:`common.config.schema.Declaration`). Expert parallelism is always 1.
     """

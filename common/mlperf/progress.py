@@ -58,11 +58,11 @@ class Blocks:
     tolerance: float
 
     def needed(self, progress: float) -> tuple[LoggedBlock, ...]:
-        """Return the blocks that end at or before ``progress``."""
+        """Return the blocks that end at most half of ``tolerance`` after ``progress``."""
         return tuple(block for block in self.blocks if block.end <= progress + self.tolerance / 2)
 
     def misses(self, progress: float) -> bool:
-        """Return whether no block ends at ``progress``."""
+        """Return whether no block ends within ``tolerance`` of ``progress``."""
         ends = [block.end for block in self.blocks]
         at = bisect_left(ends, progress)
         return all(abs(progress - end) > self.tolerance for end in ends[max(0, at - 1) : at + 1])

@@ -50,7 +50,7 @@ def cache_refusals(log: ParsedLog) -> list[Refusal]:
 
 
 def cache_cleared(values: Sequence[Any]) -> bool | None:
-    """Return whether the page cache was cleared before the run; None if the log does not say."""
+    """Return whether logged ``values`` say that the page cache was cleared: False if one denies it, None if unsaid."""
     stated = [value.strip().casefold() if isinstance(value, str) else value for value in values]
     if any(value in NOT_CLEARED for value in stated if isinstance(value, str | bool | int | float)):
         return False
@@ -121,7 +121,10 @@ def backward_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 
 def success_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Check that the last evaluation before ``run_stop`` reached the target. The RCP checker uses this evaluation."""
+    """Refuse a success whose last evaluation missed the target. The RCP checker uses this evaluation.
+
+    With offline scoring, refuse it if the checkpoint before the first passing one is not reported.
+    """
     stop = log.all("run_stop")[0]
     before = [e for e in log.events if e.key == rules.quality_key and e.line < stop.line]
     if not before:

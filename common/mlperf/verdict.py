@@ -406,9 +406,9 @@ def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> bool:
 
 
 def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
-    """Return why logs cannot be runs of one series: equal seeds, or different configurations.
+    """Return why closed logs cannot be runs of one series: equal seeds, or different configurations.
 
-    The open division has no rule on seeds and no list of hyperparameters.
+    Empty in the open division, which has no rule on seeds and no list of hyperparameters.
     """
     if logs[0].division != "closed":
         return []

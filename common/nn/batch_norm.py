@@ -73,8 +73,7 @@ class BatchNorm2d(nn.Module):
     def forward(self, x_NCHW: Tensor, moments: Tensor | None = None) -> Tensor:
         """Return ``BN(x)``, or ``relu(BN(x))`` if the layer has ``relu``, in the shape and dtype of ``x_NCHW``.
 
-        ``moments`` is the second result of :meth:`common.nn.convolution.Conv2d.with_moments`, which belongs to
-        ``x_NCHW``.
+        ``moments``: second result of :meth:`common.nn.convolution.Conv2d.with_moments`, whose first is ``x_NCHW``.
         """
         if self.training:
             return self._batch_norm.function(x_NCHW, self.norm, relu=self.relu, group=self.group, moments=moments)

@@ -37,7 +37,7 @@ def choose(model: nn.Module, kind: type[Choosing], requested: str, dtype: torch.
         requested: name of an implementation, or ``auto``.
 
     Returns:
-        The names of the chosen implementations, joined by ``+`` where layers differ.
+        The names of the chosen implementations, joined by ``+`` where layers differ; empty without such layers.
 
     Raises:
         UnsupportedImplementation: see :meth:`common.ops.operation.Operation.select`.

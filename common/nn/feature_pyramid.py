@@ -51,7 +51,7 @@ class FeaturePyramid(nn.Module):
                 module.bias.zero_()
 
     def forward(self, stages_NCHW: Sequence[Tensor]) -> list[Tensor]:
-        """Return the levels, (N, C, H, W) each, of the stages' outputs; both from the finest to the coarsest."""
+        """Return the levels, (N, C, H, W) each: one per stage, then extra ones. The lists start with the finest."""
         laterals = list(zip(stages_NCHW, self.inner_blocks, self.layer_blocks, strict=True))
         levels: list[Tensor] = []
         inner_NCHW: Tensor | None = None

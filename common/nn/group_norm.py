@@ -36,8 +36,7 @@ class LayerNorm(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the sum ``x + residual + added`` and the normalised sum, (R, C) each.
 
-        ``added`` (C,) is added to every row. See
-        :func:`common.ops.add_layer_norm.add_layer_norm_reference`.
+        ``added`` (C,) is added to every row. See :func:`common.ops.add_layer_norm.add_layer_norm_reference`.
         """
         result: tuple[Tensor, Tensor] = self._add_layer_norm.function(
             x_RC, residual_RC, self.weight, self.bias, self.eps, added_C=added

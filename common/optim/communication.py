@@ -315,7 +315,7 @@ class WeightGatherer:
             self._hooks.append(self._register(block, module))
 
     def begin(self) -> None:
-        """Start the gathers at the beginning of an iteration.
+        """Start an iteration: if gathers are overlapped, start the first; blocks that run start the others.
 
         Raises:
             RuntimeError: a block was compiled in place, so the hook that waits would be compiled with it.
@@ -337,7 +337,7 @@ class WeightGatherer:
         self._start(len(self._blocks))
 
     def join(self) -> None:
-        """Start all remaining gathers, and wait for those that no block has waited for."""
+        """Start all remaining gathers; wait (a GPU's stream, not the host) for those that no block has waited for."""
         self.start_all()
         for at in list(self._works):
             self._works.pop(at).wait()

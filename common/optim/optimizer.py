@@ -207,13 +207,13 @@ class Optimizer:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Clip the gradient of a micro-batch after its backward pass, if clipping comes before the reduction."""
+        """Clip a micro-batch's gradient after its backward pass if clipping precedes the reduction; else do nothing."""
         if self._clipper is not None:
             self._clipper.collect(self._armed, None if self.loss_scale is None else self.loss_scale.applied)
 
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """Wait for the reduction; return whether a gradient is not finite on any rank (0-d bool)."""
+        """Let the stream wait for the reduction; return whether a gradient is not finite on any rank (0-d bool)."""
         self._gatherer.join()
         self._reducer.finish()
         self._set_rates()

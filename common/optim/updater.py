@@ -37,7 +37,7 @@ class Updater(Protocol):
         """Process the gradient of a micro-batch; called after each backward pass."""
 
     def measure(self) -> Tensor:
-        """Wait for the reduction and check the gradients; change no persistent state.
+        """Let the current stream wait for the reduction, and check the gradients; change no persistent state.
 
         Returns:
             0-d bool on the device, the same on every rank: whether a gradient is not finite.

@@ -60,7 +60,7 @@ class Ranking:
 
 
 def ranking_keys(logit_B: Tensor, label_B: Tensor, real: Tensor | int | None = None) -> Tensor:
-    """Return the keys of a batch of predictions. Capturable: nothing waits for the device.
+    """Return keys that order predictions by probability, then label. Capturable: nothing waits for the device.
 
     Args:
         logit_B: predictions before the sigmoid, which is computed in float32.

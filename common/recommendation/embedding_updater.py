@@ -139,7 +139,7 @@ class EmbeddingUpdater:
 
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """Wait for the sums of replicated rows; return whether a gradient is not finite on any rank (0-d bool).
+        """Let the stream wait for sums of replicated rows; return whether any rank's gradient is not finite (0-d bool).
 
         The result is also true if a rank had too few slots for its rare rows; :meth:`check_limits` reports that case.
 
@@ -355,8 +355,8 @@ def update_all(
     A row with gradient 0 does not change.
 
     Args:
-        rows_RW: updated in site; fp64, fp32 or fp16.
-        state_RW: fp32 (fp64 for fp64 rows), updated in site; None for a rule without a state.
+        rows_RW: updated in place; fp64, fp32 or fp16.
+        state_RW: fp32 (fp64 for fp64 rows), updated in place; None for a rule without a state.
         gradient_RW: sums over all ids of each row, in the state's dtype.
         learning_rate: 0-d fp32, on the device.
         grad_factor: 0-d, on the device; factor on the sums.

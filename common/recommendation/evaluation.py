@@ -80,7 +80,7 @@ class ClickRanking(Evaluation):
         self._keys_NB = self._keys_NB.new_full((len(self._source), self._keys_NB.shape[1]), PADDING)
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Predict all samples, and count pairs on the first rank. Collective.
+        """Predict all samples; return the counts of pairs on the first rank, None on the others. Collective.
 
         Raises:
             SuiteError: a prediction is not a number, or ``checked`` raised.

@@ -103,7 +103,7 @@ class ReferenceRuns:
 
 
 def reference_runs(rules: Rules, global_batch: int) -> list[ReferenceRuns]:
-    """Return the reference runs of MLCommons' checker at a global batch, else at the nearest ones below and above."""
+    """Return the checker's reference runs at a global batch, else at the nearest below and above; empty without any."""
     if not has_rcps(rules.log_name, rules.ruleset):
         return []
     with quiet_logging():

@@ -97,7 +97,7 @@ def _override(tree: dict[str, Any], argument: str) -> None:
 
 
 def score_run(start: Start) -> int:
-    """Score the checkpoints of a run; return the exit code that ``train`` has for such a result. Collective.
+    """Score the checkpoints of a run; return the exit code of ``train`` for the result, 0 except on rank 0. Collective.
 
     Raises:
         CheckpointError: training has not ended, or a checkpoint is missing or unreadable.

@@ -103,7 +103,7 @@ class TimedRun:
     def after(self, step: int, action: Callable[[Moment], None]) -> None:
         """Call ``action`` once ``step`` is known to be finished, with the moment at which it finished.
 
-        If it is finished already, call ``action`` at once. Actions run in order; their steps must not decrease.
+        If it is finished already, call it now, with the current moment. Actions run in order; steps must not decrease.
         """
         if step <= self._step:
             action(Moment.now())

@@ -56,7 +56,7 @@ STOPPED = "stopped"
 
 
 class Trainer:
-    """One training run on this rank. The constructor reads and writes no files and does not communicate.
+    """One training run on this rank. The constructor builds no model, opens no data or output and does not communicate.
 
     Args:
         rank_info: this process among the ranks. With several, the process group must exist.

@@ -151,7 +151,7 @@ def _explain(error: BaseException, operation: str, what: str) -> str:
 
 
 def memory_reserved(device: torch.device) -> int:
-    """Return the bytes that PyTorch has reserved on a GPU, without unused cached blocks; 0 on a CPU."""
+    """Collect garbage, free unused cached blocks, and return the bytes that PyTorch has reserved; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     gc.collect()  # a capture also collects: garbage counted here would reduce the measured cost of the capture

@@ -61,7 +61,7 @@ class _Captured:
 
 
 def combinations(keys: Sequence[Hashable], micro_batches: int) -> list[tuple[Hashable, ...]]:
-    """Return the batch keys of each iteration to capture, sorted in the order of ``keys``; see MOST_GRAPHS."""
+    """Return the keys of each iteration to capture, sorted as ``keys``; beyond MOST_GRAPHS, only with one key each."""
     alike = [(key,) * micro_batches for key in keys]
     mixed = math.comb(len(keys) + micro_batches - 1, micro_batches) - len(alike)
     if len(alike) + mixed > MOST_GRAPHS:
@@ -108,10 +108,10 @@ class StepRunner:
         self._pool: Any = None
 
     def warm_up(self, examples: Iterable[Batch], iterations: int = WARM_UP_ITERATIONS) -> None:
-        """Run the iteration for every example key, then capture all key combinations. All state is restored afterwards.
+        """Run the iteration for every example key, then capture :func:`combinations` or chunks. All state is restored.
 
         Args:
-            examples: micro-batches, one for each key.
+            examples: micro-batches, one for each key; with graphs of chunks, only one key.
             iterations: iterations per key before its capture; a step that was warmed up before needs fewer.
 
         Raises:

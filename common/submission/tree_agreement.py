@@ -47,7 +47,7 @@ def read_object(path: Path, most: int = JSON_BYTES) -> dict[str, Any]:
 def same_organisation(one: str, other: str) -> bool:
     """Return whether two names can mean one organisation.
 
-    They can if their letters are equal, if one begins or ends with the other, or if one is the initials of the other.
+    They can if one is missing, their letters are equal, one begins or ends with the other, or one has its initials.
     """
     short, long = sorted((normalised(one), normalised(other)), key=len)
     if short in _UNSET or long in _UNSET:

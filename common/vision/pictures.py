@@ -191,7 +191,7 @@ class Transform(ABC):
         raise NotImplementedError
 
     def graph(self, dali: Any, picture: Any, numbers: Any) -> Any:
-        """Return the DALI node that transforms decoded pictures. Missing if a workload has DALI pipelines of its own.
+        """Return the DALI node that transforms decoded pictures. The base class raises NotImplementedError.
 
         Args:
             dali: the module ``nvidia.dali``.

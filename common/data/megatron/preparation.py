@@ -186,7 +186,7 @@ def _partial(data_dir: Path, part: CorpusPart) -> Path:
 
 
 def tokenize_files(files: list[Path], tokenizer: Path, vocabulary: int, documents: int | None, prefix: Path) -> Record:
-    """Write the pair of files ``prefix`` with the documents of ``files``; a task of a stage.
+    """Write the pair ``prefix`` from ``files``; return its ``documents``, ``tokens``, ``largest``. A task of a stage.
 
     Args:
         files: text files, in order.

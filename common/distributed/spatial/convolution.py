@@ -47,7 +47,7 @@ class SpatialConv3d(nn.Module):
             channels-last layout, and is not initialised.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.operation.select`.
+        UnsupportedImplementation: see :meth:`common.ops.operation.Operation.select`.
         ValueError: the stride is not 1 or 2.
     """
 
@@ -76,7 +76,7 @@ class SpatialConv3d(nn.Module):
         self._exchange = exchange
 
     def forward(self, x_NCDHW: Tensor) -> Tensor:
-        """Return the convolution (N, C out, D', H', W') of a slab, or of whole volumes.
+        """Return the convolution (N, C out, D', H', W') of a slab (both passes are collective), or of whole volumes.
 
         Raises:
             ValueError: the stride does not divide the number of planes of the slab.

@@ -168,7 +168,7 @@ class SymmetricMemoryProducts(TokenProducts):
     def start_product_scatter(
         self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
     ) -> Underway:
-        """Cut products complete before return."""
+        """See :class:`TokenProducts`. A cut product is enqueued as a whole, so it does not overlap with later work."""
         if not self._cuts(len(x_TK), x_TK.shape[1], y_sN.shape[1]):
             return self._collective.start_product_scatter(x_TK, scale_inverse, product, y_sN)
         self.product_scatter(x_TK, scale_inverse, product, y_sN)

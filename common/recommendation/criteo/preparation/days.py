@@ -92,7 +92,7 @@ class Samples:
 
 
 def parse_day(files: Sequence[Path], folder: Path, encoding: Encoding) -> Record:
-    """Parse a raw day: one text file, or several parquet files.
+    """Parse a raw day, one text file or several parquet files, into ``folder``; return its ``blocks``.
 
     Raises:
         DataError: a file is damaged or has a count without logarithm, or the day is empty.

@@ -47,7 +47,7 @@ class Numbering:
 
 
 def number_feature(samples: Samples, feature: int, first_id: int, modulo: int | None, chunk: int = CHUNK) -> Record:
-    """Number a categorical feature over all days and write its ids.
+    """Number a categorical feature over all days and write its ids; return its number of ``categories``.
 
     Args:
         first_id: number of the first category.

@@ -36,7 +36,7 @@ def parts_of(day: Path) -> tuple[Path, ...]:
 
 
 def day_rows(paths: Sequence[Path]) -> Record:
-    """Count the rows of a day from the files' metadata, and check their columns; read no row.
+    """Return the ``rows`` of a day from the files' metadata, and check their columns; read no row.
 
     Raises:
         DataError: see :func:`read_parts`.

@@ -25,7 +25,7 @@ _LOCAL_HEADER = 30
 
 
 def day_rows(files: Sequence[Path]) -> Record:
-    """Count the samples of a day, and check dtypes and shapes of labels and dense features.
+    """Return the ``rows`` of a day, and check dtypes and shapes of labels and dense features.
 
     Raises:
         DataError: a file is damaged, or the numbers of samples differ.
