@@ -164,7 +164,7 @@ class DecodedPixels(Transform):
         self.shape, self.largest = (side, side, 3), (side, side)
 
     def write(self, picture: Image.Image, augmentation: None, out_HWC: Tensor) -> None:
-        """Copy a decoded picture."""
+        """Copy a decoded picture to the top left of ``out_HWC``; the rest stays unchanged."""
         out_HWC.numpy()[: picture.height, : picture.width] = np.asarray(picture)
 
     def graph(self, dali: Any, picture: Any, numbers: Any) -> Any:

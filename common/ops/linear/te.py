@@ -57,7 +57,7 @@ class TeProduct(nn.Module):
         self.register_buffer("amaxes", torch.zeros(1, 3, dtype=torch.float32, device=weight.device), persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``x weight^T + bias`` as (..., N) in the dtype of the weight.
+        """Return ``x weight^T + bias`` as (..., N) in the dtype of the weight; not in FP8 if gradients are disabled.
 
         Args:
             x: (..., K) in the dtype of the weight; the number of rows is a multiple of 16.
