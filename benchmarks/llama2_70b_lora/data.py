@@ -148,7 +148,7 @@ class TrainRows:
         self._stream = EpochStream(self.train_samples, *shares, seed)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``."""
+        """Yield ``block`` from position ``start``: ``tokens`` and ``labels`` (rows, columns), and ``dropout_seed``."""
         first, nominal = self._mine.first(block), self._mine.micro_batch * self._mine.replicas
         for position in range(start, self._stream.micro_batches(block)):
             numbers = [row for _, row in self._stream.samples(block, position)]

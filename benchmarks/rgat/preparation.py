@@ -230,7 +230,7 @@ def read_labels(source: RawArray, labelled: int, classes: int) -> NDArray[np.int
 
 
 def write_seeds(source: RawArray, settings: GraphSettings, labelled: int, permutations: Path, folder: Path) -> Record:
-    """Write new numbers and labels of both splits' seeds; return their numbers. Takes 20 bytes per labelled node.
+    """Write new numbers and labels of both splits' seeds; return seeds by split. Takes 20 bytes per labelled node.
 
     Raises:
         DataError: a label is not one of the classes, or a split is empty.

@@ -64,7 +64,7 @@ class RgatClassification(Workload):
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return one group with all parameters.
 
-        In the last convolution, weights of relations that reach no seed get zero gradients and keep their values.
+        In the last convolution, relations that reach no seed have zero gradients: without decay their weights stay.
         """
         return [ParameterGroup(dict(self.model.named_parameters()), weight_decay=self.own.hparams.weight_decay)]
 

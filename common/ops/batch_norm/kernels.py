@@ -142,7 +142,7 @@ def statistics_kernel(
     programs, M, C, momentum, eps,
     PIVOT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write the statistics and update the running ones, or if GROUP write this rank's. Grid (ceil(C / BLOCK_C),)."""
+    """Write statistics and update the running ones, or if GROUP write only moments. Grid (ceil(C / BLOCK_C),)."""
     column, inside = _columns(C, BLOCK_C)
     count = M * 1.0
     if PIVOT:

@@ -81,7 +81,7 @@ def edge_attention_sums_kernel(
     D,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the partial results of each relation's programs in a fixed order. Grid (R, ceil(D / BLOCK_D))."""
+    """Write the sums of the partial results of a relation's programs. Grid (R, ceil(D / BLOCK_D))."""
     relation = tl.program_id(0)
     record_ptr = partials_ptr + relation * 3
     first = tl.load(record_ptr).to(tl.int64)
@@ -301,7 +301,7 @@ def edge_attention_long_rows_kernel(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
     CHUNK: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Sum a row's partial sums, CHUNKS at a time, into that of its first further chunk.
+    """Overwrite the partial sum of a row's first further chunk by the sum over all of them, CHUNKS at a time.
 
     Grid (programs, A): each program has one head of GROUP chunks.
     """

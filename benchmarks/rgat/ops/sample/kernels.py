@@ -308,7 +308,7 @@ def sample_source_kernel(
     row_stamps_ptr,  # for all relations and nodes of their source types
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replace sources by their numbers, and write the edges' positions to the stamps of rows."""
+    """Replace sources by their numbers, and lower the stamps of rows to the edges' positions."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = edges_within(counts_ptr, H, relation, R, T, H)
@@ -332,7 +332,7 @@ def sample_row_flag_kernel(
     flag_ptr,  # for each edge of the block: 1 if it opens a row
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Flag the edges that are the first of their row."""
+    """Write the first edge of each edge's row, and the flag: whether this is the edge itself."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = edges_within(counts_ptr, H, relation, R, T, H)

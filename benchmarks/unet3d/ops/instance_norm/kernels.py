@@ -34,7 +34,7 @@ def statistics_kernel(
     programs, V, C, epsilon,
     SLAB: tl.constexpr, BLOCK_V: tl.constexpr, REVERSE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write result_ptr from partial moments. Grid (ceil(columns / BLOCK_C), N), BLOCK_P >= programs."""
+    """Write the statistics, or if SLAB the moments. Grid (ceil(columns / BLOCK_C), N), BLOCK_P >= programs."""
     sample, samples = tl.program_id(1), tl.num_programs(1)
     column, inside = own_columns(0, C, BLOCK_C)
     program = tl.arange(0, BLOCK_P)
