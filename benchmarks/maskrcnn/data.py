@@ -172,7 +172,7 @@ class DecodedPixels(Transform):
         return dali.fn.pad(picture, axes=[0, 1], shape=list(self.largest), fill_value=0)
 
     def finish(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Name the pixels, and keep one seed, because all pictures of a micro-batch have the same."""
+        """Rename ``image`` to ``pixels``, and keep one seed, because all pictures of a micro-batch have the same."""
         columns = {name: tensor[:1] if name == "seed" else tensor for name, tensor in tensors.items()}
         return {"pixels": columns.pop("image"), **columns}
 

@@ -222,7 +222,7 @@ class GraphData:
     def tensors(
         self, sampler: BlockSampler, batches: Iterable[tuple[SeedBatch, Tensor]]
     ) -> Iterator[tuple[BlockShape, dict[str, Tensor]]]:
-        """Yield shape and tensors (block, ``features``, ``label``, ``seed``) of batches, queued on the current stream."""
+        """Yield shape and tensors of each batch (block, ``features``, ``label``, ``seed``), on the current stream."""
         pending: deque[tuple[SeedBatch, Tensor]] = deque()
         planned: tuple[SampledBlock, Any] | None = None
 

@@ -26,7 +26,7 @@ _FAILURES = (RuntimeError, ImportError, AttributeError, TypeError, ValueError, A
 
 
 def failures() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that count as a failed task: ours, those of PyTorch, and those of Triton if installed."""
+    """Return the exceptions that count as a failed task: ours, some built-in ones, and Triton's if it is installed."""
     try:
         from triton.errors import TritonError
     except ImportError:

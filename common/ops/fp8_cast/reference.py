@@ -82,7 +82,7 @@ class Handover:
     gradient: Fp8Tensor | None = None
 
     def leave(self, gradient: Fp8Tensor) -> Tensor:
-        """Store the gradient for the matrix product, and return the tensor for autograd."""
+        """Store the gradient for the matrix product, and return its ``source`` for autograd."""
         self.gradient = gradient
         return gradient.source
 

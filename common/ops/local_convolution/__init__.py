@@ -32,7 +32,7 @@ class LocalConvolution(NamedTuple):
 
 
 def forward_reference(x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Return the convolution, padded with zeros."""
+    """Return the convolution, (N, C out, D', H', W'), with one zero of padding on each side."""
     return F.conv3d(x_NCDHW, weight, stride=stride, padding=1)
 
 
