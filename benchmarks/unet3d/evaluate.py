@@ -144,7 +144,7 @@ class MeanDice(Evaluation):
         self.cache(volumes.eval, volumes.read)
 
     def with_noise(self, volumes: int) -> Self:
-        """Replace the data by ``volumes`` volumes of noise."""
+        """Replace the data by ``volumes`` volumes of noise, and return this evaluation."""
         self._synthetic = synthetic_cases(volumes, self._settings.window.shape)
         return self
 

@@ -79,7 +79,7 @@ class TeProduct(nn.Module):
         return cast(tensor, self.scales[role], self.amaxes[0, role : role + 1], _format(role), transpose)
 
     def advance(self, first: int, last: int) -> None:
-        """Call :func:`advance` for the roles from first to last, which must have one format."""
+        """Call :func:`advance` for the roles ``first`` to ``last``, both included, which must have one format."""
         advance(self.amaxes[:, first : last + 1], self.scales[first : last + 1], _format(first))
 
     def _apply(self, fn: Any, recurse: bool = True) -> TeProduct:
