@@ -23,7 +23,7 @@ class TokenMeans(Scorer):
     """Scorer that computes accuracy and mean loss over all masked tokens of the set."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return accuracy, mean loss and number of sequences."""
+        """Return ``masked_lm_accuracy``, ``masked_lm_loss``, and the number of sequences as ``eval_samples``."""
         values = predictions.values
         check_whole_set(values["sequences"], values["expected"], "sequences")
         return {
@@ -68,7 +68,7 @@ class MaskedLmAccuracy(Evaluation):
         self._data = open_evaluation(root, self._settings, self._layout)
 
     def predict(self, weights: Weights) -> Predictions:
-        """Count correct answers, masked tokens and sequences over all ranks, and sum the losses.
+        """Return ``correct``, ``masked``, ``sequences`` and ``loss``, summed over all ranks, and ``expected``.
 
         The first call copies the batches to the device, where they stay.
         """

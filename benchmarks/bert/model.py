@@ -216,7 +216,7 @@ class BertAttention(nn.Module):
         seed: Tensor,
         fp8: Scaling | None,
     ) -> tuple[Tensor | Fp8Tensor, Tensor]:
-        """Map a pair of (T, E) to a pair of (T, E), the first in FP8 with the scale ``fp8``."""
+        """Return the output (T, E) twice, the first in FP8 if ``fp8``; the inputs are such a pair."""
         architecture, operations, norm = self._architecture, self._operations, self.norm
         p_attention = architecture.attention_dropout if self.training else 0.0
         p = architecture.dropout if self.training else 0.0
@@ -263,7 +263,7 @@ class Mlp(nn.Module):
     def forward(
         self, x_TE: Tensor | Fp8Tensor, residual_TE: Tensor, seed: Tensor, fp8: Scaling | None
     ) -> tuple[Tensor | Fp8Tensor, Tensor]:
-        """Map a pair of (T, E) to a pair of (T, E), the first in FP8 with the scale ``fp8``."""
+        """Return the output (T, E) twice, the first in FP8 if ``fp8``; the inputs are such a pair."""
         p, norm = self._p if self.training else 0.0, self.norm
         up, down = self.up.handover(), self.down.handover()
         h_TF = self._operations.bias_gelu(
@@ -302,7 +302,7 @@ class EncoderLayer(nn.Module):
         seed: Tensor,
         fp8: Scaling | None,
     ) -> tuple[Tensor | Fp8Tensor, Tensor]:
-        """Map a pair of (T, E) to a pair of (T, E), the first in FP8 with the scale ``fp8``."""
+        """Return the output (T, E) twice, the first in FP8 if ``fp8``; the inputs are such a pair."""
         pair = self.attention(x_TE, residual_TE, starts_S, lengths_S, seed, self.mlp.up.input_scaling())
         return self.mlp(*pair, seed, fp8)
 

@@ -236,7 +236,7 @@ def link_packed(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Pat
 
 
 def count_shard(path: Path) -> Record:
-    """Return the numbers of packs of one, two and three sequences in a shard, its bytes and its checksum.
+    """Return ``packs``, the numbers of packs of one, two and three sequences, ``bytes`` and ``sha256`` of a shard.
 
     Raises:
         DataError: the shard is damaged, or a pack does not have one to three sequences.

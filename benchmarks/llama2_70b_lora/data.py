@@ -148,7 +148,7 @@ class TrainRows:
         self._stream = EpochStream(self.train_samples, *shares, seed)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``."""
+        """Yield ``block`` from position ``start``: ``tokens`` and ``labels`` (rows, columns), and ``dropout_seed``."""
         first, nominal = self._mine.first(block), self._mine.micro_batch * self._mine.replicas
         for position in range(start, self._stream.micro_batches(block)):
             numbers = [row for _, row in self._stream.samples(block, position)]
@@ -247,7 +247,7 @@ def shifted(
     columns: NDArray[np.int64] | None = None,
     pin_memory: bool = False,
 ) -> dict[str, Tensor]:
-    """Return ``tokens`` and ``labels``, int32 (R, S) each, of rows, or of some of their columns.
+    """Return ``tokens`` and ``labels``, the next tokens, int32 (R, S); the last label of a row is ``NOT_SCORED``.
 
     Args:
         scored_RS: nonzero for tokens that are scored when they are the label; None scores all.
@@ -266,7 +266,7 @@ def shifted(
 
 
 def example(rows: int, facts: RowSizes, columns: int | None = None, seed: int = 0) -> dict[str, Tensor]:
-    """Return a synthetic training micro-batch in host memory: random tokens, all scored.
+    """Return ``tokens``, ``labels`` and ``dropout_seed`` of rows of random tokens, scored but for their last label.
 
     Args:
         columns: number of columns of a row on one rank; None for all.

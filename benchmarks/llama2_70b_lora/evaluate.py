@@ -90,7 +90,7 @@ class RowMeans(Scorer):
     """Scorer that computes the mean over the rows that have scored tokens."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return the mean loss over the rows with scored tokens, and the number of all rows."""
+        """Return ``eval_loss``, the mean over rows with scored tokens, and ``eval_samples``, the number of all rows."""
         values = predictions.values
         check_whole_set(values["rows"], values["expected"], "rows")
         return {"eval_loss": values["loss"] / values["scored_rows"], "eval_samples": values["rows"]}

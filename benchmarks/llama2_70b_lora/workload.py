@@ -54,7 +54,7 @@ class LlamaLora(LanguageModel):
         return plan(self.workspace, capacity, *self._requested_counts())
 
     def recomputation(self) -> dict[str, int]:
-        """Return how many layers recompute query, key and value, and keep transposed weights."""
+        """Return ``recomputed_qkv`` and ``transposed_layers``: numbers of layers, 0 for ``auto`` before the plan."""
         recomputed, transposed = self._requested_counts()
         if self.memory is not None:
             recomputed, transposed = self.memory.recomputed, self.memory.transposed

@@ -36,7 +36,7 @@ class LlamaPretraining(Pretraining):
         )
 
     def recomputation(self) -> dict[str, int]:
-        """Return how many layers recompute gate and up, and keep transposed weights."""
+        """Return ``recomputed_mlp``, layers that recompute gate and up, and ``transposed_layers``, 0 in evaluation."""
         asked = self.own.model.recomputed_gate_up
         recomputed = (0 if asked == AUTO else int(asked)) if self.memory is None else self.memory.recomputed
         transposed = self.own.model.transposed_layers if self.layout.role == "train" else 0

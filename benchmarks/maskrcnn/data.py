@@ -164,7 +164,7 @@ class DecodedPixels(Transform):
         self.shape, self.largest = (side, side, 3), (side, side)
 
     def write(self, picture: Image.Image, augmentation: None, out_HWC: Tensor) -> None:
-        """Copy a decoded picture."""
+        """Copy a decoded picture to the top left of ``out_HWC``; the rest stays unchanged."""
         out_HWC.numpy()[: picture.height, : picture.width] = np.asarray(picture)
 
     def graph(self, dali: Any, picture: Any, numbers: Any) -> Any:
@@ -172,7 +172,7 @@ class DecodedPixels(Transform):
         return dali.fn.pad(picture, axes=[0, 1], shape=list(self.largest), fill_value=0)
 
     def finish(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Name the pixels, and keep one seed, because all pictures of a micro-batch have the same."""
+        """Rename ``image`` to ``pixels``, and keep one seed, because all pictures of a micro-batch have the same."""
         columns = {name: tensor[:1] if name == "seed" else tensor for name, tensor in tensors.items()}
         return {"pixels": columns.pop("image"), **columns}
 

@@ -52,7 +52,7 @@ class DetectionLosses:
     mask_slots: Tensor
 
     def metrics(self) -> dict[str, Tensor]:
-        """Return all values by their names in the log."""
+        """Return all values, detached, by attribute name; ``total`` is named ``loss``."""
         named = {field.name: getattr(self, field.name).detach() for field in fields(self)}
         return {"loss": named.pop("total"), **named}
 

@@ -32,7 +32,7 @@ def build(facts: Facts, shape: tuple[int, int], device: torch.device) -> MaskRCN
 
 
 def noise(facts: Facts, shape: tuple[int, int], batch: int, device: torch.device) -> tuple[list[Tensor], list[dict]]:
-    """Return pictures of noise, (3, height, width) each, and their objects: boxes, labels, and discs as masks."""
+    """Return pictures of noise, (3, height, width) each, and their objects: boxes, labels, and ellipses as masks."""
     pictures, targets = peer_step.noise(shape, batch, range(1, facts.classes + 1), 32, device)
     return pictures, [{**target, "masks": _discs(target["boxes"].unflatten(1, (2, 2)), shape)} for target in targets]
 

@@ -188,7 +188,7 @@ class Proposer:
 
 
 def with_truth(proposals: Proposals, boxes_BM4: Tensor, count_B: Tensor) -> Proposals:
-    """Append the ground-truth boxes to the proposals, in M further slots with score 1."""
+    """Append M slots to the proposals: the ground-truth boxes with score 1, then empty slots."""
     slot_M = torch.arange(boxes_BM4.shape[1], device=boxes_BM4.device)
     valid_BM = slot_M < count_B.unsqueeze(1)
     score_BM = torch.zeros_like(valid_BM, dtype=torch.float32).masked_fill(valid_BM, 1.0)

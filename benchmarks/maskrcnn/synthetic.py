@@ -46,7 +46,7 @@ _EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class SyntheticOutlines(SyntheticCoco):
-    """Options of ``generate``; there are two more training pictures.
+    """Options of ``generate``, which adds two training pictures: one has only a box of one pixel's width, one none.
 
     The kind ``coco-sized`` is for measurements: all pictures have 640 x 480 or 480 x 640 px and 7 objects on average,
     whose polygons have 10 to 30 points; ``sides`` and ``boxes`` are ignored.

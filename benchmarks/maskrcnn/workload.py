@@ -89,7 +89,7 @@ class MaskRCNNSegmentation(DetectionWorkload):
         return self.step_with(self.own.hparams.sgd(), schedule, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Return the sum of the five losses of both stages over the micro-batch.
+        """Return the sum of the five losses of both stages, each a mean over the samples of the micro-batch.
 
         ``micro_batch`` has the inputs of :class:`benchmarks.maskrcnn.iteration.TrainingPass`; its key is the padded
         height and width.

@@ -171,7 +171,7 @@ class ResNetTransform(Transform):
         self._normalizer = Normalizer(facts.mean, facts.std, dtype)
 
     def write(self, picture: Image.Image, augmentation: np.random.Generator | None, out_HWC: Tensor) -> None:
-        """Transform a decoded picture, with random numbers from ``augmentation``."""
+        """Write the transformed picture to ``out_HWC``; without ``augmentation`` as in evaluation."""
         facts = self._facts
         pixels = eval_pixels(picture, facts) if augmentation is None else train_pixels(picture, facts, augmentation)
         self._normalizer.write(pixels, out_HWC)

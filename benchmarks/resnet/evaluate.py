@@ -23,7 +23,7 @@ class RightAnswers(Scorer):
     """Scorer that divides correct answers by pictures."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return the accuracy, after checking that the whole set was evaluated."""
+        """Return ``accuracy`` and ``eval_samples``, after checking that the whole set was evaluated."""
         values = predictions.values
         check_whole_set(values["pictures"], values["expected"], "pictures")
         return {"accuracy": values["right"] / values["pictures"], "eval_samples": values["pictures"]}
@@ -66,7 +66,7 @@ class TopOne(Evaluation):
         self._source = self._open_source(root)
 
     def predict(self, weights: Weights) -> Predictions:
-        """Count correct answers and pictures over all ranks."""
+        """Return the ``right`` answers and ``pictures`` of all ranks, and the ``expected`` number of pictures."""
         assert self._source is not None, "open_data comes first"
         with self._forward.evaluating(weights):
             self._counts.clear()

@@ -53,12 +53,12 @@ class ResNet(Workload):
         return network
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Convolutions and classifier with weight decay and LARS's trust ratio; batch norm and bias without.
+        """Return three groups: weights (decay; LARS's trust ratio), the classifier's bias, and batch norms (no decay).
 
-        NVIDIA's LARS also decays the classifier's bias, and keeps the learning rate out of the momentum buffer of the
-        54 weights. For batch norm and the bias the rate stays inside. The bias is an exception in NVIDIA's optimizer:
-        it updates 54 of the 55 half-precision tensors together and the last one alone, after the rate ratio that would
-        correct its momentum has become 1. SGD follows the reference in both variants.
+        NVIDIA's LARS also decays the bias, and keeps the learning rate out of the momentum buffer of the 54 weights.
+        For batch norm and the bias the rate stays inside. The bias is an exception in NVIDIA's optimizer: it updates
+        54 of the 55 half-precision tensors together and the last one alone, after the rate ratio that would correct
+        its momentum has become 1. SGD follows the reference in both variants: it decays weights and bias.
         """
         hparams = self.own.hparams
         lars, nvidia = hparams.optimizer == "lars", hparams.nvidia

@@ -57,7 +57,7 @@ class MirroredBoxes(BoxColumns):
         self._boxes, self._facts, self._seed = boxes, facts, seed
 
     def put(self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord) -> bool:
-        """Write the boxes of a picture, and return whether it is mirrored."""
+        """Write the boxes of a picture to row ``slot``, and return whether it is mirrored."""
         epoch, index = sample
         size, mirror = self._facts.image_size, mirrored(self._facts.mirror, self._seed, epoch, index)
         put_boxes(tensors, slot, *self._boxes.resized(index, size, size, mirror))
@@ -77,7 +77,7 @@ class RetinaNetTransform(Transform):
         self._mean_C, self._std_C = torch.tensor(facts.mean), torch.tensor(facts.std)
 
     def write(self, picture: Image.Image, augmentation: bool | None, out_HWC: Tensor) -> None:
-        """Transform a decoded picture; ``augmentation`` mirrors it."""
+        """Write the transformed picture to ``out_HWC``, mirrored if ``augmentation``."""
         pixels_SSC = resized_pixels(picture, self._facts.image_size, bool(augmentation))
         out_HWC.copy_((pixels_SSC - self._mean_C) / self._std_C)
 

@@ -46,7 +46,7 @@ class Detector:
 
     @torch.no_grad()
     def select(self, levels: Sequence[HeadOutput], shape: Sequence[int], size_N2: Tensor) -> Found:
-        """Return the detections from the heads' outputs. Overwrites the logits.
+        """Return the detections from the heads' outputs, to whose logits the bias is added in place.
 
         Args:
             shape: height and width of the resized pictures.

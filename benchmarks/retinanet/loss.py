@@ -57,7 +57,7 @@ class AnchorTargets:
         Returns:
             ``class`` (B, A), int32: class of the matched box, :data:`BACKGROUND` or :data:`IGNORED`; ``offsets`` (B,
             A, 4), fp32: offsets of the matched box from the anchor, 0 without one; ``weight`` (B,), fp32: weight of a
-            picture in the loss, 1 / (anchors with a box * B).
+            picture in the loss, 1 / (B * number of anchors with a box, at least 1).
         """
         row_BA = self._match(self._anchors_A4, boxes_BM4, count_B, self._rule)
         has_box_BA = row_BA >= 0

@@ -171,7 +171,7 @@ class ClassificationHead(nn.Module):
         self.cls_logits = nn.Conv2d(channels, ANCHORS_PER_CELL * classes, 3, padding=1)
 
     def forward(self, level_NCHW: Tensor) -> Tensor:
-        """Return logits without the bias. The loss adds it and computes its gradient with that of the logits."""
+        """Return logits (N, anchors per cell * K, H, W) without the bias, which the loss adds, with its gradient."""
         return F.conv2d(self.conv(level_NCHW), self.cls_logits.weight, padding=1)
 
 

@@ -73,7 +73,7 @@ def to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 def write_feature_piece(
     source: RawArray, permutations: Path, node_type: str, first: int, last: int, memory: int, path: Path
 ) -> Record:
-    """Convert rows ``first`` to ``last`` (exclusive), and write them and their new numbers, sorted by number.
+    """Write rows ``first`` to ``last`` (exclusive) in e4m3, and their new numbers, sorted by number.
 
     Args:
         permutations: folder of the permutations.

@@ -73,7 +73,7 @@ class TrainingSeeds:
             yield self.batch(first + position)
 
     def batch(self, number: int) -> tuple[SeedBatch, Tensor]:
-        """Return this replica's micro-batch ``number``, counted from the start of training."""
+        """Return seeds and labels of this replica's micro-batch ``number`` of the training, padded if they run out."""
         step, accumulation_step = self.micro_batches.step_of(number)
         epoch, index = divmod(step, self.steps_of_epoch)
         nodes, labels = self._epoch(self.micro_batches.stream(accumulation_step), epoch)
@@ -164,7 +164,7 @@ class EvaluationSeeds:
 def padded(
     nodes: Tensor, labels: Tensor, begin: int, size: int, random_seed: int, count: int | None = None
 ) -> tuple[SeedBatch, Tensor]:
-    """Return seeds and labels from index ``begin``, padded to ``size``.
+    """Return seeds and int64 labels from index ``begin``, padded to ``size`` by node 0 and ``NO_LABEL``.
 
     Args:
         nodes, labels: (n,) int32 and (n,) int16, on the device.
@@ -222,7 +222,7 @@ class GraphData:
     def tensors(
         self, sampler: BlockSampler, batches: Iterable[tuple[SeedBatch, Tensor]]
     ) -> Iterator[tuple[BlockShape, dict[str, Tensor]]]:
-        """Yield the shape and tensors of each batch; all work is queued on the current stream."""
+        """Yield shape and tensors of each batch (block, ``features``, ``label``, ``seed``), on the current stream."""
         pending: deque[tuple[SeedBatch, Tensor]] = deque()
         planned: tuple[SampledBlock, Any] | None = None
 

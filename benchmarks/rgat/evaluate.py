@@ -26,7 +26,7 @@ class NodeAccuracy(Scorer):
     """Scorer of top-1 accuracy."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return the accuracy: correct predictions divided by seeds."""
+        """Return ``accuracy``, correct predictions divided by seeds, and ``eval_samples``, the seeds."""
         values = predictions.values
         check_whole_set(values["seeds"], values["expected"], "seeds")
         return {"accuracy": values["right"] / values["seeds"], "eval_samples": values["seeds"]}
@@ -85,7 +85,7 @@ class NodeClassification(Evaluation):
         self._forward.warm_up()
 
     def predict(self, weights: Weights) -> Predictions:
-        """Count correct predictions and seeds over all ranks. Collective."""
+        """Return the ``right`` predictions and ``seeds`` of all ranks, and ``expected`` seeds. Collective."""
         assert self._opened is not None, "open_data comes first"
         sources, seeds, sampler = self._opened
         with evaluating(self._model, weights):

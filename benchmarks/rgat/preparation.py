@@ -207,7 +207,7 @@ class PreparationStages:
 
 
 def checksum(path: Path) -> Record:
-    """Return size and checksum of a file."""
+    """Return ``bytes`` and ``sha256`` of a file."""
     entry = file_entry(path)
     return {"bytes": entry.bytes, "sha256": entry.sha256}
 
@@ -230,7 +230,7 @@ def read_labels(source: RawArray, labelled: int, classes: int) -> NDArray[np.int
 
 
 def write_seeds(source: RawArray, settings: GraphSettings, labelled: int, permutations: Path, folder: Path) -> Record:
-    """Write the seeds of both splits by new number, and their labels. Takes 20 bytes of memory per labelled node.
+    """Write new numbers and labels of both splits' seeds; return seeds by split. Takes 20 bytes per labelled node.
 
     Raises:
         DataError: a label is not one of the classes, or a split is empty.

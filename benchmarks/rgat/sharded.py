@@ -98,7 +98,7 @@ class MemoryBytes:
 
     @classmethod
     def free(cls, layout: Layout) -> MemoryBytes:
-        """Return the memory that is free now. Collective."""
+        """Return the least free memory of any rank, less ``LEFT_FREE``. Collective."""
         found, device, group = [0, meminfo().get("MemAvailable", 1 << 62)], layout.device, layout.group(*AXES)
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -64,7 +64,7 @@ class RgatClassification(Workload):
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return one group with all parameters.
 
-        In the last convolution, weights of relations that reach no seed get zero gradients and keep their values.
+        In the last convolution, relations that reach no seed have zero gradients: without decay their weights stay.
         """
         return [ParameterGroup(dict(self.model.named_parameters()), weight_decay=self.own.hparams.weight_decay)]
 
@@ -92,7 +92,7 @@ class RgatClassification(Workload):
         )
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Return the mean cross-entropy over the seeds of the micro-batch; see :mod:`benchmarks.rgat.data`."""
+        """Return the mean cross-entropy over the real seeds; see :mod:`benchmarks.rgat.data`."""
         tensors, shape = micro_batch.tensors, micro_batch.key
         assert isinstance(shape, BlockShape)
         logits_BC = self.model(tensors["features"], SampledBlock.of(shape, tensors), tensors["seed"])
@@ -121,7 +121,7 @@ class RgatClassification(Workload):
         return shape, sources.example(shape, batch)
 
     def examples_of_data(self) -> Iterable[Batch]:
-        """Return the first micro-batch, with the capacities of nearly all others, and drop our reference to it."""
+        """Return a list of the first micro-batch, with the capacities of nearly all others; empty in later calls."""
         captured, self._captured = self._captured, []  # its features take gigabytes
         return captured
 

@@ -157,7 +157,7 @@ class WordErrorRate(Scorer):
         self._tokenizer = prepared.tokenizer()
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return word errors divided by words.
+        """Return ``word_error_rate``, word errors divided by words, and ``eval_samples``, the utterances.
 
         Raises:
             RuntimeError: an utterance was not recognised, or more than once.
@@ -261,7 +261,7 @@ class Transcription(Evaluation):
             )
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Return the tokens of all ranks' utterances on rank 0, None on others. All ranks must call this."""
+        """Return ``utterance``, ``token_lengths`` and ``tokens`` (joined) on rank 0, None on others. Collective."""
         with evaluating(self._model, weights):
             self.encode()
             self.decoder()

@@ -80,7 +80,7 @@ def fitted(lengths: Lengths, key: Key) -> Lengths:
 def batch(
     lengths: Lengths, key: Key, features: int, columns: int, blank: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return a micro-batch as the network's input: noise of deviation 1, and random tokens.
+    """Return the ``tensors`` of ``Rnnt.loss``: features are noise of deviation 1, and tokens are random.
 
     Args:
         key: frames and tokens to which utterances are padded.

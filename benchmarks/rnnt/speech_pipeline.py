@@ -223,7 +223,7 @@ def runs_of(utterances: Sequence[Utterance]) -> Iterator[list[Utterance]]:
 
 
 def make_tokenizer(utterances: Sequence[Utterance], vocabulary: int, model: Path | None, path: Path) -> Record:
-    """Train a tokenizer with ``vocabulary`` pieces, or copy the file ``model``, to ``path``.
+    """Train a tokenizer with ``vocabulary`` pieces, or copy ``model``, to ``path``; return ``pieces``, their number.
 
     Raises:
         DataError: the transcripts do not suffice for the vocabulary, or ``model`` has another one or is damaged.
@@ -240,7 +240,7 @@ def make_tokenizer(utterances: Sequence[Utterance], vocabulary: int, model: Path
 
 
 def write_shard(flacs: Sequence[str], path: Path) -> Record:
-    """Write the concatenated samples of some FLAC files to ``path``.
+    """Write the joined samples of FLAC files to ``path``; return ``samples`` of each file, and ``sha256``.
 
     Raises:
         DataError: a file is damaged or of another kind.

@@ -217,7 +217,7 @@ class UtteranceStream:
 
 
 def interleaved(order_GN: NDArray[np.int64], samples_P: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Reorder each global batch ``order_GN`` to shortest, longest, second shortest, second longest, and so on."""
+    """Return each global batch of ``order_GN`` as shortest, longest, second shortest, second longest, and so on."""
     shortest_first = np.argsort(samples_P[order_GN], axis=1, kind="stable")
     sorted_GN = np.take_along_axis(order_GN, shortest_first, 1)
     mixed_GN = np.empty_like(sorted_GN)

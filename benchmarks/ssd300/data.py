@@ -131,7 +131,7 @@ class Ssd300Transform(Transform):
         self._normalizer = Normalizer(facts.mean, facts.std, dtype)
 
     def write(self, picture: Image.Image, augmentation: Augmentation | None, out_HWC: Tensor) -> None:
-        """Transform a decoded picture."""
+        """Write the transformed picture to ``out_HWC``; without ``augmentation`` as in evaluation."""
         side = self._facts.image_size
         pixels = eval_pixels(picture, side) if augmentation is None else train_pixels(picture, augmentation, side)
         self._normalizer.write(pixels, out_HWC)

@@ -33,7 +33,7 @@ _BATCHES, _BATCH = 4, 16  # number and size of the batches for the backbone's st
 
 @dataclass(frozen=True)
 class SyntheticBoxes(SyntheticCoco):
-    """Options of ``generate``. One more training picture has no box, nor has the last of several to validate."""
+    """Options. ``generate`` adds a training picture without boxes; the last of several evaluation pictures has none."""
 
     layers: Annotated[tuple[int, int, int], Option("blocks of the backbone's stages")] = (3, 4, 6)
     image_size: Annotated[int, Option("px, of what the backbone sees")] = 300

@@ -101,7 +101,7 @@ class ClipTransform:
         )
 
     def __call__(self, pictures_N3HW: Tensor) -> Tensor:
-        """Return uint8 pictures of any size, normalised, (N, 3, resolution, resolution)."""
+        """Map uint8 pictures of any size to normalised ones (N, 3, resolution, resolution) in ``dtype``."""
         height, width = pictures_N3HW.shape[2:]
         short, target = min(height, width), self._resolution
         resized = resize_bicubic(pictures_N3HW, target * height // short, target * width // short)

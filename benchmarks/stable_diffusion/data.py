@@ -76,7 +76,7 @@ class MomentsSource:
         self._threads = SampleThreads(own.reader.threads, own.reader.prefetch)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``.
+        """Yield ``block`` from position ``start``: ``moments``, ``sample_ids``, and ``context`` or ``tokens``.
 
         Raises:
             DataError: a tar or its index is missing, truncated or damaged, or a sample has a wrong format or shape.

@@ -44,7 +44,7 @@ def read_picture(data: bytes, side: int) -> Tensor:
 
 
 def resized(image_3HW: Tensor, side: int) -> Tensor:
-    """Resize the shorter side to ``side`` pixels, the longer one in proportion, rounded down (torchvision's Resize)."""
+    """Resize bicubically: the shorter side to ``side`` px, the longer in proportion, rounded down (as torchvision)."""
     height, width = image_3HW.shape[1:]
     shorter, longer = min(height, width), max(height, width)
     if shorter == side:

@@ -74,7 +74,7 @@ class FidAndClip(Scorer):
         self._distance = FrechetDistance(reference, self._device)
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return FID (lower is better), the mean cosine (higher is better) and the number of pictures.
+        """Return ``FID`` (lower is better), ``CLIP``, the mean cosine, and ``eval_samples``, the number of pictures.
 
         Raises:
             RuntimeError: the number of pictures differs from the number of captions.

@@ -92,7 +92,7 @@ def step_of(
 
 @torch.no_grad()
 def fill_zeros(network: nn.Module) -> None:
-    """Fill parameters that are zero with normal values, as in our own measurement."""
+    """Fill each parameter that is all zeros, even biases of norms, with normal values; zeros would be faster."""
     for parameter in network.parameters():
         if not parameter.any():
             parameter.normal_(0.0, ZERO_STD)

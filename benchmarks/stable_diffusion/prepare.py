@@ -209,7 +209,7 @@ def _make_tars(source: RawLaion, data_dir: Path, plan: ConversionSettings, stage
 
 
 def make_indexed(source: Path, data_dir: Path, name: str, plan: ConversionSettings) -> dict[str, Any]:
-    """Make the tar ``name`` below ``data_dir`` from ``source``, and its index; return its record."""
+    """Make tar ``name`` and its index below ``data_dir``; return the result of ``make_tar`` and ``source_bytes``."""
     source_bytes = source.stat().st_size
     record = make_tar(source, data_dir / name, plan)
     write_index(data_dir, name, plan.member)

@@ -126,7 +126,7 @@ _process = 0
 
 
 def numbered_processes(threads: int) -> Callable[[], None]:
-    """Return an initialiser for processes: it takes an index, and sets PyTorch's CPU threads to ``threads``."""
+    """Return an initialiser that numbers processes from 0 and sets PyTorch's CPU threads to ``threads``."""
     counter = multiprocessing.get_context("spawn").Value("i", 0)
     return functools.partial(_take_number, counter, threads)
 

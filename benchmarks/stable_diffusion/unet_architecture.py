@@ -145,7 +145,7 @@ class UNetArchitecture:
         latent_channels: channels of the latents and of the prediction.
         latent_size: height and width of the latents.
         model_channels: channels of the first level.
-        channel_multipliers: channels of each level, in ``model_channels``; each level halves height and width.
+        channel_multipliers: channels of each level, in ``model_channels``; all levels but the last halve the size.
         residual_blocks: residual blocks per level of the encoder; the decoder has one more.
         attention_levels: indices of the levels with transformers; the middle block always has one.
         head_channels: channels per attention head.

@@ -60,7 +60,7 @@ class DiceOfCounts(Scorer):
     """Scorer that computes Dice coefficients from the counts of all cases."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return the Dice of kidney and tumour, averaged over cases, their mean, and the number of cases.
+        """Return ``kidney_dice`` and ``tumour_dice``, means over cases, their mean ``mean_dice``, and ``eval_samples``.
 
         If a class is neither predicted nor labelled in a case, its Dice coefficient is 1 there.
 
@@ -144,7 +144,7 @@ class MeanDice(Evaluation):
         self.cache(volumes.eval, volumes.read)
 
     def with_noise(self, volumes: int) -> Self:
-        """Replace the data by ``volumes`` volumes of noise."""
+        """Replace the data by ``volumes`` volumes of noise, and return this evaluation."""
         self._synthetic = synthetic_cases(volumes, self._settings.window.shape)
         return self
 
@@ -164,7 +164,7 @@ class MeanDice(Evaluation):
         self._sums.open(self._volumes, len(cases), share)
 
     def predict(self, weights: Weights) -> Predictions:
-        """Return, for each case and class, the numbers of voxels that are predicted, labelled, and both."""
+        """Return ``dice_smooth``, and ``cases`` by name: ``voxels``, and ``counts`` as in ``VolumeSums.all_counts``."""
         assert self._cases, "predict requires open_data"
         with self._forward.evaluating(weights):
             self._sums.clear_counts()

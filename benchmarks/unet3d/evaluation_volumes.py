@@ -30,7 +30,7 @@ SHARED_VOLUME = 0.25
 
 
 def shares_to_try(ranks: int, share: int | None) -> tuple[int, ...]:
-    """Return the group sizes to choose from: ``share``, or powers of two that divide ``ranks``."""
+    """Return possible group sizes: ``share``, or powers of two up to ``LARGEST_SHARE`` that divide ``ranks``."""
     if share is not None:
         return (share,)
     powers = (2**power for power in range(LARGEST_SHARE.bit_length()))

@@ -313,7 +313,7 @@ class UNet3D(nn.Module):
         return list(self.named_children())
 
     def redundant_parameters(self) -> frozenset[str]:
-        """Return the parameters whose whole gradient every rank of a split computes; empty without a split."""
+        """Return names of parameters whose whole gradient every rank of a split computes; empty without a split."""
         if self._split is None:
             return frozenset()
         down = [name for name, _, _ in self.architecture.down[SPLIT_LEVELS - 1 :]]

@@ -61,7 +61,7 @@ class UNet3DSegmentation(Workload):
         self._source: VolumeSource | None = None
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the layers on slabs, whose gradients are partial sums, and those that every rank computes whole."""
+        """Return a group of layers on slabs, and with a split, one of layers that every rank computes whole."""
         whole = self.model.redundant_parameters()
         named = dict(self.model.named_parameters())
         slabs = {name: parameter for name, parameter in named.items() if name not in whole}

@@ -130,7 +130,7 @@ def column_sums_kernel(
     P, C,
     CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Compute the column sums of a matrix of partial sums. Grid (ceil(C / BLOCK_C),)."""
+    """Write the column sums of a matrix of partial sums. Grid (ceil(C / BLOCK_C),)."""
     column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = column < C
     total = tl.zeros((CHUNK, BLOCK_C), tl.float32)

@@ -216,7 +216,7 @@ class TextPipeline:
 
 
 def make_samples(text: Path, vocabulary_file: Path, settings: SampleSettings, path: Path, lengths: Path) -> Record:
-    """Create the sequences of one text part; write them to ``path`` and their lengths to ``lengths``.
+    """Write the sequences of one part, and their lengths; return ``sequences``, ``text_tokens`` and ``tokens``.
 
     Raises:
         DataError: the text is damaged or empty.
@@ -235,7 +235,7 @@ def make_samples(text: Path, vocabulary_file: Path, settings: SampleSettings, pa
 def make_evaluation_set(
     text: Path, vocabulary_file: Path, settings: SampleSettings, samples: int, path: Path
 ) -> Record:
-    """Create sequences from ``text`` and write ``samples`` of them to an unpacked file.
+    """Write ``samples`` sequences of ``text``, unpacked; return ``samples``, ``candidates``, ``bytes``, ``sha256``.
 
     Raises:
         DataError: the text or the vocabulary is damaged, or the text is too short.
@@ -249,7 +249,7 @@ def make_evaluation_set(
 def make_plan(
     lengths: list[Path], samples: list[int], settings: PreparationSizes, slots: dict[str, list[Path]]
 ) -> Record:
-    """Compute the position of every sequence in the data set, and write the positions of each part to a file.
+    """Write the position in the data set of every sequence, -1 if not used; return counts for the manifest.
 
     Args:
         lengths: files with the lengths of the sequences, one per part.
@@ -290,7 +290,7 @@ def shuffled_slots(total: int) -> NDArray[np.int32]:
 def scatter_part(
     samples: Path, destinations: list[tuple[Path, NDArray[np.int64], Path]], delete_samples: bool
 ) -> Record:
-    """Write the sequences of one part, grouped by shard.
+    """Write the sequences of one part, grouped by shard; return the ``bytes`` of all outputs.
 
     Args:
         samples: fixed HDF5 file of the part.
@@ -306,7 +306,7 @@ def scatter_part(
 
 
 def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, path: Path) -> Record:
-    """Write one shard to ``path``, from the files that :func:`scatter_part` wrote for all parts.
+    """Write one shard from all files of :func:`scatter_part`; return ``sequences``, ``bytes`` and ``sha256``.
 
     Args:
         sources: output files of :func:`scatter_part`.

@@ -72,7 +72,7 @@ def pieces(examples: int, processes: int, batch: int = BATCH) -> Iterator[range]
 
 
 def pack(examples: Sequence[Example], row_length: int, processes: int, answers_only: bool) -> PackedExamples:
-    """Return rows of ``row_length`` tokens; an example may continue in the next row.
+    """Return full rows of ``row_length`` tokens; examples may continue in the next. The rest of a piece is dropped.
 
     Args:
         examples: examples in order, none longer than a row.

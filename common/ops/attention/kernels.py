@@ -112,7 +112,7 @@ def attention_forward_kernel(
     H: tl.constexpr, D: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, PAIRS: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GAP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the context of one block of queries. Grid (blocks, H, S + gaps)."""
+    """Write context, lse and mask of a block of queries; in gaps, zeros as context. Grid (blocks, H, S + gaps)."""
     if tl.program_id(2) >= S:
         _fill_gap(context_ptr, T, starts_ptr, lengths_ptr, S, H * D, GAP_ROWS)
         return
@@ -344,7 +344,7 @@ def attention_gradient_scale_kernel(
     T,
     WIDTH: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the scale of dq, dk and dv before they are computed. Grid (1,)."""
+    """Write the known scale, or if it is 0 one estimated from d_context, and the inverse. Grid (1,)."""
     known = tl.load(known_ptr)
     scale = known
     if known == 0.0:
@@ -367,7 +367,7 @@ def attention_next_scale_kernel(
     scale_ptr,  # 0-d fp32, updated
     pending_ptr,  # (2,) int32: bits of the maximum of dq, dk and dv; zeros afterwards
 ):  # fmt: skip
-    """Write the scale of the next use. Grid (1,)."""
+    """Update the scale by the maximum of dq, dk and dv, which is then cleared. Grid (1,)."""
     amax = tl.load(pending_ptr).to(tl.float32, bitcast=True)
     tl.store(pending_ptr, 0)
     tl.store(scale_ptr, scale_of(amax, tl.load(scale_ptr), True))

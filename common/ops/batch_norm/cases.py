@@ -37,7 +37,7 @@ def norm(draw: Draw, channels: int) -> BatchNormState:
 
 
 def moments_of(x: Tensor) -> Tensor:
-    """Return the sums of x and of its square, as a preceding convolution computes them."""
+    """Return the sums of x and of its square over N, H and W, fp32 (2, 1, C), as a convolution computes them."""
     wide = x.detach().double()
     return torch.stack([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3))]).unsqueeze(1).float()
 

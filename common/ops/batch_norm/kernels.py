@@ -142,7 +142,7 @@ def statistics_kernel(
     programs, M, C, momentum, eps,
     PIVOT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of ``moments_kernel`` or of a convolution. Grid (ceil(columns / BLOCK_C),)."""
+    """Write statistics and update the running ones, or if GROUP write only moments. Grid (ceil(C / BLOCK_C),)."""
     column, inside = _columns(C, BLOCK_C)
     count = M * 1.0
     if PIVOT:
@@ -174,7 +174,7 @@ def group_statistics_kernel(
     ranks, C, momentum, eps,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Merge the moments of a group's ranks pairwise (Chan et al. 1979, updating formulae for variances)."""
+    """Merge the moments of a group's ranks (Chan et al. 1979), write the statistics and update the running ones."""
     column, inside = _columns(C, BLOCK_C)
     mean = tl.zeros((BLOCK_C,), tl.float32)
     squares = tl.zeros((BLOCK_C,), tl.float32)
@@ -215,7 +215,7 @@ def normalise_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Write the result, the second pass of forward. Grid (ceil(columns / BLOCK_C) * programs,)."""
+    """Write y, and its bits if RESIDUAL, the second pass of forward. Grid (ceil(columns / BLOCK_C) * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
     scale = tl.load(statistics_ptr + column, mask=inside, other=0.0)[None, :]
@@ -265,7 +265,7 @@ def gradient_sums_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Write the partial sums, the first pass of backward. Grid (ceil(columns / BLOCK_C) * programs,)."""
+    """Write partial sums, and dz if RESIDUAL, the first pass of backward. Grid (ceil(C / BLOCK_C) * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     first, programs = _first_and_step(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
@@ -330,7 +330,7 @@ def coefficients_kernel(
     programs, C,
     GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of ``gradient_sums_kernel``. Grid (ceil(columns / BLOCK_C),)."""
+    """Write the gradients of bias and weight and, unless GROUP, the coefficients. Grid (ceil(columns / BLOCK_C),)."""
     column, inside = _columns(C, BLOCK_C)
     rstd = tl.load(statistics_ptr + 3 * C + column, mask=inside, other=0.0)
     d_bias, d_weight = _sum_partial(total_ptr, product_ptr, programs, column, inside, C, CHUNK, BLOCK_C)
@@ -370,7 +370,7 @@ def input_gradient_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Write the gradient of x, the second pass of backward. Grid (ceil(columns / BLOCK_C) * programs,)."""
+    """Write dx, and d_residual if RESIDUAL_NORM, the second pass of backward. Grid (ceil(C / BLOCK_C) * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
     a = tl.load(coefficients_ptr + column, mask=inside, other=0.0)[None, :]

@@ -26,7 +26,7 @@ _FAILURES = (RuntimeError, ImportError, AttributeError, TypeError, ValueError, A
 
 
 def failures() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that count as a failed task: ours, those of PyTorch, and those of Triton if installed."""
+    """Return the exceptions that count as a failed task: ours, some built-in ones, and Triton's if it is installed."""
     try:
         from triton.errors import TritonError
     except ImportError:
@@ -50,7 +50,7 @@ def work(tasks: list[str], run: Callable[[str], None]) -> None:
 def supervise(
     module: str, arguments: list[str], tasks: list[str], say: Callable[[str], object] | None = None
 ) -> Iterator[str]:
-    """Run tasks in a worker process. If a task ends the process, start another one for the remaining tasks.
+    """Run tasks in a worker process. If a task fails, hangs or crashes, run the tasks after it in another process.
 
     Args:
         module: module whose command line ``python -m module arguments --worker tasks`` calls :func:`work`.

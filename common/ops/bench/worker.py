@@ -79,7 +79,7 @@ def compile_all(operation: Operation, case: Case, name: str) -> None:
 
 
 def measure(operation: Operation, case: Case, name: str) -> Iterator[Measured]:
-    """Time each pass of a case in one implementation."""
+    """Yield the time of each pass of a case, without the time of the pass that its ``after`` names."""
     times: dict[str, float] = {}
     for each in passes_of(operation, case, name):
         times[each.name] = _milliseconds(each) - (times[each.after] if each.after else 0.0)
@@ -128,7 +128,7 @@ def climb(now: Tile, time_of: Callable[[Tile], float]) -> dict[Tile, float]:
 
 
 def tables_of(operation: Operation, name: str) -> list[dict[str, Tile]]:
-    """Return the tables of tiles (kernel to tile) in an implementation's module."""
+    """Return the tables of tiles (kernel to tile) in an implementation's module; none if its import fails."""
     try:
         module = importlib.import_module(str(operation.fast[name].source).partition(":")[0])
     except ImportError:

@@ -25,7 +25,7 @@ def row_sums_kernel(
     R, C,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs, C / BLOCK_C, 1)."""
+    """Write each program's sums over its rows. Grid (programs, ceil(C / BLOCK_C), 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     tiles = tl.cdiv(R, BLOCK_V)

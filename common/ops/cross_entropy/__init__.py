@@ -36,8 +36,8 @@ def masked_cross_entropy_reference(
         inplace: whether the gradient may overwrite the logits; the reference ignores this.
 
     Returns:
-        Losses (M,): ``-log softmax(logits)[label]``, fp32 (fp64 for fp64 logits); and correct (M,): whether the label
-        is the first of the largest logits, bool and without gradient.
+        Losses (M,): ``-log softmax(logits)[label]``, fp32 (fp64 for fp64 logits), 0 without a label; and correct (M,)
+        bool: whether the label is the first of the largest logits, False without a label; it has no gradient.
     """
     labels_M = labels_M.long()
     # rows without a label may contain NaN, and 0 * NaN would reach the gradient

@@ -107,7 +107,7 @@ def _launch(tile: Tile, columns: int) -> dict[str, int]:
 
 
 def forward(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses (M,) fp32, correct (M,) bool, and log-sum-exp (M,) fp32, which only rows with a label have."""
+    """Return losses (M,) fp32, correct (M,) bool, and log-sum-exp (M,) fp32, undefined without a label."""
     require_contiguous(logits=logits_MV, labels=labels_M)
     rows, columns = logits_MV.shape
     losses_M = logits_MV.new_empty(rows, dtype=torch.float32)

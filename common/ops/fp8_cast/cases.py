@@ -35,7 +35,7 @@ def passes(
         frozen: leave the scales as they are.
         scale: scale that the previous use left; 0 before the first use.
         last: value of the last element, which no sample contains; None for a random one.
-        every: value of every other element; None for random ones.
+        every: value of all elements, except the last if ``last`` is given; None for random ones.
     """
 
     def values(rows: int, columns: int) -> Tensor:

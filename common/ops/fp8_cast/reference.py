@@ -82,7 +82,7 @@ class Handover:
     gradient: Fp8Tensor | None = None
 
     def leave(self, gradient: Fp8Tensor) -> Tensor:
-        """Store the gradient for the matrix product, and return the tensor for autograd."""
+        """Store the gradient for the matrix product, and return its ``source`` for autograd."""
         self.gradient = gradient
         return gradient.source
 
@@ -180,7 +180,7 @@ def _first_scale(widened_MK: Tensor, largest: float, sampled: int) -> Tensor:
 
 
 def scale_of(amax: Tensor, largest: float, otherwise: Tensor) -> Tensor:
-    """Return the scale that maps ``amax`` to the ``largest`` value of a format.
+    """Return the scale that maps ``amax`` to the ``largest`` value of a format, at most ``LARGEST_SCALE``.
 
     Where ``amax`` is 0 or not finite, return ``otherwise``.
     """

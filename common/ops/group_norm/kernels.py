@@ -86,7 +86,7 @@ def group_norm_statistics_kernel(
     PAIR: tl.constexpr, ADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_V: tl.constexpr, REVERSE: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial results of ``moments_kernel``. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
+    """Write the statistics from partial moments of x. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
     group, sample = tl.program_id(0), tl.program_id(1)
     local, program = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_P)
     column, inside, valid = group * WIDTH + local, local < WIDTH, program < programs
@@ -120,7 +120,7 @@ def group_norm_normalise_kernel(
     ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Second pass of forward, over one input. Grid (programs, ceil(columns / BLOCK_C), N)."""
+    """Write one input's channels of y, the second pass of forward. Grid (programs, ceil(columns / BLOCK_C), N)."""
     column, inside = own_columns(1, own, BLOCK_C)
     channel = start + column
     sample, samples = tl.program_id(2), tl.num_programs(2)
@@ -162,7 +162,7 @@ def group_norm_gradient_sums_kernel(
     ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """First pass of backward, over one input. Grid (programs, ceil(columns / BLOCK_C), N)."""
+    """Write partial sums of one input, the first pass of backward. Grid (programs, ceil(columns / BLOCK_C), N)."""
     column, inside = own_columns(1, own, BLOCK_C)
     channel = start + column
     sample, samples = tl.program_id(2), tl.num_programs(2)
@@ -201,7 +201,7 @@ def group_norm_coefficients_kernel(
     programs, V, C, SPLIT,
     PAIR: tl.constexpr, ADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Merge the sums of the first pass. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
+    """Write sums, coefficients and, if ADDED, d_added. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
     group, sample = tl.program_id(0), tl.program_id(1)
     local, program = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_P)
     column, inside = group * WIDTH + local, local < WIDTH
@@ -236,7 +236,7 @@ def group_norm_input_gradient_kernel(
     KEPT: tl.constexpr, ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Second pass of backward, over one input. Grid (programs, ceil(columns / BLOCK_C), N)."""
+    """Write the gradient of one input, the second pass of backward. Grid (programs, ceil(columns / BLOCK_C), N)."""
     column, inside = own_columns(1, own, BLOCK_C)
     channel = start + column
     sample, samples = tl.program_id(2), tl.num_programs(2)

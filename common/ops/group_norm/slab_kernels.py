@@ -183,7 +183,7 @@ def group_norm_slab_backward_kernel(
     PAIR: tl.constexpr, ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, HELD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Backward pass, except the sum of the parameters' gradients over the samples. Grid as in the forward kernel."""
+    """Write the gradients of inputs and ``added``, and those of the parameters per sample. Grid as in forward."""
     sample, samples, G = tl.program_id(1).to(tl.int64), tl.num_programs(1), tl.num_programs(0) * GROUPS
     column, inside, group = _own_columns(WIDTH, GROUPS, BLOCK_C)
     centre, rstd = load_statistics(statistics_ptr, added_ptr, column, inside, sample, samples, C, G, WIDTH, ADDED)

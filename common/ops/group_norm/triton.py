@@ -114,7 +114,7 @@ class Slabs(NamedTuple):
 
 
 def cut_slabs(tile: Tile, sizes: Sizes) -> Slabs | None:
-    """Cut each sample into slabs. Return None if they are too large."""
+    """Cut each sample into slabs; None if a slab or the whole input is too large for ``tile``."""
     width, groups = sizes.width, sizes.groups
     counts = [count for count in range(1, groups + 1) if groups % count == 0]
     count = next((count for count in counts if count * width >= tile.columns), groups)

@@ -92,7 +92,7 @@ class Fp8LinearProduct(nn.Module):
     def forward(
         self, x: Tensor | Fp8Tensor, weight: Tensor, bias: Tensor | None, handover: Handover | None = None
     ) -> Tensor:
-        """Return ``x weight^T + bias`` as (..., N) in the dtype of the weight.
+        """Return ``x weight^T + bias`` as (..., N) in the dtype of the weight; not in FP8 if gradients are disabled.
 
         Args:
             x: (..., K) in the dtype of the weight, or (T, K) in FP8. The number of rows is a multiple of 16.

@@ -57,7 +57,7 @@ class TeProduct(nn.Module):
         self.register_buffer("amaxes", torch.zeros(1, 3, dtype=torch.float32, device=weight.device), persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``x weight^T + bias`` as (..., N) in the dtype of the weight.
+        """Return ``x weight^T + bias`` as (..., N) in the dtype of the weight; not in FP8 if gradients are disabled.
 
         Args:
             x: (..., K) in the dtype of the weight; the number of rows is a multiple of 16.
@@ -79,7 +79,7 @@ class TeProduct(nn.Module):
         return cast(tensor, self.scales[role], self.amaxes[0, role : role + 1], _format(role), transpose)
 
     def advance(self, first: int, last: int) -> None:
-        """Call :func:`advance` for the roles from first to last, which must have one format."""
+        """Call :func:`advance` for the roles ``first`` to ``last``, both included, which must have one format."""
         advance(self.amaxes[:, first : last + 1], self.scales[first : last + 1], _format(first))
 
     def _apply(self, fn: Any, recurse: bool = True) -> TeProduct:

@@ -32,7 +32,7 @@ class LocalConvolution(NamedTuple):
 
 
 def forward_reference(x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Return the convolution, padded with zeros."""
+    """Return the convolution, (N, C out, D', H', W'), with one zero of padding on each side."""
     return F.conv3d(x_NCDHW, weight, stride=stride, padding=1)
 
 
@@ -84,7 +84,7 @@ FOLDED_CHANNELS = 32
 def folded_backward(
     dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and of the weight, the latter by :func:`folded_weight_gradient` where it applies."""
+    """Return the gradients of x and of the weight, the latter folded for stride 1, even W and few filters."""
     if not needs[1] or stride != 1 or len(weight) > FOLDED_CHANNELS or x_NCDHW.shape[4] % 2:
         return backward_reference(dy_NCDHW, x_NCDHW, weight, stride, needs)
     dx_NCDHW, _ = backward_reference(dy_NCDHW, x_NCDHW, weight, stride, (True, False)) if needs[0] else (None, None)

@@ -31,7 +31,7 @@ def moments_kernel(
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, HEAD: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the moments of each channel of a sample in parts. Grid (programs, ceil(columns / BLOCK_C), N)."""
+    """Write the moments of each channel over this program's voxels. Grid (programs, ceil(columns / BLOCK_C), N)."""
     program, programs, sample = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)

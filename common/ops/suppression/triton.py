@@ -111,7 +111,7 @@ def suppression_kernel(
     N, K, threshold,
     CLASSES: tl.constexpr, SORTED: tl.constexpr, PIXEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The algorithm that walks. Grid (B,)."""
+    """Write the kept candidates, best first, then empty slots, by walking (see the module). Grid (B,)."""
     picture = tl.program_id(0).to(tl.int64)
     boxes_ptr += picture * N * 4
     score_ptr += picture * N
@@ -179,7 +179,7 @@ def suppression_by_masks_kernel(
     N, K, words,
     SORTED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Select the kept candidates with the masks. WIDTH is the power of two that holds the words. Grid (B,)."""
+    """Write the kept candidates by the masks. WIDTH is the power of two that holds the words. Grid (B,)."""
     picture = tl.program_id(0).to(tl.int64)
     score_ptr += picture * N
     order_ptr += picture * N

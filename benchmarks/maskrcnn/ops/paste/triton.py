@@ -59,7 +59,7 @@ def paste_kernel(
     growth, threshold,
     SIZE: tl.constexpr, WRITES: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """Count the run ends of one detection's pasted mask, in column order, or store them if WRITES.
+    """Write the number of run ends of a detection's pasted mask, or if WRITES the ends, in column order.
 
     The last end is that of the picture. ``growth`` is (SIZE + 2) / SIZE. Grid (D,).
     """

@@ -157,7 +157,7 @@ def roi_align_lists_kernel(
     R, T,
     S: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """List the regions that touch a tile, in order. Grid: (T, B)."""
+    """Write the number of regions that touch a tile, and their indices, ascending. Grid (T, B)."""
     tile = tl.program_id(0)
     picture = tl.program_id(1).to(tl.int64)
     level, tile_y, tile_x = _tile(tile, start_0, start_1, start_2, across_0, across_1, across_2, across_3)

@@ -108,7 +108,7 @@ def selected_logits_sums_kernel(
     R, S, C,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the regions of a class. Grid (K, ceil((C + 1) / BLOCK_C))."""
+    """Write a class's weight and bias gradients, summed over its regions. Grid (K, ceil((C + 1) / BLOCK_C))."""
     own = tl.program_id(0)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK, BLOCK_C), tl.float32)

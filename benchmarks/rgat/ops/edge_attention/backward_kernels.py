@@ -81,7 +81,7 @@ def edge_attention_sums_kernel(
     D,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the partial results of each relation's programs in a fixed order. Grid (R, ceil(D / BLOCK_D))."""
+    """Write the sums of the partial results of a relation's programs. Grid (R, ceil(D / BLOCK_D))."""
     relation = tl.program_id(0)
     record_ptr = partials_ptr + relation * 3
     first = tl.load(record_ptr).to(tl.int64)
@@ -141,7 +141,7 @@ def edge_attention_targets_kernel(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, KINDS: tl.constexpr,
     TARGETS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of target terms and logits. Grid (programs,), each with TARGETS targets of a relation.
+    """Write target terms' gradients, ``shares`` and partial sums. Grid (programs,), each TARGETS targets of a relation.
 
     Relations with the same targets are neighbours, so that the targets' gradients stay in the cache.
     """
@@ -256,7 +256,7 @@ def edge_attention_chunks_kernel(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
     CHUNK: tl.constexpr, GROUP: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Sum the entries at the start of a chunk that continue a row. Grid (programs,), each with GROUP chunks."""
+    """Write the sum of a chunk's first entries that continue a row. Grid (programs,), each with GROUP chunks."""
     program = tl.program_id(0)
     record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 9) * 9
     first_chunk, last_chunk = _chunks_of(program, record_ptr, counts_ptr, row_indptr_ptr, CHUNK, GROUP)
@@ -301,7 +301,7 @@ def edge_attention_long_rows_kernel(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
     CHUNK: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Sum a row's partial sums, CHUNKS at a time, into that of its first further chunk.
+    """Overwrite the partial sum of a row's first further chunk by the sum over all of them, CHUNKS at a time.
 
     Grid (programs, A): each program has one head of GROUP chunks.
     """
@@ -353,7 +353,7 @@ def edge_attention_rows_kernel(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute dz of ROWS rows of a relation per program, EDGES edges of each at a time. Grid (programs,)."""
+    """Write dz of ROWS rows of a relation per program, EDGES edges of each at a time. Grid (programs,)."""
     program = tl.program_id(0)
     record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 9) * 9
     rows = tl.load(counts_ptr + tl.load(record_ptr + 7))

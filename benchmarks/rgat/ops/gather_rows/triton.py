@@ -36,7 +36,7 @@ def gather_rows_kernel(
     WORD_BYTES: tl.constexpr, WORDS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNMENT: tl.constexpr,
     TYPES: tl.constexpr, ONE_SHARD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Copy rows. Grid (programs,). COLUMNS is WORDS rounded up to a power of two; ALIGNMENT is in bytes."""
+    """Copy the rows of filled nodes. Grid (programs,). COLUMNS is WORDS rounded up to 2^n; ALIGNMENT is in bytes."""
     lane = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
     program, programs = tl.program_id(0), tl.num_programs(0)

@@ -353,7 +353,7 @@ def projection_sums_kernel(
     chunk,
     K: tl.constexpr, P: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum a relation's filled splits. Grid (ceil(K * W / BLOCK), R)."""
+    """Write the sum of a relation's filled splits, or zeros. Grid (ceil(K * W / BLOCK), R)."""
     relation = tl.program_id(1)
     part = parts_ptr + 4 * relation
     first = tl.load(part + 1).to(tl.int64)

@@ -115,7 +115,7 @@ def sample_degree_kernel(
     shards,
     HOP: tl.constexpr, FANOUT: tl.constexpr, R: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Look up the number of edges of each target. HOP counts from 0."""
+    """Write begin, degree and take of the targets that the hop before added; take is 0 elsewhere. HOP is from 0."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     kind = tl.load(table_ptr + TARGET * R + relation)
     capacity = tl.load(table_ptr + TARGET_CAPACITY * R + relation)
@@ -149,7 +149,7 @@ def sample_draw_kernel(
     HOP: tl.constexpr, FANOUT: tl.constexpr,
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, SITES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw the edges of each target, and write their positions to the stamps of their sources."""
+    """Draw and write each new target's edges, count them, and lower their sources' stamps to their positions."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     kind = tl.load(table_ptr + TARGET * R + relation)
     start = tl.load(table_ptr + TARGETS * R + relation)
@@ -209,7 +209,7 @@ def sample_flag_kernel(
     flag_ptr,  # for each edge up to this hop: 1 if it belongs to this hop and opens a node
     HOP: tl.constexpr, R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Flag the edges whose position is the stamp of their source."""
+    """Write the flag: whether an edge belongs to this hop and its position is its source's stamp."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     capacity = tl.load(table_ptr + EDGE_CAPACITY * R + relation)
     edges = tl.load(table_ptr + EDGES * R + relation)
@@ -243,7 +243,7 @@ def sample_number_kernel(
     HOP: tl.constexpr, R: tl.constexpr, R_LANES: tl.constexpr, T: tl.constexpr, T_LANES: tl.constexpr,
     H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the nodes that this hop's edges open, and count them."""
+    """Write the nodes that this hop's edges open, their numbers as stamps, and the counts of nodes."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     low, high = edges_within(counts_ptr, HOP, relation, R, T, H), edges_within(counts_ptr, HOP + 1, relation, R, T, H)
     if (first + BLOCK > low) & (first < high):
@@ -308,7 +308,7 @@ def sample_source_kernel(
     row_stamps_ptr,  # for all relations and nodes of their source types
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replace sources by their numbers, and write the edges' positions to the stamps of rows."""
+    """Replace sources by their numbers, and lower the stamps of rows to the edges' positions."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = edges_within(counts_ptr, H, relation, R, T, H)
@@ -332,7 +332,7 @@ def sample_row_flag_kernel(
     flag_ptr,  # for each edge of the block: 1 if it opens a row
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Flag the edges that are the first of their row."""
+    """Write the first edge of each edge's row, and the flag: whether this is the edge itself."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = edges_within(counts_ptr, H, relation, R, T, H)
@@ -357,7 +357,7 @@ def sample_row_kernel(
     last_count,
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the rows, and count them."""
+    """Write the row of each edge, the node of each row, the keys, and the counts of rows."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = edges_within(counts_ptr, H, relation, R, T, H)

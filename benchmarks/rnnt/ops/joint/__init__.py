@@ -25,7 +25,7 @@ MOST_INDICES = 1 << 32
 
 
 class JointPasses(NamedTuple):
-    """Functions of the packed joint network's hidden layer, without autograd."""
+    """Functions without autograd; see :func:`forward_reference` and :func:`backward_reference`."""
 
     forward: Callable[[Tensor, Tensor, PackedRows, DropoutMask], Tensor]
     backward: Callable[[Tensor, Tensor, int, int, PackedRows, DropoutMask], tuple[Tensor, Tensor]]

@@ -72,7 +72,7 @@ def transducer_combine_kernel(
     R,
     V: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Combine partial log-sum-exps to the statistics of each row. Grid (ceil(R / BLOCK),)."""
+    """Write the statistics of each used row from partial log-sum-exps. Grid (ceil(R / BLOCK),)."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     label = tl.load(label_ptr + row, mask=row < R, other=NO_ROW)
     exists = label != NO_ROW
@@ -101,7 +101,7 @@ def transducer_recursion_kernel(
     R,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute alpha (program 0) or beta (program 1) of an utterance. Grid (2, B)."""
+    """Write alpha (program 0), or beta and the total (program 1), of an utterance. Grid (2, B)."""
     backward, utterance = tl.program_id(0), tl.program_id(1)
     frames, tokens = tl.load(frames_ptr + utterance), tl.load(tokens_ptr + utterance)
     columns, start = tokens + 1, tl.load(offsets_ptr + utterance)
@@ -143,7 +143,7 @@ def transducer_transitions_kernel(
     R,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the occupancies times the loss's gradient. Grid (ceil(S * N / BLOCK), B)."""
+    """Write the occupancies of each row's arcs times the loss's gradient. Grid (ceil(S * N / BLOCK), B)."""
     utterance, frames, columns, start, own = _rows_of_utterance(frames_ptr, tokens_ptr, offsets_ptr, BLOCK)
     if tl.program_id(0) * BLOCK >= frames * columns:
         return

@@ -91,7 +91,7 @@ class LossPasses(NamedTuple):
         choose: (transitions, label_R, d_loss_B, dtype) to the rows that contribute to gradients in ``dtype``.
         gradient: (logits_RV, d_logits_RV, lse_R, transitions, label_R, first, chosen) writes the gradient of the
             logits to ``d_logits_RV``, which may be ``logits_RV``, and returns its sums over the rows, (V,), at least
-            fp32. Rows that are not chosen stay unchanged.
+            fp32. Rows that are not chosen stay unchanged, or become zero.
         weight_gradient: (d_logits_RV, h_RH, first, chosen) to (V, H), at least fp32.
         input_gradient_: (d_logits_RV, weight_VH, h_RH, first, chosen) replaces h by its gradient where it is not
             zero; zeros, and rows that are not chosen, stay unchanged.

@@ -106,9 +106,9 @@ def gradient(
     first: int,
     chosen: Chosen,
 ) -> Tensor:
-    """Write the gradient of the logits to ``d_logits_RV``; return its sums over the rows, (V,) fp32.
+    """Write the gradient of the chosen rows' logits to ``d_logits_RV``; return its sums over them, (V,) fp32.
 
-    See :class:`LossPasses`.
+    See :class:`LossPasses`. All other rows of ``d_logits_RV`` stay unchanged.
     """
     tile = TILES["gradient"]
     size, classes = logits_RV.shape
@@ -161,7 +161,7 @@ def input_gradient_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first:
 
 
 def weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> Tensor:
-    """Return the gradient (V, H) fp32 of the weight.
+    """Return the gradient (V, H) fp32 of the weight, from the chosen rows.
 
     See :class:`LossPasses`. The rows are divided among as many programs as fill the GPU.
     """

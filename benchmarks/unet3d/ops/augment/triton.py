@@ -48,7 +48,7 @@ def augment_kernel(
     W: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Crop, flip, scale, add noise, cast. Grid (ceil(voxels / BLOCK), N)."""
+    """Write the cut and flipped crop: its label, and its image, scaled, with noise. Grid (ceil(voxels / BLOCK), N)."""
     sample = tl.program_id(1)
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < voxels

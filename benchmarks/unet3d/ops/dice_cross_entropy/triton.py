@@ -70,7 +70,7 @@ def dice_partial_sums_kernel(
     V, voxel_stride, class_stride, label_stride,
     BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the voxels of a program. Grid (programs, N)."""
+    """Write ``sums`` over the voxels of each program. Grid (programs, N)."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     entropy = tl.zeros((BLOCK,), tl.float32)
     both1, both2 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
@@ -114,7 +114,7 @@ def dice_sums_kernel(
     programs,
     BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Add the sums of a sample's programs in a fixed order. Grid (N,), BLOCK_P >= programs."""
+    """Write ``sums`` of a sample, added in a fixed order. Grid (N,), BLOCK_P >= programs."""
     program, which = tl.arange(0, BLOCK_P), tl.arange(0, SUMS)
     offset = (tl.program_id(0) * programs + program)[:, None] * SUMS + which[None, :]
     mask = (program < programs)[:, None] & (which < USED)[None, :]
@@ -139,7 +139,7 @@ def dice_loss_kernel(
     N, smooth, share,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss; ``share`` is 1 / voxels of all samples. Grid (1,)."""
+    """Write the loss; ``share`` is 1 / voxels of all samples. Grid (1,)."""
     total = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(0, N, BLOCK_N):
         sample = start + tl.arange(0, BLOCK_N)
@@ -162,7 +162,7 @@ def dice_gradient_kernel(
     V, voxel_stride, class_stride, label_stride, smooth, share,
     BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute ``p_k (g_k - sum p g) + (p_k - t_k) share / 2`` times d_loss, g = d loss / d p. Grid (blocks, N).
+    """Write ``p_k (g_k - sum p g) + (p_k - t_k) share / 2`` times d_loss, g = d loss / d p. Grid (blocks, N).
 
     With dice = (2 I + smooth) / D for a foreground class, g = -(2 t - dice) / D / (4 N); for the background it is 0.
     """

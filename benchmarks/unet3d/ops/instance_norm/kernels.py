@@ -34,7 +34,7 @@ def statistics_kernel(
     programs, V, C, epsilon,
     SLAB: tl.constexpr, BLOCK_V: tl.constexpr, REVERSE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Merge the results of ``moments_kernel``'s programs. Grid (ceil(columns / BLOCK_C), N), BLOCK_P >= programs."""
+    """Write the statistics, or if SLAB the moments. Grid (ceil(columns / BLOCK_C), N), BLOCK_P >= programs."""
     sample, samples = tl.program_id(1), tl.num_programs(1)
     column, inside = own_columns(0, C, BLOCK_C)
     program = tl.arange(0, BLOCK_P)
@@ -61,7 +61,7 @@ def slab_statistics_kernel(
     ranks, V, NC, epsilon,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Merge the slabs of a volume, each of V voxels. Grid (ceil(NC / BLOCK),)."""
+    """Write the statistics of volumes from their slabs, each of V voxels. Grid (ceil(NC / BLOCK),)."""
     instance = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = instance < NC
     mean = tl.zeros((BLOCK,), tl.float32)
@@ -84,7 +84,7 @@ def normalise_kernel(
     V, C,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Run the second pass of forward. Grid (programs, ceil(columns / BLOCK_C), N)."""
+    """Write y, the second pass of forward. Grid (programs, ceil(columns / BLOCK_C), N)."""
     column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
     own = statistics_ptr + tl.program_id(2) * C
@@ -123,7 +123,7 @@ def gradient_sums_kernel(
     FORK: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Run the first pass of backward. Grid (programs, ceil(columns / BLOCK_C), N)."""
+    """Write partial sums, the first pass of backward. Grid (programs, ceil(columns / BLOCK_C), N)."""
     program, programs, sample = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
@@ -155,7 +155,7 @@ def sums_kernel(
     N, programs, C,
     SUMS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add the results of ``gradient_sums_kernel``'s programs.
+    """Write the gradients of bias and weight, and ``sums`` if SUMS, from the partial sums.
 
     Grid (ceil(columns / BLOCK_C), 2), BLOCK_P >= programs.
     """
@@ -190,7 +190,7 @@ def input_gradient_kernel(
     FORK: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Run the second pass of backward. Grid (programs, ceil(columns / BLOCK_C), N).
+    """Write dx, the second pass of backward. Grid (programs, ceil(columns / BLOCK_C), N).
 
     ``share`` is 1 / voxels of a volume.
     """
@@ -222,7 +222,7 @@ def small_forward_kernel(
     V, C, epsilon,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Run all of forward, with a whole instance in registers. Grid (1, ceil(columns / BLOCK_C), N), BLOCK_V >= V."""
+    """Write y and statistics; an instance is in registers. Grid (1, ceil(columns / BLOCK_C), N), BLOCK_V >= V."""
     column, inside = own_columns(1, C, BLOCK_C)
     base, offset, mask = tile_at(0, 1, column, inside, V, C, BLOCK_V, EVEN, False)
     pivot = load_row(x_ptr + tl.program_id(2).to(tl.int64) * V * C, column, inside)
@@ -255,7 +255,7 @@ def small_backward_kernel(
     V, C,
     FORK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Run backward except the sum of the parameters' gradients over samples. Grid as in the forward kernel."""
+    """Write dx and ``sums``, the gradients of bias and weight per sample. Grid as in the forward kernel."""
     column, inside = own_columns(1, C, BLOCK_C)
     first, second = tl.program_id(2) * C, (tl.num_programs(2) + tl.program_id(2)) * C
     base, offset, mask = tile_at(0, 1, column, inside, V, C, BLOCK_V, EVEN, False)

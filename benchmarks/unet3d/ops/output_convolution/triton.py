@@ -52,7 +52,7 @@ def output_convolution_kernel(
     V, K, C,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Compute logits. Grid (ceil(voxels / BLOCK_V), N)."""
+    """Write the logits of BLOCK_V voxels. Grid (ceil(voxels / BLOCK_V), N)."""
     voxel = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     offset, inside = _input_tile(V, C, voxel, BLOCK_C)
     x = tl.load(x_ptr + offset, mask=inside, other=0.0)
@@ -75,7 +75,7 @@ def output_convolution_backward_kernel(
     V, K, C, voxel_stride, class_stride,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients; a program takes every programs-th block of its sample. Grid (programs, N)."""
+    """Write dx and partial dweight and dbias; a program takes every programs-th block. Grid (programs, N)."""
     weight = _weight(weight_ptr, K, C, BLOCK_C)
     class_, channel = tl.arange(0, CLASSES), tl.arange(0, BLOCK_C)
     dweight = tl.zeros((CLASSES, BLOCK_C), tl.float32)

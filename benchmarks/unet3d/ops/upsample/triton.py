@@ -41,7 +41,7 @@ def upsample_kernel(
     M, H, W, C_IN,
     C: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute product, bias and skip connection of a tile.
+    """Write a tile of the transposed convolution, and copy the same tile of the skip connection beside it.
 
     Grid (ceil(M / BLOCK_M) * ceil(8 C / BLOCK_N),), columns first.
     """
