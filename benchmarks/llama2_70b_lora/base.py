@@ -101,7 +101,7 @@ def config_of(architecture: LlamaArchitecture, max_positions: int, dtype: str) -
 
 
 def disagreement(described: dict[str, Any], architecture: LlamaArchitecture) -> str | None:
-    """Return the first difference between a ``config.json`` and ``architecture``, or None.
+    """Return the first value of a ``config.json`` that differs from ``architecture``, or None; missing ones are skipped.
 
     The shapes of tensors do not determine the number of heads or the base of the rotation, so they are not sufficient.
     """

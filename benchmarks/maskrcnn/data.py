@@ -168,7 +168,7 @@ class DecodedPixels(Transform):
         out_HWC.numpy()[: picture.height, : picture.width] = np.asarray(picture)
 
     def graph(self, dali: Any, picture: Any, numbers: Any) -> Any:
-        """Return the DALI node, which is zero outside the pictures."""
+        """Return the DALI node that pads ``picture`` with zeros to the largest size; ``numbers`` is not used."""
         return dali.fn.pad(picture, axes=[0, 1], shape=list(self.largest), fill_value=0)
 
     def finish(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

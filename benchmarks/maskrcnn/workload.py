@@ -70,7 +70,7 @@ class MaskRCNNSegmentation(DetectionWorkload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Declare what the closed division forbids and the log does not show."""
+        """Declare data format, initialised tensors, and what the closed division forbids beyond the logged values."""
         own: MaskRCNNConfig = cfg.workload
         hparams, broken = own.hparams, cls.forbidden_backbone(cfg)
         allowed = {1000, 1000 * cfg.micro_batch}

@@ -62,7 +62,7 @@ class RetinaNetDetection(SquareDetection):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Declare what the closed division forbids and the log does not show."""
+        """Declare data format, initialised tensors, and what the closed division forbids beyond the logged values."""
         own: RetinaNetConfig = cfg.workload
         names = _initialised_tensors(own.facts.layers, own.facts.head_convolutions)
         # All readers use the same order.

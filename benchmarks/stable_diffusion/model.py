@@ -146,8 +146,8 @@ def draw_weights(model: nn.Module, architecture: UNetArchitecture, generator: to
 
     Args:
         generator: random generator; numbers are drawn on its device in fp32.
-        zero_std: standard deviation of normal values that replace the zeros, so that measured speed is that of a
-            later stage of training; 0 keeps the zeros.
+        zero_std: standard deviation of normal values in the layers of :data:`ZERO_AT_FIRST`, so that measured speed is
+            that of a later stage of training; 0 keeps their zeros. Biases of norms are always 0.
     """
     for name, module in model.named_modules():
         if isinstance(module, GroupNorm | LayerNorm):

@@ -368,7 +368,10 @@ class Inventory:
                 self._folders.setdefault(name, []).append("" if relative == "." else relative)
 
     def find(self, name: str) -> Path | None:
-        """Return the file or folder whose path ends with ``name``, with or without ``.gz``; None if there is none."""
+        """Return the file or folder whose path ends with ``name``, or else with ``name`` without its ``.gz``.
+
+        None if there is none. The one in the shortest folder path wins.
+        """
         for wanted in (name, name.removesuffix(".gz")):
             path = PurePosixPath(wanted)
             ends = () if str(path.parent) == "." else path.parent.parts

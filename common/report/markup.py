@@ -96,7 +96,7 @@ def duration(milliseconds: float) -> str:
 
 
 def minutes_of(value: float) -> str:
-    """Format the minutes of a run as in published results, without unit."""
+    """Format the minutes of a run as in published results: two decimals, three below one minute, without unit."""
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 

@@ -49,7 +49,7 @@ def columns_of_head(given, block, D, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def qkv_gradient(given, columns, inverse, row, T, D):
-    """Return a tile of the joined gradient (T, H, 3, D)."""
+    """Load a tile of the joined gradient (T, H, 3, D), the only part of the result. Other arguments are not used."""
     return ((load_tile(columns[2], row, columns, T, columns[3]), 0),), ()
 
 
