@@ -103,7 +103,8 @@ def config_of(architecture: LlamaArchitecture, max_positions: int, dtype: str) -
 def disagreement(described: dict[str, Any], architecture: LlamaArchitecture) -> str | None:
     """Return the first value in a ``config.json`` that differs from ``architecture``, or None.
 
-    Values that the file does not have are not compared. The shapes of tensors do not determine the number of heads or the base of the rotation, so they are not sufficient.
+    Values that the file does not have are not compared. The shapes of tensors do not determine the number of heads or
+    the base of the rotation, so they are not sufficient.
     """
     found = dict(described)
     rope = found.get("rope_parameters")  # transformers 5 has the rotation here; older versions have it at the top level
