@@ -30,9 +30,16 @@ def provenance() -> dict[str, Any]:
         "commit": source.commit,
         "changed": source.dirty,
         "command": shlex.join(["mlperf-suite", "bench", *words]),
-        "machine": {name: fact for name, fact in collect_facts().items() if fact},
+        "machine": _machine(),
         "packages": _versions(),
     }
+
+
+def _machine() -> dict[str, Any]:
+    """Return the known facts, without the kernel's version, which often has a name of the site."""
+    facts: dict[str, Any] = {name: fact for name, fact in collect_facts().items() if fact}
+    facts["other_software_stack"].pop("kernel_version")
+    return facts
 
 
 def _versions() -> dict[str, str]:
