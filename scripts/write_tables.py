@@ -1,9 +1,8 @@
 """Write tables and plot of the measurements in docs/results: ``python scripts/write_tables.py``.
 
-The JSON files are ``results.json`` of ``mlperf-suite measure`` and reports of ``mlperf-suite bench bench.only=peer``,
-unchanged. A document marks the place of a table by ``<!-- results: NAME -->`` and ``<!-- end of results -->``. A
-measurement without date, machine, versions and an unchanged commit is refused; one whose last step updated nothing is
-not shown.
+The JSON files are ``results.json`` of ``mlperf-suite measure`` and reports of ``mlperf-suite bench bench.only=peer``. A
+table in a document is between ``<!-- results: NAME -->`` and ``<!-- end of results -->``. A measurement without date,
+machine, versions and an unchanged commit is refused; one whose last step updated nothing is not shown.
 """
 
 from __future__ import annotations

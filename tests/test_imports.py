@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 import runpy
+import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +19,7 @@ WORKLOAD_TABLE = ("common/cli.py",)
 """The file of the shared layer that reads the table of workloads."""
 
 OTHER_FOLDERS = {".git", ".venv", "build", "node_modules"}
-OF_RUNS = {"data", "outputs", "results", "runs"}
+OF_RUNS = {"data", "measured", "outputs", "results", "runs"}
 """Folders that runs create at the top of a checkout."""
 TEXT = {".cfg", ".ini", ".json", ".md", ".py", ".sh", ".sub", ".toml", ".txt", ".yaml", ".yml"}
 MACHINE_PATH = re.compile(r"(?<![\w.:/}])/(?:home|Users)/\w+")
@@ -212,3 +213,10 @@ def test_no_file_names_a_path_of_one_machine():
                 if here in line or MACHINE_PATH.search(line):
                     wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+@pytest.mark.parametrize("folder", sorted(OF_RUNS))
+def test_results_in_a_default_folder_leave_the_source_unchanged(folder: str) -> None:
+    """Git ignores the folder. Otherwise, logs and reports would say that the source differs from its commit."""
+    assert subprocess.run(["git", "-C", ROOT, "check-ignore", "--quiet", f"{folder}/file"], check=False).returncode == 0

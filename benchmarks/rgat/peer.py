@@ -46,7 +46,7 @@ class GeometricNetwork(nn.Module):
 
         Args:
             x: features by node type.
-            levels: for each convolution, the number of nodes of each type kept after it, and its edges by relation.
+            levels: numbers of nodes kept after each convolution, by type, and its edges by relation.
         """
         for number, (convolution, (kept, edges)) in enumerate(zip(self.convs, levels, strict=True)):
             x = {name: each[: kept[name]] for name, each in convolution(x, edges).items()}

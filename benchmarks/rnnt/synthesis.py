@@ -38,7 +38,7 @@ class Voice:
     """A speaker.
 
     Attributes:
-        pitch: in Hz.
+        pitch: fundamental frequency in Hz.
         tempo: factor of the letters' durations.
         tract: factor of the formants.
         noise: loudness of the background noise in dB, relative to the voice.

@@ -208,7 +208,7 @@ class UNetBlock(nn.Module):
 
         Args:
             inputs: one or two (N, C_i, H, W) in channels_last memory; only a residual block can take two.
-            added: for each residual block, the projected time embedding plus the first convolution's bias, (N, C).
+            added: projected time embedding plus the first convolution's bias, (N, C), one per residual block.
             captions: keys and values for each transformer.
         """
         added_left, captions_left = list(added), list(captions)

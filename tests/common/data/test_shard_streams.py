@@ -69,7 +69,7 @@ class Rows:
 
 @pytest.fixture
 def read():
-    """A function that opens streams of a stream over made-up shards; all are closed after the test."""
+    """Return a function that opens readers of synthetic shards; all are closed after the test."""
     opened = []
 
     def open_streams(order, streams, broken=None):

@@ -32,7 +32,7 @@ def run_rank(rank: int, world: int, _: str) -> dict[str, Any]:
 
     dist.new_group = counted  # type: ignore[assignment]
     layout = Layout(SIZES, rank)
-    # The second stage has two links and the others one; what comes behind must find each other all the same.
+    # The second stage has two links and the others one; groups that are created later must still match.
     groups: dict[str, dist.ProcessGroup | None] = {}
     for purpose, around in (("forward", False), ("around", True)):
         links = layout.links("pp", purpose, around)

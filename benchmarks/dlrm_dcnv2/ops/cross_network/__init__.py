@@ -81,7 +81,7 @@ def cross_network_reference(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tens
 
     Args:
         x0_BX: input, contiguous.
-        v, w, b: for each layer, tensors (R, X), (X, R) and (X,).
+        v, w, b: one tensor per layer: (R, X), (X, R) and (X,).
 
     Returns:
         Output of the last layer, (B, X).
