@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Builds a base image without a container registry: Debian or Ubuntu from this machine's package mirror, and PyTorch with
+# what the suite needs from a wheelhouse (make wheelhouse). It has no CUDA compiler.
+#
+#   docker/debian_base.sh [IMAGE] [WHEELHOUSE]     mlperf-suite:base, wheelhouse
+#
+# Prints the options of docker/build.sh that build on it. Needs root, debootstrap and buildah; BUILDAH_ISOLATION=chroot
+# where containers cannot run. CODENAME and MIRROR name another release than this machine's, and its packages.
+set -euo pipefail
+
+die() { echo "debian_base.sh: $*" >&2; exit 2; }
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+image=${1:-mlperf-suite:base}
+wheelhouse=$(realpath --canonicalize-missing "${2:-$root/wheelhouse}")
+[[ -f $wheelhouse/BUNDLE ]] || die "$wheelhouse is no wheelhouse: make wheelhouse fills one"
+for program in buildah debootstrap; do
+  command -v "$program" >/dev/null || die "$program is not installed (apt-get install $program)"
+done
+
+# shellcheck source=/dev/null
+codename=${CODENAME:-$(. /etc/os-release && echo "${VERSION_CODENAME:-}")}
+[[ -n $codename ]] || die "this machine's release has no code name: CODENAME=bookworm MIRROR=URL name one"
+# shellcheck disable=SC2016 # apt expands these
+mirror=${MIRROR:-$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' |
+  awk -v name="$codename" '$1 == name { print $2; exit }')}
+[[ -n $mirror ]] || die "this machine's apt has no mirror of $codename: MIRROR=URL names one"
+# debootstrap reads proxies from the environment, and apt's own settings are elsewhere.
+eval "$(apt-config shell proxy Acquire::http::Proxy)"
+[[ -z ${proxy:-} ]] || export http_proxy=$proxy
+
+container=$(buildah from scratch)
+trap 'buildah rm "$container" >/dev/null' EXIT
+mounted=$(buildah mount "$container")
+debootstrap --variant=minbase --include=ca-certificates,python3 "$codename" "$mounted" "$mirror" >&2
+rm -rf "$mounted"/var/cache/apt/archives/*.deb "$mounted"/var/lib/apt/lists/*
+
+in_image() {
+  buildah run --volume "$wheelhouse:/wheelhouse:ro" --volume "$root/docker/requirements:/requirements:ro" \
+    --env PIP_BREAK_SYSTEM_PACKAGES=1 --env PIP_ROOT_USER_ACTION=ignore "$container" "$@"
+}
+python=$(in_image python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+wanted=$(sed -n 's/^python=//p' "$wheelhouse/BUNDLE")
+[[ $python == "$wanted" ]] || die "$codename has Python $python and the wheelhouse is for $wanted: choose another" \
+  "CODENAME, or make the wheelhouse with PYTHON=python$python"
+# pip runs from its own wheel, and installs itself too.
+# shellcheck disable=SC2016 # expanded in the container
+in_image sh -c 'python3 "$(echo /wheelhouse/pip-*.whl)/pip" install --quiet --no-cache-dir --no-index --find-links /wheelhouse \
+  pip torch torchvision --requirement /requirements/suite.txt' >&2
+cuda=$(in_image python3 -c 'import torch; print(torch.version.cuda)')
+buildah commit --quiet --format docker "$container" "$image" >&2
+
+# NAME-VERSION-….whl; in names, a dash is written as an underscore.
+pins=$(cd "$wheelhouse" && printf '%s\n' *.whl | awk -F- '{ print $1 "==" $2 }' | paste -sd ' ' -)
+printf '%s\n' --build-arg "DEVEL_IMAGE=$image" --build-arg "RUNTIME_IMAGE=$image" --build-arg "PYTORCH_CUDA=$cuda" \
+  --build-arg "PINS=$pins"
