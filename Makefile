@@ -12,7 +12,7 @@ PROCESSES ?= 2
 # Which demos `make demo` trains; all by default.
 DEMOS ?= demo
 PARALLEL := -n $(PROCESSES) --dist worksteal
-ON_CPU := not demo and not gpu and not multigpu and not slurm
+ON_CPU := not demo and not gpu and not multigpu and not slurm and not container
 # An unpacked bundle of `make wheelhouse` brings its packages along; a checkout takes them from the package registry.
 WHEELHOUSE ?= $(if $(wildcard .git),,$(wildcard wheelhouse))
 ifneq ($(strip $(WHEELHOUSE)),)
@@ -20,7 +20,7 @@ ifneq ($(strip $(WHEELHOUSE)),)
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 endif
 
-.PHONY: help train test test-ids test-all slurm-test demo lint format wheelhouse clean
+.PHONY: help train test test-ids test-all slurm-test container-test images demo lint format wheelhouse clean
 
 help:
 	@echo "make train       train a demo to its target on this machine and check the log: BENCHMARK=resnet (default), bert, unet3d, llama2_70b_lora, llama31_8b, gpt3, retinanet, ssd300, maskrcnn, rnnt, rgat, dlrm, dlrm_dcnv2, stable_diffusion"
@@ -29,6 +29,8 @@ help:
 	@echo "make test-all    all of it, in hours: every size and type of the kernels, every mutation of logs and registries"
 	@echo "make demo        the tests that train each demo to its target"
 	@echo "make slurm-test  the tests that need a Slurm controller"
+	@echo "make container-test  the tests that build an image of the suite and run it; root, podman, and a wheelhouse"
+	@echo "make images      an image of each family, as far as it can be built without a CUDA compiler; an hour"
 	@echo "make lint        ruff, mypy, shellcheck and hadolint"
 	@echo "make wheelhouse  a bundle for a site without a network: docs/air_gapped.md"
 
@@ -70,6 +72,12 @@ demo: $(VENV)/.installed
 
 slurm-test: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/slurm -m slurm
+
+container-test: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/containers -m "container and not slow" --durations=0
+
+images: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/containers -m "container and slow" --durations=0
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -28,6 +28,7 @@ commit=$(git -C "$root" rev-parse HEAD) || die "$root is no git checkout: an ima
 dirty=false suffix=
 if [[ -n $(git -C "$root" status --porcelain) ]]; then dirty=true suffix=-dirty; fi
 source=$(git -C "$root" remote get-url origin 2>/dev/null | sed -E 's#//[^/@]*@#//#') || source=
+[[ $source == *:* ]] || source=   # a folder of this machine says nothing elsewhere
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/pyproject.toml")
 [[ -n $version ]] || die "$root/pyproject.toml names no version"
 

@@ -2,9 +2,9 @@
 """Versions of the packages of an image: ``constraints.txt`` beside this file, one ``name==version`` a line.
 
 ``versions.py pin "NAME==VERSION …"`` replaces or adds lines, for a base image with other packages than ours.
-``versions.py check FILE…`` ends the build if a package that a requirements file names is missing or has another version,
-or if PyTorch is another one than the base image's. Environment variable ``PYTORCH_CUDA``: the CUDA version that PyTorch
-must be built for, because the version of an official package need not name it.
+``versions.py check FILE…`` ends the build if a package that a requirements file names is missing or has another
+version, or if PyTorch is another one than the base image's. The environment variable ``PYTORCH_CUDA`` is the CUDA
+version that PyTorch must be built for, because the version of an official package need not name it.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ check_mounts() {
 
 # Prints HOST, CONTAINER and, if it is read-only, ro, with tabs between them; one mount a line.
 all_mounts() {
-  local path mount
-  for path in "$MLPERF_SUITE_ROOT" "$PWD" "${read_only[@]}"; do
-    [[ $path != "$PWD" || $PWD/ != "$MLPERF_SUITE_ROOT"/* ]] || continue
+  local path mount folders=("$MLPERF_SUITE_ROOT")
+  [[ $PWD/ == "$MLPERF_SUITE_ROOT"/* ]] || folders+=("$PWD")
+  for path in "${folders[@]}" "${read_only[@]}"; do
     printf '%s\t%s\tro\n' "$path" "$path"
   done
   [[ -z $results ]] || printf '%s\t%s\n' "$results" "$results"
@@ -73,12 +73,13 @@ choose_container() {
     docker)
       # ipc: shared memory of readers and NCCL. SYS_NICE: binding memory to a node.
       # Entrypoint: those of some images print a banner, which would end up among what Python answers.
-      # shellcheck disable=SC2054 # the commas are docker's
       # Stop timeout: a run that is stopped writes a checkpoint and closes its log, which may take minutes.
-      wrapper=(bash "$MLPERF_SUITE_ROOT/scripts/docker_run.sh" --rm --stop-timeout 300 --no-healthcheck --entrypoint ''
+      wrapper=(bash "$MLPERF_SUITE_ROOT/scripts/docker_run.sh")
+      [[ ${MLPERF_GPUS:-all} == none ]] || wrapper+=(--gpus "${MLPERF_GPUS:-all}")
+      # shellcheck disable=SC2054 # the commas are docker's
+      wrapper+=(--rm --stop-timeout 300 --no-healthcheck --entrypoint ''
         --network host --ipc host --cap-add SYS_NICE --read-only --tmpfs /tmp:rw,exec,mode=1777
         --user "$(container_user)" --workdir "$PWD")
-      [[ ${MLPERF_GPUS:-all} == none ]] || wrapper+=(--gpus "${MLPERF_GPUS:-all}")
       # Ranks in separate containers reach each other's memory through the host's process ids. There the program is not
       # process 1, which would need an init, and podman refuses both together.
       if [[ -n ${SLURM_JOB_ID:-} ]]; then wrapper+=(--pid host); else wrapper+=(--init); fi

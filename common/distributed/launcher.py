@@ -23,6 +23,7 @@ from types import FrameType
 import torch.distributed as dist
 
 from common.distributed.environment import integer
+from common.distributed.memory_kills import MemoryKills
 from common.errors import NOT_CONVERGED, UNFIT, RankFailure, SuiteError
 
 GRACE_SECONDS = 30.0
@@ -45,6 +46,7 @@ class _ChildGroup:
 
     ranks: list[subprocess.Popen[bytes]]
     codes: dict[int, int] = field(default_factory=dict)
+    memory_kills: MemoryKills = field(default_factory=MemoryKills)
     forwarded: int | None = None
 
     def poll(self) -> list[tuple[int, int]]:
@@ -171,7 +173,7 @@ def _watch(group: _ChildGroup, grace_seconds: float) -> int:
             cause = min(failed, key=_likely_consequence)
             if not _is_consequence(cause[1]) or now >= settled or not group.running():
                 first = cause
-                _report(first, group.forwarded)
+                _report(first, group)
                 if group.forwarded is None and first[1] != NOT_CONVERGED:
                     group.send(signal.SIGTERM)
                 # A stopped process handles SIGTERM only after SIGCONT.
@@ -197,8 +199,9 @@ def _likely_consequence(ended: tuple[int, int]) -> tuple[int, int]:
     return (2 if code == SuiteError.exit_code else 1), rank
 
 
-def _report(failure: tuple[int, int], forwarded: int | None) -> None:
+def _report(failure: tuple[int, int], group: _ChildGroup) -> None:
     rank, code = failure
+    forwarded = group.forwarded
     if code in OWN_EXIT_CODES:
         return
     if code == LOST_PEER_EXIT_CODE:
@@ -207,7 +210,7 @@ def _report(failure: tuple[int, int], forwarded: int | None) -> None:
         text = f"stopped by {signal.Signals(forwarded).name}"
     elif code < 0:
         name = signal.Signals(-code).name
-        hint = "; the kernel may have run out of memory (see dmesg)" if -code == signal.SIGKILL else ""
+        hint = f"; {group.memory_kills.explain()}" if -code == signal.SIGKILL else ""
         text = f"rank {rank} was killed by {name}{hint}; the other ranks are being stopped"
     else:
         text = f"rank {rank} ended with exit code {code}; the other ranks are being stopped"

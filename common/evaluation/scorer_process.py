@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.contract.evaluation import Predictions, Scorer
+from common.distributed.memory_kills import MemoryKills
 from common.errors import ConfigError, RankFailure
 from common.evaluation.hand_over import pack
 from common.evaluation.scorer_service import Answer, Failed, Judge, LoadScorer, Open, Request, ScoreAnswer
@@ -60,6 +61,7 @@ class ScorerProcess:
         self._timeout = timeout_seconds if timeout_seconds > 0 else math.inf
         self._pending: deque[_Pending] = deque()
         self._looked, self._waited = 0.0, 0.0
+        self._memory_kills = MemoryKills()
         mine, its = socket.socketpair()
         with its:
             command = [sys.executable, "-m", "common.evaluation.scorer_main", str(its.fileno()), str(os.getpid())]
@@ -192,7 +194,7 @@ class ScorerProcess:
         else:
             how = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
-                how += "; the kernel may have run out of memory (see dmesg)"
+                how += f"; {self._memory_kills.explain()}"
         return RankFailure(f"the scorer of rank 0 (process {self.pid}) {how}, during: {what}")
 
 

@@ -77,6 +77,7 @@ def test_a_base_image_is_pinned_to_the_constraints_pytorch(argument: str):
 
     assert tag is not None
     assert f"\ntorch=={tag[1]}\n" in constraints
+    assert ARGUMENTS["PYTORCH_CUDA"] == "13.0"
 
 
 def test_every_image_comes_from_a_named_argument():
@@ -235,6 +236,12 @@ def test_the_build_script_leaves_credentials_of_the_remote_out(checkout: Path):
     subprocess.run(["git", "-C", checkout, *remote], check=True, timeout=200)
 
     assert "SUITE_SOURCE=https://example.com/suite.git" in build(checkout, "graph").stdout.split("\n")
+
+
+def test_the_build_script_leaves_a_folder_of_this_machine_out(checkout: Path):
+    subprocess.run(["git", "-C", checkout, "remote", "add", "origin", "/home/me/suite"], check=True, timeout=200)
+
+    assert "SUITE_SOURCE=" in build(checkout, "graph").stdout.split("\n")
 
 
 def test_the_build_script_keeps_shell_and_health_command_with_podman(checkout: Path):

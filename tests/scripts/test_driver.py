@@ -7,12 +7,16 @@ import ctypes
 import functools
 import os
 import resource
+import shlex
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from common.config.override import override
 from common.launch.series import read_runs
@@ -32,6 +36,14 @@ def one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def the_training(commands: list[list[str]]) -> list[str]:
@@ -137,43 +149,105 @@ def without_raising(limits: Mapping[int, int]) -> Callable[[], None]:
     return lower
 
 
+RUNTIMES = {
+    "docker": 'case "$*" in *Rootless*) exit 1 ;; *SecurityOptions*) echo "[name=seccomp]" ;;',
+    "rootless docker": 'case "$*" in *Rootless*) exit 1 ;; *SecurityOptions*) echo "[name=rootless]" ;;',
+    "podman": 'case "$*" in *Rootless*) echo false ;;',
+}
+"""What ``docker info`` answers, by runtime. Only podman knows the field Rootless."""
+
+
+def docker_run(
+    folder: Path, runtime: str, *arguments: str, preexec_fn: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run docker_run.sh with a docker that prints its arguments; return the finished process."""
+    fake = folder / "docker"
+    fake.write_text(f'#!/bin/bash\n{RUNTIMES[runtime]} *) printf "%s\\n" "$@" ;;\nesac\n')
+    fake.chmod(0o755)
+    return subprocess.run(
+        ["bash", SCRIPTS / "docker_run.sh", *arguments], env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False, timeout=SECONDS, preexec_fn=preexec_fn,
+    )  # fmt: skip
+
+
+def values(words: list[str], option: str) -> list[str]:
+    return [words[i + 1] for i, word in enumerate(words) if word == option]
+
+
+LOW = ["memlock=65536", "stack=8388608", "nofile=4096:4096"]
+
+
 @pytest.mark.parametrize(
-    ("engine", "podman", "security", "expected"),
+    ("runtime", "expected"),
     [
-        ("docker", 1, "[name=seccomp]", ["memlock=-1", "stack=67108864", "nofile=1048576:1048576"]),
-        ("rootless docker", 1, "[name=rootless]", ["memlock=65536", "stack=8388608", "nofile=4096:4096"]),
-        ("podman", 0, "", ["memlock=65536", "stack=8388608", "nofile=4096:4096"]),
+        ("docker", ["memlock=-1", "stack=67108864", "nofile=1048576:1048576"]),
+        ("rootless docker", [*LOW, "nproc=2000"]),
+        ("podman", [*LOW, "nproc=2000"]),
     ],
 )
 def test_limits_are_those_that_the_caller_may_set_unless_a_daemon_may_raise_them(
-    tmp_path: Path, engine: str, podman: int, security: str, expected: list[str]
+    tmp_path: Path, runtime: str, expected: list[str]
 ) -> None:
-    fake = tmp_path / "docker"
-    fake.write_text(
-        f'#!/bin/bash\ncase "$*" in\n*Rootless*) exit {podman} ;;\n*SecurityOptions*) echo "{security}" ;;\n'
-        '*) printf "%s\\n" "$@" ;;\nesac\n'
-    )
-    fake.chmod(0o755)
-    limits = {resource.RLIMIT_MEMLOCK: 65536, resource.RLIMIT_STACK: 8388608, resource.RLIMIT_NOFILE: 4096}
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    words = subprocess.run(
-        ["bash", SCRIPTS / "docker_run.sh", "--rm", "the image"], env={**os.environ, "PATH": path},
-        capture_output=True, text=True, check=True, timeout=SECONDS, preexec_fn=without_raising(limits),
-    ).stdout.splitlines()  # fmt: skip
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--ulimit"] == expected
+    limits = {
+        resource.RLIMIT_MEMLOCK: 65536,
+        resource.RLIMIT_STACK: 8388608,
+        resource.RLIMIT_NOFILE: 4096,
+        resource.RLIMIT_NPROC: 2000,
+    }
+    done = docker_run(tmp_path, runtime, "--rm", "the image", preexec_fn=without_raising(limits))
+    words = done.stdout.splitlines()
+    assert values(words, "--ulimit") == expected
     assert words[-2:] == ["--rm", "the image"]
 
 
-def test_a_limit_that_may_be_raised_is_the_wanted_one(tmp_path: Path) -> None:
-    fake = tmp_path / "docker"
-    fake.write_text('#!/bin/bash\n[[ "$*" == *Rootless* ]] || printf "%s\\n" "$@"\n')
-    fake.chmod(0o755)
-    words = subprocess.run(
-        ["bash", SCRIPTS / "docker_run.sh", "image"], env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True, text=True, check=True, timeout=SECONDS,
-    ).stdout.splitlines()  # fmt: skip
-    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    assert "stack=67108864" in words or 0 <= hard < 67108864
+def test_a_limit_below_the_callers_is_the_wanted_one(tmp_path: Path) -> None:
+    """Also where the caller's soft limit, which may not be above the hard one, is higher."""
+    limits = {resource.RLIMIT_NPROC: 1 << 30, resource.RLIMIT_STACK: 1 << 40}
+
+    def set_both() -> None:
+        for kind, limit in limits.items():
+            _, hard = resource.getrlimit(kind)
+            most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(kind, (most, most))
+
+    found = values(docker_run(tmp_path, "podman", "image", preexec_fn=set_both).stdout.splitlines(), "--ulimit")
+    pids = int(Path("/proc/sys/kernel/pid_max").read_text())
+    for kind, name, wanted in ((resource.RLIMIT_STACK, "stack", 67108864), (resource.RLIMIT_NPROC, "nproc", pids)):
+        _, hard = resource.getrlimit(kind)
+        least = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        assert f"{name}={least}" in found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices"),
+    [
+        ("all", ["nvidia.com/gpu=all"]),
+        ("2", ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]),
+        ('"device=0,3"', ["nvidia.com/gpu=0", "nvidia.com/gpu=3"]),
+    ],
+)
+def test_podman_gets_gpus_as_devices_and_docker_as_gpus(tmp_path: Path, gpus: str, devices: list[str]) -> None:
+    words = docker_run(tmp_path, "podman", "--gpus", gpus, "--rm", "image").stdout.splitlines()
+    assert values(words, "--device") == devices
+    assert "--gpus" not in words
+    words = docker_run(tmp_path, "docker", "--gpus", gpus, "--rm", "image").stdout.splitlines()
+    assert values(words, "--gpus") == [gpus]
+
+
+def test_gpus_that_podman_cannot_express_end_the_launch(tmp_path: Path) -> None:
+    done = docker_run(tmp_path, "podman", "--gpus", "capabilities=utility", "image")
+    assert done.returncode == 2
+    assert done.stderr == "docker_run.sh: --gpus capabilities=utility: with podman give all, a number, or device=0,1\n"
+
+
+@pytest.mark.parametrize("below", [".", "docs"])
+def test_the_repository_is_mounted_also_when_it_is_the_current_folder(below: str) -> None:
+    settings = "--dry-run", "launch.image=suite:vision", *ONE_NODE
+    done = script("run_with_docker.sh", *settings, cwd=ROOT / below)
+    assert done.code == 0, done.errors
+    commands = [shlex.split(line) for line in done.output.splitlines()]
+    sources = [field for mount in bind_mounts(the_training(commands)) for field in mount if field.startswith("source=")]
+    assert sources.count(f"source={ROOT}") == 1
 
 
 def test_apptainer_binds_the_same_folders(one_node) -> None:
@@ -193,6 +267,22 @@ def test_the_container_has_its_own_home_and_import_path(one_node, container, ima
     assert f"PYTHONPATH={ROOT}" in inside
     assert [word for word in inside if word.startswith("HOME=/tmp/")]
     assert not [word for word in words if "/of/the/host" in word]
+
+
+def test_caches_are_dropped_with_sudo_only_where_the_user_is_not_root(open_folder: Path) -> None:
+    (open_folder / "sudo").write_text(f'#!/bin/bash\necho "$*" >{open_folder}/kernel\n')
+    (open_folder / "sudo").chmod(0o755)
+    (open_folder / "kernel").touch()
+    (open_folder / "kernel").chmod(0o666)
+    command = OmegaConf.load(ROOT / "configs" / "train.yaml").launch.drop_caches
+    assert "/proc/sys/vm/drop_caches" in command
+    command = command.replace("/proc/sys/vm/drop_caches", f"{open_folder}/kernel")
+    for user in (os.getuid(), 65534) if not os.getuid() else (os.getuid(),):
+        as_user = [] if user == os.getuid() else ["setpriv", f"--reuid={user}", "--clear-groups"]
+        environment = {"PATH": f"{open_folder}:{os.environ['PATH']}"}
+        subprocess.run([*as_user, "bash", "-c", command], env=environment, check=True, timeout=SECONDS)
+        written = (open_folder / "kernel").read_text()
+        assert written == ("-n /sbin/sysctl -q vm.drop_caches=3\n" if user else "3\n")
 
 
 def test_caches_are_dropped_on_every_node_before_a_run(tmp_path: Path) -> None:
@@ -253,6 +343,33 @@ def series(forking: Path, tmp_path_factory: pytest.TempPathFactory, data_of) -> 
     )  # fmt: skip
     assert done.code == 0, done.errors
     return done, folder / "logs"
+
+
+def test_the_end_of_a_killed_run_says_whether_memory_was_full(tmp_path: Path, data_of) -> None:
+    """A driver that believes in a kernel that has counted one kill more."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/bash\n[[ $* != *"common.cli task"* ]] || {{ touch {tmp_path}/killed; exit 137; }}\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    counter = tmp_path / "bin" / "sed"
+    counter.parent.mkdir()
+    counter.write_text(
+        f"#!/bin/bash\n[[ $* != *oom_kill* ]] || {{ [[ -e {tmp_path}/killed ]] && echo 1 || echo 0; exit; }}\n"
+        f'exec {shutil.which("sed")} "$@"\n'
+    )
+    for program in (python, counter):
+        program.chmod(0o755)
+    done = script(
+        "run.sub", *RESNET_KEEPING_CACHES, f"data_dir={data_of('resnet')}", cwd=tmp_path, LOGDIR=f"{tmp_path}/logs",
+        MLPERF_SUITE_PYTHON=str(python), PATH=f"{counter.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.code == 137
+    reason = "because memory was full: oom_kill in /proc/vmstat"
+    assert reason in done.errors
+    (run,) = read_runs(tmp_path / "logs")[0].experiments
+    assert run.end is not None
+    assert reason in run.end.reason
 
 
 def test_a_series_runs_on_one_machine_without_slurm(series) -> None:
