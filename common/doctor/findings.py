@@ -20,6 +20,8 @@ NAMED = 8
 """Largest number of names that a message lists."""
 LOCKED_GB = 1.0
 """Smallest limit of locked memory, in GB, that the buffers of InfiniBand fit in."""
+OPEN_FILES = 65536
+"""Number of files that the readers and connections of a rank in a large job may open."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,13 @@ def _node_states(readings: Readings) -> Iterable[State]:
     if isinstance(ports, int) and ports > 0 and isinstance(locked, float) and locked < LOCKED_GB:
         text = f"only {locked:.3f} GB may be locked, and InfiniBand needs to lock its buffers: ulimit -l unlimited"
         yield "memlock_gb", text, True
+    files = readings.get("open_files", Reading()).value
+    if isinstance(files, float) and files < OPEN_FILES:
+        yield (
+            "open_files",
+            f"only {files:,.0f} files may be open, and a large job may need {OPEN_FILES:,}: ulimit -n",
+            False,
+        )
 
 
 STATES: dict[Scope, Callable[[Readings], Iterable[State]]] = {

@@ -184,6 +184,13 @@ def test_other_states_are_named_but_not_unfit(values, message):
     assert unfit([gpu("a", **values)]) == []
 
 
+def test_a_low_limit_of_open_files_is_named_but_not_unfit():
+    low = [node("n1", open_files=4096.0)]
+    assert texts(low) == ["n1: only 4,096 files may be open, and a large job may need 65,536: ulimit -n"]
+    assert unfit(low) == []
+    assert texts([node("n1", open_files=65536.0)]) == []
+
+
 def test_infiniband_needs_memory_that_may_be_locked():
     assert unfit([node("n1", memlock_gb=0.008, infiniband_active=8)]) == ["n1"]
     assert unfit([node("n1", memlock_gb=0.008)]) == []
