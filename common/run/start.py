@@ -26,7 +26,7 @@ from common.distributed.startup import find_rank_info, gpu_visible, initialise, 
 from common.errors import FULL_DISK, ConfigError, DeviceError, SuiteError, print_error
 from common.evaluation.scorer_process import ScorerProcess
 from common.launch.binding import bind_rank, spare_cpus
-from common.launch.nccl_settings import variables
+from common.launch.nccl_settings import check_windows, variables
 
 FINDING_OUT = timedelta(minutes=30)
 """Time limit for the other ranks to wait until rank 0 has picked the micro-batch."""
@@ -105,6 +105,8 @@ def on_ranks(
         def start() -> int:
             began_ms = time.time_ns() // 1_000_000
             initialise(rank_info, device, session.timeout_seconds, sharers, run.evaluation.ranks)
+            if device.type == "cuda" and run.world_size > 1:
+                check_windows(os.environ, torch.cuda.nccl.version())
             check(run, session)
             cls = workload_type(run.benchmark.name)
             sized = _sized(tree, cls, rank_info, device)
