@@ -14,11 +14,12 @@ from common.distributed.symmetric_memory import MACHINE_VARIABLE
 from common.step.graphs import StepRunner
 
 STEPS = 3
+GPT3 = ("benchmark=gpt3", "precision=fp64", "benchmark.facts.warmup_samples=0")
 CASES: dict[str, tuple[str, ...]] = {
     "data parallelism": ("benchmark=resnet",),
     "sharded optimizer": ("benchmark=resnet", "optimizer.shard=all", "optimizer.bucket_mb=0.1"),
-    "pipeline": ("benchmark=gpt3", "precision=fp64", "layout.pp=2"),
-    "tensor parallelism": ("benchmark=gpt3", "precision=fp64", "layout.tp=2"),
+    "pipeline": (*GPT3, "layout.pp=2"),
+    "tensor parallelism": (*GPT3, "layout.tp=2"),
     "exchange of embeddings": ("benchmark=dlrm_dcnv2", "embeddings.plan=row_wise"),
     "adapters": ("benchmark=llama2_70b_lora",),
 }

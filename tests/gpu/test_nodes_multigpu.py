@@ -23,8 +23,8 @@ OVER_SOCKETS = {
     "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,SHM",
 }  # fmt: skip
-CLOSE = 0.05
-"""Largest difference from the changes on one node, relative to their norm: some kernels add up in any order."""
+CLOSE = 1e-3
+"""Largest difference from the changes on one machine, relative to their norm: atomic additions have no fixed order."""
 
 
 def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def on_nodes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", CASES)
 def test_two_nodes_train_as_two_gpus_of_one(on_machine, on_nodes, case):
     for expected, found in zip((rank[case] for rank in on_machine), (rank[case] for rank in on_nodes), strict=True):
-        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-2)
+        assert found["losses"] == pytest.approx(expected["losses"], rel=CLOSE)
         assert found["changes"].keys() == expected["changes"].keys()
         moved = sum(float(change.norm()) for change in expected["changes"].values())
         off = sum(float((found["changes"][name] - change).norm()) for name, change in expected["changes"].items())
@@ -88,7 +88,7 @@ def test_nodes_do_not_map_each_others_memory(on_nodes):
 
 def test_nccl_connects_nodes_by_sockets_alone(on_nodes):
     for rank in on_nodes:
-        connections = [line for line in rank["log"].splitlines() if " via " in line]
+        connections = [line for line in rank["log"].splitlines() if " -> " in line and " via " in line]
         assert connections
         assert [line for line in connections if "via NET/Socket" not in line] == []
 

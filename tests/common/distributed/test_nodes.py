@@ -17,8 +17,10 @@ from common.config.schema import RunConfig
 from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.symmetric_memory import MACHINE_VARIABLE, one_machine
-from common.errors import ConfigError
+from common.errors import NOT_CONVERGED, ConfigError
 from common.run import start
+from tests.command_line import logged, training
+from tests.conftest import suite
 from tests.gloo_ranks import on_ranks
 from tests.node_runs import CASES, act_as_node, trained
 
@@ -96,3 +98,14 @@ def test_two_nodes_of_one_rank_train_bit_for_bit_as_two_ranks_of_a_node(both, ca
         assert any(change.any() for change in expected["changes"].values())
         for name, change in expected["changes"].items():
             assert torch.equal(found["changes"][name], change), name
+
+
+def test_the_nodes_of_a_run_are_those_of_its_exchange(data_of, tmp_path: Path) -> None:
+    fixed = ["scale.gpus_per_node=4", "layout.machines=2", "embeddings.plan=row_wise"]
+    data = data_of("dlrm_dcnv2")
+    done = suite(*training(data, tmp_path / "run", *fixed, benchmark="dlrm_dcnv2"))
+    assert done.code in (0, NOT_CONVERGED), done.errors
+    (choices,) = logged(tmp_path / "run" / "mlperf.log", "implementations")
+    assert "over 4 ranks, exchanged in nodes of 2 first" in choices["value"]["embeddings"]
+    (nodes,) = logged(tmp_path / "run" / "mlperf.log", "number_of_nodes")
+    assert nodes["value"] == 1
