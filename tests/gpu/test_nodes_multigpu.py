@@ -94,7 +94,6 @@ def test_nccl_connects_nodes_by_sockets_alone(on_nodes):
 
 
 @pytest.mark.parametrize("case", ["data parallelism", "sharded optimizer"])
-def test_all_gradients_of_nodes_cross_the_loopback_interface_and_those_of_a_machine_do_not(on_machine, on_nodes, case):
+def test_all_gradients_of_nodes_cross_the_loopback_interface(on_nodes, case):
     gradients = STEPS * WORLD * on_nodes[0][case]["gradient_bytes"]
     assert min(rank[f"{case}, bytes"] for rank in on_nodes) >= gradients
-    assert max(rank[f"{case}, bytes"] for rank in on_machine) < gradients
