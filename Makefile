@@ -23,7 +23,8 @@ endif
 .PHONY: help train test test-ids test-all slurm-test container-test images demo lint format wheelhouse clean
 
 help:
-	@echo "make train       train a demo to its target on this machine and check the log: BENCHMARK=resnet (default), bert, unet3d, llama2_70b_lora, llama31_8b, gpt3, retinanet, ssd300, maskrcnn, rnnt, rgat, dlrm, dlrm_dcnv2, stable_diffusion"
+	@echo "make train       train a demo to its target on this machine and check the log: BENCHMARK=resnet (default), one of"
+	@$(PYTHON) -c 'from benchmarks import WORKLOADS; print(" " * 16, ", ".join(WORKLOADS))'
 	@echo "make test        the test suite, in minutes: one case of each kind; PROCESSES=2 (default) share it"
 	@echo "make test-ids    whether the tests have the same ids at another time and under another hash seed"
 	@echo "make test-all    all of it, in hours: every size and type of the kernels, every mutation of logs and registries"

@@ -19,7 +19,7 @@ def test_an_excerpt_is_the_file_s(name, text):
 
 def test_the_page_shows_every_part_and_nothing_that_is_not_checked():
     assert {name.rpartition("/")[2] for name, _ in SHOWN} >= {
-        "config.py", "data.py", "evaluate.py", "prepare.py", "workload.py", "cosmoflow.yaml",
+        "config.py", "data.py", "evaluate.py", "prepare.py", "workload.py", "toy.yaml",
     }  # fmt: skip
     assert len(SHOWN) == len(re.findall(r"^```(?:python|yaml)$", PAGE, re.MULTILINE))
 

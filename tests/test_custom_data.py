@@ -43,7 +43,7 @@ CASES = {
     "llama31_8b": (pairs, "c4-train.en_6_text_document.bin has 4444 bytes, published are 83976774280"),
     "gpt3": (pairs, "published is 317a1c1b0b17fbd658e3e0b09d118ce9"),
     "retinanet": (unmarked, "published is 1170301"),
-    "cosmoflow": (unmarked, "published is 524288"),
+    "toy": (unmarked, "published is 524288"),
 }
 """Workload to a function that changes its synthetic data, and the end of the message about the difference."""
 
@@ -103,7 +103,7 @@ def test_the_closed_division_trains_on_the_benchmarks_data_alone(
 OPEN = {
     "llama31_8b": ["benchmark.targets.log_perplexity.value=99"],
     "gpt3": ["benchmark.targets.log_perplexity.value=99"],
-    "cosmoflow": ["benchmark.targets.mean_absolute_error.value=99"],
+    "toy": ["benchmark.targets.mean_absolute_error.value=99"],
 }
 """Workload to settings with which its first evaluation reaches the target."""
 SMALL = {"llama31_8b": replace(CORPUS, vocabulary=256), "gpt3": replace(GPT3, vocabulary=400)}

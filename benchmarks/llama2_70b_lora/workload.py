@@ -85,7 +85,7 @@ class LlamaLora(LanguageModel):
             yield from model.drawn_base(self.generator, device, self.dtype)
             return
         wanted = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        node = self.layout.node(self.cfg.scale.gpus_per_node)
+        node = self.layout.node(self.cfg.ranks_per_node)
         yield from self._base.tensors_of_node(wanted, node, device, self.dtype)
 
     @classmethod

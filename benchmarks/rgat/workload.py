@@ -141,7 +141,7 @@ class RgatClassification(Workload):
         if self._opened is None or self._opened[0] != root:
             own, reader, layout = self.own, self.own.reader, self.layout
             prepared = self._prepared(root)
-            ranks = layout, self.cfg.scale.gpus_per_node
+            ranks = layout, self.cfg.ranks_per_node
             graph = open_graph(root, self._schema, prepared.nodes, reader.graph, *ranks)
             features = open_features(
                 root, self._schema, prepared.nodes, own.facts.feature_size, reader.features, *ranks

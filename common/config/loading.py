@@ -77,7 +77,9 @@ def load(
     scale = build(ScaleConfig, tree.get("scale"), "scale")
     evaluation = _evaluation(tree.get("evaluation", {}), scale)
     training_ranks = scale.nodes * scale.gpus_per_node - evaluation.ranks
-    layout = factor(training_ranks, convert(dict[str, int], tree.get("layout"), "layout"))
+    sizes = convert(dict[str, int], tree.get("layout"), "layout")
+    machines = _machines(sizes.pop("machines", 1), scale)
+    layout = factor(training_ranks, sizes)
     global_batch = convert(int, (tree.get("hparams") or {}).get("global_batch_size"), "hparams.global_batch_size")
     size = micro_batch or tree.get("micro_batch")
     if size == "auto":
@@ -103,6 +105,7 @@ def load(
         evaluation=evaluation,
         cuda_graphs=bool(graphs),
         chunk_graphs=graphs == "chunks",
+        machines=machines,
         recipe=convert(str, tree.get("recipe", RunConfig.recipe), "recipe"),
     )
     values = {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}
@@ -141,6 +144,18 @@ def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
         return dataclasses.replace(given, layout=factor(given.ranks, given.layout))
     except ConfigError as error:
         raise ConfigError(f"evaluation.{error} of evaluation.ranks") from error
+
+
+def _machines(machines: int, scale: ScaleConfig) -> int:
+    """Return the number of nodes that the ranks of one machine act as, after a check that they can."""
+    if machines < 1:
+        raise ConfigError(f"layout.machines={machines}: the ranks of one machine act as at least 1 node")
+    if machines > 1 and (scale.nodes > 1 or scale.gpus_per_node % machines):
+        raise ConfigError(
+            f"layout.machines={machines}: divides the ranks of one machine into nodes, and this scale has "
+            f"{scale.nodes} nodes of {scale.gpus_per_node} ranks; use a scale of one node, whose ranks it divides"
+        )
+    return machines
 
 
 def factor(world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -196,7 +211,7 @@ def settings_by_key(run: RunConfig, session: SessionConfig) -> dict[str, Any]:
     Number of ranks, layout and seed are left out, because a checkpoint stores them separately.
     """
     derived = {"recipe", "assets_dir", "scale", "layout", "workload", "declaration"}
-    derived |= {"global_batch", "grad_accumulation_steps", "chunk_graphs"}
+    derived |= {"global_batch", "grad_accumulation_steps", "chunk_graphs", "machines"}
     sections = {item.name: getattr(run, item.name) for item in dataclasses.fields(run) if item.name not in derived}
     sections["cuda_graphs"] = "chunks" if run.chunk_graphs else run.cuda_graphs
     sections |= {item.name: getattr(run.workload, item.name) for item in dataclasses.fields(run.workload)}

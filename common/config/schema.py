@@ -397,6 +397,7 @@ class RunConfig:
         precision: precision of weights, activations and gradients; masters and statistics stay fp32.
         cuda_graphs: capture repeated work in CUDA graphs, in training and in evaluation.
         chunk_graphs: in training, one graph for each pass of each chunk instead of one per iteration.
+        machines: number of nodes that the ranks of one machine act as, for tests of the code paths between nodes.
         recipe: benchmark and scale, such as ``bert/8xH200``.
     """
 
@@ -415,6 +416,7 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cuda_graphs: bool = True
     chunk_graphs: bool = False
+    machines: int = 1
     recipe: str = ""
     declaration: Declaration = field(default_factory=Declaration)
 
@@ -428,6 +430,11 @@ class RunConfig:
     def world_size(self) -> int:
         """Number of ranks on all nodes."""
         return self.scale.nodes * self.scale.gpus_per_node
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Number of consecutive ranks that reach each other without a network."""
+        return self.scale.gpus_per_node // self.machines
 
     @property
     def training_ranks(self) -> int:

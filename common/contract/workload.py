@@ -183,7 +183,7 @@ class Workload(ABC):
             schedule,
             self.layout,
             grad_divisor=grad_divisor,
-            ranks_per_node=cfg.scale.gpus_per_node,
+            ranks_per_node=cfg.ranks_per_node,
             **cfg.optimizer.arguments(),
             blocks=blocks,
             clip=clip,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ import torch.distributed._symmetric_memory as torch_symmetric_memory
 from torch import Tensor
 
 T = TypeVar("T")
+
+MACHINE_VARIABLE = "NCCL_HOSTID"
+"""Environment variable that names the machine of a rank. NCCL compares it, too, in place of the machine's own name."""
 
 
 class Handle(Protocol):
@@ -156,9 +160,14 @@ def refusal(group: dist.ProcessGroup, device: torch.device) -> str | None:
     backend = torch_symmetric_memory.get_backend(device)
     if backend != "CUDA":
         return f"it needs PyTorch's CUDA backend for symmetric memory, not {backend}"
-    if len(set(gathered(_machine(), group, device))) > 1:
+    if not one_machine(group, device):
         return "the ranks are on several machines"
     return None
+
+
+def one_machine(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return whether all ranks of a group are on one machine; the same on all ranks. Collective."""
+    return len(set(gathered(_machine(), group, device))) == 1
 
 
 def gathered(value: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
@@ -170,7 +179,10 @@ def gathered(value: int, group: dist.ProcessGroup, device: torch.device) -> list
 
 
 def _machine() -> int:
-    """Return a number that identifies this machine. Host names do not, because containers may have different ones."""
+    """Return a number that identifies this machine, or the machine that ``MACHINE_VARIABLE`` names.
+
+    Host names do not identify it, because containers of one machine may have different ones.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id")
-    name = boot.read_text() if boot.exists() else socket.gethostname()
+    name = os.environ.get(MACHINE_VARIABLE) or (boot.read_text() if boot.exists() else socket.gethostname())
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")

@@ -50,4 +50,4 @@ def evaluation_mode(
 
 def weight_senders(run: RunConfig) -> int:
     """Return how many training ranks of the first node send weights."""
-    return senders_for(run.evaluation.ranks, min(run.training_ranks, run.scale.gpus_per_node))
+    return senders_for(run.evaluation.ranks, min(run.training_ranks, run.ranks_per_node))

@@ -178,7 +178,7 @@ class Pretraining(LanguageModel):
         """Return the arguments of every :class:`common.language.memory.TrainedWorkspace`."""
         optimizer, layout, half = self.cfg.optimizer, self.layout, self.dtype.itemsize == 2
         remainders = optimizer.masters == "remainder" and self.dtype == torch.bfloat16
-        shards = shard_ranks(optimizer.shard, layout, self.cfg.scale.gpus_per_node) if layout.role == "train" else 1
+        shards = shard_ranks(optimizer.shard, layout, self.cfg.ranks_per_node) if layout.role == "train" else 1
         return {
             **self.sizes(),
             "master_bytes": (2 if remainders else 4) if half else 0,

@@ -73,7 +73,7 @@ class ClickPrediction(Workload):
             dtype=self.dtype,
             rows_dtype=rows_dtype,
             implementation=own.model.implementations["embedding_bags"],
-            ranks_per_node=cfg.scale.gpus_per_node,
+            ranks_per_node=cfg.ranks_per_node,
             overlap=own.embeddings.overlap,
         )
         self._plan = plan.text(row_bytes)
@@ -207,4 +207,4 @@ def row_layout(
 
 def _plan_of(cfg: RunConfig, ranks: int, row_bytes: int) -> Placement:
     settings = cfg.workload.embeddings
-    return make_plan(cfg.workload.facts.tables, settings.plan, ranks, cfg.scale.gpus_per_node, row_bytes, settings)
+    return make_plan(cfg.workload.facts.tables, settings.plan, ranks, cfg.ranks_per_node, row_bytes, settings)

@@ -175,7 +175,7 @@ def main(benchmark: str, workload_type: type[ClickPrediction], arguments: Sequen
         batches = read_batches(session.data_dir, run, workload_type.sample_format, options.batches)
     _, row_bytes = row_layout(tables, settings, workload_type.row_rule(run), DTYPES[run.precision])
     ranks, capacity = run.training_ranks, int(settings.memory_gb * GIGABYTE)
-    plan = make_plan(tables, settings.plan, ranks, run.scale.gpus_per_node, row_bytes, settings)
+    plan = make_plan(tables, settings.plan, ranks, run.ranks_per_node, row_bytes, settings)
     plan = hybrid_plan(plan, batches, options.frequent, [name for name in options.tables.split(",") if name])
     plan.check_memory(row_bytes, capacity)
     plan_file.write(plan, options.write)

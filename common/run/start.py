@@ -23,10 +23,11 @@ from common.distributed.groups import of_all_ranks
 from common.distributed.launcher import LOST_PEER_EXIT_CODE, await_turn, has_launcher, relaunch
 from common.distributed.rank_info import RankInfo, Role
 from common.distributed.startup import find_rank_info, gpu_visible, initialise, pick_device, shutdown
+from common.distributed.symmetric_memory import MACHINE_VARIABLE
 from common.errors import FULL_DISK, ConfigError, DeviceError, SuiteError, print_error
 from common.evaluation.scorer_process import ScorerProcess
 from common.launch.binding import bind_rank, spare_cpus
-from common.launch.nccl_settings import variables
+from common.launch.nccl_settings import check_windows, variables
 
 FINDING_OUT = timedelta(minutes=30)
 """Time limit for the other ranks to wait until rank 0 has picked the micro-batch."""
@@ -93,7 +94,7 @@ def on_ranks(
     imported = time.perf_counter()
     await_turn()
     turn = time.perf_counter()
-    _set_environment(run)
+    _set_environment(run, rank_info)
     with _scorer(run, session, rank_info) as scorer:
         sharers = _bind(run, session, rank_info, scorer)
         device = pick_device(session.device, rank_info.local_rank)
@@ -105,6 +106,8 @@ def on_ranks(
         def start() -> int:
             began_ms = time.time_ns() // 1_000_000
             initialise(rank_info, device, session.timeout_seconds, sharers, run.evaluation.ranks)
+            if device.type == "cuda" and run.world_size > 1:
+                check_windows(os.environ, torch.cuda.nccl.version())
             check(run, session)
             cls = workload_type(run.benchmark.name)
             sized = _sized(tree, cls, rank_info, device)
@@ -147,8 +150,13 @@ def _start_ranks(command: str, run: RunConfig, session: SessionConfig, argv: lis
     return relaunch(run.scale.gpus_per_node, [command, *argv, *folder])
 
 
-def _set_environment(run: RunConfig) -> None:
-    """Set variables that CUDA and NCCL read at their start, before anything uses the GPU. The user's values stay."""
+def _set_environment(run: RunConfig, rank_info: RankInfo) -> None:
+    """Set variables that CUDA and NCCL read at their start, before anything uses the GPU. The user's values stay.
+
+    With ``layout.machines``, each node has its own identity, which NCCL and symmetric memory ask for.
+    """
+    if run.machines > 1:
+        os.environ[MACHINE_VARIABLE] = f"node {rank_info.rank // run.ranks_per_node}"
     for name, value in run.system.environment.items():
         os.environ.setdefault(name, value)
     for name, value in variables(run.system.network, os.environ).items():

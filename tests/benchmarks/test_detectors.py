@@ -17,7 +17,7 @@ from benchmarks.maskrcnn.workload import MaskRCNNSegmentation
 from benchmarks.retinanet.workload import RetinaNetDetection
 from benchmarks.ssd300.workload import Ssd300Detection
 from common import cli
-from common.config.composition import compose
+from common.config.composition import CONFIGS, compose
 from common.config.schema import RunConfig, SessionConfig
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
@@ -25,6 +25,8 @@ from common.evaluation.forward import evaluating
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from tests.capturable import Capturable
+from tests.command_line import logged, training
+from tests.conftest import suite
 
 WORKLOADS = {"ssd300": Ssd300Detection, "retinanet": RetinaNetDetection, "maskrcnn": MaskRCNNSegmentation}
 BACKBONES = {
@@ -33,6 +35,8 @@ BACKBONES = {
     "maskrcnn": "the rules' R-50.pkl",
 }
 OPERATIONS = {name: import_module(f"benchmarks.{name}.config").OPERATIONS for name in WORKLOADS}
+PLACE = ("file", "lineno")
+MEASURED = ("tracked_stats",)
 each = pytest.mark.parametrize("name", WORKLOADS)
 
 
@@ -121,6 +125,37 @@ def test_a_checkpoint_of_one_reader_can_be_resumed_with_the_other(name):
 def test_background_scoring_runs_on_the_cpu(name, scoring, device):
     scorer = built(name, f"evaluation.scoring={scoring}").evaluation(Layout(device="meta")).scorer
     assert pickle.loads(pickle.dumps(scorer))._device == torch.device(device)
+
+
+@pytest.mark.parametrize("name", ["ssd300", "retinanet"])
+def test_above_64_gpus_no_rank_waits_for_a_score(name):
+    recipe = yaml.safe_load((CONFIGS / "recipe" / f"{name}.yaml").read_text())
+    modes = {}
+    for scale in (scale for scale in recipe["scales"] if scale[0].isdigit()):
+        run, _ = loaded(name, f"scale={scale}")
+        modes.setdefault(run.training_ranks > 64, set()).add(run.evaluation.scoring)
+    assert modes == {False: {"inline"}, True: {"background"}}
+
+
+def logged_events(log: Path) -> list[tuple[str, str, str]]:
+    """Return key, value and metadata of every line of a log but those with measured times, sorted."""
+    return sorted(
+        (event["key"], repr(event["value"]), repr({k: v for k, v in event["metadata"].items() if k not in PLACE}))
+        for event in logged(log)
+        if event["key"] not in MEASURED
+    )
+
+
+@pytest.mark.parametrize("name", ["ssd300", "retinanet"])
+def test_background_scoring_logs_the_lines_of_inline_scoring(name, data_of, tmp_path):
+    data = data_of(name)
+    for scoring in ("inline", "background"):
+        overrides = ["scale.gpus_per_node=2", f"evaluation.scoring={scoring}", f"assets_dir={data}-assets"]
+        done = suite(*training(data, tmp_path / scoring, *overrides, benchmark=name))
+        assert done.code == 10, done.errors
+    inline, background = (logged_events(tmp_path / scoring / "mlperf.log") for scoring in ("inline", "background"))
+    assert len([key for key, _, _ in inline if key == "eval_accuracy"]) == 2
+    assert background == inline
 
 
 @pytest.mark.parametrize("name", ["ssd300", "retinanet"])

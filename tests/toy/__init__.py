@@ -1,7 +1,7 @@
 """A workload with steps of a millisecond: the example of docs/adding_a_benchmark.md, used by tests of ``common``.
 
-It has the name of CosmoFlow, a benchmark of MLPerf HPC that the suite does not train, because the rules accept only
-names of benchmarks. Its task is similar: estimate four numbers from a volume.
+The rules accept only benchmarks of MLCommons, so the workload is registered under the rules of CosmoFlow, and its logs
+have the name of that benchmark. Its task is similar: estimate four numbers from a volume.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import torch
 from hydra.core.config_store import ConfigStore
@@ -20,13 +21,17 @@ from common.config.composition import compose
 from common.config.workload_files import WorkloadFiles
 from common.contract.workload import Workload
 from common.distributed.rank_info import RankInfo
+from common.mlperf.rules import BENCHMARKS
+from common.mlperf.schedules import SCHEDULES
 from common.run.trainer import Trainer
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 """The only rank of a job, without a launcher."""
 
-NAME = "cosmoflow"
-WORKLOAD = "tests.toy.workload:CosmoFlow"
+NAME = "toy"
+WORKLOAD = "tests.toy.workload:Toy"
+RULES_OF = "cosmoflow"
+"""Benchmark whose rules and evaluation schedule the workload has, and whose name its logs have."""
 
 PICTURES = "toy_pictures"
 """Value of ``benchmark`` for the example that is scored offline by two metrics; the rules have another name for it."""
@@ -35,11 +40,12 @@ PICTURES_WORKLOAD = "tests.toy.pictures:Pictures"
 
 
 def register(pictures: bool = True) -> None:
-    """Register the workload in this process, as a line in ``WORKLOADS`` and files in ``configs/`` would.
+    """Register the workload in this process, as lines in the tables and files in ``configs/`` would.
 
     ``pictures`` also replaces the suite's workload ``PICTURES_NAME`` by the example that is scored offline.
     """
     WORKLOADS[NAME] = WORKLOAD
+    BENCHMARKS[NAME], SCHEDULES[NAME] = BENCHMARKS[RULES_OF], SCHEDULES[RULES_OF]
     if pictures:
         WORKLOADS[PICTURES_NAME] = PICTURES_WORKLOAD
     source = WorkloadFiles("tests.toy", f"file://{Path(__file__).parent / 'configs'}")
@@ -52,13 +58,9 @@ def register(pictures: bool = True) -> None:
 @contextlib.contextmanager
 def known(pictures: bool = True) -> Iterator[None]:
     """Register the workload in this process within the context; ``pictures`` is that of :func:`register`."""
-    before = dict(WORKLOADS)
-    register(pictures)
-    try:
+    with mock.patch.dict(WORKLOADS), mock.patch.dict(BENCHMARKS), mock.patch.dict(SCHEDULES):
+        register(pictures)
         yield
-    finally:
-        WORKLOADS.clear()
-        WORKLOADS.update(before)
 
 
 def trainer(arguments: Sequence[str], workload: type[Workload]) -> Trainer:

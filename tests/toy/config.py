@@ -43,7 +43,7 @@ class ReaderConfig:
 
 
 @dataclass(frozen=True)
-class CosmoFlowConfig:
+class ToyConfig:
     """The workload's part of the configuration."""
 
     facts: Facts

@@ -15,7 +15,7 @@ from common.data.order import EpochStream, EvalShard
 from common.distributed.layout import Layout
 
 FORMAT = "volumes-npy/1"
-PREPARE_COMMAND = "mlperf-suite prepare benchmark=cosmoflow --raw-dir RAW --data-dir DATA"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=toy --raw-dir RAW --data-dir DATA"
 
 
 class Volumes:

@@ -15,7 +15,7 @@ from common.optim.hparams import AdamWHparams
 from common.step.train_step import TrainStep
 from tests.toy.config import Facts, ModelConfig, ReaderConfig
 from tests.toy.evaluate import MeanAbsoluteError, MeanError
-from tests.toy.workload import CosmoFlow
+from tests.toy.workload import Toy
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TwoMetrics(Scorer):
         return {"FID": 400 * error, "CLIP": 1 - error}
 
 
-class Pictures(CosmoFlow):
+class Pictures(Toy):
     """Estimation of parameters from volumes, scored offline."""
 
     config_type: ClassVar[type] = PicturesConfig

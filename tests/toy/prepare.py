@@ -36,7 +36,7 @@ def prepare(raw_dir: Path, data_dir: Path) -> Manifest:
     counts, names = {}, []
     missing = [split for split in SPLITS if not (raw_dir / f"{split}.npz").exists()]
     if missing:
-        raise DataError(f"{raw_dir / missing[0]}.npz is missing; run 'mlperf-suite generate benchmark=cosmoflow'")
+        raise DataError(f"{raw_dir / missing[0]}.npz is missing; run 'mlperf-suite generate benchmark=toy'")
     wanted = {"fingerprint": " ".join(manifest.digest(raw_dir / f"{split}.npz", "sha256") for split in SPLITS)}
     with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, synthetic.description_of(raw_dir)) as job:
         if job.found is not None:
@@ -56,7 +56,7 @@ def verify(data_dir: Path) -> Manifest:
 
 
 COMMANDS = DataCommands(
-    "cosmoflow",
+    "toy",
     raw="volumes and their parameters",
     prepared="prepared volumes",
     real="volumes",

@@ -15,18 +15,18 @@ from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
-from tests.toy.config import CosmoFlowConfig
+from tests.toy.config import ToyConfig
 from tests.toy.data import FORMAT, TrainSource
 from tests.toy.evaluate import MeanAbsoluteError
 from tests.toy.model import VolumeRegression
 
 
-class CosmoFlow(Workload):
+class Toy(Workload):
     """Estimation of parameters from volumes."""
 
-    config_type: ClassVar[type] = CosmoFlowConfig
-    title = "CosmoFlow's stand-in"
-    own: CosmoFlowConfig
+    config_type: ClassVar[type] = ToyConfig
+    title = "Toy"
+    own: ToyConfig
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)

@@ -21,7 +21,7 @@ from common.run import trainer
 from common.step.train_step import DeviceResult, StepsInFlight
 from tests import toy
 from tests.common.evaluation.scripted_scorers import AsPredicted
-from tests.toy.workload import CosmoFlow
+from tests.toy.workload import Toy
 
 
 def largest_error(number: int) -> float:
@@ -71,7 +71,7 @@ class CountedSteps(StepsInFlight):
         super().push(step, samples, result, data_wait_ms)
 
 
-class ScriptedToy(CosmoFlow):
+class ScriptedToy(Toy):
     """The toy with another evaluation."""
 
     def weights(self) -> Weights:

@@ -16,7 +16,7 @@ from common.distributed.layout import Layout
 from common.distributed.tensor_split import TensorSplit
 from common.optim.optimizer import ParameterGroup
 from tests import toy
-from tests.toy.workload import CosmoFlow
+from tests.toy.workload import Toy
 
 
 class SumOverRanks(torch.autograd.Function):
@@ -49,7 +49,7 @@ class SplitRegression(nn.Module):
         return SumOverRanks.apply(units @ self.output.weight.T, self.group) + self.output.bias
 
 
-class SplitToy(CosmoFlow):
+class SplitToy(Toy):
     """The toy on ranks that share a layer."""
 
     axes: ClassVar[Mapping[str, str]] = {"dp": "are data-parallel", "tp": "share a layer"}

@@ -20,7 +20,7 @@ from common.step.pipeline import Pipeline
 from common.step.train_step import Losses, TrainStep
 from tests import toy
 from tests.toy.evaluate import MeanAbsoluteError
-from tests.toy.workload import CosmoFlow
+from tests.toy.workload import Toy
 
 
 class StagedError(MeanAbsoluteError):
@@ -37,7 +37,7 @@ class StagedError(MeanAbsoluteError):
             self._counts.add(batch["weight"].double().sum(), (error_B * batch["weight"]).sum())
 
 
-class StagedToy(CosmoFlow):
+class StagedToy(Toy):
     """The toy on two stages."""
 
     axes: ClassVar[Mapping[str, str]] = {"dp": "are data-parallel", "pp": "have a layer each"}

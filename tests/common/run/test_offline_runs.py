@@ -411,7 +411,7 @@ def test_folders_to_score_may_have_any_name(unscored: Path, tmp_path: Path) -> N
         (["evaluation.scoring=inline", "evaluation.first=2"], "evaluation.first=2: is for scoring=offline"),
         (["evaluation.scoring=background", "evaluation.all=true"], "evaluation.all=True: is for scoring=offline"),
         (["evaluation.ranks=1", "evaluation.by_command=true", "scale.gpus_per_node=2"], "would have nothing to do"),
-        (["benchmark=cosmoflow", "evaluation.scoring=offline"], "count the evaluation of cosmoflow in a run's time"),
+        (["benchmark=toy", "evaluation.scoring=offline"], "count the evaluation of toy in a run's time"),
     ],
 )
 def test_contradictory_settings_are_refused(overrides: list[str], message: str) -> None:

@@ -17,7 +17,7 @@ from common.optim.optimizer import ClipNorm
 from tests import toy
 from tests.command_line import finish, logged, ranked, started, training
 from tests.conftest import SECONDS
-from tests.toy.workload import CosmoFlow
+from tests.toy.workload import Toy
 
 EPOCHS, STEPS_OF_AN_EPOCH = 3, 16
 TOLERANCE = 1e-9  # of float64 sums in another order
@@ -35,7 +35,7 @@ def on_one_rank(data: Path, output: Path, *overrides: str) -> list[float]:
     """The values of the evaluations of a run in this process alone."""
     with toy.known():
         _, *arguments = training(data, output, *FIXED, *overrides)
-        return errors(toy.trainer(arguments, CosmoFlow).train().log)
+        return errors(toy.trainer(arguments, Toy).train().log)
 
 
 def test_a_run_on_two_stages_scores_as_one_rank_and_each_resumes_the_other(data_of, tmp_path):
@@ -77,10 +77,10 @@ def test_a_run_split_over_tp_scores_as_one_rank_and_one_rank_resumes_it(data_of,
     assert resumed[-2:] == pytest.approx(wanted[-2:], rel=TOLERANCE)
 
 
-class Admitting(CosmoFlow):
+class Admitting(Toy):
     """The toy, which accepts stages but computes everything on each."""
 
-    axes: ClassVar[Mapping[str, str]] = {**CosmoFlow.axes, "pp": "do nothing here"}
+    axes: ClassVar[Mapping[str, str]] = {**Toy.axes, "pp": "do nothing here"}
 
 
 def admitted(tmp_path: Path, *overrides: str) -> Admitting:

@@ -14,13 +14,13 @@ from common.distributed.rank_info import RankInfo
 from common.errors import CheckpointError
 from common.run.evaluation_rank import EvaluationRank
 from tests import toy
-from tests.toy.workload import CosmoFlow
+from tests.toy.workload import Toy
 
 
 def train_one_epoch(data: Path, *overrides: str) -> None:
     """Train the toy, which must be known, for one epoch."""
     fixed = [f"benchmark={toy.NAME}", "scale=test", "device=cpu", "seed=1", f"data_dir={data}"]
-    toy.trainer([*fixed, "benchmark.schedule.last_epoch=1", *overrides], CosmoFlow).train()
+    toy.trainer([*fixed, "benchmark.schedule.last_epoch=1", *overrides], Toy).train()
 
 
 def test_settings_of_a_checkpoint_include_the_schedule_except_its_end(tmp_path):
@@ -57,7 +57,7 @@ def test_the_constructor_of_an_evaluation_rank_does_not_communicate(tmp_path, mo
 
 def test_a_run_resumes_only_with_the_base_weights_of_its_checkpoint(data_of, tmp_path, monkeypatch):
     def train(digest: str, *overrides: str) -> None:
-        monkeypatch.setattr(CosmoFlow, "base_digest", lambda self: digest)
+        monkeypatch.setattr(Toy, "base_digest", lambda self: digest)
         train_one_epoch(data_of(toy.NAME), *overrides)
 
     with toy.known():
@@ -71,10 +71,10 @@ def test_a_run_resumes_only_with_the_base_weights_of_its_checkpoint(data_of, tmp
 def test_a_resumed_run_does_not_load_initial_weights(data_of, tmp_path, monkeypatch):
     begun: list[bool] = []
 
-    def load_start(self: CosmoFlow) -> None:
+    def load_start(self: Toy) -> None:
         begun.append(self._optimizer is not None)  # it has state to load
 
-    monkeypatch.setattr(CosmoFlow, "load_start", load_start)
+    monkeypatch.setattr(Toy, "load_start", load_start)
     data = data_of(toy.NAME)
     with toy.known():
         train_one_epoch(data, f"output_dir={tmp_path / 'out'}", "checkpoint_every=1", "keep_checkpoints=1")
