@@ -64,7 +64,7 @@ class MomentsSource:
     ) -> None:
         counts = prepared.manifest.counts
         self.train_samples, self.eval_samples = counts["train_samples"], counts["eval_samples"]
-        self.stand_in = prepared.manifest.stand_in
+        self.synthetic = prepared.manifest.synthetic
         self._prepared, self._micro_batches = prepared, micro_batches
         self._member, self._shape = MEMBERS[prepared.kind], sample_shape(own)
         self._tokenizer, self._tokenizing = tokenizer, threading.Lock()

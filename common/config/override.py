@@ -22,6 +22,7 @@ RENAMED = {
     "reader.augment": "model.implementations.augment",
     "reader.sample": "model.implementations.sample",
     "embeddings.implementation": "model.implementations.embedding_bags",
+    "stand_in": "synthetic",
 }
 """Former configuration keys to their new names, where the last part of the key has changed."""
 REMOVED = frozenset(

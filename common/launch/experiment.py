@@ -61,7 +61,7 @@ NOT_TRAINING = frozenset(
         "profile",
         "resume",
         "seed",
-        "stand_in",
+        "synthetic",
         "tensorboard",
         "timeout_seconds",
     }
@@ -178,7 +178,7 @@ def _examined_system(system: Mapping[str, Any], run: RunConfig, session: Session
 
 def _obstacles(run: RunConfig, session: SessionConfig, environment: Mapping[str, str]) -> Sequence[str]:
     """Return reasons why the runs could not be submitted, as messages; empty for synthetic data."""
-    if run.benchmark.stand_in:
+    if run.benchmark.synthetic:
         return ()
     found = [
         f"submission.{name} is not set"

@@ -267,6 +267,6 @@ def placing(subject: Subject) -> tuple[str, str, str, str]:
     """Return the details that MLPerf's rules require in comparisons: version, division, category and chips."""
     log = subject.log
     chips = "not recorded" if subject.chips is None else f"{subject.chips:,}" if subject.chips else "none: CPU"
-    kind = "stand-in" if log.stand_in else "custom"
+    kind = "synthetic" if log.synthetic else "custom"
     division = f"none: {kind} data" if subject.other_data else str(log.division)
     return round_name(subject.rules.ruleset), division, str(log.value("submission_status")), chips

@@ -25,7 +25,7 @@ class CosmoFlow(Workload):
     """Estimation of parameters from volumes."""
 
     config_type: ClassVar[type] = CosmoFlowConfig
-    title = "CosmoFlow's stand-in"
+    title = "Toy CosmoFlow"
     own: CosmoFlowConfig
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:

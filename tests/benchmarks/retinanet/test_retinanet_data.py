@@ -164,7 +164,7 @@ def references_folder(root, tmp_path):
 def test_a_folder_of_the_references_script_is_read_as_it_is(root, references_folder):
     assert_same(train(references_folder), train(root))
     source = settings().open_train(references_folder, Layout(), 4)
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (SAMPLES, EVAL, False)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (SAMPLES, EVAL, False)
     source.close()
     batches = []
     for folder in (references_folder, root):

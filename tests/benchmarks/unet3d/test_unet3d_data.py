@@ -384,7 +384,7 @@ def test_ranks_must_divide_the_planes_of_a_crop(root):
 def test_the_counts_of_the_folder(root):
     source = opened(root, settings(), 2)
     source.close()
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (6, 1, True)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (6, 1, True)
 
 
 def test_warming_up_needs_no_data():

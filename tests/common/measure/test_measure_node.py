@@ -376,7 +376,7 @@ def test_a_bench_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):
         (["nothing"], "no benchmark 'nothing'"),
         (
             ["resnet", "--scale", "7xH200", "--gpus", "1", "--override", "device=cpu"],
-            "no benchmark .* has a recipe 7xH200",
+            "none of the requested benchmarks has a scale 7xH200",
         ),
     ],
 )
