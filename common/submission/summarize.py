@@ -19,8 +19,8 @@ from common.submission.run_sets import find_run_sets
 from common.submission.score import ResultScore, ScoredRun, score
 
 HOW_COUNTED = (
-    "runs counted: experiments that started the clock; one that ended before run_start is left out and must be made up "
-    "for, so that a series declared with M experiments is complete with M runs"
+    "runs counted: experiments that reached run_start; each experiment that ended earlier is left out and must be "
+    "replaced, so that a series of M declared experiments has M runs"
 )
 
 

@@ -55,7 +55,7 @@ def whole(steps, global_batch):
 
 
 def read(root, replicas, accumulation, rows, steps, seed=3, **changes):
-    """Micro-batches of all ranks, lane by lane in the order of the batches: per step a list of host batches."""
+    """Micro-batches of all ranks: per step a list of host batches, in the order of their streams."""
     chosen = settings(**changes)
     micro_batch = rows * chosen.samples_per_row
     sources = [

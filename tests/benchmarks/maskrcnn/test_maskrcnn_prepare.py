@@ -182,7 +182,7 @@ def test_validation_has_all_objects_whose_masks_are_pycocotools(drawn, prepared)
     pictures.close()
 
 
-def test_the_manifest_counts_what_device_tables_need_room_for(prepared):
+def test_the_manifest_counts_what_device_tables_store(prepared):
     found = open_prepared(prepared)
     table, counts = found.table(), found.manifest.counts
     assert [counts[f"train_{what}"] for what in ("objects", "polygons", "points", "runs")] == [

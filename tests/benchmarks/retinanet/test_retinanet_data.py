@@ -234,7 +234,7 @@ def test_a_picture_without_boxes_is_trained_on(references_folder):
     assert sorted(counts.tolist()) == [0] * (SAMPLES - 1) + [1]
 
 
-def test_more_boxes_than_there_is_room_for_name_the_picture(root):
+def test_more_boxes_than_the_capacity_name_the_picture(root):
     with pytest.raises(DataError, match=r"02\.jpg has 3 boxes, and a batch holds at most 2: use reader\.max_boxes=3"):
         settings(max_boxes=2).open_train(root, Layout(), 4)
 

@@ -235,7 +235,7 @@ def test_a_truncated_picture_is_named(drawn, tmp_path, kept):
         prepare(tmp_path / "raw", tmp_path / "data")
 
 
-def test_more_boxes_than_a_batch_has_room_for_are_named(prepared):
+def test_more_boxes_than_the_capacity_of_a_batch_are_named(prepared):
     boxes = np.load(prepared / "train" / "box_picture.npy")
     ids, counts = np.unique(boxes, return_counts=True)
     small = settings(max_boxes=int(counts.max()) - 1)
