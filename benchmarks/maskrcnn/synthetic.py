@@ -55,15 +55,8 @@ class SyntheticOutlines(SyntheticCoco):
     kind: Annotated[
         Literal["mixed", "coco-sized"], Option("kind of pictures; coco-sized: 640 x 480 px with 7 objects")
     ] = "mixed"
-    layers: Annotated[tuple[int, int, int, int], Option("number of blocks in each stage of the backbone")] = (
-        3,
-        4,
-        6,
-        3,
-    )
-    image_size: Annotated[int, Option("side of the pictures with which the backbone is made, px", least=LEAST_SIDE)] = (
-        800
-    )
+    layers: Annotated[tuple[int, int, int, int], Option("blocks per stage of the backbone")] = (3, 4, 6, 3)
+    image_size: Annotated[int, Option("side of pictures to fit the backbone to, px", least=LEAST_SIDE)] = 800
 
     def __post_init__(self) -> None:
         super().__post_init__()

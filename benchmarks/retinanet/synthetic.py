@@ -53,15 +53,10 @@ class SyntheticOpenImages(Options):
     train: Annotated[int, Option("number of training pictures with an object of the classes", least=1)] = 512
     eval: Annotated[int, Option("number of evaluation pictures", least=1)] = 64
     classes: Annotated[int, Option("number of classes, the first ones of the benchmark", least=1)] = 264
-    size: Annotated[tuple[int, int], Option("smallest and largest side of a picture, px", parse=comma_separated)] = (
-        400,
-        1200,
-    )
+    size: Annotated[tuple[int, int], Option("smallest and largest side, px", parse=comma_separated)] = (400, 1200)
     boxes: Annotated[int, Option("largest number of objects in a picture")] = 20
-    image_size: Annotated[int, Option("side of the pictures with which the backbone is made, px", least=1)] = 800
-    layers: Annotated[
-        tuple[int, ...], Option("number of blocks in each stage of the backbone", parse=comma_separated)
-    ] = (3, 4, 6, 3)
+    image_size: Annotated[int, Option("side of pictures to fit the backbone to, px", least=1)] = 800
+    layers: Annotated[tuple[int, ...], Option("blocks per stage of the backbone", parse=comma_separated)] = (3, 4, 6, 3)
     width: Annotated[int, Option("channels of the backbone's first convolution", least=1)] = 64
     groups: Annotated[int, Option("groups of the backbone's convolutions", least=1)] = 32
     width_per_group: Annotated[int, Option("channels per group", least=1)] = 4

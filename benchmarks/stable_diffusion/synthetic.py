@@ -92,10 +92,7 @@ class SyntheticPictures(NetworkSizes):
     eval: Annotated[int, Option("number of evaluation pictures", least=2)] = 200
     tars: Annotated[int, Option("number of tars with training pictures", least=1)] = 8
     image_size: Annotated[int, Option("side of the pictures for the networks, px", least=1)] = 32
-    sides: Annotated[tuple[int, int], Option("smallest and largest side of a picture, px", parse=comma_separated)] = (
-        32,
-        48,
-    )
+    sides: Annotated[tuple[int, int], Option("smallest and largest picture side, px", parse=comma_separated)] = (32, 48)
     vae_steps: Annotated[int, Option("training steps of the autoencoder", least=1)] = 240
     seed: Annotated[int, Option(least=0)] = 0
 

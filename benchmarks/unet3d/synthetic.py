@@ -45,9 +45,7 @@ class SyntheticScans(Options):
 
     train: Annotated[int, Option("number of training cases", least=1, most=LABELLED_CASES - len(EVALUATION_CASES))] = 24
     eval: Annotated[int, Option("number of evaluation cases", least=1, most=len(EVALUATION_CASES))] = 6
-    patch: Annotated[tuple[int, ...], Option("size of a crop in voxels: one number, or depth, height and width")] = (
-        128,
-    )
+    patch: Annotated[tuple[int, ...], Option("voxels of a crop: one number, or depth, height and width")] = (128,)
     smallest: Annotated[int, Option("smallest side of a prepared volume, in voxels", least=SMALLEST)] = 128
     largest: Annotated[int, Option("largest side of a prepared volume, in voxels", least=SMALLEST, most=LARGEST)] = 200
     seed: Annotated[int, Option(least=0)] = 0

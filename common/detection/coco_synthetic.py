@@ -33,10 +33,10 @@ class SyntheticCoco(Options):
     train: Annotated[int, Option("number of training pictures with objects", least=1)] = 2000
     eval: Annotated[int, Option("number of validation pictures", least=1)] = 200
     classes: Annotated[int, Option("number of classes", least=1, most=LOOKS)] = 80
-    sides: Annotated[tuple[int, int], Option("smallest and largest side of a picture, px")] = (300, 640)
+    sides: Annotated[tuple[int, int], Option("smallest and largest picture side, px")] = (300, 640)
     boxes: Annotated[int, Option("largest number of objects in a picture")] = 8
     width: Annotated[int, Option("channels of the backbone's first convolution")] = 64
-    image_size: Annotated[int, Option("side of the pictures with which the backbone is made, px")] = 800
+    image_size: Annotated[int, Option("side of pictures to fit the backbone to, px")] = 800
     seed: int = 0
 
 

@@ -75,9 +75,9 @@ def _lines(subjects: Sequence[Subject]) -> list[Line]:
             return [Line(run, subject.name, SERIES[0], None) for run in runs]
         return [Line(run, subject.name, SERIES[index % len(SERIES)], run.name) for index, run in enumerate(runs)]
     return [
-        Line(run, subject.name, SERIES[index % len(SERIES)], subject.name if place == 0 else None)
+        Line(run, subject.name, SERIES[index % len(SERIES)], subject.name if position == 0 else None)
         for index, subject in enumerate(subjects)
-        for place, run in enumerate(subject.runs)
+        for position, run in enumerate(subject.runs)
     ]
 
 
