@@ -81,8 +81,8 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
         if name == "end":
             command.add_argument("--experiment", type=int, required=True)
             command.add_argument("--exit-code", type=int, required=True)
-            command.add_argument("--step-errors", type=Path, help="what srun printed about its tasks")
-            command.add_argument("--reason", default="", help="why it ended early, where the driver knows")
+            command.add_argument("--step-errors", type=Path, help="file with srun's messages about its tasks")
+            command.add_argument("--reason", default="", help="why the experiment ended early, if known")
     arguments = parser.parse_args(argv)
     try:
         tree = compose(arguments.overrides)
