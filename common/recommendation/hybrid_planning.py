@@ -160,9 +160,7 @@ def main(benchmark: str, workload_type: type[ClickPrediction], arguments: Sequen
         SuiteError: the recipe or the data are wrong, or the plan does not fit the memory.
     """
     parser = argparse.ArgumentParser(prog=f"benchmarks.{benchmark}.hybrid_plan", description=__doc__)
-    parser.add_argument(
-        "--write", type=Path, required=True, help="new YAML file of the plan, beside that of frequent rows"
-    )
+    parser.add_argument("--write", type=Path, required=True, help="new YAML file; frequent rows get a file beside it")
     parser.add_argument("--frequent", type=int, required=True, help="number of rows to replicate, all tables together")
     parser.add_argument("--tables", default="", help="C1,C20,...; default: those that then send fewer vectors")
     parser.add_argument("--batches", type=int, default=BATCHES, help="number of global batches to count")
