@@ -175,7 +175,7 @@ def filled(block: SampledBlock) -> dict[str, Any]:
     }
 
 
-SMALL_ROOMS = [
+SMALL_CAPACITIES = [
     ("nodes", 1, "paper"),
     ("nodes", 2, "author"),
     ("nodes", 3, "paper"),

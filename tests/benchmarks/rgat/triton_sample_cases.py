@@ -15,7 +15,7 @@ from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import triton_sampler
 from benchmarks.rgat.sampling import largest_shape
 from common.ops.tile import Tile
-from tests.benchmarks.rgat.sample_oracle import NODES, SMALL_ROOMS, filled, sharded, small_graph, smaller
+from tests.benchmarks.rgat.sample_oracle import NODES, SMALL_CAPACITIES, filled, sharded, small_graph, smaller
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -61,7 +61,7 @@ def test_entries_beyond_the_capacity_are_left_out_as_by_the_reference() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capacity", SMALL_ROOMS, ids=str)
+@pytest.mark.parametrize("capacity", SMALL_CAPACITIES, ids=str)
 def test_every_kind_of_capacity_cuts_as_in_the_reference(
     capacity: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
