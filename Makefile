@@ -49,9 +49,9 @@ endif
 # DATA is text for the shell alone: make's targets cannot hold every path, and its variables have a grammar of their own.
 train: export PREPARED := $(value DATA)/$(BENCHMARK)-$(SCALE)
 train: $(VENV)/.installed
-	test -e "$$PREPARED-raw/STAND_IN" || \
+	test -e "$$PREPARED-raw/SYNTHETIC" || \
 	  $(BIN)/mlperf-suite generate benchmark=$(BENCHMARK) scale=$(SCALE) --raw-dir="$$PREPARED-raw"
-	test "$$PREPARED/manifest.json" -nt "$$PREPARED-raw/STAND_IN" || \
+	test "$$PREPARED/manifest.json" -nt "$$PREPARED-raw/SYNTHETIC" || \
 	  $(BIN)/mlperf-suite prepare benchmark=$(BENCHMARK) --raw-dir="$$PREPARED-raw" --data-dir="$$PREPARED"
 	$(BIN)/mlperf-suite train benchmark=$(BENCHMARK) scale=$(SCALE) \
 	  "$$($(BIN)/python -m common.config.override data_dir "$$PREPARED")"

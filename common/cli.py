@@ -31,22 +31,23 @@ if TYPE_CHECKING:
 
 USAGE = """usage: mlperf-suite COMMAND …
 
-  train     train a benchmark from init_start to run_stop     mlperf-suite train benchmark=resnet scale=demo
-  list      the workloads, their scales, targets and rounds
-  download  fetch or check the raw data                       mlperf-suite download benchmark=resnet --help
-  generate  write synthetic data in the format of raw data    mlperf-suite generate benchmark=resnet scale=demo
-  prepare   turn raw data into the format that training reads
-  verify    check prepared data against their manifest
-  score     score the checkpoints of a run that is scored offline   mlperf-suite score runs/stable_diffusion/…
-  bench     measure the training step and the whole run       mlperf-suite bench benchmark=resnet scale=1xH200
-  measure   the step of all with a recipe 8xH200 on 1, 2, 4 ... GPUs of this node   mlperf-suite measure --help
-  doctor    qualify this machine, or every node of a job      mlperf-suite doctor --help
-  check     judge logs, a series, or a submission's tree      mlperf-suite check runs/resnet/…/mlperf.log
-  summarize the score of a series of runs                     mlperf-suite summarize results/
-  package   the submission tree of MLCommons' checkers        mlperf-suite package --help
-  report    a page with pictures of runs, or a comparison     mlperf-suite report results/
+  train      train a benchmark and write its log               mlperf-suite train benchmark=resnet scale=demo
+  list       list the workloads with targets and scales
+  download   download raw data, or check downloaded files      mlperf-suite download benchmark=resnet --help
+  generate   generate small synthetic raw data                 mlperf-suite generate benchmark=resnet scale=demo
+  prepare    convert raw data to the format for training       mlperf-suite prepare benchmark=resnet --help
+  verify     compare prepared data with their checksums        mlperf-suite verify benchmark=resnet
+  score      score the checkpoints of a run afterwards         mlperf-suite score runs/stable_diffusion/…
+  bench      measure the speed of a workload                   mlperf-suite bench benchmark=resnet scale=1xH200
+  measure    measure all workloads on 1, 2, 4, … GPUs          mlperf-suite measure --help
+  doctor     test this machine, or all nodes of a job          mlperf-suite doctor --help
+  check      check logs and submissions against the rules      mlperf-suite check runs/resnet/…/mlperf.log
+  summarize  compute the score of a series of runs             mlperf-suite summarize results/
+  package    build a submission and run MLCommons' checkers    mlperf-suite package --help
+  report     draw one or several runs as an HTML page          mlperf-suite report results/
 
-train and bench take Hydra's overrides and flags (--help, --cfg job, --multirun, …). Tab completion:
+Each command explains its arguments with --help. train and bench take settings as KEY=VALUE, and Hydra's flags such as
+--cfg job. Tab completion:
   eval "$(mlperf-suite train -sc install=bash)"
 """
 
@@ -209,7 +210,9 @@ def list_workloads(argv: list[str]) -> int:
     from common.mlperf.rules import newest_ruleset, rules_for
 
     if argv and argv[0] in HELP:
-        print("usage: mlperf-suite list\n\nPrint the workloads with their targets, rounds and scales, in a table.")
+        print(
+            "usage: mlperf-suite list\n\nPrint a table of the workloads: targets, runs of a result, last round, scales."
+        )
         return 0
     if argv:
         raise ConfigError("list takes no arguments")
@@ -245,10 +248,10 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
         if not names and not HELP.isdisjoint(argv):
             usage = f"mlperf-suite {command} benchmark=NAME"
             print(f"usage: {usage} [OPTION ...]\n\nNAME is one of {', '.join(sorted(WORKLOADS))}.")
-            print(f"Each has options of its own: {usage} --help")
+            print(f"The options depend on the benchmark. To list them: {usage} --help")
             return 0
         if len(names) != 1:
-            raise ConfigError(f"{command}: say for which benchmark: mlperf-suite {command} benchmark=NAME …")
+            raise ConfigError(f"{command}: name exactly one benchmark: mlperf-suite {command} benchmark=NAME …")
         if names[0] not in WORKLOADS:
             raise ConfigError(f"benchmark={names[0]}: unknown; the workloads are {', '.join(sorted(WORKLOADS))}")
         rest = [argument for argument in argv if not argument.startswith("benchmark=")]
@@ -268,7 +271,7 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
 def _generation_arguments(benchmark: str, scale: str) -> list[str]:
     from common.config.composition import compose
 
-    arguments = compose([f"benchmark={benchmark}", f"scale={scale}"])["stand_in"]
+    arguments = compose([f"benchmark={benchmark}", f"scale={scale}"])["synthetic"]
     if not arguments:
         raise ConfigError(f"generate: the recipe scale={scale} of {benchmark} is not for synthetic data")
     return [str(argument) for argument in arguments]

@@ -74,8 +74,8 @@ def total(root: Path, patterns: tuple[str, ...]) -> Size:
     found = {
         path
         for pattern in patterns
-        for place in root.glob(pattern)
-        for path in ([place] if place.suffix == ".py" else place.rglob("*.py") if place.is_dir() else [])
+        for match in root.glob(pattern)
+        for path in ([match] if match.suffix == ".py" else match.rglob("*.py") if match.is_dir() else [])
     }
     sizes = [size_of(path.read_text()) for path in found]
     return Size(*(sum(values) for values in zip(*sizes, strict=True))) if sizes else Size(0, 0, 0)

@@ -27,8 +27,8 @@ def public(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Defini
                 yield from public(node.body, f"{prefix}{node.name}.")
 
 
-def shown(place: str, name: str, node: Definition) -> str:
-    """Return place, signature and docstring as text."""
+def shown(path: str, name: str, node: Definition) -> str:
+    """Return path, line, signature and docstring as text."""
     if isinstance(node, ast.ClassDef):
         bases = ", ".join(ast.unparse(base) for base in node.bases)
         signature = f"class {name}" + (f"({bases})" if bases else "")
@@ -36,7 +36,7 @@ def shown(place: str, name: str, node: Definition) -> str:
         returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         signature = f"def {name}({ast.unparse(node.args)}){returned}"
     docstring = textwrap.indent(ast.get_docstring(node) or "", "    ")
-    return f"{place}:{node.lineno}\n{signature}\n\n{docstring}"
+    return f"{path}:{node.lineno}\n{signature}\n\n{docstring}"
 
 
 def main() -> None:

@@ -304,19 +304,19 @@ def plot(results: Results) -> str:
         "<title>Speed per GPU as a fraction of this suite's</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
-    for place, (label, colour) in enumerate(COLOURS.items()):
-        left = LEFT + 190 * place
+    for position, (label, colour) in enumerate(COLOURS.items()):
+        left = LEFT + 190 * position
         lines.append(f'<rect x="{left}" y="10" width="{BAR}" height="{BAR}" fill="{colour}"/>')
         lines.append(f'<text x="{left + BAR + 6}" y="20">{escape(label)}</text>')
-    for place, (name, bars) in enumerate(groups):
-        lines += _bars(name, bars, 36 + ROW * place)
+    for position, (name, bars) in enumerate(groups):
+        lines += _bars(name, bars, 36 + ROW * position)
     return "\n".join([*lines, "</svg>", ""])
 
 
 def _bars(name: str, bars: Mapping[str, float], top: int) -> Iterable[str]:
     yield f'<text x="{LEFT - 8}" y="{top + 26}" text-anchor="end">{escape(name)}</text>'
-    for place, (label, value) in enumerate(bars.items()):
-        y, width = top + place * (BAR + 4), value * (WIDTH - LEFT - 60)
+    for position, (label, value) in enumerate(bars.items()):
+        y, width = top + position * (BAR + 4), value * (WIDTH - LEFT - 60)
         yield f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{COLOURS[label]}"/>'
         yield f'<text x="{LEFT + width + 5:.1f}" y="{y + 10}" font-size="11">{value:.2f}</text>'
 

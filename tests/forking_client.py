@@ -16,7 +16,7 @@ PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 def main() -> None:
     """Run ``ARGUMENT…`` of ``forking_client.py SOCKET ARGUMENT…``."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # one that comes now waits until somebody can be told
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # a signal that arrives now waits until it can be forwarded
     server = socket.socket(socket.AF_UNIX)
     server.connect(sys.argv[1])
     wanted = {"arguments": sys.argv[2:], "folder": os.getcwd(), "environment": dict(os.environ)}

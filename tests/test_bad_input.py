@@ -41,6 +41,12 @@ CASES = [
     _train("unknown key added", "+foo=1", says=("foo", UNKNOWN_KEY)),
     _train("unknown key in a section", "hparams.foo=1", says=("hparams.foo", UNKNOWN_KEY)),
     _train("unknown key added to a section", "+hparams.foo=1", says=("hparams.foo", "unknown key")),
+    _train("former key", "stand_in=[--train,4]", says=("stand_in", "it is synthetic now")),
+    Case(
+        "former key of maskrcnn", ("train", "benchmark=maskrcnn", "scale=test", "reader.polygon_room={objects: 9}"),
+        ("reader.polygon_room", "it is reader.polygon_capacity now"),
+    ),
+    _train("former data set", "benchmark.data_set=stand-in", says=("benchmark.data_set=stand-in", "is synthetic now")),
     _train("override without a value", "foo", says=("'foo'", "key=value")),
     _train("override that does not parse", "foo=[1", says=("'foo=[1'", "key=value")),
     _train("interpolation of nothing", "data_dir=${nothing}", says=("nothing", "not found")),

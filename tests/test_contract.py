@@ -329,7 +329,7 @@ def test_what_a_killed_run_has_saved_is_whole(whole, data_of, tmp_path):
 
 
 @pytest.mark.parametrize("workload", ALL)
-def test_the_log_is_accepted_as_far_as_stand_in_data_can_be(workload, whole):
+def test_the_log_is_accepted_as_far_as_synthetic_data_can_be(workload, whole):
     output = whole(workload)
     verdict = judge(output / "mlperf.log", newest_ruleset(workload))  # `ssd` was another benchmark's name later
     assert verdict.kind == "format", verdict.reasons

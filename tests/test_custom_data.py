@@ -35,7 +35,7 @@ def pairs(data: Path, folder: Path) -> list[str]:
 
 def unmarked(data: Path, folder: Path) -> list[str]:
     shutil.copytree(data.parent / "raw", folder)
-    (folder / "STAND_IN").unlink()
+    (folder / "SYNTHETIC").unlink()
     return ["--raw-dir", str(folder)]
 
 
@@ -77,7 +77,7 @@ def test_prepare_notes_the_first_difference_once(
 ) -> None:
     data = custom_of(workload)
     found = json.loads((data / "manifest.json").read_text())
-    assert not found["stand_in"]
+    assert not found["synthetic"]
     assert found["custom"].endswith(CASES[workload][1])
     capsys.readouterr()
     assert cli.run(["verify", f"benchmark={workload}", "--data-dir", str(data)]) == 0
@@ -196,8 +196,8 @@ def test_preparing_again_completes_the_manifest_of_an_older_version(
 def test_data_that_an_older_version_marked_as_reduced_stay_no_benchmark_data(tmp_path: Path) -> None:
     older = Manifest("x/1", {}, {"train_samples": 3}, True, {}, UNDECIDED)
     made = Published({"train_samples": 3}).settled(tmp_path, older, "prepare")
-    assert (made.stand_in, made.custom.startswith("an older version")) == (False, True)
-    assert Published({"train_samples": 3}).settled(tmp_path, replace(older, stand_in=False), "prepare").custom == ""
+    assert (made.synthetic, made.custom.startswith("an older version")) == (False, True)
+    assert Published({"train_samples": 3}).settled(tmp_path, replace(older, synthetic=False), "prepare").custom == ""
 
 
 def test_a_changed_file_is_not_taken_over_from_an_older_version(

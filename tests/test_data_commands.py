@@ -79,8 +79,24 @@ def test_a_used_folder_is_not_generated_into(workload, tmp_path):
 
 def test_synthetic_data_are_verified_as_such(workload, data_of, capsys):
     run("verify", workload, "--data-dir", data_of(workload))
-    assert f"{data_of(workload)}: stand-in, " in capsys.readouterr().out
+    assert f"{data_of(workload)}: synthetic, " in capsys.readouterr().out
     assert not set(data_of(workload).parent.rglob("*.partial"))
+
+
+def test_data_that_an_earlier_version_marked_as_synthetic_never_count_as_real(workload, raw, data_of, tmp_path):
+    """Neither the former marker of raw data nor the former field of the manifest is ignored."""
+    former = shutil.copytree(raw, tmp_path / "raw", copy_function=os.link)
+    (former / "SYNTHETIC").rename(former / "STAND_IN")
+    with pytest.raises(DataError, match=r"/STAND_IN marks synthetic data .*; rename this file to SYNTHETIC$"):
+        prepare(workload, former, tmp_path / "data")
+    assert not (tmp_path / "data" / "manifest.json").exists()
+    data = shutil.copytree(data_of(workload), tmp_path / "former", copy_function=os.link)
+    text = (data / "manifest.json").read_text()
+    (data / "manifest.json").unlink()
+    (data / "manifest.json").write_text(text.replace('"synthetic": true', '"stand_in": true'))
+    for use in (lambda: run("verify", workload, "--data-dir", data), lambda: prepare(workload, raw, data)):
+        with pytest.raises(DataError, match="written by an earlier version: rename its field stand_in to synthetic: "):
+            use()
 
 
 def test_preparing_again_changes_nothing(workload, raw, data_of):

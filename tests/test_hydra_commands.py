@@ -131,7 +131,7 @@ def test_jobs_of_a_sweep_write_into_folders_of_their_own(data_of, tmp_path):
 def test_help_describes_every_setting(command, capsys):
     assert cli.run([command, "--help"]) == 0
     printed = capsys.readouterr().out
-    text = printed.partition("recipe changes them:\n\n")[2].partition("\n\nSettings of")[0]
+    text = printed.partition("may change them:\n\n")[2].partition("\n\nSettings of")[0]
     undescribed = [line for line in text.splitlines() if re.match(r" *\w+:", line) and not re.search(r" # \w{2}", line)]
     assert not undescribed
     known = set(yaml.safe_load(text))

@@ -346,4 +346,4 @@ def test_an_archive_that_nobody_unpacked_is_named(name, archive, laid_out, tmp_p
 def test_synthetic_data_below_the_named_folder_stay_synthetic(name, laid_out, tmp_path):
     linked(laid_out(name), tmp_path / "raw" / "synthetic", {})
     prepare(OFFICIAL[name].workload, tmp_path / "raw", tmp_path / "data")
-    assert json.loads((tmp_path / "data" / manifest.NAME).read_text())["stand_in"]
+    assert json.loads((tmp_path / "data" / manifest.NAME).read_text())["synthetic"]

@@ -24,6 +24,7 @@ STANDARD = {
     "once more": "again, or recomputed",
     "reckoned": "estimated or computed",
     "rooms": "capacities or packages",
+    "stand-in": "synthetic",
     "told": "received, given",
     "turned": "transposed or rotated",
     "whoever": "the caller, the user, …",

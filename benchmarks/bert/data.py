@@ -78,7 +78,7 @@ class BertSource:
     ) -> None:
         self.train_samples = found.counts["train_samples"]
         self.eval_samples = found.counts["eval_samples"]
-        self.stand_in = found.stand_in
+        self.synthetic = found.synthetic
         self._files = files
         self._reader = settings.reader
         self._limits = settings.training_limits()

@@ -53,11 +53,13 @@ VOCABULARY, MAX_SEQUENCE_LENGTH = 30_522, 512
 class PrepareOptions(Options):
     """Options of ``prepare``. ``shards`` and ``max_sequence_length`` override the benchmark's or synthetic data's."""
 
-    shards: Annotated[int | None, Option("files of training data (default 4320)")] = None
-    unpacked: Annotated[bool, Option("also write shards of single sequences")] = False
+    shards: Annotated[int | None, Option("number of training files (default: 4320)")] = None
+    unpacked: Annotated[bool, Option("also write shards whose sequences are not packed")] = False
     keep_intermediate: Annotated[bool, Option("keep the intermediate files")] = False
-    punkt: Annotated[Path | None, Option("NLTK's folder punkt_tab/english, to split extracted articles")] = None
-    max_sequence_length: Annotated[int | None, Option("stand-in data only")] = None
+    punkt: Annotated[
+        Path | None, Option("NLTK's folder punkt_tab/english, which splits extracted articles into sentences")
+    ] = None
+    max_sequence_length: Annotated[int | None, Option("tokens of the longest sequence; only for synthetic data")] = None
 
 
 def prepare(raw_dir: Path, data_dir: Path, options: PrepareOptions = PrepareOptions(), workers: int = 1) -> Manifest:
@@ -74,10 +76,10 @@ def prepare(raw_dir: Path, data_dir: Path, options: PrepareOptions = PrepareOpti
     source = raw.open_raw(raw_dir)
     settings = _settings(source, options)
     vocabulary = read_vocabulary(source.vocabulary)
-    if source.stand_in is None:
+    if source.synthetic is None:
         _check_real(source)
     wanted = _identity(source, settings, options)
-    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.synthetic) as job:
         if job.found is not None:
             return job.found
         work_dir = job.begin(INTERMEDIATE)
@@ -114,7 +116,7 @@ def verify(data_dir: Path) -> Manifest:
 def adopt_packed(
     folder: Path,
     data_dir: Path,
-    eval_file: Annotated[Path | None, Option("with --adopt: the evaluation set of the packed shards")] = None,
+    eval_file: Annotated[Path | None, Option("evaluation set for --adopt")] = None,
     workers: int = 1,
 ) -> Manifest:
     """Check shards that other tools packed, create links to them in ``data_dir``, and write the manifest.
@@ -135,8 +137,10 @@ def adopt_packed(
 
 
 def _settings(source: RawText, options: PrepareOptions) -> PreparationSizes:
-    if source.stand_in is None and options.max_sequence_length is not None:
-        raise ConfigError("--max-sequence-length: Wikipedia's sequences have 512 tokens, only a stand-in's may differ")
+    if source.synthetic is None and options.max_sequence_length is not None:
+        raise ConfigError(
+            "--max-sequence-length: Wikipedia's sequences have 512 tokens, only those of synthetic data may differ"
+        )
     sizes = {"shards": options.shards, "max_sequence_length": options.max_sequence_length}
     given = {name: size for name, size in sizes.items() if size is not None}
     return dataclasses.replace(raw.settings_of(source), **given)

@@ -74,14 +74,14 @@ class RawText:
         evaluation: evaluation text; None if there are ``articles``.
         articles: files of WikiExtractor, sorted.
         vocabulary: path of ``vocab.txt``.
-        stand_in: description of synthetic data; None for Wikipedia.
+        synthetic: description of synthetic data; None for Wikipedia.
     """
 
     parts: list[Path]
     evaluation: Path | None
     articles: list[Path]
     vocabulary: Path
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over names and sizes of the text files and the content of the vocabulary."""
@@ -96,10 +96,12 @@ def open_raw(raw_dir: Path) -> RawText:
     """Find text and vocabulary below ``raw_dir``; text parts take precedence over articles.
 
     Raises:
-        DataError: the folder, the vocabulary, the text or a part of it is missing, or ``STAND_IN`` is damaged.
+        DataError: the folder, the vocabulary, the text or a part of it is missing, or ``SYNTHETIC`` is damaged.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; put the distributed text there or generate a stand-in")
+        raise DataError(
+            f"raw folder {raw_dir} does not exist; put the distributed text there or generate synthetic data"
+        )
     vocabulary = find_file(raw_dir, VOCABULARY)
     if vocabulary is None:
         raise DataError(
@@ -124,15 +126,15 @@ def open_raw(raw_dir: Path) -> RawText:
 
 
 def settings_of(source: RawText) -> PreparationSizes:
-    """Return the sizes from ``STAND_IN``, or those of the benchmark.
+    """Return the sizes from ``SYNTHETIC``, or those of the benchmark.
 
     Raises:
-        DataError: the settings in ``STAND_IN`` are missing or invalid.
+        DataError: the settings in ``SYNTHETIC`` are missing or invalid.
     """
-    if source.stand_in is None:
+    if source.synthetic is None:
         return PreparationSizes()
     try:
-        return PreparationSizes(**source.stand_in["settings"])
+        return PreparationSizes(**source.synthetic["settings"])
     except (KeyError, TypeError) as error:
         raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         tree = compose(["benchmark=bert", "scale=1xH200", *argv])
         run, session = loading.load(tree, lambda _: BertPretraining)
         found = manifest.read(session.data_dir, FORMAT, PREPARE_COMMAND)
-        if found.stand_in or found.custom:
+        if found.synthetic or found.custom:
             other = found.custom or "the data are synthetic"
             raise ConfigError(f"data_dir={session.data_dir}: {other}; the known accuracy is of the rules' set")
         accuracy = evaluate(run, session.data_dir, pick_device(session.device, 0))

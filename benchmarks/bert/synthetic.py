@@ -35,16 +35,16 @@ _WORD_SHARE = 0.75
 class SyntheticArticles(Options):
     """Options of ``generate``; see :class:`benchmarks.bert.raw.PreparationSizes` for the sizes that the data keep."""
 
-    articles: Annotated[int | None, Option("articles (default: all that Python's library holds)")] = None
-    vocabulary: Annotated[int, Option("pieces of the vocabulary", least=SMALLEST_VOCABULARY, most=MAX_VOCABULARY)] = (
-        2048
-    )
+    articles: Annotated[int | None, Option("number of articles (default: all in Python's library)")] = None
+    vocabulary: Annotated[
+        int, Option("number of pieces of the vocabulary", least=SMALLEST_VOCABULARY, most=MAX_VOCABULARY)
+    ] = 2048
     max_sequence_length: Annotated[int, Option("tokens of the longest sequence")] = 128
-    train_samples: Annotated[int | None, Option("sequences to train on (default: all)", "--train")] = None
-    eval_samples: Annotated[int, Option("sequences to evaluate", "--eval")] = 512
-    eval_articles: Annotated[int, Option("articles to evaluate")] = 100
-    parts: Annotated[int, Option("text parts")] = 4
-    shards: Annotated[int, Option("files of training data")] = 8
+    train_samples: Annotated[int | None, Option("number of training sequences (default: all)", "--train")] = None
+    eval_samples: Annotated[int, Option("number of evaluation sequences", "--eval")] = 512
+    eval_articles: Annotated[int, Option("number of evaluation articles")] = 100
+    parts: Annotated[int, Option("number of text files")] = 4
+    shards: Annotated[int, Option("number of prepared training files")] = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()

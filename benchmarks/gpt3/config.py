@@ -69,7 +69,7 @@ OPERATIONS: dict[str, Operation] = {
     "cross_entropy": OF_A_PART,
     "accumulation": WEIGHT_GRADIENT,
 }
-"""Operations of the ``written`` blocks and of the head that ``model.implementations`` can configure.
+"""Operations of the ``handwritten`` blocks and of the head that ``model.implementations`` can configure.
 
 ``accumulation`` adds the weight gradient of FP8 operands to the sum of earlier micro-batches.
 """
@@ -140,7 +140,7 @@ class ModelConfig(DecoderConfig):
             below it. Without ``assets_dir`` training starts from random weights.
         chunks: parts of the network on every stage of ``layout.pp``.
         put_off_head: number of micro-batches per step whose gradient of the head weight is computed at the end of the
-            step, when the last stage would be idle. Only for several stages; needs ``blocks=written``.
+            step, when the last stage would be idle. Only for several stages; needs ``blocks=handwritten``.
     """
 
     checkpoint: str | None
@@ -152,7 +152,7 @@ class ModelConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.put_off_head:
-            self.need_written("put_off_head", self.put_off_head, "defer gradients")
+            self.need_handwritten("put_off_head", self.put_off_head, "defer gradients")
 
 
 @dataclass(frozen=True)

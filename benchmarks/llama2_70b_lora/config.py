@@ -85,12 +85,12 @@ class ModelConfig(DecoderConfig):
     transposed_layers: Annotated[int, NotNegative] | Literal["auto"] = "auto"
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
-    written: ClassVar[str] = "frozen"
+    handwritten: ClassVar[str] = "frozen"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.recomputed_qkv not in (0, AUTO):
-            self.need_written("recomputed_qkv", self.recomputed_qkv, "compute anything again")
+            self.need_handwritten("recomputed_qkv", self.recomputed_qkv, "compute anything again")
         if self.transposed_layers not in (0, AUTO) and self.linear == "torch":
             raise ConfigError(
                 f"transposed_layers={self.transposed_layers}: only FP8 weights are kept transposed; "

@@ -66,13 +66,13 @@ class PreparedRows:
         train: training tokens, (R, S): rows of S tokens.
         eval: evaluation tokens, (R, S).
         eval_scored: (R, S), 1 for evaluation tokens that are scored.
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
     """
 
     train: NDArray[np.int32]
     eval: NDArray[np.int32]
     eval_scored: NDArray[np.uint8]
-    stand_in: bool
+    synthetic: bool
 
 
 def open_rows(root: Path, facts: RowSizes) -> PreparedRows:
@@ -88,7 +88,7 @@ def open_rows(root: Path, facts: RowSizes) -> PreparedRows:
         _mapped(root / TOKENS["train"], np.int32, train),
         _mapped(root / TOKENS["eval"], np.int32, evaluation),
         _mapped(root / SCORED, np.uint8, evaluation),
-        found.stand_in,
+        found.synthetic,
     )
 
 
@@ -141,7 +141,7 @@ class TrainRows:
         self, rows: PreparedRows, mine: MicroBatches, seed: int, columns: NDArray[np.int64] | None, pin_memory: bool
     ) -> None:
         self.train_samples, self.eval_samples = len(rows.train), len(rows.eval)
-        self.stand_in = rows.stand_in
+        self.synthetic = rows.synthetic
         self._rows, self._mine, self._seed = rows, mine, seed
         self._columns, self._pin_memory = columns, pin_memory
         shares = (mine.micro_batch, mine.accumulation, mine.replicas, mine.replica)

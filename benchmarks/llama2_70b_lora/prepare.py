@@ -84,7 +84,7 @@ ORIGINS = {"text": "texts", "parquet": "the reference's rows", "object arrays": 
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    row_length: Annotated[int | None, Option("tokens of a row (default 8192, or what the stand-in says)")] = None,
+    row_length: Annotated[int | None, Option("tokens per row (default: 8192, or the number in SYNTHETIC)")] = None,
     assets_dir: AssetsDir = None,
     workers: int = 1,
 ) -> Manifest:
@@ -107,7 +107,7 @@ def prepare(
     if source.kind == "text":
         _check_tokenizer(source, settings)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(settings), sort_keys=True)}
-    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.synthetic) as job:
         place_assets(source, assets_dir or assets_of(data_dir))
         if job.found is not None:
             return job.found
@@ -129,7 +129,7 @@ def verify(data_dir: Path) -> Manifest:
 def _check_tokenizer(source: RawRows, settings: RowSettings) -> None:
     """Raise :class:`DataError` if the tokenizer is not that of the benchmark, or has too many tokens."""
     assert source.tokenizer is not None
-    if source.stand_in is None and (found := digest(source.tokenizer, "sha256")) != raw.TOKENIZER_SHA256:
+    if source.synthetic is None and (found := digest(source.tokenizer, "sha256")) != raw.TOKENIZER_SHA256:
         raise DataError(
             f"{source.tokenizer}: SHA-256 {found} where Llama 2's has {raw.TOKENIZER_SHA256}: fetch it again; for "
             f"other text put a file {MARKER} beside it that says what it is"

@@ -68,14 +68,14 @@ class RawRows:
         files: sorted files of each split.
         tokenizer: path of the tokenizer; may be None except for texts.
         base: folder of the base weights, or None.
-        stand_in: description of synthetic data; None for those of the benchmark.
+        synthetic: description of synthetic data; None for those of the benchmark.
     """
 
     kind: Kind
     files: Mapping[str, list[Path]]
     tokenizer: Path | None
     base: Path | None
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all files that determine the rows, independent of their paths; reads them fully."""
@@ -90,10 +90,10 @@ def open_raw(raw_dir: Path) -> RawRows:
 
     Raises:
         DataError: the folder, a split or the tokenizer is missing, there is more than one kind of rows, or
-            ``STAND_IN`` is damaged.
+            ``SYNTHETIC`` is damaged.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; put the data set there or generate a stand-in")
+        raise DataError(f"raw folder {raw_dir} does not exist; put the data set there or generate synthetic data")
     folder, kind = _only_kind(raw_dir)
     files = {split: sorted(folder.glob(_NAMES[kind].format(name))) for split, name in SPLITS.items()}
     for split, paths in files.items():
@@ -104,20 +104,20 @@ def open_raw(raw_dir: Path) -> RawRows:
         raise DataError(f"{folder / TOKENIZER} is missing: texts need Llama 2's tokenizer")
     weights = find_file(raw_dir, INDEX, SINGLE, "*.safetensors")
     base = weights.parent if weights is not None else raw_dir / BASE if (raw_dir / BASE).is_dir() else None
-    stand_in = description_of(raw_dir, *files["train"], *filter(None, (tokenizer, weights)))
-    return RawRows(kind, files, tokenizer, base, stand_in)
+    synthetic = description_of(raw_dir, *files["train"], *filter(None, (tokenizer, weights)))
+    return RawRows(kind, files, tokenizer, base, synthetic)
 
 
 def settings_of(source: RawRows) -> RowSettings:
-    """Return the sizes of ``source``: from ``STAND_IN`` for synthetic data, otherwise those of the benchmark.
+    """Return the sizes of ``source``: from ``SYNTHETIC`` for synthetic data, otherwise those of the benchmark.
 
     Raises:
-        DataError: the settings in ``STAND_IN`` are missing or invalid.
+        DataError: the settings in ``SYNTHETIC`` are missing or invalid.
     """
-    if source.stand_in is None:
+    if source.synthetic is None:
         return RowSettings()
     try:
-        return RowSettings(**source.stand_in["settings"])
+        return RowSettings(**source.synthetic["settings"])
     except (KeyError, TypeError, ConfigError) as error:
         raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 

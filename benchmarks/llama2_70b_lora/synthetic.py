@@ -7,7 +7,7 @@ one dimension per class, which low-rank adapters can learn.
 
 The base is pre-trained on one language for some seconds; the reports and summaries are in another language with the
 same words. Fine-tuning can reduce the loss at most by the difference between the loss of the base on the second
-language and the entropy of this language. The file ``STAND_IN`` contains both numbers.
+language and the entropy of this language. The file ``SYNTHETIC`` contains both numbers.
 """
 
 from __future__ import annotations
@@ -204,18 +204,20 @@ _TRAIN, _EVAL, _PRETRAINING, _TOKENIZER, _WORDS = range(5)  # a separate random 
 class SyntheticReports(Options):
     """Options of ``generate``. The vocabulary is that of the model; the tokenizer may have fewer tokens."""
 
-    train: Annotated[int, Option("rows to train on", least=1)] = 1024
-    eval: Annotated[int, Option("rows to evaluate", least=1)] = 173
-    row_length: Annotated[int, Option("tokens of a row, which holds a report and its summary", least=64)] = 128
-    vocabulary: Annotated[int, Option("vocabulary size of the base", least=1)] = 512
-    words: Annotated[int, Option("words of the language", least=1)] = 64
-    classes: Annotated[int, Option("classes of words", least=1)] = 8
-    layers: Annotated[int, Option("layers of the base", least=1)] = 2
-    hidden: Annotated[int, Option("hidden size of the base", least=1)] = 64
-    heads: Annotated[int, Option("heads of queries", least=1)] = 4
-    kv_heads: Annotated[int, Option("heads of keys and values", least=1)] = 2
+    train: Annotated[int, Option("number of training rows", least=1)] = 1024
+    eval: Annotated[int, Option("number of evaluation rows", least=1)] = 173
+    row_length: Annotated[int, Option("tokens per row, which has a report and its summary", least=64)] = 128
+    vocabulary: Annotated[int, Option("vocabulary size of the base model", least=1)] = 512
+    words: Annotated[int, Option("number of words of the synthetic language", least=1)] = 64
+    classes: Annotated[int, Option("number of word classes", least=1)] = 8
+    layers: Annotated[int, Option("layers of the base model", least=1)] = 2
+    hidden: Annotated[int, Option("hidden size of the base model", least=1)] = 64
+    heads: Annotated[int, Option("number of query heads", least=1)] = 4
+    kv_heads: Annotated[int, Option("number of key and value heads", least=1)] = 2
     feed_forward: Annotated[int, Option("hidden size of the MLP", least=1)] = 128
-    steps: Annotated[int, Option(f"steps of pre-training, each of {PRETRAINING_BATCH} rows", least=1)] = 300
+    steps: Annotated[
+        int, Option(f"pre-training steps of the base model, with {PRETRAINING_BATCH} rows each", least=1)
+    ] = 300
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:

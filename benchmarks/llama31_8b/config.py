@@ -94,7 +94,7 @@ class ModelConfig(DecoderConfig):
 
     Attributes:
         recomputed_gate_up: number of layers that recompute the first product of the MLP in the backward pass; ``auto``:
-            as few as memory requires. Needs ``blocks=written``.
+            as few as memory requires. Needs ``blocks=handwritten``.
         transposed_layers: number of first layers that keep transposed copies of their FP8 weights during a step; the
             other layers transpose them in every micro-batch.
     """
@@ -111,7 +111,7 @@ class ModelConfig(DecoderConfig):
                 f"transposed_layers={self.transposed_layers}: this applies to FP8 products only; set model.linear=fp8"
             )
         if self.recomputed_gate_up not in (0, AUTO):
-            self.need_written("recomputed_gate_up", self.recomputed_gate_up, "compute anything again")
+            self.need_handwritten("recomputed_gate_up", self.recomputed_gate_up, "compute anything again")
 
 
 @dataclass(frozen=True)

@@ -184,11 +184,11 @@ class MaskReaderConfig(BoxReaderConfig):
     Attributes:
         shapes: padded heights and widths of batches, px, each with its own CUDA graph. A batch gets the smallest shape
             that fits all its pictures.
-        polygon_room: capacity of the polygon table.
+        polygon_capacity: capacity of the polygon table.
     """
 
     shapes: tuple[tuple[int, int], ...] = ()
-    polygon_room: PolygonCapacity = field(default_factory=lambda: PolygonCapacity(1, 1, 1))
+    polygon_capacity: PolygonCapacity = field(default_factory=lambda: PolygonCapacity(1, 1, 1))
 
 
 @dataclass(frozen=True)

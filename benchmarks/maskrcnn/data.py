@@ -202,7 +202,7 @@ class MaskData(PictureData[Facts, MaskReaderConfig]):
         micro_batches = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
         stream = GroupedStream(group_P, micro_batches, layout.seed, shapes.of)
         columns = TrainingColumns(objects, self.facts, stream, capacity)
-        return TrainingSplit(pictures, columns, stream, prepared.samples("val"), prepared.stand_in)
+        return TrainingSplit(pictures, columns, stream, prepared.samples("val"), prepared.synthetic)
 
     def validation(self, root: Path, layout: Layout, batch: int) -> EvaluationSplit:
         """Open the validation pictures."""

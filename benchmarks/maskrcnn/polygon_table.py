@@ -75,7 +75,7 @@ class PolygonTable:
             needed = ", ".join(f"{name}: {number}" for name, number in found.items())
             raise DataError(
                 f"the training pictures have {has}, but the table holds at most {self.capacity.objects:,}, "
-                f"{self.capacity.polygons:,} and {self.capacity.points:,}; set reader.polygon_room={{{needed}}}"
+                f"{self.capacity.polygons:,} and {self.capacity.points:,}; set reader.polygon_capacity={{{needed}}}"
             )
         _check(polygons.object_bounds, found["polygons"], "object_bounds")
         _check(polygons.polygon_bounds, found["points"], "polygon_bounds")

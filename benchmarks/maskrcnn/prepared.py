@@ -69,9 +69,9 @@ class Prepared:
     manifest: Manifest
 
     @property
-    def stand_in(self) -> bool:
+    def synthetic(self) -> bool:
         """Whether the data are synthetic."""
-        return self.manifest.stand_in
+        return self.manifest.synthetic
 
     def samples(self, split: str) -> int:
         """Return the number of pictures of ``split``, which is ``train`` or ``val``."""

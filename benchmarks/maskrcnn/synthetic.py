@@ -52,9 +52,11 @@ class SyntheticOutlines(SyntheticCoco):
     whose polygons have 10 to 30 points; ``sides`` and ``boxes`` are ignored.
     """
 
-    kind: Annotated[Literal["mixed", "coco-sized"], Option("coco-sized: 640 x 480 px, 7 objects each")] = "mixed"
-    layers: Annotated[tuple[int, int, int, int], Option("blocks of the backbone's stages")] = (3, 4, 6, 3)
-    image_size: Annotated[int, Option("px, of what the backbone sees", least=LEAST_SIDE)] = 800
+    kind: Annotated[
+        Literal["mixed", "coco-sized"], Option("kind of pictures; coco-sized: 640 x 480 px with 7 objects")
+    ] = "mixed"
+    layers: Annotated[tuple[int, int, int, int], Option("blocks per stage of the backbone")] = (3, 4, 6, 3)
+    image_size: Annotated[int, Option("side of pictures to fit the backbone to, px", least=LEAST_SIDE)] = 800
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -46,7 +46,7 @@ class MaskRCNNSegmentation(DetectionWorkload):
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
         own = self.own
-        self._table = PolygonTable(own.reader.polygon_room, layout.device)
+        self._table = PolygonTable(own.reader.polygon_capacity, layout.device)
         self._pass = TrainingPass(self.model, own, self._table, self.dtype)
         self._preparer = Preparer(own.facts, own.model.implementations, layout.device, self.dtype)
         self.choices |= {**self._pass.choices, "resize": self._preparer.choice}
@@ -111,7 +111,7 @@ class MaskRCNNSegmentation(DetectionWorkload):
         """Return the columns besides the pictures."""
         (height, width), pictures = shape, self.cfg.micro_batch
         boxes = self.example_boxes(torch.tensor([width - 1, height - 1]), generator)
-        known = self.own.reader.polygon_room.objects
+        known = self.own.reader.polygon_capacity.objects
         first = max(known - self.own.reader.max_boxes, 1)
         return {
             **boxes,

@@ -62,7 +62,7 @@ class RecordSource:
         runner: runner of an endless pipeline over the samples of this replica.
         stream: provides the number of micro-batches of each block.
         multiplier: micro-batches per run of the pipeline.
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class RecordSource:
         stream: EpochStream,
         multiplier: int,
         eval_samples: int,
-        stand_in: bool,
+        synthetic: bool,
     ) -> None:
-        self.train_samples, self.eval_samples, self.stand_in = stream.train_samples, eval_samples, stand_in
+        self.train_samples, self.eval_samples, self.synthetic = stream.train_samples, eval_samples, synthetic
         self.stream = stream
         self._runner = runner
         self._sliced = SlicedBatches(runner, stream.micro_batch, multiplier)
@@ -100,14 +100,14 @@ def train_source(
     data: Data,
     stream: EpochStream,
     eval_samples: int,
-    stand_in: bool,
+    synthetic: bool,
     device: torch.device,
 ) -> RecordSource:
     """Return the training batches of one replica.
 
     Args:
         stream: order of the samples of this replica.
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
         device: device that decodes the pictures and receives the batches.
 
     Raises:
@@ -115,7 +115,7 @@ def train_source(
     """
     runner = _runner(train_pipeline(rec, data, stream, device), data, rec)
     multiplier = data.reader.input_batch_multiplier
-    return RecordSource(runner, stream, multiplier, eval_samples, stand_in)
+    return RecordSource(runner, stream, multiplier, eval_samples, synthetic)
 
 
 def eval_source(rec: Path, data: Data, shard: EvalShard, device: torch.device) -> PipelineEvalSource:

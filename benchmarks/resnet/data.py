@@ -190,7 +190,7 @@ class ImageNet(PictureData[Facts, CachedReaderConfig]):
         stream = epoch_stream(found.counts["train_samples"], layout, micro_batch, accumulation)
         records = Records(root / "train.rec", stream.train_samples)
         columns = Labels(records, self.facts.classes, layout.seed)
-        return TrainingSplit(records, columns, stream, found.counts["eval_samples"], found.stand_in)
+        return TrainingSplit(records, columns, stream, found.counts["eval_samples"], found.synthetic)
 
     def validation(self, root: Path, layout: Layout, batch: int) -> EvaluationSplit:
         """Open the validation records."""
@@ -206,7 +206,7 @@ class ImageNet(PictureData[Facts, CachedReaderConfig]):
 
         found = self.read_manifest(root)
         stream = epoch_stream(found.counts["train_samples"], layout, micro_batch, accumulation)
-        counts = found.counts["eval_samples"], found.stand_in
+        counts = found.counts["eval_samples"], found.synthetic
         return dali_reader.train_source(root / "train.rec", self, stream, *counts, layout.device)
 
     def open_eval(self, root: Path, layout: Layout, batch: int) -> EvalSource:

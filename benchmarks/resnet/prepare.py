@@ -46,13 +46,13 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: Trust = Fals
     """
     source = raw.open_raw(raw_dir)
     counts = {"train_samples": len(source.train), "eval_samples": len(source.val), "classes": len(source.synsets)}
-    if source.stand_in is None and counts != IMAGENET_COUNTS:
+    if source.synthetic is None and counts != IMAGENET_COUNTS:
         raise DataError(
             f"{raw_dir} holds {counts} where ImageNet has {IMAGENET_COUNTS}: pictures are missing; for other data "
             f"than ImageNet put a file {MARKER} into the folder that says what they are"
         )
     wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
-    synthetic = {} if source.stand_in is None else {"description": source.stand_in}
+    synthetic = {} if source.synthetic is None else {"description": source.synthetic}
     with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, synthetic or None) as job:
         if job.found is not None:
             return job.found

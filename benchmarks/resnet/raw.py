@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.data.synthetic import MARKER
+from common.data.synthetic import marker_of
 from common.errors import DataError
 from common.formats.raw_files import add_member, data_members, is_data, listed
 from common.untrusted.archives import named_damage, tar_members
@@ -58,13 +58,13 @@ class RawData:
     """Pictures of both splits, each sorted by synset and name.
 
     Attributes:
-        stand_in: text of the marker file of synthetic data, or None for ImageNet.
+        synthetic: text of the marker file of synthetic data, or None for ImageNet.
     """
 
     train: list[RawPicture]
     val: list[RawPicture]
     synsets: list[str]
-    stand_in: str | None
+    synthetic: str | None
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over names, sizes and labels, which does not depend on the layout."""
@@ -101,9 +101,9 @@ def open_raw(raw_dir: Path) -> RawData:
         [RawPicture(*fields, label[fields[3]]) for fields in sorted(found[split], key=lambda f: (f[3], f[4]))]
         for split in ("train", "val")
     )
-    marker = raw_dir / MARKER
-    stand_in = read_text(marker).strip() if marker.exists() else None
-    return RawData(train, val, synsets, stand_in)
+    marker = marker_of(raw_dir)
+    synthetic = None if marker is None else read_text(marker).strip()
+    return RawData(train, val, synsets, synthetic)
 
 
 _Fields = tuple[Path, int, int, str, str]  # path, offset, size, synset, name

@@ -54,11 +54,15 @@ class SyntheticImages(Options):
     """Options of ``generate``. ``seed`` determines sizes and contents; the split of the digits is fixed."""
 
     kind: Literal["digits", "imagenet-sized"] = "digits"
-    train: Annotated[int | None, Option("training pictures (default: all digits, or 10000)")] = None
-    val: Annotated[int | None, Option("validation pictures (default: all digits, or 500)")] = None
-    classes: Annotated[int | None, Option("classes of imagenet-sized (default 1000)")] = None
+    train: Annotated[
+        int | None, Option("number of training pictures (default: all digits; 10000 for imagenet-sized)")
+    ] = None
+    val: Annotated[
+        int | None, Option("number of validation pictures (default: all digits; 500 for imagenet-sized)")
+    ] = None
+    classes: Annotated[int | None, Option("number of classes, only for imagenet-sized (default: 1000)")] = None
     seed: int = 0
-    tars: Annotated[bool, Option("write ImageNet's tars instead of folders")] = False
+    tars: Annotated[bool, Option("write tars, as ImageNet does, instead of folders")] = False
 
 
 def generate(raw_dir: Path, options: SyntheticImages = SyntheticImages(), workers: int = 1) -> str:

@@ -110,7 +110,7 @@ class RetinaNetData(PictureData[Facts, BoxReaderConfig]):
         require_capacity(boxes.counts, capacity, split)
         stream = epoch_stream(len(split), layout, micro_batch, accumulation)
         columns = MirroredBoxes(boxes, self.facts, capacity, layout.seed)
-        return TrainingSplit(split, columns, stream, prepared.samples("eval"), prepared.stand_in)
+        return TrainingSplit(split, columns, stream, prepared.samples("eval"), prepared.synthetic)
 
     def validation(self, root: Path, layout: Layout, batch: int) -> EvaluationSplit:
         """Open the validation pictures."""

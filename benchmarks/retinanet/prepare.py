@@ -72,7 +72,7 @@ def prepare(
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
-    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.synthetic) as job:
         _place_backbone(source, assets_dir or assets_of(data_dir))
         if job.found is not None:
             return job.found

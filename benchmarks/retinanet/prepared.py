@@ -94,9 +94,9 @@ class Prepared:
     manifest: Manifest | None
 
     @property
-    def stand_in(self) -> bool:
+    def synthetic(self) -> bool:
         """Whether the data are synthetic."""
-        return self.manifest is not None and self.manifest.stand_in
+        return self.manifest is not None and self.manifest.synthetic
 
     def samples(self, split: str) -> int:
         """Return the number of pictures of ``split``, which is train or eval."""

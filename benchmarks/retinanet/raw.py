@@ -80,13 +80,13 @@ class RawData:
     Attributes:
         classes: class names, in the order of the benchmark.
         labels: label of each class in the tables.
-        stand_in: description of synthetic data; None for OpenImages.
+        synthetic: description of synthetic data; None for OpenImages.
     """
 
     folder: Path
     classes: tuple[str, ...]
     labels: tuple[str, ...]
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over classes and tables, which determine pictures and boxes. Reads the tables."""
@@ -123,20 +123,20 @@ def open_raw(raw_dir: Path) -> RawData:
     """Open ``raw_dir``, without reading boxes.
 
     Raises:
-        DataError: the folder or a table is missing, a table lacks a class, or ``STAND_IN`` is damaged.
+        DataError: the folder or a table is missing, a table lacks a class, or ``SYNTHETIC`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download OpenImages there or generate synthetic data")
     for name in (CLASSES, *SPLITS.values()):
         if not (raw_dir / name).is_file():
             raise DataError(f"{raw_dir / name} is missing; 'mlperf-suite download benchmark=retinanet' fetches it")
-    stand_in = description_of(raw_dir)
-    classes = class_names() if stand_in is None else class_names()[: _classes_of(raw_dir, stand_in)]
-    return RawData(raw_dir, classes, _labels_of(raw_dir / CLASSES, classes), stand_in)
+    synthetic = description_of(raw_dir)
+    classes = class_names() if synthetic is None else class_names()[: _classes_of(raw_dir, synthetic)]
+    return RawData(raw_dir, classes, _labels_of(raw_dir / CLASSES, classes), synthetic)
 
 
-def _classes_of(raw_dir: Path, stand_in: dict[str, Any]) -> int:
-    count = stand_in.get("classes")
+def _classes_of(raw_dir: Path, synthetic: dict[str, Any]) -> int:
+    count = synthetic.get("classes")
     if type(count) is not int or not 1 <= count <= len(class_names()):
         raise DataError(
             f"{raw_dir / MARKER}: 'classes' is {count!r}, but must be how many of the {len(class_names())} classes, "

@@ -261,12 +261,12 @@ class BlockSource:
         seeds: TrainingSeeds,
         shape: BlockShape,
         eval_samples: int,
-        stand_in: bool,
+        synthetic: bool,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.train_samples = len(seeds.labelled)
         self.eval_samples = eval_samples
-        self.stand_in = stand_in
+        self.synthetic = synthetic
         self.shape = shape
         self.sampler = sources.sampler(shape, group)
         self._sources, self._seeds = sources, seeds

@@ -168,7 +168,7 @@ class RawGraph:
     """A raw folder.
 
     Attributes:
-        name: name of the published size, or ``stand-in``.
+        name: name of the published size, or ``synthetic``.
         synthetic: description of synthetic data; None for IGBH.
         features, edges: arrays by node type and by stored relation.
         labels: labels of the seeds' type.
@@ -228,7 +228,7 @@ def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
 
     Raises:
         ConfigError: a size is given for synthetic data.
-        DataError: the folder or a file is missing, a file has the wrong type or number of rows, or ``STAND_IN`` is
+        DataError: the folder or a file is missing, a file has the wrong type or number of rows, or ``SYNTHETIC`` is
             damaged.
     """
     if not raw_dir.is_dir():
@@ -243,7 +243,7 @@ def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
             raise ConfigError(f"--size={size}: {folder} holds synthetic data, which the file {MARKER} describes")
         synthetic = description_of(marker.parent)
         assert synthetic is not None
-        return _opened(folder, "stand-in", synthetic, _settings(marker, synthetic), None)
+        return _opened(folder, "synthetic", synthetic, _settings(marker, synthetic), None)
     name = size or _size_of(folder)
     return _opened(folder, f"IGBH-{name}", None, published(name), NODES[name])
 

@@ -172,7 +172,7 @@ class RgatClassification(Workload):
         batches = seeds.capacity_batches(own.reader.capacity_batches)
         shape = sources.capacities(cfg.micro_batch, batches, own.reader.capacity_sigma, layout.group("dp"))
         source = BlockSource(
-            sources, seeds, shape, prepared.seeds["eval"], prepared.manifest.stand_in, self._sampling_group
+            sources, seeds, shape, prepared.seeds["eval"], prepared.manifest.synthetic, self._sampling_group
         )
         self._captured = [Batch(sources.example(shape, seeds.batch(0)), self.nominal_samples, shape)]
         return source

@@ -152,7 +152,7 @@ def open_train(
         return reader.begin(kept_P[drawn.utterance_B], columns, key[1])
 
     return ThreadedTrainSource(
-        stream, prepared.manifest.counts["eval_samples"], prepared.stand_in, threads, begin, stream.close
+        stream, prepared.manifest.counts["eval_samples"], prepared.synthetic, threads, begin, stream.close
     )
 
 

@@ -34,10 +34,13 @@ PUBLISHED = Published({"train_samples": 281_241, "eval_samples": 2_703, "vocabul
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    vocabulary: Annotated[int | None, Option("pieces of the tokenizer (1023, or the number in STAND_IN)")] = None,
-    tokenizer: Annotated[Path | None, Option("file of a SentencePiece model (one is trained on the data)")] = None,
+    vocabulary: Annotated[
+        int | None, Option("pieces of the tokenizer (default: 1023, or the number in SYNTHETIC)")
+    ] = None,
+    tokenizer: Annotated[Path | None, Option("a SentencePiece model (default: train one on the data)")] = None,
     train_subsets: Annotated[
-        Sequence[str] | None, Option(f"some of {', '.join(TRAIN_SUBSETS)} (all)", metavar="SUBSET")
+        Sequence[str] | None,
+        Option(f"training subsets, of {', '.join(TRAIN_SUBSETS)} (default: all)", metavar="SUBSET"),
     ] = None,
     workers: int = 1,
 ) -> Manifest:
@@ -66,7 +69,7 @@ def prepare(
             sort_keys=True,
         ),
     }
-    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.synthetic) as job:
         if job.found is not None:
             return job.found
         files, counts = SpeechPipeline(utterances, data_dir, job.begin(WORK), pieces, tokenizer, workers).run()

@@ -123,9 +123,9 @@ class PreparedSpeech:
     manifest: Manifest
 
     @property
-    def stand_in(self) -> bool:
+    def synthetic(self) -> bool:
         """Whether the data are synthetic or reduced."""
-        return self.manifest.stand_in
+        return self.manifest.synthetic
 
     @property
     def vocabulary(self) -> int:

@@ -54,12 +54,12 @@ class RawSpeech:
     Attributes:
         root: folder of the subsets.
         subsets: names of the subsets by split.
-        stand_in: content of the file ``STAND_IN`` of synthetic data; None for LibriSpeech.
+        synthetic: content of the file ``SYNTHETIC`` of synthetic data; None for LibriSpeech.
     """
 
     root: Path
     subsets: dict[str, tuple[str, ...]]
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
 
     def utterances(self, split: str) -> list[Utterance]:
         """Return all utterances of ``split`` (``train`` or ``eval``), by subset, then by speaker, chapter and file.
@@ -84,17 +84,17 @@ def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSp
 
     Raises:
         ConfigError: a training subset is named twice or unknown.
-        DataError: the folder or a subset is missing, or ``STAND_IN`` is damaged.
+        DataError: the folder or a subset is missing, or ``SYNTHETIC`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(
             f"raw folder {raw_dir} does not exist; run 'mlperf-suite download benchmark=rnnt' or '... generate ...'"
         )
     root = raw_dir / FOLDER if (raw_dir / FOLDER).is_dir() else raw_dir
-    stand_in = description_of(raw_dir.parent if raw_dir.name == FOLDER else raw_dir)
+    synthetic = description_of(raw_dir.parent if raw_dir.name == FOLDER else raw_dir)
     if train_subsets is None:
         train_subsets = TRAIN_SUBSETS
-        if stand_in is not None:
+        if synthetic is not None:
             train_subsets = [subset for subset in TRAIN_SUBSETS if (root / subset).is_dir()] or TRAIN_SUBSETS[:1]
     if not train_subsets or len(set(train_subsets)) < len(train_subsets) or set(train_subsets) - set(TRAIN_SUBSETS):
         raise ConfigError(f"--train-subsets {' '.join(train_subsets)}: some of {', '.join(TRAIN_SUBSETS)}, once each")
@@ -105,19 +105,19 @@ def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSp
                 raise DataError(
                     f"{root / name} is missing; 'mlperf-suite download benchmark=rnnt' fetches and unpacks it"
                 )
-    return RawSpeech(root, subsets, stand_in)
+    return RawSpeech(root, subsets, synthetic)
 
 
 def vocabulary_of(source: RawSpeech) -> int:
-    """Return the number of the tokenizer's pieces: the benchmark's 1,023, or for synthetic data that in ``STAND_IN``.
+    """Return the number of the tokenizer's pieces: the benchmark's 1,023, or for synthetic data that in ``SYNTHETIC``.
 
     Raises:
-        DataError: ``STAND_IN`` has no valid number.
+        DataError: ``SYNTHETIC`` has no valid number.
     """
-    if source.stand_in is None:
+    if source.synthetic is None:
         return VOCABULARY
     try:
-        return int(source.stand_in["vocabulary"])
+        return int(source.synthetic["vocabulary"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{MARKER} above {source.root} has a missing or invalid vocabulary: {error}") from error
 

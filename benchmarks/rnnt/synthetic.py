@@ -55,13 +55,17 @@ class SyntheticSpeech(Options):
     """
 
     kind: Kind = "small"
-    train: Annotated[int | None, Option("training utterances", least=1)] = None
-    eval: Annotated[int | None, Option("evaluation utterances", least=1)] = None
-    long: Annotated[int, Option("evaluation utterances of 17 s, longer than all of training", least=0)] = 0
-    words: Annotated[int | None, Option("words of the language", least=2)] = None
-    sentence: Annotated[tuple[int, int] | None, Option("words of a sentence", metavar=("LEAST", "MOST"))] = None
-    vocabulary: Annotated[int | None, Option("pieces of the tokenizer", least=1)] = None
-    voices: Annotated[int | None, Option("speakers", least=1)] = None
+    train: Annotated[int | None, Option("number of training utterances", least=1)] = None
+    eval: Annotated[int | None, Option("number of evaluation utterances", least=1)] = None
+    long: Annotated[
+        int, Option("number of evaluation utterances of 17 s, which are longer than all training utterances", least=0)
+    ] = 0
+    words: Annotated[int | None, Option("number of words of the synthetic language", least=2)] = None
+    sentence: Annotated[
+        tuple[int, int] | None, Option("smallest and largest number of words in a sentence", metavar=("LEAST", "MOST"))
+    ] = None
+    vocabulary: Annotated[int | None, Option("number of pieces of the tokenizer", least=1)] = None
+    voices: Annotated[int | None, Option("number of speakers", least=1)] = None
     seed: Annotated[int, Option(least=0)] = 0
 
     def completed(self) -> SyntheticSpeech:

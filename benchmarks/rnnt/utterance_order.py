@@ -6,11 +6,11 @@ These are cut and shuffled. No global batch spans two epochs.
 
 A global batch is presorted: shortest, longest, second shortest, second longest, and so on, by duration at the speed
 that is drawn per utterance and epoch. The micro-batches of all ranks get consecutive ranges of it, in the order of
-their lanes (streams of micro-batches). Each micro-batch therefore has long and short utterances, and about equal
+their streams (see :mod:`common.data.order`). Each micro-batch therefore has long and short utterances, and about equal
 work. One replica that accumulates N micro-batches reads the same as N replicas with one each.
 
-Legend: P utterances, G global batches of an epoch, N utterances of a global batch, L lanes, B utterances of a
-micro-batch.
+Legend: P utterances, G global batches of an epoch, N utterances of a global batch, L streams of micro-batches,
+B utterances of a micro-batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Epoch:
     """Random choices of an epoch.
 
     Attributes:
-        order_GLB: utterances of the micro-batches of all lanes, the longest of each first, int64.
+        order_GLB: utterances of the micro-batches of all streams, the longest of each first, int64.
         speed_P: factor of each utterance's duration, fp64.
         samples_P: samples of each utterance after resampling, int64.
         seed_P: random seed of each utterance's noise and masks, int64.

@@ -183,7 +183,7 @@ class Ssd300Data(PictureData[Facts, BoxReaderConfig]):
         pictures = AnnotatedPictures(root, "train", found)
         require_capacity(pictures.counts, self.reader.max_boxes, pictures)
         columns = AugmentedBoxes(pictures, self.facts, self._crop_attempts, self.reader.max_boxes, layout.seed)
-        return TrainingSplit(pictures, columns, stream, found.counts["eval_samples"], found.stand_in)
+        return TrainingSplit(pictures, columns, stream, found.counts["eval_samples"], found.synthetic)
 
     def validation(self, root: Path, layout: Layout, batch: int) -> EvaluationSplit:
         """Open the validation pictures."""

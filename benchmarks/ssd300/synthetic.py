@@ -35,8 +35,8 @@ _BATCHES, _BATCH = 4, 16  # number and size of the batches for the backbone's st
 class SyntheticBoxes(SyntheticCoco):
     """Options. ``generate`` adds a training picture without boxes; the last of several evaluation pictures has none."""
 
-    layers: Annotated[tuple[int, int, int], Option("blocks of the backbone's stages")] = (3, 4, 6)
-    image_size: Annotated[int, Option("px, of what the backbone sees")] = 300
+    layers: Annotated[tuple[int, int, int], Option("blocks per stage of the backbone")] = (3, 4, 6)
+    image_size: Annotated[int, Option("side of pictures to fit the backbone to, px")] = 300
 
 
 def generate(raw_dir: Path, options: SyntheticBoxes = SyntheticBoxes(), workers: int = 1) -> str:

@@ -31,7 +31,7 @@ from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape, decode_caption
 from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.prepared import PreparedLatents, open_prepared
-from benchmarks.stable_diffusion.tar_order import ResampledLane
+from benchmarks.stable_diffusion.tar_order import ResampledStream
 from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches
 from common.data.threads import PendingBatch, SampleThreads
@@ -64,15 +64,15 @@ class MomentsSource:
     ) -> None:
         counts = prepared.manifest.counts
         self.train_samples, self.eval_samples = counts["train_samples"], counts["eval_samples"]
-        self.stand_in = prepared.manifest.stand_in
+        self.synthetic = prepared.manifest.synthetic
         self._prepared, self._micro_batches = prepared, micro_batches
         self._member, self._shape = MEMBERS[prepared.kind], sample_shape(own)
         self._tokenizer, self._tokenizing = tokenizer, threading.Lock()
         self._pin_memory = pin_memory
-        lanes = [micro_batches.stream(step) for step in range(micro_batches.accumulation)]
-        self._lanes = [ResampledLane(prepared.samples, own.reader.shuffle_buffer, seed, lane) for lane in lanes]
+        streams = [micro_batches.stream(step) for step in range(micro_batches.accumulation)]
+        self._streams = [ResampledStream(prepared.samples, own.reader.shuffle_buffer, seed, index) for index in streams]
         self._open: OrderedDict[int, _Tar] = OrderedDict()
-        self._most_open = max(_LEAST_OPEN, 2 * len(lanes))
+        self._most_open = max(_LEAST_OPEN, 2 * len(streams))
         self._threads = SampleThreads(own.reader.threads, own.reader.prefetch)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
@@ -97,7 +97,7 @@ class MomentsSource:
         """Start to read this replica's micro-batch ``number``."""
         mine, count = self._micro_batches, self._micro_batches.micro_batch
         step, accumulation_step = mine.step_of(number)
-        tar_N, row_N = self._lanes[accumulation_step].take(step * count, count)
+        tar_N, row_N = self._streams[accumulation_step].take(step * count, count)
         tars = [self._tar(int(tar)) for tar in tar_N]
         everywhere = mine.global_index(number)
         tensors = self._empty(count)

@@ -61,10 +61,10 @@ PUBLISHED = Published(
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    source: Annotated[str | None, Option("form of the raw tars, if there are several", choices=FORMS)] = None,
-    members: Annotated[str, Option("content of the prepared tars", choices=MEMBERS)] = "encoded",
+    source: Annotated[str | None, Option("which raw tars to read, if there are several kinds", choices=FORMS)] = None,
+    members: Annotated[str, Option("what the prepared tars contain", choices=MEMBERS)] = "encoded",
     assets_dir: AssetsDir = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], Option("where networks run")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option("device for the frozen networks")] = "auto",
     workers: int = 1,
 ) -> Manifest:
     """Write the prepared data set, and place the frozen networks; do nothing if both exist.
@@ -96,7 +96,7 @@ def prepare(
     assets = assets_dir or assets_of(data_dir)
     plan = _plan(raw_data, MEMBERS[members], assets, kind, threads)
     wanted = {"fingerprint": raw_data.fingerprint(), "settings": _settings(plan)}
-    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, raw_data.stand_in) as job:
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, raw_data.synthetic) as job:
         _place_assets(raw_data, assets)
         if job.found is not None:
             _require_same_tars(raw_data, job.found, data_dir)

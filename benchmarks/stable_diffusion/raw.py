@@ -68,7 +68,7 @@ class RawLaion:
         assets: available files of frozen networks, sorted by name.
         image_size: height and width of the VAE's input, px.
         vae, text: sizes of the networks.
-        stand_in: description of synthetic data; None for the benchmark's data.
+        synthetic: description of synthetic data; None for the benchmark's data.
     """
 
     form: str
@@ -78,12 +78,12 @@ class RawLaion:
     image_size: int
     vae: VaeSizes
     text: TextSizes
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
 
     @property
     def checkpoint_digest(self) -> str | None:
         """Return the expected digest of the checkpoint of VAE and text tower; None accepts any."""
-        return DIGESTS[CHECKPOINT] if self.stand_in is None else None
+        return DIGESTS[CHECKPOINT] if self.synthetic is None else None
 
     def fingerprint(self) -> str:
         """Return a SHA-256 over the names of the tars and the contents of the small files.
@@ -94,8 +94,8 @@ class RawLaion:
         """
         lines = [self.form, *(path.name for path in self.tars)]
         lines += [digest(path, "sha256") for path in self.validation]
-        if self.stand_in is not None:
-            lines += [json.dumps(self.stand_in, sort_keys=True)]
+        if self.synthetic is not None:
+            lines += [json.dumps(self.synthetic, sort_keys=True)]
             lines += [f"{path.name} {digest(path, 'sha256')}" for path in self.assets]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -113,7 +113,7 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawLaion:
 
     Raises:
         DataError: folder, tars, captions or statistics are missing; several forms are present and ``form`` is None;
-            or ``STAND_IN`` is damaged.
+            or ``SYNTHETIC`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download the data there or generate synthetic data")
@@ -138,12 +138,12 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawLaion:
         )
     )
     read = (tars[0], captions, statistics, *assets)
-    marker, stand_in = marker_of(raw_dir, *read), description_of(raw_dir, *read)
-    _require_whole_set(folder, tars, stand_in)
+    marker, synthetic = marker_of(raw_dir, *read), description_of(raw_dir, *read)
+    _require_whole_set(folder, tars, synthetic)
     image_size, vae, text = IMAGE_SIZE, VaeSizes(), TextSizes()
-    if marker is not None and stand_in is not None:
-        image_size, vae, text = _sizes_of(marker, stand_in)
-    return RawLaion(chosen, tars, (captions, statistics), assets, image_size, vae, text, stand_in)
+    if marker is not None and synthetic is not None:
+        image_size, vae, text = _sizes_of(marker, synthetic)
+    return RawLaion(chosen, tars, (captions, statistics), assets, image_size, vae, text, synthetic)
 
 
 def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]:
@@ -183,9 +183,9 @@ def _required(raw_dir: Path, name: str) -> Path:
     return found
 
 
-def _require_whole_set(folder: Path, found: tuple[Path, ...], stand_in: Mapping[str, Any] | None) -> None:
+def _require_whole_set(folder: Path, found: tuple[Path, ...], synthetic: Mapping[str, Any] | None) -> None:
     """Raise DataError if tars of the benchmark's data are missing."""
-    if stand_in is not None:
+    if synthetic is not None:
         return
     there = {path.name for path in found}
     missing = [name for name in (f"{number:05d}.tar" for number in range(BENCHMARK_TARS)) if name not in there]
@@ -196,12 +196,12 @@ def _require_whole_set(folder: Path, found: tuple[Path, ...], stand_in: Mapping[
         )
 
 
-def _sizes_of(marker: Path, stand_in: Mapping[str, Any]) -> tuple[int, VaeSizes, TextSizes]:
+def _sizes_of(marker: Path, synthetic: Mapping[str, Any]) -> tuple[int, VaeSizes, TextSizes]:
     """Return the sizes in the description of synthetic data; the published sizes are the default."""
-    image_size = stand_in.get(_IMAGE_SIZE, IMAGE_SIZE)
+    image_size = synthetic.get(_IMAGE_SIZE, IMAGE_SIZE)
     try:
-        vae: VaeSizes = build(VaeSizes, stand_in.get(_VAE, {}), _VAE)
-        text: TextSizes = build(TextSizes, stand_in.get(_TEXT, {}), _TEXT)
+        vae: VaeSizes = build(VaeSizes, synthetic.get(_VAE, {}), _VAE)
+        text: TextSizes = build(TextSizes, synthetic.get(_TEXT, {}), _TEXT)
     except ConfigError as error:
         raise DataError(f"{marker}: {error}") from error
     if type(image_size) is not int or image_size < 1 or image_size % vae.factor:

@@ -88,11 +88,11 @@ class CaptionedPicture:
 class SyntheticPictures(NetworkSizes):
     """Options of ``generate``. ``image_size`` is the side of the networks' input, ``sides`` are those of the files."""
 
-    train: Annotated[int, Option("training pictures", least=2)] = 2000
-    eval: Annotated[int, Option("evaluation pictures", least=2)] = 200
-    tars: Annotated[int, Option("tars of training pictures", least=1)] = 8
-    image_size: Annotated[int, Option("side of the networks' input, px", least=1)] = 32
-    sides: Annotated[tuple[int, int], Option("smallest and largest side, px", parse=comma_separated)] = (32, 48)
+    train: Annotated[int, Option("number of training pictures", least=2)] = 2000
+    eval: Annotated[int, Option("number of evaluation pictures", least=2)] = 200
+    tars: Annotated[int, Option("number of tars with training pictures", least=1)] = 8
+    image_size: Annotated[int, Option("side of the pictures for the networks, px", least=1)] = 32
+    sides: Annotated[tuple[int, int], Option("smallest and largest picture side, px", parse=comma_separated)] = (32, 48)
     vae_steps: Annotated[int, Option("training steps of the autoencoder", least=1)] = 240
     seed: Annotated[int, Option(least=0)] = 0
 

@@ -93,7 +93,7 @@ def _sizes(name: str, kind: type[_Sizes]) -> Option:
         except (ConfigError, OmegaConfBaseException, yaml.YAMLError) as error:
             raise ConfigError(f"--{name}={text}: {error}") from error
 
-    return Option(f"sizes, such as '{{}}' for the published {kind.__name__}", parse=parsed)
+    return Option("sizes of the network as a mapping; '{}' for the published sizes", parse=parsed)
 
 
 @dataclass(frozen=True)

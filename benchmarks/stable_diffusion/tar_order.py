@@ -1,7 +1,7 @@
 """The order of training samples: tars are drawn with replacement, then samples are drawn from a shuffle buffer.
 
 This is the scheme of the reference (``WebDataset(resampled=True)`` and a shuffle buffer), as a pure function of
-(seed, stream, position). A stream (``lane``) is one micro-batch of every global batch over all ranks
+(seed, stream, position). A stream is one micro-batch of every global batch over all ranks
 (:mod:`common.data.order`). It reads tar after tar, each in its stored order, into a buffer of B samples. Each draw
 takes a sample from the buffer, and the next sample of the stream replaces it.
 
@@ -29,19 +29,19 @@ _SMALLEST_CHUNK = 4096
 _KEPT_CHUNKS = 2  # a micro-batch may overlap two chunks
 
 
-class ResampledLane:
+class ResampledStream:
     """The infinite sequence of samples of one stream.
 
     Args:
         samples: number of samples of each tar, 1 or more.
         buffer: B, the size of the shuffle buffer; 1 keeps the order of the stream.
         seed: seed of tars and draws.
-        lane: index of the stream.
+        stream: index of the stream.
     """
 
-    def __init__(self, samples: Sequence[int], buffer: int, seed: int, lane: int) -> None:
+    def __init__(self, samples: Sequence[int], buffer: int, seed: int, stream: int) -> None:
         self._samples = np.asarray(samples, np.int64)
-        self._buffer, self._seed, self._lane = buffer, seed, lane
+        self._buffer, self._seed, self._stream = buffer, seed, stream
         self._chunk = max(_SMALLEST_CHUNK, _CHUNK_BUFFERS * buffer)
         self._entries: dict[int, NDArray[np.int64]] = {}
         self._turns = np.zeros(0, np.int64)
@@ -82,12 +82,12 @@ class ResampledLane:
 
     def _draws(self, chunk: int) -> NDArray[np.int64]:
         """Return (S,) buffer slots."""
-        return sample_generator(self._seed, _DRAWS, self._lane, chunk).integers(self._buffer, size=self._chunk)
+        return sample_generator(self._seed, _DRAWS, self._stream, chunk).integers(self._buffer, size=self._chunk)
 
     def _in_tars(self, numbers_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Convert positions in the stream to tars and positions within them."""
         while not len(self._ends) or self._ends[-1] <= numbers_N.max(initial=0):
-            generator = sample_generator(self._seed, _TURNS, self._lane, len(self._turns) // _CHUNK_TURNS)
+            generator = sample_generator(self._seed, _TURNS, self._stream, len(self._turns) // _CHUNK_TURNS)
             turns = generator.integers(len(self._samples), size=_CHUNK_TURNS)
             start = self._ends[-1] if len(self._ends) else 0
             self._turns = np.concatenate([self._turns, turns])

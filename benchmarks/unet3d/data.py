@@ -109,7 +109,7 @@ class VolumeSource:
         slab: Slab,
     ) -> None:
         self.train_samples, self.eval_samples = len(volumes.train), len(volumes.eval)
-        self.stand_in = volumes.stand_in
+        self.synthetic = volumes.synthetic
         self._volumes, self._settings, self._order = volumes, settings, order
         self._device, self._pin_memory = device, device.type == "cuda"
         self._slab = slab

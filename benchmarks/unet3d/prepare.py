@@ -71,7 +71,7 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(source.settings))}
-    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, published_cases(), source.stand_in) as job:
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, published_cases(), source.synthetic) as job:
         if job.found is not None:
             return job.found
         job.begin(RECORDS)
@@ -91,7 +91,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """Check volumes prepared by the reference's script, link them into ``data_dir``, and describe them.
 
     Args:
-        folder: output of the script: all 420 volumes, or those of any cases together with a file ``STAND_IN``. If it
+        folder: output of the script: all 420 volumes, or those of any cases together with a file ``SYNTHETIC``. If it
             has a ``checksum.json``, the volumes must match it.
         data_dir: receives links, or copies on another disk; may be ``folder``.
         workers: cases at a time.
@@ -100,18 +100,18 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
         DataError: a volume is missing, damaged, or of a wrong dtype or shape, MD5s differ, or ``data_dir`` has other
             data.
     """
-    stand_in = description_of(folder)
+    synthetic = description_of(folder)
     volumes = listed(folder, "*.npy")
     names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
-    if stand_in is not None:
+    if synthetic is not None:
         names = [name for name in names if any(path.name.startswith(name) for path in volumes)]
         if not names:
             raise DataError(f"{folder} has no volumes case_00000_x.npy …")
     expected = {f"{name}_{kind}.npy": "" for name in names for kind in "xy"}
-    _compare_names(folder, {path.name for path in volumes}, expected, "KiTS19" if stand_in is None else MARKER)
+    _compare_names(folder, {path.name for path in volumes}, expected, "KiTS19" if synthetic is None else MARKER)
     digest = hashlib.sha256("".join(f"{path.name}\t{path.stat().st_size}\n" for path in volumes).encode())
     wanted = {"fingerprint": digest.hexdigest()}
-    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, published_cases(), stand_in, adopted=folder) as job:
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, published_cases(), synthetic, adopted=folder) as job:
         if job.found is not None:
             return job.found
         with ThreadPoolExecutor(workers) as pool:
@@ -127,7 +127,9 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
 
 def verify(
     data_dir: Path,
-    checksums: Annotated[Path | None, Option("also compare with this checksum.json, e.g. the reference's")] = None,
+    checksums: Annotated[
+        Path | None, Option("also compare with this checksum.json, for example that of the reference")
+    ] = None,
     workers: int = 1,
 ) -> Manifest:
     """Compare the names of the volumes and all checksums of ``data_dir`` with its lists; this reads all data.

@@ -52,10 +52,10 @@ class RawCase:
 
 @dataclass(frozen=True)
 class RawScans:
-    """All cases, sorted by name; ``stand_in`` is the description of synthetic data, None for KiTS19."""
+    """All cases, sorted by name; ``synthetic`` is the description of synthetic data, None for KiTS19."""
 
     cases: list[RawCase]
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
     settings: ScanSettings
 
     def fingerprint(self) -> str:
@@ -87,16 +87,16 @@ def open_raw(raw_dir: Path) -> RawScans:
 
     Raises:
         DataError: the folder or a file of a case is missing, real data have fewer than the 210 cases, synthetic data
-            lack one of the splits, or ``STAND_IN`` is damaged.
+            lack one of the splits, or ``SYNTHETIC`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; copy KiTS19 there or generate synthetic data")
     folder = data_folder(raw_dir)
-    marker, stand_in = marker_of(raw_dir, folder / MARKER), description_of(raw_dir, folder / MARKER)
+    marker, synthetic = marker_of(raw_dir, folder / MARKER), description_of(raw_dir, folder / MARKER)
     numbers = _numbers(folder)
     if not numbers:
         raise DataError(f"{raw_dir} has no folders case_00000 …; 'mlperf-suite download benchmark=unet3d' fetches them")
-    if stand_in is None:
+    if synthetic is None:
         numbers = list(range(LABELLED_CASES))
     cases = [
         RawCase(name, folder / name / IMAGE, folder / name / LABEL, split_of(number))
@@ -108,7 +108,7 @@ def open_raw(raw_dir: Path) -> RawScans:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         hint = (
             "generate the synthetic data again"
-            if stand_in is not None
+            if synthetic is not None
             else f"'mlperf-suite download benchmark=unet3d' fetches the {LABELLED_CASES} cases; with other scans, "
             f'write a file {MARKER} with {{"settings": {{"patch": [128, 128, 128]}}}}'
         )
@@ -116,7 +116,7 @@ def open_raw(raw_dir: Path) -> RawScans:
     for split in ("train", "eval"):
         if not any(case.split == split for case in cases):
             raise DataError(f"{raw_dir} has no case for {split}")
-    return RawScans(cases, stand_in, _settings(marker, stand_in))
+    return RawScans(cases, synthetic, _settings(marker, synthetic))
 
 
 def _numbers(folder: Path) -> list[int]:
@@ -124,10 +124,10 @@ def _numbers(folder: Path) -> list[int]:
     return sorted(number for name in names if (number := int(name[-5:])) < LABELLED_CASES)
 
 
-def _settings(marker: Path | None, stand_in: dict[str, Any] | None) -> ScanSettings:
-    if stand_in is None:
+def _settings(marker: Path | None, synthetic: dict[str, Any] | None) -> ScanSettings:
+    if synthetic is None:
         return ScanSettings()
     try:
-        return ScanSettings(tuple(stand_in["settings"]["patch"]))
+        return ScanSettings(tuple(synthetic["settings"]["patch"]))
     except (KeyError, TypeError, ConfigError) as error:
         raise DataError(f"{marker} has missing or invalid settings: {error}") from error

@@ -43,11 +43,11 @@ _ANATOMIES = {
 class SyntheticScans(Options):
     """Options of ``generate``. Evaluation cases are from the benchmark's list. Sizes are before padding to the crop."""
 
-    train: Annotated[int, Option("cases to train on", least=1, most=LABELLED_CASES - len(EVALUATION_CASES))] = 24
-    eval: Annotated[int, Option("cases to evaluate", least=1, most=len(EVALUATION_CASES))] = 6
-    patch: Annotated[tuple[int, ...], Option("voxels of a crop: one number, or D H W")] = (128,)
-    smallest: Annotated[int, Option("least voxels of an axis, once prepared", least=SMALLEST)] = 128
-    largest: Annotated[int, Option("most voxels of an axis, once prepared", least=SMALLEST, most=LARGEST)] = 200
+    train: Annotated[int, Option("number of training cases", least=1, most=LABELLED_CASES - len(EVALUATION_CASES))] = 24
+    eval: Annotated[int, Option("number of evaluation cases", least=1, most=len(EVALUATION_CASES))] = 6
+    patch: Annotated[tuple[int, ...], Option("voxels of a crop: one number, or depth, height and width")] = (128,)
+    smallest: Annotated[int, Option("smallest side of a prepared volume, in voxels", least=SMALLEST)] = 128
+    largest: Annotated[int, Option("largest side of a prepared volume, in voxels", least=SMALLEST, most=LARGEST)] = 200
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:

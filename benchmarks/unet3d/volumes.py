@@ -57,12 +57,12 @@ class VolumeEntry:
 
 @dataclass(frozen=True)
 class Volumes:
-    """The cases of a prepared folder, sorted by name; ``stand_in`` is true for synthetic data."""
+    """The cases of a prepared folder, sorted by name; ``synthetic`` is true for synthetic data."""
 
     root: Path
     train: tuple[VolumeEntry, ...]
     eval: tuple[VolumeEntry, ...]
-    stand_in: bool
+    synthetic: bool
 
     def read(self, case: VolumeEntry) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         """Read image (D, H, W) float32 and labels (D, H, W) uint8 of ``case`` into memory; both are contiguous.
@@ -106,7 +106,7 @@ def open_volumes(root: Path, patch: tuple[int, int, int]) -> Volumes:
     for name, members in splits.items():
         if not members:
             raise DataError(f"{root} has no case for {name}; run '{PREPARE_COMMAND}'")
-    return Volumes(root, splits["train"], splits["eval"], described.stand_in)
+    return Volumes(root, splits["train"], splits["eval"], described.synthetic)
 
 
 def read_cases(root: Path) -> list[VolumeEntry]:

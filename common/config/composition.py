@@ -92,22 +92,22 @@ def settings_help(command: str, overrides: Sequence[str]) -> str:
     own = {key: value for key, value in tree.items() if key not in (*yaml.safe_load(shared), "recipe")}
     return f"""usage: mlperf-suite {command} [KEY=VALUE ...]
 
-Groups (configs/): each sets many of the settings below, which later overrides replace.
+Groups (files below configs/). Each sets many of the settings below; a setting on the command line overrides it.
 benchmark: {", ".join(path.stem for path in sorted((CONFIGS / "benchmark").glob("*.yaml")))}
-scale: {", ".join(scales_of(name))} (of {name}; `mlperf-suite list` has those of all)
+scale: {", ".join(scales_of(name))} (for {name}; for all benchmarks: `mlperf-suite list`)
 system: {", ".join(path.stem for path in sorted((CONFIGS / "system").glob("*.yaml")))}
 hparams: {", ".join(_sets_of(name))}
 
-Settings and their defaults, before a benchmark's recipe changes them:
+Settings and their defaults. The recipe of a benchmark may change them:
 
 {shared}
 
-Settings of {name}, with this command line's values; benchmarks/{name}/README.md explains them:
+Settings of {name}, with the values of this command line; benchmarks/{name}/README.md explains them:
 
 {OmegaConf.to_yaml(OmegaConf.create(own)).strip()}
 
-Flags: --cfg job prints the configuration and runs nothing; --multirun (-m) runs once for each of several values, which
-commas separate; --hydra-help has the others.
+Flags: --cfg job prints the configuration and runs nothing. --multirun (-m) runs once for each of several values, which
+commas separate. --hydra-help lists the other flags.
 """
 
 

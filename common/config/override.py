@@ -20,8 +20,10 @@ from common.errors import ConfigError
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*")
 RENAMED = {
     "reader.augment": "model.implementations.augment",
+    "reader.polygon_room": "reader.polygon_capacity",
     "reader.sample": "model.implementations.sample",
     "embeddings.implementation": "model.implementations.embedding_bags",
+    "stand_in": "synthetic",
 }
 """Former configuration keys to their new names, where the last part of the key has changed."""
 REMOVED = frozenset(

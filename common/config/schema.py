@@ -22,6 +22,9 @@ LoggedPrecision = Literal["fp64", "fp32", "tf32", "bfloat16", "fp16", "fp8", "mx
 
 CUSTOM = "custom"
 """``data_set`` of data that are neither synthetic nor the benchmark's own."""
+SYNTHETIC = "synthetic"
+"""``data_set`` of synthetic data."""
+DataSetName = Range(f"it is {SYNTHETIC} now", lambda value: value != "stand-in")
 
 BucketSize = Range("a bucket has a positive, finite size", lambda value: 2**-20 <= value < math.inf)
 Divisor = Range("a divisor is positive and finite", Positive.holds)
@@ -49,8 +52,8 @@ class BenchmarkConfig:
     Attributes:
         name: name on the command line; also the key of ``WORKLOADS``.
         targets: metric to target; a single evaluation must reach all of them.
-        data_set: name of the data: ``stand-in`` means synthetic, ``custom`` other data than the benchmark's. Neither
-            can earn a result.
+        data_set: name of the data: ``synthetic``, ``custom`` (other data than the benchmark's), or the name of the
+            benchmark's data. Only the last can earn a result.
         schedule: options of the evaluation schedule that the rules leave free.
         facts: dataset constants, validated by the workload's own dataclass.
         log_keys: section -> {key in the log: path of the value}. The sections ``always`` and
@@ -62,15 +65,15 @@ class BenchmarkConfig:
     targets: dict[str, TargetConfig]
     train_samples: Annotated[int, AtLeast(1)]
     eval_samples: Annotated[int, AtLeast(1)]
-    data_set: str
+    data_set: Annotated[str, DataSetName]
     schedule: dict[str, Any]
     facts: dict[str, Any]
     log_keys: dict[str, dict[str, str]]
 
     @property
-    def stand_in(self) -> bool:
+    def synthetic(self) -> bool:
         """Whether the data are synthetic."""
-        return self.data_set == "stand-in"
+        return self.data_set == SYNTHETIC
 
     @property
     def custom(self) -> bool:
@@ -467,4 +470,4 @@ class SessionConfig:
     profile: str | None
     tensorboard: bool
     bench: BenchConfig
-    stand_in: tuple[str, ...]
+    synthetic: tuple[str, ...]

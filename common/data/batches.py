@@ -63,7 +63,7 @@ class DataSource(Protocol):
 
     train_samples: int
     eval_samples: int
-    stand_in: bool
+    synthetic: bool
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
         """Yield this rank's micro-batches of ``block``, from position ``start`` to the end of the block."""

@@ -26,10 +26,10 @@ from common.untrusted.variables import data_root
 
 Trust = Annotated[
     bool,
-    Option("do not decode all pictures completely, and note that in the manifest: damaged ones end a training run"),
+    Option("do not decode all pictures to check them (noted in the manifest); a damaged one then ends a training run"),
 ]
 """Option of ``prepare`` for workloads that decode pictures only to check them."""
-AssetsDir = Annotated[Path | None, Option("for what a run may read before its clock starts (default: DATA_DIR-assets)")]
+AssetsDir = Annotated[Path | None, Option("folder for starting weights and vocabularies (default: DATA_DIR-assets)")]
 """Option of ``prepare`` for workloads with starting weights or vocabularies."""
 _PREPARE, _ADOPT = "prepare without --adopt", "prepare --adopt"  # the two modes of prepare, with different options
 
@@ -101,8 +101,8 @@ class DataCommands:
         except BrokenPipeError:
             raise
         except OSError as error:
-            remedy = "make room and run it again" if error.errno in FULL_DISK else "see to it and run it again"
-            raise DataError(f"{mode}: {error}; {remedy}") from error
+            remedy = "free some space" if error.errno in FULL_DISK else "solve this problem"
+            raise DataError(f"{mode}: {error}; {remedy} and run the command again") from error
         return 0
 
     def _lines(self, mode: str, values: Mapping[str, Any]) -> Iterator[str]:
@@ -116,7 +116,8 @@ class DataCommands:
             made: Manifest = call(self._function(mode), values)
             totals = {name: count for name, count in made.counts.items() if "/" not in name}  # "/": counts of one file
             counts = ", ".join(f"{name} {count}" for name, count in totals.items())
-            kind = "stand-in" if made.stand_in else f"custom data in place of {self.real}" if made.custom else self.real
+            real = f"custom data in place of {self.real}" if made.custom else self.real
+            kind = "synthetic" if made.synthetic else real
             yield f"{values['data_dir']}: {kind}, {counts}"
             if made.trusted:
                 yield f"{values['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
@@ -125,7 +126,7 @@ class DataCommands:
             yield from self.remarks(made, **values)
             if made.custom:
                 yield f"{values['data_dir']}: not the benchmark's data, for the open division alone: {made.custom}"
-            if mode == "verify" and not made.stand_in:
+            if mode == "verify" and not made.synthetic:
                 yield from self._compare(made, values["data_dir"])
 
     def _remark(self, assets_dir: Path) -> str:
@@ -152,10 +153,14 @@ class DataCommands:
         self,
         raw_dir: Path,
         workers: int,
-        sets: Annotated[str, Option("fetch these sets of files alone, NAME,NAME,…; --list names them")] = "",
-        mirror: Annotated[list[str] | None, Option("try this address of a store first", metavar="NAME=URL")] = None,
-        show: Annotated[bool, Option("name all files, sizes and licences, without a network", "--list")] = False,
-        check: Annotated[bool, Option("compare what is there with what is published, and fetch nothing")] = False,
+        sets: Annotated[str, Option("download only these sets of files: NAME,NAME,…; see --list")] = "",
+        mirror: Annotated[
+            list[str] | None, Option("address to try first for the files of the store NAME", metavar="NAME=URL")
+        ] = None,
+        show: Annotated[bool, Option("list all files with sizes and licences; needs no network", "--list")] = False,
+        check: Annotated[
+            bool, Option("compare existing files with published sizes and checksums, and download nothing")
+        ] = False,
     ) -> Iterator[str]:
         mirrors = parse_mirrors(os.environ.get("MLPERF_MIRRORS", ""), "MLPERF_MIRRORS")
         mirrors |= parse_mirrors(",".join(mirror or ()), "--mirror")
@@ -189,13 +194,13 @@ class DataCommands:
         usual = {
             "raw_dir": Parameter("raw_dir", Path, raw_dir, Option(self.raw)),
             "data_dir": Parameter("data_dir", Path, data_root() / self.benchmark, Option(self.prepared)),
-            "workers": Parameter("workers", int, workers, Option("processes or threads", least=1)),
+            "workers": Parameter("workers", int, workers, Option("number of processes or threads", least=1)),
             "folder": Parameter(
                 "folder",
                 Path,
                 None,
                 Option(
-                    "prepare nothing: check the files that others prepared in FOLDER, and link them into --data-dir",
+                    "check files that other tools prepared in FOLDER, and link them into --data-dir; prepare nothing",
                     "--adopt",
                     metavar="FOLDER",
                 ),

@@ -31,7 +31,7 @@ from common.data import atomic
 from common.data.download import Client
 from common.data.preparation import locked, require_space
 from common.data.sources import Inventory, RemoteFile, Sources, SourceSet, fault_of, with_checksums
-from common.data.synthetic import MARKER
+from common.data.synthetic import marker_of
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import is_data
 from common.untrusted import archives
@@ -81,7 +81,7 @@ class Download:
             ConfigError: a set is unknown.
             DataError: files are missing or wrong and cannot be fetched, or a download failed.
         """
-        if (self.raw_dir / MARKER).exists():
+        if marker_of(self.raw_dir) is not None:
             raise DataError(f"{self.raw_dir} holds synthetic data, which are not downloaded; give another --raw-dir")
         if self.raw_dir.exists() and not self.raw_dir.is_dir():
             raise DataError(f"{self.raw_dir} is no folder; give another --raw-dir")

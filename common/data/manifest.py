@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -63,7 +64,7 @@ class Manifest:
         format: name and version of the prepared format, e.g. ``imagenet-recordio/1``.
         files: path below the root to size and checksums.
         counts: numbers of e.g. ``train_samples``, ``eval_samples``, ``classes``.
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
         source: origin of the data: kind, fingerprint, date; free text for users and for resuming.
         custom: the first difference from the benchmark's published data, in words; empty for the benchmark's data and
             for synthetic data. :mod:`common.data.published` decides.
@@ -72,7 +73,7 @@ class Manifest:
     format: str
     files: dict[str, FileEntry]
     counts: dict[str, int]
-    stand_in: bool
+    synthetic: bool
     source: dict[str, str]
     custom: str = ""
 
@@ -174,6 +175,9 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
         raise DataError(f"{path} has a missing or invalid field (format); {remedy}")
     if raw["format"] != expected_format:
         raise DataError(f"{path}: format {raw['format']!r} where {expected_format!r} is needed; {remedy}")
+    if "stand_in" in raw:
+        edit = shlex.join(["sed", "-i", 's/"stand_in":/"synthetic":/', str(path)])
+        raise DataError(f"{path} was written by an earlier version: rename its field stand_in to synthetic: {edit}")
     if "custom" not in raw:
         if not undecided:
             raise DataError(
@@ -232,8 +236,8 @@ def verify_file(root: Path, manifest: Manifest, name: str, command: str, md5: bo
 
 def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
     try:
-        if not isinstance(raw["stand_in"], bool):
-            raise TypeError("stand_in is neither true nor false")
+        if not isinstance(raw["synthetic"], bool):
+            raise TypeError("synthetic is neither true nor false")
         if not isinstance(raw["custom"], str):
             raise TypeError("custom is no text")
         files: Mapping[str, Mapping[str, Any]] = raw["files"]
@@ -246,7 +250,7 @@ def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
                 for name, entry in files.items()
             },
             counts=counts,
-            stand_in=raw["stand_in"],
+            synthetic=raw["synthetic"],
             source={name: str(text) for name, text in raw["source"].items()},
             custom=raw["custom"],
         )

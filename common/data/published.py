@@ -106,11 +106,11 @@ class Published:
             DataError: a file whose MD5 is needed was changed.
         """
         lacking = [name for name in sorted(self.with_md5) if name in found.files and not found.files[name].md5]
-        if found.custom != UNDECIDED and (found.stand_in or not lacking):
+        if found.custom != UNDECIDED and (found.synthetic or not lacking):
             return found
         completed = {name: manifest.verify_file(data_dir, found, name, command, md5=True) for name in lacking}
         made = self.manifest(found.format, {**found.files, **completed}, found.counts, found.source)
-        if found.stand_in and not self.synthetic and not made.custom:
+        if found.synthetic and not self.synthetic and not made.custom:
             made = replace(made, custom="an older version of prepare marked these data as reduced or rebuilt")
         manifest.write(data_dir, made)
         return made

@@ -23,8 +23,10 @@ Plan = TypeVar("Plan")
 Drawn = TypeVar("Drawn")
 _Documentable = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-MARKER = "STAND_IN"
+MARKER = "SYNTHETIC"
 """Name of the file that marks a raw folder, and thus all data that are prepared from it, as synthetic."""
+FORMER_MARKER = "STAND_IN"
+"""Name of the same file in earlier versions. It is an error, so that such data never count as real."""
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
 _LEAST_CHARACTERS = 40
 
@@ -41,16 +43,26 @@ def marker_of(raw_dir: Path, *found: Path) -> Path | None:
         raw_dir: the folder that the user names.
         found: files below it that are read. Their parent folders are searched, too, so that synthetic data are
             recognised if the user names a folder above them.
+
+    Raises:
+        DataError: an earlier version marked the data.
     """
     between = [folder for path in found for folder in path.parents if folder.is_relative_to(raw_dir)]
-    return next((folder / MARKER for folder in (raw_dir, *between) if (folder / MARKER).exists()), None)
+    for folder in (raw_dir, *between):
+        if (folder / MARKER).exists():
+            return folder / MARKER
+        if (folder / FORMER_MARKER).exists():
+            raise DataError(
+                f"{folder / FORMER_MARKER} marks synthetic data of an earlier version; rename this file to {MARKER}"
+            )
+    return None
 
 
 def description_of(raw_dir: Path, *found: Path) -> dict[str, Any] | None:
     """Return the description that :func:`mark` wrote; None for real data.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged, or an earlier version marked the data.
     """
     marker = marker_of(raw_dir, *found)
     if marker is None:
@@ -58,7 +70,7 @@ def description_of(raw_dir: Path, *found: Path) -> dict[str, Any] | None:
     try:
         return read_json_object(marker)
     except DataError as error:
-        raise DataError(f"{marker} is damaged ({error}); generate the stand-in again") from error
+        raise DataError(f"{marker} is damaged ({error}); generate the data again") from error
 
 
 def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, per_worker: int = 1) -> Iterator[Drawn]:
@@ -93,6 +105,7 @@ def generated(raw_dir: Path) -> Iterator[Path]:
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
+    marker_of(raw_dir)  # for a folder of an earlier version, its error says more than the next one
     if raw_dir.exists() and any(raw_dir.iterdir()):
         raise DataError(f"{raw_dir} is not empty; generate synthetic data into a new or empty folder")
     partial = raw_dir.with_name(f"{raw_dir.name}.partial")

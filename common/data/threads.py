@@ -105,7 +105,7 @@ class ThreadedTrainSource:
     Args:
         stream: the order of samples.
         eval_samples: size of the evaluation set.
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
         begin: starts this replica's micro-batch with this number, counted over the whole training, on ``threads``.
         close_data: closes the data that ``begin`` reads.
     """
@@ -114,12 +114,12 @@ class ThreadedTrainSource:
         self,
         stream: SampleStream,
         eval_samples: int,
-        stand_in: bool,
+        synthetic: bool,
         threads: SampleThreads,
         begin: Callable[[int], PendingBatch],
         close_data: Callable[[], None],
     ) -> None:
-        self.train_samples, self.eval_samples, self.stand_in = stream.train_samples, eval_samples, stand_in
+        self.train_samples, self.eval_samples, self.synthetic = stream.train_samples, eval_samples, synthetic
         self.stream = stream
         self._threads, self._begin, self._close_data = threads, begin, close_data
 

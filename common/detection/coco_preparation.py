@@ -74,7 +74,7 @@ class CocoPreparation:
         """
         source = open_raw(raw_dir, self.benchmark, self.backbones)
         wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
-        with preparing(data_dir, self.format, self.command, wanted, PUBLISHED, source.stand_in) as job:
+        with preparing(data_dir, self.format, self.command, wanted, PUBLISHED, source.synthetic) as job:
             _place_backbone(source, assets_dir or assets_of(data_dir))
             if job.found is not None:
                 return job.found
@@ -129,7 +129,7 @@ class CocoPreparation:
             raise DataError(f"{source.folder}: the categories of training and validation differ")
         counts = {name: len(splits[split].picture_id) for split, name in SPLITS.items()}
         counts["classes"] = len(train.class_id)
-        if source.stand_in is None and counts != COCO_COUNTS:
+        if source.synthetic is None and counts != COCO_COUNTS:
             raise DataError(
                 f"{source.folder} holds {counts} where COCO 2017 has {COCO_COUNTS}; for other data put a file {MARKER} "
                 "(a JSON object) into the folder that says what they are"

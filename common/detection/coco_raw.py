@@ -80,13 +80,13 @@ class RawData:
     """A raw folder.
 
     Attributes:
-        stand_in: description of synthetic data; None for COCO.
+        synthetic: description of synthetic data; None for COCO.
         benchmark: name of the benchmark, for messages.
         backbones: accepted file names of the pretrained backbone.
     """
 
     folder: Path
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
     benchmark: str
     backbones: tuple[str, ...]
 
@@ -165,7 +165,7 @@ def open_raw(raw_dir: Path, benchmark: str, backbones: tuple[str, ...]) -> RawDa
     """Return the raw data in ``raw_dir``, without reading them; for other arguments see :class:`RawData`.
 
     Raises:
-        DataError: the folder is missing, or its ``STAND_IN`` file is damaged.
+        DataError: the folder is missing, or its ``SYNTHETIC`` file is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download COCO there or generate synthetic data")

@@ -47,14 +47,15 @@ from common.launch.nccl_settings import variables
 
 LEAVE_SECONDS = 10.0
 
-DESCRIPTION = """Qualify this machine, or every node of a job, without any data.
+DESCRIPTION = """Test whether this machine, or every node of a job, is fit for training. No data are needed.
 
-Alone, it starts one process for each GPU. Under srun or torchrun every process is a rank: one for each GPU, or one
-for each node without GPUs. Nothing on the machine is changed; --storage and --output-dir get a file for a moment."""
+Without a launcher, the command starts one process per GPU. Under srun or torchrun, start one rank per GPU, or one rank
+per node without GPUs. The command changes no settings of the machine. It creates temporary files in the folders of
+--storage and --output-dir."""
 
-EPILOG = """exit code: 0 fit; 11 unfit, for a broken limit, an outlier among three or more, a difference between nodes,
-a failed check or a rank that does not answer; 2 wrong arguments; 7 the ranks did not meet. A check that could not
-run, for want of hardware or permission, is named and counts as not made."""
+EPILOG = """exit code: 0 fit; 11 unfit: a value is outside its limits, an outlier among at least three, or different
+between nodes, or a check failed, or a rank does not answer; 2 wrong arguments; 7 the ranks could not connect.
+Checks that cannot run here, because hardware or a permission is missing, are listed as not made."""
 
 
 @dataclass(frozen=True)
@@ -136,19 +137,23 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--system", default="auto", metavar="NAME",
-                        help="whose limits apply: a file of configs/system or a path (default: auto)")  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found there")
+                        help="limits to apply: a name in configs/system, or a path (default: auto)")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measured values and findings to FILE")
     parser.add_argument("--storage", type=Path, nargs="+", action="extend", default=[], metavar="PATH",
-                        help="measure reading from this folder or file, on every node")  # fmt: skip
+                        help="measure the reading speed of this folder or file on every node")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
-                        help="whether every node sees what rank 0 writes there, as checkpoints need it")  # fmt: skip
+                        help="check that all nodes see files of rank 0 there, as checkpoints need")  # fmt: skip
     parser.add_argument("--data-dir", type=Path, metavar="DIR",
-                        help="whether every node has the same prepared data there")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="measure for seconds only: no heat, no 1 GB collectives")
+                        help="check that every node has the same prepared data there")  # fmt: skip
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="measure for a few seconds only, without the test under heat and 1 GB collectives",
+    )
     parser.add_argument("--only", nargs="+", action="extend", choices=CHECKS, metavar="CHECK",
-                        help=f"only these checks: {', '.join(CHECKS)}")  # fmt: skip
+                        help=f"run only these checks: {', '.join(CHECKS)}")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS",
-                        help="longest wait for a rank or a collective (default: 120)")  # fmt: skip
+                        help="time limit for a rank to answer and for a collective (default: 120)")  # fmt: skip
     arguments = parser.parse_args(list(argv))
     if not 0 < arguments.timeout < 86400:
         raise ConfigError(f"--timeout {arguments.timeout:g}: expected seconds, more than 0 and less than a day")

@@ -17,8 +17,8 @@ class DecoderConfig:
 
     Attributes:
         layers: number of layers to use, for benchmarks; 0 for all.
-        blocks: ``written`` (``frozen`` for frozen weights) has hand-written backward passes; ``autograd`` uses PyTorch
-            operations and autograd.
+        blocks: ``handwritten`` (``frozen`` for frozen weights) has hand-written backward passes; ``autograd`` uses
+            PyTorch operations and autograd.
         linear: matrix products of the blocks: ``torch``, or ``fp8``, which needs hand-written backward passes.
         head_chunk: number of tokens whose logits exist at the same time.
         loss_scale: initial loss scale with fp16.
@@ -28,7 +28,7 @@ class DecoderConfig:
     """
 
     layers: Annotated[int, NotNegative]
-    blocks: Literal["written", "autograd"]
+    blocks: Literal["handwritten", "autograd"]
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
@@ -37,22 +37,22 @@ class DecoderConfig:
 
     operations: ClassVar[Mapping[str, Operation]]
     """Operations that ``implementations`` can configure."""
-    written: ClassVar[str] = "written"
+    handwritten: ClassVar[str] = "handwritten"
     """Value of ``blocks`` for hand-written backward passes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "implementations", all_implementations(self.implementations, self.operations))
         if self.linear != "torch":
-            self.need_written("linear", self.linear, "multiply in FP8")
+            self.need_handwritten("linear", self.linear, "multiply in FP8")
         if self.token_products != AUTO:
-            self.need_written("token_products", self.token_products, "choose how tokens move")
+            self.need_handwritten("token_products", self.token_products, "choose how tokens move")
         accumulation = self.implementations.get("accumulation", AUTO)
         if self.linear == "torch" and accumulation != AUTO:
             raise ConfigError(
                 f"implementations.accumulation={accumulation}: this applies to FP8 products only; set model.linear=fp8"
             )
 
-    def need_written(self, key: str, value: object, what: str) -> None:
+    def need_handwritten(self, key: str, value: object, what: str) -> None:
         """Check an option that only hand-written backward passes have.
 
         Args:
@@ -63,5 +63,5 @@ class DecoderConfig:
         """
         if self.blocks == "autograd":
             raise ConfigError(
-                f"{key}={value}: only {self.written} blocks {what}; give model.blocks={self.written} as well"
+                f"{key}={value}: only {self.handwritten} blocks {what}; give model.blocks={self.handwritten} as well"
             )

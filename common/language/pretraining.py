@@ -98,7 +98,7 @@ class CorpusRows:
         mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
         stream = RowStream(mine, facts.index_rows, facts.consumed)
         samples = facts.eval_rows if facts.eval_tokens is None else facts.eval_tokens
-        return source.train_source(rows, shape, stream, samples, found.stand_in, layout.device.type == "cuda")
+        return source.train_source(rows, shape, stream, samples, found.synthetic, layout.device.type == "cuda")
 
     def open_evaluation(
         self, root: Path, facts: RowFacts, layout: Layout, rows_per_batch: int = 1

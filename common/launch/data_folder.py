@@ -51,27 +51,27 @@ def require_prepared(run: RunConfig, session: SessionConfig) -> RunConfig:
     if run.declaration.train_samples is not None:  # an epoch uses only some samples of the folder
         train_samples = min(train_samples, run.train_samples)
     eval_samples = found.counts.get("eval_samples", run.benchmark.eval_samples)
-    require_samples(run, session.data_dir, train_samples, eval_samples, found.stand_in)
+    require_samples(run, session.data_dir, train_samples, eval_samples, found.synthetic)
     return replace(run, benchmark=replace(run.benchmark, data_set=CUSTOM)) if found.custom else run
 
 
-def require_samples(run: RunConfig, data_dir: Path, train_samples: int, eval_samples: int, stand_in: bool) -> None:
+def require_samples(run: RunConfig, data_dir: Path, train_samples: int, eval_samples: int, synthetic: bool) -> None:
     """Compare the sample counts and the origin of the data in ``data_dir`` with the recipe.
 
     Args:
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
 
     Raises:
         DataError: a number of samples differs, or only one of data and recipe is synthetic.
     """
     expected = run.benchmark
     if _is_unprepared(run, data_dir):
-        stand_in = expected.stand_in  # the folder has no manifest that states it
-    if (train_samples, eval_samples, stand_in) != (run.train_samples, expected.eval_samples, expected.stand_in):
+        synthetic = expected.synthetic  # the folder has no manifest that states it
+    if (train_samples, eval_samples, synthetic) != (run.train_samples, expected.eval_samples, expected.synthetic):
         raise DataError(
             f"{data_dir}: holds {train_samples} training and {eval_samples} evaluation samples"
-            f"{' of synthetic data' if stand_in else ''}, but the recipe is for {run.train_samples} and "
-            f"{expected.eval_samples} of {expected.data_set}; give the data_dir that belongs to this recipe"
+            f"{' of synthetic data' if synthetic else ''}, but the recipe is for {run.train_samples} and "
+            f"{expected.eval_samples} of {expected.data_set} data; give the data_dir that belongs to this recipe"
         )
 
 
@@ -82,7 +82,7 @@ def _is_unprepared(run: RunConfig, data_dir: Path) -> bool:
 
 
 def _refuse_custom(run: RunConfig, session: SessionConfig, custom: str) -> None:
-    if custom and session.submission.division == "closed" and not run.benchmark.stand_in:
+    if custom and session.submission.division == "closed" and not run.benchmark.synthetic:
         raise DataError(
             f"{session.data_dir}: {custom}: these are not the data of {run.benchmark.name}, which the closed division "
             f"needs; train in the open one with submission.division=open, or {_remedy(run, session)}"
@@ -101,12 +101,12 @@ def _commands(run: RunConfig, session: SessionConfig) -> str:
         folder = whole.parent / f"{whole.name}-{run.benchmark.name}"
     scale = run.recipe.rpartition("/")[2]
     first, raw_folder = f"download {name}", f"{folder}-raw"
-    if session.stand_in and run.benchmark.stand_in:
+    if session.synthetic and run.benchmark.synthetic:
         first = f"generate {name} scale={scale}"
         # `generate` refuses the default folder of the real raw data.
         raw_folder = f"{folder}-{scale}-raw" if folder.name == run.benchmark.name else raw_folder
     raw = shlex.quote(raw_folder)
-    source = "--adopt" if is_adopted(run.benchmark.name) and not session.stand_in else "--raw-dir"
+    source = "--adopt" if is_adopted(run.benchmark.name) and not session.synthetic else "--raw-dir"
     return (
         f"mlperf-suite {first} --raw-dir {raw} && "
         f"mlperf-suite prepare {name} {source} {raw} --data-dir {shlex.quote(str(folder))}"

@@ -61,7 +61,7 @@ NOT_TRAINING = frozenset(
         "profile",
         "resume",
         "seed",
-        "stand_in",
+        "synthetic",
         "tensorboard",
         "timeout_seconds",
     }
@@ -81,8 +81,8 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
         if name == "end":
             command.add_argument("--experiment", type=int, required=True)
             command.add_argument("--exit-code", type=int, required=True)
-            command.add_argument("--step-errors", type=Path, help="what srun printed about its tasks")
-            command.add_argument("--reason", default="", help="why it ended early, where the driver knows")
+            command.add_argument("--step-errors", type=Path, help="file with srun's messages about its tasks")
+            command.add_argument("--reason", default="", help="why the experiment ended early, if known")
     arguments = parser.parse_args(argv)
     try:
         tree = compose(arguments.overrides)
@@ -178,7 +178,7 @@ def _examined_system(system: Mapping[str, Any], run: RunConfig, session: Session
 
 def _obstacles(run: RunConfig, session: SessionConfig, environment: Mapping[str, str]) -> Sequence[str]:
     """Return reasons why the runs could not be submitted, as messages; empty for synthetic data."""
-    if run.benchmark.stand_in:
+    if run.benchmark.synthetic:
         return ()
     found = [
         f"submission.{name} is not set"

@@ -1,4 +1,4 @@
-"""``mlperf-suite measure``: the step of all that have a recipe on 1, 2, 4 ... GPUs of this node, in one table."""
+"""Implementation of ``mlperf-suite measure``, which measures all workloads on this node and prints one table."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ TIMED = 5.0
 REPETITIONS = 3
 """Number of repetitions of the timed iterations; the median counts (``bench.repetitions``)."""
 
+DESCRIPTION = "Measure the training step of the benchmarks on 1, 2, 4, ... GPUs of this node, and print one table."
 RESULTS = "results.json"
 """Name of the file with all figures, which ``scripts/write_tables.py`` reads."""
 
@@ -53,15 +54,30 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     Raises:
         ConfigError: there is nothing to measure, or this machine has too few GPUs.
     """
-    parser = argparse.ArgumentParser(prog="mlperf-suite measure", description=__doc__)
-    parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help="default: all that have the recipe")
-    parser.add_argument("--scale", default=SCALE, help=f"the recipe that is measured (default: {SCALE})")
-    parser.add_argument("--gpus", type=_counts, help="numbers of GPUs, such as 1,2,4 (default: powers of two, and all)")
-    parser.add_argument("--data", type=Path, help="folder with prepared data, DATA/BENCHMARK: runs are measured too")
-    parser.add_argument("--output", type=Path, default=Path("measured"), help="folder for figures and table")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of one measurement (default: {SECONDS:.0f})")
-    parser.add_argument("--apart", action="store_true", help="start a benchmark when the one before has ended")
-    parser.add_argument("--override", action="append", default=[], help="of every bench, such as bench.steps=50")
+    parser = argparse.ArgumentParser(prog="mlperf-suite measure", description=DESCRIPTION)
+    parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help="default: all that have this scale")
+    parser.add_argument("--scale", default=SCALE, help=f"scale to measure (default: {SCALE})")
+    parser.add_argument(
+        "--gpus", type=_counts, help="numbers of GPUs, such as 1,2,4 (default: powers of two, and all GPUs)"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="also measure readers and evaluations, with the prepared data in DATA/BENCHMARK"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("measured"), help="folder for the results (default: measured)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"time limit of one measurement (default: {SECONDS:.0f})"
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="start each benchmark only when the previous one has ended"
+    )
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        help="setting for every benchmark, such as bench.steps=50; may be repeated",
+    )
     arguments = parser.parse_args(argv)
     if unknown := sorted(set(arguments.benchmarks) - set(benchmarks)):
         raise ConfigError(f"measure: no benchmark {unknown[0]!r}; there are {', '.join(sorted(benchmarks))}")
@@ -84,7 +100,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     places = len(names) or max(gpus)
     jobs = jobs_of(scales, arguments.scale, gpus, with_data, places)
     if not jobs:
-        raise ConfigError(f"measure: no benchmark that is asked for has a recipe {arguments.scale}")
+        raise ConfigError(f"measure: none of the requested benchmarks has a scale {arguments.scale}")
     try:
         arguments.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

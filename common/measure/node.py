@@ -157,17 +157,17 @@ class Node:
         name = job.name if job.copies == 1 else f"{job.name}-gpu{places[0]}"
         report, log = self._output / f"{name}.json", self._output / f"{name}.log"
         report.unlink(missing_ok=True)
-        told = [*job.words(), override("bench.report", report.resolve()), *self._words(job)]
+        arguments = [*job.words(), override("bench.report", report.resolve()), *self._words(job)]
         own = [self._names[place] for place in places] if self._names else []
         with open(log, "w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "common.cli", "bench", *told],
+                [sys.executable, "-m", "common.cli", "bench", *arguments],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=_environment(own, turn),
                 start_new_session=True,
             )
-        print(f"{name}: bench {shlex.join(told)}", flush=True)
+        print(f"{name}: bench {shlex.join(arguments)}", flush=True)
         return _Copy(process, places, report, log)
 
     def _ended(self) -> Iterator[MeasuredCopy]:

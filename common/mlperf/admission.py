@@ -64,8 +64,8 @@ def _check(run: RunConfig, ruleset: str, logged: dict[str, object], division: Di
     """
     errors = []
     try:
-        tensors, stand_in = run.declaration.initialised_tensors, run.benchmark.stand_in
-        check_hyperparameters(run.benchmark.name, ruleset, logged, stand_in, division, tensors)
+        tensors, synthetic = run.declaration.initialised_tensors, run.benchmark.synthetic
+        check_hyperparameters(run.benchmark.name, ruleset, logged, synthetic, division, tensors)
     except ConfigError as error:
         errors.append(str(error))
     try:

@@ -91,7 +91,7 @@ def check_hyperparameters(
     benchmark: str,
     ruleset: str | None,
     logged: Mapping[str, object],
-    stand_in: bool = False,
+    synthetic: bool = False,
     division: Division = "closed",
     tensors: Sequence[str] | None = None,
 ) -> None:
@@ -104,7 +104,7 @@ def check_hyperparameters(
         benchmark: our name, or the name in a log.
         ruleset: version; None for the newest that accepts the benchmark.
         logged: log key to the value that will be logged.
-        stand_in: whether the data are synthetic. Such a run cannot be a result. It may break the rules' table, but
+        synthetic: whether the data are synthetic. Such a run cannot be a result. It may break the rules' table, but
             not the checker's rules.
         tensors: names of tensors that will be logged as initialised; None to skip their check.
 
@@ -119,7 +119,7 @@ def check_hyperparameters(
     if broken:  # a forbidden value may also make the checker die
         findings = [finding for finding in findings if finding.kind != "crash"]
     complaints = [finding.sentence() for finding in broken] if division == "closed" else []
-    if division == "closed" and not stand_in:
+    if division == "closed" and not synthetic:
         complaints += hyperparameter_complaints(rules, logged).values()
     if any(map(_is_of_the_ruleset, findings)):
         complaints += _other_ruleset(rules, logged, division, tensors or (), findings)

@@ -13,6 +13,7 @@ from common.data.batches import Block
 from common.errors import ConfigError
 from common.mlperf.compliance import rule_records
 from common.mlperf.mllog import RunLog
+from common.mlperf.parsed_log import LOGGED_SYNTHETIC
 from common.mlperf.rules import Rules
 
 SILENT = -1
@@ -41,6 +42,11 @@ def _look_up(path: str, run: RunConfig) -> object:
             raise ConfigError(f"benchmark.log_keys: nothing is called {path!r}")
         value = getattr(value, name)
     return value
+
+
+def logged_data_set(benchmark: BenchmarkConfig) -> str:
+    """Return the value of ``data_set`` in the log."""
+    return LOGGED_SYNTHETIC if benchmark.synthetic else benchmark.data_set
 
 
 def _quality_target(benchmark: BenchmarkConfig) -> float | dict[str, float]:
@@ -123,7 +129,7 @@ class RunEvents:
         log.event("submission_status", who.status, time_ms=time_ms)
         log.event("submission_platform", who.platform, time_ms=time_ms)
         log.event("ruleset", rules.ruleset, time_ms=time_ms)
-        log.event("data_set", run.benchmark.data_set, time_ms=time_ms)
+        log.event("data_set", logged_data_set(run.benchmark), time_ms=time_ms)
         log.event("quality_target", _quality_target(run.benchmark), time_ms=time_ms)
         log.event("number_of_nodes", run.scale.nodes, time_ms=time_ms)
         log.event("accelerators_per_node", run.scale.gpus_per_node if gpus else 0, time_ms=time_ms)

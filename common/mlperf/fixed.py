@@ -50,7 +50,7 @@ def check_fixed(benchmark: BenchmarkConfig, forbidden: Sequence[str]) -> None:
     Raises:
         ConfigError: naming every key, value and rule that is broken.
     """
-    if benchmark.stand_in:
+    if benchmark.synthetic:
         return
     broken = [*_differences(benchmark), *forbidden]
     if broken:

@@ -27,8 +27,9 @@ TOKEN = ":::MLLOG "
 FIELDS = ("namespace", "time_ms", "event_type", "key", "value", "metadata")
 QUALITY_KEYS = ("eval_accuracy", "eval_error")
 PROGRESS_KEYS = ("samples_count", "epoch_num", "step_num")
-STAND_IN = "stand-in"
-OTHER_DATA = {STAND_IN: "the data are synthetic", "custom": "the data are custom, not the benchmark's"}
+LOGGED_SYNTHETIC = "stand-in"
+"""Value of ``data_set`` in logs of runs on synthetic data. Any version of the suite must recognise it in any log."""
+OTHER_DATA = {LOGGED_SYNTHETIC: "the data are synthetic", "custom": "the data are custom, not the benchmark's"}
 """Values of ``data_set`` for data that are not the benchmark's -> the same in words."""
 
 CHUNK_BYTES = 2**20
@@ -150,9 +151,9 @@ class ParsedLog:
         return (stops[-1].time_ms - starts[0].time_ms) / 60_000 if starts and stops else None
 
     @property
-    def stand_in(self) -> bool:
+    def synthetic(self) -> bool:
         """Whether the log states that its data are synthetic."""
-        return self.other_data == OTHER_DATA[STAND_IN]
+        return self.other_data == OTHER_DATA[LOGGED_SYNTHETIC]
 
     @property
     def other_data(self) -> str:

@@ -228,7 +228,7 @@ def _status(summary: Summary) -> str:
 
 def _other_data(benchmark: BenchmarkConfig) -> str:
     """Return the kind of data that replaces the benchmark's: "synthetic" or "custom"; empty if nothing does."""
-    return "synthetic" if benchmark.stand_in else "custom" if benchmark.custom else ""
+    return "synthetic" if benchmark.synthetic else "custom" if benchmark.custom else ""
 
 
 def _note(summary: Summary) -> str:

@@ -160,11 +160,11 @@ def main(benchmark: str, workload_type: type[ClickPrediction], arguments: Sequen
         SuiteError: the recipe or the data are wrong, or the plan does not fit the memory.
     """
     parser = argparse.ArgumentParser(prog=f"benchmarks.{benchmark}.hybrid_plan", description=__doc__)
-    parser.add_argument("--write", type=Path, required=True, help="the plan, in YAML; frequent rows go beside it")
-    parser.add_argument("--frequent", type=int, required=True, help="rows to be replicated, of all tables together")
-    parser.add_argument("--tables", default="", help="C1,C20,...; without it those that then send fewer vectors")
-    parser.add_argument("--batches", type=int, default=BATCHES, help="global batches to be counted")
-    parser.add_argument("--synthetic", action="store_true", help="count the synthetic ids of bench instead of data")
+    parser.add_argument("--write", type=Path, required=True, help="new YAML file; frequent rows get a file beside it")
+    parser.add_argument("--frequent", type=int, required=True, help="number of rows to replicate, all tables together")
+    parser.add_argument("--tables", default="", help="C1,C20,...; default: those that then send fewer vectors")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="number of global batches to count")
+    parser.add_argument("--synthetic", action="store_true", help="count synthetic ids, as in `bench`, not data")
     options, overrides = parser.parse_known_args(arguments)
     run, session = loading.load(compose([f"benchmark={benchmark}", *overrides]), lambda _: workload_type)
     tables, settings = run.workload.facts.tables, run.workload.embeddings

@@ -13,9 +13,9 @@ from common.report.canvas import to_png
 from common.report.collect import gather
 from common.report.page import compose
 
-EPILOG = """RUN is the output_dir of a run, a log (of any implementation), a folder of results with runs.jsonl, or a
-folder of result_*.txt. One gives the page of that run or series; several are compared, and refused if they do not
-measure the same."""
+EPILOG = """RUN is the output_dir of a run, a log of any implementation, a folder of results with runs.jsonl, or a
+folder with result_*.txt. The page shows one RUN, or compares several, which must have the same benchmark, target,
+division and kind of data."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,15 +25,19 @@ def main(argv: Sequence[str]) -> int:
         SuiteError: runs cannot be read or are not comparable, or a file cannot be written.
     """
     parser = argparse.ArgumentParser(
-        prog="mlperf-suite report", description="Draw runs and comparisons as one HTML page.", epilog=EPILOG
+        prog="mlperf-suite report", description="Draw one or several runs as an HTML page.", epilog=EPILOG
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run, a log, or a folder of results")
-    parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page (default: beside the first RUN)")
-    parser.add_argument("--png", type=Path, metavar="DIR", help="also write the pictures there, as PNG")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run, a log, or a folder of results"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.html", help="path of the page (default: next to the first RUN)"
+    )
+    parser.add_argument("--png", type=Path, metavar="DIR", help="also write the pictures as PNG files to DIR")
     parser.add_argument(
         "--ruleset",
         metavar="X.Y.Z",
-        help="judge by this version (default: the one that the log states, or the newest valid one)",
+        help="version of the rules (default: the one in the log, or the newest under which the log is valid)",
     )
     args = parser.parse_args(list(argv))
     subjects = gather(args.runs, args.ruleset)

@@ -40,9 +40,9 @@ def envelope(x: Floats, y: Floats, bins: int = BINS) -> Envelope:
         order = np.argsort(x, kind="stable")
         return Envelope(x[order], y[order], y[order], y[order])
     span = float(x.max() - x.min()) or 1.0
-    place = np.minimum(((x - x.min()) / span * bins).astype(np.int64), bins - 1)
-    order = np.argsort(place, kind="stable")
-    _, first, count = np.unique(place[order], return_index=True, return_counts=True)
+    bin_index = np.minimum(((x - x.min()) / span * bins).astype(np.int64), bins - 1)
+    order = np.argsort(bin_index, kind="stable")
+    _, first, count = np.unique(bin_index[order], return_index=True, return_counts=True)
     sums = np.add.reduceat(np.stack([x[order], y[order]]), first, axis=1)
     return Envelope(
         x=sums[0] / count,
@@ -81,9 +81,9 @@ def mean_over_time(seconds: Floats, values: Floats, start: float, stop: float, b
     known = np.isfinite(values) & (seconds >= start) & (seconds <= stop)
     if not known.any() or stop <= start:
         return np.empty(0), np.empty(0)
-    place = np.minimum(((seconds[known] - start) / (stop - start) * bins).astype(np.int64), bins - 1)
-    count = np.bincount(place, minlength=bins)
-    sums = np.bincount(place, weights=values[known], minlength=bins)
+    bin_index = np.minimum(((seconds[known] - start) / (stop - start) * bins).astype(np.int64), bins - 1)
+    count = np.bincount(bin_index, minlength=bins)
+    sums = np.bincount(bin_index, weights=values[known], minlength=bins)
     filled = count > 0
     middle = start + (np.arange(bins) + 0.5) * (stop - start) / bins
     return middle[filled], sums[filled] / count[filled]

@@ -39,11 +39,11 @@ def times(subject: Subject, number: int = 0) -> Picture:
     kept = _kept(subject)
     figure, (axes,) = new_figure(WIDTH, [2.8])
     rows = []
-    for place, run in enumerate(subject.runs):
+    for position, run in enumerate(subject.runs):
         converged = run.verdict.minutes is not None
         colour = COLOURS["c0"] if converged else COLOURS["target"]
         faded = bool(chosen) and run.log.path not in kept
-        bars = axes.bar(place, run.minutes, color=colour, alpha=0.35 if faded else 0.9, width=0.7)
+        bars = axes.bar(position, run.minutes, color=colour, alpha=0.35 if faded else 0.9, width=0.7)
         crowd = len(subject.runs) > MOST_LEVEL_FIGURES
         # In the middle of the bar, because the line of the score passes near its top.
         axes.bar_label(
@@ -64,7 +64,7 @@ def times(subject: Subject, number: int = 0) -> Picture:
         )  # fmt: skip
     every = max(1, len(subject.runs) // 10)
     shown = range(0, len(subject.runs), every)
-    axes.set_xticks(list(shown), [subject.runs[place].name.removeprefix("run ") for place in shown])
+    axes.set_xticks(list(shown), [subject.runs[position].name.removeprefix("run ") for position in shown])
     axes.set_xlabel("run")
     axes.set_ylabel("minutes")
     axes.margins(y=0.15)
@@ -267,6 +267,6 @@ def placing(subject: Subject) -> tuple[str, str, str, str]:
     """Return the details that MLPerf's rules require in comparisons: version, division, category and chips."""
     log = subject.log
     chips = "not recorded" if subject.chips is None else f"{subject.chips:,}" if subject.chips else "none: CPU"
-    kind = "stand-in" if log.stand_in else "custom"
+    kind = "synthetic" if log.synthetic else "custom"
     division = f"none: {kind} data" if subject.other_data else str(log.division)
     return round_name(subject.rules.ruleset), division, str(log.value("submission_status")), chips

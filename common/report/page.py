@@ -75,9 +75,9 @@ def _lines(subjects: Sequence[Subject]) -> list[Line]:
             return [Line(run, subject.name, SERIES[0], None) for run in runs]
         return [Line(run, subject.name, SERIES[index % len(SERIES)], run.name) for index, run in enumerate(runs)]
     return [
-        Line(run, subject.name, SERIES[index % len(SERIES)], subject.name if place == 0 else None)
+        Line(run, subject.name, SERIES[index % len(SERIES)], subject.name if position == 0 else None)
         for index, subject in enumerate(subjects)
-        for place, run in enumerate(subject.runs)
+        for position, run in enumerate(subject.runs)
     ]
 
 
@@ -166,7 +166,7 @@ def _top(subjects: Sequence[Subject], title: str) -> list[Html]:
     eyebrow = f"{first.rules.benchmark} under the rules of {usage} {', '.join(versions)}, {division}"
     banner = None
     if other_data:
-        kind = "Synthetic" if first.log.stand_in else "Custom"
+        kind = "Synthetic" if first.log.synthetic else "Custom"
         said = f"{kind} data: {NOT_A_RESULT}, and not compared with the reference or with published results."
         banner = tag("p", said, class_="banner", role="note")
     return [tag("p", eyebrow, class_="eyebrow"), tag("h1", title), *([banner] if banner else []), *headline(subjects)]

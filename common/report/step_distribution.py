@@ -93,8 +93,8 @@ def _percentile_bands(axes: Any, boxes: Sequence[tuple[str, StepTimes, str]]) ->
     low, median, high = (np.array([getattr(box, name) for _, box, _ in boxes]) for name in ("p1", "p50", "p99"))
     axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0, step="mid")
     axes.plot(x, median, color=colour, linewidth=1.6, drawstyle="steps-mid")
-    places = np.unique(np.linspace(0, len(boxes) - 1, 9).astype(int))
-    axes.set_xticks(places, [boxes[place][0] for place in places])
+    positions = np.unique(np.linspace(0, len(boxes) - 1, 9).astype(int))
+    axes.set_xticks(positions, [boxes[position][0] for position in positions])
 
 
 def slowest(run: ReportedRun) -> str:

@@ -30,6 +30,7 @@ from common.evaluation.checkpoint_scoring import CheckpointScoring
 from common.evaluation.offline import score_of
 from common.launch.data_folder import require_prepared
 from common.mlperf.admission import admit
+from common.mlperf.events import logged_data_set
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.verdict import format_verdict, judge
@@ -40,12 +41,12 @@ from common.run.timed_run import TimedRun
 
 USAGE = """usage: mlperf-suite score RUN [KEY=VALUE ...]
 
-Score the checkpoints of the run in the folder RUN, which was trained with evaluation.scoring=offline, on the ranks that
-it was trained on, or on as many as scale.nodes and scale.gpus_per_node say, and complete its log. It goes on where it
-was stopped before.
+Score the checkpoints in the folder RUN of a run with evaluation.scoring=offline, and complete the run's log. A stopped
+command can be started again: finished scores are kept. The number of ranks is that of the training, unless scale.nodes
+and scale.gpus_per_node are given.
 
-keys: data_dir, assets_dir, device, timeout_seconds, cuda_graphs, micro_batch, and those of evaluation, layout, scale,
-system, reader and model
+These settings may be changed: data_dir, assets_dir, device, timeout_seconds, cuda_graphs, micro_batch, and all settings
+in evaluation, layout, scale, system, reader and model.
 """
 CHOICE = USAGE.partition("\n\n")[2].partition("\n\n")[2].replace("\n", " ").strip()
 KEYS = ("data_dir", "assets_dir", "device", "timeout_seconds", "cuda_graphs", "micro_batch")
@@ -87,7 +88,7 @@ def _override(tree: dict[str, Any], argument: str) -> None:
     name, value = parsed(argument)
     *sections, key = name.split(".")
     if not (name in KEYS or (sections and sections[0] in SECTIONS)):
-        raise ConfigError(f"score: {name} is the run's and cannot be another; {CHOICE}")
+        raise ConfigError(f"score: {name} cannot differ from the training run. {CHOICE}")
     node = tree
     for section in sections:
         if not isinstance(node.get(section), dict):
@@ -133,7 +134,7 @@ def score_run(start: Start) -> int:
 
 def _require_data_of(log: ParsedLog, start: Start) -> None:
     """Raise DataError if ``data_dir`` holds other data than the log names."""
-    found, named = require_prepared(start.run, start.session).benchmark.data_set, log.value("data_set")
+    found, named = logged_data_set(require_prepared(start.run, start.session).benchmark), log.value("data_set")
     if found != named:
         raise DataError(
             f"{start.session.data_dir}: holds {found} data, and {log.path} is of {named}; give the data_dir that the "

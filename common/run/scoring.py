@@ -144,7 +144,7 @@ def require_whole_set(benchmark: BenchmarkConfig, values: dict[str, float]) -> N
     if counted != benchmark.eval_samples:
         raise DataError(
             f"{counted:g} samples were evaluated, but the recipe is for {benchmark.eval_samples} of "
-            f"{benchmark.data_set}: the ranks that evaluate read other data"
+            f"{benchmark.data_set} data: the ranks that evaluate read other data"
         )
 
 

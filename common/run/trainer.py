@@ -260,7 +260,7 @@ class Trainer:
             self.evaluations.open_data(root)
             self.data: DataSource = self.workload.open_data(root)
         stack.callback(self.data.close)
-        found = (self.data.train_samples, self.data.eval_samples, self.data.stand_in)
+        found = (self.data.train_samples, self.data.eval_samples, self.data.synthetic)
         require_samples(self.run, self.session.data_dir, *found)
         self.clock.events.data_opened(self.data.train_samples, self.data.eval_samples)
         with self.heartbeat.extended(30 * 60, "capturing the shapes of the data"):

@@ -158,15 +158,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="mlperf-suite check",
-        description="Say what runs may claim: refused, format, valid run, or submittable as a set.",
+        description="Check logs against the rules. The verdict is refused, format, valid run or submittable.",
     )
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH",
-        help="logs (several are one set, in launch order), folders of results, or a submitter's folder",
+        help="logs (several are one series, in launch order), folders of results, or a submission",
     )  # fmt: skip
     parser.add_argument(
         "--ruleset",
-        help="version to judge by (default: the one that a log states, or the newest under which it is valid)",
+        help="version of the rules (default: the one in the log, or the newest under which the log is valid)",
     )
     args = parser.parse_args(argv)
     require_ruleset(args.ruleset)

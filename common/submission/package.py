@@ -27,9 +27,9 @@ from common.submission.tree import result_folder, write_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_DESCRIPTION = """Builds DIR/<submitter> from results: systems/*.json from the facts of the compute nodes, the code
-of the commit that the runs used, the logs in launch order, and README files. Then MLCommons' package checker, system
-description checker, repository checker and RCP checker judge it; DIR/<submitter> appears only if all accept."""
+_DESCRIPTION = """Build a submission in DIR/<submitter>: logs, descriptions of the systems, the code of the commit that
+ran, and README files. Then MLCommons' package checker, system description checker, repository checker and RCP checker
+check it. DIR/<submitter> exists only if all of them accept it."""
 
 
 def package(
@@ -139,19 +139,23 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mlperf-suite package", description=_DESCRIPTION)
     parser.add_argument(
         "results", nargs="*", type=Path, metavar="RESULTS",
-        help="folders of results of the submission's only system; with several systems the file names them",
+        help="folders of results, if the submission has only one system; otherwise FILE.yaml names them",
     )  # fmt: skip
-    parser.add_argument("--ruleset", required=True, help="the one version that everything is submitted under")
+    parser.add_argument("--ruleset", required=True, help="version of the rules for the whole submission")
     parser.add_argument(
         "--submission", required=True, type=Path, metavar="FILE.yaml",
-        help="submitter, systems and results; see configs/submission/example.yaml",
+        help="description of submitter, systems and results; see configs/submission/example.yaml",
     )  # fmt: skip
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="where <submitter>/ is made")
     parser.add_argument(
-        "--repository", type=Path, default=ROOT, help="clone with the runs' commits (default: this one)"
+        "--output", required=True, type=Path, metavar="DIR", help="parent of the new folder <submitter>"
     )
     parser.add_argument(
-        "--keep-rejected", action="store_true", help="keep a tree that is not accepted, as DIR/<submitter>.rejected"
+        "--repository", type=Path, default=ROOT, help="git clone with the commit of the runs (default: this one)"
+    )
+    parser.add_argument(
+        "--keep-rejected",
+        action="store_true",
+        help="if a checker does not accept the submission, keep it as DIR/<submitter>.rejected",
     )
     args = parser.parse_args(argv)
     require_ruleset(args.ruleset)

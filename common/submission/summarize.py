@@ -19,8 +19,8 @@ from common.submission.run_sets import find_run_sets
 from common.submission.score import ResultScore, ScoredRun, score
 
 HOW_COUNTED = (
-    "runs counted: experiments that started the clock; one that ended before run_start is left out and must be made up "
-    "for, so that a series declared with M experiments is complete with M runs"
+    "runs counted: experiments that reached run_start; each experiment that ended earlier is left out and must be "
+    "replaced, so that a series of M declared experiments has M runs"
 )
 
 
@@ -152,20 +152,20 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="mlperf-suite summarize",
-        description="Runs into a score: olympic mean, choice of runs, RCP normalisation. Scores are unverified.",
+        description="Compute the score of a series of runs by the rules. Scores are unverified.",
     )
     parser.add_argument(
         "paths",
         nargs="+",
         type=Path,
         metavar="PATH",
-        help="folder of results (runs.jsonl or result_*.txt, also in folders below), or logs in launch order",
+        help="folder with runs.jsonl or result_*.txt, or a parent of such folders; or logs in launch order",
     )
     parser.add_argument(
         "--ruleset",
-        help="version to score by (default: the one that the runs state, or the newest under which they are valid)",
+        help="version of the rules (default: the one in the logs, or the newest under which they are valid)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results as JSON to FILE")
     args = parser.parse_args(argv)
     with one_checker_process():
         scores = [score(run_set, args.ruleset) for run_set in find_run_sets(args.paths)]

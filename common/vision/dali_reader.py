@@ -158,7 +158,7 @@ class FedTrainSource:
         runner: its run ``number`` starts with micro-batch ``number``, counted over the whole training.
         stream: the order of samples.
         multiplier: micro-batches per run.
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
         finish: converts outputs of the runner to the tensors of a batch.
     """
 
@@ -168,10 +168,10 @@ class FedTrainSource:
         stream: SampleStream,
         multiplier: int,
         eval_samples: int,
-        stand_in: bool,
+        synthetic: bool,
         finish: Callable[[dict[str, Tensor]], dict[str, Tensor]],
     ) -> None:
-        self.train_samples, self.eval_samples, self.stand_in = stream.train_samples, eval_samples, stand_in
+        self.train_samples, self.eval_samples, self.synthetic = stream.train_samples, eval_samples, synthetic
         self.stream = stream
         self._runner, self._multiplier, self._finish = runner, multiplier, finish
         self._begun = 0
@@ -254,7 +254,7 @@ def train_source(
         return feeds.begin(samples, len(samples))
 
     runner = feeds.runner(begin, split.stream.micro_batch * multiplier, multiplier, training=True)
-    return FedTrainSource(runner, split.stream, multiplier, split.eval_samples, split.stand_in, transform.finish)
+    return FedTrainSource(runner, split.stream, multiplier, split.eval_samples, split.synthetic, transform.finish)
 
 
 def eval_source(

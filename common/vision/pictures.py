@@ -142,14 +142,14 @@ class TrainingSplit:
     """The pictures of training, and the micro-batches of one replica.
 
     Attributes:
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
     """
 
     pictures: Pictures
     columns: Columns
     stream: SampleStream
     eval_samples: int
-    stand_in: bool
+    synthetic: bool
 
 
 @dataclass(frozen=True)

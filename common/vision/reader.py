@@ -77,7 +77,7 @@ class PictureData(ABC, Generic[Facts, Reader]):
             return batches.begin(samples, len(samples))
 
         return ThreadedTrainSource(
-            split.stream, split.eval_samples, split.stand_in, batches.threads, begin, split.pictures.close
+            split.stream, split.eval_samples, split.synthetic, batches.threads, begin, split.pictures.close
         )
 
     def open_eval(self, root: Path, layout: Layout, batch: int) -> EvalSource:

@@ -196,7 +196,7 @@ def join(rank, port, messages, leaves):
 
 @pytest.mark.multigpu
 @two_gpus
-def test_a_collective_that_hangs_is_told_with_its_stage():
+def test_a_collective_that_hangs_is_reported_with_its_stage():
     context = multiprocessing.get_context("spawn")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     messages, leaves = context.Queue(), context.Event()

@@ -137,7 +137,7 @@ def test_gradients_follow_float64(linear: str, recomputed: int) -> None:
 
 
 @BF16_AND_FP8
-@pytest.mark.parametrize("blocks", ["written", "autograd"])
+@pytest.mark.parametrize("blocks", ["handwritten", "autograd"])
 def test_captured_gradients_add_up_in_fp32(linear: str, blocks: str) -> None:
     """Gradients of eight micro-batches in fp32 are no farther from float64 than those in bf16."""
     if blocks == "autograd" and linear == "fp8":

@@ -90,7 +90,7 @@ def test_batches_are_pinned_and_whole(tmp_path):
             writer.add(document)
     shape = RowShape(8, 1000, extra_token=True)
     rows = open_in_order(tmp_path / "x", shape, keep_partial=False)
-    train = train_source(rows, shape, RowStream(MicroBatches(2), 50), 3, stand_in=True, pin_memory=True)
+    train = train_source(rows, shape, RowStream(MicroBatches(2), 50), 3, synthetic=True, pin_memory=True)
     evaluation = eval_source(rows, shape, EvalShard(3, 2), pin_memory=True)
     trained, evaluated = list(train.batches(Block(0, 1, 0, 0, 50))), list(evaluation)
     train.close()

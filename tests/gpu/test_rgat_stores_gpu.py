@@ -156,7 +156,7 @@ def test_features_larger_than_the_gpu_say_where_they_fit() -> None:
     nodes = (int((free - LEFT_FREE) // 1024) + (1 << 20),)
 
     def fill(*_: object) -> None:
-        pytest.fail("there was no room to fill")
+        pytest.fail("there was no free memory to fill")
 
     with pytest.raises(ConfigError, match=r"GB of each GPU \(local\), and .* GB of each GPU and .* are free;"):
         build_features(nodes, 1024, "local", Layout(device=CUDA), 1, fill)

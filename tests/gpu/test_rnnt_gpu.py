@@ -40,7 +40,7 @@ pytestmark = pytest.mark.gpu
 
 WIDE = [f"benchmark.facts.{name}=128" for name in ("encoder_width", "prediction_width", "joint_width")]
 """Widths that the fast kernels support."""
-ROOM_FOR_UPDATES = 0.02
+UPDATE_TOLERANCE = 0.02
 """Largest difference between two runs of a step, relative to the change of the weights. Sums have no fixed order."""
 
 
@@ -97,7 +97,7 @@ def test_a_captured_iteration_does_what_an_eager_one_does(precision):
     for name, start in before.items():
         moved = (eager[name] - start).norm()
         assert moved > 0, name
-        assert (captured[name] - eager[name]).norm() <= ROOM_FOR_UPDATES * moved, name
+        assert (captured[name] - eager[name]).norm() <= UPDATE_TOLERANCE * moved, name
 
 
 def test_replays_differ_in_their_dropout():

@@ -133,7 +133,7 @@ def doctor(results: Path) -> None:
 
 LOG = f"{SERIES}_2.log"
 FIRST = first_line_ms(2)
-STAND_IN = event(FIRST, POINT, "data_set", "stand-in")
+SYNTHETIC = event(FIRST, POINT, "data_set", "stand-in")
 RESUMED = event(FIRST, POINT, "resumed_from", "step 100")
 SECOND_START = event(FIRST + 500_000, START, "run_start")
 SECOND_STOP = event(FIRST + 400_000, END, "run_stop", None, status="success")
@@ -156,7 +156,7 @@ BREAKS: dict[str, tuple[Break, str, str]] = {
     "aborted run and a second start": (in_log(lambda t: added(SECOND_START)(added(ABORTED)(t))), LOG,
                                        "run_start occurs 2 times"),
     "resumed run": (in_log(added(RESUMED)), LOG, "a resumed run is not scored"),
-    "stand-in data": (in_log(added(STAND_IN)), LOG, "synthetic: not an MLPerf result of any division"),
+    "synthetic data": (in_log(added(SYNTHETIC)), LOG, "synthetic: not an MLPerf result of any division"),
     "two run_stop": (in_log(added(SECOND_STOP)), LOG, "run_stop occurs 2 times"),
     "another batch in one log": (in_log(value("global_batch_size", 3200)), LOG,
                                  f"configurations: global_batch_size is 3264 in {SERIES}_1.log, line 13, 3200 in"),

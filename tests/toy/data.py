@@ -42,7 +42,7 @@ class TrainSource:
     def __init__(self, root: Path, dtype: torch.dtype, layout: Layout, micro_batch: int, accumulation: int) -> None:
         found = manifest.read(root, FORMAT, PREPARE_COMMAND)
         self.train_samples, self.eval_samples = found.counts["train_samples"], found.counts["eval_samples"]
-        self.stand_in = found.stand_in
+        self.synthetic = found.synthetic
         self._volumes = Volumes(root, "train", dtype, layout.device.type == "cuda")
         replicas, replica = layout.size("dp"), layout.coordinate("dp")
         seed = layout.shared_generator("order").initial_seed()

@@ -52,7 +52,7 @@ class Pictures(Toy):
     """Estimation of parameters from volumes, scored offline."""
 
     config_type: ClassVar[type] = PicturesConfig
-    title = "Stable Diffusion's stand-in"
+    title = "Toy Stable Diffusion"
     own: PicturesConfig  # type: ignore[assignment]
 
     def build_step(self) -> TrainStep:

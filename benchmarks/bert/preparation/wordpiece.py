@@ -67,7 +67,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     ids: dict[str, int] = {}
     for number, piece in enumerate(pieces):
         if not piece or piece in ids:
-            raise DataError(f"{path}: line {number + 1} is {'empty' if not piece else f'{piece!r} once more'}")
+            raise DataError(f"{path}: line {number + 1} {f'repeats {piece!r}' if piece else 'is empty'}")
         ids[piece] = number
     for special in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
         if special not in ids:

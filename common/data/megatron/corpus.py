@@ -103,14 +103,14 @@ class RawCorpus:
         files_of: name of each part to its text files, in order, or to its pair of files.
         parts: the parts to prepare.
         tokenizer: the tokenizer's file; None if the raw data are pairs.
-        stand_in: description of synthetic data; None for the benchmark's data.
+        synthetic: description of synthetic data; None for the benchmark's data.
     """
 
     files_of: Mapping[str, tuple[Path, ...]]
     parts: tuple[CorpusPart, ...]
     vocabulary: int
     tokenizer: Path | None
-    stand_in: dict[str, Any] | None
+    synthetic: dict[str, Any] | None
 
     @property
     def files(self) -> list[Path]:
@@ -129,10 +129,10 @@ def open_raw(raw_dir: Path, corpus: Corpus) -> RawCorpus:
     """Return the contents of ``raw_dir``: text and tokenizer, or pairs of files.
 
     Raises:
-        DataError: the folder, a file or the tokenizer is missing, or ``STAND_IN`` is damaged.
+        DataError: the folder, a file or the tokenizer is missing, or ``SYNTHETIC`` is damaged.
     """
     if not raw_dir.is_dir():
-        raise DataError(f"raw folder {raw_dir} does not exist; put the data set there or generate a stand-in")
+        raise DataError(f"raw folder {raw_dir} does not exist; put the data set there or generate synthetic data")
     first, rest = corpus.parts[0], corpus.parts[1:]
     pair = find_file(raw_dir, *(path.name for part in corpus.parts for path in _pair(Path(part.name))))
     text = None if pair is not None else _first_text(raw_dir, first)
@@ -146,10 +146,10 @@ def open_raw(raw_dir: Path, corpus: Corpus) -> RawCorpus:
     if pair is None:
         texts += [_first_text(raw_dir, part) for part in rest]
         tokenizer = find_file(raw_dir, corpus.tokenizer)
-    stand_in = description_of(raw_dir, *filter(None, (pair, tokenizer, *texts)))
+    synthetic = description_of(raw_dir, *filter(None, (pair, tokenizer, *texts)))
     vocabulary, parts = corpus.vocabulary, corpus.parts
-    if stand_in is not None:
-        settings = _settings(stand_in)
+    if synthetic is not None:
+        settings = _settings(synthetic)
         vocabulary, parts = settings.vocabulary, tuple(map(settings.of, parts))
     if pair is not None:
         files_of = {part.name: _pair(pair.with_name(part.name)) for part in parts}
@@ -158,7 +158,7 @@ def open_raw(raw_dir: Path, corpus: Corpus) -> RawCorpus:
     _require([path for paths in files_of.values() for path in paths])
     if pair is None and tokenizer is None:
         raise DataError(f"{raw_dir / corpus.tokenizer} is missing: text needs the tokenizer")
-    return RawCorpus(files_of, parts, vocabulary, tokenizer, stand_in)
+    return RawCorpus(files_of, parts, vocabulary, tokenizer, synthetic)
 
 
 def _pair(prefix: Path) -> tuple[Path, ...]:
@@ -188,9 +188,9 @@ def _text_file(folder: Path, name: str) -> Path:
     return unpacked if unpacked.is_file() and not (folder / name).is_file() else folder / name
 
 
-def _settings(stand_in: Mapping[str, Any]) -> SyntheticSizes:
+def _settings(synthetic: Mapping[str, Any]) -> SyntheticSizes:
     try:
-        return SyntheticSizes(**stand_in["settings"])
+        return SyntheticSizes(**synthetic["settings"])
     except (KeyError, TypeError, ConfigError) as error:
         raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
 

@@ -68,7 +68,7 @@ def prepare(raw_dir: Path, data_dir: Path, corpus: Corpus, workers: int = 1) -> 
     source = open_raw(raw_dir, corpus)
     _check_vocabulary(source)
     wanted = {"fingerprint": source.fingerprint(), "settings": f"vocabulary {source.vocabulary}"}
-    with preparing(data_dir, FORMAT, corpus.prepare_command, wanted, corpus.published, source.stand_in) as job:
+    with preparing(data_dir, FORMAT, corpus.prepare_command, wanted, corpus.published, source.synthetic) as job:
         if job.found is not None:
             return job.found
         work_dir = job.begin(INTERMEDIATE)

@@ -180,7 +180,7 @@ def train_source(
     shape: RowShape,
     stream: RowStream,
     eval_samples: int,
-    stand_in: bool,
+    synthetic: bool,
     pin_memory: bool = False,
     ahead: int = AHEAD,
 ) -> ThreadedTrainSource:
@@ -190,7 +190,7 @@ def train_source(
         rows: rows to train on.
         stream: selects the rows of this replica.
         eval_samples: rows of the evaluation.
-        stand_in: whether the data are synthetic.
+        synthetic: whether the data are synthetic.
         pin_memory: use pinned memory, for asynchronous copies to a GPU.
         ahead: number of micro-batches that are read ahead.
     """
@@ -200,7 +200,7 @@ def train_source(
         positions = [position for _, position in stream.samples_of(number)]
         return _begin(threads, rows, positions, _empty(stream.micro_batch, shape, pin_memory))
 
-    return ThreadedTrainSource(stream, eval_samples, stand_in, threads, begin, _nothing)
+    return ThreadedTrainSource(stream, eval_samples, synthetic, threads, begin, _nothing)
 
 
 def eval_source(rows: TokenRows, shape: RowShape, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:

@@ -32,11 +32,11 @@ _LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN = 200_000, 12
 class SyntheticText(Options):
     """Options of ``generate``. Parts have at least as many rows as asked for. The seed orders the documents."""
 
-    train: Annotated[int, Option("rows of all training files", least=1)] = 2048
-    eval: Annotated[int, Option("rows to evaluate", least=1)] = 64
-    row_length: Annotated[int, Option("tokens of a row", least=1)] = 128
-    vocabulary: Annotated[int, Option("tokens of the tokenizer", least=1)] = 1024
-    files: Annotated[int, Option("text files of a training part", least=1)] = 2
+    train: Annotated[int, Option("number of training rows, all files together", least=1)] = 2048
+    eval: Annotated[int, Option("number of evaluation rows", least=1)] = 64
+    row_length: Annotated[int, Option("tokens per row", least=1)] = 128
+    vocabulary: Annotated[int, Option("number of tokens of the tokenizer", least=1)] = 1024
+    files: Annotated[int, Option("number of text files per training part", least=1)] = 2
     seed: Annotated[int, Option(least=0)] = 0
 
 

@@ -177,8 +177,8 @@ def store_result(output, scale, peak, parts, columns, row, T, GROUP: tl.constexp
             fp8 = round_to_fp8(x, scale, to == tl.float8e5).to(to, bitcast=True)
             tl.store(output.data + behind + offset, fp8, mask=mask)
             if output.transposed is not None:
-                turned = (behind + columns[0]).to(tl.int64)[:, None] * T + row[None, :]
-                tl.store(output.transposed + turned, tl.trans(fp8), mask=columns[1][:, None] & (row < T)[None, :])
+                transposed = (behind + columns[0]).to(tl.int64)[:, None] * T + row[None, :]
+                tl.store(output.transposed + transposed, tl.trans(fp8), mask=columns[1][:, None] & (row < T)[None, :])
     return peak
 
 

@@ -93,8 +93,8 @@ def forward_reference(
     """
     widened_THD = widen(qkv_TN).unflatten(1, (heads + 2 * kv_heads, -1))
     q_THD, k_TKD, v_TKD = widened_THD.split([heads, kv_heads, kv_heads], 1)
-    turned = (_turn(q_THD, cos_TD2, sin_TD2), _turn(k_TKD, cos_TD2, sin_TD2), v_TKD)
-    q, k, v = (part.to(qkv_TN.dtype).contiguous() for part in turned)
+    rotated = (_rotate(q_THD, cos_TD2, sin_TD2), _rotate(k_TKD, cos_TD2, sin_TD2), v_TKD)
+    q, k, v = (part.to(qkv_TN.dtype).contiguous() for part in rotated)
     return q, k, v
 
 
@@ -120,13 +120,13 @@ def backward_reference(
         frozen_scales: leave the scale as it is.
     """
     back = -sin_TD2
-    parts = (_turn(widen(dq_THD), cos_TD2, back), _turn(widen(dk_TKD), cos_TD2, back), widen(dv_TKD))
+    parts = (_rotate(widen(dq_THD), cos_TD2, back), _rotate(widen(dk_TKD), cos_TD2, back), widen(dv_TKD))
     d_qkv_TN = torch.cat(parts, 1).flatten(1)
     d_qkv8 = None if fp8 is None else computed_reference(d_qkv_TN, fp8, E5M2, dq_THD.dtype, frozen_scales)
     return d_qkv_TN.to(dq_THD.dtype) if half else None, d_qkv8
 
 
-def _turn(x_THD: Tensor, cos_TD2: Tensor, sin_TD2: Tensor) -> Tensor:
+def _rotate(x_THD: Tensor, cos_TD2: Tensor, sin_TD2: Tensor) -> Tensor:
     first, second = x_THD.chunk(2, 2)
     cos, sin = cos_TD2.unsqueeze(1), sin_TD2.unsqueeze(1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], 2)

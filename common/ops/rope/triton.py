@@ -61,9 +61,9 @@ def _gradient(
     offset = _offset(row, index, count, HALF_D, BLOCK_D)
     first = tl.load(pointer + offset, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(pointer + offset + HALF_D, mask=mask, other=0.0).to(tl.float32)
-    turned = head < H + K
-    d_first = tl.where(turned, first * cos + second * sin, first)
-    return d_first, tl.where(turned, second * cos - first * sin, second), mask
+    rotated = head < H + K
+    d_first = tl.where(rotated, first * cos + second * sin, first)
+    return d_first, tl.where(rotated, second * cos - first * sin, second), mask
 
 
 @triton.jit
@@ -86,9 +86,9 @@ def rope_forward_kernel(
     source = _offset(row, head, all_heads, HALF_D, BLOCK_D)
     first = tl.load(qkv_ptr + source, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(qkv_ptr + source + HALF_D, mask=mask, other=0.0).to(tl.float32)
-    turned = head < H + K
-    y_first = tl.where(turned, first * cos - second * sin, first)
-    y_second = tl.where(turned, second * cos + first * sin, second)
+    rotated = head < H + K
+    y_first = tl.where(rotated, first * cos - second * sin, first)
+    y_second = tl.where(rotated, second * cos + first * sin, second)
     pointer, index, count = _head(q_ptr, k_ptr, v_ptr, head, H, K)
     target = _offset(row, index, count, HALF_D, BLOCK_D)
     tl.store(pointer + target, y_first.to(q_ptr.dtype.element_ty), mask=mask)

@@ -40,8 +40,8 @@ def transpose_fp8_kernel(
         else:
             widened = widen_e4m3(byte)
         byte = round_to_fp8(widened * factor[:, None], 1.0, E5M2)
-    turned = column.to(tl.int64)[:, None] * N + row[None, :]
-    tl.store(transposed_ptr + turned, tl.trans(byte), mask=(column < K)[:, None] & (row < N)[None, :])
+    transposed = column.to(tl.int64)[:, None] * N + row[None, :]
+    tl.store(transposed_ptr + transposed, tl.trans(byte), mask=(column < K)[:, None] & (row < N)[None, :])
 
 
 TILES: dict[str, Tile] = {"transpose": Tile(rows=128, columns=128, warps=8)}

@@ -26,7 +26,7 @@ _REMEDY = "name the folder of the published files, complete and undamaged"
 def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) -> Manifest:
     """Check the two files of ``folder``, link them into ``data_dir`` and write the manifest.
 
-    Real files must be the published ones, by size and MD5. Synthetic files, next to a file ``STAND_IN``, may have any
+    Real files must be the published ones, by size and MD5. Synthetic files, next to a file ``SYNTHETIC``, may have any
     valid rows. Does nothing if ``data_dir`` has the files already; an interrupted check starts again.
 
     Args:

@@ -35,7 +35,7 @@ class TrainingRows:
 
     def __init__(self, prepared: PreparedClicks, file: RowFile, part: MicroBatches, device: torch.device) -> None:
         self.train_samples, self.eval_samples = prepared.train_samples, prepared.eval_samples
-        self.stand_in = prepared.manifest.stand_in
+        self.synthetic = prepared.manifest.synthetic
         self._file, self._part, self._pinned = file, part, device.type == "cuda"
         self._steps = self.train_samples // (part.micro_batch * part.streams)
         if not self._steps:

@@ -27,12 +27,12 @@ def text(seed, documents=30):
 
 
 def write_raw(folder, parts=2, documents=30, **settings):
-    """The distributed layout with ``parts`` text parts, marked as a stand-in."""
+    """The distributed layout with ``parts`` text parts, marked as synthetic."""
     (folder / "results4").mkdir(parents=True)
     for number in range(parts):
         part = folder / "results4" / f"part-{number:05d}-of-{parts:05d}"
         part.write_text(text(number, documents), encoding="utf-8")
     (folder / "results4" / "eval.txt").write_text(text(1000, 12), encoding="utf-8")
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES), encoding="utf-8")
-    (folder / "STAND_IN").write_text(json.dumps({"settings": {**SETTINGS, **settings}}), encoding="utf-8")
+    (folder / "SYNTHETIC").write_text(json.dumps({"settings": {**SETTINGS, **settings}}), encoding="utf-8")
     return folder

@@ -161,7 +161,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def test_a_full_disk_leaves_no_half_generated_text(tmp_path):
     raw = tmp_path / "raw"
     generate = ["benchmark=bert", "scale=test", "--raw-dir", str(raw)]
-    with files_of_at_most(4096), pytest.raises(SuiteError, match=r"^generate: .*; make room and run it again$"):
+    with files_of_at_most(4096), pytest.raises(SuiteError, match=r"^generate: .*; free some space and run"):
         cli.COMMANDS["generate"](generate)
     assert not raw.exists()
     assert cli.COMMANDS["generate"](generate) == 0

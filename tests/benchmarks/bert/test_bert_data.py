@@ -55,7 +55,7 @@ def whole(steps, global_batch):
 
 
 def read(root, replicas, accumulation, rows, steps, seed=3, **changes):
-    """Micro-batches of all ranks, lane by lane in the order of the batches: per step a list of host batches."""
+    """Micro-batches of all ranks: per step a list of host batches, in the order of their streams."""
     chosen = settings(**changes)
     micro_batch = rows * chosen.samples_per_row
     sources = [
@@ -202,7 +202,7 @@ def test_without_it_all_batches_share_one_graph(root):
 def test_a_source_has_the_properties_of_the_manifest(root):
     source = open_train(root, settings(), Layout(), 4)
     source.close()
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (96, 23, True)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (96, 23, True)
 
 
 def test_closing_ends_the_thread_and_closes_the_shards(root):

@@ -36,7 +36,7 @@ def build(architecture: BertArchitecture = SMALL, seed: int = 0, dtype: torch.dt
 
 
 def packed(samples: list[Sample], **options: int) -> dict[str, Tensor]:
-    """The samples back to back, with room to spare."""
+    """The samples back to back, and some padding behind them."""
     return lay_out(samples, back_to_back(samples), (60, 6, 12), **options)
 
 

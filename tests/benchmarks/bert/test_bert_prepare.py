@@ -88,13 +88,13 @@ def sequences_of(path):
     return found
 
 
-def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
+def test_synthetic_data_go_from_nothing_to_verified(tmp_path, capsys):
     folders = ["--raw-dir", str(tmp_path / "raw")]
     data = ["--data-dir", str(tmp_path / "data")]
     assert COMMANDS.run("generate", [*folders, *SMALL]) == 0
     assert COMMANDS.run("prepare", [*folders, *data]) == 0
     assert COMMANDS.run("verify", [*data]) == 0
-    assert "stand-in, " in capsys.readouterr().out
+    assert "synthetic, " in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "data").iterdir()} == {
         "packed", "eval_varlength", "manifest.json", "vocab.txt", "prepare.lock"
     }  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
 
 def test_the_manifest_s_counts_are_those_of_the_files(whole):
     found = json.loads((whole / "manifest.json").read_text())
-    assert (found["format"], found["stand_in"]) == ("bert-hdf5/1", True)
+    assert (found["format"], found["synthetic"]) == ("bert-hdf5/1", True)
     sizes = []
     for shard in range(3):
         with h5py.File(whole / "packed" / f"part_{shard:05d}") as file:
@@ -159,7 +159,7 @@ def test_the_distributed_layout_is_prepared_without_articles(raw_dir, tmp_path):
     assert len(held_out) == 20
 
 
-def test_a_stand_in_trains_on_exactly_the_sequences_it_asks_for(tmp_path):
+def test_synthetic_data_have_exactly_the_requested_sequences(tmp_path):
     raw_dir = small_text.write_raw(tmp_path / "raw", train_samples=333)
     assert prepare(raw_dir, tmp_path / "data").counts["train_samples"] == 333
     short = small_text.write_raw(tmp_path / "short", train_samples=999_999)
@@ -263,18 +263,18 @@ def test_other_raw_data_do_not_continue_an_interrupted_preparation(raw_dir, tmp_
     prepare(raw_dir, tmp_path / "data")
 
 
-def test_sizes_can_be_chosen_for_a_stand_in_only(raw_dir, tmp_path, monkeypatch):
+def test_sizes_can_be_chosen_for_synthetic_data_only(raw_dir, tmp_path, monkeypatch):
     made = prepare(raw_dir, tmp_path / "data", PrepareOptions(shards=2, max_sequence_length=32))
     assert (made.counts["shards"], made.counts["max_sequence_length"]) == (2, 32)
     real = small_text.write_raw(tmp_path / "real")
-    (real / "STAND_IN").unlink()
-    with pytest.raises(ConfigError, match="only a stand-in's may differ"):
+    (real / "SYNTHETIC").unlink()
+    with pytest.raises(ConfigError, match="only those of synthetic data may differ"):
         prepare(real, tmp_path / "other", PrepareOptions(max_sequence_length=32))
 
 
 def test_other_text_cannot_pass_as_wikipedia(tmp_path, monkeypatch):
     real = small_text.write_raw(tmp_path / "real")
-    (real / "STAND_IN").unlink()
+    (real / "SYNTHETIC").unlink()
     with pytest.raises(
         DataError, match=r"vocab\.txt: MD5 .* where the benchmark's has 64800d5d8528ce344256daf115d4965e"
     ):
@@ -301,7 +301,7 @@ def test_rebuilt_articles_with_another_evaluation_set_are_custom(articles, tmp_p
     )
     assert "the open division alone: the held-out text has the MD5" in capsys.readouterr().out
     made = verify(tmp_path / "data")
-    assert (made.stand_in, made.custom.endswith(f"published is {raw_module.EVALUATION_MD5}")) == (False, True)
+    assert (made.synthetic, made.custom.endswith(f"published is {raw_module.EVALUATION_MD5}")) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_rebuilt_articles_with_another_evaluation_set_are_custom(articles, tmp_p
         (lambda raw: (raw / "results4" / "part-00001-of-00002").write_bytes(b"a\n\xff\xfe\n"), "part-00001.*not UTF-8"),
         (lambda raw: (raw / "vocab.txt").unlink(), r"vocab\.txt is missing"),
         (lambda raw: (raw / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n"), r"has no \[MASK\]"),
-        (lambda raw: (raw / "STAND_IN").write_text("{"), "STAND_IN is damaged"),
-        (lambda raw: (raw / "STAND_IN").write_text('{"settings": {"shard": 2}}'), "invalid settings"),
+        (lambda raw: (raw / "SYNTHETIC").write_text("{"), "SYNTHETIC is damaged"),
+        (lambda raw: (raw / "SYNTHETIC").write_text('{"settings": {"shard": 2}}'), "invalid settings"),
     ],
 )
 def test_bad_input_is_named(tmp_path, damage, message):
@@ -422,9 +422,9 @@ def test_shards_with_the_benchmark_s_counts_are_wikipedia(whole, tmp_path, monke
     published = Published({name: counts[name] for name in ("train_samples", "eval_samples")})
     monkeypatch.setattr("benchmarks.bert.prepare.PUBLISHED", published)
     found = adopt_packed(folder, tmp_path / "data", evaluation)
-    assert (found.stand_in, found.custom) == (False, "")
+    assert (found.synthetic, found.custom) == (False, "")
     mark(folder, {"kind": "test"})
-    assert adopt_packed(folder, tmp_path / "synthetic", evaluation).stand_in is True
+    assert adopt_packed(folder, tmp_path / "synthetic", evaluation).synthetic is True
     assert (found.counts["vocabulary"], found.counts["max_sequence_length"]) == (30_522, 512)
 
 

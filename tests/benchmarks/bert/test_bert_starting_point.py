@@ -37,7 +37,7 @@ def data(tmp_path: Path) -> Path:
     """A small set that says to be the real one."""
     root = write_data(tmp_path / "data", make_packs([1, 3]), 1, make_samples([20] * 12))
     path = root / manifest.NAME
-    changed = path.read_text().replace('"stand_in": true', '"stand_in": false')
+    changed = path.read_text().replace('"synthetic": true', '"synthetic": false')
     assert changed != path.read_text()
     path.write_text(changed)
     return root
@@ -70,9 +70,9 @@ def test_the_checkpoint_is_evaluated_and_compared(data, tmp_path, monkeypatch, c
     assert f"masked_lm_accuracy {accuracy:.5f}: the rules' checkpoint has" in capsys.readouterr().out
 
 
-def test_stand_in_data_and_no_checkpoint_are_refused(data, tmp_path, capsys) -> None:
+def test_synthetic_data_and_no_checkpoint_are_refused(data, tmp_path, capsys) -> None:
     assert starting_point.main([*SMALL, f"data_dir={data}"]) == 2
     assert "assets_dir=null: there is no checkpoint" in capsys.readouterr().err
-    other = write_data(tmp_path / "stand-in", make_packs([1, 3]), 1, make_samples([20] * 12))
+    other = write_data(tmp_path / "synthetic", make_packs([1, 3]), 1, make_samples([20] * 12))
     assert starting_point.main([*SMALL, f"data_dir={other}"]) == 2
-    assert "stand-in: the data are synthetic; the known accuracy is of the rules' set" in capsys.readouterr().err
+    assert "synthetic: the data are synthetic; the known accuracy is of the rules' set" in capsys.readouterr().err

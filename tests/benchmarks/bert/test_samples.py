@@ -56,8 +56,8 @@ def plain_instances(text, pieces, max_seq, max_predictions, copies, seed):
 
 def plain_pairs(documents, index, pieces, max_seq, max_predictions, rng):
     document = documents[index]
-    room = max_seq - 3
-    target = rng.randint(2, room) if rng.random() < 0.1 else room
+    capacity = max_seq - 3
+    target = rng.randint(2, capacity) if rng.random() < 0.1 else capacity
     made, chunk, position = [], [], 0
     while position < len(document):
         chunk.append(document[position])
@@ -88,7 +88,7 @@ def plain_pairs(documents, index, pieces, max_seq, max_predictions, rng):
             else:
                 b = [token for sentence in chunk[a_end:] for token in sentence]
             a, b = list(a), list(b)
-            while len(a) + len(b) > room:
+            while len(a) + len(b) > capacity:
                 longer = a if len(a) > len(b) else b
                 if rng.random() < 0.5:
                     longer.pop(0)

@@ -146,7 +146,7 @@ def test_the_rust_library_knows_no_final_sigma():
     [
         (["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"], r"has no \[MASK\]"),
         (["a", *PIECES[:5]], r"\[PAD\] is on line 2"),
-        ([*PIECES, "the"], "line 50 is 'the' once more"),
+        ([*PIECES, "the"], "line 50 repeats 'the'"),
         ([*PIECES[:8], "", "b"], "line 9 is empty"),
         ([*PIECES, *(f"x{number}" for number in range(33_000))], "where 16-bit ids allow 32767"),
     ],

@@ -46,7 +46,7 @@ def published(own, tmp_path):
     (folder / "test_data.bin").write_bytes(bytes(912))
     for name in ("LICENSE.txt", "NOTICE.txt", "dlrmv2-preprocessed-criteo-click-logs.md5"):
         (folder / name).write_text("as it is\n")
-    (folder / "STAND_IN").write_text('{"kind": "test"}\n')
+    (folder / "SYNTHETIC").write_text('{"kind": "test"}\n')
     return folder
 
 
@@ -64,11 +64,11 @@ def test_published_files_become_prepared_data(own, published, tmp_path, monkeypa
     assert adopt(published, data) == 0
     assert (data / "manifest.json").read_bytes() == written
     assert COMMANDS.run("verify", ["--data-dir", str(data)]) == 0
-    assert f"{data}: stand-in, eval_samples 7, train_samples 60" in capsys.readouterr().out
+    assert f"{data}: synthetic, eval_samples 7, train_samples 60" in capsys.readouterr().out
     for name in FILES:
         assert (data / name).samefile(published / name) == (place != "on another disk")
     found, expected = (json.loads((folder / "manifest.json").read_text()) for folder in (data, own / "data"))
-    for key in ("files", "counts", "format", "stand_in"):
+    for key in ("files", "counts", "format", "synthetic"):
         assert found[key] == expected[key]
     rows = [json.loads(each["source"]["table_rows"]) for each in (found, expected)]
     assert all(0 < own_rows <= prepared_rows for own_rows, prepared_rows in zip(*rows, strict=True))
@@ -77,7 +77,7 @@ def test_published_files_become_prepared_data(own, published, tmp_path, monkeypa
 @pytest.fixture
 def real(published, monkeypatch):
     """Files that are the benchmark's, by its counts and MD5s."""
-    (published / "STAND_IN").unlink()
+    (published / "SYNTHETIC").unlink()
     for name, count in zip(FILES, ("train_samples", "eval_samples"), strict=True):
         content = (published / name).read_bytes()
         monkeypatch.setitem(FORMAT.checksums, name, hashlib.md5(content).hexdigest())
@@ -89,7 +89,7 @@ def test_files_with_the_published_md5s_are_the_benchmarks(real, tmp_path, capsys
     assert adopt(real, tmp_path / "data") == 0
     assert f"{tmp_path / 'data'}: Criteo's click logs, train_samples 60, eval_samples 7" in capsys.readouterr().out
     found = json.loads((tmp_path / "data" / "manifest.json").read_text())
-    assert found["stand_in"] is False
+    assert found["synthetic"] is False
     assert max(json.loads(found["source"]["table_rows"])) == 40_000_000
 
 

@@ -16,7 +16,7 @@ from common.language.network import Decoder
 
 LAYOUTS: dict[int, dict[str, dict[str, int]]] = {2: {"tp2": {"tp": 2}}, 4: {"tp4": {"tp": 4}}}
 CPU = torch.device("cpu")
-BLOCKS = ("autograd", "written")
+BLOCKS = ("autograd", "handwritten")
 FP8_STEPS = 2
 """The first of which finds its scales in a sample."""
 
@@ -49,7 +49,7 @@ def whole_gradients(model: Decoder, layout: Layout) -> dict[str, Tensor]:
 def two_passes(layout: Layout, blocks: str) -> dict[str, Any]:
     """Losses, their sum, and gradients of two equal micro-batches, of which the second's sum counts twice."""
     model = shared_network(layout, torch.float64)
-    network = handwritten(model) if blocks == "written" else Passes(model)
+    network = handwritten(model) if blocks == "handwritten" else Passes(model)
     found = losses(network)
     sums = [summed(network) for _ in range(2)]
     (sums[0] + 2.0 * sums[1]).backward()

@@ -116,7 +116,7 @@ def test_the_evaluation_is_all_rows_in_their_order_and_what_is_left(data):
     tokens = np.fromfile(data / f"{prepare.EVAL}.bin", "<u2").astype(np.int64).tolist()
     count = -(-len(tokens) // 32)
     left = len(tokens) - 32 * (count - 1)
-    assert 1 < left < 32, "the stand-in is to have a row that is not whole"
+    assert 1 < left < 32, "the synthetic data must have an incomplete row"
     facts = replace(FACTS, eval_rows=count, eval_tokens=31 * (count - 1) + left - 1)
     found = []
     for replica in range(3):

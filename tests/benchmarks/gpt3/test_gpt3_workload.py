@@ -213,9 +213,12 @@ def test_sizes_that_the_layout_does_not_divide_are_refused_before_the_network_is
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["model.blocks=autograd", "model.linear=fp8"], r"linear=fp8: .* give model\.blocks=written"),
-        (["model.blocks=autograd", "model.token_products=collective"], r"token_products=.* give model\.blocks=written"),
-        (["model.blocks=autograd", "model.put_off_head=2"], r"put_off_head=2: .* give model\.blocks=written"),
+        (["model.blocks=autograd", "model.linear=fp8"], r"linear=fp8: .* give model\.blocks=handwritten"),
+        (
+            ["model.blocks=autograd", "model.token_products=collective"],
+            r"token_products=.* model\.blocks=handwritten",
+        ),
+        (["model.blocks=autograd", "model.put_off_head=2"], r"put_off_head=2: .* give model\.blocks=handwritten"),
         (["model.implementations.accumulation=reference"], r"accumulation=reference: .* set model\.linear=fp8"),
         (["model.put_off_head=2", "cuda_graphs=chunks"], r"put_off_head=2: cuda_graphs=chunks has no buffers"),
     ],
@@ -275,7 +278,7 @@ def test_the_first_micro_batch_is_not_the_only_one_that_counts():
 @pytest.mark.parametrize(
     "given",
     [
-        pytest.param(("precision=fp64",), id="written"),
+        pytest.param(("precision=fp64",), id="handwritten"),
         pytest.param(("precision=fp64", "model.blocks=autograd"), id="autograd"),
         pytest.param(("precision=bf16", "model.linear=fp8", "benchmark.facts.layers=1"), id="fp8"),
     ],

@@ -58,7 +58,7 @@ def write_texts(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def mark(folder: Path, length: int = LENGTH, vocabulary: int = VOCABULARY, **rows: int) -> None:
-    """Say that a raw folder is a stand-in."""
+    """Mark a raw folder as synthetic."""
     synthetic.mark(folder, {"settings": {"row_length": length, "vocabulary": vocabulary, **rows}})
 
 

@@ -60,7 +60,7 @@ def test_an_epoch_has_every_row_once_and_the_next_another_order(root):
 
     rows = rows_of(source.batches(block(2 * TRAIN)))
 
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (TRAIN, EVAL, True)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (TRAIN, EVAL, True)
     assert sorted(rows[:TRAIN]) == sorted(rows[TRAIN:]) == list(range(TRAIN))
     assert rows[:TRAIN] != rows[TRAIN:]
     assert rows != rows_of(open_train(root, Facts(), Layout(seed=4), 1).batches(block(2 * TRAIN)))

@@ -86,7 +86,7 @@ def test_every_raw_format_gives_the_rows_worked_out_by_hand(raws, tmp_path, kind
     assert train.tolist() == expected["train"][0]
     assert evaluation.tolist() == expected["validation"][0]
     assert scored.tolist() == [[int(label != -100) for label in row] for row in expected["validation"][1]]
-    assert made.stand_in
+    assert made.synthetic
     assert made.counts["train_samples"] == len(expected["train"][0])
     assert made.counts["eval_scored_tokens"] == scored[:, 1:].sum()
     assert verify(tmp_path / "data") == made
@@ -118,7 +118,7 @@ def test_too_few_rows_are_an_error(copy, tmp_path):
 
 def test_rows_without_a_mark_are_the_benchmark_s_and_have_8192_tokens(copy, tmp_path):
     raw = copy("npy")
-    (raw / "STAND_IN").unlink()
+    (raw / "SYNTHETIC").unlink()
 
     with pytest.raises(DataError, match=r"train\.npy, row 0 has 64 input_ids instead of 8192"):
         prepare(raw, tmp_path / "data")
@@ -126,15 +126,15 @@ def test_rows_without_a_mark_are_the_benchmark_s_and_have_8192_tokens(copy, tmp_
 
 def test_real_rows_cannot_be_cut_short_without_being_called_custom(copy, tmp_path):
     raw = copy("npy")
-    (raw / "STAND_IN").unlink()
+    (raw / "SYNTHETIC").unlink()
 
     made = prepare(raw, tmp_path / "data", row_length=LENGTH)
-    assert (made.stand_in, made.custom) == (False, "train_samples is 69, published is 3901")
+    assert (made.synthetic, made.custom) == (False, "train_samples is 69, published is 3901")
 
 
 def test_texts_without_a_mark_need_llama_s_tokenizer(copy, tmp_path):
     raw = copy("text")
-    (raw / "STAND_IN").unlink()
+    (raw / "SYNTHETIC").unlink()
 
     with pytest.raises(DataError, match=r"tokenizer\.model: SHA-256 .* where Llama 2's has 9e556afd"):
         prepare(raw, tmp_path / "data")

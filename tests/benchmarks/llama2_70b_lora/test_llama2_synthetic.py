@@ -1,4 +1,4 @@
-"""The stand-in: a language of known entropy, a tokenizer, a base that knows another language."""
+"""Test the synthetic data: a language of known entropy, a tokenizer, a base that knows another language."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = SyntheticReports(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    raw = tmp_path_factory.mktemp("stand_in") / "raw"
+    raw = tmp_path_factory.mktemp("synthetic") / "raw"
     generate(raw, SMALL)
     return raw
 
@@ -60,7 +60,7 @@ def test_two_languages_have_the_same_words_and_other_favourites():
 def test_the_synthetic_data_set_has_the_requested_rows(folder, tmp_path):
     made = prepare(folder, tmp_path / "data")
 
-    assert made.stand_in
+    assert made.synthetic
     assert {name: made.counts[name] for name in ("train_samples", "eval_samples", "row_length", "vocabulary")} == {
         "train_samples": 60, "eval_samples": 7, "row_length": 64, "vocabulary": 400,
     }  # fmt: skip
@@ -71,7 +71,7 @@ def test_the_synthetic_data_set_has_the_requested_rows(folder, tmp_path):
 def test_adapters_of_the_base_learn_the_other_language(folder, tmp_path):
     """At least 30 % of the gap between the base's loss and the entropy, by adapters alone."""
     prepare(folder, tmp_path / "data")
-    request = json.loads((folder / "STAND_IN").read_text())["request"]
+    request = json.loads((folder / "SYNTHETIC").read_text())["request"]
     train, evaluation, scored = (
         torch.from_numpy(np.load(tmp_path / "data" / f"{name}.npy")).long()
         for name in ("train_tokens", "eval_tokens", "eval_scored")

@@ -230,7 +230,7 @@ def test_a_row_costs_what_the_rules_network_costs():
 )
 def test_autograd_does_nothing_by_halves(given: dict[str, Any], message: str):
     values: dict[str, Any] = {"layers": 0, "linear": "torch", "head_chunk": 16, "loss_scale": 1.0, **given}
-    with pytest.raises(ConfigError, match=f"{message}.*model.blocks=written"):
+    with pytest.raises(ConfigError, match=f"{message}.*model.blocks=handwritten"):
         ModelConfig(blocks="autograd", **values)
 
 
@@ -310,7 +310,7 @@ def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, monkeypatc
         assert torch.equal(tensor, other), name
 
 
-@pytest.mark.parametrize("blocks", ["written", "autograd"])
+@pytest.mark.parametrize("blocks", ["handwritten", "autograd"])
 def test_prepare_waits_for_the_weights_of_all_readers(blocks):
     workload = built(f"model.blocks={blocks}")
     readers = dict(workload.stage.readers)
@@ -321,4 +321,4 @@ def test_prepare_waits_for_the_weights_of_all_readers(blocks):
     assert waited == list(readers)
     read = {id(parameter) for reader in readers.values() for parameter in reader.parameters()}
     others = {name for name, parameter in workload.model.named_parameters() if id(parameter) not in read}
-    assert others == (set() if blocks == "written" else {"norm.weight", "head.weight"})
+    assert others == (set() if blocks == "handwritten" else {"norm.weight", "head.weight"})

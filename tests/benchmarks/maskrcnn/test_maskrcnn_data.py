@@ -167,5 +167,5 @@ def test_data_of_other_classes_are_refused(prepared):
         other.open_train(prepared, Layout(), MICRO_BATCH)
 
 
-def test_slots_have_room_for_every_picture(prepared):
+def test_slots_have_the_capacity_for_every_picture(prepared):
     assert all(batch.tensors["pixels"].shape[1:] == (SLOT, SLOT, 3) for batch in evaluation(prepared, 1, 0))

@@ -113,9 +113,9 @@ def test_data_replace_all_that_was_there_and_no_address_changes() -> None:
 
 
 @pytest.mark.parametrize("capacity", [(1, 9, 99), (9, 2, 99), (9, 9, 11)], ids=["objects", "polygons", "points"])
-def test_data_larger_than_the_room_are_refused_with_the_remedy(capacity: tuple[int, int, int]) -> None:
+def test_data_above_the_capacity_are_refused_with_the_remedy(capacity: tuple[int, int, int]) -> None:
     polygons = columns([[SQUARE], [SQUARE, SQUARE]])
-    with pytest.raises(DataError, match=r"reader\.polygon_room=\{objects: 2, polygons: 3, points: 12\}"):
+    with pytest.raises(DataError, match=r"reader\.polygon_capacity=\{objects: 2, polygons: 3, points: 12\}"):
         PolygonTable(PolygonCapacity(*capacity), torch.device("cpu")).load(polygons)
 
 

@@ -22,7 +22,7 @@ def check(masks: Masks, threshold: float = 0.5) -> list[np.ndarray]:
 
 
 def one(box: tuple[float, ...], height: int, width: int, probability: torch.Tensor | None = None) -> Masks:
-    """A single detection, of a mask of ones unless told otherwise."""
+    """A single detection, by default with a mask of ones."""
     mask = torch.full((28, 28), 0.998) if probability is None else probability
     return Masks(mask[None], torch.tensor([box]), torch.tensor([[height, width]]), torch.tensor([True]))
 

@@ -182,7 +182,7 @@ def test_validation_has_all_objects_whose_masks_are_pycocotools(drawn, prepared)
     pictures.close()
 
 
-def test_the_manifest_counts_what_device_tables_need_room_for(prepared):
+def test_the_manifest_counts_what_device_tables_store(prepared):
     found = open_prepared(prepared)
     table, counts = found.table(), found.manifest.counts
     assert [counts[f"train_{what}"] for what in ("objects", "polygons", "points", "runs")] == [
@@ -192,7 +192,7 @@ def test_the_manifest_counts_what_device_tables_need_room_for(prepared):
         0,
     ]
     assert counts["train_longest_side"] == SYNTHETIC.sides[1]
-    assert found.stand_in
+    assert found.synthetic
     assert verify(prepared).counts == counts
 
 
@@ -204,7 +204,7 @@ def test_the_commands_work_together(tmp_path, capsys):
     assert COMMANDS.run("verify", ["--data-dir", str(tmp_path / "data")]) == 0
     output = capsys.readouterr().out
     assert "train: 5 pictures" in output
-    assert "stand-in, train_samples 3, eval_samples 1, classes 3, train_objects" in output
+    assert "synthetic, train_samples 3, eval_samples 1, classes 3, train_objects" in output
     assert f"{tmp_path / 'data-assets'}: complete, for assets_dir" in output
 
 

@@ -40,7 +40,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def by_pillow(pixels_BSS3: Tensor) -> Tensor:
-    """(B, 3, H, W) fp32: each picture resized by Pillow alone, turned round, and put into zeros."""
+    """(B, 3, H, W) fp32: each picture resized by Pillow alone, mirrored, and padded with zeros."""
     image_B3HW = torch.zeros((len(CASES), 3, *SHAPE))
     for slot, ((height, width), (new_height, new_width), mirrored) in enumerate(CASES):
         picture = Image.fromarray(pixels_BSS3[slot, :height, :width].numpy())

@@ -46,7 +46,7 @@ def folders(tmp_path):
         "train/n02/b1.JPEG": png(),
         "train/n02/b2.JPEG": jpeg("CMYK", (10, 200, 30, 5)),
         "val/n02/v1.JPEG": jpeg(colour=(50, 60, 70)),
-        "STAND_IN": b"a test",
+        "SYNTHETIC": b"a test",
     }
     for name, data in pictures.items():
         path = tmp_path / "raw" / name
@@ -217,14 +217,14 @@ def test_missing_raw_folder_is_named(tmp_path):
 
 
 def test_incomplete_imagenet_cannot_pass_as_imagenet(folders, tmp_path):
-    (folders[0] / "STAND_IN").unlink()
+    (folders[0] / "SYNTHETIC").unlink()
     with pytest.raises(DataError, match=r"where ImageNet has .*1281167"):
         prepare(folders[0], tmp_path / "data")
 
 
 def test_the_manifest_names_synthetic_data_and_counts(digits):
     raw_manifest = json.loads((digits / "manifest.json").read_text())
-    assert raw_manifest["stand_in"] is True
+    assert raw_manifest["synthetic"] is True
     assert raw_manifest["counts"] == {"train_samples": 61, "eval_samples": 23, "classes": 10}
 
 

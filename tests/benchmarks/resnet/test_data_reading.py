@@ -53,7 +53,7 @@ def test_batches_have_the_form_that_the_model_expects(numbered):
 
 def test_source_tells_what_the_manifest_says(digits):
     source = settings().open_train(digits, Layout(), 4)
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (61, 23, True)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (61, 23, True)
     source.close()
 
 

@@ -70,5 +70,5 @@ def write_raw(
         for name, data in pictures[split].items():
             (folder / split / f"{name}.jpg").write_bytes(data)
     if classes is not None:
-        (folder / "STAND_IN").write_text(json.dumps({"classes": classes}))
+        (folder / "SYNTHETIC").write_text(json.dumps({"classes": classes}))
     return folder

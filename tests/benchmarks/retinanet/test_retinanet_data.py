@@ -164,7 +164,7 @@ def references_folder(root, tmp_path):
 def test_a_folder_of_the_references_script_is_read_as_it_is(root, references_folder):
     assert_same(train(references_folder), train(root))
     source = settings().open_train(references_folder, Layout(), 4)
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (SAMPLES, EVAL, False)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (SAMPLES, EVAL, False)
     source.close()
     batches = []
     for folder in (references_folder, root):
@@ -234,7 +234,7 @@ def test_a_picture_without_boxes_is_trained_on(references_folder):
     assert sorted(counts.tolist()) == [0] * (SAMPLES - 1) + [1]
 
 
-def test_more_boxes_than_there_is_room_for_name_the_picture(root):
+def test_more_boxes_than_the_capacity_name_the_picture(root):
     with pytest.raises(DataError, match=r"02\.jpg has 3 boxes, and a batch holds at most 2: use reader\.max_boxes=3"):
         settings(max_boxes=2).open_train(root, Layout(), 4)
 

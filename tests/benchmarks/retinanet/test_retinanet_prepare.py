@@ -80,7 +80,7 @@ def test_the_json_is_what_the_references_script_makes(folders):
 def test_real_data_have_category_ids_from_0_to_263(tmp_path):
     raw_dir = write_raw(tmp_path / "raw", ROWS, PICTURES, classes=None)
     made = prepare(raw_dir, tmp_path / "data")
-    assert (made.stand_in, made.counts["classes"]) == (False, 264)
+    assert (made.synthetic, made.counts["classes"]) == (False, 264)
     content = json.loads((tmp_path / "data/train/labels/openimages-mlperf.json").read_text())
     assert [category["id"] for category in content["categories"]] == list(range(264))
 
@@ -122,7 +122,7 @@ def test_pictures_keep_their_bytes(folders):
 def test_the_manifest_counts_and_names_all_but_the_pictures(folders):
     made = prepare(*folders)
     assert made.counts == {"classes": 3, "train_samples": 2, "train_boxes": 4, "eval_samples": 2, "eval_boxes": 2}
-    assert made.stand_in
+    assert made.synthetic
     there = {path.relative_to(folders[1]).as_posix() for path in folders[1].rglob("*") if path.is_file()}
     assert {name for name in there if not name.endswith(".jpg")} == {*made.files, "manifest.json", "prepare.lock"}
 
@@ -237,10 +237,10 @@ def test_the_commands_say_what_is_there(folders, capsys):
     COMMANDS.run("prepare", ["--raw-dir", raw_dir, "--data-dir", data_dir, "--workers", "1"])
     output = capsys.readouterr().out.splitlines()
     assert output == [
-        f"{data_dir}: stand-in, classes 3, train_samples 2, train_boxes 4, eval_samples 2, eval_boxes 2",
+        f"{data_dir}: synthetic, classes 3, train_samples 2, train_boxes 4, eval_samples 2, eval_boxes 2",
         f"{data_dir}-assets: complete, for assets_dir",
     ]
-    (folders[0] / "STAND_IN").unlink()
+    (folders[0] / "SYNTHETIC").unlink()
     (folders[0] / "backbone.pth").unlink()
     COMMANDS.run("prepare", ["--raw-dir", raw_dir, "--data-dir", f"{data_dir}2", "--workers", "1"])
     output = capsys.readouterr().out.splitlines()

@@ -143,14 +143,14 @@ def test_a_folder_that_is_not_there_is_a_data_error(tmp_path):
 @pytest.mark.parametrize("classes", [0, 265, "3", None, True])
 def test_the_number_of_synthetic_classes_is_checked(tmp_path, classes):
     folder = write_raw(tmp_path / "raw", ROWS, EMPTY)
-    (folder / "STAND_IN").write_text(json.dumps({"classes": classes}))
+    (folder / "SYNTHETIC").write_text(json.dumps({"classes": classes}))
     with pytest.raises(DataError, match=r"'classes' is .*, but must be how many of the 264 classes"):
         raw.open_raw(folder)
 
 
 def test_real_data_have_all_classes(tmp_path):
     source = raw.open_raw(write_raw(tmp_path / "raw", ROWS, EMPTY, classes=None))
-    assert (source.classes, source.stand_in) == (class_names(), None)
+    assert (source.classes, source.synthetic) == (class_names(), None)
     assert source.boxes("train").picture == ["a3", "b7", "c0"]
 
 

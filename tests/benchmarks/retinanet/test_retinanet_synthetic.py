@@ -36,7 +36,7 @@ def rows_of(path):
 def test_the_layout_is_that_of_openimages(raw_dir):
     assert {path.name for path in raw_dir.iterdir()} == {
         "train", "validation", "oidv6-train-annotations-bbox.csv", "validation-annotations-bbox.csv",
-        "class-descriptions-boxable.csv", "backbone.pth", "STAND_IN",
+        "class-descriptions-boxable.csv", "backbone.pth", "SYNTHETIC",
     }  # fmt: skip
     rows = rows_of(raw_dir / "oidv6-train-annotations-bbox.csv")
     assert tuple(rows[0]) == HEADER
@@ -55,7 +55,7 @@ def test_as_many_pictures_are_selected_as_were_asked_for(raw_dir, tmp_path):
     assert len(list((raw_dir / "train").iterdir())) == 13
     assert len(list((raw_dir / "validation").iterdir())) == 6
     made = prepare(raw_dir, tmp_path / "data")
-    assert made.stand_in
+    assert made.synthetic
     assert (made.counts["train_samples"], made.counts["eval_samples"], made.counts["classes"]) == (12, 5, 3)
     split = open_prepared(tmp_path / "data").split("train")
     assert set(split.annotations.box_class.tolist()) == {0, 1, 2}
@@ -142,7 +142,7 @@ def test_the_command_takes_and_says_what_it_should(tmp_path, capsys):
         argv += [f"--{name.replace('_', '-')}", text]
     COMMANDS.run("generate", argv)
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'raw'}: 13 pictures to train, 6 pictures to validation; ")
-    marked = json.loads((tmp_path / "raw/STAND_IN").read_text())
+    marked = json.loads((tmp_path / "raw/SYNTHETIC").read_text())
     assert (marked["classes"], marked["size"], marked["layers"]) == (3, [48, 80], [1, 1, 1, 1])
 
 

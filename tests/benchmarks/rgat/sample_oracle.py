@@ -1,4 +1,4 @@
-"""Sampling one edge after the other in lists and dictionaries, small graphs, filled parts of blocks, small rooms."""
+"""Sampling of single edges in lists and dictionaries, small graphs, filled parts of blocks, small capacities."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def filled(block: SampledBlock) -> dict[str, Any]:
     }
 
 
-SMALL_ROOMS = [
+SMALL_CAPACITIES = [
     ("nodes", 1, "paper"),
     ("nodes", 2, "author"),
     ("nodes", 3, "paper"),

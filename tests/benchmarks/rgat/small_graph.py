@@ -66,7 +66,7 @@ def write_raw(folder: Path, seed: int = 0) -> Path:
 
 
 def mark(folder: Path, **settings: object) -> None:
-    (folder / "STAND_IN").write_text(json.dumps({"kind": "tiny", "settings": {**SETTINGS, **settings}}))
+    (folder / "SYNTHETIC").write_text(json.dumps({"kind": "tiny", "settings": {**SETTINGS, **settings}}))
 
 
 def raw_features(folder: Path, name: str) -> np.ndarray:

@@ -82,7 +82,9 @@ def test_synthetic_data_are_generated_prepared_and_verified(tmp_path, capsys):
     assert COMMANDS.run("verify", [*prepared, "--workers", "2"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith(f"{tmp_path / 'raw'}: 200 paper, 206 author, 4 institute, 4 fos, 4 journal, 4 conference,")
-    assert out[1].startswith(f"{tmp_path / 'data'}: stand-in, train_samples 96, eval_samples 16, labelled 160, classes")
+    assert out[1].startswith(
+        f"{tmp_path / 'data'}: synthetic, train_samples 96, eval_samples 16, labelled 160, classes"
+    )
     made = {str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").rglob("*") if path.is_file()}
     assert len(made) == 6 + 22 + 4 + 2
     assert {"manifest.json", "prepare.lock", "seeds/train.npy"} <= made
@@ -268,7 +270,7 @@ def test_a_run_opens_what_was_prepared(data):
     assert opened.edges[1:] == (300, 200, 300, 200)
     assert (opened.settings.feature_size, opened.settings.classes, opened.labelled) == (12, 5, 100)
     assert opened.seeds == {"train": 60, "eval": 20}
-    assert opened.manifest.stand_in
+    assert opened.manifest.synthetic
     found = opened.labelled_seeds("eval")
     np.testing.assert_array_equal(found.nodes, np.load(data / "seeds/eval.npy"))
     np.testing.assert_array_equal(found.labels, np.load(data / "seeds/eval_labels.npy"))

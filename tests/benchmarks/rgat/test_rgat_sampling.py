@@ -37,7 +37,7 @@ def batches(count: int, real: int = 8) -> Iterator[SeedBatch]:
 
 
 @pytest.mark.parametrize("limit", [3, 20])
-def test_a_block_that_lacks_room_is_sampled_again_with_more(limit: int) -> None:
+def test_a_block_that_exceeds_its_capacity_is_sampled_again_with_a_larger_one(limit: int) -> None:
     small = BlockSampler(GRAPH, FANOUTS, sampler_reference, at_most(LARGEST, limit))
     found = list(small.blocks(batches(4)))
     expected = [sampler_reference(GRAPH, FANOUTS, LARGEST)(each.seeds, each.count, each.seed) for each in batches(4)]
@@ -78,7 +78,7 @@ def test_all_ranks_leave_the_captured_shape_when_one_must(monkeypatch: pytest.Mo
     assert (overflows, sampler.larger) == ([0] * 5, 1)  # a collective for each batch, whatever becomes of it
 
 
-def test_what_batches_fill_is_measured_whatever_room_they_begin_with() -> None:
+def test_measured_sizes_do_not_depend_on_the_first_capacity() -> None:
     counts = [sampler_reference(GRAPH, FANOUTS, LARGEST)(b.seeds, b.count, b.seed).counts for b in batches(3)]
     found = sampled_moments(GRAPH, FANOUTS, sampler_reference, 8, batches(3))
     assert found[: LARGEST.counts].tolist() == torch.stack(counts).sum(0).tolist()
@@ -100,7 +100,7 @@ def loss_and_gradients(shape: BlockShape, real: int = 8) -> tuple[Tensor, list[T
 
 
 @pytest.mark.parametrize("real", [8, 5])
-def test_the_room_of_a_block_changes_neither_loss_nor_gradients(real: int) -> None:
+def test_the_capacity_of_a_block_changes_neither_loss_nor_gradients(real: int) -> None:
     (batch,) = batches(1, real)
     counts = sampler_reference(GRAPH, FANOUTS, LARGEST)(batch.seeds, batch.count, batch.seed)
 
@@ -158,7 +158,7 @@ def test_bounds_are_fanouts_and_what_the_graph_has() -> None:
     assert shape.rows == ((12, 7, 0), (100, 7, 70))
 
 
-def test_there_may_be_room_for_more_seeds_than_nodes() -> None:
+def test_the_capacity_may_exceed_the_number_of_nodes() -> None:
     assert largest_shape(small_graph(), 100, (2,)).nodes == ((0, 100, 0), (3, 100, 30))
 
 
@@ -171,7 +171,7 @@ def test_no_batch_exceeds_the_bounds(fanouts: tuple[int, ...]) -> None:
         assert sampler(seeds, 9, torch.tensor(seed)).overflow.item() == 0
 
 
-def test_room_is_the_mean_and_deviations_of_all_ranks() -> None:
+def test_the_capacity_is_the_mean_and_deviations_of_all_ranks() -> None:
     first = counts_of(nodes=[4, 0, 4, 10, 20, 30], edges=[12, 0, 30, 9], rows=[10, 0, 20, 3])
     second = counts_of(nodes=[4, 0, 4, 14, 21, 30], edges=[16, 0, 30, 9], rows=[14, 0, 20, 3])
     together = moments([first]) + moments([second])
@@ -183,7 +183,7 @@ def test_room_is_the_mean_and_deviations_of_all_ranks() -> None:
     assert shape.rows == ((16, 0), (20, 3))
 
 
-def test_room_is_bounded_grows_with_hops_and_is_never_none_where_there_may_be_something() -> None:
+def test_the_capacity_is_bounded_grows_with_hops_and_is_positive_where_entries_are_possible() -> None:
     few = counts_of(nodes=[1, 0, 1, 0, 1, 0], edges=[0, 0, 0, 0], rows=[0, 0, 0, 0])
     shape = enough_shape(moments([few]), HAND_MADE, 5.0)
     assert shape.nodes == ((4, 0), (4, 1), (4, 1))

@@ -169,7 +169,7 @@ def test_both_traps_are_there(tmp_path):
     assert np.isnan(labels[240:]).all()  # a reader that takes all papers for labelled fails on NaN
     assert labels[:240].astype(int).tolist() == classes_of(SMALL)[:240].tolist()
     assert {array.dtype.str for array in opened.edges.values()} == {"<i4", "<i8"}
-    marker = json.loads((tmp_path / "raw" / "STAND_IN").read_text())
+    marker = json.loads((tmp_path / "raw" / "SYNTHETIC").read_text())
     assert (marker["seed"], marker["settings"]["labelled"]) == (0, 240)
 
 

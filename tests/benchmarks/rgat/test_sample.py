@@ -16,7 +16,7 @@ from benchmarks.rgat.sampling import largest_shape
 from tests.benchmarks.rgat.sample_oracle import (
     NODES,
     SCHEMA,
-    SMALL_ROOMS,
+    SMALL_CAPACITIES,
     filled,
     graph_of,
     neighbours,
@@ -175,8 +175,8 @@ def assert_within(block: SampledBlock) -> None:
             assert all(each["edge_row"][edge] == row for edge in each["row_edges"][first:end])
 
 
-@pytest.mark.parametrize(("table", "hop", "name"), SMALL_ROOMS)
-def test_what_has_no_room_is_left_out_and_leaves_no_trace(table: str, hop: int, name: str) -> None:
+@pytest.mark.parametrize(("table", "hop", "name"), SMALL_CAPACITIES)
+def test_entries_beyond_the_capacity_are_left_out_without_a_trace(table: str, hop: int, name: str) -> None:
     graph, seeds = small_graph(), some_seeds()
     largest = largest_shape(graph, SEEDS, FANOUTS)
     full = sampler_reference(graph, FANOUTS, largest)(seeds, SEEDS, torch.tensor(1))
@@ -197,8 +197,8 @@ def test_a_block_that_just_fits_is_whole() -> None:
     graph, seeds = small_graph(), some_seeds()
     largest = largest_shape(graph, SEEDS, FANOUTS)
     block = sampler_reference(graph, FANOUTS, largest)(seeds, SEEDS, torch.tensor(1))
-    rooms = (block.node_counts, block.edge_counts, block.row_counts)
-    nodes, edges, rows = (tuple(map(tuple, counts.tolist())) for counts in rooms)
+    used = (block.node_counts, block.edge_counts, block.row_counts)
+    nodes, edges, rows = (tuple(map(tuple, counts.tolist())) for counts in used)
     exact = sampler_reference(graph, FANOUTS, BlockShape(SCHEMA, nodes, edges, rows))(seeds, SEEDS, torch.tensor(1))
     assert filled(exact) == filled(block)
 

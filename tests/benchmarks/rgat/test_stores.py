@@ -165,7 +165,7 @@ def test_the_next_placement_is_taken_if_the_first_cannot_be_mapped():
         first_supported("features", ("peers",), build)
 
 
-def test_a_store_without_room_is_one_error(tmp_path, monkeypatch):
+def test_a_store_that_memory_cannot_hold_is_one_error(tmp_path, monkeypatch):
     small.write(tmp_path, small.made())
     monkeypatch.setattr(sharded, "meminfo", lambda: {"MemAvailable": int(sharded.LEFT_FREE) + 100})
     for what, open_store in (("features", opened), ("edges", opened_graph)):

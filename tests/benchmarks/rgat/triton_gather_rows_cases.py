@@ -30,7 +30,7 @@ def test_a_store_gathers_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(launches) == 3
 
 
-def test_a_block_without_room() -> None:
+def test_a_block_of_capacity_zero() -> None:
     none = torch.zeros(0, dtype=torch.int32)
     out = torch.zeros(0, 16, dtype=torch.uint8)
     gather_triton.gather_rows(ROWS, none, torch.zeros(4, dtype=torch.int32), (0,) * 5, out)

@@ -15,7 +15,7 @@ from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import triton_sampler
 from benchmarks.rgat.sampling import largest_shape
 from common.ops.tile import Tile
-from tests.benchmarks.rgat.sample_oracle import NODES, SMALL_ROOMS, filled, sharded, small_graph, smaller
+from tests.benchmarks.rgat.sample_oracle import NODES, SMALL_CAPACITIES, filled, sharded, small_graph, smaller
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -42,11 +42,11 @@ def test_shards_and_a_count_on_the_host() -> None:
     assert filled(blocks[0]) == filled(blocks[1])
 
 
-def assert_cut_as_plain(fanouts: tuple[int, ...], rooms: Sequence[tuple[str, int, str]]) -> None:
+def assert_cut_as_plain(fanouts: tuple[int, ...], capacities: Sequence[tuple[str, int, str]]) -> None:
     graph, seeds = small_graph(), some_seeds(0)
     shape = largest_shape(graph, SEEDS, fanouts)
     full = sampler_reference(graph, fanouts, shape)(seeds, SEEDS, torch.tensor(1))
-    for table, hop, name in rooms:
+    for table, hop, name in capacities:
         shape = smaller(full, shape, table, hop, name)
     sampler, plain = triton_sampler(graph, fanouts, shape), sampler_reference(graph, fanouts, shape)
     for number in (1, 2):
@@ -55,14 +55,14 @@ def assert_cut_as_plain(fanouts: tuple[int, ...], rooms: Sequence[tuple[str, int
         assert filled(cut) == filled(expected)
 
 
-def test_what_has_no_room_is_left_out_as_by_the_reference() -> None:
-    rooms = [("nodes", 1, "paper"), ("edges", 1, "author__rev_by__paper"), ("rows", 1, "paper__cites__paper")]
-    assert_cut_as_plain((3, 2), rooms)
+def test_entries_beyond_the_capacity_are_left_out_as_by_the_reference() -> None:
+    capacities = [("nodes", 1, "paper"), ("edges", 1, "author__rev_by__paper"), ("rows", 1, "paper__cites__paper")]
+    assert_cut_as_plain((3, 2), capacities)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capacity", SMALL_ROOMS, ids=str)
-def test_every_kind_of_room_is_cut_as_by_the_reference(
+@pytest.mark.parametrize("capacity", SMALL_CAPACITIES, ids=str)
+def test_every_kind_of_capacity_cuts_as_in_the_reference(
     capacity: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_items(monkeypatch)

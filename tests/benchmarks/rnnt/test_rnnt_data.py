@@ -120,7 +120,7 @@ def test_epochs_differ_and_counts_equal_the_manifests(root, batches):
         batch.tensors["utterance_seeds"].tolist() for batch in batches
     ]
     source = open_train(root, small_corpus.settings(), Layout(), 4, 2)
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (40, len(EVAL), True)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (40, len(EVAL), True)
     source.close()
 
 

@@ -60,9 +60,9 @@ def test_several_ranks_read_the_same_as_one_rank_that_accumulates():
         accumulation = 8 // replicas
         ranks = [stream(2, accumulation, replicas, replica) for replica in range(replicas)]
         for number in range(2 * STEPS * 8):
-            step, lane = divmod(number, 8)
-            part = ranks[lane % replicas]
-            position = step * accumulation + lane // replicas
+            step, index = divmod(number, 8)
+            part = ranks[index % replicas]
+            position = step * accumulation + index // replicas
             mine, other = alone.drawn(number), part.drawn(position)
             assert mine.epoch == other.epoch
             for name in ("utterance_B", "speed_B", "samples_B", "seed_B"):
@@ -74,10 +74,10 @@ def test_several_ranks_read_the_same_as_one_rank_that_accumulates():
 def test_each_micro_batch_has_short_and_long_utterances():
     opened = stream(micro_batch=4, accumulation=4)
     for step in range(2 * STEPS):
-        drawn = [opened.drawn(step * 4 + lane) for lane in range(4)]
+        drawn = [opened.drawn(step * 4 + index) for index in range(4)]
         samples = np.sort(np.concatenate([one.samples_B for one in drawn]))
-        for lane, one in enumerate(drawn):
-            expected = [*samples[2 * lane : 2 * lane + 2], *samples[::-1][2 * lane : 2 * lane + 2]]
+        for index, one in enumerate(drawn):
+            expected = [*samples[2 * index : 2 * index + 2], *samples[::-1][2 * index : 2 * index + 2]]
             assert sorted(one.samples_B.tolist()) == sorted(expected)
 
 

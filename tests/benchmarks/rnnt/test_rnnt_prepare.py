@@ -40,7 +40,7 @@ def write_flac(path: Path, samples: np.ndarray, rate: int = 16_000) -> None:
     soundfile.write(path, samples, rate, format="FLAC", subtype="PCM_16")
 
 
-def write(raw_dir: Path, texts: Mapping[str, list[str]] = TEXTS, stand_in: bool = True) -> Path:
+def write(raw_dir: Path, texts: Mapping[str, list[str]] = TEXTS, synthetic: bool = True) -> Path:
     """Write chapters of ``texts`` in LibriSpeech's layout below ``raw_dir``."""
     for chapter_folder, lines in texts.items():
         folder = raw_dir / "LibriSpeech" / chapter_folder
@@ -52,8 +52,8 @@ def write(raw_dir: Path, texts: Mapping[str, list[str]] = TEXTS, stand_in: bool 
             write_flac(folder / f"{name}.flac", samples_of(name))
             transcripts.append(f"{name} {text}\n")
         (folder / f"{speaker}-{chapter}.trans.txt").write_text("".join(transcripts))
-    if stand_in:
-        (raw_dir / "STAND_IN").write_text(json.dumps({"vocabulary": VOCABULARY}))
+    if synthetic:
+        (raw_dir / "SYNTHETIC").write_text(json.dumps({"vocabulary": VOCABULARY}))
     return raw_dir
 
 
@@ -151,7 +151,7 @@ def test_the_tokenizer_equals_the_one_that_the_reference_trains(data_dir, tmp_pa
 
 
 def test_synthetic_data_are_recognised_from_either_folder(raw_dir):
-    assert open_raw(raw_dir / "LibriSpeech").stand_in == open_raw(raw_dir).stand_in == {"vocabulary": VOCABULARY}
+    assert open_raw(raw_dir / "LibriSpeech").synthetic == open_raw(raw_dir).synthetic == {"vocabulary": VOCABULARY}
 
 
 def test_the_manifest_counts_utterances_samples_and_pieces(data_dir):
@@ -160,7 +160,7 @@ def test_the_manifest_counts_utterances_samples_and_pieces(data_dir):
     samples = [len(samples_of(name)) for name in NAMES]
     assert (counts["train_samples"], counts["eval_samples"], counts["vocabulary"]) == (8, 2, VOCABULARY)
     assert (counts["train_audio_samples"], counts["train_longest_samples"]) == (sum(samples), max(samples))
-    assert open_prepared(data_dir).stand_in
+    assert open_prepared(data_dir).synthetic
 
 
 def test_a_second_preparation_changes_nothing_and_other_settings_are_refused(raw_dir, data_dir, copied):
@@ -206,9 +206,9 @@ def test_several_processes_write_the_same_files(raw_dir, small_shards, forked_po
 
 
 def test_fewer_subsets_are_custom_data(tmp_path):
-    raw = write(tmp_path / "raw", stand_in=False)
+    raw = write(tmp_path / "raw", synthetic=False)
     made = prepare(raw, tmp_path / "data", 12, train_subsets=["train-other-500"])
-    assert (made.stand_in, made.custom) == (False, "train_samples is 3, published is 281241")
+    assert (made.synthetic, made.custom) == (False, "train_samples is 3, published is 281241")
     assert open_prepared(tmp_path / "data").split("train").names() == NAMES[5:]
     with pytest.raises(ConfigError, match="--train-subsets dev-clean: some of train-clean-100"):
         prepare(raw, tmp_path / "data", train_subsets=["dev-clean"])
@@ -329,7 +329,7 @@ def test_bad_input_is_one_clear_error(damage, message, copied, tmp_path):
 
 
 def test_an_invalid_vocabulary_in_the_marker_is_refused(copied, tmp_path):
-    (copied / "STAND_IN").write_text(json.dumps({"vocabulary": "many"}))
+    (copied / "SYNTHETIC").write_text(json.dumps({"vocabulary": "many"}))
     with pytest.raises(DataError, match="has a missing or invalid vocabulary"):
         prepare(copied, tmp_path / "data")
 
@@ -338,6 +338,6 @@ def test_the_commands_print_hours_and_pieces(raw_dir, tmp_path, capsys):
     folders = ["--raw-dir", str(raw_dir), "--data-dir", str(tmp_path / "data")]
     assert COMMANDS.run("prepare", [*folders, "--workers", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "stand-in, train_samples 8" in printed
+    assert "synthetic, train_samples 8" in printed
     assert "an utterance, the longest 0.48 s" in printed
     assert COMMANDS.run("verify", folders[2:]) == 0

@@ -50,8 +50,8 @@ class Scripted:
 
     def random(self, size: tuple[int, int]):
         assert size == (len(self.crops), 2)
-        room = 1 - self.crops[:, :2]
-        return np.divide(self.crops[:, 2:], room, out=np.zeros(size), where=room > 0)
+        free = 1 - self.crops[:, :2]
+        return np.divide(self.crops[:, 2:], free, out=np.zeros(size), where=free > 0)
 
 
 def cropped(boxes, *given, attempts=1):

@@ -95,7 +95,7 @@ def test_what_is_prepared_are_the_pictures_with_a_box_byte_for_byte_and_all_boxe
             (box["image_id"], box["category_id"], box["bbox"], bool(box["iscrowd"])) for box in coco.anns.values()
         ]
         assert sorted(boxes) == sorted(expected)
-    assert verify(prepared).stand_in
+    assert verify(prepared).synthetic
 
 
 def test_archives_give_what_folders_give(drawn, prepared, tmp_path):
@@ -109,7 +109,7 @@ def test_archives_give_what_folders_give(drawn, prepared, tmp_path):
         with zipfile.ZipFile(packed / name, "w") as archive:
             for path in members:
                 archive.write(path, path.relative_to(drawn))
-    shutil.copy(drawn / "STAND_IN", packed)
+    shutil.copy(drawn / "SYNTHETIC", packed)
     made = prepare(packed, tmp_path / "data", workers=2)
     expected = json.loads((prepared / "manifest.json").read_text())
     assert {name: entry.sha256 for name, entry in made.files.items()} == {
@@ -235,7 +235,7 @@ def test_a_truncated_picture_is_named(drawn, tmp_path, kept):
         prepare(tmp_path / "raw", tmp_path / "data")
 
 
-def test_more_boxes_than_a_batch_has_room_for_are_named(prepared):
+def test_more_boxes_than_the_capacity_of_a_batch_are_named(prepared):
     boxes = np.load(prepared / "train" / "box_picture.npy")
     ids, counts = np.unique(boxes, return_counts=True)
     small = settings(max_boxes=int(counts.max()) - 1)
@@ -251,7 +251,7 @@ def test_data_of_other_classes_are_refused(prepared):
 
 def test_other_data_than_coco_have_to_say_so(drawn, tmp_path):
     shutil.copytree(drawn, tmp_path / "raw")
-    (tmp_path / "raw" / "STAND_IN").unlink()
+    (tmp_path / "raw" / "SYNTHETIC").unlink()
     with pytest.raises(DataError, match="where COCO 2017 has"):
         prepare(tmp_path / "raw", tmp_path / "data")
 

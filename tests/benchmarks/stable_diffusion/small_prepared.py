@@ -128,7 +128,7 @@ def write_prepared(root: Path, kind: str = "safetensors", samples: tuple[int, ..
         "format": "stable-diffusion-moments/1",
         "files": files,
         "counts": counts,
-        "stand_in": True,
+        "synthetic": True,
         "custom": "",
         "source": source,
     }

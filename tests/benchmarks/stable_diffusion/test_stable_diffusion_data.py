@@ -228,7 +228,7 @@ def test_files_and_threads_are_closed(tmp_path):
 
 def test_counts_equal_the_manifests(encoded):
     source = open_train(encoded, configuration(), Layout(), 2, 1, None)
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (16, 2, True)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (16, 2, True)
     source.close()
 
 

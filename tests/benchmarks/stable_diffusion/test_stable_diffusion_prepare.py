@@ -147,7 +147,7 @@ def test_a_prepared_folder_can_be_opened_and_verified(encoded):
         "eval_samples": 5,
         "tars": 3,
     }
-    assert found.manifest.stand_in
+    assert found.manifest.synthetic
     assert json.loads(found.manifest.source["description"]) == json.loads(json.dumps(SIZES))
     with open(encoded / "train/00001.tar", "rb") as file:
         offset, size, at, length = found.index(1)[2]
@@ -280,16 +280,16 @@ def test_a_checkpoint_of_another_digest_is_an_error(copied, tmp_path, monkeypatc
 
 
 def test_real_data_require_the_published_checkpoint(copied, monkeypatch):
-    (copied / "STAND_IN").unlink()
+    (copied / "SYNTHETIC").unlink()
     monkeypatch.setattr(raw, "BENCHMARK_TARS", len(RAW))
     found = raw.open_raw(copied)
-    assert found.stand_in is None
+    assert found.synthetic is None
     assert found.image_size == 512
     assert found.checkpoint_digest == "d635794c1fedfdfa261e065370bea59c651fc9bfa65dc6d67ad29e11869a1824"
 
 
 def test_real_data_require_all_tars(copied, tmp_path):
-    (copied / "STAND_IN").unlink()
+    (copied / "SYNTHETIC").unlink()
     with pytest.raises(DataError, match=r"images lacks 829 of 832 tars, such as 00003\.tar, 00004\.tar, 00005\.tar"):
         prepare(copied, tmp_path / "data")
 
@@ -322,13 +322,13 @@ def test_other_settings_or_raw_data_are_refused(raw_dir, copied, encoded, tmp_pa
 @pytest.mark.parametrize(
     ("marked", "message"),
     [
-        ({"vae": {"chanels": 8}}, r"STAND_IN: vae\.chanels: unknown key"),
-        ({"text": {"width": "16"}}, r"STAND_IN: text\.width"),
-        ({"vae": SIZES["vae"], "image_size": 18}, "STAND_IN: image_size is 18, but must be a multiple of the VAE's 4"),
+        ({"vae": {"chanels": 8}}, r"SYNTHETIC: vae\.chanels: unknown key"),
+        ({"text": {"width": "16"}}, r"SYNTHETIC: text\.width"),
+        ({"vae": SIZES["vae"], "image_size": 18}, "SYNTHETIC: image_size is 18, but must be a multiple of the VAE's 4"),
     ],
 )
 def test_a_damaged_marker_is_an_error(copied, tmp_path, marked, message):
-    (copied / "STAND_IN").write_text(json.dumps(marked))
+    (copied / "SYNTHETIC").write_text(json.dumps(marked))
     with pytest.raises(DataError, match=message):
         prepare(copied, tmp_path / "data")
 
@@ -361,6 +361,6 @@ def test_the_commands_print_counts_and_missing_assets(raw_dir, tmp_path, capsys)
     folders = ["--raw-dir", str(raw_dir), "--data-dir", str(data)]
     assert COMMANDS.run("prepare", [*folders, "--members", "moments", "--workers", "1"]) == 0
     printed = capsys.readouterr().out
-    assert f"{data}: stand-in, train_samples 23, eval_samples 5, tars 3\n" in printed
+    assert f"{data}: synthetic, train_samples 23, eval_samples 5, tars 3\n" in printed
     assert f"{data}-assets: lacks {raw.CLIP}, {raw.INCEPTION}" in printed
     assert COMMANDS.run("verify", ["--data-dir", str(data), "--workers", "1"]) == 0

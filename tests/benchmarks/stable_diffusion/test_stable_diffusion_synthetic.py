@@ -36,7 +36,7 @@ COUNTS = {"train": 33, "eval": 12, "tars": 2, "image_size": 16, "sides": (16, 24
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stand-in") / "raw"
+    folder = tmp_path_factory.mktemp("synthetic") / "raw"
     return folder, generate(folder, SyntheticPictures(**COUNTS, **SIZES))
 
 

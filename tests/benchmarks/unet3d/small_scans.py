@@ -39,5 +39,5 @@ def write_raw(raw_dir: Path) -> Path:
 
 
 def mark(raw_dir: Path, patch: tuple[int, ...]) -> None:
-    """Write ``STAND_IN``."""
-    (raw_dir / "STAND_IN").write_text(json.dumps({"kind": "a test", "settings": {"patch": patch}}))
+    """Write ``SYNTHETIC``."""
+    (raw_dir / "SYNTHETIC").write_text(json.dumps({"kind": "a test", "settings": {"patch": patch}}))

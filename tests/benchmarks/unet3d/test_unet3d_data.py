@@ -124,10 +124,10 @@ def test_epochs_and_seeds_have_different_orders():
 
 
 def test_shares_are_equal_disjoint_and_depend_on_the_seed():
-    dealt = [[VolumeOrder(168, 56, 8, seed).volumes_of_share(share).tolist() for share in range(8)] for seed in (0, 1)]
-    assert {len(share) for share in dealt[0]} == {21}
-    assert sorted(volume for share in dealt[0] for volume in share) == list(range(168))
-    assert dealt[0] != dealt[1]
+    shares = [[VolumeOrder(168, 56, 8, seed).volumes_of_share(share).tolist() for share in range(8)] for seed in (0, 1)]
+    assert {len(share) for share in shares[0]} == {21}
+    assert sorted(volume for share in shares[0] for volume in share) == list(range(168))
+    assert shares[0] != shares[1]
 
 
 def test_the_volumes_of_a_replica_are_those_of_its_samples():
@@ -384,7 +384,7 @@ def test_ranks_must_divide_the_planes_of_a_crop(root):
 def test_the_counts_of_the_folder(root):
     source = opened(root, settings(), 2)
     source.close()
-    assert (source.train_samples, source.eval_samples, source.stand_in) == (6, 1, True)
+    assert (source.train_samples, source.eval_samples, source.synthetic) == (6, 1, True)
 
 
 def test_warming_up_needs_no_data():

@@ -1,4 +1,4 @@
-"""The network against the definition of the benchmark, and against MONAI's DynUNet, which can be told to be it."""
+"""The network against the definition of the benchmark, and against MONAI's DynUNet with the same options."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_synthetic_data_can_be_generated_prepared_and_verified(tmp_path, capsys)
     assert COMMANDS.run("verify", [*prepared]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith(f"{tmp_path / 'raw'}: 2 cases to train and 1 to evaluate")
-    assert out[1] == f"{tmp_path / 'data'}: stand-in, train_samples 2, eval_samples 1"
+    assert out[1] == f"{tmp_path / 'data'}: synthetic, train_samples 2, eval_samples 1"
     written = {path.name for path in (tmp_path / "data").iterdir()}
     assert written == {f"case_{case:05d}_{kind}.npy" for case in (0, 1, 2) for kind in "xy"} | {
         "cases.json", "checksum.json", "manifest.json", "prepare.lock"
@@ -79,7 +79,7 @@ def test_checksums_equal_md5sums(data):
 def test_manifest_and_cases_describe_the_data(data):
     found = json.loads((data / "manifest.json").read_text())
     assert found["counts"] == {"train_samples": 2, "eval_samples": 2}
-    assert found["stand_in"] is True
+    assert found["synthetic"] is True
     assert set(found["files"]) == NAMES | {"cases.json", "checksum.json"}
     for name, entry in found["files"].items():
         content = (data / name).read_bytes()
@@ -124,7 +124,7 @@ def test_the_error_for_a_missing_file_of_a_case_names_it(raw_dir, tmp_path, name
 
 
 def test_incomplete_scans_are_not_accepted_as_kits19(raw_dir, tmp_path):
-    (raw_dir / "STAND_IN").unlink()
+    (raw_dir / "SYNTHETIC").unlink()
     # Four cases of 210 are there.
     with pytest.raises(DataError, match=r"case_00004/imaging.nii.gz is missing and 411 more; .* download"):
         prepare(raw_dir, tmp_path / "data")
@@ -147,8 +147,8 @@ def test_the_error_for_a_folder_without_cases_has_the_command(tmp_path):
 
 @pytest.mark.parametrize("content", ["nothing", "[]", "{}", '{"settings": {"patch": [1, 2]}}', '{"settings": 1}'])
 def test_the_error_for_a_damaged_marker_names_it(raw_dir, tmp_path, content):
-    (raw_dir / "STAND_IN").write_text(content)
-    with pytest.raises(DataError, match=r"raw/STAND_IN (is damaged|has missing or invalid settings)"):
+    (raw_dir / "SYNTHETIC").write_text(content)
+    with pytest.raises(DataError, match=r"raw/SYNTHETIC (is damaged|has missing or invalid settings)"):
         prepare(raw_dir, tmp_path / "data")
 
 
@@ -316,7 +316,7 @@ def test_volumes_of_the_reference_can_be_adopted_in_place(foreign, data, capsys)
     assert {name: own["files"][name] for name in NAMES} == {name: others["files"][name] for name in NAMES}
     opened = open_volumes(foreign, small_scans.PATCH)
     assert (opened.train, opened.eval) == (open_volumes(data, small_scans.PATCH).train, opened.eval)
-    assert not opened.stand_in
+    assert not opened.synthetic
     verify(foreign)
 
 
@@ -324,14 +324,16 @@ def test_volumes_of_the_reference_can_be_adopted_in_place(foreign, data, capsys)
 def test_volumes_of_the_reference_can_be_adopted_into_another_folder(foreign, data, tmp_path, capsys, kind):
     commands = dataclasses.replace(COMMANDS, published=prepare_module.published_cases())  # of the cases of this test
     if kind == "synthetic":
-        (foreign / "STAND_IN").write_text('{"kind": "test"}')
+        (foreign / "SYNTHETIC").write_text('{"kind": "test"}')
         for part in "xy":
             (foreign / f"case_00002_{part}.npy").unlink()
     target = tmp_path / "target"
     for _ in range(2):
         assert commands.run("prepare", ["--adopt", str(foreign), "--data-dir", str(target), "--workers", "2"]) == 0
     assert commands.run("verify", ["--data-dir", str(target)]) == 0
-    found = "KiTS19, eval_samples 2, train_samples 2" if kind == "real" else "stand-in, eval_samples 2, train_samples 1"
+    found = (
+        "KiTS19, eval_samples 2, train_samples 2" if kind == "real" else "synthetic, eval_samples 2, train_samples 1"
+    )
     assert capsys.readouterr().out.splitlines()[1:] == [f"{target}: {found}"] * 2
     assert not (foreign / "manifest.json").exists()
     names = sorted(path.name for path in foreign.glob("*.npy"))

@@ -21,14 +21,14 @@ TOUCHING = np.ones((3, 3, 3))
 
 @pytest.fixture(scope="module")
 def raw_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stand_in") / "raw"
+    folder = tmp_path_factory.mktemp("synthetic") / "raw"
     generate(folder, SYNTHETIC)
     return folder
 
 
 @pytest.fixture(scope="module")
 def volumes(raw_dir, tmp_path_factory):
-    data = tmp_path_factory.mktemp("stand_in_data") / "data"
+    data = tmp_path_factory.mktemp("synthetic_data") / "data"
     prepare(raw_dir, data)
     return open_volumes(data, PATCH)
 
@@ -141,8 +141,8 @@ def test_files_depend_only_on_the_seed(raw_dir, tmp_path):
 def test_fewer_cases_are_the_first_of_more(raw_dir, tmp_path):
     generate(tmp_path / "few", SyntheticScans(2, 1, PATCH, 56, 96))
     few, many = files(tmp_path / "few"), files(raw_dir)
-    assert set(few) - {"STAND_IN"} < set(many)
-    assert all(many[name] == content for name, content in few.items() if name != "STAND_IN")
+    assert set(few) - {"SYNTHETIC"} < set(many)
+    assert all(many[name] == content for name, content in few.items() if name != "SYNTHETIC")
 
 
 @pytest.mark.usefixtures("forked_pools")
@@ -170,7 +170,7 @@ def test_the_smallest_volumes_have_their_anatomy(tmp_path):
 
 
 def test_the_marker_has_the_options_and_the_crop(raw_dir):
-    assert json.loads((raw_dir / "STAND_IN").read_text()) == {
+    assert json.loads((raw_dir / "SYNTHETIC").read_text()) == {
         "kind": "ellipsoids in noise", "train": 8, "eval": 4, "smallest": 56, "largest": 96, "seed": 0,
         "settings": {"patch": [64, 64, 64]},
     }  # fmt: skip

@@ -38,7 +38,7 @@ def test_cases_are_sorted_and_assigned_to_their_splits(root):
     volumes = open_volumes(root, small_scans.PATCH)
     assert volumes.train == tuple(VolumeEntry(name, SHAPES[name], "train") for name in ("case_00001", "case_00002"))
     assert volumes.eval == tuple(VolumeEntry(name, SHAPES[name], "eval") for name in ("case_00000", "case_00003"))
-    assert volumes.stand_in
+    assert volumes.synthetic
 
 
 def test_volumes_equal_the_files(root):

@@ -78,7 +78,7 @@ def test_every_annotation_has_a_case():
 
 @dataclass(frozen=True)
 class Schedule:
-    """A section with what annotations can stand in."""
+    """A section whose fields have all kinds of annotations."""
 
     rates: Annotated[tuple[float, ...], Each(ranges.Positive)] = (1.0,)
     steps: Annotated[int, AtLeast(1, "at least 1, or null")] | None = None

@@ -10,12 +10,12 @@ import pytest
 from common.config.loading import build
 from common.config.schema import BenchmarkConfig, TargetConfig
 from common.errors import ConfigError
-from common.mlperf.events import RunEvents
+from common.mlperf.events import RunEvents, logged_data_set
 from common.mlperf.mllog import RunLog
 from tests.command_line import logged
 
 SETTINGS = {
-    "name": "stable_diffusion", "description": "", "train_samples": 1, "eval_samples": 1, "data_set": "stand-in",
+    "name": "stable_diffusion", "description": "", "train_samples": 1, "eval_samples": 1, "data_set": "synthetic",
     "schedule": {}, "facts": {}, "log_keys": {},
 }  # fmt: skip
 BOTH = {"FID": {"value": 90.0, "direction": "lower"}, "CLIP": {"value": 0.15, "direction": "higher"}}
@@ -46,6 +46,13 @@ def test_an_evaluation_without_a_metric_is_an_error() -> None:
 
 def test_targets_in_words() -> None:
     assert [str(target) for target in benchmark().targets.values()] == ["<= 90", ">= 0.15"]
+
+
+@pytest.mark.parametrize(
+    ("data_set", "logged_as"), [("synthetic", "stand-in"), ("custom", "custom"), ("laion-400m", "laion-400m")]
+)
+def test_logs_keep_their_value_for_synthetic_data(data_set: str, logged_as: str) -> None:
+    assert logged_data_set(build(BenchmarkConfig, {**SETTINGS, "targets": BOTH, "data_set": data_set}, "")) == logged_as
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Called:
 
     def __init__(
         self,
-        stand_in: bool = False,
+        synthetic: bool = False,
         error: OSError | None = None,
         few: bool = False,
         placing: bool = False,
@@ -50,7 +50,7 @@ class Called:
             self.options = options
             if error is not None:
                 raise error
-            return Manifest("x/1", {}, COUNTS, stand_in, {})
+            return Manifest("x/1", {}, COUNTS, synthetic, {})
 
         def generate(raw_dir: Path) -> str:
             note(raw_dir=raw_dir)
@@ -166,17 +166,17 @@ def test_values_out_of_range_are_refused_before_anything_is_done(option, value, 
 
 
 @pytest.mark.parametrize(
-    ("command", "stand_in", "output"),
+    ("command", "synthetic", "output"),
     [
         ("generate", True, "/raw: many pictures\n"),
         ("prepare", False, "/data: Real, classes 2, train_samples 3\n"),
-        ("prepare", True, "/data: stand-in, classes 2, train_samples 3\n"),
+        ("prepare", True, "/data: synthetic, classes 2, train_samples 3\n"),
         ("verify", False, "/data: Real, classes 2, train_samples 3\n"),
     ],
 )
-def test_every_command_prints_its_result(command, stand_in, output, capsys):
+def test_every_command_prints_its_result(command, synthetic, output, capsys):
     folders = {"raw_dir": ["--raw-dir", "/raw"], "data_dir": ["--data-dir", "/data"]}
-    Called(stand_in).commands.run(command, [text for name in FOLDERS[command] for text in folders[name]])
+    Called(synthetic).commands.run(command, [text for name in FOLDERS[command] for text in folders[name]])
     assert capsys.readouterr().out == output
 
 
@@ -203,11 +203,11 @@ def test_prepare_prints_which_assets_are_missing(there, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.ENOSPC, "make room and run it again"), (errno.EACCES, "see to it and run it again")],
+    [(errno.ENOSPC, "free some space"), (errno.EACCES, "solve this problem")],
 )
 def test_a_file_that_cannot_be_written_is_an_error_of_the_data(number, remedy):
     error = OSError(number, os.strerror(number), "/data/x")
-    with pytest.raises(DataError, match=rf"^prepare: .*'/data/x'; {remedy}$"):
+    with pytest.raises(DataError, match=rf"^prepare: .*'/data/x'; {remedy} and run the command again$"):
         Called(error=error).commands.run("prepare", [])
 
 

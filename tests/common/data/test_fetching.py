@@ -468,7 +468,7 @@ def test_two_downloads_into_one_folder_are_refused(run: Any, raw: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "enough"), [(1889, False), (1890, True)], ids=["too little", "enough"])
-def test_room_is_looked_for_before_the_first_byte(
+def test_free_space_is_checked_before_the_first_byte(
     free: int, enough: bool, run: Any, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shlex
+import subprocess
 
 import pytest
 
@@ -30,7 +32,7 @@ def test_sizes_and_checksums_are_written(root):
 
 def test_what_was_written_is_read(root):
     found = manifest.verify(root, "f/1", "prepare it")
-    assert (found.counts, found.stand_in, found.source) == ({"train_samples": 3}, True, {"made": "today"})
+    assert (found.counts, found.synthetic, found.source) == ({"train_samples": 3}, True, {"made": "today"})
 
 
 def test_missing_folder_names_the_command(tmp_path):
@@ -68,12 +70,29 @@ def test_changed_byte_is_found_by_verify_alone(root):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"stand_in": "no"}, {"stand_in": None}, {"counts": {"n": "x"}}, {"files": []}, {"files": {"a.rec": 1}}]
+    "changes",
+    [{"synthetic": "no"}, {"synthetic": None}, {"counts": {"n": "x"}}, {"files": []}, {"files": {"a.rec": 1}}],
 )
 def test_garbled_fields_are_refused(root, changes):
     edit(root, **changes)
     with pytest.raises(DataError, match="has a missing or invalid field"):
         manifest.read(root, "f/1", "prepare it")
+
+
+@pytest.mark.parametrize("synthetic", [True, False])
+@pytest.mark.parametrize("undecided", [True, False])
+def test_the_field_of_an_earlier_version_is_an_error_whose_command_renames_it(root, synthetic, undecided):
+    edit(root, synthetic=synthetic)
+    path = root / "manifest.json"
+    current = path.read_text()
+    path.write_text(current.replace('"synthetic"', '"stand_in"'))
+    with pytest.raises(DataError) as caught:
+        manifest.read(root, "f/1", "prepare it", undecided=undecided)
+    said, _, command = str(caught.value).rpartition(": ")
+    assert said == f"{path} was written by an earlier version: rename its field stand_in to synthetic"
+    subprocess.run(shlex.split(command), check=True)
+    assert path.read_text() == current
+    assert manifest.read(root, "f/1", "prepare it").synthetic is synthetic
 
 
 def test_half_a_manifest_is_refused(root):

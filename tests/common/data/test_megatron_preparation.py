@@ -84,7 +84,7 @@ def test_documents_come_in_the_order_of_files_and_lines(raw, tmp_path):
         "eval_documents": 10,
         "eval_tokens": sum(map(len, expected[20:30])),
     }
-    assert not made.stand_in
+    assert not made.synthetic
     assert sorted(made.files) == sorted(contents(tmp_path / "data"))
     assert not (tmp_path / "data" / "intermediate").exists()
 
@@ -303,14 +303,14 @@ def test_text_needs_its_tokenizer(raw):
 
 
 @pytest.mark.parametrize("tokenizer", ["tokenizer.json", "spm.model"])
-def test_a_stand_in_is_prepared_as_the_real_data_are(tmp_path, tokenizer):
+def test_synthetic_data_are_prepared_like_real_data(tmp_path, tokenizer):
     """Of some of Python's documentation; the files of the evaluation hold more documents than it takes."""
     what = corpus(tokenizer, 99_999)
     options = SyntheticText(train=200, eval=5, row_length=64, vocabulary=400, files=2)
     made = generate(tmp_path / "raw", what, options)
     found = prepare(tmp_path / "raw", tmp_path / "data", what)
 
-    assert found.stand_in
+    assert found.synthetic
     assert found.counts["vocabulary"] == 400
     assert made == ", ".join(
         f"{found.counts[f'{split}_documents']} documents of {found.counts[f'{split}_tokens']} tokens to {split}"
@@ -328,7 +328,7 @@ def test_a_stand_in_is_prepared_as_the_real_data_are(tmp_path, tokenizer):
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_impossible_stand_ins(tmp_path, monkeypatch):
+def test_impossible_sizes_of_synthetic_data(tmp_path, monkeypatch):
     monkeypatch.setattr("common.data.synthetic.documentation", lambda: iter([("x", TEXTS)] * 20))
     with pytest.raises(ConfigError, match="--vocabulary=200: at least 256"):
         generate(tmp_path / "raw", corpus(), SyntheticText(vocabulary=200))
@@ -344,7 +344,7 @@ def test_impossible_stand_ins(tmp_path, monkeypatch):
         generate(tmp_path / "raw", corpus())
 
 
-def test_a_garbled_stand_in(raw, tmp_path):
+def test_a_garbled_marker_of_synthetic_data(raw, tmp_path):
     synthetic.mark(raw, {"settings": {"vocabulary": 0}})
     with pytest.raises(DataError, match="invalid settings: vocabulary=0"):
         open_raw(raw, corpus())

@@ -41,7 +41,7 @@ def write(prefix: Path, tokens: int, seed: int = 0) -> np.ndarray:
 
 def taken(rows, shape, block, *, micro_batch=2, accumulation=1, replicas=1, replica=0, start=0, consumed=0, there=96):
     mine = MicroBatches(micro_batch, accumulation, replicas, replica)
-    source = train_source(rows, shape, RowStream(mine, there, consumed), 4, stand_in=True)
+    source = train_source(rows, shape, RowStream(mine, there, consumed), 4, synthetic=True)
     try:
         return list(source.batches(block, start))
     finally:
@@ -191,7 +191,7 @@ def test_a_token_beyond_the_vocabulary_is_named_by_file_and_sequence(tmp_path):
         writer.add([7, 999, 7, 7, 7, 7, 7, 7])
     rows = open_in_order(tmp_path / "x", RowShape(8, 999, extra_token=False), keep_partial=False)
     block, mine = Block(0, 1, 0, 0, 2), MicroBatches(1)
-    source = train_source(rows, CUT, RowStream(mine, 2), 1, stand_in=True)
+    source = train_source(rows, CUT, RowStream(mine, 2), 1, synthetic=True)
     try:
         with pytest.raises(
             DataError, match=r"x\.bin, sequence 1: token 999 lies outside the model's vocabulary of 999"

@@ -116,7 +116,7 @@ def test_a_finished_preparation_is_found_and_leaves_nothing_else(tmp_path, synth
         assert job.found is None
         (job.begin("work") / "part").write_text("")
         made = job.finish(manifest.describe_files(tmp_path, ["file"]), {"samples": 1}, "real", {"version": "2"})
-    assert made.stand_in == (synthetic is not None)
+    assert made.synthetic == (synthetic is not None)
     assert made.source.items() >= {**WANTED, "version": "2"}.items()
     assert made.source["description"] == ("real" if synthetic is None else '{"kind": "noise"}')
     assert {path.name for path in tmp_path.iterdir()} == {"file", "manifest.json", "prepare.lock"}

@@ -17,15 +17,35 @@ def test_real_data_have_no_description(tmp_path):
 
 def test_a_description_is_read_as_it_was_written(tmp_path):
     synthetic.mark(tmp_path, {"kind": "test", "settings": {"patch": (1, 2)}})
-    assert json.loads((tmp_path / "STAND_IN").read_text()) == {"kind": "test", "settings": {"patch": [1, 2]}}
+    assert json.loads((tmp_path / "SYNTHETIC").read_text()) == {"kind": "test", "settings": {"patch": [1, 2]}}
     assert synthetic.description_of(tmp_path) == {"kind": "test", "settings": {"patch": [1, 2]}}
 
 
 @pytest.mark.parametrize("content", [b"", b"a test", b"[]", b"\xff\xfe"], ids=["empty", "text", "list", "no UTF-8"])
 def test_a_damaged_description_is_named(tmp_path, content):
-    (tmp_path / "STAND_IN").write_bytes(content)
-    with pytest.raises(DataError, match=rf"^{tmp_path}/STAND_IN is damaged \(.*\); generate the stand-in again$"):
+    (tmp_path / "SYNTHETIC").write_bytes(content)
+    with pytest.raises(DataError, match=rf"^{tmp_path}/SYNTHETIC is damaged \(.*\); generate the data again$"):
         synthetic.description_of(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["", "train", "train/part"])
+def test_the_marker_of_an_earlier_version_is_an_error_that_names_the_new_one(tmp_path, folder):
+    sample = tmp_path / "train" / "part" / "sample"
+    sample.parent.mkdir(parents=True)
+    former = tmp_path / folder / "STAND_IN"
+    former.write_text("{}")
+    message = f"^{former} marks synthetic data of an earlier version; rename this file to SYNTHETIC$"
+    for read in (synthetic.marker_of, synthetic.description_of):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, sample)
+    former.rename(former.with_name("SYNTHETIC"))
+    assert synthetic.description_of(tmp_path, sample) == {}
+
+
+def test_a_generated_folder_of_an_earlier_version_is_no_target(tmp_path):
+    (tmp_path / "STAND_IN").write_text("{}")
+    with pytest.raises(DataError, match=r"rename this file to SYNTHETIC$"), synthetic.generated(tmp_path):
+        pass
 
 
 def test_a_used_folder_is_refused(tmp_path):

@@ -33,7 +33,7 @@ def test_a_shape_reaches_every_border_of_its_box(shape):
             assert (rows[0], rows[-1], columns[0], columns[-1]) == (0, height - 1, 0, width - 1), (height, width)
 
 
-def test_shapes_are_told_apart():
+def test_shapes_differ():
     drawn = [shape_of(shape, 24, 30) for shape in range(len(SHAPES))]
     for one in range(len(SHAPES)):
         for other in range(one):

@@ -100,7 +100,7 @@ def test_processes_find_what_one_finds_and_end_with_the_scorer(tmp_path: Path) -
     assert not any(process.is_running() for process in started)
 
 
-def test_a_failure_in_a_process_is_told_and_its_end_noticed(tmp_path: Path) -> None:
+def test_a_failure_in_a_process_is_reported_and_its_end_noticed(tmp_path: Path) -> None:
     made = synthetic(16)
     runs = made.predictions.values["runs"].copy()
     runs[0] += 1

@@ -91,7 +91,7 @@ def test_a_set_without_boxes():
     assert found.resized(0, 8, 8, True)[0].shape == (0, 4)
 
 
-def test_a_picture_with_more_boxes_than_there_is_room_for_is_named():
+def test_a_picture_with_more_boxes_than_the_capacity_is_named():
     found = PictureBoxes.of(annotations([(3, 0, 1, 1, 2, 2)] * 4 + [(7, 0, 1, 1, 2, 2)] * 2))
     closed: list[bool] = []
     pictures = SimpleNamespace(describe="abc".__getitem__, close=lambda: closed.append(True))
@@ -118,7 +118,7 @@ def test_boxes_of_a_batch_are_padded_with_zeros():
     assert not tensors["boxes"][1].any()
 
 
-def test_an_evaluation_is_told_ids_and_sizes():
+def test_an_evaluation_receives_ids_and_sizes():
     columns = EvaluationColumns(annotations([])).empty([(0, 2), (0, 0)], 4, False)
     assert columns["picture"].dtype == torch.int64
     assert columns["picture"].tolist() == [90, 7, -1, -1]

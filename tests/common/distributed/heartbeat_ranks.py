@@ -83,7 +83,7 @@ def _meet(heartbeat: Heartbeat, fault: str) -> None:
 
 
 def _await_post(heartbeat: Heartbeat, step: int) -> None:
-    """Wait until this rank's exchange thread has told the others of ``step``."""
+    """Wait until this rank's exchange thread has sent ``step`` to the others."""
     name = f"rank{heartbeat.rank_info.rank}"
     while (payload := heartbeat._status.read([name])[0]) is None or json.loads(payload)["view"]["step"] < step:
         time.sleep(0.01)

@@ -110,7 +110,7 @@ SPLIT = [
     ("layers", {"tp": 4}, ("dp", "cp")),
 ]
 SEEN = {"replicas": [5, 10, 5, 10], "replicas and parts": [15] * 4, "parts": [5, 10, 5, 10], "layers": [1, 2, 4, 8]}
-"""Ranks are dealt to tp first, then to cp, then to dp."""
+"""Consecutive ranks differ in tp first, then in cp, then in dp."""
 
 
 def test_parts_of_samples_are_summed_where_it_is_asked_for_and_the_ranks_of_a_layer_never(tmp_path: Path):

@@ -34,7 +34,7 @@ LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
     2: {"tp2": {"tp": 2}},
     4: {"tp4": {"tp": 4}, "tp2xcp2": {"cp": 2, "tp": 2}},
 }
-BLOCKS = ("autograd", "written", "recomputed")
+BLOCKS = ("autograd", "handwritten", "recomputed")
 FP8_STEPS = 2
 """The first of which finds its scales in a sample."""
 
@@ -193,7 +193,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             results[f"{name}/{blocks}"] = two_micro_batches(layout, blocks)
         if name == "tp2":
             parallel = TensorParallel.from_layout(layout)
-            network = Network(parallel, ContextSplit(S), "written", torch.bfloat16, "fp8")
+            network = Network(parallel, ContextSplit(S), "handwritten", torch.bfloat16, "fp8")
             results["fp8"] = fp8_steps(network) | {"gradients": whole_gradients(network, layout)}
             results["products"] = {
                 f"{kind}/{linear}": one_product(kind, parallel, linear) for kind in KINDS for linear in ("torch", "fp8")

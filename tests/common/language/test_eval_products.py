@@ -98,13 +98,13 @@ def test_weights_are_cast_before_the_passes_of_an_evaluation_and_not_in_them(mon
         original(product)
 
     monkeypatch.setattr(Fp8TrainedProduct, "_cast_weight", counted)
-    turned = counted_transposes(monkeypatch)
+    transposes = counted_transposes(monkeypatch)
     with network.halves.evaluating(), torch.no_grad():
         assert len(casts) == len(set(map(id, casts))) == PRODUCTS
         for seed in range(3):
             network.hidden(seed)
     assert len(casts) == PRODUCTS
-    assert not turned, "forward passes want no transposes"
+    assert not transposes, "forward passes want no transposes"
     network.step(1, 2)
     assert len(casts) == 2 * PRODUCTS, "the next step casts its own"
     with torch.no_grad():

@@ -239,7 +239,7 @@ def test_each_ranks_tokens_are_enough_for_a_product_in_fp8() -> None:
         check_fp8("fp8", LLAMA_2_70B, 4, (8192, 96), CPU, torch.bfloat16)
 
 
-def test_room_that_is_left_takes_transposed_weights() -> None:
+def test_remaining_memory_holds_transposed_weights() -> None:
     """One GPU has none at 80 layers; two that share rows have some, two that share layers enough for all."""
     whole = dataclasses.replace(WHOLE, eval_tokens=8192)
     rows = dataclasses.replace(whole, tokens=4096, sharers=2, eval_tokens=4096, alone=False)

@@ -89,7 +89,7 @@ def built(facts: type[TinyFacts], *overrides: str) -> Tiny:
 @pytest.mark.parametrize("facts", [TinyFacts, ExpertFacts])
 def test_handwritten_passes_are_those_of_autograd(facts: type[TinyFacts]) -> None:
     losses, gradients = [], []
-    for blocks in ("written", "autograd"):
+    for blocks in ("handwritten", "autograd"):
         workload = built(facts, "precision=fp64", f"model.blocks={blocks}")
         (batch,) = workload.example_batches()
         for _ in range(2):  # gradients of two micro-batches add up

@@ -64,7 +64,7 @@ def test_losses_and_gradients_are_those_of_one_rank(ranks, expected, name, block
 @pytest.fixture(scope="module")
 def in_fp8() -> dict[str, Any]:
     """One rank's steps with products in FP8."""
-    network = shared.Network(TensorParallel(), ContextSplit(shared.S), "written", torch.bfloat16, "fp8")
+    network = shared.Network(TensorParallel(), ContextSplit(shared.S), "handwritten", torch.bfloat16, "fp8")
     return shared.fp8_steps(network) | {"gradients": network.own_gradients()}
 
 

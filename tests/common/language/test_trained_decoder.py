@@ -164,9 +164,9 @@ def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pyte
 
 
 def test_transposes_that_are_kept_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, counts, turned = [], [], counted_transposes(monkeypatch)
+    found, counts, transposes = [], [], counted_transposes(monkeypatch)
     for transposed in (0, 2):
-        turned.clear()
+        transposes.clear()
         model = decoder(torch.bfloat16)
         halves = trained(model, "fp8", transposed_layers=transposed)
         for _ in range(2):
@@ -177,7 +177,7 @@ def test_transposes_that_are_kept_change_nothing(monkeypatch: pytest.MonkeyPatch
                 for parameter in model.layers.parameters():
                     parameter.mul_(0.9)
         found.append(gradients(model))
-        counts.append(len(turned))
+        counts.append(len(transposes))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     assert counts[0] - counts[1] == 2 * 4 * 2  # two layers' four weights, in the second micro-batch of two steps
 

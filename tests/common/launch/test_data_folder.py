@@ -121,27 +121,27 @@ def test_other_numbers_of_pictures_in_the_references_folder_are_refused(referenc
         require_samples(run, references_folder, 9, run.benchmark.eval_samples, False)
 
 
-def describe(folder: Path, data_format: str, stand_in: bool, **counts: int) -> Path:
+def describe(folder: Path, data_format: str, synthetic: bool, **counts: int) -> Path:
     """A folder that has a manifest and nothing else."""
-    manifest.write(folder, Manifest(data_format, {}, counts, stand_in, {}))
+    manifest.write(folder, Manifest(data_format, {}, counts, synthetic, {}))
     return folder
 
 
 @pytest.mark.parametrize(
-    ("train_samples", "eval_samples", "stand_in"),
+    ("train_samples", "eval_samples", "synthetic"),
     [(95, 40, True), (96, 41, True), (96, 40, False)],
     ids=["training samples", "evaluation samples", "real data"],
 )
 def test_a_series_opens_no_run_of_the_data_of_another_recipe(
-    train_samples: int, eval_samples: int, stand_in: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_samples: int, eval_samples: int, synthetic: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counts = {"train_samples": train_samples, "eval_samples": eval_samples}
-    folder = describe(tmp_path, "imagenet-recordio/1", stand_in, **counts)
+    folder = describe(tmp_path, "imagenet-recordio/1", synthetic, **counts)
     given = ["benchmark=resnet", "scale=test", f"data_dir={folder}", f"launch.results={tmp_path}"]
     assert cli.run(["series", "begin", "--series", "s", "--", *given]) == DataError.exit_code
     message = capsys.readouterr().err
     assert f"{folder}: holds {train_samples} training and {eval_samples} evaluation samples" in message
-    assert "but the recipe is for 96 and 40 of stand-in" in message
+    assert "but the recipe is for 96 and 40 of synthetic data" in message
     assert read_runs(tmp_path) == []
 
 

@@ -371,8 +371,8 @@ def test_reasons_against_a_submission_are_printed_before_the_runs(
         "submission.platform is not set",
         "the source differs from its commit; commit it",
     ]
-    stand_in = compose(arguments(tmp_path))
-    open_series(stand_in, LaunchConfig.load(stand_in), environment, cli.admitted)
+    synthetic = compose(arguments(tmp_path))
+    open_series(synthetic, LaunchConfig.load(synthetic), environment, cli.admitted)
     assert capsys.readouterr().err == ""
 
 

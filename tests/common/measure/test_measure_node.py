@@ -322,8 +322,8 @@ def test_published_rates_are_of_known_benchmarks():
 
 
 def test_a_row_stands_beside_the_rate_of_its_recipes_accelerator():
-    told = [MeasuredCopy(Job("bert", 2, scale, False), figures(200.0, 8)) for scale in ("4xH200", "8xH100")]
-    h200, h100 = table(told).splitlines()[2:]
+    measured = [MeasuredCopy(Job("bert", 2, scale, False), figures(200.0, 8)) for scale in ("4xH200", "8xH100")]
+    h200, h100 = table(measured).splitlines()[2:]
     assert "8 x H200" in h200
     assert "8 x H100" in h100
     (only,) = table([MeasuredCopy(Job("rnnt", 2, "4xH200", False), figures(200.0, 8))]).splitlines()[2:]
@@ -376,7 +376,7 @@ def test_a_bench_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):
         (["nothing"], "no benchmark 'nothing'"),
         (
             ["resnet", "--scale", "7xH200", "--gpus", "1", "--override", "device=cpu"],
-            "no benchmark .* has a recipe 7xH200",
+            "none of the requested benchmarks has a scale 7xH200",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def run_of(**changes: Any) -> RunConfig:
     keys = {"global_batch_size": "global_batch", "gradient_accumulation_steps": "grad_accumulation_steps"}
     run = RunConfig(
         benchmark=BenchmarkConfig(
-            NAME, "", {"evaluation_loss": TargetConfig(0.925, "lower")}, 3901, 173, "stand-in", {}, {},
+            NAME, "", {"evaluation_loss": TargetConfig(0.925, "lower")}, 3901, 173, "synthetic", {}, {},
             {"always": keys | {key: f"hparams.{key}" for key in HPARAMS}},
         ),
         scale=ScaleConfig(8, 8), system=cast(Any, SimpleNamespace()), layout={"pp": 1, "dp": 8, "cp": 2, "tp": 4},

@@ -33,7 +33,7 @@ def test_facts_of_a_run(write_log: WriteLog) -> None:
         (11, "epoch_num", {"eval_accuracy": 0.76}),
     ]
     assert [seed for _, _, seed in log.seeds] == [77]
-    assert not log.stand_in
+    assert not log.synthetic
     assert not log.resumed
 
 

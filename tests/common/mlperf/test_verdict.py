@@ -15,10 +15,10 @@ from common.mlperf.verdict import Verdict, format_verdict, judge, judge_together
 from tests.command_line import official_exit_code
 
 WriteLog = Callable[..., Path]
-STAND_IN: Line = (POINT, "data_set", "stand-in", {}, 0)
+SYNTHETIC: Line = (POINT, "data_set", "stand-in", {}, 0)
 CUSTOM: Line = (POINT, "data_set", "custom", {}, 0)
 of_other_data = pytest.mark.parametrize(
-    ("data_set", "named"), [(STAND_IN, "synthetic"), (CUSTOM, "custom")], ids=["synthetic", "custom"]
+    ("data_set", "named"), [(SYNTHETIC, "synthetic"), (CUSTOM, "custom")], ids=["synthetic", "custom"]
 )
 
 
@@ -161,7 +161,7 @@ def test_evaluations_off_the_rules_schedule_are_refused(
 
 def test_synthetic_data_and_the_open_division_have_no_evaluation_schedule(write_log: WriteLog) -> None:
     lines = evaluated_after(1, 2, 3)
-    assert judge(write_log([*lines, STAND_IN])).kind == "format"
+    assert judge(write_log([*lines, SYNTHETIC])).kind == "format"
     reasons = judge(write_log(replaced(lines, "submission_division", "open"))).reasons
     assert not [reason for reason in reasons if "schedule" in reason]
 
@@ -324,8 +324,8 @@ SET_FAULTS: dict[str, tuple[list[Line], str]] = {
     "another batch size": (replaced(resnet_lines(seed=1), "global_batch_size", 3200), "global_batch_size"),
     "another momentum": (replaced(resnet_lines(seed=1), "lars_opt_momentum", 0.8), "lars_opt_momentum"),
     "another submitter": (replaced(resnet_lines(seed=1), "submission_org", "other"), "submission_org"),
-    "stand-in data": ([*resnet_lines(seed=1), STAND_IN], "synthetic"),
-    "stand-in data below target": ([*resnet_lines(seed=1, accuracies=(0.1,)), STAND_IN], "synthetic"),
+    "synthetic data": ([*resnet_lines(seed=1), SYNTHETIC], "synthetic"),
+    "synthetic data below target": ([*resnet_lines(seed=1, accuracies=(0.1,)), SYNTHETIC], "synthetic"),
     "custom data": ([*resnet_lines(seed=1), CUSTOM], "the data are custom"),
     "warm cache": (replaced(resnet_lines(seed=1), "cache_clear", False), "cache"),
     "resumed": ([*resnet_lines(seed=1), (POINT, "resumed_from", "x", {}, 0)], "resumed"),

@@ -10,7 +10,7 @@ from common.nn.mlp import MLP, padded_columns
 
 
 def stack(*sizes: int, logit: bool, dtype: torch.dtype = torch.float64) -> MLP:
-    """With made-up weights."""
+    """With random weights."""
     generator = torch.Generator().manual_seed(len(sizes))
     found = MLP(sizes[0], sizes[1:], logit)
     found.draw(lambda layer: [parameter.normal_(generator=generator) for parameter in layer.parameters()])

@@ -60,7 +60,7 @@ def test_the_text_has_quality_times_verdict_and_paths(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("outcome", "benchmark", "note"),
     [
-        ({}, {"data_set": "stand-in"}, "not an MLPerf result of any division"),
+        ({}, {"data_set": "synthetic"}, "not an MLPerf result of any division"),
         ({}, {"data_set": "custom"}, "not an MLPerf result of any division: the data are custom"),
         ({"resumed": True}, {}, "a resumed run is not scored"),
         ({"status": "aborted", "history": []}, {}, "no evaluation (target"),

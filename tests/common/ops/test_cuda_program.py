@@ -24,13 +24,13 @@ def test_a_source_becomes_a_cubin_with_its_kernel() -> None:
 
 
 @with_compiler
-def test_what_does_not_compile_is_told_with_the_compilers_message() -> None:
+def test_a_compilation_error_has_the_compilers_message() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)broken.cu: NVRTC: .*identifier \"y\" is undefined"):
         compiled(SOURCE.replace("2.0f", "y"), "broken.cu", "sm_90a")
 
 
 @with_compiler
-def test_an_unknown_architecture_is_told() -> None:
+def test_an_unknown_architecture_is_reported() -> None:
     with pytest.raises(RuntimeError, match=r"old.cu: NVRTC: "):
         compiled(SOURCE, "old.cu", "sm_13")
 
@@ -62,7 +62,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("cluster", [1, 4])
-def test_the_driver_is_told_of_grid_memory_cluster_and_arguments(cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_receives_grid_memory_cluster_and_arguments(cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     monkeypatch.setattr(cuda_program, "_driver", lambda: driver)
 

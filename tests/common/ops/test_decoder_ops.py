@@ -82,7 +82,7 @@ def test_rms_norm_in_fp8_rounds_once(scale: float) -> None:
 # RoPE
 
 
-def turned(x: Tensor, positions: Tensor, base: float) -> Tensor:
+def rotated(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """Return x with its pairs (i, i + D/2), as complex numbers, multiplied by exp(i angle)."""
     size = x.shape[-1]
     frequencies = base ** (-2 * torch.arange(size // 2, dtype=torch.float64) / size)
@@ -97,7 +97,7 @@ def test_rope_turns_queries_and_keys_and_its_gradient_turns_back() -> None:
     cos, sin = rope.tables(positions, size, 100.0)
     qkv = wide(5, (heads + 2 * kv_heads) * size).requires_grad_()
     q, k, v = qkv.view(5, -1, size).split([heads, kv_heads, kv_heads], 1)
-    expected = [turned(q, positions, 100.0), turned(k, positions, 100.0), v]
+    expected = [rotated(q, positions, 100.0), rotated(k, positions, 100.0), v]
     found = rope.forward_reference(qkv, cos, sin, heads, kv_heads)
     for ours, reference in zip(found, expected, strict=True):
         assert ours.is_contiguous()

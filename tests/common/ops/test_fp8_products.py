@@ -194,8 +194,8 @@ def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on(tra
     given, plain = Layer(48, 16), Layer(48, 16)
     x8 = cast_reference(x, scaling(), E4M3, transpose)
     unwritten = torch.full((), math.nan, dtype=x.dtype).expand(x.shape)
-    stand_in = _Same.apply(x, unwritten)
-    y = given(Fp8Tensor(x8.data, x8.transposed, x8.scale_inverse, stand_in))
+    placeholder = _Same.apply(x, unwritten)
+    y = given(Fp8Tensor(x8.data, x8.transposed, x8.scale_inverse, placeholder))
     y.backward(dy)
     found = x.grad
     x.grad = None

@@ -44,7 +44,7 @@ def test_products_add_up(dtype: torch.dtype) -> None:
     assert taken == [(48, 32)] * 2
 
 
-def test_cublaslt_holds_what_it_was_told() -> None:
+def test_cublaslt_keeps_its_settings() -> None:
     """The structures and constants are ours. If cuBLASLt is installed, it returns the attributes that it has read."""
     try:
         library = cublaslt.library()

@@ -244,7 +244,7 @@ def test_other_weights_keep_their_gradients(dtype: torch.dtype) -> None:
     assert "gradients" not in one.choices
 
 
-def test_the_choice_is_told() -> None:
+def test_the_choice_is_reported() -> None:
     assert optimizer(parameters(torch.bfloat16), AdamW(), gradients="fp32").choices["gradients"] == "added up in fp32"
     with pytest.raises(ValueError, match="gradients='fp16': use same or fp32"):
         optimizer(parameters(torch.bfloat16), AdamW(), gradients="fp16")

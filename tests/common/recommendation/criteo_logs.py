@@ -1,4 +1,4 @@
-"""Small days of made-up click logs as text, and what the benchmarks' definitions make of them, in plain loops."""
+"""Small days of synthetic click logs as text, and what the benchmarks' definitions make of them, in plain loops."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_files_are_those_of_the_definition(raw, tmp_path, encoding):
     assert (tmp_path / encoding.sample_format.eval_file).read_bytes() == evaluation
     assert json.loads(made.source["table_rows"]) == rows
     assert made.counts == {"train_samples": sum(ROWS[:-1]), "eval_samples": 4}
-    assert made.stand_in
+    assert made.synthetic
     assert not (tmp_path / "intermediate").exists()
     assert verify(tmp_path, encoding.sample_format) == made
 
@@ -124,7 +124,7 @@ def test_the_manifest_says_how_logs_differ_from_the_benchmarks(tmp_path, monkeyp
     published = {"train_samples": sum(rows[:-1]), "eval_samples": -(-rows[-1] // 2)}
     monkeypatch.setattr("common.recommendation.criteo.prepare.PUBLISHED_COUNTS", published)
     made = prepare(tmp_path / "raw", tmp_path / "data", encoding)
-    assert not made.stand_in
+    assert not made.synthetic
     assert re.fullmatch(difference, made.custom)
     assert verify(tmp_path / "data", encoding.sample_format) == made
 
@@ -153,10 +153,10 @@ def copied(folder: Path, target: Path) -> Path:
 
 def test_a_category_outside_its_table_is_named(published, tmp_path):
     folder = copied(published, tmp_path / "raw")
-    stand_in_rows = json.loads((folder / synthetic.MARKER).read_text())["table_rows"]
-    stand_in_rows[2] = 1
+    synthetic_rows = json.loads((folder / synthetic.MARKER).read_text())["table_rows"]
+    synthetic_rows[2] = 1
     (folder / synthetic.MARKER).unlink()
-    synthetic.mark(folder, {"table_rows": stand_in_rows})
+    synthetic.mark(folder, {"table_rows": synthetic_rows})
     with pytest.raises(DataError, match=r"day_0_sparse_multi_hot.npz: row \d+ has category \d+ of table C3, of 1 rows"):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 

@@ -77,7 +77,7 @@ def test_ranks_get_contiguous_slices_of_each_global_batch_in_the_order_of_the_di
     for replica in range(replicas):
         mine = MicroBatches(15, 4 // replicas, replicas, replica)
         source = open_training(folder, LOGARITHMS, TABLES, mine, CPU, settings)
-        assert (source.train_samples, source.eval_samples, source.stand_in) == (TRAIN, EVAL, True)
+        assert (source.train_samples, source.eval_samples, source.synthetic) == (TRAIN, EVAL, True)
         for number, (first, samples) in enumerate(((0, 480), (480, 600))):  # the second reaches beyond the last step
             for position, rows in taken(source, block_of(first, samples)):
                 step, accumulation_step = divmod(position, 4 // replicas)

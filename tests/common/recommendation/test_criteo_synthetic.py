@@ -57,7 +57,7 @@ def test_lines_have_criteos_format(raw):
 
 def test_the_marker_has_the_bayes_auc_and_the_tables(raw):
     folder, generated = raw
-    found = json.loads((folder / "STAND_IN").read_text())
+    found = json.loads((folder / "SYNTHETIC").read_text())
     assert found["table_rows"] == [300, 3, *[40] * 24]
     assert generated == f"2,000 + 200 samples in 24 days, Bayes AUC {found['bayes_auc']:.4f}"
 
@@ -136,11 +136,11 @@ def test_the_commands_go_from_nothing_to_verified_data(tmp_path, capsys):
     assert "100 + 10 samples in 24 days, Bayes AUC 0." in capsys.readouterr().out
     commands.run("prepare", [*raw, *data, "--workers", "1", "--memory-gb", "0.01", "--table-cap", "7"])
     message = capsys.readouterr().out
-    assert "stand-in, train_samples 100, eval_samples 10" in message
+    assert "synthetic, train_samples 100, eval_samples 10" in message
     assert "table rows: [7, 3, 7, " in message
     commands.run("verify", [*data, "--workers", "1"])
     again = capsys.readouterr().out
-    assert "stand-in" in again
+    assert "synthetic" in again
     assert message.splitlines()[1] in again
     with pytest.raises(ConfigError, match="--memory-gb=0"):
         commands.run("prepare", [*raw, *data, "--memory-gb", "0"])

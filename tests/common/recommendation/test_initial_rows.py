@@ -1,4 +1,4 @@
-"""Initial rows: uniform, and the same whoever holds them."""
+"""Initial rows: uniform, and independent of the rank that holds them."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_runs_of_one_name_are_numbered(tmp_path):
     assert [subject.name for subject in gather([tmp_path / "a/run", tmp_path / "b/run"])] == ["run (1)", "run (2)"]
 
 
-def test_the_target_of_stand_in_data_is_the_logs_own_or_none(tmp_path):
+def test_the_target_of_synthetic_data_is_the_logs_own_or_none(tmp_path):
     run_in(tmp_path / "a", data_set="stand-in")
     run_in(tmp_path / "b", data_set="stand-in", quality_target=0.95)
     a, b = gather([tmp_path / "a", tmp_path / "b"])

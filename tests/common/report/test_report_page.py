@@ -71,9 +71,9 @@ def plain(tmp_path_factory) -> Reader:
 
 
 @pytest.fixture(scope="module")
-def of_a_stand_in(tmp_path_factory) -> Reader:
-    """The page of one run of stand-in data."""
-    return read(a_run(tmp_path_factory.mktemp("stand_in") / "run", data_set="stand-in"))
+def of_synthetic_data(tmp_path_factory) -> Reader:
+    """The page of one run of synthetic data."""
+    return read(a_run(tmp_path_factory.mktemp("synthetic") / "run", data_set="stand-in"))
 
 
 @pytest.fixture
@@ -101,11 +101,11 @@ def test_the_slowest_rank_is_named(tmp_path):
     assert "Slowest: rank 1" in said(read(a_run(tmp_path / "run", ranks=3)))
 
 
-def test_stand_in_data_have_a_banner_and_no_published_results(of_a_stand_in):
-    banners = [attributes for _, attributes in of_a_stand_in.elements if attributes.get("class") == "banner"]
+def test_synthetic_data_have_a_banner_and_no_published_results(of_synthetic_data):
+    banners = [attributes for _, attributes in of_synthetic_data.elements if attributes.get("class") == "banner"]
     assert len(banners) == 1
-    assert said(of_a_stand_in).count("not an MLPerf result of any division") == 1
-    assert "NVIDIA" not in said(of_a_stand_in)
+    assert said(of_synthetic_data).count("not an MLPerf result of any division") == 1
+    assert "NVIDIA" not in said(of_synthetic_data)
 
 
 @WITHOUT_PICTURES
@@ -116,8 +116,8 @@ def test_custom_data_have_a_banner_and_are_of_no_division(tmp_path):
     assert "NVIDIA" not in text
 
 
-def test_stand_in_data_are_of_no_division(of_a_stand_in):
-    text = said(of_a_stand_in)
+def test_synthetic_data_are_of_no_division(of_synthetic_data):
+    text = said(of_synthetic_data)
     assert "of no division" in text
     assert "closed division" not in text
 

@@ -156,7 +156,7 @@ class Scores:
 
 def points_of(scores: Scores) -> tuple[EvaluationPoints, Scores, Recorder]:
     benchmark = BenchmarkConfig(
-        "resnet", "", {"accuracy": TargetConfig(0.7, "higher")}, 100, 10, "stand-in", {}, {}, {}
+        "resnet", "", {"accuracy": TargetConfig(0.7, "higher")}, 100, 10, "synthetic", {}, {}, {}
     )  # fmt: skip
     events = Recorder()
     made = EvaluationPoints(scores, benchmark, events, Recorder(), Recorder())  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def test_a_score_of_a_wrong_number_of_samples_is_an_error(points):
     made, scores, _ = points
     begin(made, 100, at=1)
     scores.known = [Score(100, {"accuracy": 0.1, "eval_samples": 9}, 1100)]
-    with pytest.raises(DataError, match="9 samples were evaluated, but the recipe is for 10 of stand-in"):
+    with pytest.raises(DataError, match="9 samples were evaluated, but the recipe is for 10 of synthetic data"):
         made.poll()
 
 

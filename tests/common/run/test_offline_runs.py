@@ -376,7 +376,7 @@ def test_a_signal_between_two_checkpoints_leaves_a_run_that_the_command_complete
     [
         (["nowhere"], CheckpointError, "nowhere: no run whose checkpoints are scored offline"),
         (["a", "b"], ConfigError, "name the folder of one run, these are 2"),
-        (["RUN", "hparams.base_learning_rate=1"], ConfigError, "is the run's and cannot be another"),
+        (["RUN", "hparams.base_learning_rate=1"], ConfigError, "cannot differ from the training run"),
         (["RUN", "evaluation.ranks=1"], ConfigError, "evaluation.ranks=1: all ranks score here, and none trains"),
         (["RUN", "layout.dp.x=1"], ConfigError, "layout.dp.x: unknown configuration key"),
     ],

@@ -21,7 +21,7 @@ from common.step.train_step import SAMPLES, Losses, TrainStep, accumulate
 
 
 class Recorder:
-    """An updater that notes what it is told to do."""
+    """An updater that records its calls."""
 
     loss_scale = None
 
@@ -195,7 +195,7 @@ def test_materialize_reaches_every_updater():
 
 
 class Limited(Recorder):
-    """An updater with room for nothing."""
+    """An updater whose limits every batch exceeds."""
 
     def check_limits(self, metrics: MutableMapping[str, float]) -> None:
         if metrics.pop("too_much") > 0:

@@ -50,8 +50,8 @@ def passes(
     scale = draw.uniform(rois, 2, low=1.4, high=1.9, dtype=torch.float32)
     mirrored, width = draw.integers(0, 2, rois), draw.integers(300, 641, rois)
     boxes = torch.tensor(EXAMPLE_BOX, device=draw.device) * scale.repeat(1, 2)
-    turned = (width * scale[:, 0]).round()[:, None] - 1 - boxes[:, [2, 0]]
-    boxes[:, ::2] = torch.where(mirrored[:, None] > 0, turned, boxes[:, ::2])
+    mirrored_x = (width * scale[:, 0]).round()[:, None] - 1 - boxes[:, [2, 0]]
+    boxes[:, ::2] = torch.where(mirrored[:, None] > 0, mirrored_x, boxes[:, ::2])
     boxes += noise * draw.normal(rois, 4, dtype=torch.float32)
     transform = torch.stack([scale[:, 0], scale[:, 1], mirrored, width], 1)
     if still:

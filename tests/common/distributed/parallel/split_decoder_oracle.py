@@ -66,10 +66,10 @@ def rotate(x_BSHD: Tensor, positions: Tensor) -> Tensor:
     half = x_BSHD.shape[-1] // 2
     frequencies = ROTATION ** (-torch.arange(half, dtype=torch.float64) / half)
     angles_SD = positions.double().unsqueeze(1) * frequencies
-    turned = torch.complex(x_BSHD[..., :half], x_BSHD[..., half:]) * torch.polar(
+    rotated = torch.complex(x_BSHD[..., :half], x_BSHD[..., half:]) * torch.polar(
         torch.ones_like(angles_SD), angles_SD
     ).unsqueeze(1)
-    return torch.cat((turned.real, turned.imag), -1)
+    return torch.cat((rotated.real, rotated.imag), -1)
 
 
 def hidden(w: dict[str, Tensor], tokens_BS: Tensor, seed: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Stages of a made-up model with a tied embedding train, evaluate and resume as one rank that has all of it."""
+"""Stages of a small model with a tied embedding train, evaluate and resume as one rank that has all of it."""
 
 from __future__ import annotations
 
