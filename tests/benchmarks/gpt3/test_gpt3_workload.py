@@ -14,9 +14,6 @@ import pytest
 import torch
 
 from benchmarks.gpt3.workload import GptPretraining
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Predictions
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -38,20 +35,14 @@ from tests.benchmarks.pretraining_checks import (
     check_that_graphs_train_as_eager_passes,
     evaluate_three_rows,
 )
+from tests.benchmarks.recipes import recipes_of
 from tests.benchmarks.summed_gradients import check_that_fp32_is_closer
 
 CHECKPOINT = "assets_dir=assets"
 """Where the rules' checkpoint would be; nothing is read before the workload is built."""
 
 
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=gpt3", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> GptPretraining:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return GptPretraining(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("gpt3", GptPretraining)
 
 
 SCALES = {

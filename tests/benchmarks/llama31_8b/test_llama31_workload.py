@@ -12,12 +12,8 @@ import torch
 
 from benchmarks.llama31_8b.config import ModelConfig
 from benchmarks.llama31_8b.workload import LlamaPretraining
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Predictions
 from common.data.batches import Batch
-from common.distributed.layout import Layout
 from common.errors import ConfigError, UnsupportedImplementation
 from common.language.pretraining import TokenMean
 from common.mlperf.admission import admit, evaluation_schedule
@@ -31,17 +27,10 @@ from tests.benchmarks.pretraining_checks import (
     check_that_graphs_train_as_eager_passes,
     evaluate_three_rows,
 )
+from tests.benchmarks.recipes import recipes_of
 from tests.benchmarks.summed_gradients import check_that_fp32_is_closer
 
-
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=llama31_8b", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> LlamaPretraining:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return LlamaPretraining(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("llama31_8b", LlamaPretraining)
 
 
 SCALES = {
