@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -44,6 +45,24 @@ def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) ->
 def evaluated(output: Path) -> list[float]:
     """Return all scores."""
     return [event.value for event in read_log(output / "mlperf.log").all("eval_accuracy")]
+
+
+def run_on_one(run: Run, data: Path, folder: Path) -> Path:
+    """Train on one rank with PyTorch's operations and autograd; return the output in ``folder``."""
+    output = folder / "one"
+    done = run(data, output, "model.blocks=autograd")
+    assert done.code == 10, done.errors
+    return output
+
+
+def check_that_a_layout_ends_with_the_weights_of_one(
+    run: Run, layout: list[str], data: Path, whole: Path, output: Path
+) -> None:
+    """Check weights, moments and scores of a run with the overrides ``layout`` against the output ``whole`` of one."""
+    done = run(data, output, *layout)
+    assert done.code == 10, done.errors
+    assert largest_difference(state_of(output), state_of(whole)) < TOLERANCE
+    assert evaluated(output) == pytest.approx(evaluated(whole), rel=TOLERANCE)
 
 
 def check_that_shards_go_on_from_one_rank_and_one_rank_from_them(

@@ -69,7 +69,7 @@ def _run(workload: Workload, start: dict[str, Tensor]) -> _Run:
         for name, parameter in named.items():
             parameter.copy_(start[name])
     step, (example,) = workload.build_step(), workload.example_batches()
-    batches = [_drawn(example, seed) for seed in range(MICRO_BATCHES)]
+    batches = [drawn(example, seed) for seed in range(MICRO_BATCHES)]
     step(batches)
     gradients = {name: _gradient(parameter) for name, parameter in named.items()}
     for _ in range(STEPS - 1):
@@ -84,7 +84,7 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad.double().clone()
 
 
-def _drawn(example: Batch, seed: int) -> Batch:
+def drawn(example: Batch, seed: int) -> Batch:
     """Replace the tokens by random ones, except those that are no labels."""
     tokens = example.tensors["tokens"]
     drawn = torch.randint(90, tokens.shape, generator=torch.Generator().manual_seed(seed), dtype=tokens.dtype)

@@ -108,12 +108,16 @@ class InceptionSizes:
     """Sizes of FID's Inception network.
 
     Attributes:
-        width_factor: multiplier of all channels; 1 gives 2,048 features.
+        width_factor: multiplier of all channels, a multiple of 1/32; 1 gives 2,048 features.
         resolution: height and width that pictures are resized to, px.
     """
 
     width_factor: Annotated[float, Positive] = 1.0
     resolution: Annotated[int, AtLeast(75, "at least 75 px, or nothing is left before the last pooling")] = 299
+
+    def __post_init__(self) -> None:
+        if not (32 * self.width_factor).is_integer():  # channels of all concatenations are multiples of 32
+            raise ConfigError(f"inception.width_factor={self.width_factor}: a multiple of 1/32")
 
 
 SMALL_VAE = VaeSizes(channels=16, multipliers=(1, 2, 2), blocks=1, groups=4)

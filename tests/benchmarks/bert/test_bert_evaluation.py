@@ -2,19 +2,19 @@
 
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from benchmarks.bert.evaluate import MaskedLmAccuracy, TokenMeans
 from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.bert.small_shards import make_packs, make_samples, settings, write_data
+from tests.gloo_ranks import on_ranks
 
 LENGTHS = [(7 * number) % 29 + 4 for number in range(37)]  # one to four masked tokens each
 
@@ -97,22 +97,17 @@ def test_parts_of_all_ranks_add_up_to_the_whole_set(root, samples, replicas, mon
     assert totals == {"correct": correct, "masked": masked, "loss": loss, "sequences": 37}
 
 
-def run_rank(rank, folder, root):
+def run_rank(rank, world, folder, root):
     """One of three ranks, whose parts have 12, 12 and 13 sequences."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=3)
     model = Guess()
-    evaluation = evaluation_of(Path(root), model, Layout({"dp": 3}, rank))
-    found = [evaluation.predict(weights_of(model)).values for _ in range(2)]
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    evaluation = evaluation_of(root, model, Layout({"dp": world}, rank))
+    return [evaluation.predict(weights_of(model)).values for _ in range(2)]
 
 
 def test_all_ranks_get_the_sums_over_all_ranks(root, samples, tmp_path):
-    mp.start_processes(run_rank, args=(str(tmp_path), str(root)), nprocs=3, start_method="forkserver")
     correct, masked, loss = by_hand(samples)
     expected = {"correct": correct, "masked": masked, "loss": loss, "sequences": 37, "expected": 37}
-    for rank in range(3):
-        assert torch.load(tmp_path / f"{rank}.pt") == [expected, expected]
+    assert on_ranks(partial(run_rank, root=root), 3, tmp_path) == [[expected, expected]] * 3
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -11,9 +11,6 @@ import pytest
 import torch
 
 from benchmarks.bert.workload import BertPretraining
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit, evaluation_schedule
@@ -22,17 +19,10 @@ from common.mlperf.events import hyperparameters
 from common.mlperf.parsed_log import read_log
 from common.mlperf.verdict import judge
 from tests.benchmarks.bert.small_shards import FACTS, make_packs, make_samples, write_data
+from tests.benchmarks.recipes import recipes_of
 from tests.conftest import checkpoint, flatten, suite
 
-
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=bert", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> BertPretraining:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return BertPretraining(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("bert", BertPretraining)
 
 
 # NVIDIA's configurations in the results of MLPerf Training v3.1 to v5.0: packs of a GPU and global batch; learning

@@ -6,26 +6,17 @@ import pytest
 import torch
 
 from benchmarks.dlrm_dcnv2.workload import DlrmDcnv2
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit, evaluation_schedule
 from common.recommendation.planner import make_plan
+from tests.benchmarks.recipes import recipes_of
 
 SAMPLES = 4_195_197_692
 
 
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=dlrm_dcnv2", "device=cpu", *overrides]))
-
-
-def built(*overrides: str, seed: int = 3) -> DlrmDcnv2:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return DlrmDcnv2(run, Layout(run.layout, seed=seed))
+loaded, built = recipes_of("dlrm_dcnv2", DlrmDcnv2)
 
 
 # NVIDIA's results of MLPerf Training v4.0 and v4.1: GPUs, samples of a step on each, learning rate, loss scale, steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from small_published import SHAPE, STEPS, Trainee, beside, own
 
@@ -26,10 +25,8 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 MISSING = ("optimizer.state.exp_avg.model.decoder.layers.self_attention.proj.weight", "3.0.0")
 
 
-def run_rank(rank: int, root: str, folder: str) -> None:
+def run_rank(rank: int, world: int, root: str, folder: Path) -> dict[str, Any]:
     """Load in every case, then a checkpoint of which the last stage misses a chunk."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=WORLD)
     found: dict[str, Any] = {}
     looked: list[Path] = []
     opened = published.PublishedCheckpoint
@@ -41,7 +38,7 @@ def run_rank(rank: int, root: str, folder: str) -> None:
     published.PublishedCheckpoint = noted
     for case, (sizes, options) in CASES.items():
         looked.clear()
-        one = loaded(Layout(sizes, rank), Path(folder), **options)
+        one = loaded(Layout(sizes, rank), folder, **options)
         state = one.optimizer.state_dict()
         found[case] = {
             "model": {name: parameter.detach().clone() for name, parameter in one.model.named_parameters()},
@@ -49,15 +46,13 @@ def run_rank(rank: int, root: str, folder: str) -> None:
         }  # fmt: skip
     if rank == 0:
         array, chunk = MISSING
-        (own(beside(Path(folder), Path(root, "damaged")) / array) / chunk).unlink()
+        (own(beside(folder, Path(root, "damaged")) / array) / chunk).unlink()
     dist.barrier()
     try:
         loaded(Layout({"pp": 2, "dp": 2}, rank), Path(root, "damaged"))
     except CheckpointError as error:
         found["error"] = str(error)
-    torch.save(found, f"{root}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
 def loaded(layout: Layout, folder: Path, **options: Any) -> Trainee:

@@ -16,6 +16,7 @@ from common.data.megatron.indexed import bin_of
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.language.pretraining import RowFacts
+from tests.benchmarks.pretraining_checks import layout, prepared, rows
 
 FACTS = RowFacts(vocabulary=400, row_length=32, eval_rows=10, eval_tokens=310, index_rows=640, consumed=0)
 
@@ -23,22 +24,7 @@ FACTS = RowFacts(vocabulary=400, row_length=32, eval_rows=10, eval_tokens=310, i
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """300 rows to train on and 10 to evaluate."""
-    folder = tmp_path_factory.mktemp("gpt3")
-    rows = ["--train", "300", "--eval", "10", "--row-length", "32", "--vocabulary", "400"]
-    COMMANDS.run("generate", ["--raw-dir", str(folder / "raw"), *rows])
-    COMMANDS.run("prepare", ["--raw-dir", str(folder / "raw"), "--data-dir", str(folder / "data"), "--workers", "1"])
-    return folder / "data"
-
-
-def layout(replicas: int = 1, replica: int = 0) -> Layout:
-    return Layout({"dp": replicas}, rank=replica, seed=11)
-
-
-def rows(source, block=Block(0, 1, 0, 0, 64), start=0):  # noqa: B008
-    try:
-        return [batch.tensors["tokens"] for batch in source.batches(block, start)]
-    finally:
-        source.close()
+    return prepared(COMMANDS, tmp_path_factory.mktemp("gpt3"), 400)
 
 
 def test_the_files_are_the_benchmarks():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from published_ranks import CASES, WORLD, run_rank
 from small_gpt3 import architecture
 from small_published import (
@@ -39,6 +39,7 @@ from common.errors import CheckpointError
 from common.optim.buffers import split_masters
 from tests.command_line import the_message
 from tests.conftest import suite
+from tests.gloo_ranks import on_ranks
 
 PLACES = [
     *(("reference", *sizes) for sizes in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (4, 2, 1)]),
@@ -309,10 +310,7 @@ def test_a_missing_checkpoint_is_an_error_that_names_its_path(tmp_path, data_of)
 @pytest.fixture(scope="module")
 def ranks(folders, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What four ranks have loaded in every case, of which only the first replica's see the folder."""
-    root = tmp_path_factory.mktemp("ranks")
-    arguments = (str(root), str(folders["nvidia"]))
-    mp.start_processes(run_rank, args=arguments, nprocs=WORLD, start_method="forkserver")
-    return [torch.load(root / f"{rank}.pt") for rank in range(WORLD)]
+    return on_ranks(partial(run_rank, folder=folders["nvidia"]), WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from resharding_gpt3_ranks import ONWARDS, SAVED_AFTER, STEPS, WORLD, Trainee, place_of, run_rank
 from torch import Tensor
 
 from common.errors import CheckpointError
 from tests.conftest import flatten
+from tests.gloo_ranks import on_ranks
 
 TOLERANCE = 1e-10  # of float64 sums in another order
 
@@ -32,8 +32,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
 @pytest.fixture(scope="module")
 def ranks(one) -> list[dict[str, Any]]:
     """What four ranks found that have gone on in every layout from every other."""
-    mp.start_processes(run_rank, args=(str(one[0]),), nprocs=WORLD, start_method="forkserver")
-    return [torch.load(one[0] / f"{rank}.pt") for rank in range(WORLD)]
+    return on_ranks(run_rank, WORLD, one[0])
 
 
 def state_of(place: Path) -> dict[str, Tensor]:

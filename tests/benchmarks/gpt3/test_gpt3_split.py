@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from small_gpt3 import B, Passes, S, losses, network
 from split_gpt3_ranks import BLOCKS, LAYOUTS, fp8_steps, run_rank, summed
 from torch import Tensor
 
 from common.language.network import EMBEDDING, Decoder
+from tests.gloo_ranks import on_ranks
 
 TOLERANCE = 1e-10
 WORLD_OF = {name: world for world, layouts in LAYOUTS.items() for name in layouts}
@@ -23,12 +22,7 @@ Ranks = dict[int, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What every rank has found, by the number of ranks."""
-    found = {}
-    for world in LAYOUTS:
-        folder: Path = tmp_path_factory.mktemp("ranks")
-        mp.start_processes(run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
-        found[world] = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
-    return found
+    return {world: on_ranks(run_rank, world, tmp_path_factory.mktemp("ranks")) for world in LAYOUTS}
 
 
 def own_gradients(model: Decoder) -> dict[str, Tensor]:

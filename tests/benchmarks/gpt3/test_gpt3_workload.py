@@ -14,14 +14,10 @@ import pytest
 import torch
 
 from benchmarks.gpt3.workload import GptPretraining
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Predictions
-from common.data.batches import Batch, HostBatch
+from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.language.fp8_products import Fp8TrainedProduct
 from common.language.pretraining import TokenMean
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.agreement import disagreeing_progress
@@ -32,22 +28,21 @@ from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import read_log
 from common.mlperf.run_refusals import text_rule_refusals
 from common.run.timed_run import Moment, TimedRun
-from common.step.graphs import StepRunner
+from tests.benchmarks.pretraining_checks import (
+    check_ten_updates,
+    check_that_every_micro_batch_counts,
+    check_that_fp8_trains_as_bf16,
+    check_that_graphs_train_as_eager_passes,
+    evaluate_three_rows,
+)
+from tests.benchmarks.recipes import recipes_of
 from tests.benchmarks.summed_gradients import check_that_fp32_is_closer
-from tests.played_graphs import PlayedGraphs
 
 CHECKPOINT = "assets_dir=assets"
 """Where the rules' checkpoint would be; nothing is read before the workload is built."""
 
 
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=gpt3", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> GptPretraining:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return GptPretraining(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("gpt3", GptPretraining)
 
 
 SCALES = {
@@ -247,32 +242,19 @@ def test_ten_updates_are_those_of_torch():
     """AdamW with decay of all, the rates by samples, and gradients clipped to a norm of 1."""
     given = ("precision=fp64", "hparams.global_batch_size=2")
     ours, theirs = built(*given), built(*given, "model.blocks=autograd")
-    step, (batch,) = ours.build_step(), theirs.example_batches()
     adamw = torch.optim.AdamW(theirs.model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    for number in range(10):
-        step([batch])
-        adamw.zero_grad()
-        theirs.loss(batch).total.backward()
-        torch.nn.utils.clip_grad_norm_(theirs.model.parameters(), 1.0)
+
+    def rate_of(number: int) -> float:
         samples = 2 * number  # 8 are the warm-up's, the cosine ends at 400
-        rate = 0.0008 + 0.5 * 0.0072 * (1 + math.cos(math.pi * (samples - 8) / 392))
-        rate = 0.008 * samples / 8 if samples <= 8 else rate
-        adamw.param_groups[0]["lr"] = float(torch.tensor(rate, dtype=torch.float32))
-        adamw.step()
-    for (name, found), expected in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7, msg=name)
+        if samples <= 8:
+            return 0.008 * samples / 8
+        return 0.0008 + 0.5 * 0.0072 * (1 + math.cos(math.pi * (samples - 8) / 392))
+
+    check_ten_updates(ours, theirs, adamw, rate_of)
 
 
 def test_the_first_micro_batch_is_not_the_only_one_that_counts():
-    workload = built("precision=fp64")
-    step, (batch,) = workload.build_step(), workload.example_batches()
-    tokens = batch.tensors["tokens"]
-    other = Batch({"tokens": torch.cat([tokens[:, :-1].flip(0, 1), tokens[:, -1:]], dim=1)}, batch.samples)
-    result = step([batch, other])
-    found = step.read(result.names, result.values.tolist()).metrics["loss"]
-    fresh = built("precision=fp64")
-    expected = (float(fresh.loss(batch).total.detach()) + float(fresh.loss(other).total.detach())) / 2
-    assert found == pytest.approx(expected, rel=1e-6)
+    check_that_every_micro_batch_counts(built)
 
 
 @pytest.mark.parametrize(
@@ -283,30 +265,9 @@ def test_the_first_micro_batch_is_not_the_only_one_that_counts():
         pytest.param(("precision=bf16", "model.linear=fp8", "benchmark.facts.layers=1"), id="fp8"),
     ],
 )
-def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given, monkeypatch):
-    trained = {}
-    for graphs in ("false", "chunks"):
-        workload = built(*given, "hparams.global_batch_size=6", f"cuda_graphs={graphs}")
-        step, played = workload.build_step(), PlayedGraphs(workload.model, *workload.stage.parts)
-        cast = Fp8TrainedProduct._cast_weight
-        with monkeypatch.context() as patched:
-            casts: list[bool] = []
-            patched.setattr(
-                Fp8TrainedProduct, "_cast_weight",
-                lambda self, cast=cast, casts=casts, played=played: (casts.append(played.busy), cast(self)),
-            )  # fmt: skip
-            runner = StepRunner(step, workload.model, 3, recorder=played)
-            runner.warm_up(workload.example_batches())
-            casts_before = len(casts)
-            results = [runner(drawn(workload, seed)).values.tolist() for seed in range(3)]
-        assert (played.replays > 0) == (graphs == "chunks")
-        assert not any(casts)  # no graph casts weights
-        assert len(casts) - casts_before == (3 * 4 if "model.linear=fp8" in given else 0)
-        trained[graphs] = results, workload.named_state()
-    (eager, wanted), (replayed, found) = trained.values()
-    assert replayed == eager
-    for (name, tensor), (_, other) in zip(wanted, found, strict=True):
-        assert torch.equal(tensor, other), name
+def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given):
+    casts = 4 if "model.linear=fp8" in given else 0
+    check_that_graphs_train_as_eager_passes(built, (*given, "hparams.global_batch_size=6"), casts)
 
 
 def test_weights_on_their_way_are_waited_for_before_a_chunks_first_graph():
@@ -317,59 +278,20 @@ def test_weights_on_their_way_are_waited_for_before_a_chunks_first_graph():
     assert called == [part]
 
 
-def drawn(workload: GptPretraining, seed: int, count: int = 3) -> list[Batch]:
-    """Micro-batches of words."""
-    (example,) = workload.example_batches()
-    generator, shape = torch.Generator().manual_seed(seed), example.tensors["tokens"].shape
-    every = torch.randint(400, (count, *shape), generator=generator, dtype=torch.int32)
-    every[:, :, -1] = -1
-    return [Batch({"tokens": tokens}, example.samples) for tokens in every]
-
-
-class Rows(list[HostBatch]):
-    """An evaluation set in memory."""
-
-    eval_samples = 3
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def test_log_perplexity_is_the_mean_over_the_labels_and_not_over_the_rows():
     workload = built("precision=fp64", "reader.eval_rows=1", "reader.eval_micro_batches=2")
-    evaluation = workload.evaluation(workload.layout)
+    tokens, predictions, found = evaluate_three_rows(workload, last_label=False)
     length = workload.own.facts.row_length
-    tokens = torch.randint(200, (4, length + 1), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    tokens[:, -1] = -1
-    tokens[1, 5:] = -1  # 4 labels
-    tokens[3] = -1  # fills the batch up
-    present = torch.tensor([True, True, True, False])
-    batches = Rows(
-        HostBatch({"tokens": t, "present": p}, 2, 0) for t, p in zip(tokens.split(2), present.split(2), strict=True)
-    )
-    evaluation._open_source = lambda root: batches
-    evaluation.open_data(None)
-    predictions = evaluation.predict(workload.weights())
-    assert predictions is not None
     labels = (length - 1, 4, length - 1)
     # the loss that is trained is by the labels of a whole row
-    sums = [workload.loss(Batch({"tokens": tokens[n : n + 1]}, 1)).total.detach() * (length - 1) for n in range(3)]
-    found = evaluation.scorer.score(predictions)
+    sums = [workload.loss(Batch({"tokens": row[None]}, 1)).total.detach() * (length - 1) for row in tokens]
     expected = float(sum(sums)) / sum(labels)
     assert found["log_perplexity"] == pytest.approx(expected, rel=1e-12)
     assert found["eval_samples"] == predictions.values["tokens"] == sum(labels)
 
 
 def test_fp8_trains_as_bf16_does():
-    """Twenty steps of two small networks on rows that repeat; the real comparison runs on a GPU."""
-    losses = {}
-    for linear in ("torch", "fp8"):
-        workload = built("precision=bf16", f"model.linear={linear}", "hparams.global_batch_size=2")
-        step, (batch,) = workload.build_step(), workload.example_batches()
-        results = [step([batch]) for _ in range(20)]
-        losses[linear] = [step.read(r.names, r.values.tolist()).metrics["loss"] for r in results]
-    assert losses["torch"][-1] < 0.8 * losses["torch"][0]
-    assert losses["fp8"] == pytest.approx(losses["torch"], rel=0.03)
+    check_that_fp8_trains_as_bf16(built)
 
 
 @pytest.mark.slow

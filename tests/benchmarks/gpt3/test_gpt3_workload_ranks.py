@@ -10,7 +10,15 @@ import pytest
 from small_published import write_published
 
 from common.mlperf.parsed_log import read_log
-from tests.benchmarks.decoder_runs import STEPS, TOLERANCE, evaluated, largest_difference, state_of
+from tests.benchmarks.decoder_runs import (
+    STEPS,
+    TOLERANCE,
+    check_that_a_layout_ends_with_the_weights_of_one,
+    evaluated,
+    largest_difference,
+    run_on_one,
+    state_of,
+)
 from tests.conftest import Finished, checkpoint, suite
 
 NAME = "gpt3"
@@ -35,10 +43,7 @@ def records(output: Path) -> list[dict[str, float]]:
 @pytest.fixture(scope="module")
 def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of one rank, through PyTorch's operations and autograd."""
-    output = tmp_path_factory.mktemp("whole") / "one"
-    done = run(data_of(NAME), output, "model.blocks=autograd")
-    assert done.code == 10, done.errors
-    return output
+    return run_on_one(run, data_of(NAME), tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.parametrize(
@@ -65,10 +70,7 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )  # fmt: skip
 def test_ranks_end_with_the_weights_of_one(layout, whole, data_of, tmp_path):
-    done = run(data_of(NAME), tmp_path, *layout)
-    assert done.code == 10, done.errors
-    assert largest_difference(state_of(tmp_path), state_of(whole)) < TOLERANCE
-    assert evaluated(tmp_path) == pytest.approx(evaluated(whole), rel=TOLERANCE)
+    check_that_a_layout_ends_with_the_weights_of_one(run, layout, data_of(NAME), whole, tmp_path)
     for found, expected in zip(records(tmp_path), records(whole), strict=True):
         for name in ("loss", "gradient_norm", "learning_rate"):
             assert found[name] == pytest.approx(expected[name], rel=1e-6), name

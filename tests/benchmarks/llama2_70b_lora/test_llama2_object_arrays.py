@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.llama2_70b_lora.preparation.published import read_object_array
 from common.errors import DataError
+from tests.common.untrusted.hostile import Call
 
 
 def npy(pickled: bytes, count: int = 1) -> bytes:
@@ -25,16 +26,6 @@ def saved(path, *objects):
     array[:] = objects
     np.save(path, array, allow_pickle=True)
     return path
-
-
-class Call:
-    """Pickles as the call of a function."""
-
-    def __init__(self, function, *arguments):
-        self.made = (function, arguments)
-
-    def __reduce__(self):
-        return self.made
 
 
 def test_arrays_of_all_integers_and_lists_come_back(tmp_path):

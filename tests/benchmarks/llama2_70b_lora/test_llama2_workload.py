@@ -12,7 +12,7 @@ import torch
 from benchmarks.llama2_70b_lora.workload import LlamaLora
 from common import cli
 from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
+from common.config.schema import RunConfig
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.language.network import Decoder
@@ -20,16 +20,9 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
 from common.nn.frozen import frozen_names
+from tests.benchmarks.recipes import recipes_of
 
-
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=llama2_70b_lora", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> LlamaLora:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return LlamaLora(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("llama2_70b_lora", LlamaLora)
 
 
 # NVIDIA's configurations in the results of MLPerf Training v4.1: GPUs, tp, cp, micro-batches of a step; global batch,

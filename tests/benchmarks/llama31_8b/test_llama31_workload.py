@@ -12,32 +12,25 @@ import torch
 
 from benchmarks.llama31_8b.config import ModelConfig
 from benchmarks.llama31_8b.workload import LlamaPretraining
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Predictions
-from common.data.batches import Batch, HostBatch
-from common.distributed.layout import Layout
+from common.data.batches import Batch
 from common.errors import ConfigError, UnsupportedImplementation
-from common.language.fp8_products import Fp8TrainedProduct
 from common.language.pretraining import TokenMean
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
-from common.step.graphs import StepRunner
 from tests.benchmarks.llama31_8b.small_llama import hugging_face, theirs_of
+from tests.benchmarks.pretraining_checks import (
+    check_ten_updates,
+    check_that_every_micro_batch_counts,
+    check_that_fp8_trains_as_bf16,
+    check_that_graphs_train_as_eager_passes,
+    evaluate_three_rows,
+)
+from tests.benchmarks.recipes import recipes_of
 from tests.benchmarks.summed_gradients import check_that_fp32_is_closer
-from tests.played_graphs import PlayedGraphs
 
-
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=llama31_8b", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> LlamaPretraining:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return LlamaPretraining(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("llama31_8b", LlamaPretraining)
 
 
 SCALES = {
@@ -155,7 +148,6 @@ def test_ten_updates_are_those_of_torch():
     """AdamW with epsilon 1e-5 and decay, the warm-up's rates, and gradients clipped to a norm of 1."""
     given = ("precision=fp64", "hparams.global_batch_size=2", "hparams.warmup_steps=4")
     ours, theirs = built(*given), built(*given, "model.blocks=autograd")
-    step, (batch,) = ours.build_step(), theirs.example_batches()
     matrices = [p for p in theirs.model.parameters() if p.ndim > 1]
     vectors = [p for p in theirs.model.parameters() if p.ndim == 1]
     rate = ours.own.hparams.base_learning_rate
@@ -163,49 +155,18 @@ def test_ten_updates_are_those_of_torch():
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         lr=rate, betas=(0.9, 0.95), eps=1e-5,
     )  # fmt: skip
-    for number in range(10):
-        step([batch])
-        adamw.zero_grad()
-        theirs.loss(batch).total.backward()
-        torch.nn.utils.clip_grad_norm_(theirs.model.parameters(), 1.0)
-        for group in adamw.param_groups:
-            group["lr"] = float(torch.tensor(rate * min(1.0, (number + 1) / 5), dtype=torch.float32))
-        adamw.step()
-    for (name, found), expected in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7, msg=name)
-
-
-class Rows(list[HostBatch]):
-    """An evaluation set in memory."""
-
-    eval_samples = 3
-
-    def close(self) -> None:
-        """Nothing is open."""
+    check_ten_updates(ours, theirs, adamw, lambda number: rate * min(1.0, (number + 1) / 5))
 
 
 def test_log_perplexity_is_the_mean_over_the_tokens_and_not_over_the_rows():
     workload = built("precision=fp64")
-    evaluation = workload.evaluation(workload.layout)
-    length = workload.own.facts.row_length
-    tokens = torch.randint(200, (4, length + 1), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    tokens[1, 5:] = -1  # 4 labels
-    tokens[3] = -1  # fills the batch up
-    present = torch.tensor([True, True, True, False])
-    batches = Rows(
-        HostBatch({"tokens": t, "present": p}, 2, 0) for t, p in zip(tokens.split(2), present.split(2), strict=True)
-    )
-    evaluation._open_source = lambda root: batches
-    evaluation.open_data(None)
-    predictions = evaluation.predict(workload.weights())
-    assert predictions is not None
+    tokens, predictions, found = evaluate_three_rows(workload, last_label=True)
     with torch.no_grad():
-        rows = [Batch({"tokens": tokens[row : row + 1]}, 1) for row in range(3)]
-        sums = [workload.stage.scored(0, None, row)[0].sum() for row in rows]
-    found = evaluation.scorer.score(predictions)
-    assert found["log_perplexity"] == pytest.approx(float(sum(sums)) / (2 * length + 4), rel=1e-12)
+        sums = [workload.stage.scored(0, None, Batch({"tokens": row[None]}, 1))[0].sum() for row in tokens]
+    labels = 2 * workload.own.facts.row_length + 4
+    assert found["log_perplexity"] == pytest.approx(float(sum(sums)) / labels, rel=1e-12)
     assert found["eval_samples"] == 3
-    assert predictions.values["tokens"] == 2 * length + 4
+    assert predictions.values["tokens"] == labels
 
 
 def test_an_evaluation_of_a_part_of_the_set_does_not_count():
@@ -257,57 +218,18 @@ def test_frequencies_that_overlap_are_refused():
 
 
 def test_fp8_trains_as_bf16_does():
-    """Twenty steps of two small networks on rows that repeat; the real comparison runs on a GPU."""
-    losses = {}
-    for linear in ("torch", "fp8"):
-        workload = built("precision=bf16", f"model.linear={linear}", "hparams.global_batch_size=2")
-        step, (batch,) = workload.build_step(), workload.example_batches()
-        results = [step([batch]) for _ in range(20)]
-        losses[linear] = [step.read(r.names, r.values.tolist()).metrics["loss"] for r in results]
-    assert losses["torch"][-1] < 0.8 * losses["torch"][0]
-    assert losses["fp8"] == pytest.approx(losses["torch"], rel=0.03)
+    check_that_fp8_trains_as_bf16(built)
 
 
 def test_the_first_micro_batch_is_not_the_only_one_that_counts():
-    workload = built("precision=fp64")
-    step, (batch,) = workload.build_step(), workload.example_batches()
-    other = Batch({"tokens": batch.tensors["tokens"].flip(0, 1).contiguous()}, batch.samples)
-    result = step([batch, other])
-    found = step.read(result.names, result.values.tolist()).metrics["loss"]
-    fresh = built("precision=fp64")
-    expected = (float(fresh.loss(batch).total.detach()) + float(fresh.loss(other).total.detach())) / 2
-    assert found == pytest.approx(expected, rel=1e-6)
+    check_that_every_micro_batch_counts(built)
 
 
-@pytest.mark.parametrize("given", [("precision=fp64",), ("precision=bf16", "model.linear=fp8")], ids=["fp64", "fp8"])
-def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, monkeypatch):
-    trained = {}
-    for graphs in ("false", "chunks"):
-        workload = built(*given, f"cuda_graphs={graphs}")
-        step, played, count = workload.build_step(), PlayedGraphs(workload.model), workload.cfg.grad_accumulation_steps
-        cast = Fp8TrainedProduct._cast_weight
-        with monkeypatch.context() as patched:
-            casts: list[bool] = []
-            patched.setattr(
-                Fp8TrainedProduct, "_cast_weight",
-                lambda self, cast=cast, casts=casts, played=played: (casts.append(played.busy), cast(self)),
-            )  # fmt: skip
-            runner = StepRunner(step, workload.model, count, recorder=played)
-            runner.warm_up(workload.example_batches())
-            (example,) = workload.example_batches()
-            results = []
-            for seed in range(3):
-                generator, shape = torch.Generator().manual_seed(seed), example.tensors["tokens"].shape
-                every = torch.randint(90, (count, *shape), generator=generator, dtype=torch.int32)
-                results.append(runner([Batch({"tokens": t}, example.samples) for t in every]).values.tolist())
-        assert count > 1
-        assert (played.replays > 0) == (graphs == "chunks")
-        assert not any(casts)  # no graph casts weights
-        trained[graphs] = results, workload.named_state()
-    (eager, wanted), (replayed, found) = trained.values()
-    assert replayed == eager
-    for (name, tensor), (_, other) in zip(wanted, found, strict=True):
-        assert torch.equal(tensor, other), name
+@pytest.mark.parametrize(
+    ("given", "casts"), [(("precision=fp64",), 0), (("precision=bf16", "model.linear=fp8"), 8)], ids=["fp64", "fp8"]
+)
+def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, casts):
+    check_that_graphs_train_as_eager_passes(built, given, casts)
 
 
 @pytest.mark.parametrize("blocks", ["handwritten", "autograd"])

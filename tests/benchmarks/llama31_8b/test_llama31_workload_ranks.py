@@ -10,11 +10,9 @@ import pytest
 from tests.benchmarks.decoder_runs import (
     SHARED_BY_FOUR,
     STEPS,
-    TOLERANCE,
+    check_that_a_layout_ends_with_the_weights_of_one,
     check_that_shards_go_on_from_one_rank_and_one_rank_from_them,
-    evaluated,
-    largest_difference,
-    state_of,
+    run_on_one,
 )
 from tests.conftest import Finished, suite
 
@@ -33,10 +31,7 @@ def run(data: Path, output: Path, *overrides: str) -> Finished:
 @pytest.fixture(scope="module")
 def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of one rank, through PyTorch's operations and autograd."""
-    output = tmp_path_factory.mktemp("whole") / "one"
-    done = run(data_of(NAME), output, "model.blocks=autograd")
-    assert done.code == 10, done.errors
-    return output
+    return run_on_one(run, data_of(NAME), tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.parametrize(
@@ -57,10 +52,7 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )  # fmt: skip
 def test_ranks_end_with_the_weights_of_one(layout, whole, data_of, tmp_path):
-    done = run(data_of(NAME), tmp_path, *layout)
-    assert done.code == 10, done.errors
-    assert largest_difference(state_of(tmp_path), state_of(whole)) < TOLERANCE
-    assert evaluated(tmp_path) == pytest.approx(evaluated(whole), rel=TOLERANCE)
+    check_that_a_layout_ends_with_the_weights_of_one(run, layout, data_of(NAME), whole, tmp_path)
 
 
 def test_shards_over_replicas_and_rows_go_on_from_one_rank_and_one_rank_from_them(whole, data_of, tmp_path):

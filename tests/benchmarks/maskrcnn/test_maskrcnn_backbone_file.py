@@ -20,6 +20,7 @@ from common.errors import CheckpointError, DataError, SuiteError
 from common.mlperf.fixed import fixed_facts
 from common.nn.backbone_file import fitted_backbone
 from common.nn.resnet import ResNetTrunk, TrainedNorm, draw_weights
+from tests.common.untrusted.hostile import Call
 from tests.common.untrusted.python2_pickles import python2_pickle
 
 SHAPE = trunk_shape(replace(fixed_facts(Facts, "maskrcnn"), layers=(2, 1, 1, 1), width=2))
@@ -88,16 +89,6 @@ def test_a_published_file_becomes_the_trunks_weights(tmp_path: Path, written: Ca
     for name, tensor in state.items():
         if "running" in name:
             assert (tensor == (1 if name.endswith("var") else 0)).all(), name
-
-
-class Call:
-    """Pickles as the call of a function."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.made = (function, arguments)
-
-    def __reduce__(self) -> Any:
-        return self.made
 
 
 def without(name: str) -> dict[str, np.ndarray]:

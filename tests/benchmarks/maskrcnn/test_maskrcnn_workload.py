@@ -16,7 +16,6 @@ from benchmarks.maskrcnn.peer import build, noise, step_of
 from benchmarks.maskrcnn.workload import MaskRCNNSegmentation
 from common import cli
 from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Block, HostBatch
 from common.detection.peer_step import BOXES
 from common.distributed.layout import Layout
@@ -25,20 +24,14 @@ from common.mlperf.admission import admit
 from common.mlperf.fixed import fixed_facts
 from common.mlperf.parsed_log import read_log
 from common.step.train_step import SAMPLES
+from tests.benchmarks.recipes import recipes_of
 from tests.capturable import Capturable
 from tests.conftest import suite
 
 SAMPLES_OF_COCO = 117_266
 
 
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=maskrcnn", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> MaskRCNNSegmentation:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return MaskRCNNSegmentation(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("maskrcnn", MaskRCNNSegmentation)
 
 
 # NVIDIA's submissions to MLPerf Training v3.1: ranks that train, pictures on each, learning rate, boundaries, steps and

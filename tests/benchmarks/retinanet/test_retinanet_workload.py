@@ -9,26 +9,16 @@ from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.model import RetinaNet
 from benchmarks.retinanet.peer import build, step_of
 from benchmarks.retinanet.workload import RetinaNetDetection
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.fixed import fixed_facts
 from common.optim.buffers import FlatBuffer
+from tests.benchmarks.recipes import recipes_of
 from tests.capturable import Capturable
 
-
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=retinanet", "device=cpu", *overrides]))
-
-
-def built(*overrides: str, seed: int = 3) -> RetinaNetDetection:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return RetinaNetDetection(run, Layout(run.layout, seed=seed))
+loaded, built = recipes_of("retinanet", RetinaNetDetection)
 
 
 # Results of MLPerf Training v3.1 and v4.0 (NVIDIA): GPUs, pictures of a step on each, global batch, learning rate,

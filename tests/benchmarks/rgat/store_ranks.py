@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.rgat.feature_store import E4M3, FeatureStore, Fill, open_features
@@ -20,6 +19,7 @@ from benchmarks.rgat.sharded import HOST, NodePartition, Ranks, ShardedArray
 from common.distributed import symmetric_memory
 from common.distributed.layout import Layout
 from common.distributed.symmetric_memory import PeerMemory
+from tests.gloo_ranks import on_ranks
 
 SCHEMA = Schema.augmented(("paper", "author", "fos", "lonely"), ("paper__cites__paper", "paper__by__author"), "paper")
 NODES = (50, 31, 2, 1)
@@ -119,22 +119,17 @@ def use_host_for_peers() -> None:
     Ranks.refusal = lambda *_: None  # type: ignore[method-assign]
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    """Gather blocks through every placement, and save what was wrong; and the graph, as this rank sees it."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Gather blocks through every placement, and return what was wrong; and the graph, as this rank sees it."""
     use_host_for_peers()
     layout = Layout({"dp": world}, rank)
-    found = {"features": gathered(layout, Path(folder)), "graph": seen(layout, Path(folder))}
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return {"features": gathered(layout, Path(folder)), "graph": seen(layout, Path(folder))}
 
 
 def ranks_found(world: int, folder: Path) -> list[dict[str, Any]]:
     """Run ranks on the small graph, with files under ``folder``; return the results of each."""
     write(folder, made())
-    mp.start_processes(run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+    return on_ranks(run_rank, world, folder)
 
 
 def gathered(layout: Layout, folder: Path) -> dict[str, tuple[str, int]]:

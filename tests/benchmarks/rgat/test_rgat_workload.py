@@ -13,26 +13,16 @@ from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
 from benchmarks.rgat.ops import sample
 from benchmarks.rgat.ops.sample.reference import NeighborSampler, sampler_reference
 from benchmarks.rgat.workload import RgatClassification
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Predictions
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError, SuiteError
 from common.mlperf.admission import admit, evaluation_schedule
 from common.ops.operation import Implementation
+from tests.benchmarks.recipes import recipes_of
 from tests.capturable import Capturable
 
-
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=rgat", "device=cpu", *overrides]))
-
-
-def built(*overrides: str, seed: int = 3) -> RgatClassification:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return RgatClassification(run, Layout(run.layout, seed=seed))
+loaded, built = recipes_of("rgat", RgatClassification)
 
 
 @pytest.fixture(scope="module")

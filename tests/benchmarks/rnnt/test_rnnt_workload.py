@@ -16,9 +16,6 @@ from benchmarks.rnnt import example
 from benchmarks.rnnt.data import synthetic_batch
 from benchmarks.rnnt.model import PARTS
 from benchmarks.rnnt.workload import SpeechRecognition
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Batch, HostBatch
 from common.data.order import sample_generator
 from common.distributed.layout import Layout
@@ -26,6 +23,7 @@ from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from common.mlperf.parsed_log import read_log
+from tests.benchmarks.recipes import recipes_of
 from tests.capturable import Capturable
 from tests.conftest import Finished, suite
 
@@ -33,14 +31,7 @@ RULESETS = ["1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0"]
 LOGGING = Path(mlperf_logging.compliance_checker.__file__).parents[1]
 
 
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=rnnt", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> SpeechRecognition:
-    """Return the workload of the ``test`` recipe on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return SpeechRecognition(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("rnnt", SpeechRecognition)
 
 
 # NVIDIA's submissions to MLPerf Training v3.1, and the last of v2.1: ranks, micro-batch, learning rate, epochs of

@@ -9,29 +9,19 @@ import torch
 
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
 from benchmarks.ssd300.workload import Ssd300Detection
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import HostBatch
-from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from common.mlperf.verdict import judge
+from tests.benchmarks.recipes import recipes_of
 from tests.capturable import Capturable
 from tests.submission import closed_logs
 
 SAMPLES = 117_266
 
 
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=ssd300", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> Ssd300Detection:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return Ssd300Detection(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("ssd300", Ssd300Detection)
 
 
 # NVIDIA's submissions to MLPerf Training v1.1: ranks, pictures on each, learning rate, weight decay, boundaries, steps

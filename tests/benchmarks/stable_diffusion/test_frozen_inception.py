@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torchvision.models import inception as torchvision_inception
 
 from benchmarks.stable_diffusion.frozen.inception import Inception
+from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes
+from common.errors import ConfigError
 from common.nn.frozen import frozen_names
 from tests.benchmarks.stable_diffusion.public_names import randomized
 
@@ -83,7 +85,7 @@ def test_pictures_are_resized_bilinearly():
     """From 2 to 4 pixels, neighbours have weights 3/4 and 1/4, and the edges are repeated."""
     seen = []
     network = Inception(1 / 32, 4)
-    network.trunk = seen.append
+    network.forward = seen.append
 
     network.features(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]] * 3]))
 
@@ -98,6 +100,11 @@ def test_the_width_factor_scales_the_features(images):
     assert network.features(images).shape == (2, 128)
     assert frozen_names(network) == set(network.state_dict())
     assert not network.training
+
+
+def test_a_width_factor_that_splits_channels_is_refused():
+    with pytest.raises(ConfigError, match=r"inception\.width_factor=0\.3: a multiple of 1/32"):
+        InceptionSizes(width_factor=0.3)
 
 
 def test_pictures_of_any_size_and_dtype_are_accepted(images):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import random
+from pathlib import Path
 
 import ftfy
 import pytest
@@ -111,7 +112,7 @@ def test_the_tokenizer_can_be_pickled(tokenizer):
 
 def test_tokens_equal_open_clips_with_the_published_merges():
     theirs = pytest.importorskip("open_clip.tokenizer")
-    ours = ClipTokenizer(theirs.default_bpe(), 49408, 77)
+    ours = ClipTokenizer(Path(theirs.default_bpe()), 49408, 77)
     captions = [
         *CAPTIONS,
         *random_texts(300),

@@ -301,6 +301,35 @@ def test_a_missing_asset_is_an_error(copied, tmp_path, name):
         prepare(copied, tmp_path / "data")
 
 
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        (".", r"raw folder .*/raw does not exist; download the data there"),
+        ("images", r"no tars in .*/raw/images and .*'mlperf-suite download benchmark=stable_diffusion'"),
+        (f"validation/{raw.PROMPTS}", rf"validation/{raw.PROMPTS} is missing, and no other folder of the raw data"),
+    ],
+    ids=["folder", "tars", "captions"],
+)
+def test_missing_raw_data_are_an_error(copied, tmp_path, missing, message):
+    path = copied / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(DataError, match=message):
+        prepare(copied, tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [([], "has no samples"), (["a.jpg", "a.txt", "a.jpg"], r"has a\.jpg twice")],
+    ids=["no samples", "twice"],
+)
+def test_a_tar_of_other_members_is_an_error(copied, tmp_path, members, message):
+    with tarfile.open(copied / "images" / "00002.tar", "w") as tar:
+        for name in members:
+            tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=rf"images/00002\.tar {message}"):
+        prepare(copied, tmp_path / "data")
+
+
 def test_several_forms_require_a_choice(copied, tmp_path):
     shutil.copytree(copied / "images", copied / "moments")
     with pytest.raises(DataError, match="has tars in images and moments; select one of them with --source"):

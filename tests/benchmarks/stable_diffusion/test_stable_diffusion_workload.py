@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.stable_diffusion.frozen.clip import TextTower
@@ -31,6 +30,7 @@ from common.step.train_step import TrainStep
 from tests.benchmarks.stable_diffusion.small_prepared import write_prepared
 from tests.benchmarks.stable_diffusion.unet_ranks import SHARDS, run_rank, train
 from tests.capturable import Capturable
+from tests.gloo_ranks import on_ranks
 
 
 @functools.cache
@@ -320,8 +320,6 @@ def alone() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("world", SHARDS)
 def test_several_ranks_train_like_one_rank_that_accumulates(world, alone, tmp_path: Path):
-    mp.start_processes(run_rank, args=(world, str(tmp_path)), nprocs=world, start_method="forkserver")
-    for rank in range(world):
-        found = torch.load(tmp_path / f"{rank}.pt")
+    for found in on_ranks(run_rank, world, tmp_path):
         for name, tensor in alone.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")

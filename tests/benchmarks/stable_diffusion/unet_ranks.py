@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.stable_diffusion.workload import StableDiffusion
@@ -48,9 +45,6 @@ def sample(workload: StableDiffusion, number: int) -> Batch:
     return workload.prepare(HostBatch(made, STREAMS, 0))
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    """Write the final weights of this rank."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    torch.save(train(world, rank, SHARDS[world]), Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Tensor]:
+    """Return the final weights of this rank."""
+    return train(world, rank, SHARDS[world])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from benchmarks.unet3d.evaluation_volumes import assign_volumes, assign_windows, choose_share, shares_to_try
 from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
@@ -15,6 +13,7 @@ from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
 from tests.benchmarks.unet3d.evaluation_oracle import Pattern, counts_of, evaluation_of, expected_counts
+from tests.gloo_ranks import on_ranks
 
 LAYOUTS = {
     2: [({"dp": 2}, None), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"cp": 2}, None)],
@@ -24,24 +23,20 @@ LAYOUTS = {
 
 def run_rank(rank, ranks, folder):
     """Evaluate on every layout of ``ranks`` ranks."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
-    torch.set_num_threads(1)
     found = []
     for sizes, share in LAYOUTS[ranks]:
         layout = Layout(sizes, rank)
         model = Pattern(first=layout.index("cp") * 16 // layout.size("cp"), mean=False)
         evaluation = evaluation_of(model, layout, share=share)
         found.append([counts_of(evaluation, model) for _ in range(2)])
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_all_layouts_give_the_counts_of_one_rank(ranks, tmp_path):
     expected = expected_counts(mean=False)
-    mp.start_processes(run_rank, args=(ranks, str(tmp_path)), nprocs=ranks, start_method="forkserver")
-    for rank in range(ranks):
-        for layout, found in zip(LAYOUTS[ranks], torch.load(tmp_path / f"{rank}.pt"), strict=True):
+    for rank, all_found in enumerate(on_ranks(run_rank, ranks, tmp_path)):
+        for layout, found in zip(LAYOUTS[ranks], all_found, strict=True):
             assert found == [expected, expected], f"rank {rank} of {layout}"
 
 
@@ -61,18 +56,14 @@ def counts_of_the_network(layout):
     return counts_of(evaluation, model)
 
 
-def run_network(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    torch.save(counts_of_the_network(Layout({"cp": 2}, rank)), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def run_network(rank, ranks, folder):
+    return counts_of_the_network(Layout({"cp": ranks}, rank))
 
 
 def test_slabs_give_the_counts_of_the_whole_network(tmp_path):
-    mp.start_processes(run_network, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
     expected = counts_of_the_network(Layout())
     assert sum(row[1] > 0 for counts in expected.values() for row in counts) > len(expected)  # several classes
-    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [expected, expected]
+    assert on_ranks(run_network, 2, tmp_path) == [expected, expected]
 
 
 @pytest.mark.parametrize(("groups", "assigned"), [(1, [[1, 3, 0, 2]]), (2, [[1, 2], [3, 0]]), (3, [[1], [3], [0, 2]])])

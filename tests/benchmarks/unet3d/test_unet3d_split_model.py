@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 from unet3d_split_ranks import Trainee, run_rank
 
 from common.distributed.layout import Layout
+from tests.gloo_ranks import on_ranks
 
 WORLDS = [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)]
 """Two of four slabs are inner ones."""
@@ -22,9 +21,7 @@ Ranks = list[dict[str, Any]]
 @pytest.fixture(scope="module", params=WORLDS)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """Return the results of all ranks, in the order of the slabs."""
-    folder: Path = tmp_path_factory.mktemp("volumes")
-    mp.start_processes(run_rank, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+    return on_ranks(run_rank, request.param, tmp_path_factory.mktemp("volumes"))
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from benchmarks.unet3d.workload import UNet3DSegmentation
-from common import cli
-from common.config.composition import compose
-from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, UnsupportedImplementation
@@ -19,18 +16,11 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
 from common.mlperf.parsed_log import read_log
+from tests.benchmarks.recipes import recipes_of
 from tests.benchmarks.unet3d.small_volumes import with_objects, write_volumes
 from tests.conftest import suite
 
-
-def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
-    return cli.load(compose(["benchmark=unet3d", "device=cpu", *overrides]))
-
-
-def built(*overrides: str) -> UNet3DSegmentation:
-    """The workload of the ``test`` recipe, on one rank."""
-    run, _ = loaded("scale=test", *overrides)
-    return UNet3DSegmentation(run, Layout(run.layout, seed=3))
+loaded, built = recipes_of("unet3d", UNet3DSegmentation)
 
 
 # NVIDIA's configurations in the results of MLPerf Training v3.1 and v4.0: training GPUs, GPUs of a crop, crops of a

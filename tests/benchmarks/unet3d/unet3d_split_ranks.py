@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.unet3d.model import NetworkSettings, UNet3D, UNet3DArchitecture
@@ -90,9 +89,7 @@ class Trainee:
         return {name: parameter.detach().clone() for name, parameter in named.items()}
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     layout = Layout({"cp": world}, rank)
     trainee = Trainee(layout)
     results: dict[str, Any] = {
@@ -102,6 +99,4 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         "redundant": sorted(trainee.model.redundant_parameters()),
         "weights": trainee.train(),
     }
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results

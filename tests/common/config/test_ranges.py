@@ -103,6 +103,7 @@ class Outer:
     [
         ({"rates": [1.0, 0.0]}, "outer.schedule.rates=(1.0, 0.0): positive and finite"),
         ({"rates": [1.0, math.nan]}, "outer.schedule.rates=(1.0, nan): positive and finite"),
+        ({"rates": 1.0}, "outer.schedule.rates=1.0: expected a list"),
         ({"steps": 0}, "outer.schedule.steps=0: at least 1, or null"),
         ({"steps": "many"}, "outer.schedule.steps=many: expected int, got str"),
         ({"limits": {"a": 1, "b": -1}}, "outer.schedule.limits.b=-1: finite and not negative"),

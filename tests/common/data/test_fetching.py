@@ -201,6 +201,21 @@ def test_wrong_file_that_comes_by_hand_is_named(
     assert content_of(raw) == wrong
 
 
+def test_folder_in_the_place_of_a_file_is_named(run: Any, raw: Path) -> None:
+    put(raw, {"a/1.bin/inner": FIRST, "a/2.bin": SECOND})
+    with Server(serving(FILES)) as server, pytest.raises(DataError, match=r"a/1\.bin is a folder and no file"):
+        run(pair(server.url))
+    assert server.requests == []
+    assert sorted(content_of(raw)) == ["a/1.bin/inner", "a/2.bin"]
+
+
+def test_file_in_the_place_of_the_raw_folder_is_left_alone(run: Any, raw: Path) -> None:
+    raw.write_bytes(FIRST)
+    with pytest.raises(DataError, match=f"{raw} is no folder; give another --raw-dir"):
+        run(pair("http://nowhere.invalid"))
+    assert raw.read_bytes() == FIRST
+
+
 def test_file_that_is_wrong_again_is_an_error(run: Any, raw: Path) -> None:
     put(raw, {"a/1.bin": FIRST, "a/2.bin": SECOND[::-1]})
     with (

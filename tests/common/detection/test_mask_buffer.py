@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from common.detection.detections import PADDING, DetectionBuffer, Found, FoundMasks
 from common.distributed.layout import Layout
+from tests.gloo_ranks import on_ranks
 
 KEEP, SIDE = 3, 2
 IDS = (139, 285, PADDING, 632, 724, 776)
@@ -84,20 +83,14 @@ def test_a_network_that_finds_fewer_than_are_kept_leaves_no_mask_of_before() -> 
         assert columns["run_count"].sum() == len(columns["runs"])
 
 
-def run_rank(rank: int, folder: str) -> None:
+def run_rank(rank: int, world: int, folder: str) -> dict[str, list[Any]] | None:
     """One of two ranks, which has half of the pictures."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     half = len(IDS) // 2
     columns = gathered(Layout({"dp": 2}, rank), rank * half, (rank + 1) * half)
-    torch.save(
-        None if columns is None else {name: value.tolist() for name, value in columns.items()}, f"{folder}/{rank}"
-    )
-    dist.destroy_process_group()
+    return None if columns is None else {name: value.tolist() for name, value in columns.items()}
 
 
 def test_two_ranks_gather_what_one_has(tmp_path: Path) -> None:
-    mp.start_processes(run_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
     whole = gathered(Layout(), 0, len(IDS))
     assert whole is not None
-    assert torch.load(tmp_path / "0") == {name: value.tolist() for name, value in whole.items()}
-    assert torch.load(tmp_path / "1") is None
+    assert on_ranks(run_rank, 2, tmp_path) == [{name: value.tolist() for name, value in whole.items()}, None]

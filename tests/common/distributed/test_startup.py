@@ -60,6 +60,16 @@ def test_slurm_repeats_in_tasks_per_node():
     )
 
 
+def test_slurm_without_tasks_per_node_has_equally_many_on_each_node():
+    environment = {name: text for name, text in SLURM.items() if name != "SLURM_STEP_TASKS_PER_NODE"}
+    assert find_rank_info({**environment, "SLURM_NNODES": "3"}) == RankInfo(5, 6, 0, 2, 2, "slurm")
+
+
+def test_slurm_without_a_node_list_is_an_error():
+    with pytest.raises(ConfigError, match="neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set"):
+        startup._slurm_rendezvous({"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"})
+
+
 def test_slurm_batch_script_is_not_a_step():
     batch = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
     assert find_rank_info(batch).launcher == "single"
@@ -132,6 +142,33 @@ def test_auto_without_a_gpu_is_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(startup, "_gpu_present", lambda: False)
     assert pick_device("auto", 0) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "present", "message"),
+    [
+        ("13.2", False, "this machine has no NVIDIA GPU: use device=cpu"),
+        (None, True, "is a build without CUDA.*install a CUDA build of PyTorch"),
+    ],
+    ids=["no GPU", "no CUDA"],
+)
+def test_cuda_without_a_gpu_or_its_build_is_an_error(cuda, present, message, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(startup, "_gpu_present", lambda: present)
+    with pytest.raises(DeviceError, match=message):
+        pick_device("cuda", 0)
+
+
+@pytest.mark.parametrize(("script", "printed"), [("echo GPU 0: H200", "GPU 0: H200\n"), ("echo GPU 0; exit 9", "")])
+def test_nvidia_smi_that_fails_knows_no_gpu(script, printed, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert startup._nvidia_smi("-L") == ""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    assert startup._nvidia_smi("-L") == printed
 
 
 @pytest.mark.parametrize("requested", ["auto", "cuda"])

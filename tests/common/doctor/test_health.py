@@ -1,11 +1,11 @@
-"""The state of a GPU from a fake NVML: errors, links, slowdowns, and values that it does not report."""
+"""The state of a GPU from a fake NVML and kernel log: errors, links, slowdowns, and values that it does not report."""
 
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
-from common.doctor.health import LoadWatch, count_xids, nvlinks, read_gpu, read_links
+from common.doctor.health import LoadWatch, count_xids, nvlinks, read_gpu, read_links, read_xids
 from common.doctor.reading import Reading
 from tests.common.observe.fake_nvml import FakeGpu, FakeNvml
 
@@ -157,6 +157,34 @@ def test_xids_of_one_gpu_in_the_kernels_log():
     assert count_xids("0000:1b:00.0", KERNEL_LOG) == {79: 1, 31: 2}
     assert count_xids("0000:43:00.0", KERNEL_LOG) == {48: 1}
     assert count_xids("0000:c3:00.0", KERNEL_LOG) == {}
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        ({"journalctl": "cat log", "dmesg": "exit 1"}, (1, 2)),
+        ({"journalctl": "true", "dmesg": "cat log"}, (1, 2)),  # without permission, journalctl prints nothing
+        ({"dmesg": "cat log"}, (1, 2)),
+        ({"journalctl": "cat log; exit 1", "dmesg": "exit 1"}, "the kernel's log may not be read"),
+        ({}, "there is neither dmesg nor journalctl"),
+    ],
+    ids=["journal", "empty journal", "dmesg", "refused", "no program"],
+)
+def test_xids_are_read_from_the_first_readable_kernel_log(programs, expected, tmp_path, monkeypatch):
+    (tmp_path / "log").write_text(KERNEL_LOG)
+    for name, script in programs.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\ncd {tmp_path}\n{script}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    found = read_xids("0000:1b:00.0")
+
+    if isinstance(expected, str):
+        assert {reading.missing for reading in found.values()} == {expected}
+    else:
+        assert (found["xid_hardware"].value, found["xid_application"].value) == expected
 
 
 def watch(samples, **answers):

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
 from common.evaluation.forward import ForwardPass
+from tests.gloo_ranks import on_ranks
 
 
 class Scale(nn.Module):
@@ -77,30 +76,26 @@ def test_an_evaluation_begins_with_zero_counts():
     assert counts.totals() == {"seen": 1}
 
 
-def run_rank(rank: int, folder: str) -> None:
+def run_rank(rank: int, world: int, folder: str) -> list[dict[str, float]]:
     """One of two ranks, which count 1 and 2."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     counts = Counts(Layout({"dp": 2}, rank), ("seen",), ("loss",))
     found = []
     for _ in range(2):
         counts.clear()
         counts.add(torch.tensor(rank + 1), torch.tensor(rank + 0.5))
         found.append(counts.totals())
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
-def run_split_rank(rank: int, folder: str) -> None:
+def run_split_rank(rank: int, world: int, folder: str) -> dict[str, dict[str, float]]:
     """One of four ranks, which count 1, 2, 4 and 8, in several layouts."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=4)
     found = {}
     for name, sizes, axes in SPLIT:
         counts = Counts(Layout(sizes, rank), ("seen",), ("loss",), axes=axes)
         counts.warm_up()
         counts.add(torch.tensor(2**rank), torch.tensor(2**rank / 2))
         found[name] = counts.totals()
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 SPLIT = [
@@ -114,16 +109,12 @@ SEEN = {"replicas": [5, 10, 5, 10], "replicas and parts": [15] * 4, "parts": [5,
 
 
 def test_parts_of_samples_are_summed_where_it_is_asked_for_and_the_ranks_of_a_layer_never(tmp_path: Path):
-    mp.start_processes(run_split_rank, args=(str(tmp_path),), nprocs=4, start_method="forkserver")
-    for rank in range(4):
-        found = torch.load(tmp_path / f"{rank}.pt")
+    for rank, found in enumerate(on_ranks(run_split_rank, 4, tmp_path)):
         assert found == {name: {"seen": seen[rank], "loss": seen[rank] / 2} for name, seen in SEEN.items()}
 
 
 def test_every_rank_gets_the_sums_over_all_ranks_once_an_evaluation(tmp_path: Path):
-    mp.start_processes(run_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
-    for rank in range(2):
-        assert torch.load(tmp_path / f"{rank}.pt") == [{"seen": 3, "loss": 2.0}] * 2
+    assert on_ranks(run_rank, 2, tmp_path) == [[{"seen": 3, "loss": 2.0}] * 2] * 2
 
 
 @pytest.mark.parametrize("evaluated", [9, 11])

@@ -153,9 +153,7 @@ def fp8_steps(network: Network) -> dict[str, Any]:
     return {"losses": losses, "scales": scales}
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, axes in LAYOUTS[world].items():
         layout = Layout(axes, rank)
@@ -164,6 +162,4 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         if name == "tp2":
             network = Network(TensorParallel.from_layout(layout), ContextSplit(S), "frozen", fp8=True)
             results["fp8"] = fp8_steps(network) | {"gradients": whole_gradients(network, layout)}
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results

@@ -183,9 +183,7 @@ def one_product(kind: str, parallel: TensorParallel, linear: str, zeros: bool = 
     return found | ({"bias": layer.bias.detach()} if kind == "column" else {})
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, axes in LAYOUTS[world].items():
         layout = Layout(axes, rank)
@@ -199,6 +197,4 @@ def run_rank(rank: int, world: int, folder: str) -> None:
                 f"{kind}/{linear}": one_product(kind, parallel, linear) for kind in KINDS for linear in ("torch", "fp8")
             }
             results["zeros"] = {kind: one_product(kind, parallel, "fp8", zeros=True) for kind in KINDS}
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import split_trained_decoder_ranks as shared
 import torch
-import torch.multiprocessing as mp
 from split_trained_decoder_ranks import BLOCKS, KINDS, LAYOUTS, run_rank
 from torch import Tensor
 
@@ -18,6 +16,7 @@ from common.language.decoder import product_of
 from common.language.products import Scratch, Shared, WeightCasts
 from common.ops.linear.fp8 import GRADIENT, INPUT
 from tests.common.language.small_trained_decoder import error
+from tests.gloo_ranks import on_ranks
 
 TOLERANCE = 1e-10
 WORLD_OF = {name: world for world, layouts in LAYOUTS.items() for name in layouts}
@@ -28,12 +27,7 @@ Ranks = dict[int, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What every rank has found, by the number of ranks."""
-    found = {}
-    for world in LAYOUTS:
-        folder: Path = tmp_path_factory.mktemp("ranks")
-        mp.start_processes(run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
-        found[world] = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
-    return found
+    return {world: on_ranks(run_rank, world, tmp_path_factory.mktemp("ranks")) for world in LAYOUTS}
 
 
 @pytest.fixture(scope="module")

@@ -385,6 +385,14 @@ def test_what_cannot_be_measured_is_one_error(words, message):
         command.main(words, WORKLOADS)
 
 
+def test_an_output_that_is_a_file_is_one_error(tmp_path):
+    path = tmp_path / "results"
+    path.touch()
+    words = ["resnet", "--scale", "test", "--gpus", "1", "--output", str(path), "--override", "device=cpu"]
+    with pytest.raises(ConfigError, match=f"--output={path} cannot be made: File exists"):
+        command.main(words, WORKLOADS)
+
+
 @pytest.mark.parametrize(
     ("visible", "words", "message"),
     [

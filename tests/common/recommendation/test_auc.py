@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from sklearn.metrics import roc_auc_score
 
 from common.errors import DataError, SuiteError
 from common.recommendation import auc
 from common.recommendation.auc import PADDING, Ranking, gather_keys, rank, ranking_keys
 from tests.capturable import Capturable
+from tests.gloo_ranks import on_ranks
 
 KINDS = ["random", "tied", "two_values", "all_equal", "perfect", "reversed", "saturated"]
 
@@ -97,8 +97,7 @@ def test_keys_can_be_recorded_in_a_graph():
         ranking_keys(logit_B, label_B, real)
 
 
-def gathered(number: int, port_file: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{port_file}", rank=number, world_size=2)
+def gathered(number: int, world: int, folder: str) -> None:
     logit_N, label_N = predictions("tied", 1001)
     keys_N = torch.full((600,), PADDING, dtype=torch.int32)  # 501 samples on one rank, 500 on the other
     mine = slice(number, None, 2)
@@ -108,8 +107,7 @@ def gathered(number: int, port_file: str) -> None:
     if every is not None:
         assert rank(every) == rank(ranking_keys(logit_N, label_N))
         assert rank(every).area == pytest.approx(expected(logit_N, label_N), rel=0, abs=1e-14)
-    dist.destroy_process_group()
 
 
 def test_two_ranks_have_the_area_of_one(tmp_path):
-    mp.spawn(gathered, (str(tmp_path / "meeting"),), nprocs=2)
+    on_ranks(gathered, 2, tmp_path)

@@ -15,9 +15,11 @@ import torch
 
 from benchmarks import WORKLOADS
 from common import cli
+from common.config.schema import BenchConfig
 from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.errors import ConfigError
+from common.run import bench
 from common.run.peer_bench import WARM_UP, PeerTiming, time_peers
 
 CPU = torch.device("cpu")
@@ -46,6 +48,13 @@ def test_a_peer_that_cannot_run_is_reported_and_the_next_one_runs(error: Excepti
     assert first.step_ms is None
     assert first.text(1.0) == f"not measured: {str(error).splitlines()[0]}"
     assert second.step_ms is not None
+
+
+@pytest.mark.parametrize(("only", "start"), [("peer", bench._peers), ("ops", bench._bench_operations)])
+def test_one_gpu_is_measured(only: Any, start: Any) -> None:
+    run: Any = SimpleNamespace(world_size=2)
+    with pytest.raises(ConfigError, match=f"bench.only={only}: measures one GPU"):
+        start(cli.workload_class("stable_diffusion"), run, BenchConfig(only=only))
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(WORKLOADS) if cli.workload_class(name).peers])
