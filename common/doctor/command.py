@@ -136,15 +136,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--system", default="auto", metavar="NAME",
-                        help="whose limits apply: a file of configs/system or a path (default: auto)")  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found there")
+                        help="system with the limits: a file of configs/system or a path (default: auto)")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
     parser.add_argument("--storage", type=Path, nargs="+", action="extend", default=[], metavar="PATH",
                         help="measure reading from this folder or file, on every node")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
-                        help="whether every node sees what rank 0 writes there, as checkpoints need it")  # fmt: skip
+                        help="check that every node sees rank 0's files there, as checkpoints need")  # fmt: skip
     parser.add_argument("--data-dir", type=Path, metavar="DIR",
-                        help="whether every node has the same prepared data there")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="measure for seconds only: no heat, no 1 GB collectives")
+                        help="check that every node has the same prepared data in this folder")  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help="short measurements of seconds, without heating up and collectives of 1 GB"
+    )
     parser.add_argument("--only", nargs="+", action="extend", choices=CHECKS, metavar="CHECK",
                         help=f"only these checks: {', '.join(CHECKS)}")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS",

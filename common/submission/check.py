@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="mlperf-suite check",
-        description="Say what runs may claim: refused, format, valid run, or submittable as a set.",
+        description="Judge logs: refused, format (only the form is right), valid run, or as a set submittable.",
     )
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH",

@@ -19,8 +19,8 @@ from common.submission.run_sets import find_run_sets
 from common.submission.score import ResultScore, ScoredRun, score
 
 HOW_COUNTED = (
-    "runs counted: experiments that started the clock; one that ended before run_start is left out and must be made up "
-    "for, so that a series declared with M experiments is complete with M runs"
+    "an experiment that ended before run_start does not count as a run and must be repeated, until a series declared "
+    "with M experiments has M runs"
 )
 
 
@@ -81,11 +81,11 @@ def _convergence(scored: ResultScore, rules: Rules) -> list[str]:
     if reference is not None:
         found = {"exact": "", "interpolated": ", interpolated", "smallest": ", of the smallest RCP batch"}
         lines.append(
-            f"  RCP at this batch{found[reference.found]}: mean {reference.mean:.8g}, smallest acceptable mean "
-            f"{reference.limit:.8g} {rules.unit}"
+            f"  reference convergence point (RCP) at this batch{found[reference.found]}: mean {reference.mean:.8g}, "
+            f"smallest acceptable mean {reference.limit:.8g} {rules.unit}"
         )
     elif scored.window is not None:
-        lines.append("  RCP: mlperf-logging has none for this batch")
+        lines.append("  mlperf-logging has no reference convergence point (RCP) for this batch")
     if scored.factor is not None:
         lines.append(f"  RCP normalisation factor: {scored.factor:.4f}")
     return lines
@@ -152,7 +152,8 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="mlperf-suite summarize",
-        description="Runs into a score: olympic mean, choice of runs, RCP normalisation. Scores are unverified.",
+        description="Compute the score of runs: choice of runs, olympic mean, normalisation with reference convergence "
+        "points (RCPs). Scores are unverified.",
     )
     parser.add_argument(
         "paths",
