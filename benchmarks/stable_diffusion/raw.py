@@ -67,7 +67,6 @@ class RawLaion:
         validation: files of captions and of statistics.
         assets: available files of frozen networks, sorted by name.
         image_size: height and width of the VAE's input, px.
-        vae, text: sizes of the networks.
         stand_in: description of synthetic data; None for the benchmark's data.
     """
 
@@ -150,7 +149,6 @@ def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]
     """Return offset and size of the members of a tar, by key and suffix; keys are sorted like file names.
 
     Args:
-        path: file of the tar.
         suffix: suffix of the member that a sample must have besides its caption; other members are ignored.
 
     Raises:

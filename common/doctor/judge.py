@@ -41,7 +41,6 @@ class Together:
     """Results of one rank's measurements with other ranks.
 
     Attributes:
-        node, job: readings of the rank's node and of all ranks.
         failed: message if a measurement failed or hangs; else empty.
     """
 

@@ -31,7 +31,6 @@ def times(subject: Subject, number: int = 0) -> Picture:
     """Return the picture with the time of each run of a set, and the score. Runs that do not count are pale.
 
     Args:
-        subject: set of runs.
         number: number of the set on the page, from 1; 0 for the only set.
     """
     score = subject.score
