@@ -56,7 +56,9 @@ class PrepareOptions(Options):
     shards: Annotated[int | None, Option("files of training data (default 4320)")] = None
     unpacked: Annotated[bool, Option("also write shards of single sequences")] = False
     keep_intermediate: Annotated[bool, Option("keep the intermediate files")] = False
-    punkt: Annotated[Path | None, Option("NLTK's folder punkt_tab/english, to split extracted articles")] = None
+    punkt: Annotated[
+        Path | None, Option("folder punkt_tab/english of NLTK, to split extracted articles into sentences")
+    ] = None
     max_sequence_length: Annotated[int | None, Option("stand-in data only")] = None
 
 

@@ -35,7 +35,7 @@ _WORD_SHARE = 0.75
 class SyntheticArticles(Options):
     """Options of ``generate``; see :class:`benchmarks.bert.raw.PreparationSizes` for the sizes that the data keep."""
 
-    articles: Annotated[int | None, Option("articles (default: all that Python's library holds)")] = None
+    articles: Annotated[int | None, Option("articles (default: all of Python's library)")] = None
     vocabulary: Annotated[int, Option("pieces of the vocabulary", least=SMALLEST_VOCABULARY, most=MAX_VOCABULARY)] = (
         2048
     )

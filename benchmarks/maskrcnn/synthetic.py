@@ -54,7 +54,7 @@ class SyntheticOutlines(SyntheticCoco):
 
     kind: Annotated[Literal["mixed", "coco-sized"], Option("coco-sized: 640 x 480 px, 7 objects each")] = "mixed"
     layers: Annotated[tuple[int, int, int, int], Option("blocks of the backbone's stages")] = (3, 4, 6, 3)
-    image_size: Annotated[int, Option("px, of what the backbone sees", least=LEAST_SIDE)] = 800
+    image_size: Annotated[int, Option("side of the backbone's input, px", least=LEAST_SIDE)] = 800
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -50,12 +50,12 @@ HEADER = (
 class SyntheticOpenImages(Options):
     """Options of ``generate``. See :class:`benchmarks.retinanet.model.Architecture` for the sizes of the backbone."""
 
-    train: Annotated[int, Option("pictures to train on that are selected", least=1)] = 512
+    train: Annotated[int, Option("training pictures that prepare selects", least=1)] = 512
     eval: Annotated[int, Option("pictures to evaluate", least=1)] = 64
-    classes: Annotated[int, Option("the first classes of the benchmark", least=1)] = 264
-    size: Annotated[tuple[int, int], Option("least and largest side, px", parse=comma_separated)] = (400, 1200)
-    boxes: Annotated[int, Option("objects of a picture at most")] = 20
-    image_size: Annotated[int, Option("px, of what the backbone sees", least=1)] = 800
+    classes: Annotated[int, Option("number of classes, the first ones of the benchmark", least=1)] = 264
+    size: Annotated[tuple[int, int], Option("smallest and largest side, px", parse=comma_separated)] = (400, 1200)
+    boxes: Annotated[int, Option("largest number of objects in a picture")] = 20
+    image_size: Annotated[int, Option("side of the backbone's input, px", least=1)] = 800
     layers: Annotated[tuple[int, ...], Option("blocks of the backbone's stages", parse=comma_separated)] = (3, 4, 6, 3)
     width: Annotated[int, Option("channels of the backbone's first convolution", least=1)] = 64
     groups: Annotated[int, Option("groups of its convolutions", least=1)] = 32

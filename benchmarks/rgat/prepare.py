@@ -56,10 +56,12 @@ def prepare(
     raw_dir: Path,
     data_dir: Path,
     workers: int = 1,
-    size: Annotated[str | None, Option("of IGBH (default: by the number of papers)", choices=raw.NODES)] = None,
+    size: Annotated[str | None, Option("size of IGBH (default: by the number of papers)", choices=raw.NODES)] = None,
     memory_gb: Annotated[
         float,
-        Option("for sorting, of all processes; permutations take 2 GB more, labels and seeds 3 GB more", least=1e-9),
+        Option(
+            "memory for sorting, in all processes; permutations take 2 GB more, labels and seeds 3 GB more", least=1e-9
+        ),
     ] = min(32, max(1, psutil.virtual_memory().total // 2_000_000_000)),
 ) -> Manifest:
     """Write the prepared data set. Do nothing if it is complete, and resume an interrupted preparation.

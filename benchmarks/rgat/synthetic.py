@@ -227,13 +227,13 @@ class SyntheticCommunities(Options):
     """Options of ``generate``. Nodes of other types than papers are in proportion; the first papers are labelled."""
 
     papers: int = 20_000
-    classes: Annotated[int, Option("of the papers", least=2)] = 8
-    feature_size: Annotated[int, Option("of features", "--size")] = 128
+    classes: Annotated[int, Option("classes of the papers", least=2)] = 8
+    feature_size: Annotated[int, Option("number of features of a node", "--size")] = 128
     alone: Annotated[float, Option("accuracy of the best classifier that sees only a paper's features")] = 0.6
     homophily: Annotated[float, Option("fraction of citations within a class")] = 0.7
-    labelled: Annotated[int | None, Option("papers with a label (default: 0.8 of them)")] = None
-    train_share: Annotated[float, Option("fraction of the labelled papers")] = 0.6
-    eval_share: Annotated[float, Option("likewise")] = 0.1
+    labelled: Annotated[int | None, Option("papers with a label (default: 0.8 of the papers)")] = None
+    train_share: Annotated[float, Option("fraction of the labelled papers for training")] = 0.6
+    eval_share: Annotated[float, Option("fraction of the labelled papers for evaluation")] = 0.1
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ def prepare(
     vocabulary: Annotated[int | None, Option("pieces of the tokenizer (1023, or the number in STAND_IN)")] = None,
     tokenizer: Annotated[Path | None, Option("file of a SentencePiece model (one is trained on the data)")] = None,
     train_subsets: Annotated[
-        Sequence[str] | None, Option(f"some of {', '.join(TRAIN_SUBSETS)} (all)", metavar="SUBSET")
+        Sequence[str] | None, Option(f"subsets to use: some of {', '.join(TRAIN_SUBSETS)} (all)", metavar="SUBSET")
     ] = None,
     workers: int = 1,
 ) -> Manifest:

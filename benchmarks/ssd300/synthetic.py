@@ -36,7 +36,7 @@ class SyntheticBoxes(SyntheticCoco):
     """Options. ``generate`` adds a training picture without boxes; the last of several evaluation pictures has none."""
 
     layers: Annotated[tuple[int, int, int], Option("blocks of the backbone's stages")] = (3, 4, 6)
-    image_size: Annotated[int, Option("px, of what the backbone sees")] = 300
+    image_size: Annotated[int, Option("side of the backbone's input, px")] = 300
 
 
 def generate(raw_dir: Path, options: SyntheticBoxes = SyntheticBoxes(), workers: int = 1) -> str:

@@ -61,10 +61,10 @@ PUBLISHED = Published(
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    source: Annotated[str | None, Option("form of the raw tars, if there are several", choices=FORMS)] = None,
+    source: Annotated[str | None, Option("form of the raw tars, if there are several forms", choices=FORMS)] = None,
     members: Annotated[str, Option("content of the prepared tars", choices=MEMBERS)] = "encoded",
     assets_dir: AssetsDir = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], Option("where networks run")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option("device of the networks")] = "auto",
     workers: int = 1,
 ) -> Manifest:
     """Write the prepared data set, and place the frozen networks; do nothing if both exist.

@@ -46,8 +46,10 @@ class SyntheticScans(Options):
     train: Annotated[int, Option("cases to train on", least=1, most=LABELLED_CASES - len(EVALUATION_CASES))] = 24
     eval: Annotated[int, Option("cases to evaluate", least=1, most=len(EVALUATION_CASES))] = 6
     patch: Annotated[tuple[int, ...], Option("voxels of a crop: one number, or D H W")] = (128,)
-    smallest: Annotated[int, Option("least voxels of an axis, once prepared", least=SMALLEST)] = 128
-    largest: Annotated[int, Option("most voxels of an axis, once prepared", least=SMALLEST, most=LARGEST)] = 200
+    smallest: Annotated[int, Option("smallest number of voxels of an axis after preparation", least=SMALLEST)] = 128
+    largest: Annotated[
+        int, Option("largest number of voxels of an axis after preparation", least=SMALLEST, most=LARGEST)
+    ] = 200
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:

@@ -26,10 +26,12 @@ from common.untrusted.variables import data_root
 
 Trust = Annotated[
     bool,
-    Option("do not decode all pictures completely, and note that in the manifest: damaged ones end a training run"),
+    Option("do not decode every picture, and note this in the manifest: a damaged picture ends a training run"),
 ]
 """Option of ``prepare`` for workloads that decode pictures only to check them."""
-AssetsDir = Annotated[Path | None, Option("for what a run may read before its clock starts (default: DATA_DIR-assets)")]
+AssetsDir = Annotated[
+    Path | None, Option("folder for files that a run may read before run_start (default: DATA_DIR-assets)")
+]
 """Option of ``prepare`` for workloads with starting weights or vocabularies."""
 _PREPARE, _ADOPT = "prepare without --adopt", "prepare --adopt"  # the two modes of prepare, with different options
 
@@ -152,10 +154,12 @@ class DataCommands:
         self,
         raw_dir: Path,
         workers: int,
-        sets: Annotated[str, Option("fetch these sets of files alone, NAME,NAME,…; --list names them")] = "",
-        mirror: Annotated[list[str] | None, Option("try this address of a store first", metavar="NAME=URL")] = None,
-        show: Annotated[bool, Option("name all files, sizes and licences, without a network", "--list")] = False,
-        check: Annotated[bool, Option("compare what is there with what is published, and fetch nothing")] = False,
+        sets: Annotated[str, Option("fetch only these sets of files, NAME,NAME,…; --list prints their names")] = "",
+        mirror: Annotated[list[str] | None, Option("address of a store to try first", metavar="NAME=URL")] = None,
+        show: Annotated[bool, Option("print all files, sizes and licences; needs no network", "--list")] = False,
+        check: Annotated[
+            bool, Option("compare existing files with published sizes and checksums, and fetch nothing")
+        ] = False,
     ) -> Iterator[str]:
         mirrors = parse_mirrors(os.environ.get("MLPERF_MIRRORS", ""), "MLPERF_MIRRORS")
         mirrors |= parse_mirrors(",".join(mirror or ()), "--mirror")

@@ -30,13 +30,13 @@ SLIVER = (1.0, 7.0)
 class SyntheticCoco(Options):
     """Options of ``generate`` that workloads share. Crowds and tiny objects are drawn besides ``boxes``."""
 
-    train: Annotated[int, Option("training pictures that are used", least=1)] = 2000
+    train: Annotated[int, Option("training pictures that prepare keeps", least=1)] = 2000
     eval: Annotated[int, Option("validation pictures", least=1)] = 200
-    classes: Annotated[int, Option("classes that can be told apart", least=1, most=LOOKS)] = 80
-    sides: Annotated[tuple[int, int], Option("least and largest width and height, px")] = (300, 640)
-    boxes: Annotated[int, Option("objects of a picture at most")] = 8
+    classes: Annotated[int, Option("number of classes", least=1, most=LOOKS)] = 80
+    sides: Annotated[tuple[int, int], Option("smallest and largest width and height, px")] = (300, 640)
+    boxes: Annotated[int, Option("largest number of objects in a picture")] = 8
     width: Annotated[int, Option("channels of the backbone's first convolution")] = 64
-    image_size: Annotated[int, Option("px, of what the backbone sees")] = 800
+    image_size: Annotated[int, Option("side of the backbone's input, px")] = 800
     seed: int = 0
 
 

@@ -1,4 +1,4 @@
-"""``mlperf-suite measure``: the step of all that have a recipe on 1, 2, 4 ... GPUs of this node, in one table."""
+"""``mlperf-suite measure``: measure the step of every workload on 1, 2, 4 ... GPUs of this node, in one table."""
 
 from __future__ import annotations
 
@@ -54,14 +54,22 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
         ConfigError: there is nothing to measure, or this machine has too few GPUs.
     """
     parser = argparse.ArgumentParser(prog="mlperf-suite measure", description=__doc__)
-    parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help="default: all that have the recipe")
-    parser.add_argument("--scale", default=SCALE, help=f"the recipe that is measured (default: {SCALE})")
+    parser.add_argument(
+        "benchmarks", nargs="*", metavar="BENCHMARK", help="workloads to measure (default: all that have the recipe)"
+    )
+    parser.add_argument("--scale", default=SCALE, help=f"recipe to measure (default: {SCALE})")
     parser.add_argument("--gpus", type=_counts, help="numbers of GPUs, such as 1,2,4 (default: powers of two, and all)")
-    parser.add_argument("--data", type=Path, help="folder with prepared data, DATA/BENCHMARK: runs are measured too")
-    parser.add_argument("--output", type=Path, default=Path("measured"), help="folder for figures and table")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of one measurement (default: {SECONDS:.0f})")
-    parser.add_argument("--apart", action="store_true", help="start a benchmark when the one before has ended")
-    parser.add_argument("--override", action="append", default=[], help="of every bench, such as bench.steps=50")
+    parser.add_argument("--data", type=Path, help="folder with prepared data, DATA/BENCHMARK: also measure runs")
+    parser.add_argument(
+        "--output", type=Path, default=Path("measured"), help="folder for results and table (default: measured)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"time limit of one measurement (default: {SECONDS:.0f})"
+    )
+    parser.add_argument("--apart", action="store_true", help="start a benchmark only when the previous one has ended")
+    parser.add_argument(
+        "--override", action="append", default=[], help="override for every bench, such as bench.steps=50"
+    )
     arguments = parser.parse_args(argv)
     if unknown := sorted(set(arguments.benchmarks) - set(benchmarks)):
         raise ConfigError(f"measure: no benchmark {unknown[0]!r}; there are {', '.join(sorted(benchmarks))}")

@@ -34,8 +34,10 @@ def click_log_commands(
         raw_dir: Path,
         data_dir: Path,
         workers: int,
-        table_cap: Annotated[int | None, Option("most rows of a table (default: the benchmark's)", least=1)] = None,
-        memory_gb: Annotated[float, Option("for rows, of all processes", least=1e-9)] = _usual_memory_gb(),
+        table_cap: Annotated[
+            int | None, Option("largest number of rows of a table (default: that of the benchmark)", least=1)
+        ] = None,
+        memory_gb: Annotated[float, Option("memory for rows, in all processes", least=1e-9)] = _usual_memory_gb(),
     ) -> Manifest:
         chosen = encoding() if table_cap is None else encoding().capped(table_cap)
         return prepare(raw_dir, data_dir, chosen, workers, int(memory_gb * 1e9))

@@ -42,10 +42,10 @@ class SyntheticClicks(Options):
     ``evaluation`` is half of the last day; the other half has as many samples. ``cap`` includes the missing category.
     """
 
-    train: Annotated[int, Option("samples of all days but the last", least=DAYS - 1)] = 200_000
+    train: Annotated[int, Option("samples of all days except the last", least=DAYS - 1)] = 200_000
     evaluation: Annotated[int, Option("evaluated samples", "--eval", least=1)] = 20_000
-    cap: Annotated[int, Option("most categories of a feature", least=2)] = 1_000
-    bayes_auc: Annotated[float, Option("of the best classifier", "--auc")] = 0.8
+    cap: Annotated[int, Option("largest number of categories of a feature", least=2)] = 1_000
+    bayes_auc: Annotated[float, Option("AUC of the best possible classifier", "--auc")] = 0.8
     click_rate: Annotated[float, Option("fraction of clicks", least=0.01, most=0.5)] = 0.25
     seed: Annotated[int, Option(least=0)] = 0
 
