@@ -101,7 +101,7 @@ def duration(size: float) -> str:
 
 
 def row(name: str) -> str:
-    """Return the workload's row in the first table of docs/data.md."""
+    """Return the workload's row in the table of docs/data.md."""
     sources = read_sources(name)
     sizes = [source.size for source in needed(sources)]
     raw = sum(size or 0 for size in sizes)
@@ -109,14 +109,8 @@ def row(name: str) -> str:
     accounts = ", ".join(f"`{source.name}`" for source in needed(sources) if source.account) or "none"
     prepared = gigabytes(sources.prepared_bytes)
     cells = [f"[{name}](../benchmarks/{name}/README.md)", about + gigabytes(raw), duration(raw), prepared, accounts]
-    return f"| {' | '.join(cells)} |"
-
-
-def set_row(name: str, source: SourceSet) -> str:
-    """Return the row of a set in the second table."""
-    size = "" if source.size is None else gigabytes(source.size)
-    when = "on request" if source.optional else f"choice: {source.choice}" if source.choice else "needed"
-    cells = [name, f"`{source.name}`", source.what, f"{source.count:,}", size, when, source.licence, source.seen]
+    cells += [", ".join(f"`{source}`" for source in sources)]
+    cells += ["; ".join(dict.fromkeys(source.licence for source in sources.values()))]
     return f"| {' | '.join(cells)} |"
 
 
@@ -128,8 +122,6 @@ def test_the_documentation_has_the_same_sizes_and_licences(name: str) -> None:
     raw = sum(source.size or 0 for source in needed(read_sources(name)))
     prepared = gigabytes(read_sources(name).prepared_bytes)
     assert f"Raw data: {gigabytes(raw)} ({duration(raw)} at 1.1 GB/s, computed); prepared: {prepared}." in readme
-    for source in read_sources(name).values():
-        assert set_row(name, source) in text
 
 
 @pytest.mark.parametrize(("name", "file"), sorted(ADDRESSES))

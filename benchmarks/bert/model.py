@@ -73,7 +73,6 @@ class BertArchitecture:
         segment_types: number of segment types (sentence A, sentence B).
         norm_epsilon: constant inside the square root of every LayerNorm.
         dropout: probability of every dropout except that of the attention probabilities.
-        attention_dropout: dropout probability of the attention probabilities.
         initializer_range: standard deviation of the initial weights, truncated at two standard deviations.
 
     Raises:

@@ -32,7 +32,6 @@ class DlrmDcnv2Architecture(ClickArchitecture):
     """Architecture options of the dense network, fixed by the rules.
 
     Attributes:
-        cross_layers: layers of the cross network.
         cross_rank: R, rank of its weights.
     """
 

@@ -171,7 +171,6 @@ def _read(tensors: Iterable[Iterable[_CheckpointPart]], device: torch.device) ->
     Threads read chunks ahead.
 
     Args:
-        tensors: parts of each tensor.
         device: device that the values will be copied to.
     """
     pin = device.type == "cuda"

@@ -270,7 +270,6 @@ def example(rows: int, facts: RowSizes, columns: int | None = None, seed: int = 
 
     Args:
         columns: number of columns of a row on one rank; None for all.
-        seed: seed of the tokens, and the dropout seed.
     """
     shape = (rows, facts.row_length if columns is None else columns)
     tokens_RS = np.random.default_rng(seed).integers(0, facts.vocabulary, shape, dtype=np.int32)

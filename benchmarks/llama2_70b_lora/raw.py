@@ -64,7 +64,6 @@ class RawRows:
     """Input files of a preparation.
 
     Attributes:
-        kind: kind of the files.
         files: sorted files of each split.
         tokenizer: path of the tokenizer; may be None except for texts.
         base: folder of the base weights, or None.

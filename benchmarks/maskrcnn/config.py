@@ -184,7 +184,6 @@ class MaskReaderConfig(BoxReaderConfig):
     Attributes:
         shapes: padded heights and widths of batches, px, each with its own CUDA graph. A batch gets the smallest shape
             that fits all its pictures.
-        polygon_capacity: capacity of the polygon table.
     """
 
     shapes: tuple[tuple[int, int], ...] = ()

@@ -56,7 +56,6 @@ class TrainingColumns(Columns):
     for slots of an incomplete batch that only repeat the first picture; ``seed`` (1,) int64.
 
     Args:
-        objects: objects of the training pictures.
         stream: this replica's micro-batches, and the seed of the mirroring.
     """
 
@@ -124,7 +123,6 @@ class EvaluationColumns(Columns):
     Padding has id -1 and 1 x 1 px, so that no size is zero.
 
     Args:
-        annotations: annotations of all pictures.
         resized_P2: heights and widths of all pictures after resizing.
     """
 

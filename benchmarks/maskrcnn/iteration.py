@@ -37,7 +37,6 @@ class DetectionLosses:
 
     Attributes:
         loss_objectness, loss_rpn_box_reg: losses of the region proposal network.
-        loss_classifier, loss_box_reg: losses of the box head.
         loss_mask: loss of the mask head.
         total: sum of the losses, which is differentiated.
         mask_slots: number of proposals with a mask target.

@@ -25,7 +25,6 @@ def rpn_losses(levels: Sequence[RpnOutput], sample: RpnSample, beta: float) -> t
     """Return the losses of the region proposal network, 0-d, fp32 (fp64 for fp64 outputs).
 
     Args:
-        levels: outputs of the network for each level.
         sample: sampled anchors.
         beta: distance at which the smooth L1 loss becomes linear.
 

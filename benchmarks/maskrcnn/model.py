@@ -56,12 +56,7 @@ class Backbone(nn.Module):
 
 
 class RegionsSeen(NamedTuple):
-    """Number of regions per picture in each head.
-
-    Attributes:
-        boxes: regions of the box head.
-        masks: regions of the mask head.
-    """
+    """Number of regions per picture in each head."""
 
     boxes: int
     masks: int

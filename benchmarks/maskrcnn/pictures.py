@@ -82,9 +82,6 @@ class PaddedShapes:
     def require_common(self, group_P: NDArray[np.int64]) -> None:
         """Check that a common shape fits all pictures of a group, because any of them can be in one batch.
 
-        Args:
-            group_P: group of each picture.
-
         Raises:
             DataError: the message names the largest sides.
         """

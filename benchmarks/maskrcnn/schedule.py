@@ -34,7 +34,6 @@ def subtractive_warmup_then_step_decay(
         warmup_steps: W; 0 disables the warm-up.
         warmup_factor: amount by which the rate is lower for each remaining warm-up step.
         decay_steps: steps at which the rate is multiplied by ``decay_factor``.
-        first_step: number of the first update.
     """
 
     def schedule(step: Tensor) -> Tensor:

@@ -100,9 +100,6 @@ def eval_pixels(picture: Image.Image, facts: Facts) -> NDArray[np.uint8]:
 class Records(Pictures):
     """Labelled pictures of a record file.
 
-    Args:
-        expected: number of its records.
-
     Raises:
         DataError: the records are missing, damaged, or differ in number.
     """

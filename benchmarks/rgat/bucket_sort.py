@@ -76,7 +76,6 @@ def write_feature_piece(
     """Write rows ``first`` to ``last`` (exclusive) in e4m3, and their new numbers, sorted by number.
 
     Args:
-        permutations: folder of the permutations.
         memory: upper bound of the size of a block that is read, in bytes.
         path: output file; a second file in its folder has the numbers.
 

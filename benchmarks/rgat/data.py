@@ -40,7 +40,6 @@ class TrainingSeeds:
     """Training seeds of one replica's micro-batches.
 
     Args:
-        labelled: all training seeds.
         seed: random seed of the orders.
 
     Raises:
@@ -113,7 +112,6 @@ class EvaluationSeeds:
     The random draws depend only on part and batch, so the result is the same for every number of ranks.
 
     Attributes:
-        labelled: all evaluation seeds.
         batch: seeds per batch.
         parts: number of contiguous parts of the seeds; a multiple of ``ranks``.
         ranks, rank: number of ranks that share the parts, and index of this rank.

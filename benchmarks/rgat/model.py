@@ -41,7 +41,6 @@ class Architecture:
     Attributes:
         feature_size: inputs of the first convolution.
         heads, head_size: heads of every convolution, and outputs per head; the outputs are concatenated.
-        classes: classes of the seeds.
         attention_slope: negative slope of the leaky ReLU on the attention logits.
         activation_slope: negative slope of the leaky ReLU between convolutions.
         dropout: probability of dropout after that leaky ReLU.
@@ -230,7 +229,6 @@ class RGAT(nn.Module):
     """The complete network: convolutions and classifier.
 
     Args:
-        hops: number of convolutions.
         deterministic: whether every sum must be independent of the order in which programs run.
         generator: CPU generator for the initial weights.
     """

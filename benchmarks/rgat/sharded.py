@@ -55,9 +55,6 @@ class NodePartition:
 
     In a shard, types follow one another. All shards have the same size, so the last shards of a type may be partly or
     completely unfilled.
-
-    Attributes:
-        nodes: number of nodes of each type.
     """
 
     nodes: tuple[int, ...]

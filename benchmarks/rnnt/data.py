@@ -205,9 +205,7 @@ class EvalBatches:
     that batches with the same index have the same padding on all replicas.
 
     Args:
-        samples_N: samples of each utterance.
         buckets: padded lengths of batches, in spliced frames, ascending.
-        batch: utterances of a batch of one replica.
         replicas, replica: number of replicas that share the set, and index of this one.
 
     Attributes:
@@ -263,7 +261,6 @@ class FeaturePreparer:
     Args:
         columns: F.
         implementation: requested implementation of the operation ``features``.
-        dtype: dtype of the features.
 
     Attributes:
         choice: name of the chosen implementation.

@@ -40,7 +40,6 @@ class AudioFacts:
     Attributes:
         mel_filters: features of a frame.
         splice: consecutive frames that are concatenated before the network.
-        sample_rate: sample rate of the audio.
         speed_min, speed_max: range of the factor by which resampling changes a training utterance's duration.
         silence_db, silence_window: short-term power over ``silence_window`` samples, relative to the utterance's
             maximum, below which its ends are silence.

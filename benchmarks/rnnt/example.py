@@ -86,7 +86,6 @@ def batch(
         key: frames and tokens to which utterances are padded.
         features, columns: features of a frame, without and with zero padding.
         blank: index of the blank; tokens are less.
-        dtype: dtype of the features.
     """
     frames, tokens = key
     utterances = len(lengths.frames_B)

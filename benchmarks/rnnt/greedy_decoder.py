@@ -96,7 +96,6 @@ class GreedyDecoder:
         look_ahead: A.
         unroll: iterations per graph, which are also the iterations between two checks for active rows.
         halvings: number of additional graphs, for half of the rows, a quarter, and so on.
-        device, dtype: device and dtype of the network.
         capture: whether to replay the iterations as CUDA graphs; without a GPU they run eagerly.
         pool: memory pool, may be shared with graphs that never run at the same time.
 

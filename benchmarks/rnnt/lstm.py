@@ -114,15 +114,12 @@ class LstmStack(nn.Module):
         return LstmWeights(*(self.get_parameter(f"{kind}_l{layer}") for kind in _KINDS))
 
     def forward(self, x_TBI: Tensor, lengths_B: Tensor, seed: Tensor, site: int) -> Tensor:
-        """Return the output of the last layer.
+        """Return the output of the last layer: (T, B, H), 0 beyond each row's length.
 
         Args:
             lengths_B: frames of each row, int32 on the device.
             seed: seed of dropout, one int64 on the device; only read in training.
             site: call site of the first layer's dropout in the network; the other layers use the next numbers.
-
-        Returns:
-            (T, B, H), 0 beyond each row's length.
         """
         y = x_TBI
         seed = seed.reshape(())

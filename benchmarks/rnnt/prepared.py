@@ -182,7 +182,6 @@ def write_split(
     """Write the files of a split except its audio, and return their paths.
 
     Args:
-        folder: folder of the split.
         columns: arrays by the names of :class:`SpeechSplit`'s attributes.
         transcripts: one per utterance; None: write no transcripts.
     """

@@ -33,7 +33,6 @@ class Utterance(NamedTuple):
         name: name of the utterance, such as ``103-1240-0000``.
         folder: folder of its chapter.
         transcript: text in lower case.
-        bytes: size of the FLAC file.
     """
 
     name: str

@@ -84,9 +84,7 @@ class UtteranceStream:
 
     Args:
         samples_P: int64, recorded samples of each utterance; those too long for training are already removed.
-        tokens_P: number of tokens of each utterance.
         settings: speeds, buckets, and utterances per epoch.
-        mine: this replica's micro-batches.
         seed: random seed of all choices.
 
     Attributes:

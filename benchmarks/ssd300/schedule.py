@@ -41,7 +41,6 @@ def warmup_then_falls(
     Args:
         base: rate before the first boundary.
         boundaries: numbers of updates after which the rate falls.
-        factor: factor of the rate at each boundary.
         warmup: W, in updates; 0 disables the warm-up.
         warmup_factor: f; with 0, the warm-up begins at rate 0.
         first_step: number of the first update: 0 in the reference, 1 in NVIDIA's submissions.

@@ -90,7 +90,6 @@ class ClipTransform:
 
     Args:
         resolution: height and width of the result, px.
-        dtype: dtype of the result.
     """
 
     def __init__(self, resolution: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:

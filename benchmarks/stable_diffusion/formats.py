@@ -72,7 +72,6 @@ class Member:
     """A kind of picture member.
 
     Attributes:
-        dtype: dtype of its tensors.
         encoded: whether it includes the encoded caption.
         decode: function of the content, the expected shape, and the name for messages.
     """

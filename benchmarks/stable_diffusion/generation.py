@@ -62,11 +62,9 @@ class Sampler:
     Args:
         model: the network, whose weights an evaluation may replace.
         velocity: prediction of ``model``; must be capturable.
-        times: times of the steps.
         guidance: scale of classifier-free guidance; 1 uses only the prediction with the caption.
         shape: (C, h, w) of a latent.
         keys_values: example for B captions; only shape, dtype and device matter.
-        capture: replay a step as a CUDA graph.
         dtype: dtype of the latents between steps, fp32 or fp64.
     """
 
@@ -112,7 +110,6 @@ class Sampler:
 
         Args:
             noise_BChw: result of :func:`initial_noise`.
-            keys_values_BTM: keys and values of the captions.
 
         Returns:
             (B, C, h, w) in channels_last memory, in the scale of the training latents; valid until the next call.

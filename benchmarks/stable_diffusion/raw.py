@@ -150,7 +150,6 @@ def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]
     """Return offset and size of the members of a tar, by key and suffix; keys are sorted like file names.
 
     Args:
-        path: file of the tar.
         suffix: suffix of the member that a sample must have besides its caption; other members are ignored.
 
     Raises:

@@ -94,17 +94,13 @@ def _columns(weight_OC11: Tensor, inputs: tuple[Tensor, ...] | list[Tensor]) -> 
 def add_shortcut(
     y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, inputs: tuple[Tensor, ...], row_sums: RowSums
 ) -> Tensor:
-    """Return ``y + bias + conv1x1(cat(inputs), weight)``.
+    """Return ``y + bias + conv1x1(cat(inputs), weight)``: (N, O, H, W) in channels_last memory.
 
     Args:
         y_NOHW: output of the last convolution without its bias, in channels_last memory.
         bias_O: sum of the biases of both convolutions.
-        weight_OC11: weight of the shortcut.
         inputs: one or two (N, C_i, H, W) in channels_last memory.
         row_sums: function that sums the gradient over rows.
-
-    Returns:
-        (N, O, H, W) in channels_last memory.
     """
     result: Tensor = _AddShortcut.apply(y_NOHW, bias_O, weight_OC11, row_sums, *inputs)
     return result

@@ -54,7 +54,6 @@ def random_networks(
 
     Args:
         tokenize: function of captions that returns tokens (N, T) int64 on the host.
-        dtype: dtype of the U-Net.
 
     Raises:
         UnsupportedImplementation: names ``model.implementations.<operation>``.

@@ -44,7 +44,6 @@ class ConversionSettings:
         form: form of the raw tars, one of :data:`benchmarks.stable_diffusion.raw.FORMS`.
         member: suffix of the prepared members, one of :data:`benchmarks.stable_diffusion.formats.MEMBERS`.
         image_size: height and width of the VAE's input, px.
-        vae, text: sizes of the networks.
         checkpoint: file with the weights of both networks.
         digest: expected digest of ``checkpoint``; None accepts any.
         vocabulary: file with the tokenizer's merges.

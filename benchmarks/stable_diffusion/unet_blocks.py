@@ -266,7 +266,6 @@ class LayerRows:
 
     Attributes:
         names: published names of the layers, in the order of the rows.
-        counts: number of rows of each layer.
     """
 
     names: tuple[str, ...]

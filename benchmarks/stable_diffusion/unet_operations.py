@@ -68,7 +68,6 @@ def choose_operations(
 
     Args:
         requested: ``model.implementations``.
-        device, dtype: device and dtype of the activations.
 
     Raises:
         UnsupportedImplementation: names ``model.implementations.<operation>``.
@@ -105,7 +104,6 @@ def choose_layers(network: nn.Module, requested: Mapping[str, str], dtype: torch
     Args:
         network: the U-Net, or a frozen network.
         requested: ``model.implementations``.
-        dtype: dtype of the activations.
 
     Returns:
         Names of the chosen implementations by operation, joined by ``+`` where layers differ. Operations that the

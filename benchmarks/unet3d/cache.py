@@ -70,7 +70,6 @@ class VolumeCache:
     """Volumes of a prepared folder in memory.
 
     Args:
-        volumes: the prepared folder.
         cases: indices of the training cases that may be used.
         device: device of the buffers, a GPU or the CPU.
         threads: threads that read volumes.

@@ -115,7 +115,6 @@ def crop_origin(
 
     Args:
         shape: shape of the volume, at least ``size`` on every axis.
-        size: size of the crop.
         oversampling: probability that the crop is placed on an object.
         boxes: returns the objects of the volume; called only if the crop is to be placed on one.
 

@@ -94,7 +94,6 @@ class VolumeSource:
 
     Args:
         order: order of this replica's volumes.
-        device: device of the crops.
         location: memory that caches the volumes: ``device`` or ``host``.
         slab: planes of each crop that this rank computes.
     """

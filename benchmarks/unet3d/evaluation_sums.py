@@ -47,7 +47,6 @@ class VolumeSums:
         classes: K.
         shares: numbers of dp ranks that can share a volume; :meth:`open` chooses one.
         layout: windows are distributed over dp ranks; each cp rank has a slab of every window.
-        dtype: dtype of the network.
 
     Attributes:
         slab_shape: shape of this rank's slab of a window.

@@ -40,10 +40,6 @@ def shares_to_try(ranks: int, share: int | None) -> tuple[int, ...]:
 def assign_volumes(windows: Sequence[int], groups: int) -> list[list[int]]:
     """Assign volumes to groups of ranks: the largest volume first, each to the group with the least work.
 
-    Args:
-        windows: number of windows of each volume.
-        groups: number of groups of ranks.
-
     Returns:
         For each group the indices of its volumes, largest first.
     """

@@ -36,7 +36,6 @@ class VolumeOrder:
         volumes: number of training volumes, which are numbered from 0.
         global_batch: samples per step over all ranks.
         shares: equal parts of the training set that never mix; 1 for a permutation of the whole set.
-        seed: seed of the run.
 
     Raises:
         ConfigError: ``shares`` does not divide the numbers of volumes and samples.
@@ -90,7 +89,6 @@ class ReplicaOrder:
     """The samples of one replica: adjacent slots of each step, divided into micro-batches.
 
     Attributes:
-        order: order of all samples.
         mine: micro-batches of this replica; those of all replicas fill the global batch of ``order``.
     """
 

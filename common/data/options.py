@@ -58,7 +58,6 @@ class Parameter:
     """A parameter of a function or a field of an options class.
 
     Attributes:
-        name: name in Python.
         kind: type, without None.
         default: default value, or ``REQUIRED``.
     """

@@ -70,7 +70,6 @@ class SampleShard(Protocol):
     Attributes:
         eval_samples: samples in the whole set.
         batch: samples per batch of one replica.
-        batches: number of batches of one replica.
     """
 
     @property
@@ -167,7 +166,6 @@ class EpochStream:
         micro_batch: samples per micro-batch of one replica.
         accumulation: micro-batches of a replica per global batch.
         replicas: number of data-parallel replicas.
-        seed: seed of the permutations.
     """
 
     train_samples: int
@@ -295,7 +293,6 @@ class GroupedStream:
 
     Args:
         group_P: (P,) int64, the group of each sample.
-        mine: the micro-batches of this replica.
         key_of: returns the batch key for the samples of a micro-batch.
     """
 
@@ -366,7 +363,6 @@ class GroupedShard:
     are distributed to the replicas in turn. Replicas with one batch less end with padding, with the first batch's key.
 
     Args:
-        keys: key of each sample.
         replicas: number of replicas that share the set.
         replica: this replica, from 0.
     """

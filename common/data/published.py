@@ -55,7 +55,6 @@ class Published:
         files: required files, by path below the data folder.
         known: a known difference that counts and files do not show, in words, e.g. an option of ``prepare``; or
             empty.
-        synthetic: the data are synthetic and are not compared.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)

@@ -47,7 +47,6 @@ class Turn:
 
     Attributes:
         epoch: epoch of the order of shards, from 0.
-        rows: number of rows of the shard.
     """
 
     epoch: int

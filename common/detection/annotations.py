@@ -107,7 +107,6 @@ def read_coco(path: Path, names: bool = False, segmentations: bool = False) -> A
 
     Args:
         names: read ``picture_name``, from ``file_name``.
-        segmentations: read the segmentations.
 
     Raises:
         DataError: the file has another format; an id of a picture or class occurs twice; a box refers to an unknown

@@ -149,7 +149,6 @@ def portions(bounds: NDArray[np.int64], limit: int) -> Iterator[tuple[int, int]]
 
     Args:
         bounds: start of each piece, then the end of the last one.
-        limit: number of entries.
     """
     first = 0
     while first < len(bounds) - 1:

@@ -208,7 +208,6 @@ class _Part:
         number: (D,) number of the class.
         rank: (D,) how many detections of the same picture and class come before.
         in_range: (D, S) whether the detection's area is within a range.
-        matches: result of the matching.
     """
 
     boxes: Tensor

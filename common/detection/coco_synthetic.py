@@ -45,7 +45,6 @@ class Look:
     """Options for the annotations of drawn pictures.
 
     Attributes:
-        classes: number of classes.
         points: smallest and largest requested number of points of a polygon; (0, 0) for its corners only.
         slivers: numbers of pictures that have an additional box one pixel wide.
     """

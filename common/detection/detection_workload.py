@@ -44,9 +44,6 @@ class DetectionWorkload(Workload):
 
     Its configuration has ``facts`` with ``classes``, ``image_size`` and ``detections``, ``model`` with ``backbone`` and
     ``implementations``, and ``reader`` (:class:`common.detection.config.BoxReaderConfig`).
-
-    Attributes:
-        data: the pictures.
     """
 
     backbone_file: ClassVar[str]

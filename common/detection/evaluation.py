@@ -42,7 +42,6 @@ def of_pictures(detect: Detect, example: Tensor) -> BatchShape:
 
     Args:
         detect: finds objects in ``image`` (B, C, H, W), pictures of original height and width ``size`` (B, 2).
-        example: example pictures.
     """
     batch, _, height, width = example.shape
     inputs = {

@@ -57,7 +57,6 @@ class PictureBoxes:
         """Return the corners (M, 4) and classes (M,) of a picture's boxes, optionally mirrored, then resized.
 
         Args:
-            index: index of the picture.
             height, width: new size of the picture, px.
             mirrored: mirror left to right.
         """
@@ -132,9 +131,6 @@ class EvaluationColumns(Columns):
     """Columns of an evaluation: ``picture`` (B,) int64, ids, and ``size`` (B, 2) fp32, height and width, px.
 
     Padding has id -1 and size 0.
-
-    Args:
-        annotations: annotations of all pictures.
     """
 
     def __init__(self, annotations: Annotations) -> None:

@@ -143,7 +143,6 @@ class HostGroup:
 
     Args:
         name: name that is unique in the job's store, over all runs.
-        rank: rank of this process in the group.
     """
 
     def __init__(self, name: str, rank: int, size: int) -> None:

@@ -27,7 +27,6 @@ class TensorSplit:
 
     Attributes:
         full_shape: shape of the whole tensor, including padding.
-        dim: dimension along which it is split.
         pieces: for each rank, (start, stop) rows of its pieces, in their order on that rank.
         kept: number of leading rows that are not padding; None for all. Loading sets the padding to zero.
 
@@ -209,7 +208,6 @@ def gathered(
         state: nested mappings and sequences; a tensor under a name of ``splits``, at any depth, has the local shape.
         group: process group of the splits' ranks; None for this rank alone.
         layout: layout of the ranks; the group communicates on its device.
-        destination: device of the whole tensors.
 
     Raises:
         ValueError: a tensor named in ``splits`` does not have the local shape.

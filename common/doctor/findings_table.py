@@ -26,7 +26,7 @@ def format_report(units: Sequence[MeasuredUnit], findings: Sequence[Finding], ti
     parts += _job(units)
     for heading, chosen in (
         ("Unfit:", [finding for finding in findings if finding.unfit]),
-        ("To know:", [finding for finding in findings if not finding.unfit and finding.kind != "not made"]),
+        ("Notes:", [finding for finding in findings if not finding.unfit and finding.kind != "not made"]),
         ("Checks that could not run:", [finding for finding in findings if finding.kind == "not made"]),
     ):
         if chosen:
@@ -46,8 +46,8 @@ def count_checks(units: Sequence[MeasuredUnit]) -> dict[str, int]:
 def _verdict(units: Sequence[MeasuredUnit], findings: Sequence[Finding]) -> str:
     counts = count_checks(units)
     unfit = sum(finding.unfit for finding in findings)
-    figures = "1 figure" if counts["made"] == 1 else f"{counts['made']} figures"
-    summary = f"{figures} read, {counts['not_made']} could not be, {counts['failed']} failed"
+    values = "1 value" if counts["made"] == 1 else f"{counts['made']} values"
+    summary = f"{values} read, {counts['not_made']} not available, {counts['failed']} failed"
     return f"UNFIT: {unfit} {'finding' if unfit == 1 else 'findings'}; {summary}" if unfit else f"FIT: {summary}"
 
 

@@ -41,7 +41,6 @@ class Together:
     """Results of one rank's measurements with other ranks.
 
     Attributes:
-        node, job: readings of the rank's node and of all ranks.
         failed: message if a measurement failed or hangs; else empty.
     """
 
@@ -110,7 +109,7 @@ def ranks_by_node(ranks: Sequence[Rank | None]) -> list[list[int]]:
 def why_alone(ranks: Sequence[Rank | None], reports: Sequence[Report | None]) -> str:
     """Return the reason why measurements over all ranks are impossible; empty if they are possible."""
     if len(ranks) == 1:
-        return "there is only one rank"
+        return "this is the only rank"
     if None in ranks or None in reports:
         return "a rank does not answer"
     if len({rank.device for rank in ranks if rank}) > 1:

@@ -155,7 +155,7 @@ MEASURES: dict[Scope, dict[str, Measure]] = {
         "infiniband_gbits": Measure("rate of the slowest active InfiniBand port", "Gbit/s", "IB rate", "higher", 0.0),
         "clock_offset_ms": Measure("clock ahead of rank 0", "ms", "clock", magnitude=True, digits=2),
         "output_dir_shared": Measure("--output-dir is shared with rank 0", heading="output"),
-        "data_dir": Measure("what --data-dir holds", equal=True),
+        "data_dir": Measure("content of --data-dir", equal=True),
         "storage_read_gbs": Measure("storage read past the page cache", "GB/s", "storage", "higher", 50.0, digits=2),
         "node_all_reduce_64mb_gbs": Measure("all-reduce of 64 MB in the node", "GB/s", "AR 64M", "higher"),
         "node_all_reduce_1gb_gbs": Measure("all-reduce of 1 GB in the node", "GB/s", "AR 1G", "higher"),

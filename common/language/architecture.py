@@ -405,7 +405,6 @@ def choose_operations(
     Args:
         requested: ``model.implementations``.
         split: how rows are split over the cp ranks.
-        device, dtype: device and dtype of the activations.
         adapters: whether the blocks have LoRA adapters.
 
     Returns:

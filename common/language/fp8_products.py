@@ -207,7 +207,6 @@ def check_fp8(
         linear: ``fp8`` or ``te``.
         ranks: number of ranks that share each layer.
         tokens: numbers of tokens of the micro-batches, each divided over the ranks.
-        device, dtype: device and dtype of the activations.
 
     Raises:
         UnsupportedImplementation: the message names ``model.linear`` and the reason.

@@ -65,8 +65,6 @@ class ProductAdapter:
         lora: rank, scale and dropout.
         columns: columns of the whole input.
         column_parallel: whether the input has this rank's tokens, and the result all tokens; else the reverse.
-        parallel: ranks that share the product.
-        a, b: matrices A and B.
         lora_input: chosen implementation of the operation.
     """
 

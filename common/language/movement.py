@@ -134,7 +134,6 @@ class Gathering(Movement):
     """Movement of a column-parallel product: the input has this rank's tokens, the result has all tokens.
 
     Attributes:
-        parallel: ranks that share the product.
         tokens: moves tokens during products.
     """
 

@@ -54,7 +54,6 @@ class CorpusRows:
     """Rows of a prepared corpus.
 
     Attributes:
-        corpus: the corpus in the manifest.
         train: names of the parts of the training set, which take turns; their rows are shuffled.
         eval: name of the evaluation set, whose rows are in natural order.
         extra_token: whether a row has a label for its last token, the first token of the next row. Otherwise rows do

@@ -372,7 +372,6 @@ class Shared:
     Attributes:
         scratch: memory for tensors that are needed only during one product.
         casts: decides when trained weights are cast.
-        parallel: ranks that share each layer.
         tokens: moves tokens during products; None for separate collectives.
         accumulation: how gradients of trained FP8 products are added to the main gradients, an implementation of
             :mod:`common.ops.weight_gradient`.

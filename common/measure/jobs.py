@@ -71,9 +71,7 @@ def jobs_of(
     Args:
         scales: names of the recipes of each benchmark.
         scale: recipe to measure, such as ``8xH200``; benchmarks without it are skipped.
-        gpus: numbers of GPUs to measure.
         with_data: benchmarks with prepared data; the whole run is measured on the largest number of GPUs.
-        node: number of GPUs in the node.
     """
     made = []
     for benchmark, known in sorted(scales.items()):

@@ -78,7 +78,6 @@ class Node:
     """The GPUs of this node, and the measurements on them.
 
     Args:
-        gpus: number of GPUs.
         names: names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``; empty if CPUs replace GPUs.
         output: folder for figures and logs.
         seconds: time limit of a measurement.

@@ -33,7 +33,6 @@ def choose(model: nn.Module, kind: type[Choosing], requested: str, dtype: torch.
     """Choose the implementation of every layer of one class. Call this when the model is on its device.
 
     Args:
-        kind: class of the layers.
         requested: name of an implementation, or ``auto``.
 
     Returns:

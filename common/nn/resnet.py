@@ -326,9 +326,6 @@ class ResNetTrunk(nn.Module):
         """Return the FLOPs of every convolution for one image, and height and width of each stage's output.
 
         A fourth input channel does not count.
-
-        Args:
-            image_size: height and width of the image.
         """
         layers = [convolution_flops("conv1", self.conv1, image_size, input_gradient=False, in_channels=IMAGE_CHANNELS)]
         trained = self.conv1.weight.requires_grad

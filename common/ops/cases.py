@@ -40,8 +40,6 @@ class Draw:
     """Makes random inputs. The same calls give the same values, so that all implementations get the same inputs.
 
     Args:
-        device: device of the tensors.
-        dtype: dtype of the activations.
         fp64: round floating-point values to their dtype, but return them in float64.
         strided: numbers, in the order of drawing, of the tensors whose elements are two apart in memory.
 

@@ -26,8 +26,6 @@ class OperationRequest:
     """Device, dtype and sizes for which a model needs an operation.
 
     Attributes:
-        device: device of the tensors.
-        dtype: dtype of the activations.
         sizes: sizes of the tensors, by the names that the operation's docstring lists.
     """
 

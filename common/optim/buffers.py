@@ -190,7 +190,6 @@ class FlatBuffer:
         first_tensor: number of the buffer's first tensor among the tensors of all buffers.
 
     Attributes:
-        dtype, device: dtype and device of the parameters.
         segments: the parameters in the order of the buffer, group after group.
         buckets: the buckets in the order of the buffer.
         parameters: 1-d, ``dtype``.

@@ -135,7 +135,6 @@ class Route:
     If gradients were summed over some ranks before, so that these have the same gradients, no group has two of them.
 
     Attributes:
-        shard: ranks that share the shards.
         across: ranks that hold the same shard.
         everyone: both together.
         late: reduce these gradients after all others, because some ranks have them early and others at the end.

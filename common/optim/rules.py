@@ -64,7 +64,6 @@ class Update(ABC):
     """A rule bound to shards, with its state. Nothing in it waits for the device.
 
     Attributes:
-        implementation: name of the implementation.
         kinds: names of the state, in the order in which implementations use it.
         states: for each kind, one flat tensor per shard.
     """

@@ -89,9 +89,7 @@ def passes(
     Args:
         function: makes an update from a formula and a binding.
         draw: source of the values. The first shard has parameters in its dtype, the others in fp32.
-        settings: settings of each group.
         rate: learning rate of the first group; the second has twice as much, and so on.
-        factor: factor on all gradients.
         step: number of updates before this one.
         state_scale: mean of the state.
         others: sum of squares that other ranks add for each tensor. If it is not 0, they have one more tensor.

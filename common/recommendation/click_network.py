@@ -62,13 +62,10 @@ class ClickNetwork(nn.Module, ABC):
         """MLP of the dense features; the attribute has its published name."""
 
     def bottom(self, dense_BD: Tensor) -> Tensor:
-        """Return the output of the bottom MLP.
+        """Return the output of the bottom MLP: (B, W), in the dtype of the network.
 
         Args:
             dense_BD: (B, D), of any floating dtype; columns beyond D must be finite and are ignored.
-
-        Returns:
-            (B, W), in the dtype of the network.
         """
         aligned, columns = dense_BD.to(self._dtype), dense_BD.shape[1]
         if padded_columns(columns) > columns:

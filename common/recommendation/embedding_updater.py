@@ -31,7 +31,6 @@ class EmbeddingUpdater:
 
     Args:
         embeddings: the rows. The updater attaches itself.
-        rule: update rule.
         schedule: maps the step counter (0-d int64) to the learning rate (0-d float32), on the device.
         grad_divisor: divisor that turns the gradients, summed over all micro-batches and ranks, into the mean over
             the global batch; see :class:`common.optim.optimizer.Optimizer`.

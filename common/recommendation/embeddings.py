@@ -149,14 +149,11 @@ class ShardedEmbeddings:
             self._started = self._look_up(ids_BL)
 
     def forward(self, bottom_BW: Tensor, ids_BL: Tensor) -> Tensor:
-        """Return one buffer with the bottom's vector and the sums of all tables, in their order.
+        """Return one buffer with the bottom's vector and the sums of all tables, in their order: (B, X), contiguous.
 
         Args:
             bottom_BW: the bottom's vector, in the vectors' dtype; it receives its gradient.
             ids_BL: int32; ids outside of their table are ignored.
-
-        Returns:
-            (B, X), contiguous.
 
         Raises:
             ValueError: the rows are to be trained, but the bottom's vector does not require a gradient.

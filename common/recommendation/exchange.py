@@ -100,13 +100,10 @@ class VectorExchange(Protocol):
         """
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
-        """Return the gradients of the sums of this rank's shards.
+        """Return the gradients of the sums of this rank's shards: (N, K, W), the samples rank by rank.
 
         Args:
             gradient_BX: gradient of x0, contiguous: the bottom's vector, then one vector per table.
-
-        Returns:
-            (N, K, W), the samples rank by rank.
         """
 
 

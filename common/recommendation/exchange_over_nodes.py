@@ -31,7 +31,6 @@ class ExchangeOverNodes:
     """A :class:`common.recommendation.exchange.VectorExchange` along rails and among neighbours.
 
     Args:
-        plan: placement of the tables.
         layout: the ranks, on its ``dp`` axis.
         ranks_per_node: R, which must divide the number of ranks.
         ops: implementation that adds up parts.

@@ -22,7 +22,6 @@ class TableShard:
     """A part of a table.
 
     Attributes:
-        table: number of the table.
         shard: index of the shard; the row numbers modulo ``shards`` equal it.
         shards: number of shards; row r of the table is row r // ``shards`` of its shard.
     """
@@ -45,7 +44,6 @@ class Hybrid:
     shard.
 
     Attributes:
-        table: number of the table.
         frequent: unique ids of the frequent rows; may be empty.
         ranks: ranks that hold the shards, in the order of the shards.
         slots: largest number of different rare rows of one shard among the samples of one rank.
@@ -251,8 +249,6 @@ def spread_over_nodes(tables: Tables, ranks_per_node: int, nodes: int, nodes_of:
 
     Args:
         ranks_per_node: number of consecutive ranks in a node.
-        nodes: number of nodes.
-        nodes_of: for each table, its nodes.
     """
     holders = tuple(
         tuple(node * ranks_per_node + rank for node in on for rank in range(ranks_per_node)) for on in nodes_of

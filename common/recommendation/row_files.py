@@ -90,7 +90,6 @@ def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored
 
     Args:
         folder: output folder, created if needed.
-        names: names of all tables.
         stores: stores to write; all of one dtype.
 
     Raises:
@@ -134,9 +133,6 @@ def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored
 
 def read(folder: Path, tables: Tables, stores: Sequence[Stored]) -> None:
     """Fill this rank's stores and states from the files of all ranks.
-
-    Args:
-        stores: stores to fill.
 
     Raises:
         CheckpointError: a file is missing, damaged or of other dtypes, rows are missing, or a number is not finite.

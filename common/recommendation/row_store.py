@@ -30,7 +30,6 @@ def fill(rows_RW: Tensor, table: int, table_rows: int, seed: int, shard: int = 0
 
     Args:
         rows_RW: output; row r is row ``shard`` + r ``shards`` of the table. fp64 rows get the fp32 values.
-        table: number of the table.
         table_rows: rows of the whole table.
         seed: seed of the run's tables, 0 ... 2**63 - 1.
         shard, shards: index of the shard and number of shards.
@@ -50,7 +49,6 @@ def fill_chosen(rows_RW: Tensor, table: int, table_rows: int, seed: int, row_R: 
     """Fill chosen rows of a table; see :func:`fill`.
 
     Args:
-        rows_RW: output.
         row_R: int64, row of the table for each row of ``rows_RW``.
 
     Raises:
@@ -103,7 +101,6 @@ class RowStore:
 
     Attributes:
         bases: for each shard, and then for each of ``frequent``, the index of its first row in the store.
-        rows_RW: the rows.
 
     Raises:
         ConfigError: the device lacks the memory.

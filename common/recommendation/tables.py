@@ -90,15 +90,12 @@ SITES = 1 << 10
 
 
 def synthetic_ids(tables: Tables, samples: int, distribution: Distribution, generator: torch.Generator) -> Tensor:
-    """Return random ids for all tables.
+    """Return random ids for all tables: int32 (B, L), on the CPU.
 
     Args:
         distribution: ``uniform``: all ids are independent. ``zipf``: the first id of a bag is skewed. The others are
             a uniform function of the first, as in the multi-hot set of DLRM-DCNv2.
         generator: generator on the CPU.
-
-    Returns:
-        int32 (B, L), on the CPU.
     """
     draw = _uniform if distribution == "uniform" else _skewed
     columns = [draw(table, number, samples, generator) for number, table in enumerate(tables.tables)]

@@ -88,8 +88,8 @@ def budget_of(log: ParsedLog, start: int, stop: int, ranks: Sequence[RankSteps])
     exposed = _length(evaluations) - hidden
     if hidden and not ranks:
         notes.append(
-            "evaluations that the log brackets within a training block count as hidden; an implementation that "
-            "leaves its block open while it evaluates looks the same"
+            "Evaluations inside a training block of the log count as hidden, even if the implementation only left "
+            "its block open while it evaluated."
         )
     data_wait, communication = _measured(ranks, training, notes)
     minutes = log.init_minutes
@@ -114,25 +114,25 @@ def _training(log: ParsedLog, evaluations: list[Interval], window: list[Interval
         if found:
             return found
     bracketed = log.all("block_start") or log.all("epoch_start")
-    what = "the log's blocks have no length" if bracketed else "the log brackets neither blocks nor epochs"
-    notes.append(f"{what}: all time outside of evaluations counts as training")
+    what = "The blocks of the log have no length" if bracketed else "The log has no blocks and no epochs"
+    notes.append(f"{what}. All time outside of evaluations counts as training.")
     return _without(window, evaluations)
 
 
 def _measured(ranks: Sequence[RankSteps], training: int, notes: list[str]) -> tuple[int | None, int | None]:
     """Return data wait and exposed communication, means over the ranks, together at most ``training``."""
     if not ranks:
-        notes.append("without metrics_rank*.jsonl the time of the training blocks cannot be divided")
+        notes.append("Without metrics_rank*.jsonl, the time of training cannot be divided further.")
         return None, None
     data_wait = min(training, round(_mean_sum(ranks, "data_wait_ms")))
     notes.append(
-        "data wait is the host's, averaged over the ranks; while it waits, a GPU may still be busy with the steps "
-        "before, so that it is an upper bound of the time lost"
+        "Data wait: time in which the host waited for data, mean over the ranks. A GPU may still compute earlier steps "
+        "during this time, so the lost time is at most this long."
     )
     if len(ranks) == 1 and not ranks[0].has("comm_wait_ms"):
         return data_wait, 0
     if not all(rank.has("comm_wait_ms") for rank in ranks):
-        notes.append("exposed communication was not measured in this run: it is part of compute")
+        notes.append("Exposed communication was not measured in this run. It is part of compute.")
         return data_wait, None
     return data_wait, min(training - data_wait, round(_mean_sum(ranks, "comm_wait_ms")))
 

@@ -38,7 +38,7 @@ def budget_card(lines: Sequence[Line]) -> Html:
         tag("div", *bars, class_=f"budget many{' crowd' if len(lines) > MANY_LINES else ''}") if many else bars[0],
         _legend(budgets[0]) if not many else _names(budgets),
         *(tag("p", note, class_="note") for note in dict.fromkeys(note for b in budgets for note in b.notes)),
-        tag("details", tag("summary", "Figures as a table"), _table(lines)),
+        tag("details", tag("summary", "Numbers as a table"), _table(lines)),
         class_="card",
     )
 
@@ -59,7 +59,7 @@ def _bar(budget: Budget, longest: int, many: bool) -> Html:
     said = "; ".join(f"{name} {duration(value)}" for name, value in budget.parts.items())
     bar = tag(
         "div", *parts, class_="bar", role="img", style=f"width:{100 * total / longest:.2f}%",
-        aria_label=f"Time budget: {said}; before the clock, init {_init(budget)}.",
+        aria_label=f"Time budget: {said}; before run_start, initialization {_init(budget)}.",
     )  # fmt: skip
     if not budget.hidden_evaluation:
         return bar
@@ -98,9 +98,9 @@ def _legend(budget: Budget) -> Html:
         hidden, whole = budget.hidden_evaluation, budget.hidden_evaluation + budget.evaluation
         share = tag("span", f" {_share(hidden, whole)} of all evaluation")
         items.append(
-            tag("li", _swatch("evaluation"), "evaluation hidden behind training ", tag("b", duration(hidden)), share)
+            tag("li", _swatch("evaluation"), "evaluation during training (hidden) ", tag("b", duration(hidden)), share)
         )
-    items.append(tag("li", tag("i"), "init, before the clock ", tag("b", _init(budget)), class_="init"))
+    items.append(tag("li", tag("i"), "initialization, before run_start ", tag("b", _init(budget)), class_="init"))
     return tag("ul", *items, class_="legend")
 
 
@@ -111,7 +111,7 @@ def _names(budgets: Sequence[Budget]) -> Html:
         known = [budget for budget in budgets if name in budget.parts]
         share = _share(sum(budget.parts[name] for budget in known), sum(budget.run for budget in known))
         items.append(tag("li", _swatch(name), f"{name} ", tag("span", share)))
-    items.append(tag("li", tag("i"), "init, before the clock", class_="init"))
+    items.append(tag("li", tag("i"), "initialization, before run_start", class_="init"))
     return tag("ul", *items, class_="legend")
 
 
@@ -127,7 +127,7 @@ def _table(lines: Sequence[Line]) -> Html:
         cells = [_cell(budget.parts.get(name), budget.run) for name in names]
         hidden = duration(budget.hidden_evaluation)
         rows.append((_whose(line), _init(budget), *cells, hidden, duration(budget.run)))
-    head = ("run", "init (untimed)", *names, "evaluation hidden (in training)", "run")
+    head = ("run", "initialization (not timed)", *names, "evaluation during training (hidden)", "run")
     return table(head, tuple(rows), "Time budget of each run")
 
 
@@ -158,7 +158,7 @@ def budget_picture(lines: Sequence[Line]) -> Picture:
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", visible=True)
-    axes.set_xlabel("minutes since run_start, by what they were spent on")
+    axes.set_xlabel("minutes since run_start, by activity")
     handles = [axes.barh(0, 0, color=colour) for colour in named.values()]
     axes.legend(handles, list(named), ncols=len(named), loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
     spent = "; ".join(

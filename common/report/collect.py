@@ -102,7 +102,6 @@ class Subject:
     """A run or a set of runs: one item of the report.
 
     Attributes:
-        name: short name.
         runs: runs in launch order; at least one.
         score: score of a set; None for a single run.
         left_out: sentences about runs of the set that could not be read or never started.

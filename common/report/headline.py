@@ -41,7 +41,7 @@ def _result_in_words(subject: Subject) -> str:
     if run.verdict.kind == "refused":
         return f"{minutes_of(run.minutes)} minutes, log refused"
     return {"success": f"target reached in {minutes_of(run.minutes)} minutes", "aborted": "target not reached"}.get(
-        run.status, "no end in the log"
+        run.status, "the log has no end"
     )
 
 
@@ -77,7 +77,7 @@ def _set_result(subject: Subject) -> Html:
 
 def _result(minutes: str | None, said: str, verdict: str, reasons: Sequence[str]) -> Html:
     time = tag("p", minutes or "no score", tag("small", "minutes") if minutes else None, class_="time")
-    chip = tag("span", verdict, class_=f"chip {TONES[verdict]}", title="what the log may claim")
+    chip = tag("span", verdict, class_=f"chip {TONES[verdict]}", title="verdict of mlperf-suite check on the log")
     more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
     listed = [*reasons[:MOST_REASONS], *more]
     return tag(
@@ -124,13 +124,13 @@ def _speed(runs: Sequence[ReportedRun]) -> dict[str, object]:
     times = step_times(np.concatenate(measured)) if measured else None
     found: dict[str, object] = {}
     if rates:
-        found["throughput, run"] = _with_unit(figure_of(float(np.mean(rates))), "samples/s")
+        found["mean throughput"] = _with_unit(figure_of(float(np.mean(rates))), "samples/s")
     if times is not None:
-        found["step, median"] = _with_unit(number(times.p50), "ms")
-        found["step, p99"] = _with_unit(number(times.p99), "ms")
+        found["median step time"] = _with_unit(number(times.p50), "ms")
+        found["step time, 99th percentile"] = _with_unit(number(times.p99), "ms")
     init = [run.budget.init for run in runs if run.budget.init is not None]
     if init:
-        found["init, untimed"] = duration(max(init))
+        found["initialization (not timed)"] = duration(max(init))
     return found
 
 
@@ -164,21 +164,24 @@ def comparison_table(subjects: Sequence[Subject]) -> Html:
                 subject.system or "not named",
                 *placing(subject),
                 f"{len(subject.runs)}",
-                *(speed.get(name, "not known") for name in ("throughput, run", "step, median", "step, p99")),
+                *(
+                    speed.get(name, "not known")
+                    for name in ("mean throughput", "median step time", "step time, 99th percentile")
+                ),
                 subject.log.global_batch,
                 _claim(subject),
             )
         )
     head = (
-        "result", "minutes", "system", "version", "division", "category, as logged", "chips", "runs", "throughput",
-        "step, median", "step, p99", "global batch", "claim",
+        "result", "minutes", "system", "version", "division", "category in the log", "chips", "runs", "throughput",
+        "median step time", "step time, 99th percentile", "global batch", "status",
     )  # fmt: skip
     versions = sorted({round_name(subject.rules.ruleset) for subject in subjects})
     note = f"All times are {UNVERIFIED}. One run is never a score."
     if len(versions) > 1:
         note += f" The rules of {' and '.join(versions)} set the same targets for this benchmark."
     return tag(
-        "section", tag("h2", "Side by side"), table(head, tuple(rows), "Comparison"), tag("p", note, class_="note"),
+        "section", tag("h2", "Comparison"), table(head, tuple(rows), "Results"), tag("p", note, class_="note"),
         class_="card",
     )  # fmt: skip
 

@@ -134,11 +134,13 @@ def _progress(run: ReportedRun, samples: Floats) -> Floats:
 def _learning_caption(run: ReportedRun, with_loss: bool) -> str:
     parts = []
     if run.log.other_data and not run.targets:
-        parts.append("The data are not the benchmark's, and the log does not name the run's target, so none is drawn.")
+        parts.append(
+            "No target is drawn: the data are not those of the benchmark, and the log does not have the run's target."
+        )
     if with_loss:
-        parts.append("Loss: mean, and where steps are too many to draw, the band from lowest to highest.")
+        parts.append("Loss: with many steps, the line is the mean of neighbouring steps, and the band their range.")
     else:
-        parts.append("Neither metrics nor the log tell the training loss.")
+        parts.append("Neither the metrics nor the log contain the training loss.")
     return " ".join(parts)
 
 

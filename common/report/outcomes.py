@@ -31,7 +31,6 @@ def times(subject: Subject, number: int = 0) -> Picture:
     """Return the picture with the time of each run of a set, and the score. Runs that do not count are pale.
 
     Args:
-        subject: set of runs.
         number: number of the set on the page, from 1; 0 for the only set.
     """
     score = subject.score
@@ -69,14 +68,18 @@ def times(subject: Subject, number: int = 0) -> Picture:
     axes.set_ylabel("minutes")
     axes.margins(y=0.15)
     failed = any(run.verdict.minutes is None for run in subject.runs)
-    dropped = "Pale: left out by olympic scoring, or not chosen. " if chosen else ""
+    dropped = (
+        "Pale: runs that do not count, because the olympic mean drops the fastest and slowest, or others were chosen. "
+        if chosen
+        else ""
+    )
     return Picture(
         name=f"times_{number}" if number else "times",
         title=f"Times of the runs of {subject.name}" if number else "Times of the runs",
         alt=f"Bars of the times of {len(subject.runs)} runs, from {minutes_of(min(r.minutes for r in subject.runs))} "
         f"to {minutes_of(max(r.minutes for r in subject.runs))} minutes.",
         figure=figure,
-        caption=dropped + ("Red: did not converge, or refused." if failed else ""),
+        caption=dropped + ("Red: runs that did not converge, or whose log is refused." if failed else ""),
         head=("run", "minutes", "status", "in the score"),
         rows=tuple(rows),
     )
@@ -156,21 +159,25 @@ def convergence(lines: Sequence[Line]) -> Picture | str:
         for name, values, _ in named
         if values
     ]
-    caption = "The batch is beyond all reference points: there is no limit."
+    caption = "The global batch is larger than that of all reference points, so there is no limit."
     if bounds is not None:
         left = axes.get_xlim()[0]
         axes.axvspan(min(left, bounds.limit), bounds.limit, color=COLOURS["target"], alpha=0.10, linewidth=0)
         axes.axvline(bounds.limit, color=COLOURS["target"], linewidth=1.3)
         axes.axvline(bounds.mean, color=COLOURS["ink"], linewidth=1.2, linestyle=(0, (5, 3)))
-        how = {"exact": "at this batch", "interpolated": "interpolated", "smallest": "of the smallest batch"}
+        how = {
+            "exact": "at this batch",
+            "interpolated": "interpolated for this batch",
+            "smallest": "at the smallest batch",
+        }
         caption = (
-            f"Dashed: olympic mean of the reference of {round_name(first.rules.ruleset)} {how[bounds.found]}, "
-            f"{bounds.mean:.5g}. Red: a set whose mean is "
-            f"below {bounds.limit:.5g} converges faster than chance allows and is refused."
+            f"Dashed: olympic mean of the reference convergence points of {round_name(first.rules.ruleset)} "
+            f"{how[bounds.found]}, {bounds.mean:.5g}. Red: a set whose mean is "
+            f"below {bounds.limit:.5g} converges faster than is plausible and is refused."
         )
     return Picture(
         name="convergence",
-        title="Convergence beside the reference (RCP)",
+        title="Convergence compared with the reference",
         alt=f"Dots of the {plural(first.rules.unit)} to the target: {sum(len(r.counts) for r in reference)} of the "
         f"reference's runs and {sum(map(len, ours.values()))} of these. {caption}",
         figure=figure,
@@ -229,7 +236,7 @@ def beside_published(subjects: Sequence[Subject]) -> Picture | str:
     rows = tuple(_published_row(minutes, what) for _, minutes, what in bars)
     return Picture(
         name="published",
-        title="Beside published results",
+        title="Comparison with published results",
         alt=f"Minutes to train: {len(own)} of this report, unverified, and {len(found)} published results.",
         figure=figure,
         caption="Blue: this report, unverified, not verified by MLCommons Association; one run is never a score. "

@@ -86,13 +86,13 @@ def _draw(subjects: Sequence[Subject], lines: Sequence[Line]) -> list[tuple[str,
     drawn: list[tuple[str, Content]] = []
     drawn += [("", learning(lines, "time")), ("", learning(lines, "progress"))]
     rate = throughput(lines)
-    drawn.append(("Throughput", rate or "Neither metrics nor the log tell the throughput."))
-    drawn.append(("Step times", steps(lines) or "There are no metrics of single steps (metrics_rank*.jsonl)."))
+    drawn.append(("Throughput", rate or "Neither the metrics nor the log contain the throughput."))
+    drawn.append(("Step times", steps(lines) or "There are no step metrics (metrics_rank*.jsonl)."))
     sets = [subject for subject in subjects if len(subject.runs) > 1]
     drawn += [("", outcomes.times(subject, index if len(sets) > 1 else 0)) for index, subject in enumerate(sets, 1)]
     if not subjects[0].other_data:  # otherwise the banner states that nothing is compared
-        drawn.append(("Convergence beside the reference (RCP)", outcomes.convergence(lines)))
-        drawn.append(("Beside published results", outcomes.beside_published(subjects)))
+        drawn.append(("Convergence compared with the reference", outcomes.convergence(lines)))
+        drawn.append(("Comparison with published results", outcomes.beside_published(subjects)))
     return drawn
 
 
@@ -113,11 +113,11 @@ def _not_drawn(drawn: Sequence[tuple[str, Content]]) -> Html | None:
     if not reasons:
         return None
     items = (join(tag("dt", heading), tag("dd", reason)) for heading, reason in reasons)
-    return tag("section", tag("h2", "Not drawn"), tag("dl", *items, class_="absent"), class_="card")
+    return tag("section", tag("h2", "Missing pictures"), tag("dl", *items, class_="absent"), class_="card")
 
 
 def _quality_card(time: Picture, progress: Picture) -> Html:
-    choices = [("time", "by time", True), ("progress", f"by {progress.head[3]}", False)]
+    choices = [("time", "over time", True), ("progress", f"over {progress.head[3]}", False)]
     radios = [
         tag(
             "label",
@@ -153,7 +153,7 @@ def _figures_as_table(picture: Picture) -> Html | None:
     if not picture.rows:
         return None
     return tag(
-        "details", tag("summary", "Figures as a table"), table(picture.head, picture.rows, f"{picture.title}: figures")
+        "details", tag("summary", "Numbers as a table"), table(picture.head, picture.rows, f"{picture.title}: numbers")
     )
 
 
@@ -162,7 +162,7 @@ def _top(subjects: Sequence[Subject], title: str) -> list[Html]:
     versions = sorted({round_name(subject.rules.ruleset) for subject in subjects})
     usage = "MLPerf HPC" if first.rules.usage == "hpc" else "MLPerf Training"
     other_data = subjects[0].other_data  # the same for all subjects, otherwise they are not comparable
-    division = "of no division" if other_data else f"{first.log.division} division"
+    division = "no division" if other_data else f"{first.log.division} division"
     eyebrow = f"{first.rules.benchmark} under the rules of {usage} {', '.join(versions)}, {division}"
     banner = None
     if other_data:
@@ -174,8 +174,8 @@ def _top(subjects: Sequence[Subject], title: str) -> list[Html]:
 
 def _footer(subjects: Sequence[Subject]) -> list[Html]:
     said = [
-        f"Times and scores of this page are {UNVERIFIED}.",
-        "Made by mlperf-suite report; the page is complete in itself and loads nothing.",
+        f"Times and scores on this page are {UNVERIFIED}.",
+        "Written by mlperf-suite report. The page is one file and loads nothing from the network.",
     ]
     if any(run.log.resumed for subject in subjects for run in subject.runs):
         said.insert(0, "A resumed run is not scored.")
@@ -219,7 +219,7 @@ def settings_card(subject: Subject) -> Html:
     settings = tuple(settings_of(subject.log).items())
     return tag(
         "section",
-        tag("h2", f"Behind {subject.name}"),
+        tag("h2", f"Details of {subject.name}"),
         table(head, runs, "Runs"),
         *(tag("p", text, class_="note") for text in subject.left_out),
         tag("details", tag("summary", "Settings in the log"), table(("key", "value"), settings, "Settings in the log")),
@@ -239,9 +239,9 @@ def differences_card(subjects: Sequence[Subject]) -> Html:
     what = (
         table(("key", *(subject.name for subject in subjects)), rows, "Settings that differ")
         if rows
-        else tag("p", "The logs name the same settings.", class_="note")
+        else tag("p", "The logs have the same settings.", class_="note")
     )
-    return tag("section", tag("h2", "What differs in the settings"), what, class_="card")
+    return tag("section", tag("h2", "Settings that differ"), what, class_="card")
 
 
 def _shown(value: object) -> str:

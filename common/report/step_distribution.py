@@ -25,10 +25,10 @@ def steps(lines: Sequence[Line]) -> Picture | None:
     figure, (axes,) = new_figure(WIDTH, [3.0])
     if len(boxes) > MANY_RANKS:
         _percentile_bands(axes, boxes)
-        how = "Line: median; band: 1st to 99th percentile"
+        how = "Line: median. Band: 1st to 99th percentile"
     else:
         _draw_boxes(axes, boxes)
-        how = "Box: middle half; line: median; whiskers: 1st and 99th percentile"
+        how = "Box: 25th to 75th percentile. Line: median. Whiskers: 1st and 99th percentile"
     axes.set_ylabel("step time, ms")
     axes.set_xlabel("rank" if one_run else "")
     axes.margins(y=0.14)
@@ -43,7 +43,7 @@ def steps(lines: Sequence[Line]) -> Picture | None:
     )
     return Picture(
         name="step_times",
-        title="Step times over ranks" if one_run else "Step times",
+        title="Step times of the ranks" if one_run else "Step times",
         alt=f"Distribution of step times in milliseconds of {len(boxes)} {'ranks' if one_run else 'runs'}. {said}",
         figure=figure,
         caption=f"{how}. {said}",
@@ -116,5 +116,5 @@ def slowest(run: ReportedRun) -> str:
     excess = own[worst] / float(np.median(list(own.values()))) - 1
     what = "without communication " if measured else ""
     if excess < 0.005:
-        return f"No rank stands out: median step times {what}are within 0.5 % of one another's middle."
-    return f"Slowest: rank {worst}, whose median step {what}is {excess:.1%} longer than the middle rank's."
+        return f"No rank stands out: median step times {what}differ by less than 0.5 % from their median."
+    return f"Slowest: rank {worst}, whose median step {what}is {excess:.1%} longer than that of the median rank."

@@ -55,11 +55,11 @@ def throughput(lines: Sequence[Line]) -> Picture | None:
     legend(axes[0], lines)
     measured = all(line.run.ranks for line in drawn)
     caption = (
-        "Training samples done in each part of the time, pauses included; shaded: evaluation; dotted: the run's mean."
+        "Training samples per second, pauses included. Shaded: evaluation. Dotted: mean of the run."
         if measured and len(drawn) == 1
-        else "Training samples done in each part of the time, pauses included."
+        else "Training samples per second, pauses included."
         if measured
-        else "As the log says, in whatever unit its program counts."
+        else "Throughput as in the log, in the unit of the program that wrote it."
     )
     return Picture(
         name="throughput",
@@ -68,7 +68,7 @@ def throughput(lines: Sequence[Line]) -> Picture | None:
         + (", with " + ", ".join(READINGS[name] for name in readings) if readings else "") + ".",
         figure=figure,
         caption=caption + (" Power and clocks: mean over the ranks' GPUs." if readings else ""),
-        head=("run", "mean of the run", "lowest part", "median", "highest"),
+        head=("run", "mean", "lowest", "median", "highest"),
         rows=tuple(rows),
     )  # fmt: skip
 

@@ -69,7 +69,6 @@ def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = N
     """Return forward and backward passes over micro-batches that add up the gradients.
 
     Args:
-        loss: forward pass and loss of one micro-batch.
         loss_scale: factor on the loss before the backward pass. The optimizer that divides by it must have it too.
 
     Returns:

@@ -81,11 +81,11 @@ def _convergence(scored: ResultScore, rules: Rules) -> list[str]:
     if reference is not None:
         found = {"exact": "", "interpolated": ", interpolated", "smallest": ", of the smallest RCP batch"}
         lines.append(
-            f"  RCP at this batch{found[reference.found]}: mean {reference.mean:.8g}, smallest acceptable mean "
-            f"{reference.limit:.8g} {rules.unit}"
+            f"  reference convergence point (RCP) at this batch{found[reference.found]}: mean {reference.mean:.8g}, "
+            f"smallest acceptable mean {reference.limit:.8g} {rules.unit}"
         )
     elif scored.window is not None:
-        lines.append("  RCP: mlperf-logging has none for this batch")
+        lines.append("  mlperf-logging has no reference convergence point (RCP) for this batch")
     if scored.factor is not None:
         lines.append(f"  RCP normalisation factor: {scored.factor:.4f}")
     return lines

@@ -147,7 +147,6 @@ class PipelineRunner:
 
     Args:
         pipeline: a ``nvidia.dali.Pipeline`` with dense outputs (all samples have the same shape).
-        names: name of each output.
         dtypes: required dtype of each output; DALI has no bfloat16.
         path: the file that the pipeline reads, for messages.
     """

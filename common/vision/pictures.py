@@ -166,7 +166,6 @@ class Transform(ABC):
 
     Attributes:
         shape: H, W, C of the result.
-        dtype: its dtype.
         neutral: DALI's inputs for a picture without augmentation, if training needs such inputs.
         largest: width and height, px, for which DALI's decoder allocates memory before training.
         padding_bytes: size of nvJPEG's device and pinned buffers, which are allocated before training.
@@ -195,7 +194,6 @@ class Transform(ABC):
 
         Args:
             dali: the module ``nvidia.dali``.
-            picture: node of the decoded pictures.
             numbers: node of their numbers, fp32, in training if ``neutral`` is not empty; otherwise None.
         """
         raise NotImplementedError

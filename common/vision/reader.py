@@ -34,7 +34,6 @@ class PictureData(ABC, Generic[Facts, Reader]):
 
     Args:
         facts: the workload's dataset constants.
-        reader: options of the reader.
     """
 
     def __init__(self, facts: Facts, reader: Reader, dtype: torch.dtype) -> None:
@@ -145,7 +144,6 @@ class CachedSource:
 
     Args:
         source: source of the batches, which is closed after this evaluation.
-        device: device for the cached batches.
     """
 
     def __init__(self, source: EvalSource, device: torch.device) -> None:

@@ -28,7 +28,6 @@ def scatter(pieces: Iterable[Sequences], slots: NDArray[np.int32], boundaries: N
     A group is ordered by position. The file stores the positions too, because :func:`gather` merges the parts by them.
 
     Args:
-        pieces: sequences of the part.
         slots: [N], position of each sequence in the whole set; -1 omits the sequence.
         boundaries: [shards + 1], first position of each shard, and the end of the last shard.
         path: output file. ``path`` plus ``.index.npy`` is its index: int64, the offsets of the groups in bytes

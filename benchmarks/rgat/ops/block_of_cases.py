@@ -64,8 +64,6 @@ def block_of_cases(
     """Return a block with the capacities of training. Waits for the device.
 
     Args:
-        device: device of the graph and of the block.
-        seeds: number of seeds.
         papers: papers of the graph.
         fanouts: edges of each relation that a node draws, by hop.
 

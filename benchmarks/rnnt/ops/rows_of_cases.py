@@ -35,7 +35,6 @@ class CaseRows(NamedTuple):
     """A synthetic micro-batch.
 
     Attributes:
-        rows: positions of its rows.
         used: number of rows that exist.
     """
 
@@ -49,7 +48,6 @@ def case_rows(utterances: int | Sequence[tuple[int, int]], device: torch.device)
     Args:
         utterances: number of utterances, with the lengths of LibriSpeech, the longest first, and the capacity of
             training; or the frames and tokens of each utterance.
-        device: device of the tensors.
     """
     if isinstance(utterances, int):
         lengths = real_lengths(utterances, FACTS, np.random.default_rng(SEED))

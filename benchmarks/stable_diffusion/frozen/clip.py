@@ -25,7 +25,6 @@ class ClipTransformer(nn.Module):
 
     Args:
         width: features per token, W.
-        layers: number of blocks.
         heads: heads per attention.
         mlp: hidden features of an MLP.
         causal: whether tokens attend only to themselves and earlier tokens.
@@ -160,13 +159,10 @@ class VisionTower(nn.Module):
         freeze(self)
 
     def pooled(self, pixels_N3HW: Tensor) -> Tensor:
-        """Return the features of the class token after all blocks and the last norm.
+        """Return the features of the class token after all blocks and the last norm: (N, W) in the network's dtype.
 
         Args:
             pixels_N3HW: normalised, in the network's dtype, H = W = ``sizes.resolution``.
-
-        Returns:
-            (N, W) in the network's dtype.
         """
         patches_NSW = self.conv1(pixels_N3HW).flatten(2).mT
         first_N1W = self.class_embedding.expand(patches_NSW.shape[0], 1, -1)

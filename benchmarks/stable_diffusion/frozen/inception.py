@@ -60,13 +60,10 @@ class Inception(Inception3):
         freeze(self)
 
     def features(self, images_N3HW: Tensor) -> Tensor:
-        """Return the features of pictures.
+        """Return the features of pictures: (N, F) in the network's dtype.
 
         Args:
             images_N3HW: in [0, 1], of any size, floating-point; they are resized in float32.
-
-        Returns:
-            (N, F) in the network's dtype.
         """
         size = (self.resolution, self.resolution)
         resized = F.interpolate(images_N3HW.float(), size=size, mode="bilinear", align_corners=False)

@@ -101,7 +101,6 @@ class RawCorpus:
 
     Attributes:
         files_of: name of each part to its text files, in order, or to its pair of files.
-        parts: the parts to prepare.
         tokenizer: the tokenizer's file; None if the raw data are pairs.
         synthetic: description of synthetic data; None for the benchmark's data.
     """

@@ -74,11 +74,7 @@ class SampleIndex:
 
 
 def epochs_for(rows: int, tokens: int, row_length: int, extra_token: int) -> int:
-    """Return the number of epochs of ``tokens`` tokens that give at least ``rows`` rows of ``row_length`` tokens.
-
-    Args:
-        tokens: tokens of one epoch.
-    """
+    """Return the number of epochs of ``tokens`` tokens that give at least ``rows`` rows of ``row_length`` tokens."""
     return max(1, -(-(rows * row_length + extra_token) // tokens))
 
 

@@ -130,7 +130,6 @@ class RowStream:
     replicas read the same rows as one replica that accumulates N micro-batches.
 
     Attributes:
-        mine: this replica's micro-batches.
         consumed: number of rows that an earlier training has used.
     """
 
@@ -187,7 +186,6 @@ def train_source(
     """Return the training micro-batches of one replica; a damaged row raises :class:`common.errors.DataError`.
 
     Args:
-        rows: rows to train on.
         stream: selects the rows of this replica.
         eval_samples: rows of the evaluation.
         synthetic: whether the data are synthetic.

@@ -60,7 +60,6 @@ class ColumnParallelLinear(nn.Module):
         in_features: number of inputs, I.
         parts: output columns of all ranks in each part that is sharded separately: ``(O,)``, or those of query, key and
             value (:func:`common.distributed.tensor_parallel.ranks.qkv_parts`).
-        parallel: ranks that share the layer.
         adapter: low-rank adapter; None for no adapter.
         device, dtype: device and dtype of the parameters, which are not initialised.
 
@@ -108,7 +107,6 @@ class ColumnParallelLinear(nn.Module):
         """Return this rank's output columns (T, o) for all tokens. Collective.
 
         Args:
-            x_sI: tokens of this rank.
             rows_T: indices of all tokens within the micro-batch, for ``dropout``; None for 0 ... T - 1.
         """
         y_To: Tensor = _GatheredProduct.apply(x_sI, self.weight, self._products, self._parallel)

@@ -58,7 +58,6 @@ def both_directions(
         forward: function that enqueues the forward pass.
         inputs: tensors that get a gradient, in addition to the parameters.
         norms: parameters and running statistics.
-        gradients: gradients of the results.
         readers: indices of the results whose gradients the backward pass starts from.
         moved: bytes moved by the forward pass and by the backward pass.
     """

@@ -35,7 +35,6 @@ class Task(NamedTuple):
 
     Attributes:
         package: ``package:NAME`` of the operation.
-        case: name of the case.
         implementation: ``reference``, ``compiled``, or the name of a faster implementation.
     """
 

@@ -110,7 +110,6 @@ def climb(now: Tile, time_of: Callable[[Tile], float]) -> dict[Tile, float]:
     """Go from a tile to its fastest neighbour until no neighbour is faster.
 
     Args:
-        now: first tile.
         time_of: function that returns milliseconds with a tile; infinity if the kernel cannot run with it.
 
     Returns:

@@ -61,15 +61,12 @@ class BiasGelu(NamedTuple):
 def bias_gelu_reference(
     x_TF: Tensor, bias_F: Tensor, *, fp8: Scaling | None = None, handover: Handover | None = None
 ) -> Tensor | Fp8Tensor:
-    """Return ``gelu(x + bias)`` with autograd.
+    """Return ``gelu(x + bias)`` with autograd: (T, F), dtype of ``x_TF``, or e4m3.
 
     Args:
         x_TF: result of a matrix product without bias.
         fp8: scale of a result in e4m3; None for a result in the dtype of ``x_TF``.
         handover: receives the gradient of ``x_TF`` in e5m2 if it has a scale.
-
-    Returns:
-        (T, F), dtype of ``x_TF``, or e4m3.
     """
     y_TF = F.gelu(widened(x_TF, handover) + widen(bias_F), approximate="tanh")
     if fp8 is None:

@@ -34,7 +34,6 @@ def passes(
     Inputs and weights are small integers, and biases are integers plus 0.5; rounding never changes a result's sign.
 
     Args:
-        height, width: height and width of the result.
         bias: ``trained``, ``frozen``, or ``all frozen`` if no parameter is trained.
     """
     memory = torch.channels_last if channels_last else torch.contiguous_format

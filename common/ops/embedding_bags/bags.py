@@ -54,7 +54,6 @@ class Bags:
 
     Args:
         bags: at least one bag, in the order of their vectors.
-        device: device of the store.
 
     Raises:
         ValueError: there are no bags, or too many rows for int32 indices.

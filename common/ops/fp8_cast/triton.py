@@ -84,7 +84,6 @@ def output(
 
     Args:
         like: tensor with T rows; its dtype is that of ``half``.
-        columns: columns of the output.
         dtype: ``E4M3`` or ``E5M2``.
         scaling: scale of the FP8 format; None for an output without FP8.
         half: whether the output has the format ``half``.

@@ -72,7 +72,6 @@ def dropped_norm_reference(
 
     Args:
         residual_TE, inverse_rms_T: residual and moments of :class:`common.ops.row_norm.Normed`.
-        weight_E: weight of the norm.
 
     Returns:
         (T, E), dtype of the residual. The norm's result is first rounded to this dtype, as in the forward pass.

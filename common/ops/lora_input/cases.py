@@ -26,7 +26,6 @@ def passes(
     """Make the passes of all functions.
 
     Args:
-        rank: rank of the adapter.
         p: dropout probability.
         columns_total: columns of the whole tensor, of which x is a part; 0 if x is the whole tensor.
         column_offset: first column of x in the whole tensor.

@@ -9,16 +9,13 @@ from torch import Tensor
 
 
 def words(index: Tensor, seed: Tensor, site: int | Tensor = 0) -> Tensor:
-    """Return the hash of each index.
+    """Return the hash of each index: int32 with the 32 bits of the hash, in the broadcast shape.
 
     Args:
         index: integers, 0 ... 2**32 - 1.
         seed: int64, on the device of ``index``; broadcasts with it.
         site: number of the caller's site, not negative; different sites have different bits. A tensor on the same
             device broadcasts too.
-
-    Returns:
-        int32 with the 32 bits of the hash, in the broadcast shape.
     """
     if isinstance(site, Tensor):
         number = (site.long() * 0x9E3779B9 + 1).to(torch.int32)

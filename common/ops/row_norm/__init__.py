@@ -123,7 +123,6 @@ def backward_reference(
     Args:
         dy_TE: gradient of y; contiguous.
         residual_TE, moments: results of the forward pass, see :class:`Normed`.
-        weight_E: weight of the norm.
         d_residual_TE: gradient of the sum from its other consumers, which is added; None for none; contiguous.
         fp8: scale of the result in e5m2; None for no FP8.
         frozen_scales: leave the scale as it is.

@@ -56,7 +56,6 @@ def _rows(name: str, mean: bool, read: Sequence[Tensor | None]) -> tuple[tuple[i
     """Return the grid and the constants of a pass over whole rows.
 
     Args:
-        name: name of the pass.
         mean: True for LayerNorm, False for RMSNorm.
         read: matrices (T, E) whose whole rows a program reads; the first is not None. If shared memory is too small
             for the rows in flight, the pass has fewer stages.

@@ -69,7 +69,6 @@ class _Shape(NamedTuple):
     Attributes:
         device: index of the GPU.
         outputs, inputs, tokens: O, I, T.
-        x, dy, gradient: dtypes.
         alignments: alignment of x, dy and gradient in bytes.
     """
 

@@ -94,7 +94,6 @@ def check_rows(
     """Check that labels, dense features and ids of a prepared file are valid. Reads the whole file.
 
     Args:
-        rows: number of rows of the file.
         table_rows, hotness: rows and ids per sample of each table.
         remedy: what to do about a wrong row, for messages.
 

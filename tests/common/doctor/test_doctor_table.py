@@ -60,16 +60,16 @@ def test_many_units_become_a_spread_and_the_rows_that_are_named():
 
 
 def test_an_empty_job_is_a_verdict_alone():
-    assert lines([]) == ["title", "", "FIT: 0 figures read, 0 could not be, 0 failed"]
+    assert lines([]) == ["title", "", "FIT: 0 values read, 0 not available, 0 failed"]
 
 
 @pytest.mark.parametrize(
     ("findings", "verdict"),
     [
-        ([], "FIT: 1 figure read, 1 could not be, 1 failed"),
-        ([("note", False)], "FIT: 1 figure read, 1 could not be, 1 failed"),
-        ([("bad", True)], "UNFIT: 1 finding; 1 figure read, 1 could not be, 1 failed"),
-        ([("bad", True), ("worse", True)], "UNFIT: 2 findings; 1 figure read, 1 could not be, 1 failed"),
+        ([], "FIT: 1 value read, 1 not available, 1 failed"),
+        ([("note", False)], "FIT: 1 value read, 1 not available, 1 failed"),
+        ([("bad", True)], "UNFIT: 1 finding; 1 value read, 1 not available, 1 failed"),
+        ([("bad", True), ("worse", True)], "UNFIT: 2 findings; 1 value read, 1 not available, 1 failed"),
     ],
 )
 def test_the_last_line_is_the_verdict(findings, verdict):

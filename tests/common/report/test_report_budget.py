@@ -81,13 +81,13 @@ def test_epochs_stand_in_for_blocks(tmp_path):
 def test_without_blocks_and_epochs_all_but_evaluation_is_training(tmp_path):
     found = budget(tmp_path, [*before_the_clock(), *bracket("eval", 50, 60)], 100, ranks=False)
     assert (found.compute, found.evaluation, found.other) == (90_000, 10_000, 0)
-    assert any("neither blocks nor epochs" in note for note in found.notes)
+    assert any("no blocks and no epochs" in note for note in found.notes)
 
 
 def test_without_metrics_the_page_says_what_is_not_known(tmp_path):
     found = budget(tmp_path, resnet_run(), 649, ranks=False)
     assert list(found.parts) == ["training, undivided", "evaluation", "other"]
-    assert any("without metrics" in note for note in found.notes)
+    assert any("Without metrics" in note for note in found.notes)
 
 
 def test_unmeasured_communication_is_called_a_part_of_compute(tmp_path):

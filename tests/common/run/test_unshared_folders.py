@@ -160,8 +160,8 @@ def _no_data(folder: Path) -> None:
             "n2: --output-dir is shared with rank 0: a file that rank 0 wrote",
         ),
         (("--output-dir", "/proc/1/none"), lambda folder: None, "rank 0, on n1, cannot write into /proc/1/none: "),
-        (("--data-dir", "data"), _own_data, "what --data-dir holds differs: manifest "),
-        (("--data-dir", "data"), _no_data, "n2: what --data-dir holds: data is empty"),
+        (("--data-dir", "data"), _own_data, "content of --data-dir differs: manifest "),
+        (("--data-dir", "data"), _no_data, "n2: content of --data-dir: data is empty"),
     ],
     ids=["output", "unwritable-output", "other-data", "no-data"],
 )

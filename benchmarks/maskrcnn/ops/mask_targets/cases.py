@@ -29,10 +29,8 @@ def passes(
     """Make the forward pass. Objects are chosen at random, so that none is in a cache. RoIs without an object hold NaN.
 
     Args:
-        rois: number of RoIs.
         size: height and width of a target, in pixels.
         used: fraction of the RoIs that have an object.
-        capacity: capacity of the polygon table.
         jagged: whether outlines are random points and objects have random numbers of parts. Otherwise they are discs.
         still: whether pictures have their published size and are not mirrored, and points lie at multiples of half a
             RoI pixel, where rounding has ties.

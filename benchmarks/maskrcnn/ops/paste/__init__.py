@@ -84,7 +84,6 @@ def find_runs(
     """Return the run lengths of all detections in their whole pictures. Waits once for the device: for the sum of runs.
 
     Args:
-        paste: implementation.
         threshold: probability above which a pixel belongs to the object.
         probability_DSS, boxes_D4, size_D2, there_D: see :class:`Masks`; detections of any number of pictures.
     """

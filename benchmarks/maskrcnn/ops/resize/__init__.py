@@ -68,7 +68,7 @@ def resize_reference(
     shape: tuple[int, int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the batch of resized pictures.
+    """Return the batch of resized pictures: (B, 3, H, W), blue first, channels_last.
 
     Args:
         pixels_BSS3: uint8 levels, red first; each picture at the top left of its slot.
@@ -77,10 +77,6 @@ def resize_reference(
         mirrored_B: bool, whether a picture is mirrored left to right.
         mean: mean levels of blue, green and red.
         shape: H and W.
-        dtype: dtype of the result.
-
-    Returns:
-        (B, 3, H, W), blue first, channels_last.
     """
     height, width = shape
     columns = taps_of(width, decoded_size_B2[:, 1], size_B2[:, 1], mirrored_B)

@@ -179,7 +179,6 @@ def forward_reference(
     Args:
         z_MD: projected rows.
         source_term_MA, target_term_TA: terms of the logits, fp32.
-        bias_RD: biases of the relations.
         level: level of the rows, 1 to H.
         slope: slope of the leaky ReLU of the logits, 0 to 1.
         activation_slope: slope of the leaky ReLU of the result; None: no leaky ReLU.

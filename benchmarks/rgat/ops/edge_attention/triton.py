@@ -35,7 +35,6 @@ class ByKind(NamedTuple):
             the targets of the level.
         partials: [R, 3]: first program of a relation, distance to its next one, number of its programs; for summing
             their partial results.
-        programs: number of programs.
     """
 
     kinds: Tensor
@@ -51,8 +50,6 @@ class ByRelation(NamedTuple):
         relations: [R, 9]: first program; index of the relation; its offset in edges, in ``row_indptr``, in the rows
             of the level and in chunks; first output node of its target type; indices of its row count and edge count
             in ``SampledBlock.counts``. Relations with the most edges per row come first.
-        programs: number of programs.
-        chunks: chunks of all relations.
     """
 
     relations: Tensor
@@ -75,7 +72,6 @@ def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, eac
 
     Args:
         level: level of the rows.
-        device: device of the tables.
         nodes: nodes per program.
         each_relation: whether every relation into a type has separate programs; those with the same nodes are
             neighbours.
@@ -107,8 +103,6 @@ def by_relation(
     """Return programs with ``rows`` rows of a relation at ``level`` each, or with ``group`` chunks of ``row_edges``.
 
     Args:
-        level: level of the rows.
-        device: device of the tables.
         chunk: entries per chunk.
         rows, group: rows or chunks per program; exactly one of them is given.
     """

@@ -29,7 +29,6 @@ class ShardedRows:
 
     Attributes:
         shards: [S], uint8, [rows, B]; each in memory that the device can read.
-        rows_per_shard: rows of each type in a shard.
         first_rows: offset of each type's rows in a shard.
         device: device that gathers.
 

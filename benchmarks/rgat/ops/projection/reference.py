@@ -142,7 +142,6 @@ def weight_gradient_reference(
     Args:
         x_NK, block, level: see :func:`project_reference`; the inputs are converted to the dtype of ``dz_MD``.
         dz_MD: gradient of z, including the gradient through the source term; unfilled rows may be undefined.
-        out_dtype: dtype of the result.
 
     Returns:
         (R, K, D); zeros for relations without rows.

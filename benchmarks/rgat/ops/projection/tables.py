@@ -28,7 +28,6 @@ class Tiles(NamedTuple):
     Attributes:
         table: [tiles, 2]: the part (a relation or type), and its first row or node.
         firsts: first tile of each part.
-        of_part: number of tiles of each part.
     """
 
     table: Tensor

@@ -130,7 +130,6 @@ def features_reference(
         frames: T, the maximum over all utterances.
         columns: F, at least ``facts.splice * facts.mel_filters``; further columns are zero.
         augmented: whether to apply SpecAugment's masks.
-        dtype: dtype of the features.
         precision: dtype of the computation: fp32, or fp64 for comparisons.
 
     Returns:
@@ -222,7 +221,6 @@ def sounding(signal_BN: Tensor, samples_B: Tensor, facts: AudioFacts) -> tuple[T
 
     Args:
         signal_BN: the utterances, zero beyond their ends.
-        samples_B: samples of each utterance.
     """
     window, samples = facts.silence_window, signal_BN.shape[1]
     power_BN = torch.nn.functional.pad(signal_BN.double().square().cumsum(1), (1, window))
@@ -300,7 +298,6 @@ def masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> t
     the number of features, or for masks over frames the length of the longest utterance of the micro-batch.
 
     Args:
-        length_B: frames of each utterance.
         frames: upper bound of the frames.
     """
     count, device = facts.freq_masks + facts.time_masks, seed_B.device

@@ -59,7 +59,6 @@ def forward_reference(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: D
     Args:
         f_SBH: the encoder's part, for each frame.
         g_NBH: the prediction network's part, for each token position 0 ... U: N = U + 1.
-        rows: layout of the rows.
         dropout: dropout; row r of the result has the bits of elements r * H ... r * H + H - 1.
 
     Returns:

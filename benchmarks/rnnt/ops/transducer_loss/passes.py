@@ -217,7 +217,6 @@ def joint_loss(
         joint, loss: implementations.
         weight_VH, bias_V: last layer of the joint network, whose last class is blank.
         tokens_BU: integers, 0 ... V - 2; not read beyond an utterance's length.
-        rows: layout of the rows.
         dropout: dropout of the joint network's hidden layer.
         parts: number of parts of the rows; logits exist for one part at a time.
 

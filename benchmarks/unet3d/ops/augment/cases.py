@@ -29,7 +29,6 @@ def passes(
     """Return the forward pass. Each crop has a different position in its volume.
 
     Args:
-        samples: number of crops.
         volume: (D, H, W) of every volume.
         size: (D, H, W) of every crop.
         noisy: number of crops with noise, which come first.

@@ -14,11 +14,7 @@ CHUNK = 1 << 24
 
 
 class Numbering:
-    """Numbers of raw categories. Needs 8 bytes for each different category.
-
-    Args:
-        first_id: number of the first category.
-    """
+    """Numbers of raw categories. Needs 8 bytes for each different category."""
 
     def __init__(self, first_id: int) -> None:
         self._first_id = first_id
@@ -50,7 +46,6 @@ def number_feature(samples: Samples, feature: int, first_id: int, modulo: int | 
     """Number a categorical feature over all days and write its ids; return its number of ``categories``.
 
     Args:
-        first_id: number of the first category.
         modulo: modulus of the raw numbers; None: no modulus.
         chunk: approximate number of rows at a time; does not change the result.
     """
