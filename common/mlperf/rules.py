@@ -10,7 +10,7 @@ Our name of a benchmark is its name in the newest ruleset that accepts it. Other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
@@ -171,9 +171,19 @@ class Rules:
         return True
 
 
+def version_key(ruleset: str) -> tuple[int, ...]:
+    """Return a sort key of rulesets, oldest first. As text, 10.0.0 would come before 2.0.0."""
+    return tuple(int(part) for part in ruleset.split("."))
+
+
 def round_name(ruleset: str) -> str:
     """Return the name of a round in tables: ``"v4.0"`` for ``"4.0.0"``."""
     return "v" + ".".join(ruleset.split(".")[:2])
+
+
+def round_names(rulesets: Iterable[str]) -> list[str]:
+    """Return the names of the rounds of rulesets, oldest first, each once."""
+    return list(dict.fromkeys(round_name(ruleset) for ruleset in sorted(rulesets, key=version_key)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.mlperf.rules import round_name
+from common.mlperf.rules import round_names
 from common.mlperf.verdict import UNVERIFIED, data_limit
 from common.report.collect import ReportedRun, Subject
 from common.report.curves import step_times
@@ -176,7 +176,7 @@ def comparison_table(subjects: Sequence[Subject]) -> Html:
         "result", "minutes", "system", "version", "division", "category in the log", "chips", "runs", "throughput",
         "median step time", "step time, 99th percentile", "global batch", "status",
     )  # fmt: skip
-    versions = sorted({round_name(subject.rules.ruleset) for subject in subjects})
+    versions = round_names(subject.rules.ruleset for subject in subjects)
     note = f"All times are {UNVERIFIED}. One run is never a score."
     if len(versions) > 1:
         note += f" The rules of {' and '.join(versions)} set the same targets for this benchmark."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from common.mlperf.parsed_log import ParsedLog
-from common.mlperf.rules import round_name
+from common.mlperf.rules import round_names
 from common.mlperf.verdict import NOT_A_RESULT, UNVERIFIED
 from common.report import outcomes
 from common.report.budget_bars import budget_card, budget_picture
@@ -159,7 +159,7 @@ def _figures_as_table(picture: Picture) -> Html | None:
 
 def _top(subjects: Sequence[Subject], title: str) -> list[Html]:
     first = subjects[0]
-    versions = sorted({round_name(subject.rules.ruleset) for subject in subjects})
+    versions = round_names(subject.rules.ruleset for subject in subjects)
     usage = "MLPerf HPC" if first.rules.usage == "hpc" else "MLPerf Training"
     other_data = subjects[0].other_data  # the same for all subjects, otherwise they are not comparable
     division = "no division" if other_data else f"{first.log.division} division"

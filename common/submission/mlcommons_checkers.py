@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import printable
 from common.mlperf.refusals import Refusal
-from common.mlperf.rules import Usage
+from common.mlperf.rules import Usage, version_key
 from common.untrusted.confined import run_confined
 
 SECONDS = 600.0
@@ -109,7 +109,7 @@ def _refusals(complaints: Iterable[str]) -> tuple[Refusal, ...]:
 def check_names_and_sizes(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
     """Run the repository checker on a submitter's folder."""
     # The checker accepts versions from 2.0.0 on. Its rules are the same in every version.
-    known = max(ruleset, _OLDEST_OF_THE_REPOSITORY_CHECKER)
+    known = max(ruleset, _OLDEST_OF_THE_REPOSITORY_CHECKER, key=version_key)
     tree = tree.resolve()
     output = _run(tree, "repo_checker", [tree, usage, known])
     complaints = [] if (crash := output.crash()) is None else [crash]

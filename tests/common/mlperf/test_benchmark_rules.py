@@ -11,7 +11,16 @@ from mlperf_logging.compliance_checker import mlp_compliance
 
 from common.errors import ConfigError
 from common.mlperf.compliance import rule_records
-from common.mlperf.rules import BENCHMARKS, RULESETS, Rules, accepted, newest_ruleset, rules_for
+from common.mlperf.rules import (
+    BENCHMARKS,
+    RULESETS,
+    Rules,
+    accepted,
+    newest_ruleset,
+    round_names,
+    rules_for,
+    version_key,
+)
 
 CHECKER = Path(mlp_compliance.__file__).parent
 VERSIONS = [(usage, version) for usage, versions in RULESETS.items() for version in versions]
@@ -204,3 +213,8 @@ def test_progress_keys_are_those_that_the_rule_files_demand() -> None:
         keys = re.findall(r"'(epoch_num|samples_count|step_num)' in", str(record["CHECK"]))
         demanded[rules_id(rules)] = keys
     assert {rules_id(rules): [rules.progress_key] for rules in ALL_RULES} == demanded
+
+
+def test_versions_are_ordered_by_number():
+    assert sorted(["10.0.0", "2.1.0", "2.0.0"], key=version_key) == ["2.0.0", "2.1.0", "10.0.0"]
+    assert round_names(["10.0.0", "2.1.0", "2.1.1"]) == ["v2.1", "v10.0"]
