@@ -31,7 +31,7 @@ help:
 	@echo "make demo        the tests that train each demo to its target"
 	@echo "make slurm-test  the tests that need a Slurm controller"
 	@echo "make container-test  the tests that build an image of the suite and run it; root, podman, and a wheelhouse"
-	@echo "make images      an image of each family, as far as it can be built without a CUDA compiler; an hour"
+	@echo "make images      the images that need no CUDA compiler, and of the others the stages before it; half an hour"
 	@echo "make lint        ruff, mypy, shellcheck and hadolint"
 	@echo "make wheelhouse  a bundle for a site without a network: docs/air_gapped.md"
 

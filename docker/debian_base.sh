@@ -14,6 +14,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 image=${1:-mlperf-suite:base}
 wheelhouse=$(realpath --canonicalize-missing "${2:-$root/wheelhouse}")
 [[ -f $wheelhouse/BUNDLE ]] || die "$wheelhouse is no wheelhouse: make wheelhouse fills one"
+((EUID == 0)) || die "debootstrap and a mounted image need root: sudo docker/debian_base.sh"
 for program in buildah debootstrap; do
   command -v "$program" >/dev/null || die "$program is not installed (apt-get install $program)"
 done

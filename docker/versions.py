@@ -100,10 +100,15 @@ def problems(names: Sequence[str], constraints: Mapping[str, str], cuda: str) ->
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command; return 1 if the check finds something, 2 if the command is unknown."""
+    """Run a command; return 1 if the check finds something, 2 if the arguments are wrong."""
     match argv:
         case ["pin", pins]:
-            CONSTRAINTS.write_text(replace_pins(CONSTRAINTS.read_text(), read_pins(pins)))
+            try:
+                replaced = replace_pins(CONSTRAINTS.read_text(), read_pins(pins))
+            except ValueError as error:
+                print(f"--build-arg PINS: {error}", file=sys.stderr)
+                return 2
+            CONSTRAINTS.write_text(replaced)
             return 0
         case ["check", *paths]:
             names = [name for path in paths for name in read_names(Path(path).read_text())]

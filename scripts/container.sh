@@ -15,9 +15,10 @@ SETTING_VARIABLES='NEXP LOGDIR CONTAINER CONT CLEAR_CACHES DROPCACHE_CMD'
 
 # Ends the job if a folder cannot be written as HOST:CONTAINER, which has no quotes in pyxis and apptainer.
 check_mounts() {
-  local path separators=$'\n\t'
+  local path mount separators=$'\n\t' paths=("$MLPERF_SUITE_ROOT" "$PWD" "$results" "${read_only[@]}")
   [[ $container == docker ]] || separators+=:,
-  for path in "$MLPERF_SUITE_ROOT" "$PWD" "$results" "${read_only[@]}"; do
+  for mount in "${mounts[@]%:ro}"; do paths+=("${mount%%:*}" "${mount#*:}"); done
+  for path in "${paths[@]}"; do
     [[ $path != *["$separators"]* ]] || die "$path cannot be mounted with launch.container=$container: its path has a" \
       "colon, a comma, a tab or a line break; use another folder, or mount it elsewhere on this machine (mount --bind)"
   done
@@ -77,9 +78,8 @@ choose_container() {
       wrapper=(bash "$MLPERF_SUITE_ROOT/scripts/docker_run.sh")
       [[ ${MLPERF_GPUS:-all} == none ]] || wrapper+=(--gpus "${MLPERF_GPUS:-all}")
       # shellcheck disable=SC2054 # the commas are docker's
-      wrapper+=(--rm --stop-timeout 300 --no-healthcheck --entrypoint ''
-        --network host --ipc host --cap-add SYS_NICE --read-only --tmpfs /tmp:rw,exec,mode=1777
-        --user "$(container_user)" --workdir "$PWD")
+      wrapper+=(--user "$(container_user)" --rm --stop-timeout 300 --no-healthcheck --entrypoint ''
+        --network host --ipc host --cap-add SYS_NICE --read-only --tmpfs /tmp:rw,exec,mode=1777 --workdir "$PWD")
       # Ranks in separate containers reach each other's memory through the host's process ids. There the program is not
       # process 1, which would need an init, and podman refuses both together.
       if [[ -n ${SLURM_JOB_ID:-} ]]; then wrapper+=(--pid host); else wrapper+=(--init); fi

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs `docker run` with the resource limits of a training, as far as this machine permits: scripts/container.sh.
+# Runs `docker run` as docker's daemon or podman needs it: user, GPUs, and the resource limits of a training.
 #
-#   scripts/docker_run.sh [--gpus GPUS] [OPTION OF docker run ...] IMAGE PROGRAM ...
+#   scripts/docker_run.sh [--gpus GPUS] [--user USER] [OPTION OF docker run ...] IMAGE PROGRAM ...
 #
-# A daemon may raise limits. Podman, and a rootless daemon, have the limits of the caller; there a higher one would end
-# the container before it starts. `mlperf-suite doctor` inside of the container says which limit is too low.
+# The daemon raises limits. Podman has the limits of the caller, where a higher one would end the container before it
+# starts; a rootless daemon has its own, which stay as they are. `mlperf-suite doctor` says which limit is too low.
 set -euo pipefail
 
 # Prints the limit for docker's --ulimit: the wanted one, or the hard limit of this shell if it may not be raised.
@@ -15,35 +15,51 @@ within_reach() {
   if [[ $limit == unlimited ]]; then echo -1; else echo $((limit * $3)); fi
 }
 
-# Prints podman's --device options, one word a line, for GPUs as docker's --gpus takes them: all, a number, or device=0,1.
-gpu_devices() {
-  local gpus=${1//\"/} name
+# Sets options for GPUs as docker's --gpus names them: all, a number, or device=0,1.
+set_gpus() {
+  local gpus=${1//\"/} names=() name
   case $gpus in
-    all) set -- all ;;
-    device=*) IFS=, read -ra names <<<"${gpus#device=}"; set -- "${names[@]}" ;;
-    *[!0-9]* | '') echo "docker_run.sh: --gpus $1: with podman give all, a number, or device=0,1" >&2; return 2 ;;
-    *) mapfile -t names < <(seq 0 $((gpus - 1))); set -- "${names[@]}" ;;
+    all) names=(all) ;;
+    device=?*) IFS=, read -ra names <<<"${gpus#device=}" ;;
+    *[!0-9]* | '') echo "docker_run.sh: GPUs $1: give all, a number, or device=0,1 (MLPERF_GPUS)" >&2; exit 2 ;;
+    *) mapfile -t names < <(seq 0 $((10#$gpus - 1))) ;;
   esac
-  for name; do printf '%s\n' --device "nvidia.com/gpu=$name"; done
+  if [[ $engine == podman ]]; then   # it finds GPUs through the container device interface: nvidia-ctk cdi generate
+    for name in "${names[@]}"; do options+=(--device "nvidia.com/gpu=$name"); done
+  elif [[ $gpus == device=* ]]; then
+    options+=(--gpus "\"$gpus\"")   # docker reads CSV, in which a comma needs quotes
+  else
+    options+=(--gpus "$gpus")
+  fi
 }
 
-memlock=-1 stack=67108864 nofile=1048576
-podman="" processes=()
-! docker info --format '{{.Host.Security.Rootless}}' >/dev/null 2>&1 || podman=1   # a field that docker has not
-if [[ -n $podman || $(docker info --format '{{.SecurityOptions}}' 2>/dev/null) == *rootless* ]]; then
-  memlock=$(within_reach l unlimited 1024) stack=$(within_reach s 65536 1024) nofile=$(within_reach n 1048576 1)
-  # Podman's own default for processes may be above the caller's limit too. It lowers this limit of itself to pid_max.
-  processes=(--ulimit "nproc=$(within_reach u "$(</proc/sys/kernel/pid_max)" 1)")
+engine=docker rootless=""
+if [[ $(docker --version) == podman* ]]; then
+  engine=podman
+  [[ $(docker info --format '{{.Host.Security.Rootless}}') != true ]] || rootless=1
+else
+  [[ $(docker info --format '{{.SecurityOptions}}') != *rootless* ]] || rootless=1
 fi
-options=(--ulimit "memlock=$memlock" --ulimit "stack=$stack" --ulimit "nofile=$nofile:$nofile" "${processes[@]}")
-# Podman finds GPUs through the container device interface: nvidia-ctk cdi generate.
-if [[ $1 == --gpus ]]; then
-  if [[ -n $podman ]]; then
-    devices=$(gpu_devices "$2")
-    mapfile -t -O "${#options[@]}" options <<<"$devices"
-  else
-    options+=(--gpus "$2")
-  fi
+
+options=()
+if [[ $1 == --gpus ]]; then set_gpus "$2"; shift 2; fi
+if [[ $1 == --user ]]; then
+  # Without root, the caller is root inside, or himself if podman is asked to keep the id.
+  case $engine$rootless in
+    podman1) options+=(--userns keep-id --user "$2") ;;
+    docker1) options+=(--user 0:0) ;;
+    *) options+=(--user "$2") ;;
+  esac
   shift 2
 fi
+case $engine$rootless in
+  docker) options+=(--ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=1048576:1048576) ;;
+  podman*)
+    nofile=$(within_reach n 1048576 1)
+    options+=(--ulimit "memlock=$(within_reach l unlimited 1024)" --ulimit "stack=$(within_reach s 65536 1024)"
+      --ulimit "nofile=$nofile:$nofile"
+      # Podman lowers its own limit of processes to pid_max, and then asks for more than it has.
+      --ulimit "nproc=$(within_reach u "$(</proc/sys/kernel/pid_max)" 1)")
+    ;;
+esac
 exec docker run "${options[@]}" "$@"

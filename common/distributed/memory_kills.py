@@ -16,7 +16,7 @@ GB = 1e9
 
 
 class MemoryKills:
-    """Counters of such kills at the time of construction, for this process's cgroups and the whole machine.
+    """Counters of such kills at the time of construction: of this process's cgroups, else of the whole machine.
 
     Args:
         proc: folder of the kernel's process information.
@@ -24,18 +24,17 @@ class MemoryKills:
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
-        paths = [*_counters_of_cgroups(proc, cgroups), proc / "vmstat"]
-        self._before = {path: count for path in paths if (count := _count(path)) is not None}
+        self._before = _counts(_counters_of_cgroups(proc, cgroups)) or _counts([proc / "vmstat"])
 
     def explain(self) -> str:
-        """Return whether memory of its cgroup, of the machine, or none was full when a process got SIGKILL just now."""
+        """Return what the counters say of the SIGKILL that a process of these cgroups has just got."""
         grown = [path for path, before in self._before.items() if (_count(path) or 0) > before]
         if not self._before:
             return "the kernel may have run out of memory (see dmesg)"
         if not grown:
-            return f"not because memory was full: {next(reversed(self._before))} counts no such kill"
+            return f"not by the kernel for want of memory: {next(iter(self._before))} counts no such kill"
         if grown[0].name == "vmstat":
-            return f"the kernel killed a process because the machine's memory was full: oom_kill in {grown[0]}"
+            return f"the kernel killed a process of this machine because memory was full: oom_kill in {grown[0]}"
         return f"the kernel killed a process because memory was full: oom_kill in {grown[0]}{_limit(grown[0].parent)}"
 
 
@@ -57,6 +56,10 @@ def _counters_of_cgroups(proc: Path, cgroups: Path) -> Iterable[Path]:
         yield from (mounted / folder / name for folder in [below, *below.parents])
 
 
+def _counts(paths: Iterable[Path]) -> dict[Path, int]:
+    return {path: count for path in paths if (count := _count(path)) is not None}
+
+
 def _count(path: Path) -> int | None:
     """Return the number of kills that a file of the kernel counts; None if it does not exist or counts none."""
     try:
@@ -67,11 +70,13 @@ def _count(path: Path) -> int | None:
 
 
 def _limit(cgroup: Path) -> str:
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        try:
-            text = (cgroup / name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal() and int(text) < 1 << 60:  # version 1 writes about 2^63 for no limit
-            return f", its limit is {int(text) / GB:.1f} GB"
+    """Return the memory that a cgroup, or the first one above it with a limit, may use, as the end of a message."""
+    for folder in (cgroup, *cgroup.parents):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                text = (folder / name).read_text().strip()
+            except OSError:
+                continue
+            if text.isdecimal() and int(text) < 1 << 60:  # version 1 writes about 2^63 for no limit
+                return f"; {folder} may use {int(text) / GB:.1f} GB"
     return ""

@@ -62,8 +62,11 @@ class LaunchConfig:
         if self.clear_caches and not self.drop_caches.strip():
             raise ConfigError("drop_caches is empty: name the command, or give launch.clear_caches=false")
         for mount in self.mounts:
-            if len(mount.split(":")) not in (2, 3) or not all(mount.split(":")) or "\n" in mount:
-                raise ConfigError(f"mounts: {mount!r} is not HOST:CONTAINER or HOST:CONTAINER:ro in one line")
+            paths = mount.removesuffix(":ro").split(":")
+            if len(paths) != 2 or not all(path.startswith("/") for path in paths) or "\n" in mount:
+                raise ConfigError(
+                    f"mounts: {mount!r} is not HOST:CONTAINER or HOST:CONTAINER:ro in one line, with absolute paths"
+                )
 
     @classmethod
     def load(cls, tree: Mapping[str, Any]) -> LaunchConfig:

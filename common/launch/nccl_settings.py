@@ -73,10 +73,9 @@ def check_windows(environment: Mapping[str, str], version: tuple[int, ...]) -> N
 
 
 def _asks_for_windows(name: str, value: str) -> bool:
-    """Return whether a variable makes NCCL or PyTorch use windows, or has an effect only with windows."""
+    """Return whether a variable makes NCCL or PyTorch use windows."""
     value = value.strip().upper()
     if name == "TORCH_SYMMMEM":  # backend of PyTorch's symmetric memory; that of NCCL registers windows
         return value == "NCCL"
-    if name == "NCCL_CTA_POLICY":  # several policies are joined by "|"; ZERO copies between windows
-        return not {"2", "ZERO", "NCCL_CTA_POLICY_ZERO"}.isdisjoint(re.split(r"\W+", value))
-    return name.startswith("NCCL_SYM_") and value not in ("", "0")
+    # Several policies are joined by "|"; ZERO copies between windows.
+    return name == "NCCL_CTA_POLICY" and not {"2", "ZERO", "NCCL_CTA_POLICY_ZERO"}.isdisjoint(re.split(r"\W+", value))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from common.config.override import override, parsed
+from common.config.override import RENAMED, override, parsed
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
@@ -71,6 +71,11 @@ def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     folder = Path(folders[0]).absolute()
     described = CheckpointQueue(folder, lambda values: False, 1).described()
     tree: dict[str, Any] = described["configuration"]
+    if former := [key for key in RENAMED if _value(tree, key) is not None]:
+        raise ConfigError(
+            f"{folder}: the run is of an earlier version of the suite ({former[0]} is {RENAMED[former[0]]} now); score "
+            "it with the version that trained it"
+        )
     tree |= {"output_dir": str(folder), "seed": described["seed"]}
     evaluation, scale = tree["evaluation"], tree["scale"]
     if evaluation["ranks"] and scale["nodes"] == 1:  # training and evaluation ranks together may not divide the batch
@@ -82,6 +87,13 @@ def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     if evaluation["ranks"]:
         raise ConfigError(f"evaluation.ranks={evaluation['ranks']}: all ranks score here, and none trains")
     return tree, [str(folder), *given, override("output_dir", folder)]
+
+
+def _value(tree: Any, name: str) -> Any:
+    """Return the value of a dotted key; None if the configuration does not have it."""
+    for part in name.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
 
 
 def _override(tree: dict[str, Any], argument: str) -> None:

@@ -122,11 +122,11 @@ class Engine:
         return done.stdout.strip()
 
     def run(self, image: str, program: Sequence[str], options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """Run a program in a container of its own, or in a chroot; ``options`` are those of ``docker run``."""
+        """Run a program in a container, or in a chroot; ``options`` are those of ``docker run`` and ``buildah run``."""
         if self.isolation:
             container = self.command(["buildah", "from", image]).stdout.strip()
             try:
-                return self.command(["buildah", "run", container, "--", *program])
+                return self.command(["buildah", "run", *options, container, "--", *program])
             finally:
                 self.command(["buildah", "rm", container])
         limits = [f"--ulimit={name}={value}:{value}" for name, value in _reachable_limits().items()]
@@ -190,7 +190,7 @@ class Engine:
             shutil.copy(path, place)
         limits = [f"--ulimit={name}={value}:{value}" for name, value in _reachable_limits().items()]
         done = self.command(["podman", "run", "--rm", "--network=host", *limits, "--rootfs", str(root), true])
-        return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+        return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
 
 
 def _reachable_limits() -> dict[str, int]:

@@ -152,7 +152,7 @@ def test_a_container_whose_driver_was_killed_blocks_the_next(
     with launched(containers, image, folder, *ENDLESS, f"data_dir={data}") as driver:
         await_evaluation(folder, driver)
         (series,) = read_runs(folder / "results")
-        os.kill(driver.pid, signal.SIGKILL)
+        kill(driver.pid, signal.SIGKILL)
         (running,) = containers.docker("ps", "--quiet", "--filter", "label=mlperf.job").split()
         with launched(
             containers, image, folder, *ENDLESS, f"data_dir={data}", f"launch.series={series.name}"
@@ -173,7 +173,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_named_with_the_limit(con
     assert done.returncode == 137, done.stderr
     assert re.search(
         r"rank 0 was killed by SIGKILL; the kernel killed a process because memory was full: oom_kill in "
-        r"/sys/fs/cgroup/\S+, its limit is 0\.9 GB",
+        r"/sys/fs/cgroup/\S+; /sys/fs/cgroup/\S* may use 0\.9 GB",
         done.stderr,
     )
 

@@ -11,6 +11,14 @@ from tests.containers.engine import Built, Engine
 pytestmark = [pytest.mark.container, pytest.mark.slow, pytest.mark.timeout(8000)]
 
 
+@pytest.mark.parametrize("family", ["speech", "graph"])
+def test_an_image_without_compiled_libraries_is_built_whole(
+    engine: Engine, build: Callable[[str], Built], family: str
+) -> None:
+    done = engine.run(build(family).name, ["mlperf-suite", "list"])
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_image_with_dali_is_built_whole(engine: Engine, build: Callable[[str], Built]) -> None:
     image = build("vision")
     done = engine.run(image.name, ["python3", "-c", "import nvidia.dali, cudnn; print(nvidia.dali.__version__)"])

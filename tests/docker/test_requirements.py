@@ -96,6 +96,11 @@ def test_a_requirement_with_a_version_is_refused():
         VERSIONS.read_names("# a comment\nnumpy==2\n")
 
 
+def test_a_wrong_pin_of_a_base_image_is_a_message(capsys: pytest.CaptureFixture[str]):
+    assert VERSIONS.main(["pin", "torch=2.11"]) == 2
+    assert capsys.readouterr().err == "--build-arg PINS: 'torch=2.11' is not of the form name==version\n"
+
+
 def test_pins_of_a_base_image_replace_ours_and_add_to_them():
     pins = VERSIONS.read_pins("Ml_Dtypes==0.7.0 jinja2==3.1.6")
 

@@ -150,11 +150,12 @@ def without_raising(limits: Mapping[int, int]) -> Callable[[], None]:
 
 
 RUNTIMES = {
-    "docker": 'case "$*" in *Rootless*) exit 1 ;; *SecurityOptions*) echo "[name=seccomp]" ;;',
-    "rootless docker": 'case "$*" in *Rootless*) exit 1 ;; *SecurityOptions*) echo "[name=rootless]" ;;',
-    "podman": 'case "$*" in *Rootless*) echo false ;;',
+    "docker": ("Docker version 28.2.2, build e6534b4", "[name=seccomp name=cgroupns]"),
+    "rootless docker": ("Docker version 28.2.2, build e6534b4", "[name=seccomp name=rootless]"),
+    "podman": ("podman version 4.3.1", "false"),
+    "rootless podman": ("podman version 4.3.1", "true"),
 }
-"""What ``docker info`` answers, by runtime. Only podman knows the field Rootless."""
+"""What ``docker --version`` and ``docker info`` print, by runtime."""
 
 
 def docker_run(
@@ -162,7 +163,11 @@ def docker_run(
 ) -> subprocess.CompletedProcess[str]:
     """Run docker_run.sh with a docker that prints its arguments; return the finished process."""
     fake = folder / "docker"
-    fake.write_text(f'#!/bin/bash\n{RUNTIMES[runtime]} *) printf "%s\\n" "$@" ;;\nesac\n')
+    version, info = RUNTIMES[runtime]
+    fake.write_text(
+        f'#!/bin/bash\ncase $1 in\n--version) echo "{version}" ;;\ninfo) echo "{info}" ;;\n'
+        '*) printf "%s\\n" "$@" ;;\nesac\n'
+    )
     fake.chmod(0o755)
     return subprocess.run(
         ["bash", SCRIPTS / "docker_run.sh", *arguments], env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
@@ -181,11 +186,12 @@ LOW = ["memlock=65536", "stack=8388608", "nofile=4096:4096"]
     ("runtime", "expected"),
     [
         ("docker", ["memlock=-1", "stack=67108864", "nofile=1048576:1048576"]),
-        ("rootless docker", [*LOW, "nproc=2000"]),
+        ("rootless docker", []),  # its limits are those of its daemon
         ("podman", [*LOW, "nproc=2000"]),
+        ("rootless podman", [*LOW, "nproc=2000"]),
     ],
 )
-def test_limits_are_those_that_the_caller_may_set_unless_a_daemon_may_raise_them(
+def test_limits_are_those_that_the_caller_may_set_unless_a_daemon_sets_them(
     tmp_path: Path, runtime: str, expected: list[str]
 ) -> None:
     limits = {
@@ -219,25 +225,49 @@ def test_a_limit_below_the_callers_is_the_wanted_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "devices"),
+    ("gpus", "devices", "for_docker"),
     [
-        ("all", ["nvidia.com/gpu=all"]),
-        ("2", ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]),
-        ('"device=0,3"', ["nvidia.com/gpu=0", "nvidia.com/gpu=3"]),
+        ("all", ["nvidia.com/gpu=all"], "all"),
+        ("2", ["nvidia.com/gpu=0", "nvidia.com/gpu=1"], "2"),
+        ("0", [], "0"),
+        ("08", [f"nvidia.com/gpu={number}" for number in range(8)], "08"),
+        ("device=0,3", ["nvidia.com/gpu=0", "nvidia.com/gpu=3"], '"device=0,3"'),
+        ('"device=0,3"', ["nvidia.com/gpu=0", "nvidia.com/gpu=3"], '"device=0,3"'),
     ],
 )
-def test_podman_gets_gpus_as_devices_and_docker_as_gpus(tmp_path: Path, gpus: str, devices: list[str]) -> None:
+def test_podman_gets_gpus_as_devices_and_docker_as_gpus(
+    tmp_path: Path, gpus: str, devices: list[str], for_docker: str
+) -> None:
     words = docker_run(tmp_path, "podman", "--gpus", gpus, "--rm", "image").stdout.splitlines()
     assert values(words, "--device") == devices
     assert "--gpus" not in words
+    assert "" not in words
     words = docker_run(tmp_path, "docker", "--gpus", gpus, "--rm", "image").stdout.splitlines()
-    assert values(words, "--gpus") == [gpus]
+    assert values(words, "--gpus") == [for_docker]
 
 
-def test_gpus_that_podman_cannot_express_end_the_launch(tmp_path: Path) -> None:
-    done = docker_run(tmp_path, "podman", "--gpus", "capabilities=utility", "image")
+@pytest.mark.parametrize("gpus", ["capabilities=utility", "device=", "-1"])
+def test_other_names_of_gpus_end_the_launch(tmp_path: Path, gpus: str) -> None:
+    done = docker_run(tmp_path, "podman", "--gpus", gpus, "image")
     assert done.returncode == 2
-    assert done.stderr == "docker_run.sh: --gpus capabilities=utility: with podman give all, a number, or device=0,1\n"
+    assert done.stderr == f"docker_run.sh: GPUs {gpus}: give all, a number, or device=0,1 (MLPERF_GPUS)\n"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "user", "namespace"),
+    [
+        ("docker", "1000:1000", []),
+        ("podman", "1000:1000", []),
+        ("rootless podman", "1000:1000", ["keep-id"]),
+        ("rootless docker", "0:0", []),  # root inside is the caller outside
+    ],
+)
+def test_the_results_belong_to_the_caller_with_every_runtime(
+    tmp_path: Path, runtime: str, user: str, namespace: list[str]
+) -> None:
+    words = docker_run(tmp_path, runtime, "--gpus", "0", "--user", "1000:1000", "--rm", "image").stdout.splitlines()
+    assert values(words, "--user") == [user]
+    assert values(words, "--userns") == namespace
 
 
 @pytest.mark.parametrize("below", [".", "docs"])
@@ -471,6 +501,23 @@ def test_a_container_that_a_killed_driver_left_is_named_with_the_command_that_re
     assert not list(tmp_path.rglob("*.log")), "nothing has begun"
 
 
+def test_a_requeued_job_removes_its_own_containers_before_it_looks_for_others(tmp_path: Path, data_of) -> None:
+    """Preemption may leave a container of the job, which the same job then meets again."""
+    fake, calls, data = fake_docker(tmp_path), tmp_path / "calls", data_of("resnet")
+    left = tmp_path / "left"
+    left.touch()
+    fake.write_text(
+        f'#!/bin/bash\necho "$*" >>"$DOCKER_CALLS"\n[[ $1 != rm ]] || rm -f {left}\n'
+        f"[[ $1 != ps || ! -e {left} ]] || echo 4f2a\n[[ $1 != run ]] || exit 7\n"
+    )
+    settings = [*RESNET_KEEPING_CACHES, override("data_dir", data), "launch.image=the-image"]
+    environment = {"DOCKER_CALLS": str(calls), "PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    first = script("run_with_docker.sh", *settings, cwd=tmp_path, **environment)
+    requeued = script("run_with_docker.sh", *settings, cwd=tmp_path, **environment, SLURM_RESTART_COUNT="1")
+    assert "docker rm --force" not in requeued.errors
+    assert first.code == requeued.code == 7, "the first command in a container fails: nothing else is tested here"
+
+
 def test_a_docker_series_runs_ranks_and_registry_commands_in_the_container(tmp_path: Path, data_of) -> None:
     """A program that runs what follows the image replaces docker."""
     fake, calls, data = fake_docker(tmp_path), tmp_path / "calls", data_of("resnet")
@@ -483,6 +530,6 @@ def test_a_docker_series_runs_ranks_and_registry_commands_in_the_container(tmp_p
     assert done.code == 0, done.errors
     (series,) = read_runs(tmp_path / "logs")
     assert [run.end.exit_code for run in series.experiments if run.end] == [10]
-    assert set(calls.read_text().split()) == {"info", "run", "ps"}
+    assert set(calls.read_text().split()) == {"--version", "info", "run", "ps"}
     label = f"mlperf.series={tmp_path}/logs/{series.name}"
     assert {label, f"label={label}"} <= set(Path(f"{calls}.labels").read_text().splitlines())

@@ -74,6 +74,15 @@ def test_a_folder_that_a_container_cannot_mount_is_named(tmp_path: Path, contain
     assert f"{tmp_path / name} cannot be mounted" in done.errors
 
 
+def test_a_mount_of_the_user_that_a_container_cannot_express_is_named(tmp_path: Path) -> None:
+    data = override("data_dir", tmp_path / "data")
+    mounts = "launch.mounts=['/fine:/fine:ro','/a,b:/c']"
+    done = script("run.sub", "--dry-run", *RESNET_KEEPING_CACHES, *PYXIS, data, mounts, cwd=tmp_path)
+    assert done.code == 2
+    assert "/a,b cannot be mounted" in done.errors
+    assert script("run.sub", "--dry-run", *RESNET_KEEPING_CACHES, *DOCKER, data, mounts, cwd=tmp_path).code == 0
+
+
 def test_a_repository_with_a_colon_in_its_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a:b").symlink_to(ROOT)
     done = script("run.sub", *RESNET_KEEPING_CACHES, cwd=tmp_path, MLPERF_SUITE_ROOT=str(tmp_path / "a:b"))

@@ -71,8 +71,12 @@ class Inception(Inception3):
         return features_NF
 
 
-_mean = functools.partial(F.avg_pool2d, kernel_size=3, stride=1, padding=1, count_include_pad=False)
-_maximum = functools.partial(F.max_pool2d, kernel_size=3, stride=1, padding=1)
+def _mean(x_NCHW: Tensor) -> Tensor:
+    return F.avg_pool2d(x_NCHW, kernel_size=3, stride=1, padding=1, count_include_pad=False)
+
+
+def _maximum(x_NCHW: Tensor) -> Tensor:
+    return F.max_pool2d(x_NCHW, kernel_size=3, stride=1, padding=1)
 
 
 class _BlockA(InceptionA):

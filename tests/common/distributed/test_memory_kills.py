@@ -36,9 +36,9 @@ def explained(kernel: Path, changed: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     ("counter", "limits", "limit"),
     [
-        ("cgroup/slice/unit/memory.events", {"memory.max": "2500000000\n"}, ", its limit is 2.5 GB"),
+        ("cgroup/slice/unit/memory.events", {"memory.max": "2500000000\n"}, "; {folder} may use 2.5 GB"),
         ("cgroup/slice/memory.events", {"memory.max": "max\n"}, ""),
-        ("cgroup/memory/job/memory.oom_control", {"memory.limit_in_bytes": "900000000\n"}, ", its limit is 0.9 GB"),
+        ("cgroup/memory/job/memory.oom_control", {"memory.limit_in_bytes": "900000000\n"}, "; {folder} may use 0.9 GB"),
         ("cgroup/memory/job/memory.oom_control", {"memory.limit_in_bytes": "9223372036854771712\n"}, ""),
     ],
 )
@@ -47,18 +47,29 @@ def test_the_innermost_cgroup_that_counts_another_kill_is_named(kernel, counter,
     for name, text in limits.items():
         put(folder / name, text)
     said = explained(kernel, {counter: "oom_kill 4\n", "proc/vmstat": "oom_kill 8\n"})
-    assert said == f"the kernel killed a process because memory was full: oom_kill in {kernel / counter}{limit}"
+    end = limit.format(folder=folder)
+    assert said == f"the kernel killed a process because memory was full: oom_kill in {kernel / counter}{end}"
 
 
-def test_a_kill_outside_of_the_own_cgroups_is_the_machines(kernel: Path) -> None:
-    said = explained(kernel, {"proc/vmstat": "oom_kill 8\n"})
-    assert said == (
-        f"the kernel killed a process because the machine's memory was full: oom_kill in {kernel / 'proc/vmstat'}"
-    )
+def test_the_limit_may_be_that_of_a_cgroup_above(kernel: Path) -> None:
+    put(kernel / "cgroup/slice/unit/memory.max", "max\n")
+    put(kernel / "cgroup/slice/memory.max", "4000000000\n")
+    said = explained(kernel, {"cgroup/slice/unit/memory.events": "oom_kill 1\n"})
+    assert said.endswith(f"; {kernel / 'cgroup/slice'} may use 4.0 GB")
 
 
-def test_earlier_kills_explain_nothing(kernel: Path) -> None:
-    assert explained(kernel, {}) == f"not because memory was full: {kernel / 'proc/vmstat'} counts no such kill"
+def test_neither_kills_in_other_cgroups_nor_earlier_ones_explain_anything(kernel: Path) -> None:
+    counter = kernel / "cgroup/memory/job/memory.oom_control"
+    expected = f"not by the kernel for want of memory: {counter} counts no such kill"
+    assert explained(kernel, {"proc/vmstat": "oom_kill 8\n"}) == explained(kernel, {}) == expected
+
+
+def test_where_no_cgroup_counts_the_machine_does(tmp_path: Path) -> None:
+    put(tmp_path / "proc/vmstat", "oom_kill 7\n")
+    vmstat = tmp_path / "proc/vmstat"
+    assert explained(tmp_path, {}) == f"not by the kernel for want of memory: {vmstat} counts no such kill"
+    said = explained(tmp_path, {"proc/vmstat": "oom_kill 8\n"})
+    assert said == f"the kernel killed a process of this machine because memory was full: oom_kill in {vmstat}"
 
 
 def test_a_container_finds_its_own_cgroup_at_the_mount_point(tmp_path: Path) -> None:

@@ -203,6 +203,9 @@ def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anyt
         ("launch.container=pyxis", "needs launch.image"),
         ("launch.container=podman", "expected one of none, pyxis, apptainer, docker"),
         ("launch.mounts=[/data]", "HOST:CONTAINER"),
+        ("launch.mounts=['/data:/data:rw']", "HOST:CONTAINER:ro"),
+        ("launch.mounts=['data:/data']", "with absolute paths"),
+        ("launch.mounts=['/data:data:ro']", "with absolute paths"),
         ("launch.run_minutes=0", "at least 1"),
     ],
 )

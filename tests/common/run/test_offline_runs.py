@@ -388,6 +388,16 @@ def test_a_wrong_command_line_is_an_error(
         configuration([str(unscored) if argument == "RUN" else argument for argument in arguments])
 
 
+def test_a_run_of_an_earlier_version_is_refused_by_name(unscored: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(unscored, tmp_path / "run", symlinks=True)
+    described = run / "offline" / "run.json"
+    described.write_text(described.read_text().replace('"synthetic": ', '"stand_in": '))
+    with pytest.raises(
+        ConfigError, match=r"of an earlier version of the suite \(stand_in is synthetic now\); score it with"
+    ):
+        configuration([str(run)])
+
+
 def test_scoring_has_the_settings_of_the_run_and_the_overrides(unscored: Path) -> None:
     tree, arguments = configuration([str(unscored), "data_dir=/elsewhere", "evaluation.all=true"])
     assert tree["data_dir"] == "/elsewhere"

@@ -31,7 +31,7 @@ B, E, STEPS = 3, 4, 3
 
 
 class Written(torch.autograd.Function):
-    """A product that adds the gradient of its weight itself, as written blocks do."""
+    """A product that adds the gradient of its weight itself, as handwritten blocks do."""
 
     @staticmethod
     def forward(ctx: Any, x_BE: Tensor, weight: nn.Parameter) -> Tensor:
