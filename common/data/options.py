@@ -74,7 +74,7 @@ class Parameter:
 
     def add_to(self, parser: ArgumentParser) -> None:
         """Add the option to ``parser``."""
-        about: dict[str, Any] = {"dest": self.name, "help": self._help()}
+        about: dict[str, Any] = {"dest": self.name, "help": self._help().replace("%", "%%")}  # argparse formats it
         about |= {"required": True} if self.default is REQUIRED else {"default": self.default}
         if self.kind is bool:
             parser.add_argument(self.flag, action="store_true", **about)

@@ -268,7 +268,7 @@ class Sizes(Options):
 def function(
     folder: Path,
     sizes: Sizes,
-    dry: Annotated[bool, Option("write nothing")] = False,
+    dry: Annotated[bool, Option("write nothing, 0 %")] = False,
     names: Sequence[str] | None = None,
     mirror: list[str] | None = None,
     form: Annotated[str, Option(choices={"a": 1, "b": 2})] = "a",
@@ -334,5 +334,5 @@ def test_the_help_has_text_and_default(capsys):
     with pytest.raises(SystemExit):
         called("--help")
     output = " ".join(capsys.readouterr().out.split())
-    for text in ("of a table (default 3)", "SIDES SIDES (default 1 2)", "of it (default 4,5)", "--dry write nothing"):
+    for text in ("of a table (default 3)", "SIDES SIDES (default 1 2)", "of it (default 4,5)", "--dry write nothing, 0 %"):
         assert text in output
