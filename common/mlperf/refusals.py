@@ -84,6 +84,7 @@ REASONS: dict[str, Reason] = {
         _TIMING,
     ),
     "phase-order": Reason("rule", "Initialization comes first, then run_start, training, and run_stop.", _TIMING),
+    "staging-not-started": Reason("checker", "Every staging_stop comes after its staging_start.", _COMPLIANCE),
     "outside-run": Reason("rule", "Training and evaluation happen between run_start and run_stop.", _TIMING),
     "run-without-length": Reason("contradiction", "A run takes time.", _LOG),
     "time-no-milliseconds": Reason(

@@ -328,7 +328,7 @@ def _runs_in_one_log(log: ParsedLog | None) -> list[Refusal]:
     starts = {event.time_ms for event in log.all("run_start")} if log is not None else set()
     if len(starts) <= 1:
         return []
-    return [Refusal("run-incomplete", f"it has the run_start of {len(starts)} runs; each run has a log of its own")]
+    return [Refusal("run-incomplete", f"run_start occurs {len(starts)} times: each run has its own log")]
 
 
 def _registry_obstacles(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> list[Refusal]:

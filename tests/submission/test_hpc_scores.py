@@ -1,4 +1,4 @@
-"""Throughput results of HPC rounds: accepted by MLCommons' checkers and by ours, or refused with one clear message.
+"""Scores of HPC rounds are MLCommons' scores, and doctored throughput results are refused with one clear message.
 
 Starts, times and sizes of the generated instances give the expected score, and so does MLCommons' result summarizer.
 """
@@ -19,6 +19,7 @@ from closed_logs import closed_log, drawn_convergence
 from launched import FACTS, SYSTEM, Clone, package_arguments, submission, write_series, write_submission
 
 from common.errors import DataError
+from common.mlperf.rules import RULESETS
 from common.submission import check, package, summarize
 
 LARGE = "24xH200_torch"
@@ -129,6 +130,28 @@ def printed_by(module: str, *arguments: str | Path, folder: Path) -> str:
     )
 
 
+def summarized(tree: Path, column: str) -> dict[str, str]:
+    """Return the first row of the table with a column, of those that MLCommons' result summarizer writes."""
+    printed_by("result_summarizer", tree, "hpc", RULESET, "--csv", "theirs.csv", folder=tree.parent)
+    lines = (tree.parent / "theirs.csv").read_text().splitlines()
+    head = next(index for index, line in enumerate(lines) if column in line.split(","))
+    return next(csv.DictReader(lines[head:]))
+
+
+def test_time_to_solution_and_its_scaling_are_those_of_the_result_summarizer(
+    tmp_path: Path, clone: Clone, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = write_series(tmp_path / "results", "cosmoflow", clone.commit, [22.0] * 3 + [23.0] * 7)
+    settings = write_submission(tmp_path / "acme.yaml", submission({"system": SYSTEM, "results": str(results)}))
+    assert run_package(settings, clone) == 0
+    capsys.readouterr()
+    assert summarize.main([str(results), "--json", str(tmp_path / "own.json")]) == 0
+    (own,) = json.loads((tmp_path / "own.json").read_text())
+    assert own["factor"] == pytest.approx(own["reference"]["mean"] / 22.75)  # of 22, 22 and six times 23
+    theirs = summarized(tmp_path / "out" / "acme", "cosmoflow")
+    assert own["score_minutes"] == pytest.approx(float(theirs["cosmoflow"]))
+
+
 def test_mlcommons_checkers_accept_the_packaged_instances(tree: Path) -> None:
     assert "FOUND NO ERRORS, SUCCESS" in printed_by("package_checker", tree, "hpc", RULESET, folder=tree.parent)
     assert "ALL CHECKS PASSED" in printed_by("repo_checker", tree, "hpc", RULESET, folder=tree.parent)
@@ -150,22 +173,20 @@ def test_summarize_gives_the_score_of_the_result_summarizer(tree: Path) -> None:
     weak = tree / "results" / LARGE / "weak"
     assert summarize.main([str(weak), "--ruleset", RULESET, "--json", str(tree.parent / "own.json")]) == 0
     (own,) = json.loads((tree.parent / "own.json").read_text())
-    printed_by("result_summarizer", tree, "hpc", RULESET, "--csv", "theirs.csv", folder=tree.parent)
-    lines = (tree.parent / "theirs.csv").read_text().splitlines()
-    head = next(index for index, line in enumerate(lines) if "cosmoflow:time_to_train_all" in line)
-    theirs = next(csv.DictReader(lines[head:]))
+    theirs = summarized(tree, "cosmoflow:time_to_train_all")
     found = own["throughput"]
     assert found["minutes"] == pytest.approx(float(theirs["cosmoflow:time_to_train_all"]))
     assert found["instances"] == float(theirs["cosmoflow:number_of_models"])
     assert found["instance_accelerators"] == float(theirs["cosmoflow:instance_scale"])
 
 
+@pytest.mark.parametrize("ruleset", RULESETS["hpc"])
 def test_time_to_train_all_is_from_the_first_start_to_the_last_stop(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ruleset: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weak = write_instances(tmp_path)
     (weak / "result_11.txt").rename(weak / "pruned_results" / "result_11.txt")
-    assert summarize.main([str(weak), "--ruleset", RULESET, "--json", str(tmp_path / "own.json")]) == 0
+    assert summarize.main([str(weak), "--ruleset", ruleset, "--json", str(tmp_path / "own.json")]) == 0
     found = json.loads((tmp_path / "own.json").read_text())[0]["throughput"]
     last = minutes_of(SLOWEST - 1) + (SLOWEST - 1) * APART_MS / 60_000
     assert found.pop("minutes") == pytest.approx(last, abs=0.2 / 60)  # a run starts within 0.2 s of its place
@@ -214,7 +235,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
     nodes_of_the_job: "instances that run at the same time use 2304 accelerators, and",
     a_run_that_did_not_converge: "result_3.txt: did not converge; an instance that counts has to",
     a_log_both_kept_and_pruned: "result_3.txt are one run: their evaluations or times agree to the millisecond",
-    two_instances_in_one_log: "result_3.txt is refused: it has the run_start of 2 runs; each run has a log of its own",
+    two_instances_in_one_log: "result_3.txt is refused: run_start occurs 2 times: each run has its own log",
 }
 """What is wrong with the instances, and the message about it."""
 
