@@ -47,7 +47,7 @@ class RunSet:
         numbers: number of each run: of its experiment or result file, or its position from 1.
         complaints: faults of the set as a whole; each names file and reason.
         notes: information that does not change the verdict.
-        gaps: missing numbers of ``result_<i>.txt``. They matter only if runs are chosen from a longer sequence.
+        gaps: missing numbers of ``result_<i>.txt``. They matter for instances, and if runs are chosen from more runs.
         series: the series in ``runs.jsonl``; None for logs without it.
         ruleset: version in ``runs.jsonl``; None without it.
         declared_together: whether the runs form one result: a series, a result folder, or logs named together.
@@ -198,14 +198,10 @@ def _of_names(folder: Path, names: Sequence[PurePosixPath], in_pruned: Sequence[
     pruned, more = _numbered(folder / PRUNED, in_pruned)
     first, last = min(numbered), max(numbered)
     absent = (n for n in range(min(1, first), last) if n not in numbered and n not in pruned)
-    missing = [folder / f"result_{number}.txt" for number in islice(absent, NAMED_AT_MOST)]
-    gaps: list[Refusal] = []
-    if _weak(folder):
-        complaints += [
-            Refusal("instance-missing", f"{path} is missing, and {PRUNED} does not have it") for path in missing
-        ]
-    else:
-        gaps = [Refusal("not-consecutive", f"{path} is missing") for path in missing]
+    gaps = tuple(
+        Refusal("not-consecutive", f"{folder / f'result_{number}.txt'} is missing")
+        for number in islice(absent, NAMED_AT_MOST)
+    )
     runs = [*sorted(numbered.items()), *sorted(pruned.items())]
     logs = [path for _, path in runs]
     complaints += [*more, *_links(logs), *_same_files(logs), *_picked(logs)]
@@ -214,7 +210,7 @@ def _of_names(folder: Path, names: Sequence[PurePosixPath], in_pruned: Sequence[
         logs=tuple(logs),
         numbers=tuple(number for number, _ in runs),
         complaints=tuple(complaints),
-        gaps=tuple(gaps),
+        gaps=gaps,
         follow=False,
         instances=_weak(folder),
         pruned=frozenset(pruned.values()),

@@ -35,7 +35,7 @@ from common.mlperf.verdict import (
     rcp_test,
 )
 from common.submission.registry_evidence import log_contradictions, verdict_contradiction
-from common.submission.run_sets import RunSet
+from common.submission.run_sets import PRUNED, RunSet
 from common.submission.tree_agreement import copy_refusals
 
 
@@ -217,6 +217,8 @@ def _score_instances(
     notes: list[str],
 ) -> ResultScore:
     """Return the score of the instances of a throughput result, of which ``kept`` count."""
+    for gap in run_set.gaps:
+        obstacles.append(Refusal("instance-missing", f"{gap.sentence}, and {PRUNED} does not have it"))
     if len(kept) < rules.runs:
         text = f"{run_set.name}: {len(kept)} instances of {rules.log_name} count, and a result needs {rules.runs}"
         obstacles.append(Refusal("instance-count", text))
