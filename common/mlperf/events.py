@@ -157,6 +157,14 @@ class RunEvents:
         """Log the end of the initialisation."""
         self._log.end("init_stop")
 
+    def staging_start(self) -> None:
+        """Log that the copy of the data to faster storage starts. Up to v2.0, the HPC rules time this copy."""
+        self._log.start("staging_start")
+
+    def staging_stop(self, seconds: float) -> None:
+        """Log the end of the copy, which took ``seconds``."""
+        self._log.end("staging_stop", None, {"staging_duration": seconds})
+
     def run_start(self) -> None:
         """Start the clock of the run. Data may be read from here on."""
         self._log.start("run_start")

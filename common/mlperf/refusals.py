@@ -35,6 +35,7 @@ _RESULTS = "training rules, results and runs"
 _SEEDS = "training rules, random numbers; seed checker of the package checker"
 _EVALUATION = "training rules, evaluation frequency"
 _HYPERPARAMETERS = "training rules, table of hyperparameters"
+_THROUGHPUT = "HPC rules, throughput"
 _COMPLIANCE = "compliance checker"
 _RCP = "training rules, reference convergence points; RCP checker"
 _LAYOUT = "submission rules, directory structure"
@@ -83,6 +84,7 @@ REASONS: dict[str, Reason] = {
         _TIMING,
     ),
     "phase-order": Reason("rule", "Initialization comes first, then run_start, training, and run_stop.", _TIMING),
+    "staging-not-started": Reason("checker", "Every staging_stop comes after its staging_start.", _COMPLIANCE),
     "outside-run": Reason("rule", "Training and evaluation happen between run_start and run_stop.", _TIMING),
     "run-without-length": Reason("contradiction", "A run takes time.", _LOG),
     "time-no-milliseconds": Reason(
@@ -132,6 +134,17 @@ REASONS: dict[str, Reason] = {
     "registry-contradiction": Reason(
         "contradiction", "The lines on a run agree with each other, with the log and with the files.", _REGISTRY
     ),
+    # The instances of a throughput result.
+    "instance-missing": Reason(
+        "rule", "Every instance that was launched is submitted, as one that counts or as a pruned one.", _THROUGHPUT
+    ),
+    "instance-count": Reason("rule", "At least as many instances count as a time to solution has runs.", _THROUGHPUT),
+    "instance-not-converged": Reason("rule", "Every instance that counts reaches the target.", _THROUGHPUT),
+    "instance-size": Reason(
+        "rule",
+        "A log states the nodes and accelerators of its instance, which are equal in all instances.",
+        _THROUGHPUT,
+    ),
     # A submitter's folder.
     "part-missing": Reason("rule", "A submission has the folders systems and results, with results in them.", _LAYOUT),
     "file-unfit": Reason(
@@ -151,6 +164,12 @@ REASONS: dict[str, Reason] = {
     ),
     "scaling-wrong": Reason("contradiction", "scaling.json holds the factor that the RCP checker computes.", _RCP),
     "checker-refuses": Reason("checker", "MLCommons' checkers accept the submission.", _CHECKERS),
+    "scaling-folder": Reason(
+        "checker", "HPC results are in the folders strong and weak below the system.", "package checker"
+    ),
+    "throughput-alone": Reason(
+        "rule", "A throughput result comes with a time to solution of the same benchmark.", _THROUGHPUT
+    ),
     "submitter-differs": Reason("rule", "A submission holds the results of one organization.", _LAYOUT),
     "place-taken": Reason(
         "rule", "A submission has one result per system and benchmark, and one code per name.", _LAYOUT

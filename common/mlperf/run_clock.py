@@ -49,6 +49,7 @@ class _Clock:
         submitted: progress to the ``eval_start`` of its evaluation.
         scores: number of evaluations so far.
         passed: first evaluation that reached the target.
+        staging: start of the copy of data to faster storage, until its stop.
         blocks: blocks of the log; None if their labels cannot be interpreted.
     """
 
@@ -62,6 +63,7 @@ class _Clock:
     submitted: dict[object, Event] = field(default_factory=dict)
     scores: int = 0
     passed: Event | None = None
+    staging: Event | None = None
     blocks: Blocks | None = None
     refusals: list[Refusal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -162,6 +164,20 @@ def _enter(clock: _Clock, event: Event, allowed: tuple[int, ...], phase: int) ->
         clock.begun.setdefault(phase, event)
 
 
+def _staging_start(clock: _Clock, event: Event) -> None:
+    before = clock.begun.get(clock.phase)
+    if before is None or not clock.refuse_earlier(event, before):
+        clock.staging = event
+
+
+def _staging_stop(clock: _Clock, event: Event) -> None:
+    if clock.staging is None:
+        clock.refuse("staging-not-started", event, "comes without a staging_start before it")
+    else:
+        clock.refuse_earlier(event, clock.staging)
+    clock.staging = None
+
+
 def _training(clock: _Clock, event: Event) -> None:
     """Handle the start or end of a block or epoch."""
     if _outside(clock, event):
@@ -229,6 +245,8 @@ def _trained_before(clock: _Clock, number: int) -> Event | None:
 _STEPS: dict[str, Callable[[_Clock, Event], None]] = {
     "init_start": _init_start,
     "init_stop": _init_stop,
+    "staging_start": _staging_start,
+    "staging_stop": _staging_stop,
     "run_start": _run_start,
     "run_stop": _run_stop,
     "block_start": _training,

@@ -350,7 +350,7 @@ def judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
     notes = [*first.notes, *_set_notes(logs, rules)]
     score: float | None = None
     if not refusals:
-        factor, refusals, notes_of_test = _convergence(logs, rules)
+        factor, refusals, notes_of_test = rcp_test(logs, rules)
         notes += notes_of_test
         score = factor * olympic_mean([_minutes(v) for v in verdicts], rules.dropped)
     return Verdict(
@@ -369,7 +369,8 @@ def _minutes(verdict: Verdict) -> float:
     return float("inf") if verdict.minutes is None else verdict.minutes
 
 
-def _set_refusals(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules: Rules) -> list[Refusal]:
+def invalid_runs(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict]) -> list[Refusal]:
+    """Refuse runs that used other data or did not clear the page cache."""
     found = []
     named = distinct_names([log.path for log in logs])
     for log, verdict in zip(logs, verdicts, strict=True):
@@ -378,6 +379,12 @@ def _set_refusals(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules:
         elif verdict.kind == "format" and (verdict.converged or len(verdict.limits) > 1):
             text = f"{named[log.path]} is not a valid run: {verdict.limits[-1]}"
             found.append(Refusal("cache-not-cleared", text))
+    return found
+
+
+def _set_refusals(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules: Rules) -> list[Refusal]:
+    found = invalid_runs(logs, verdicts)
+    named = distinct_names([log.path for log in logs])
     failed = [named[v.paths[0]] for v in verdicts if not v.converged]
     if len(failed) > rules.non_converged:
         text = f"{len(failed)} runs did not converge ({', '.join(failed)}); {rules.non_converged} may in a result"
@@ -456,7 +463,7 @@ def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
     return found
 
 
-def _convergence(logs: Sequence[ParsedLog], rules: Rules) -> tuple[float, list[Refusal], tuple[str, ...]]:
+def rcp_test(logs: Sequence[ParsedLog], rules: Rules) -> tuple[float, list[Refusal], tuple[str, ...]]:
     """Return score factor, refusals and notes of the RCP test."""
     if logs[0].division != "closed":
         return 1.0, [], ("open division: convergence is not compared with the reference",)

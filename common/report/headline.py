@@ -66,6 +66,10 @@ def _run_result(subject: Subject) -> Html:
 def _set_result(subject: Subject) -> Html:
     score = subject.score
     assert score is not None
+    if score.throughput is not None:
+        return _result(
+            minutes_of(score.throughput.minutes), f"Throughput: {score.throughput}.", "submittable", score.notes
+        )
     if score.minutes is not None:
         said = f"Score: olympic mean {minutes_of(score.olympic_minutes or 0)} minutes x RCP factor {score.factor:.4f}; "
         return _result(minutes_of(score.minutes), said + score.choice + ".", "submittable", score.notes)

@@ -29,7 +29,7 @@ def verdict_of_set(scored: ResultScore) -> Verdict:
         None if rules is None else rules.log_name,
         None if rules is None else rules.ruleset,
         scored.run_set.logs,
-        converged=scored.olympic_minutes is not None,
+        converged=scored.olympic_minutes is not None or scored.throughput is not None,
         score=scored.minutes,
     )
 
@@ -76,7 +76,7 @@ def check_submission(tree: Path, ruleset: str | None) -> bool:
     ok = True
     for folder in result_folders(tree):
         try:
-            run_sets = [each for each in find_run_sets([folder]) if each.logs and each.logs[0].parent == folder]
+            run_sets = [each for each in find_run_sets([folder]) if any(log.parent == folder for log in each.logs)]
         except DataError as error:
             print(f"{printable(str(folder))}: REFUSED\n  - {printable(str(error))}")
             ok = False

@@ -42,6 +42,7 @@ from common.submission.tree_agreement import (
     missing_code,
     read_object,
     repeated_runs,
+    size_refusals,
 )
 from common.untrusted.regular_file import open_regular
 
@@ -157,6 +158,7 @@ class _TreeChecker:
             self._withheld.append(f"{self._tree.name}: {text}")
             yield CheckerReport("layout", self._tree.name, (Refusal("part-missing", text),))
         benchmarks = {folder.benchmark for folder in self._folders}
+        scalings = {(folder.benchmark, folder.scaling) for folder in self._folders if folder.logs}
         for folder in self._folders:
             complaints = []
             if folder.system not in self._systems:
@@ -166,14 +168,20 @@ class _TreeChecker:
             if not accepted(folder.benchmark, self._ruleset):
                 text = f"ruleset {self._ruleset} does not accept a benchmark named {folder.benchmark}"
                 complaints.append(Refusal("benchmark-unknown", text))
+            if self._usage == "hpc" and folder.scaling is None:
+                text = f"is not in results/{folder.system}/strong or weak, where the package checker looks for it"
+                complaints.append(Refusal("scaling-folder", text))
             self._withheld += [f"{self._named(folder.path)}: {text}" for text in complaints]
             missing, notes = missing_code(self._content, folder, benchmarks)
+            if folder.weak and (folder.benchmark, layout.STRONG) not in scalings:
+                text = f"there is no time to solution of {folder.benchmark}: results/<system>/strong/{folder.benchmark}"
+                complaints.append(Refusal("throughput-alone", text))
             yield CheckerReport("layout", self._named(folder.path), (*complaints, *missing), tuple(notes))
 
     def _read_logs(self) -> None:
         """Read each log once, and collect the reasons why a log must not be given to the checkers."""
         for folder in self._folders:
-            for name in folder.logs:
+            for name in (*folder.logs, *folder.pruned):
                 path = self._tree / name
                 if self._content.files.get(name, 0) > LARGEST_FILE:
                     self._withheld.append(f"{self._named(name)}: is larger than 50 MB")
@@ -191,10 +199,11 @@ class _TreeChecker:
     def _agreement(self) -> Iterator[CheckerReport]:
         for folder in self._folders:
             fields = self._systems.get(folder.system, {})
-            logs = [self._logs[name] for name in folder.logs if name in self._logs]
+            logs = [self._logs[name] for name in (*folder.logs, *folder.pruned) if name in self._logs]
             found = list(implementation_findings(self._tree, self._content, folder, fields, logs))
             complaints = [
                 *folder_disagreements(folder, fields, logs),
+                *(size_refusals(logs, fields, f"systems/{folder.system}.json") if folder.weak else ()),
                 *(Refusal("counts-differ", text) for wrong, text in found if wrong),
             ]
             notes = [*folder_remarks(folder, fields, logs), *(text for wrong, text in found if not wrong)]

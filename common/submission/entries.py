@@ -10,12 +10,12 @@ from common.errors import ConfigError
 from common.launch.series import Begin
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
-from common.submission.run_sets import RunSet, find_run_sets, of_logs
-from common.submission.score import ResultScore, score
+from common.submission.run_sets import PRUNED, RunSet, find_run_sets, of_logs
+from common.submission.score import ResultScore, ScoredRun, score
 from common.submission.settings import ResultSettings, SubmissionSettings
 from common.submission.source_code import LARGEST_FILE
 from common.submission.system_description import Description
-from common.submission.tree_agreement import count_of, log_disagreements
+from common.submission.tree_agreement import count_of, log_disagreements, size_refusals
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,15 @@ class SubmissionEntry:
         return None if series is None else series.experiments[0].begin
 
     @property
-    def logs(self) -> tuple[Path, ...]:
-        """The logs of the chosen runs, in launch order."""
-        return tuple(run.verdict.paths[0] for run in self.score.chosen)
+    def files(self) -> tuple[tuple[str, ScoredRun], ...]:
+        """Path in the result folder of each log that is submitted, and its run."""
+        if not self.score.instances:
+            return tuple((f"result_{index}.txt", run) for index, run in enumerate(self.score.chosen))
+        pruned = self.score.run_set.pruned
+        return tuple(
+            (f"{PRUNED}/result_{run.number}.txt" if run.verdict.paths[0] in pruned else f"result_{run.number}.txt", run)
+            for run in self.score.runs
+        )
 
     @property
     def doctors(self) -> tuple[Path, ...]:
@@ -127,9 +133,11 @@ def contradicted_descriptions(
     found: list[Refusal] = []
     for entry in entries:
         fields, where = descriptions[entry.system].fields, f"the description of {entry.system}"
-        for run in entry.score.runs:
-            if run.log is not None:
-                found += log_disagreements(run.log, fields, where)
+        logs = [run.log for run in entry.score.runs if run.log is not None]
+        if entry.score.instances:
+            found += [refusal.about(f"{entry.score.run_set.name}: ") for refusal in size_refusals(logs, fields, where)]
+        else:
+            found += [refusal for log in logs for refusal in log_disagreements(log, fields, where)]
         if entry.begin is not None:
             nodes, _, ranks = entry.begin.scale.partition("x")
             for name, launched in (("number_of_nodes", nodes), ("accelerators_per_node", ranks)):
@@ -159,13 +167,16 @@ def _code_refusals(entry: SubmissionEntry) -> list[Refusal]:
 
 
 def _conflicts(entries: Sequence[SubmissionEntry]) -> list[Refusal]:
-    """Return conflicts: two results for one folder, two codes for one implementation name, training and HPC mixed."""
-    results: dict[tuple[str, str], SubmissionEntry] = {}
+    """Return conflicts between results.
+
+    Two results for one folder, two codes for one implementation name, training and HPC mixed, a throughput alone.
+    """
+    results: dict[tuple[str, str, bool], SubmissionEntry] = {}
     codes: dict[tuple[str, str], SubmissionEntry] = {}
     found = []
     for entry in entries:
         name, benchmark = entry.score.run_set.name, entry.benchmark
-        other = results.setdefault((entry.system, benchmark), entry)
+        other = results.setdefault((entry.system, benchmark, entry.score.instances), entry)
         if other is not entry:
             text = (
                 f"{other.score.run_set.name} and {name} are both {benchmark} on {entry.system}: a submission has one "
@@ -182,6 +193,10 @@ def _conflicts(entries: Sequence[SubmissionEntry]) -> list[Refusal]:
         if entry.rules.usage != entries[0].rules.usage:
             text = f"{name}: {benchmark} is of the {entry.rules.usage} rounds; submit it by itself"
             found.append(Refusal("checker-refuses", text))
+        timed = any(each.benchmark == benchmark and not each.score.instances for each in entries)
+        if entry.score.instances and not timed:
+            text = f"{name}: the submission has no time to solution of {benchmark}"
+            found.append(Refusal("throughput-alone", text))
     return found
 
 

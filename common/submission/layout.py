@@ -12,23 +12,24 @@ from pathlib import Path, PurePosixPath
 
 from common.mlperf.refusals import Refusal
 from common.submission.found_files import FoundFiles
-from common.submission.run_sets import RESULT
+from common.submission.run_sets import PRUNED, RESULT, WEAK
 
 PARTS = {
     "results": "the logs results/<system>/<benchmark>/result_<i>.txt",
     "systems": "the descriptions systems/<system>.json",
 }
 """Folders that every submission has, with their content as a phrase for messages."""
-SCALINGS = ("strong", "weak")
-"""Folders between system and benchmark in HPC results."""
+STRONG = "strong"
+SCALINGS = (STRONG, WEAK)
+"""Folders between system and benchmark in HPC results: of times to solution, and of throughput."""
 SCALING_FILE = "scaling.json"
 BYPASS_FILE = "package_checker_params"
 
 NAME = re.compile(r"\w[\w.+=@,()#~&%'!:-]*")
 """Names that are safe for the checkers: no character has a special meaning in glob patterns, paths or terminals."""
 _LOGS = "result_*.txt"
-_ELSEWHERE = ("power", "pruned_results")
-"""Subfolders of a benchmark folder that the rules allow and that no checker here judges."""
+_ELSEWHERE = "power"
+"""Subfolder of a benchmark folder that the rules allow and that no checker here judges."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +39,41 @@ class ResultFolder:
     Attributes:
         path: path relative to the submitter's folder.
         logs: files ``result_<i>.txt``, relative to the submitter's folder.
+        pruned: such files of instances that do not count in a throughput result.
     """
 
     path: PurePosixPath
     system: str
     benchmark: str
     logs: tuple[PurePosixPath, ...]
+    pruned: tuple[PurePosixPath, ...]
+
+    @property
+    def scaling(self) -> str | None:
+        """The folder between system and benchmark: one of :data:`SCALINGS`, or None."""
+        return self.path.parts[2] if len(self.path.parts) > len(("results", self.system, self.benchmark)) else None
 
     @property
     def weak(self) -> bool:
-        """Whether this is HPC weak scaling: many runs at the same time, each on a part of the system."""
-        return self.path.parts[2] == "weak"
+        """Whether this is a throughput result: many runs at the same time, each on a part of the system."""
+        return self.scaling == WEAK
 
 
 def result_folders(content: FoundFiles) -> list[ResultFolder]:
     """Return all folders ``results/<system>/<benchmark>``, or ``results/<system>/{strong,weak}/<benchmark>`` (HPC)."""
     return [
-        ResultFolder(path, path.parts[1], path.name, tuple(each for each in content.within(path) if _is_log(each)))
+        ResultFolder(path, path.parts[1], path.name, _logs_in(content, path), _pruned_in(content, path))
         for path in content.folders
         if _is_result_folder(path)
     ]
+
+
+def _logs_in(content: FoundFiles, folder: PurePosixPath) -> tuple[PurePosixPath, ...]:
+    return tuple(each for each in content.within(folder) if _is_log(each))
+
+
+def _pruned_in(content: FoundFiles, folder: PurePosixPath) -> tuple[PurePosixPath, ...]:
+    return _logs_in(content, folder / PRUNED) if folder.parts[2] == WEAK else ()
 
 
 def has_layout(results: Path) -> bool:
@@ -93,15 +109,19 @@ def missing_parts(content: FoundFiles) -> Iterator[Refusal]:
 
 def remarks(content: FoundFiles) -> Iterator[str]:
     """Yield notes on files that are not judged. They do not forbid anything, because no result depends on them."""
-    known = {folder.path for folder in result_folders(content)}
+    judged = {
+        path
+        for folder in result_folders(content)
+        for path in (*folder.logs, *folder.pruned, folder.path / SCALING_FILE)
+    }
     for path in content.files:
         if path.name == BYPASS_FILE:
             yield f"{path}: was left out: no check is bypassed here"
-        elif path.parts[0] != "results" or (path.parent in known and (_is_log(path) or path.name == SCALING_FILE)):
+        elif path.parts[0] != "results" or path in judged:
             continue
         elif not _is_log(path):
             yield f"{path}: is neither a log nor {SCALING_FILE}: nothing looks at it"
-        elif not set(path.parts[:-1]) & set(_ELSEWHERE):
+        elif _ELSEWHERE not in path.parts[:-1]:
             yield (
                 f"{path}: is not judged and belongs to no result: results are in "
                 "results/<system>/<benchmark>/result_<i>.txt"

@@ -96,12 +96,12 @@ def _check(tree: Path, ruleset: str, entries: Sequence[SubmissionEntry]) -> bool
 
 
 def _copied_logs(tree: Path, entries: Sequence[SubmissionEntry]) -> dict[Path, ParsedLog]:
-    """Return the parsed logs of the chosen runs by their path in the tree, so that they are not read again."""
+    """Return the parsed logs in the tree by their path, so that they are not read again."""
     found = {}
     for entry in entries:
-        for index, run in enumerate(entry.score.chosen):
+        for name, run in entry.files:
             if run.log is not None:
-                path = result_folder(tree, entry) / f"result_{index}.txt"
+                path = result_folder(tree, entry) / name
                 found[path] = replace(run.log, path=path)
     return found
 

@@ -28,6 +28,10 @@ from common.untrusted.regular_file import open_regular
 RUN_LOG = "mlperf.log"
 """Name of the log in the ``output_dir`` of a run."""
 RESULT = re.compile(r"result_(\d{1,6})\.txt")
+WEAK = "weak"
+"""Parent folder of the throughput results of HPC rounds, which the rules once called weak scaling."""
+PRUNED = "pruned_results"
+"""Folder in that of a throughput result, for the logs of instances that do not count."""
 NAMED_AT_MOST = 20
 """Largest number of missing runs or folders that are named one by one."""
 _OF_RUN = re.compile(r"(.+)_(\d{1,6})(?:\.log)?")
@@ -43,11 +47,13 @@ class RunSet:
         numbers: number of each run: of its experiment or result file, or its position from 1.
         complaints: faults of the set as a whole; each names file and reason.
         notes: information that does not change the verdict.
-        gaps: missing numbers of ``result_<i>.txt``. They matter only if runs are chosen from a longer sequence.
+        gaps: missing numbers of ``result_<i>.txt``. They matter for instances, and if runs are chosen from more runs.
         series: the series in ``runs.jsonl``; None for logs without it.
         ruleset: version in ``runs.jsonl``; None without it.
         declared_together: whether the runs form one result: a series, a result folder, or logs named together.
         follow: whether a log may be a link. Links are allowed only for logs that the caller named.
+        instances: whether the logs are in the folder of a throughput result, so that each is of one instance.
+        pruned: logs of instances that do not count.
     """
 
     name: str
@@ -60,6 +66,8 @@ class RunSet:
     ruleset: str | None = None
     declared_together: bool = True
     follow: bool = True
+    instances: bool = False
+    pruned: frozenset[Path] = frozenset()
 
 
 def find_run_sets(paths: Sequence[Path]) -> list[RunSet]:
@@ -83,6 +91,7 @@ def _in_folder(folder: Path) -> list[RunSet]:
     names = [*content.files, *content.special, *content.folders]
     launched = sorted({path.parent for path in names if path.name == RUNS_FILE})
     copied = sorted({path.parent for path in names if RESULT.fullmatch(path.name)})
+    copied = [path for path in copied if path.name != PRUNED or path.parent not in copied or not _weak(folder / path)]
     # For each folder with result_<i>.txt: the folder itself or the one above it that has runs.jsonl.
     registries = {each: next((above for above in launched if each.is_relative_to(above)), None) for each in copied}
     found = []
@@ -91,7 +100,8 @@ def _in_folder(folder: Path) -> list[RunSet]:
         found += [replace(each, notes=(*each.notes, *_below_registry(below))) for each in _in_results(folder / results)]
     for each, registry in registries.items():
         if registry in (None, each):
-            run_set = _of_names(folder / each, [path for path in names if path.parent == each])
+            pruned = [path for path in names if path.parent == each / PRUNED and _weak(folder / each)]
+            run_set = _of_names(folder / each, [path for path in names if path.parent == each], pruned)
             found.append(run_set if registry is None else _beside_registry(run_set, folder / registry / RUNS_FILE))
     alone = [path for path in content.files if path.name == RUN_LOG]
     found += _single_runs(folder, [path for path in alone if not any(path.is_relative_to(each) for each in launched)])
@@ -176,7 +186,39 @@ def _picked(logs: Sequence[Path]) -> Iterator[Refusal]:
                 return
 
 
-def _of_names(folder: Path, names: Sequence[PurePosixPath]) -> RunSet:
+def _weak(folder: Path) -> bool:
+    """Return whether a folder is that of a throughput result, or of its pruned instances."""
+    parts = folder.absolute().parts
+    return parts[-3 if parts[-1] == PRUNED else -2 :][:1] == (WEAK,)
+
+
+def _of_names(folder: Path, names: Sequence[PurePosixPath], in_pruned: Sequence[PurePosixPath]) -> RunSet:
+    """Return the set of the logs ``names`` of a folder and ``in_pruned`` of pruned instances, which share numbers."""
+    numbered, complaints = _numbered(folder, names)
+    pruned, more = _numbered(folder / PRUNED, in_pruned)
+    first, last = min(numbered), max(numbered)
+    absent = (n for n in range(min(1, first), last) if n not in numbered and n not in pruned)
+    gaps = tuple(
+        Refusal("not-consecutive", f"{folder / f'result_{number}.txt'} is missing")
+        for number in islice(absent, NAMED_AT_MOST)
+    )
+    runs = [*sorted(numbered.items()), *sorted(pruned.items())]
+    logs = [path for _, path in runs]
+    complaints += [*more, *_links(logs), *_same_files(logs), *_picked(logs)]
+    return RunSet(
+        name=str(folder),
+        logs=tuple(logs),
+        numbers=tuple(number for number, _ in runs),
+        complaints=tuple(complaints),
+        gaps=gaps,
+        follow=False,
+        instances=_weak(folder),
+        pruned=frozenset(pruned.values()),
+    )
+
+
+def _numbered(folder: Path, names: Sequence[PurePosixPath]) -> tuple[dict[int, Path], list[Refusal]]:
+    """Return the logs ``result_<i>.txt`` of a folder by number, and complaints about other names and equal numbers."""
     numbered: dict[int, Path] = {}
     complaints = []
     for name in sorted(path.name for path in names if path.match("result_*.txt")):
@@ -187,15 +229,7 @@ def _of_names(folder: Path, names: Sequence[PurePosixPath]) -> RunSet:
         elif (other := numbered.setdefault(int(found[1]), path)) is not path:
             text = f"{other} and {name} have the same number: remove or renumber one"
             complaints.append(Refusal("result-name", text))
-    numbers = sorted(numbered)
-    absent = (n for n in range(min(1, numbers[0]), numbers[-1]) if n not in numbered)
-    gaps = tuple(
-        Refusal("not-consecutive", f"{folder / f'result_{number}.txt'} is missing")
-        for number in islice(absent, NAMED_AT_MOST)
-    )
-    logs = [numbered[number] for number in numbers]
-    complaints += [*_links(logs), *_same_files(logs), *_picked(logs)]
-    return RunSet(str(folder), tuple(logs), tuple(numbers), tuple(complaints), gaps=gaps, follow=False)
+    return numbered, complaints
 
 
 def _links(logs: Sequence[Path]) -> Iterator[Refusal]:

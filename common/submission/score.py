@@ -3,6 +3,8 @@
 A result has N runs. From a longer series, the rules choose N consecutive runs: the window whose olympic mean is the
 median of all windows (:func:`common.mlperf.rcp.pick_window`). The score is the olympic mean of its times, multiplied
 by the RCP normalisation factor (training rules, sections on results and on reference convergence points).
+
+Instances that trained at the same time have another score in HPC rounds (:mod:`common.mlperf.throughput`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeGuard
 
 from common.errors import ConfigError
 from common.mlperf.checker_process import one_checker_process
@@ -20,6 +23,7 @@ from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rcp import Reference, Window, convergence_of, olympic_mean, pick_window, reference_at
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules, rules_for
+from common.mlperf.throughput import Throughput, instance_refusals, throughput_of
 from common.mlperf.verdict import (
     Verdict,
     candidate_rulesets,
@@ -28,9 +32,10 @@ from common.mlperf.verdict import (
     judge,
     judge_log,
     judge_together,
+    rcp_test,
 )
 from common.submission.registry_evidence import log_contradictions, verdict_contradiction
-from common.submission.run_sets import RunSet
+from common.submission.run_sets import PRUNED, RunSet
 from common.submission.tree_agreement import copy_refusals
 
 
@@ -62,12 +67,13 @@ class ResultScore:
     Attributes:
         runs: all runs, in launch order.
         rules: rules of the benchmark; None if no ruleset accepts the benchmark of the logs.
-        window: the consecutive runs that form the result; None if there are too few runs.
+        window: the consecutive runs that form the result; None if there are too few runs, and for instances.
         reference: RCP convergence at the batch size of the runs; None if no RCP exists for it.
         convergence: olympic mean convergence of the window; None without a window, or if too many runs failed.
         factor: RCP normalisation factor; None if the RCP test failed or did not run.
         obstacles: reasons why there is no score, each with its files; empty if there is one.
         notes: information that does not change the score.
+        throughput: score of a throughput result; None for other results, and if anything prevents it.
     """
 
     run_set: RunSet
@@ -79,11 +85,19 @@ class ResultScore:
     factor: float | None
     obstacles: tuple[Refusal, ...]
     notes: tuple[str, ...]
+    throughput: Throughput | None = None
 
     @property
     def chosen(self) -> tuple[ScoredRun, ...]:
-        """The runs of the window; empty if there is no window."""
+        """The runs of the window, or the instances that count; empty if there is no window."""
+        if self.instances:
+            return _counting(self.run_set, self.runs)
         return () if self.window is None else self.runs[self.window.start : self.window.start + self.window.runs]
+
+    @property
+    def instances(self) -> bool:
+        """Whether this is a throughput result: each run is an instance on a part of the system."""
+        return _of_instances(self.rules, self.run_set)
 
     @property
     def olympic_minutes(self) -> float | None:
@@ -92,7 +106,9 @@ class ResultScore:
 
     @property
     def minutes(self) -> float | None:
-        """The normalised score in minutes; None if anything prevents one."""
+        """The normalised score, or the time to train all instances, in minutes; None if anything prevents one."""
+        if self.throughput is not None:
+            return self.throughput.minutes
         if self.obstacles or self.olympic_minutes is None or self.factor is None:
             return None
         return self.factor * self.olympic_minutes
@@ -105,6 +121,8 @@ class ResultScore:
     @property
     def choice(self) -> str:
         """A phrase for reports: the runs that form the result, and why."""
+        if self.instances:
+            return f"{len(self.chosen)} of {len(self.runs)} instances, {len(self.run_set.pruned)} pruned"
         if self.window is None or self.rules is None:
             return "no runs are chosen"
         first, last = self.chosen[0].number, self.chosen[-1].number
@@ -141,10 +159,17 @@ def _score(run_set: RunSet, version: str | None) -> ResultScore:
         reason = f"{run_set.name}: they were not launched as one series; name the logs of a result, in launch order"
         refusal = Refusal("not-consecutive", reason)
         return ResultScore(run_set, runs, rules, None, None, None, None, (refusal,), ())
-    obstacles = [*run_set.complaints, *_registry_obstacles(run_set, runs), *_obstacles(run_set.name, runs, rules)]
+    counting = _counting(run_set, runs) if _of_instances(rules, run_set) else runs
+    obstacles = [*run_set.complaints, *_registry_obstacles(run_set, runs)]
+    obstacles += _obstacles(run_set.name, runs, counting, rules)
     notes = [*run_set.notes]
     if version is not None and run_set.ruleset not in (None, version):
         notes.append(f"the runs were logged under ruleset {run_set.ruleset} and are judged by {version}")
+    if _of_instances(rules, run_set):
+        return _score_instances(run_set, runs, counting, rules, obstacles, notes)
+    if rules is not None and len(runs) < rules.runs:
+        text = f"{run_set.name}: a result of {rules.log_name} needs {rules.runs} runs, these are {len(runs)}"
+        obstacles.append(Refusal("run-count", text))
     disorder = [*run_set.gaps, *_misordered(run_set.name, runs)]
     if run_set.series is not None or (rules is not None and len(runs) > rules.runs):
         obstacles += disorder
@@ -170,6 +195,55 @@ def _score(run_set: RunSet, version: str | None) -> ResultScore:
         factor,
         tuple(obstacles),
         tuple(dict.fromkeys(notes)),
+    )
+
+
+def _of_instances(rules: Rules | None, run_set: RunSet) -> TypeGuard[Rules]:
+    """Return whether the runs of a set are the instances of a throughput result, which only HPC rounds have."""
+    return rules is not None and rules.usage == "hpc" and run_set.instances
+
+
+def _counting(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> tuple[ScoredRun, ...]:
+    """Return the instances that are not pruned."""
+    return tuple(run for run in runs if run.verdict.paths[0] not in run_set.pruned)
+
+
+def _score_instances(
+    run_set: RunSet,
+    runs: tuple[ScoredRun, ...],
+    kept: tuple[ScoredRun, ...],
+    rules: Rules,
+    obstacles: list[Refusal],
+    notes: list[str],
+) -> ResultScore:
+    """Return the score of the instances of a throughput result, of which ``kept`` count."""
+    for gap in run_set.gaps:
+        obstacles.append(Refusal("instance-missing", f"{gap.sentence}, and {PRUNED} does not have it"))
+    if len(kept) < rules.runs:
+        text = f"{run_set.name}: {len(kept)} instances of {rules.log_name} count, and a result needs {rules.runs}"
+        obstacles.append(Refusal("instance-count", text))
+    obstacles += instance_refusals([run.verdict for run in kept])
+    logs = [run.log for run in kept if run.log is not None]
+    throughput = None
+    if not obstacles:
+        _, found, notes_of_test = rcp_test(logs, rules)
+        obstacles += [refusal.about(f"{run_set.name}: ") for refusal in found]
+        notes += notes_of_test
+    if not obstacles:
+        pruned = [run.log for run in runs if run.log is not None and run.verdict.paths[0] in run_set.pruned]
+        throughput = throughput_of(logs, pruned)
+        notes.append(str(throughput))
+    return ResultScore(
+        run_set,
+        runs,
+        rules,
+        None,
+        _reference(kept, rules) if kept else None,
+        _mean_convergence(kept, rules) if len(kept) >= rules.runs else None,
+        None,
+        tuple(obstacles),
+        tuple(dict.fromkeys(notes)),
+        throughput,
     )
 
 
@@ -225,26 +299,38 @@ def _scored(number: int, verdict: Verdict, rules: Rules | None) -> ScoredRun:
     return ScoredRun(number, verdict, log, convergence)
 
 
-def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> list[Refusal]:
-    """Return the faults of the runs that prevent a score, whichever runs are chosen."""
+def _obstacles(
+    name: str, runs: tuple[ScoredRun, ...], counting: tuple[ScoredRun, ...], rules: Rules | None
+) -> list[Refusal]:
+    """Return the faults of the runs that prevent a score, whichever runs are chosen.
+
+    Args:
+        counting: the runs without pruned instances.
+    """
     if not runs:
         return [Refusal("run-count", f"{name}: has no runs")]
     found = []
     for run in runs:
         path = run.verdict.paths[0]
         if run.verdict.kind == "refused":
-            own = (refusal.without(str(path)) for refusal in run.verdict.refusals)
+            own = _runs_in_one_log(run.log) or [refusal.without(str(path)) for refusal in run.verdict.refusals]
             found += [refusal.about(f"{path} is refused: ") for refusal in own]
         if run.log is not None and run.log.other_data:
             found.append(Refusal("data-synthetic", f"{path}: {data_limit(run.log)}"))
     logs = [run.log for run in runs if run.log is not None]
     found += copy_refusals(logs)
     if rules is not None:
-        found += [refusal.about(f"{name}: ") for refusal in contradictions(logs, rules)]
-        if len(runs) < rules.runs:
-            text = f"{name}: a result of {rules.log_name} needs {rules.runs} runs, these are {len(runs)}"
-            found.append(Refusal("run-count", text))
+        compared = [run.log for run in counting if run.log is not None]
+        found += [refusal.about(f"{name}: ") for refusal in (contradictions(compared, rules) if compared else ())]
     return found
+
+
+def _runs_in_one_log(log: ParsedLog | None) -> list[Refusal]:
+    """Refuse a log that holds several runs. All its other faults follow from this one."""
+    starts = {event.time_ms for event in log.all("run_start")} if log is not None else set()
+    if len(starts) <= 1:
+        return []
+    return [Refusal("run-incomplete", f"run_start occurs {len(starts)} times: each run has its own log")]
 
 
 def _registry_obstacles(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> list[Refusal]:

@@ -31,8 +31,9 @@ def format_score(scored: ResultScore) -> str:
     lines = [f"{scored.run_set.name}: {about}", "", *_table(scored), ""]
     if scored.run_set.series is not None:
         lines.append(f"  {HOW_COUNTED}; declared {scored.run_set.series.declared}, ran {len(scored.runs)}")
-    if scored.window is not None:
+    if scored.window is not None or scored.instances:
         lines.append(f"  result: {scored.choice}")
+    if scored.window is not None:
         lines.append(f"  olympic mean: {_minutes(scored.olympic_minutes)}")
     if rules is not None:
         lines += _convergence(scored, rules)
@@ -107,6 +108,7 @@ def as_json(scored: ResultScore) -> dict[str, Any]:
         "runs": [_run_json(run, run in scored.chosen) for run in scored.runs],
         "choice": scored.choice,
         "olympic_minutes": scored.olympic_minutes,
+        "throughput": None if scored.throughput is None else asdict(scored.throughput),
         "convergence": scored.convergence,
         "reference": None if scored.reference is None else asdict(scored.reference),
         "factor": scored.factor,

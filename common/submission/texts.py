@@ -26,9 +26,16 @@ def submission_readme(submitter: str, ruleset: str, entries: Sequence[Submission
         score = entry.score
         lines.append(
             f"| {entry.system} | {entry.benchmark} | {entry.implementation} | {len(score.chosen)} of {len(score.runs)} "
-            f"| {score.olympic_minutes:.3f} | {score.factor:.4f} | {score.minutes:.3f} |"
+            f"| {_or_dash(score.olympic_minutes, '.3f')} | {_or_dash(score.factor, '.4f')} | {score.minutes:.3f} |"
         )
+    for entry in entries:
+        if entry.score.throughput is not None:
+            lines += ["", f"Throughput of {entry.benchmark} on {entry.system}: {entry.score.throughput}."]
     return "\n".join(lines) + "\n"
+
+
+def _or_dash(value: float | None, digits: str) -> str:
+    return "-" if value is None else f"{value:{digits}}"
 
 
 def system_readme(entry: SubmissionEntry, own: str = "") -> str:
@@ -75,9 +82,8 @@ def _runs(entry: SubmissionEntry) -> list[str]:
         )
     lines += [f"Note: {note}." for note in score.run_set.notes]
     lines += ["", f"| file | run | seed | minutes | {rules.unit} to converge |", "|---|---|---|---|---|"]
-    chosen = score.chosen
     for run in score.runs:
-        file = f"result_{chosen.index(run)}.txt" if run in chosen else "not part of the result"
+        file = next((file for file, submitted in entry.files if submitted is run), "not part of the result")
         minutes = "-" if run.verdict.score is None else f"{run.verdict.score:.3f}"
         converged = "did not converge" if run.convergence is None else f"{run.convergence:.10g}"
         lines.append(f"| {file} | {run.number} | {run.seed} | {minutes} | {converged} |")

@@ -10,7 +10,8 @@
                                                                         <system>_<implementation>.json
         results/<system>/<benchmark>/result_<i>.txt                     the logs, byte for byte, in launch order
 
-In HPC rounds, ``strong/`` is between system and benchmark. The package checker writes ``scaling.json``.
+In HPC rounds, ``strong/`` or ``weak/`` is between system and benchmark, and the logs of instances that do not count in
+a throughput result are in ``pruned_results/`` below the benchmark. The package checker writes ``scaling.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from common.mlperf.compliance import rule_records
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rules import Rules
 from common.submission.entries import SubmissionEntry
-from common.submission.layout import SCALINGS
+from common.submission.layout import STRONG
+from common.submission.run_sets import WEAK
 from common.submission.settings import SubmissionSettings
 from common.submission.source_code import copy_folder, export_commit
 from common.submission.system_description import Description
@@ -144,13 +146,13 @@ def _hyperparameters(log: ParsedLog, rules: Rules) -> dict[str, object]:
 
 def result_folder(root: Path, entry: SubmissionEntry) -> Path:
     """Return the folder for the logs of an entry."""
-    between = SCALINGS[:1] if entry.rules.usage == "hpc" else ()
-    return Path(root, "results", entry.system, *between, entry.benchmark)
+    between = WEAK if entry.score.instances else STRONG if entry.rules.usage == "hpc" else ""
+    return Path(root, "results", entry.system, between, entry.benchmark)
 
 
 def _copy_logs(root: Path, entry: SubmissionEntry) -> None:
-    folder = result_folder(root, entry)
-    folder.mkdir(parents=True)
-    for index, log in enumerate(entry.logs):
-        with open_regular(log) as file, (folder / f"result_{index}.txt").open("xb") as copy:
+    for name, run in entry.files:
+        target = result_folder(root, entry) / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_regular(run.verdict.paths[0]) as file, target.open("xb") as copy:
             shutil.copyfileobj(file, copy)

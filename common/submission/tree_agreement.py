@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from common.errors import DataError
 from common.mlperf.parsed_log import LoggedEvaluation, ParsedLog
 from common.mlperf.refusals import Refusal
+from common.mlperf.throughput import accelerators_of, busy_accelerators
 from common.submission.found_files import FoundFiles
 from common.submission.layout import ResultFolder
 from common.submission.settings import normalised
@@ -113,6 +114,32 @@ def count_of(value: object) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def size_refusals(logs: Sequence[ParsedLog], fields: Mapping[str, Any], where: str) -> Iterator[Refusal]:
+    """Yield a refusal if instances use more accelerators at the same time than their system has, or too few at all.
+
+    The rules ask for S <= T <= M * S, of M instances on S accelerators each, in a system with T.
+
+    Args:
+        logs: logs of all instances, pruned ones included.
+        where: name of the system description in messages.
+    """
+    nodes, per_node = (count_of(fields.get(key)) for key in _COUNTS)
+    sizes = [size for log in logs if (size := accelerators_of(log)) is not None]
+    if nodes is None or per_node is None or not sizes:
+        return
+    # Logs of runs on processors state 0 accelerators, and their nodes are counted.
+    total = nodes if all(log.value("accelerators_per_node") == 0 for log in logs) else nodes * max(per_node, 1)
+    if (busy := busy_accelerators(logs)) > total:
+        text = (
+            f"instances that run at the same time use {busy} accelerators, and {where} has {total}: a log states "
+            "number_of_nodes of its instance, not of the job"
+        )
+        yield Refusal("instance-size", text)
+    if sum(sizes) < total:
+        text = f"{len(sizes)} instances use {sum(sizes)} of the {total} accelerators in {where}: instances are missing"
+        yield Refusal("instance-missing", text)
 
 
 def folder_disagreements(
