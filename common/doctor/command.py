@@ -148,7 +148,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="measure for a few seconds only: no sustained load, and collectives of up to 512 MB",
+        help="measure for a few seconds only: no sustained load, and no collectives of 1 GB",
     )
     parser.add_argument("--only", nargs="+", action="extend", choices=CHECKS, metavar="CHECK",
                         help=f"run only these checks: {', '.join(CHECKS)}")  # fmt: skip
