@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,3 +231,11 @@ def rounded_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
         return convert(data, source, target, rounding)
 
     monkeypatch.setattr(interpreter, "_convert_float", exact)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(prefix="mlperf-run-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

@@ -44,7 +44,7 @@ class Pair:
     Attributes:
         residual: residual stream (s, E) of the tokens of this rank; None after :meth:`take`.
         delta: (s, E), added to ``residual`` by the next half; None if nothing is pending.
-        behind: what the product that computed ``delta`` leaves to the next half; None for nothing.
+        behind: work that the product which computed ``delta`` leaves to the next half; None if it leaves none.
     """
 
     def __init__(self, residual: Tensor, delta: Tensor | None = None, behind: Behind | None = None) -> None:

@@ -129,9 +129,8 @@ class Engine:
                 return self.command(["buildah", "run", *options, container, "--", *program])
             finally:
                 self.command(["buildah", "rm", container])
-        limits = [f"--ulimit={name}={value}:{value}" for name, value in _reachable_limits().items()]
         # Podman writes a file "oom" to the current folder when the kernel has killed the container for its memory.
-        command = ["docker", "run", "--rm", "--no-healthcheck", *limits, *options, image, *program]
+        command = ["docker", "run", "--rm", "--no-healthcheck", *_reachable_limits(), *options, image, *program]
         return self.command(command, cwd=self.folder)
 
     def inspect(self, image: str) -> dict[str, Any]:
@@ -188,17 +187,16 @@ class Engine:
             place = root / Path(path).relative_to("/")
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
-        limits = [f"--ulimit={name}={value}:{value}" for name, value in _reachable_limits().items()]
-        done = self.command(["podman", "run", "--rm", "--network=host", *limits, "--rootfs", str(root), true])
+        done = self.command(
+            ["podman", "run", "--rm", "--network=host", *_reachable_limits(), "--rootfs", str(root), true]
+        )
         return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
 
 
-def _reachable_limits() -> dict[str, int]:
-    """Return limits below those that podman asks for by default, which not every root may raise."""
-    return {
-        "nofile": min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-        "nproc": 4096,
-    }
+def _reachable_limits() -> list[str]:
+    """Return options with limits below those that podman asks for by default, which not every root may raise."""
+    files = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    return [f"--ulimit=nofile={files}:{files}", "--ulimit=nproc=4096:4096"]
 
 
 def _libraries(program: Path) -> list[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,15 +30,6 @@ ENDLESS = [
     "benchmark=resnet", "scale=test", "device=cpu", "benchmark.schedule.last_epoch=100000",
     "benchmark.targets.accuracy.value=2", "launch.doctor=false",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that another user may enter, unlike those of pytest."""
-    path = Path(tempfile.mkdtemp(prefix="mlperf-run-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def prepared(benchmark: str, scale: str, folder: Path) -> Path:
@@ -109,17 +98,17 @@ def test_without_a_user_nothing_but_results_and_home_is_writable(containers: Eng
     assert done.stderr.count("Permission denied") == 3
 
 
-def test_a_demo_reaches_its_target_inside(engine: Engine, image: Built, folder: Path, say) -> None:
-    data = prepared(DEMO, "demo", folder)
+def test_a_demo_reaches_its_target_inside(engine: Engine, image: Built, open_folder: Path, say) -> None:
+    data = prepared(DEMO, "demo", open_folder)
     settings = [f"benchmark={DEMO}", "scale=demo", "device=cpu", "seed=1", f"data_dir={data}"]
     if engine.isolation:
         program = ["env", "OMP_NUM_THREADS=1", "mlperf-suite", "train", *settings, "output_dir=/results/demo"]
         done = engine.run(image.name, program, ["--volume", f"{data}:{data}:ro"])
         output, code = done.stdout + done.stderr, done.returncode
     else:
-        with launched(engine, image, folder, *settings) as driver:
+        with launched(engine, image, open_folder, *settings) as driver:
             output, code = driver.communicate(timeout=SECONDS)[0], driver.returncode
-        (series,) = read_runs(folder / "results")
+        (series,) = read_runs(open_folder / "results")
         (run,) = series.experiments
         assert run.end is not None
         assert run.end.status == "success"
@@ -131,31 +120,31 @@ def test_a_demo_reaches_its_target_inside(engine: Engine, image: Built, folder: 
     assert "target reached" in status
 
 
-def test_docker_stop_leaves_a_checkpoint_and_a_closed_log(containers: Engine, image: Built, folder: Path) -> None:
-    data = prepared("resnet", "test", folder)
-    with launched(containers, image, folder, *ENDLESS, f"data_dir={data}") as driver:
-        log = await_evaluation(folder, driver)
+def test_docker_stop_leaves_a_checkpoint_and_a_closed_log(containers: Engine, image: Built, open_folder: Path) -> None:
+    data = prepared("resnet", "test", open_folder)
+    with launched(containers, image, open_folder, *ENDLESS, f"data_dir={data}") as driver:
+        log = await_evaluation(open_folder, driver)
         (running,) = containers.docker("ps", "--quiet", "--filter", "label=mlperf.job").split()
         containers.docker("stop", running)
         output = driver.communicate(timeout=SECONDS)[0]
     assert driver.returncode == 143, output
     assert read_log(log).status == "aborted"
-    (run,) = read_runs(folder / "results")[0].experiments
+    (run,) = read_runs(open_folder / "results")[0].experiments
     assert list((run.folder / run.begin.output_dir / "checkpoints").glob("step_*"))
 
 
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["driver", "driver and its children"])
 def test_a_container_whose_driver_was_killed_blocks_the_next(
-    containers: Engine, image: Built, folder: Path, kill: Callable[[int, int], None]
+    containers: Engine, image: Built, open_folder: Path, kill: Callable[[int, int], None]
 ) -> None:
-    data = prepared("resnet", "test", folder)
-    with launched(containers, image, folder, *ENDLESS, f"data_dir={data}") as driver:
-        await_evaluation(folder, driver)
-        (series,) = read_runs(folder / "results")
+    data = prepared("resnet", "test", open_folder)
+    with launched(containers, image, open_folder, *ENDLESS, f"data_dir={data}") as driver:
+        await_evaluation(open_folder, driver)
+        (series,) = read_runs(open_folder / "results")
         kill(driver.pid, signal.SIGKILL)
         (running,) = containers.docker("ps", "--quiet", "--filter", "label=mlperf.job").split()
         with launched(
-            containers, image, folder, *ENDLESS, f"data_dir={data}", f"launch.series={series.name}"
+            containers, image, open_folder, *ENDLESS, f"data_dir={data}", f"launch.series={series.name}"
         ) as second:
             output = second.communicate(timeout=SECONDS)[0]
     assert second.returncode == 2, output
@@ -178,16 +167,16 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_named_with_the_limit(con
     )
 
 
-def test_two_containers_train_together_under_slurm(containers: Engine, image: Built, folder: Path) -> None:
+def test_two_containers_train_together_under_slurm(containers: Engine, image: Built, open_folder: Path) -> None:
     if missing := missing_programs():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"not installed: {', '.join(missing)}")
-    data = prepared("resnet", "test", folder)
+    data = prepared("resnet", "test", open_folder)
     cluster = Cluster()
     try:
         job = cluster.sbatch(
-            "--nodes=2", "--ntasks-per-node=1", f"--output={folder}/job.out", f"{ROOT}/scripts/run_and_time.sh",
+            "--nodes=2", "--ntasks-per-node=1", f"--output={open_folder}/job.out", f"{ROOT}/scripts/run_and_time.sh",
             "benchmark=resnet", "scale=test", "scale.nodes=2", "scale.gpus_per_node=1", "device=cpu", "micro_batch=8",
-            "benchmark.schedule.last_epoch=2", f"data_dir={data}", f"launch.results={folder}/results",
+            "benchmark.schedule.last_epoch=2", f"data_dir={data}", f"launch.results={open_folder}/results",
             "launch.container=docker", f"launch.image={image.name}", "launch.doctor=false",
             **containers.environment, **NO_GPU,
         )  # fmt: skip
@@ -196,7 +185,7 @@ def test_two_containers_train_together_under_slurm(containers: Engine, image: Bu
     finally:
         cluster.stop()
         containers.docker("rm", "--all", "--force", "--time", "0")
-    series = read_runs(folder / "results")
+    series = read_runs(open_folder / "results")
     assert series, output
     (run,) = series[0].experiments
     assert run.end is not None
