@@ -32,6 +32,14 @@ eval "$(apt-config shell proxy Acquire::http::Proxy)"
 
 container=$(buildah from scratch)
 trap 'buildah rm "$container" >/dev/null' EXIT
+
+# While a layer is written, its files exist three times on the disk, so several small layers need less free space than one.
+commit_layer() {
+  buildah commit --quiet --format docker "$container" "$image" >&2
+  buildah rm "$container" >/dev/null
+  container=$(buildah from "$image")
+}
+
 mounted=$(buildah mount "$container")
 debootstrap --variant=minbase --include=ca-certificates,python3 "$codename" "$mounted" "$mirror" >&2
 rm -rf "$mounted"/var/cache/apt/archives/*.deb "$mounted"/var/lib/apt/lists/*
@@ -44,12 +52,30 @@ python=$(in_image python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 wanted=$(sed -n 's/^python=//p' "$wheelhouse/BUNDLE")
 [[ $python == "$wanted" ]] || die "$codename has Python $python and the wheelhouse is for $wanted: choose another" \
   "CODENAME, or make the wheelhouse with PYTHON=python$python"
-# pip runs from its own wheel, and installs itself too.
+# pip runs from its own wheel, and installs itself.
 # shellcheck disable=SC2016 # expanded in the container
-in_image sh -c 'python3 "$(echo /wheelhouse/pip-*.whl)/pip" install --quiet --no-cache-dir --no-index --find-links /wheelhouse \
-  pip torch torchvision --requirement /requirements/suite.txt' >&2
+in_image sh -c 'python3 "$(echo /wheelhouse/pip-*.whl)/pip" install --quiet --no-cache-dir --no-deps /wheelhouse/pip-*.whl' >&2
+commit_layer
+install() { in_image python3 -m pip install --quiet --no-cache-dir --no-index --find-links /wheelhouse "$@" >&2; }
+packages=(torch torchvision --requirement /requirements/suite.txt)
+# shellcheck disable=SC2016 # Python's
+list_wheels='import json, os, sys, urllib.request as request
+paths = [request.url2pathname(wheel["download_info"]["url"].removeprefix("file://")) for wheel in json.load(sys.stdin)["install"]]
+for size, path in sorted(((os.path.getsize(path), path) for path in paths), reverse=True): print(size, path)'
+wheels=$(in_image python3 -m pip install --quiet --dry-run --report - --no-index --find-links /wheelhouse "${packages[@]}" |
+  in_image python3 -c "$list_wheels")
+group=() bytes=0
+while read -r size wheel; do
+  group+=("$wheel")
+  ((bytes += size))
+  ((bytes > 100000000)) || continue
+  install --no-deps "${group[@]}" </dev/null
+  commit_layer
+  group=() bytes=0
+done <<<"$wheels"
+install "${packages[@]}"
 cuda=$(in_image python3 -c 'import torch; print(torch.version.cuda)')
-buildah commit --quiet --format docker "$container" "$image" >&2
+commit_layer
 
 # NAME-VERSION-….whl; in names, a dash is written as an underscore.
 pins=$(cd "$wheelhouse" && printf '%s\n' *.whl | awk -F- '{ print $1 "==" $2 }' | paste -sd ' ' -)

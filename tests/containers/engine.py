@@ -83,6 +83,7 @@ class Engine:
             "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
             "CONTAINERS_CONF": str(self.folder / "containers.conf"),
             "PATH": f"{docker.parent}:{os.environ['PATH']}:/usr/sbin:/sbin",
+            "TMPDIR": str(self.folder),  # by default layers are copied through /var/tmp
         }
         self.isolation = self._why_no_container_runs()
         if self.isolation:
