@@ -6,9 +6,9 @@ longer. Python 3.12 and later split f-strings into several tokens, so compare co
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
-import sys
 import tokenize
 from pathlib import Path
 from typing import NamedTuple
@@ -81,16 +81,16 @@ def total(root: Path, patterns: tuple[str, ...]) -> Size:
     return Size(*(sum(values) for values in zip(*sizes, strict=True))) if sizes else Size(0, 0, 0)
 
 
-def main(argv: list[str]) -> int:
-    """Print a table of the areas of the tree ``argv[0]``, by default this repository."""
-    root = Path(argv[0]) if argv else ROOT
+def main(root: Path) -> None:
+    """Print a table of the areas of the tree ``root``."""
     print(f"{'area':12s} {'files':>6s} {'tokens':>10s} {'lines':>9s} {'tokens/line':>12s}")
     for area, patterns in AREAS.items():
         size = total(root, patterns)
         density = size.tokens / max(size.lines, 1)
         print(f"{area:12s} {size.files:6d} {size.tokens:10,d} {size.lines:9,d} {density:12.2f}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", nargs="?", type=Path, default=ROOT, help="another checkout")
+    main(parser.parse_args().root)

@@ -5,6 +5,7 @@ The layers are ``common.LAYERS``; the purpose of a package is the first line of 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections.abc import Iterator
@@ -71,4 +72,5 @@ def _purpose(package: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PICTURE.write_text(draw())

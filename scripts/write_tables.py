@@ -7,6 +7,7 @@ machine, versions and an unchanged commit is refused; one whose last step update
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -322,6 +323,7 @@ def _bars(name: str, bars: Mapping[str, float], top: int) -> Iterable[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     found = read()
     for document in DOCUMENTS:
         document.write_text(filled(document.read_text(), found))

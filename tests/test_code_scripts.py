@@ -1,7 +1,10 @@
-"""Test the scripts that count tokens, sample docstrings, and count the files that a step enters."""
+"""Test ``--help`` of all programs, and scripts that count tokens, sample docstrings, and count files of a step."""
 
 from __future__ import annotations
 
+import itertools
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +109,23 @@ def test_a_step_enters_the_trainer_and_the_optimizer_and_no_files_of_start_and_e
 def test_a_run_without_a_second_step_is_an_error():
     with pytest.raises(RuntimeError, match="exit code 2 before its second step"):
         entered(["train", "benchmark=none"])
+
+
+def programs() -> list[str]:
+    """Return the scripts, and the modules that a document runs as ``python -m``; docs/notes has former commands."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*/README.md")]
+    named = (re.findall(r"python -m ((?:common|benchmarks)[\w.]+)", page.read_text()) for page in pages)
+    return sorted({*itertools.chain(*named), *(f"scripts.{path.stem}" for path in ROOT.glob("scripts/*.py"))})
+
+
+@pytest.mark.parametrize("program", programs())
+def test_every_program_explains_itself_and_does_nothing_else(program, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [program, "--help"])
+    monkeypatch.delitem(sys.modules, program, raising=False)
+    code: object = 0
+    try:
+        runpy.run_module(program, run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    assert not code
+    assert "--help" in capsys.readouterr().out

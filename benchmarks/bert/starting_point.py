@@ -7,6 +7,7 @@ accepts the overrides of ``mlperf-suite train benchmark=bert``.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,8 +66,10 @@ def check(accuracy: float) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Print the accuracy and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bert.starting_point", description=__doc__)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of mlperf-suite train benchmark=bert")
     try:
-        tree = compose(["benchmark=bert", "scale=1xH200", *argv])
+        tree = compose(["benchmark=bert", "scale=1xH200", *parser.parse_args(argv).overrides])
         run, session = loading.load(tree, lambda _: BertPretraining)
         found = manifest.read(session.data_dir, FORMAT, PREPARE_COMMAND)
         if found.synthetic or found.custom:

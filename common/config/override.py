@@ -1,7 +1,7 @@
 """Quote paths and free text in ``key=value`` overrides, so that Hydra's grammar returns the same text.
 
 Code that writes an override for another program calls :func:`override`. A shell script calls
-``python -m common.config.override KEY VALUE``, which prints the override.
+``python -m common.config.override KEY VALUE``, which prints the override, or this text for ``--help``.
 """
 
 from __future__ import annotations
@@ -102,4 +102,4 @@ def quoting_hint(argument: str) -> str:
 
 
 if __name__ == "__main__":
-    print(override(*sys.argv[1:]))
+    print(__doc__ if sys.argv[1:] == ["--help"] else override(*sys.argv[1:]))
