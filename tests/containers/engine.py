@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 PROGRAMS = ("podman", "buildah", "debootstrap")
 """Required programs; Debian and Ubuntu have them in packages of these names. ``runc`` too where cgroups are hybrid."""
 
-FREE_BYTES = 15e9
+FREE_BYTES = 10e9
 """Space for the base image, the family's image, and what pip unpacks."""
 
 BUILD_SECONDS = 3000
