@@ -1,8 +1,8 @@
-"""A Slurm cluster on this machine: one controller and two nodes, with all files below one temporary folder.
+"""A Slurm cluster on this machine: one controller and three nodes, with all files below one temporary folder.
 
-The nodes are two slurmd on one host. Each claims four processors, whatever the machine has, so that a job of two nodes
-with two tasks each always fits. The daemons run as the current user, root or not, authenticate with their own munged,
-and end with the process that started them.
+The nodes are three slurmd on one host. Each claims four processors, whatever the machine has, so that a job of three
+nodes with two tasks each always fits. The daemons run as the current user, root or not, authenticate with their own
+munged, and end with the process that started them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "srun", "setpriv")
 """Required programs. Debian and Ubuntu have them in slurm-wlm, munge and util-linux."""
 
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
 PROCESSORS = 4  # that each node claims
 ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
@@ -79,7 +79,7 @@ class JobProcess:
 
 
 class Cluster:
-    """A running Slurm: nodes n1 and n2, one partition, no accounting, no GPUs.
+    """A running Slurm: nodes n1 to n3, one partition, no accounting, no GPUs.
 
     Timing, as observed with Slurm 22.05:
 
