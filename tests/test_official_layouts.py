@@ -147,7 +147,7 @@ OFFICIAL = {
     ),
     "cosmoflow": of(
         "cosmoflow",
-        {"train/*": "cosmoUniverse_2019_05_4parE_tf_v2/{path}", "validation/*": "cosmoUniverse_2019_05_4parE_tf_v2/{path}"},
+        {"*/*": "cosmoUniverse_2019_05_4parE_tf_v2/{path}"},
         "cosmoUniverse_2019_05_4parE_tf_v2/validation",
         "has no samples in a folder validation",
         "cosmoUniverse_2019_05_4parE_tf_v2",
