@@ -17,7 +17,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from benchmarks.cosmoflow.samples import PARAMETERS, REDSHIFTS, SPLITS, Split, read_manifest
+from benchmarks.cosmoflow.samples import PARAMETERS, REDSHIFTS, SPLITS, Split, read_list, read_manifest
 from common.config.ranges import AtLeast
 from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
@@ -89,7 +89,7 @@ def open_train(
         DataError: the folder is incomplete, or has cubes of another size. While reading: a file is damaged.
     """
     found = read_manifest(root, size)
-    split = Split(root, SPLITS["train"], size, reader.reads, reader.checksums)
+    split = _open_split(root / SPLITS["train"], size, reader)
     stream = EpochStream(len(split), micro_batch, accumulation, layout.size("dp"), layout.index("dp"), layout.seed)
     batches = _Batches(split, reader, layout.device)
 
@@ -105,7 +105,7 @@ def open_train(
 def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
     read_manifest(root, size)
-    split = Split(root, SPLITS["eval"], size, reader.reads, reader.checksums)
+    split = _open_split(root / SPLITS["eval"], size, reader)
     shard = EvalShard(len(split), reader.eval_batch, layout.size("dp"), layout.index("dp"))
     batches = _Batches(split, reader, layout.device)
 
@@ -114,3 +114,7 @@ def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -
         return batches.begin(samples, reader.eval_batch, {"weight": weight_B})
 
     return ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
+
+
+def _open_split(path: Path, size: int, reader: CubeReaderConfig) -> Split:
+    return Split(path, read_list(path), size, reader.reads, reader.checksums)

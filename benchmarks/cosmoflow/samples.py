@@ -13,6 +13,7 @@ Axes: D, H, W in voxels; C redshifts.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -133,25 +134,21 @@ def edge_of_file(path: Path) -> int:
 
 
 class Split:
-    """The samples of one split, by index in the order of its list; several threads may read.
+    """The samples of one split, by index; several threads may read.
 
     Args:
-        root: folder of the prepared data.
-        folder: folder of the split.
+        path: folder of the split.
+        files: name and bytes of each sample; None for a size that is not known.
         size: edge of the cubes in voxels.
         reads: whether to read files past the page cache.
         checksums: see :func:`decode`.
-
-    Raises:
-        DataError: the list is missing or malformed.
     """
 
-    def __init__(self, root: Path, folder: str, size: int, reads: Mode, checksums: bool) -> None:
-        self.path, self.size = root / folder, size
+    def __init__(
+        self, path: Path, files: Sequence[tuple[str, int | None]], size: int, reads: Mode, checksums: bool
+    ) -> None:
+        self.path, self.files, self.size = path, files, size
         self._reads, self._checksums = reads, checksums
-        self.files = read_list(self.path / LIST)
-        largest = max((size for _, size in self.files), default=0)
-        self._capacity = max(1, -(-largest // ALIGNMENT)) * ALIGNMENT
         self._buffers = threading.local()
 
     def __len__(self) -> int:
@@ -163,10 +160,10 @@ class Split:
         Raises:
             DataError: a file is missing, damaged or of another size, or its cube has another size.
         """
-        name, size = self.files[index]
+        name, expected_bytes = self.files[index]
         path = self.path / name
-        with DirectFile(path, size, self._reads) as file:
-            data = file.read(0, size, self._buffer()).numpy().data
+        with DirectFile(path, expected_bytes, self._reads) as file:
+            data = file.read(0, file.size, self._buffer(file.size)).numpy().data
         try:
             x, parameters = decode(path, data, self._checksums)
             if len(x) != cube_bytes(self.size):
@@ -181,21 +178,22 @@ class Split:
         x_DHWC.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(x, np.uint8)
         y.numpy()[:] = parameters
 
-    def _buffer(self) -> AlignedBuffer:
+    def _buffer(self, capacity: int) -> AlignedBuffer:
         """Return this thread's buffer for the content of a file."""
-        if not hasattr(self._buffers, "own"):
-            self._buffers.own = AlignedBuffers(1, self._capacity, pin_memory=False)[0]
-        buffer: AlignedBuffer = self._buffers.own
-        return buffer
+        own: AlignedBuffer | None = getattr(self._buffers, "own", None)
+        if own is None or own.size < capacity:
+            own = AlignedBuffers(1, max(1, -(-capacity // ALIGNMENT)) * ALIGNMENT, pin_memory=False)[0]
+            self._buffers.own = own
+        return own
 
 
-def read_list(path: Path) -> list[tuple[str, int]]:
-    """Return the names and sizes in bytes of a split's samples.
+def read_list(folder: Path) -> list[tuple[str, int]]:
+    """Return the names and sizes in bytes of the samples of a split, from its list.
 
     Raises:
         DataError: the list is missing, or a line is not ``<name> <bytes>``.
     """
-    files = []
+    files, path = [], folder / LIST
     for number, line in enumerate(read_text(path, remedy=f"run '{PREPARE_COMMAND}'").splitlines(), 1):
         name, _, size = line.rpartition(" ")
         if not name or "/" in name or not (size.isascii() and size.isdigit()):

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.cosmoflow import raw
 from benchmarks.cosmoflow.prepare import COMMANDS, adopt, prepare, verify
-from benchmarks.cosmoflow.samples import LIST, Split, encode
+from benchmarks.cosmoflow.samples import LIST, Split, encode, read_list
 from benchmarks.cosmoflow.synthetic import draw
 from common.data.synthetic import mark
 from common.errors import ConfigError, DataError
@@ -43,7 +43,7 @@ def universes(tmp_path: Path) -> Path:
 
 def read(root: Path, index: int, size: int, folder: str = "train") -> tuple[np.ndarray, np.ndarray]:
     x_DHWC, y = torch.empty((size, size, size, 4), dtype=torch.int16), torch.empty(4)
-    Split(root, folder, size, "buffered", checksums=True).read(index, x_DHWC, y)
+    Split(root / folder, read_list(root / folder), size, "buffered", checksums=True).read(index, x_DHWC, y)
     return x_DHWC.numpy(), y.numpy()
 
 
