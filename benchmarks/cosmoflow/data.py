@@ -160,6 +160,12 @@ class _Batches:
 
         return self.threads.begin({"x": x_BDHWC, "y": y_BP}, len(samples), fill)
 
+    def begin_seeded(self, samples: Sequence[int], slots: int, seed: int) -> PendingBatch:
+        """Start a batch as :meth:`begin` does, with the seed of a training step's dropout."""
+        batch = self.begin(samples, slots)
+        batch.tensors["seed"] = self._empty((), torch.int64).fill_(seed)
+        return batch
+
     def begin_weighted(self, samples: Sequence[int], slots: int) -> PendingBatch:
         """Start a batch as :meth:`begin` does, with the weights of an evaluation."""
         batch = self.begin(samples, slots)
@@ -196,7 +202,8 @@ def open_train(
     batches = _Batches(split, reader, layout.device)
 
     def begin(number: int) -> PendingBatch:
-        return batches.begin([sample for _, sample in stream.samples_of(number)], micro_batch)
+        samples = [sample for _, sample in stream.samples_of(number)]
+        return batches.begin_seeded(samples, micro_batch, whole.random_seed(number))
 
     return ThreadedTrainSource(
         stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, lambda: None
