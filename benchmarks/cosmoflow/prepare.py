@@ -143,7 +143,7 @@ def _write_samples(source: RawData, data_dir: Path, size: int, workers: int) -> 
     """Write the samples of all tasks without a record; return the sizes of all files."""
     tasks: dict[str, tuple[list[RawFile], Path, int]] = {}
     for split, files in source.splits.items():
-        step = TASK if files[0].kind == "record" else 1
+        step = 1 if files[0].universe else TASK
         for first in range(0, len(files), step):
             tasks[f"{split}-{first:06d}"] = (files[first : first + step], data_dir / SPLITS[split], size)
     sizes: Sizes = {split: {} for split in SPLITS}

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
@@ -39,7 +39,7 @@ from common.data.raw_layout import find_file
 from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats import tfrecord
-from common.formats.raw_files import is_data
+from common.formats.raw_files import is_data, listed
 from common.untrusted.archives import tar_members
 from common.untrusted.regular_file import open_regular
 
@@ -61,12 +61,16 @@ class RawFile:
     offset: int
     size: int
     name: str
-    kind: Literal["record", "universe"]
+
+    @property
+    def universe(self) -> bool:
+        """Whether the file is a universe."""
+        return self.path.suffix == UNIVERSE_SUFFIX
 
     @property
     def names(self) -> list[str]:
         """Return the names of the TFRecords of all samples."""
-        if self.kind == "record":
+        if not self.universe:
             return [self.name]
         return [f"{self.name}_{number:03d}{RECORD_SUFFIX}" for number in range(CUBES_PER_AXIS**3)]
 
@@ -78,7 +82,7 @@ class RawFile:
         Raises:
             DataError: the file is truncated or damaged, or has other data.
         """
-        if self.kind == "universe":
+        if self.universe:
             yield from ((name, len(x), encode(x, y)) for name, (x, y) in zip(self.names, self._cubes(), strict=True))
             return
         content = self._content()
@@ -168,28 +172,21 @@ def open_raw(raw_dir: Path) -> RawData:
 
 
 def _in_tar(path: Path) -> dict[str, list[RawFile]]:
+    splits = {folder: split for split, folder in SPLITS.items()}
     found: dict[str, list[RawFile]] = {split: [] for split in SPLITS}
     with open_regular(path) as file:
         for _, member in tar_members(file, f"{path}: the tar is truncated or damaged", "r:"):
             name = PurePosixPath(member.name)
-            for split, folder in SPLITS.items():
-                if (
-                    member.isfile()
-                    and name.parent.name == folder
-                    and name.suffix == RECORD_SUFFIX
-                    and is_data(str(name))
-                ):
-                    found[split].append(RawFile(path, member.offset_data, member.size, name.name, "record"))
+            split = splits.get(name.parent.name)
+            if split is not None and member.isfile() and name.suffix == RECORD_SUFFIX and is_data(member.name):
+                found[split].append(RawFile(path, member.offset_data, member.size, name.name))
     return found
 
 
 def _in_folder(folder: Path, suffix: str) -> list[RawFile]:
-    found = []
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            if name.endswith(suffix) and is_data(path.relative_to(folder).as_posix()):
-                universe = suffix == UNIVERSE_SUFFIX
-                short = f"{path.parent.name}_{path.stem}" if universe else name
-                found.append(RawFile(path, 0, path.stat().st_size, short, "universe" if universe else "record"))
-    return found
+    return [
+        RawFile(
+            path, 0, path.stat().st_size, f"{path.parent.name}_{path.stem}" if suffix == UNIVERSE_SUFFIX else path.name
+        )
+        for path in listed(folder, f"**/*{suffix}")
+    ]

@@ -12,7 +12,6 @@ Axes: D, H, W in voxels; C redshifts.
 
 from __future__ import annotations
 
-import io
 import threading
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from common.data.direct_reader import DirectFile, Mode
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy, tfrecord
-from common.untrusted.array_file import HEADER_BYTES, parse_header
 from common.untrusted.regular_file import read_bytes, read_text
 
 FORMAT = "cosmoflow-samples/1"
@@ -85,36 +83,22 @@ def decode_record(data: memoryview, checksums: bool) -> tuple[memoryview, NDArra
     return x, y
 
 
-def decode_cube(data: memoryview) -> memoryview:
-    """Return the bytes of the cube in the content of a ``.npy`` file.
+def decode_pair(path: Path, data: memoryview) -> tuple[memoryview, NDArray[np.float32]]:
+    """Return the bytes of the cube and the parameters of ``NAME_data.npy``, with the content ``data``, and its label.
 
     Raises:
-        ValueError: the file is not NumPy's, or has another dtype than int16, another order or another number of axes.
+        ValueError: a file is missing or damaged, or has no cube or no parameters.
     """
-    header = parse_header(io.BytesIO(data[: HEADER_BYTES + 100]))
-    cube = header.dtype == np.int16 and len(header.shape) == 4 and header.shape[-1] == REDSHIFTS
-    if not cube or header.fortran_order or header.bytes != len(data):
-        raise ValueError(
-            f"{len(data):,} bytes with an array of {header.dtype} and shape {header.shape}, not a cube of int16 in C "
-            f"order at {REDSHIFTS} redshifts"
-        )
-    return data[header.offset :]
-
-
-def read_label(cube: Path) -> NDArray[np.float32]:
-    """Return the parameters that belong to the file ``NAME_data.npy``.
-
-    Raises:
-        ValueError: they are missing, damaged, or not 4 float32 values.
-    """
-    path = cube.with_name(cube.name.removesuffix(CUBE_SUFFIX) + LABEL_SUFFIX)
+    cube, label = npy.viewed(data), path.with_name(path.name.removesuffix(CUBE_SUFFIX) + LABEL_SUFFIX)
+    if cube.dtype != np.int16 or cube.shape != (*cube.shape[:1] * 3, REDSHIFTS) or not cube.flags.c_contiguous:
+        raise ValueError(f"{cube.dtype} of shape {cube.shape}, not a cube of int16 in C order at {REDSHIFTS} redshifts")
     try:
-        found: NDArray[np.float32] = npy.load(path, np.dtype(np.float32), (PARAMETERS,))
+        y: NDArray[np.float32] = npy.load(label, np.dtype(np.float32), (PARAMETERS,))
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from error
-    if found.dtype != np.float32 or found.shape != (PARAMETERS,):
-        raise ValueError(f"{path.name} is {found.dtype} of shape {found.shape}, not float32 of ({PARAMETERS},)")
-    return found
+        raise ValueError(f"{label.name} cannot be read: {error.strerror}") from error
+    if y.dtype != np.float32 or y.shape != (PARAMETERS,):
+        raise ValueError(f"{label.name} is {y.dtype} of shape {y.shape}, not float32 of ({PARAMETERS},)")
+    return data[-cube.nbytes :], y
 
 
 def decode(path: Path, data: memoryview, checksums: bool) -> tuple[memoryview, NDArray[np.float32]]:
@@ -129,7 +113,7 @@ def decode(path: Path, data: memoryview, checksums: bool) -> tuple[memoryview, N
         ValueError: the file is damaged, or has no sample.
     """
     if path.name.endswith(CUBE_SUFFIX):
-        return decode_cube(data), read_label(path)
+        return decode_pair(path, data)
     if data[: len(tfrecord.GZIP_MAGIC)] == tfrecord.GZIP_MAGIC:
         data = memoryview(tfrecord.inflate(data, RECORD_BYTES))
     return decode_record(data, checksums)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cosmoflow.config import CosmoFlowConfig
-from benchmarks.cosmoflow.data import open_eval, open_train, order_of_data
+from benchmarks.cosmoflow.data import open_eval, open_train
 from benchmarks.cosmoflow.evaluate import evaluation_of
 from benchmarks.cosmoflow.model import CosmoFlow
 from benchmarks.cosmoflow.samples import FORMAT, PARAMETERS, REDSHIFTS
@@ -47,9 +47,8 @@ class CosmoFlowRegression(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Declare the data format and the data order."""
-        own: CosmoFlowConfig = cfg.workload
-        return Declaration(data_format=FORMAT, order_of_data=lambda: order_of_data(own.reader))
+        """Declare the data format."""
+        return Declaration(data_format=FORMAT)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the kernels of the hidden dense layers, which alone have weight decay, and all other parameters.
