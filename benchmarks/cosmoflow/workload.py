@@ -31,6 +31,7 @@ class CosmoFlowRegression(Workload):
 
     config_type: ClassVar[type] = CosmoFlowConfig
     title = "CosmoFlow"
+    peers = "benchmarks.cosmoflow.peer"
     own: CosmoFlowConfig
     model: CosmoFlow
 
