@@ -68,7 +68,7 @@ class StagingPlan:
 
     shards: Mapping[str, Sequence[SourceFile]]
     whole: Sequence[SourceFile] = ()
-    decode: Callable[[memoryview], Iterable[bytes]] | None = None
+    decode: Callable[[memoryview], Iterable[bytes | memoryview]] | None = None
 
     def __post_init__(self) -> None:
         seen = {LOCK, SHARDS}

@@ -1,0 +1,195 @@
+"""Training and evaluation data of CosmoFlow: batches of raw particle counts (:mod:`benchmarks.cosmoflow.samples`).
+
+A batch has ``x``, int16 (B, D, H, W, C), and ``y``, float32 (B, P). The device computes log(1 + x). Batches of the
+training also have ``seed``, int64 (), for the dropout, and those of the evaluation ``weight``, float32 (B,): 1 for a
+sample, 0 for padding.
+
+Axes: B samples; D, H, W voxels; C redshifts; P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from benchmarks.cosmoflow.samples import (
+    CUBE_SUFFIX,
+    PARAMETERS,
+    REDSHIFTS,
+    SPLITS,
+    Split,
+    read_list,
+    read_manifest,
+)
+from common.config.ranges import AtLeast
+from common.data import manifest
+from common.data.batches import DataSource, EvalSource
+from common.data.direct_reader import Mode
+from common.data.manifest import Manifest
+from common.data.order import EpochStream, EvalShard, sample_generator
+from common.data.staging import SourceFile, StagingPlan, gunzip, read_shards
+from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
+from common.distributed.layout import Layout
+from common.errors import DataError
+from common.formats.tfrecord import GZIP_MAGIC
+
+_NODE = 21
+"""Identifies the random streams of the nodes; :mod:`common.data.order` and ``staging`` use other numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CubeReaderConfig:
+    """Options of the reader.
+
+    Attributes:
+        threads: threads that read files.
+        prefetch: batches that are read ahead.
+        reads: ``direct`` reads past the page cache (O_DIRECT), for data larger than the memory; ``buffered`` reads
+            through it; ``auto`` is ``direct`` where the file system supports it.
+        checksums: compute the CRC-32C of every TFRecord, 35 ms per cube of 128^3 voxels. Without it, only ``verify``
+            and ``prepare`` do.
+        eval_batch: cubes of one evaluation batch on one rank.
+    """
+
+    threads: Annotated[int, AtLeast(1)]
+    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
+    reads: Mode
+    checksums: bool
+    eval_batch: Annotated[int, AtLeast(1, "at least 1 cube")]
+
+
+class _Batches:
+    """Makes batches of a split in threads of this process."""
+
+    def __init__(self, split: Split, reader: CubeReaderConfig, device: torch.device) -> None:
+        self._split, self._pin_memory = split, device.type == "cuda"
+        self.threads = SampleThreads(reader.threads, reader.prefetch)
+
+    def begin(self, samples: Sequence[int], slots: int, others: dict[str, Tensor]) -> PendingBatch:
+        """Start to read ``samples`` into the first slots of a batch; ``x`` and ``y`` of the other slots are zero.
+
+        Args:
+            others: further tensors of the batch.
+        """
+        size = self._split.size
+        x_BDHWC = torch.empty((slots, size, size, size, REDSHIFTS), dtype=torch.int16, pin_memory=self._pin_memory)
+        y_BP = torch.empty((slots, PARAMETERS), pin_memory=self._pin_memory)
+        for tensor in (x_BDHWC, y_BP):
+            tensor[len(samples) :].zero_()
+
+        def fill(slot: int) -> None:
+            self._split.read(samples[slot], x_BDHWC[slot], y_BP[slot])
+
+        small = {name: tensor.pin_memory() if self._pin_memory else tensor for name, tensor in others.items()}
+        return self.threads.begin({"x": x_BDHWC, "y": y_BP, **small}, len(samples), fill)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The samples of a split below a folder: all of them, or the shard of this node after staging.
+
+    Attributes:
+        replicas: replicas that share the samples; this one is ``replica``.
+        nodes: number of shards.
+        seed: seed of the order; each node has its own.
+    """
+
+    manifest: Manifest
+    split: Split
+    replicas: int
+    replica: int
+    nodes: int
+    seed: int
+
+
+def _open(root: Path, split: str, size: int, reader: CubeReaderConfig, layout: Layout) -> _Opened:
+    found, shards = read_manifest(root, size), read_shards(root)
+    path, replicas, replica = root / SPLITS[split], layout.size("dp"), layout.index("dp")
+    if shards is None:
+        samples = Split(path, read_list(path), size, reader.reads, reader.checksums)
+        return _Opened(found, samples, replicas, replica, 1, layout.seed)
+    files = [(PurePosixPath(name).name, None) for name in shards.files[split]]  # staging may have inflated them
+    samples = Split(path, files, size, reader.reads, reader.checksums)
+    replicas //= shards.nodes
+    seed = int(sample_generator(layout.seed, _NODE, shards.node).integers(2**63))
+    return _Opened(found, samples, replicas, replica % replicas, shards.nodes, seed)
+
+
+def open_train(
+    root: Path, size: int, reader: CubeReaderConfig, layout: Layout, micro_batch: int, accumulation: int = 1
+) -> DataSource:
+    """Open the training data under ``root`` for this rank; call it after ``run_start``.
+
+    Args:
+        root: folder of the prepared data.
+        size: edge of the cubes in voxels.
+        layout: gives the replica (axis dp), the device and the seed.
+        micro_batch: cubes per micro-batch of one replica.
+        accumulation: micro-batches per step of a replica.
+
+    Raises:
+        DataError: the folder is incomplete, or has cubes of another size. While reading: a file is damaged.
+    """
+    opened = _open(root, "train", size, reader, layout)
+    counts, seed = opened.manifest.counts, layout.seed
+    stream = EpochStream(
+        counts["train_samples"], micro_batch, accumulation, layout.size("dp"), layout.index("dp"), seed
+    )
+    mine = EpochStream(len(opened.split), micro_batch, accumulation, opened.replicas, opened.replica, opened.seed)
+    batches = _Batches(opened.split, reader, layout.device)
+
+    def begin(number: int) -> PendingBatch:
+        samples = [sample for _, sample in mine.samples_of(number)]
+        return batches.begin(samples, micro_batch, {"seed": torch.tensor(stream.random_seed(number))})
+
+    return ThreadedTrainSource(
+        stream, counts["eval_samples"], opened.manifest.synthetic, batches.threads, begin, lambda: None
+    )
+
+
+def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -> EvalSource:
+    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
+    opened = _open(root, "eval", size, reader, layout)
+    whole = opened.manifest.counts["eval_samples"]
+    # All replicas have as many batches as those of a node with the largest shard, which may have a sample more.
+    shard = EvalShard(-(-whole // opened.nodes), reader.eval_batch, opened.replicas, opened.replica)
+    batches = _Batches(opened.split, reader, layout.device)
+
+    def begin(samples: Sequence[int]) -> PendingBatch:
+        mine = [sample for sample in samples if sample < len(opened.split)]
+        weight_B = (torch.arange(reader.eval_batch) < len(mine)).float()
+        return batches.begin(mine, reader.eval_batch, {"weight": weight_B})
+
+    source = ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
+    source.eval_samples = whole
+    return source
+
+
+def staging_plan(root: Path, size: int) -> StagingPlan:
+    """Return the samples under ``root`` for staging, which inflates TFRecords with gzip.
+
+    Args:
+        size: edge of the cubes in voxels.
+
+    Raises:
+        DataError: the folder is incomplete, or has cubes of another size or pairs of ``.npy`` files.
+    """
+    found = read_manifest(root, size)
+    samples = {
+        split: [SourceFile(f"{folder}/{name}", length) for name, length in read_list(root / folder)]
+        for split, folder in SPLITS.items()
+    }
+    if any(file.name.endswith(CUBE_SUFFIX) for files in samples.values() for file in files):
+        raise DataError(f"staging_dir: {root} has pairs of .npy files, which cannot be staged; prepare TFRecords")
+    whole = [SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)]
+    whole += [SourceFile(name, entry.bytes) for name, entry in found.files.items()]
+    return StagingPlan(samples, whole, _inflated)
+
+
+def _inflated(content: memoryview) -> Iterable[bytes | memoryview]:
+    return gunzip(content) if content[: len(GZIP_MAGIC)] == GZIP_MAGIC else [content]
