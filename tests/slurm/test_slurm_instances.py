@@ -58,8 +58,12 @@ def outcomes(folder: Path) -> list[tuple[str, int | None]]:
 def test_three_instances_begin_together_and_end_in_three_accepted_logs(slurm: Cluster, tmp_path: Path, data_of) -> None:
     slow_node = tmp_path / "slow_node"  # which every shell of the job reads first
     slow_node.write_text("[[ $SLURMD_NODENAME != n3 || -z $SLURM_STEP_ID || $0 != */run_and_time.sh ]] || sleep 5\n")
-    at_the_gate = f"grep -c ^RANK_WAITS {tmp_path}/results/*_3.log >>{tmp_path}/waiting"
-    job = submit(slurm, tmp_path, data_of(toy.NAME), of_a_rank=at_the_gate, BASH_ENV=str(slow_node))
+    at_the_gate = (
+        f"grep -c ^RANK_WAITS {tmp_path}/results/*_3.log >>{tmp_path}/waiting; "
+        f"echo $MLPERF_STAGING_ADDRESS >{tmp_path}/staged_as_$MLPERF_STAGING_INSTANCE.of_$MLPERF_STAGING_INSTANCES"
+    )
+    staged = f"staging_dir={tmp_path}/staged/${{oc.env:SLURMD_NODENAME,none}}"
+    job = submit(slurm, tmp_path, data_of(toy.NAME), staged, of_a_rank=at_the_gate, BASH_ENV=str(slow_node))
     slurm.wait(job, {"COMPLETED"}, 2 * SECONDS)
     assert (tmp_path / "waiting").read_text().split() == ["2"] * 6, "a rank trained before all instances had started"
     series = the_series(tmp_path)
@@ -74,7 +78,12 @@ def test_three_instances_begin_together_and_end_in_three_accepted_logs(slurm: Cl
         assert (log.value("seed"), log.value("number_of_nodes")) == (run.begin.seed, 1)
         assert (run.folder / run.begin.output_dir / "metrics_rank1.jsonl").exists()
         nodes += re.findall(r"^:::DLPAL none none \d+ 1 (.*)$", run.log.read_text(), re.MULTILINE)
+        (duration,) = [event.metadata["staging_duration"] for event in log.events if event.key == "staging_stop"]
+        assert duration > 0
     assert nodes == ["n1", "n2", "n3"]
+    assert all((tmp_path / "staged" / node / "staged.json").exists() for node in nodes)
+    assert sorted(path.name for path in tmp_path.glob("staged_as_*")) == [f"staged_as_{n}.of_3" for n in range(3)]
+    assert len({path.read_text() for path in tmp_path.glob("staged_as_*")}) == 1, "instances meet at several addresses"
     assert "3 of 3 instances, 0 pruned" in slurm.output(job)
 
 
