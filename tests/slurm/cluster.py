@@ -47,6 +47,7 @@ NO_ANSWER = re.compile("timed out|Unable to contact|Connection|Zero Bytes")
 KILL_WAIT_SECONDS = 20  # from a job's SIGTERM to its SIGKILL
 CREDENTIAL_SECONDS = 10  # lifetime of credentials; a requeued job waits one second longer
 PORTS = range(10000, 32000)
+JOBS = range(1, 10**6)
 draw = random.SystemRandom().sample
 STARTS = 5  # attempts, each with other ports
 PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
@@ -376,6 +377,8 @@ def _configuration(folder: Path, munge_socket: Path) -> str:
     controller_port, *node_ports = draw(PORTS, 1 + len(NODES))
     lines = [
         "ClusterName=tests",
+        # The ports of ranks follow from the job's number, and another cluster may run on this machine.
+        f"FirstJobId={random.SystemRandom().choice(JOBS)}",
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={controller_port}",
         f"SlurmUser={user}",
