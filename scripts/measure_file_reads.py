@@ -1,11 +1,12 @@
 """Measure shuffled reads of whole files, one per sample, beside sequential reads of the same files.
 
-    python scripts/measure_file_reads.py FOLDER --files 480 --threads 8 --repetitions 3
+    python scripts/measure_file_reads.py FOLDER --files 480 --threads 8 --repetitions 6
 
-Each repetition reads all files three times: in blocks of 4 MiB in order, past the page cache (the reference); whole
-files in random order past the page cache; and the same through the page cache. Files are those of CosmoFlow by
-default, 16,777,287 random bytes, which the script writes and removes. To see a set larger than the memory, start it in
-a control group with a limit; for version 1, as root:
+Each repetition reads all files in three ways: blocks of 4 MiB in order, past the page cache (the reference); whole
+files in random order past the page cache; and the same through the page cache. Each way comes first, second and third
+equally often. The files are 16,777,287 random bytes each, as CosmoFlow's. The script writes and removes them.
+
+For a set larger than the memory, start the script in a control group with a limit. With version 1, as root:
 
     mkdir /sys/fs/cgroup/memory/limited && echo 2G > /sys/fs/cgroup/memory/limited/memory.limit_in_bytes
     sh -c 'echo $$ > /sys/fs/cgroup/memory/limited/cgroup.procs; exec python scripts/measure_file_reads.py FOLDER'
@@ -17,6 +18,7 @@ import argparse
 import itertools
 import os
 import random
+import re
 import statistics
 import sys
 import threading
@@ -24,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
@@ -46,8 +48,21 @@ def write_files(folder: Path, count: int, size: int) -> list[Path]:
     return paths
 
 
-def rate(items: Sequence[Item], size: int, threads: int, read: Callable[[Iterator[Item]], None]) -> float:
-    """Return GB/s of ``threads`` threads that read ``size`` bytes. They take the items in turn."""
+class Used(NamedTuple):
+    """Elapsed seconds, processor seconds, and bytes that came from the disk and not from the page cache."""
+
+    seconds: float
+    processor: float
+    fetched: int
+
+
+def fetched() -> int:
+    """Return the bytes that this process has read from disks so far."""
+    return int(re.search(r"^read_bytes: (\d+)$", Path("/proc/self/io").read_text(), re.MULTILINE)[1])
+
+
+def measured(items: Sequence[Item], threads: int, read: Callable[[Iterator[Item]], None]) -> Used:
+    """Measure ``threads`` threads that read the items, which they take in turn."""
     lock, remaining = threading.Lock(), iter(items)
 
     def own() -> Iterator[Item]:
@@ -58,11 +73,11 @@ def rate(items: Sequence[Item], size: int, threads: int, read: Callable[[Iterato
                 return
             yield item
 
-    started = time.perf_counter()
+    started, processor, before = time.perf_counter(), time.process_time(), fetched()
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(read, own()) for _ in range(threads)]:
             done.result()
-    return size / (time.perf_counter() - started) / 1e9
+    return Used(time.perf_counter() - started, time.process_time() - processor, fetched() - before)
 
 
 def read_blocks(blocks: Iterator[tuple[Path, int]]) -> None:
@@ -87,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--files", type=int, default=480)
     parser.add_argument("--bytes", type=int, default=16_777_287)
     parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=6)
     given = parser.parse_args(arguments)
 
     def whole(mode: Mode) -> Callable[[Iterator[Path]], None]:
@@ -99,32 +114,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return read
 
     folder = given.folder / "measured-file-reads"
-    found: dict[str, list[float]] = {
-        "sequential, 4 MiB": [],
-        "whole files, O_DIRECT": [],
-        "whole files, page cache": [],
-    }
+    found: dict[str, list[Used]] = {"blocks": [], "direct": [], "buffered": []}
     try:
         paths = write_files(folder, given.files, given.bytes)
-        blocks, total = list(itertools.product(paths, range(0, given.bytes, BLOCK))), given.files * given.bytes
+        blocks = list(itertools.product(paths, range(0, given.bytes, BLOCK)))
         for repetition in range(given.repetitions):
             shuffled = random.Random(repetition).sample(paths, len(paths))
-            rates = (
-                rate(blocks, total, given.threads, read_blocks),
-                rate(shuffled, total, given.threads, whole("direct")),
-                rate(shuffled, total, given.threads, whole("buffered")),
-            )
-            for name, value in zip(found, rates, strict=True):
-                found[name].append(value)
+            ways: dict[str, tuple[Sequence[Any], Callable[[Iterator[Any]], None]]] = {
+                "blocks": (blocks, read_blocks),
+                "direct": (shuffled, whole("direct")),
+                "buffered": (shuffled, whole("buffered")),
+            }
+            names = list(ways)
+            for name in names[repetition % 3 :] + names[: repetition % 3]:
+                found[name].append(measured(ways[name][0], given.threads, ways[name][1]))
     finally:
         for path in folder.glob("*"):
             path.unlink()
         folder.rmdir()
-    reference = statistics.median(found["sequential, 4 MiB"])
-    print(f"{given.files} files of {given.bytes:,} bytes, {given.threads} threads, load {os.getloadavg()[0]:.1f}")
-    for name, values in found.items():
-        median = statistics.median(values)
-        print(f"{name}: {median:.3f} GB/s ({min(values):.3f} to {max(values):.3f}), {100 * median / reference:.0f} %")
+    gigabytes = given.files * given.bytes / 1e9
+    print(f"{gigabytes:.2f} GB in {given.files} files, {given.threads} threads, load {os.getloadavg()[0]:.1f}")
+    print("way, GB/s (least to most), % of blocks in the same repetition, processor ms per GB, % from the disk")
+    for name, results in found.items():
+        rates = [gigabytes / each.seconds for each in results]
+        parts = [100 * blocks.seconds / own.seconds for own, blocks in zip(results, found["blocks"], strict=True)]
+        processor = statistics.median(1e3 * each.processor / gigabytes for each in results)
+        disk = statistics.median(each.fetched / gigabytes / 1e7 for each in results)
+        print(f"{name:9} {spread(rates, 3)} {spread(parts, 0)} {processor:.0f} {disk:.0f}")
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return the median, the least and the most as text."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from common.data.direct_reader import NoDirectReads
+from scripts import measure_file_reads
 from scripts.count_entered_files import entered
 from scripts.count_tokens import Size, size_of, total
 from tests import toy
@@ -106,3 +108,19 @@ def test_a_step_enters_the_trainer_and_the_optimizer_and_no_files_of_start_and_e
 def test_a_run_without_a_second_step_is_an_error():
     with pytest.raises(RuntimeError, match="exit code 2 before its second step"):
         entered(["train", "benchmark=none"])
+
+
+# measure_file_reads.py
+
+
+def test_each_way_to_read_files_is_measured_and_no_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = [str(tmp_path), "--files", "3", "--bytes", "9000", "--threads", "2", "--repetitions", "1"]
+    try:
+        measure_file_reads.main(arguments)
+    except NoDirectReads:
+        pytest.skip("temporary files cannot be read past the page cache here")
+    finally:
+        assert list(tmp_path.iterdir()) == []
+    title, _, *table = capsys.readouterr().out.splitlines()
+    assert title.startswith("0.00 GB in 3 files, 2 threads")
+    assert [line.split()[0] for line in table] == ["blocks", "direct", "buffered"]

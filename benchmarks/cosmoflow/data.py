@@ -19,10 +19,12 @@ from torch import Tensor
 
 from benchmarks.cosmoflow.samples import (
     CUBE_SUFFIX,
+    LABEL_BYTES,
     PARAMETERS,
     REDSHIFTS,
     SPLITS,
     Split,
+    label_of,
     read_list,
     read_manifest,
 )
@@ -35,7 +37,6 @@ from common.data.order import EpochStream, EvalShard, sample_generator
 from common.data.staging import SourceFile, StagingPlan, gunzip, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
-from common.errors import DataError
 from common.formats.tfrecord import GZIP_MAGIC
 
 _NODE = 21
@@ -177,15 +178,14 @@ def staging_plan(root: Path, size: int) -> StagingPlan:
         size: edge of the cubes in voxels.
 
     Raises:
-        DataError: the folder is incomplete, or has cubes of another size or pairs of ``.npy`` files.
+        DataError: the folder is incomplete, or has cubes of another size.
     """
-    found = read_manifest(root, size)
-    samples = {
-        split: [SourceFile(f"{folder}/{name}", length) for name, length in read_list(root / folder)]
-        for split, folder in SPLITS.items()
-    }
-    if any(file.name.endswith(CUBE_SUFFIX) for files in samples.values() for file in files):
-        raise DataError(f"staging_dir: {root} has pairs of .npy files, which cannot be staged; prepare TFRecords")
+    found, samples = read_manifest(root, size), {}
+    for split, folder in SPLITS.items():
+        samples[split] = [SourceFile(f"{folder}/{name}", length) for name, length in read_list(root / folder)]
+        labels = [label_of(file.name) for file in samples[split] if file.name.endswith(CUBE_SUFFIX)]
+        if labels:  # of as many files as the split, so that staging keeps cube and parameters together
+            samples[f"{split} labels"] = [SourceFile(name, LABEL_BYTES) for name in labels]
     whole = [SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)]
     whole += [SourceFile(name, entry.bytes) for name, entry in found.files.items()]
     return StagingPlan(samples, whole, _inflated)

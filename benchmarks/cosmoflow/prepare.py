@@ -19,7 +19,6 @@ from benchmarks.cosmoflow.raw import RawData, RawFile
 from benchmarks.cosmoflow.samples import (
     CUBE_SUFFIX,
     FORMAT,
-    LABEL_SUFFIX,
     LIST,
     PARAMETERS,
     PREPARE_COMMAND,
@@ -29,6 +28,7 @@ from benchmarks.cosmoflow.samples import (
     Split,
     cube_bytes,
     edge_of_file,
+    label_of,
     read_list,
 )
 from benchmarks.cosmoflow.synthetic import generate
@@ -202,7 +202,7 @@ def _samples_in(folder: Path) -> list[Path]:
 def _beside(path: Path) -> list[Path]:
     """Return the other files of a sample: the parameters of a cube, or the index of a TFRecord, if there is one."""
     if path.name.endswith(CUBE_SUFFIX):
-        return [path.with_name(path.name.removesuffix(CUBE_SUFFIX) + LABEL_SUFFIX)]
+        return [path.with_name(label_of(path.name))]
     index = path.with_name(path.name + tfrecord.INDEX_SUFFIX)
     return [index] if index.exists() else []
 

@@ -39,6 +39,7 @@ PARAMETERS = 4
 SPLITS = {"train": "train", "eval": "validation"}
 """Prefix of the manifest's count to the folder."""
 RECORD_SUFFIX, CUBE_SUFFIX, LABEL_SUFFIX = ".tfrecord", "_data.npy", "_label.npy"
+LABEL_BYTES = npy.HEADER_BYTES + 4 * PARAMETERS
 RECORD_BYTES = 2**26
 """Largest TFRecord in bytes. That of a cube of 128^3 voxels has 16,777,287."""
 REMEDY = "fetch or prepare it again"
@@ -84,13 +85,18 @@ def decode_record(data: memoryview, checksums: bool) -> tuple[memoryview, NDArra
     return x, y
 
 
+def label_of(cube: str) -> str:
+    """Return the name of the parameters that belong to ``NAME_data.npy``."""
+    return cube.removesuffix(CUBE_SUFFIX) + LABEL_SUFFIX
+
+
 def decode_pair(path: Path, data: memoryview) -> tuple[memoryview, NDArray[np.float32]]:
     """Return the bytes of the cube and the parameters of ``NAME_data.npy``, with the content ``data``, and its label.
 
     Raises:
         ValueError: a file is missing or damaged, or has no cube or no parameters.
     """
-    cube, label = npy.viewed(data), path.with_name(path.name.removesuffix(CUBE_SUFFIX) + LABEL_SUFFIX)
+    cube, label = npy.viewed(data), path.with_name(label_of(path.name))
     if cube.dtype != np.int16 or cube.shape != (*cube.shape[:1] * 3, REDSHIFTS) or not cube.flags.c_contiguous:
         raise ValueError(f"{cube.dtype} of shape {cube.shape}, not a cube of int16 in C order at {REDSHIFTS} redshifts")
     try:

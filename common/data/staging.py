@@ -85,13 +85,16 @@ class StagingPlan:
     def of_node(self, seed: int, node: int, nodes: int) -> dict[str, list[SourceFile]]:
         """Return the files of each split that ``node`` stages, in the order of the permutation.
 
+        Splits of equal length have the same permutation, so that a node gets both file i of one and file i of another,
+        such as data and labels.
+
         Args:
             seed: seed of the permutation, the same on all ranks.
             node: number of the node, from 0.
         """
         shards = {}
-        for number, (split, files) in enumerate(self.shards.items()):
-            order = sample_generator(seed, number).permutation(len(files))
+        for split, files in self.shards.items():
+            order = sample_generator(seed).permutation(len(files))
             shards[split] = [files[index] for index in order[node::nodes]]
         return shards
 

@@ -14,7 +14,6 @@ from benchmarks.cosmoflow.samples import encode
 from common.data.batches import Block, DataSource, EvalSource
 from common.data.staging import NodeShards, StagingPlan, write_shards
 from common.distributed.layout import Layout
-from common.errors import DataError
 
 NODES, RANKS = 2, 4
 SIZE, READER = small_cubes.SIZE, CubeReaderConfig(threads=1, prefetch=1, reads="auto", checksums=True, eval_batch=2)
@@ -35,7 +34,7 @@ def stage(source: Path, target: Path, plan: StagingPlan, node: int) -> Path:
     return target
 
 
-@pytest.fixture(scope="module", params=["gzip", "plain"])
+@pytest.fixture(scope="module", params=["gzip", "plain", "npy"])
 def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Return the staged folder of each node, from 8 + 5 samples."""
     folder = tmp_path_factory.mktemp("staged")
@@ -61,11 +60,20 @@ def cubes(source: DataSource | EvalSource, block: Block | None = None) -> list[i
     return found
 
 
+def number(path: Path) -> int:
+    """Return the number of a cube, from the name of its file: s7.tfrecord or s7_data.npy."""
+    return int(path.name[1:].partition(".")[0].partition("_")[0])
+
+
+def shard_of(node: Path) -> list[Path]:
+    return [*node.glob("train/*.tfrecord"), *node.glob("train/*_data.npy")]
+
+
 def test_staged_records_are_inflated(nodes: list[Path]) -> None:
-    found = [path for node in nodes for path in node.glob("train/*.tfrecord")]
-    assert len(found) == 8
+    found = [path for node in nodes for path in shard_of(node)]
+    assert sorted(map(number, found)) == list(range(8))
     for path in found:
-        assert path.read_bytes() == encode(*small_cubes.cube(int(path.stem[1:])))
+        assert path.suffix == ".npy" or path.read_bytes() == encode(*small_cubes.cube(number(path)))
 
 
 def test_a_node_reads_only_its_shard_and_all_of_it_in_each_epoch(nodes: list[Path]) -> None:
@@ -74,7 +82,7 @@ def test_a_node_reads_only_its_shard_and_all_of_it_in_each_epoch(nodes: list[Pat
         block = Block(epoch, epoch + 1, 1, 8 * epoch, 8)
         of_ranks = [cubes(open_train(nodes[rank // 2], SIZE, READER, layout(rank), 1), block) for rank in range(RANKS)]
         for node in range(NODES):
-            shard = [int(path.stem[1:]) for path in nodes[node].glob("train/*.tfrecord")]
+            shard = [number(path) for path in shard_of(nodes[node])]
             assert sorted(of_ranks[2 * node] + of_ranks[2 * node + 1]) == sorted(shard)
         orders.append(of_ranks)
     assert orders[0] != orders[1]
@@ -85,9 +93,3 @@ def test_every_cube_is_evaluated_once_although_shards_differ(nodes: list[Path]) 
     sources = [open_eval(nodes[rank // 2], SIZE, READER, layout(rank)) for rank in range(RANKS)]
     assert [(len(source), source.eval_samples) for source in sources] == [(1, 5)] * RANKS
     assert Counter(number for source in sources for number in cubes(source)) == dict.fromkeys(range(100, 105), 1)
-
-
-def test_pairs_of_files_are_not_staged(tmp_path: Path) -> None:
-    """A shard has single files, so that the parts of a pair could be on different nodes."""
-    with pytest.raises(DataError, match=r"has pairs of \.npy files, which cannot be staged; prepare TFRecords"):
-        staging_plan(small_cubes.prepared(tmp_path / "data", "npy"), SIZE)

@@ -16,7 +16,7 @@ from common.config.schema import BenchmarkConfig
 from common.contract.workload import Workload
 from common.data.staging import LOCK, SHARDS, read_shards
 from common.distributed.staging import ADDRESS, INSTANCE, INSTANCES
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, RankFailure
 from common.mlperf.admission import admit
 from common.mlperf.verdict import judge
 from common.run import staging as staging_of_runs
@@ -101,6 +101,16 @@ def test_two_instances_of_two_ranks_stage_together(data, tmp_path):
         staged = {path.name: path for path in (tmp_path / f"local{instance}").iterdir()}
         assert set(staged) == {*names, LOCK, SHARDS}
         assert all(staged[name].read_bytes() == (data / name).read_bytes() for name in names)
+
+
+def test_an_instance_without_the_other_ends_with_one_message(data, tmp_path):
+    settings = [f"staging_dir={tmp_path / 'local'}", "scale.gpus_per_node=2", "timeout_seconds=8"]
+    shared = {ADDRESS: str(tmp_path / "meeting"), INSTANCE: "1", INSTANCES: "2"}
+    with started(training(data, tmp_path / "out", *settings), **shared) as process:
+        done = finish(process, SECONDS)
+    assert done.code == RankFailure.exit_code
+    message = f"staging: instance 1 did not meet the 1 others at {tmp_path / 'meeting'} within 8 s"
+    assert message in the_message(done)
 
 
 def test_a_folder_with_other_files_is_one_error(data, tmp_path):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import random
+import re
 import resource
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -16,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from common.data.aligned_buffers import ALIGNMENT
 from common.data.staging import SourceFile, StagingPlan, gunzip
@@ -109,6 +114,15 @@ def test_a_source_file_of_another_size_is_named_where_it_is_read(tmp_path: Path)
     assert errors[2].startswith(f"DataError: {path} has {file.bytes - 1:,} bytes and not {file.bytes:,}")
 
 
+def test_an_instance_that_cannot_write_its_last_files_ends_the_others_too(tmp_path: Path) -> None:
+    plan = StagingPlan({"train": write_sources(tmp_path).shards["train"][: 2 * RANKS]})  # one round
+    (tmp_path / "instance1").touch()  # where a folder would have to be
+    _, _, errors = zip(*on_ranks(partial(staged_by, plan), 2 * RANKS, tmp_path), strict=True)
+    assert errors[:2] == ("RankFailure: staging: instance 1 failed and says why; no instance can go on",) * 2
+    message = r"DataError: .*/instance1/train/\d cannot be staged: Not a directory; free space on this disk"
+    assert all(re.match(message, error) for error in errors[2:]), errors
+
+
 def different(rank: int, world: int, folder: str) -> str:
     group = Instances(f"{folder}/meeting", rank, 2).group(0, 1, timedelta(seconds=SECONDS))
     plan = StagingPlan({"train": [SourceFile("a", 1 + rank)]})
@@ -160,6 +174,33 @@ def test_an_instance_that_does_not_come_is_reported(tmp_path: Path) -> None:
     group = Instances(str(tmp_path / "meeting"), 0, 2)
     with pytest.raises(RankFailure, match=r"instance 0 did not meet the 1 others at .*/meeting within 1 s"):
         group.group(0, 1, timedelta(seconds=1))
+
+
+def test_instances_meet_at_a_port() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    settings = (timedelta(seconds=SECONDS),)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(Instances(f"127.0.0.1:{store.port}", 1, 2).group, 5, 6, *settings)
+        groups = [HostGroup("staging/5", 0, 2, store, *settings), second.result()]
+        gathered = [[torch.zeros(1), torch.zeros(1)] for _ in groups]
+        other = pool.submit(groups[1].gather, torch.tensor([7.0]), gathered[1])
+        groups[0].gather(torch.tensor([3.0]), gathered[0])
+        other.result()
+    assert [[float(value) for value in values] for values in gathered] == [[3, 7], [3, 7]]
+
+
+def test_rank_0_of_instance_0_opens_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = {}
+
+    def opened(host: str, port: int, world: int | None, is_master: bool, *rest: Any, **others: Any) -> None:
+        hosts[instance, rank] = is_master
+        raise RuntimeError("asked enough")
+
+    monkeypatch.setattr(dist, "TCPStore", opened)
+    for instance, rank in itertools.product(range(2), range(2)):
+        with pytest.raises(RankFailure, match="asked enough"):
+            Instances("127.0.0.1:29500", instance, 2).group(rank, 2, PATIENCE)
+    assert hosts == {(0, 0): True, (0, 1): False, (1, 0): False, (1, 1): False}
 
 
 def stage_alone(folder: Path, plan: StagingPlan, **settings: Any) -> None:

@@ -49,6 +49,13 @@ def test_nodes_take_turns_in_one_permutation_of_the_seed() -> None:
     assert whole["train"] != PLAN.of_node(6, 0, 1)["train"]
 
 
+def test_data_and_labels_of_a_sample_belong_to_the_same_node() -> None:
+    kinds = {kind: [SourceFile(f"{kind}/{number}", 1) for number in range(9)] for kind in ("data", "label")}
+    for node in range(2):
+        found = StagingPlan(kinds).of_node(5, node, 2)
+        assert [file.name.replace("data", "label") for file in found["data"]] == [file.name for file in found["label"]]
+
+
 @pytest.mark.parametrize("change", ["name", "size", "split", "whole"])
 def test_different_files_have_different_digests(change: str) -> None:
     files = [SourceFile("a", 1), SourceFile("b", 2)]
