@@ -20,7 +20,9 @@ from torch import Tensor
 from benchmarks.cosmoflow.samples import (
     CUBE_SUFFIX,
     LABEL_BYTES,
+    LIST,
     PARAMETERS,
+    PREPARE_COMMAND,
     REDSHIFTS,
     SPLITS,
     Split,
@@ -34,9 +36,10 @@ from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
 from common.data.order import EpochStream, EvalShard, sample_generator
-from common.data.staging import SourceFile, StagingPlan, gunzip, read_shards
+from common.data.staging import NodeShards, SourceFile, StagingPlan, gunzip, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
+from common.errors import DataError
 from common.formats.tfrecord import GZIP_MAGIC
 
 _NODE = 21
@@ -90,35 +93,20 @@ class _Batches:
         return self.threads.begin({"x": x_BDHWC, "y": y_BP, **small}, len(samples), fill)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """The samples of a split below a folder: all of them, or the shard of this node after staging.
-
-    Attributes:
-        replicas: replicas that share the samples; this one is ``replica``.
-        nodes: number of shards.
-        seed: seed of the order; each node has its own.
-    """
-
-    manifest: Manifest
-    split: Split
-    replicas: int
-    replica: int
-    nodes: int
-    seed: int
-
-
-def _open(root: Path, split: str, size: int, reader: CubeReaderConfig, layout: Layout) -> _Opened:
+def _open(root: Path, split: str, size: int, reader: CubeReaderConfig) -> tuple[Manifest, Split, NodeShards | None]:
+    """Return the manifest, the samples of a split below ``root``, and after staging the shards of this node."""
     found, shards = read_manifest(root, size), read_shards(root)
-    path, replicas, replica = root / SPLITS[split], layout.size("dp"), layout.index("dp")
+    path = root / SPLITS[split]
+    files: Sequence[tuple[str, int | None]]
     if shards is None:
-        samples = Split(path, read_list(path), size, reader.reads, reader.checksums)
-        return _Opened(found, samples, replicas, replica, 1, layout.seed)
-    files = [(PurePosixPath(name).name, None) for name in shards.files[split]]  # staging may have inflated them
-    samples = Split(path, files, size, reader.reads, reader.checksums)
-    replicas //= shards.nodes
-    seed = int(sample_generator(layout.seed, _NODE, shards.node).integers(2**63))
-    return _Opened(found, samples, replicas, replica % replicas, shards.nodes, seed)
+        files, expected = read_list(path), found.counts[f"{split}_samples"]
+        if len(files) != expected:
+            raise DataError(
+                f"{path / LIST} has {len(files)} samples where {manifest.NAME} says {expected}; run '{PREPARE_COMMAND}'"
+            )
+    else:  # staging may have inflated the files
+        files = [(PurePosixPath(name).name, None) for name in shards.files[split]]
+    return found, Split(path, files, size, reader.reads, reader.checksums), shards
 
 
 def open_train(
@@ -136,33 +124,33 @@ def open_train(
     Raises:
         DataError: the folder is incomplete, or has cubes of another size. While reading: a file is damaged.
     """
-    opened = _open(root, "train", size, reader, layout)
-    counts, seed = opened.manifest.counts, layout.seed
-    stream = EpochStream(
-        counts["train_samples"], micro_batch, accumulation, layout.size("dp"), layout.index("dp"), seed
-    )
-    mine = EpochStream(len(opened.split), micro_batch, accumulation, opened.replicas, opened.replica, opened.seed)
-    batches = _Batches(opened.split, reader, layout.device)
+    found, split, shards = _open(root, "train", size, reader)
+    replicas, replica = layout.size("dp"), layout.index("dp")
+    train_samples, eval_samples = (found.counts[f"{name}_samples"] for name in SPLITS)
+    stream = mine = EpochStream(train_samples, micro_batch, accumulation, replicas, replica, layout.seed)
+    if shards is not None:
+        local, seed = replicas // shards.nodes, int(sample_generator(layout.seed, _NODE, shards.node).integers(2**63))
+        mine = EpochStream(len(split), micro_batch, accumulation, local, replica % local, seed)
+    batches = _Batches(split, reader, layout.device)
 
     def begin(number: int) -> PendingBatch:
         samples = [sample for _, sample in mine.samples_of(number)]
         return batches.begin(samples, micro_batch, {"seed": torch.tensor(stream.random_seed(number))})
 
-    return ThreadedTrainSource(
-        stream, counts["eval_samples"], opened.manifest.synthetic, batches.threads, begin, lambda: None
-    )
+    return ThreadedTrainSource(stream, eval_samples, found.synthetic, batches.threads, begin, lambda: None)
 
 
 def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
-    opened = _open(root, "eval", size, reader, layout)
-    whole = opened.manifest.counts["eval_samples"]
+    found, split, shards = _open(root, "eval", size, reader)
+    whole, nodes = found.counts["eval_samples"], 1 if shards is None else shards.nodes
+    local = layout.size("dp") // nodes
     # All replicas have as many batches as those of a node with the largest shard, which may have a sample more.
-    shard = EvalShard(-(-whole // opened.nodes), reader.eval_batch, opened.replicas, opened.replica)
-    batches = _Batches(opened.split, reader, layout.device)
+    shard = EvalShard(-(-whole // nodes), reader.eval_batch, local, layout.index("dp") % local)
+    batches = _Batches(split, reader, layout.device)
 
     def begin(samples: Sequence[int]) -> PendingBatch:
-        mine = [sample for sample in samples if sample < len(opened.split)]
+        mine = [sample for sample in samples if sample < len(split)]
         weight_B = (torch.arange(reader.eval_batch) < len(mine)).float()
         return batches.begin(mine, reader.eval_batch, {"weight": weight_B})
 
