@@ -14,13 +14,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.untrusted.array_file import MAGIC, Header, mapped, read_header
+from common.untrusted.array_file import HEADER_BYTES as _HEADER_LIMIT
+from common.untrusted.array_file import MAGIC, Header, mapped, parse_header, read_header
 from common.untrusted.regular_file import open_file
 
-__all__ = ["HEADER_BYTES", "MAGIC", "Header", "load", "mapped", "read_header"]
+__all__ = ["HEADER_BYTES", "MAGIC", "Header", "load", "mapped", "read_header", "viewed"]
 
 HEADER_BYTES = 128
 """Size of the header that ``numpy.save`` writes for an array of few dimensions."""
+_LONGEST_HEADER = _HEADER_LIMIT + 12  # with magic, version and length
+
+
+def viewed(data: memoryview) -> NDArray[Any]:
+    """Return the array in ``data``, the content of a ``.npy`` file, as a view.
+
+    Raises:
+        ValueError: the content is truncated, has bytes after the values, is not in NumPy's format, or has objects.
+    """
+    header = parse_header(io.BytesIO(data[:_LONGEST_HEADER]))
+    if header.dtype.hasobject or header.bytes != len(data):
+        raise ValueError(f"{header.dtype} of shape {header.shape} takes {header.bytes:,} bytes, it has {len(data):,}")
+    order = "F" if header.fortran_order else "C"
+    values = np.frombuffer(data[header.offset :], header.dtype)
+    return values.reshape(header.shape, order=order)  # type: ignore[call-overload]
 
 
 def load(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

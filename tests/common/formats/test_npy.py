@@ -46,6 +46,25 @@ def test_a_header_equals_that_of_numpy(tmp_path: Path, fortran_order: bool) -> N
     assert header == npy.Header(made.dtype, (3, 4), fortran_order, mapped.offset)
 
 
+@pytest.mark.parametrize("fortran_order", [False, True])
+def test_the_content_of_a_file_is_viewed(tmp_path: Path, fortran_order: bool) -> None:
+    made = np.arange(12, dtype=np.int16).reshape(3, 4)
+    np.save(tmp_path / "a.npy", np.asfortranarray(made) if fortran_order else made)
+    content = bytearray((tmp_path / "a.npy").read_bytes())
+    found = npy.viewed(memoryview(content))
+    np.testing.assert_array_equal(found, made)
+    content[-24:] = bytes(24)
+    assert not found.any()  # a view, not a copy
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_content_of_another_size_is_refused(tmp_path: Path, more: int) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(100, FLOAT))
+    content = (tmp_path / "a.npy").read_bytes() + bytes(1)
+    with pytest.raises(ValueError, match=r"takes 528 bytes, it has 52[79]"):
+        npy.viewed(memoryview(content[: 528 + more]))
+
+
 def test_a_header_of_the_second_format_is_read(tmp_path: Path) -> None:
     made = np.zeros((2, 3), FLOAT)
     with open(tmp_path / "a.npy", "wb") as file:
