@@ -145,6 +145,13 @@ OFFICIAL = {
         "results4 lacks part-00000-of-00002",
         "processed_dataset",
     ),
+    "deepcam": of(
+        "deepcam",
+        {"stats.h5": "All-Hist/{name}", "*/*": "All-Hist/{path}"},
+        "All-Hist/stats.h5",
+        r"All-Hist/stats\.h5 is missing",
+        "All-Hist",
+    ),
     "dlrm": of("dlrm", {}, "day_3", "lacks day_3; all 24 days"),
     "dlrm_dcnv2": Official(
         "dlrm_dcnv2",

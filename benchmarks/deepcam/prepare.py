@@ -25,9 +25,9 @@ from benchmarks.deepcam.samples import (
     FUSED,
     LIST,
     PREPARE_COMMAND,
+    REMEDY,
     SPLITS,
     STATISTICS,
-    SUFFIX,
     SampleReader,
     Size,
     files_of,
@@ -100,7 +100,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
             return job.found
         size = _size_of(found["train"][0])
         sums = {split: _check(paths, size, workers) for split, paths in found.items()}
-        paths = [path for samples in found.values() for first in samples for path in files_of(first)]
+        paths = [path for firsts in found.values() for first in firsts for path in files_of(first)]
         for path in (folder / STATISTICS, *paths):
             link_or_copy(path, data_dir / path.relative_to(folder), "delete it or name another --data-dir")
         return job.finish(*_describe(data_dir, sums, size), "CAM5 simulations, prepared by other tools")
@@ -116,18 +116,15 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
         DataError: a file is missing, changed or damaged; the message names the first one.
     """
     found = manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
-    for name in SPLITS.values():
-        folder, sums = data_dir / name, read_list(data_dir / name / LIST)
+    lists = [data_dir / folder / LIST for folder in SPLITS.values()]
+    sums = {path.with_name(name): value for path in lists for name, value in read_list(path).items()}
 
-        def compare(path: Path, sums: dict[str, int] = sums) -> int:
-            if (value := checksum(path)) != sums[path.name]:
-                raise DataError(
-                    f"{path}: the sample was changed or damaged: its CRC-32 is {value:08x}, {LIST} says "
-                    f"{sums[path.name]:08x}; delete {data_dir} and run '{PREPARE_COMMAND}'"
-                )
-            return value
+    def compare(path: Path) -> int:
+        if (value := checksum(path)) != sums[path]:
+            raise DataError(f"{path}: CRC-32 {value:08x} where {LIST} says {sums[path]:08x}; {REMEDY}")
+        return value
 
-        _read_all(compare, [folder / each for each in sums], workers)
+    _read_all(compare, list(sums), workers)
     return found
 
 
@@ -158,7 +155,7 @@ def write_samples(files: list[Path], folder: Path, size: Size) -> dict[str, int]
                 f"{path} has {y_HW.shape[0]} x {y_HW.shape[1]} pixels, the first image {size[0]} x {size[1]}; all must "
                 "have the same size"
             )
-        first, label = files_of(folder / f"{path.stem}{SUFFIX}")
+        first, label = files_of(folder / f"{path.stem}.npy")
         atomic.save(first, x_HWC)
         atomic.save(label, y_HW)
         sums[first.name] = checksum(first)
@@ -184,19 +181,19 @@ def _write_samples(source: RawData, data_dir: Path, size: Size, workers: int) ->
 
 def _describe(data_dir: Path, sums: Sums, size: Size) -> tuple[dict[str, FileEntry], dict[str, int]]:
     """Write the lists of both splits; return the files and counts of the manifest."""
-    for split, samples in sums.items():
-        lines = (f"{name} {samples[name]:08x}\n" for name in sorted(samples))
+    for split, values in sums.items():
+        lines = (f"{name} {values[name]:08x}\n" for name in sorted(values))
         atomic.write_text(data_dir / SPLITS[split] / LIST, "".join(lines))
     entries = manifest.describe_files(data_dir, [STATISTICS, *(f"{folder}/{LIST}" for folder in SPLITS.values())])
-    counts = {f"{split}_samples": len(samples) for split, samples in sums.items()}
+    counts = {f"{split}_samples": len(values) for split, values in sums.items()}
     return entries, {**counts, "height": size[0], "width": size[1]}
 
 
 def _samples_in(folder: Path) -> list[Path]:
     """Return the first files of the samples of a split that other tools prepared."""
-    found = listed(folder, f"{DATA}*{SUFFIX}") or listed(folder, f"{FUSED}*{SUFFIX}")
+    found = listed(folder, f"{DATA}*.npy") or listed(folder, f"{FUSED}*.npy")
     if not found:
-        raise DataError(f"{folder} has no samples: neither {DATA}*{SUFFIX} nor {FUSED}*{SUFFIX}")
+        raise DataError(f"{folder} has no samples: neither {DATA}*.npy nor {FUSED}*.npy")
     return found
 
 
@@ -205,7 +202,7 @@ def _size_of(path: Path) -> Size:
     try:
         height, width, _ = npy.read_header(path).shape
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no image (H, W, C): {error}; fetch or prepare it again") from error
+        raise DataError(f"{path} is no image (H, W, C): {error}; {REMEDY}") from error
     return height, width
 
 
@@ -221,7 +218,7 @@ def _check(paths: list[Path], size: Size, workers: int) -> dict[str, int]:
         x_HWC, y_HW = torch.empty(*size, CHANNELS), torch.empty(size, dtype=torch.uint8)
         reader.read(path.name, x_HWC, y_HW)
         if not x_HWC.isfinite().all():
-            raise DataError(f"{path}: a value is not finite; fetch or prepare it again")
+            raise DataError(f"{path}: a value is not finite; {REMEDY}")
         return checksum(path)
 
     return _read_all(read, paths, workers)

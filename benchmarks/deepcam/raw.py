@@ -22,11 +22,13 @@ from common.data.raw_layout import find_file
 from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats.raw_files import listed
-from common.untrusted.regular_file import read_bytes
+from common.untrusted.regular_file import open_regular, read_bytes
 
 PATTERN = "data-*.h5"
 IMAGES, LABELS = "climate/data", "climate/labels_0"
 """Data sets of a file."""
+MOST_PIXELS = 2**22
+"""Largest image; one of the benchmark has 884,736 pixels."""
 
 
 def read_sample(path: Path) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
@@ -36,13 +38,15 @@ def read_sample(path: Path) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         DataError: the file is truncated or damaged, or has other data; a value is not finite; or a label is no class.
     """
     try:
-        with h5py.File(path, "r") as file:
+        with open_regular(path) as opened, h5py.File(opened, "r") as file:
             images, labels = file[IMAGES], file[LABELS]
-            if images.dtype != np.float32 or images.ndim != 3 or images.shape[2] != CHANNELS:
+            known = images.dtype == np.float32 and labels.ndim == 2 and images.shape == (*labels.shape, CHANNELS)
+            if not known or labels.size > MOST_PIXELS:
                 raise ValueError(
-                    f"{IMAGES} is {images.dtype} of shape {images.shape}, not float32 of (H, W, {CHANNELS})"
+                    f"{IMAGES} is {images.dtype} of shape {images.shape}, {LABELS} has the shape {labels.shape}; "
+                    f"expected are float32 of (H, W, {CHANNELS}) and (H, W), with at most {MOST_PIXELS:,} pixels"
                 )
-            y_HW = np.empty(images.shape[:2], np.uint8)
+            y_HW = np.empty(labels.shape, np.uint8)
             write_classes(labels[()], y_HW)
             x_HWC: NDArray[np.float32] = images[()]
         if not np.isfinite(x_HWC).all():

@@ -30,7 +30,7 @@ from common.data.direct_reader import DirectFile, Mode
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy
-from common.untrusted.regular_file import read_text
+from common.untrusted.regular_file import open_regular, read_text
 
 FORMAT = "deepcam-images/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=deepcam --raw-dir RAW --data-dir DATA"
@@ -41,7 +41,8 @@ CLASSES = 3
 """Classes of a pixel: background, tropical cyclone, atmospheric river."""
 SPLITS = {"train": "train", "eval": "validation"}
 """Prefix of the manifest's count to the folder."""
-DATA, LABEL, FUSED, SUFFIX = "data-", "label-", "datalabel-", ".npy"
+DATA, LABEL, FUSED = "data-", "label-", "datalabel-"
+"""Prefixes of the names of files."""
 REMEDY = "fetch or prepare it again"
 Size = tuple[int, int]
 """Height and width of an image in pixels."""
@@ -91,17 +92,16 @@ class SampleReader:
         Raises:
             DataError: a file is missing or damaged, the image has another size, or a label is no class.
         """
-        first, *label = files_of(self.folder / name)
-        shape = (*self.size, CHANNELS if label else CHANNELS + 1)
-        path = first
+        files = files_of(self.folder / name)
+        fused, path = len(files) == 1, files[0]
+        shape = (*self.size, CHANNELS + fused)
         try:
-            data_HWC = self._array(first)
+            data_HWC = self._array(path)
             if data_HWC.dtype != np.float32 or data_HWC.shape != shape:
                 raise ValueError(f"{data_HWC.dtype} of shape {data_HWC.shape}; images have float32 of {shape}")
             x_HWC.numpy()[:] = data_HWC[..., :CHANNELS]
-            if label:
-                path = label[0]
-            write_classes(self._array(path) if label else data_HWC[..., CHANNELS], y_HW.numpy())
+            path = files[-1]
+            write_classes(data_HWC[..., CHANNELS] if fused else self._array(path), y_HW.numpy())
         except ValueError as error:
             raise DataError(f"{path}: {error}; {REMEDY}") from error
 
@@ -145,7 +145,7 @@ def read_range(path: Path) -> tuple[Tensor, Tensor]:
     if not path.is_file():
         raise DataError(f"{path} is missing: it has the range of every channel; fetch it with the images")
     try:
-        with h5py.File(path, "r") as file:
+        with open_regular(path) as opened, h5py.File(opened, "r") as file:
             low_C, high_C = (_of_channels(file["climate"], name) for name in ("minval", "maxval"))
         with np.errstate(invalid="ignore"):
             empty_C = ~(np.isfinite(high_C - low_C) & (high_C > low_C))
@@ -177,7 +177,7 @@ def read_manifest(root: Path, size: Size) -> Manifest:
     height, width = found.counts["height"], found.counts["width"]
     if (height, width) != size:
         raise DataError(
-            f"{root} has images of {height} x {width} pixels where benchmark.facts.image_size=[{size[0]},{size[1]}]: "
-            "these are data of another recipe"
+            f"{root} has images of {height} x {width} pixels where benchmark.facts.height={size[0]} and "
+            f"benchmark.facts.width={size[1]}: these are data of another recipe"
         )
     return found
