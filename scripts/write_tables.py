@@ -36,6 +36,7 @@ PROVENANCE = ("date", "commit", "command", "machine", "packages")
 
 UNITS = {
     "bert": "sequences",
+    "cosmoflow": "cubes",
     "deepcam": "snapshots",
     "dlrm": "samples, smaller tables",
     "dlrm_dcnv2": "samples, smaller tables",

@@ -145,6 +145,13 @@ OFFICIAL = {
         "results4 lacks part-00000-of-00002",
         "processed_dataset",
     ),
+    "cosmoflow": of(
+        "cosmoflow",
+        {"*/*": "cosmoUniverse_2019_05_4parE_tf_v2/{path}"},
+        "cosmoUniverse_2019_05_4parE_tf_v2/validation",
+        "has no samples in a folder validation",
+        "cosmoUniverse_2019_05_4parE_tf_v2",
+    ),
     "deepcam": of(
         "deepcam",
         {"stats.h5": "All-Hist/{name}", "*/*": "All-Hist/{path}"},

@@ -213,6 +213,10 @@ class EpochStream:
         positions = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
         return [(epoch, int(self.permutation(epoch)[position])) for epoch, position in positions]
 
+    def random_seed(self, number: int) -> int:
+        """Return a seed in [0, 2**63) for micro-batch ``number``, which does not depend on the number of ranks."""
+        return self._mine.random_seed(self.seed, number)
+
     def key(self, number: int) -> Hashable:
         """Return (): all micro-batches have the same shapes."""
         return ()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.formats.crc32c import masked_crc32c
+from common.formats.protobuf import Malformed, fields, messages, piece, varint
 from common.untrusted.regular_file import TEXT_BYTES, open_file
 
 _FOOTER_BYTES = 48
@@ -41,8 +42,6 @@ _DTYPES = {
     19: torch.float16,
 }
 """Dtype numbers of tensorflow/core/framework/types.proto."""
-
-Field = int | bytes
 
 
 @dataclass(frozen=True)
@@ -66,91 +65,36 @@ class BundleEntry:
     sliced: bool
 
 
-class _Malformed(Exception):
-    """The index violates its format; converted to a CheckpointError that names the file."""
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at ``at``, and the position behind it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-    raise _Malformed("a number is cut off")
-
-
-def _piece(data: bytes, at: int, size: int) -> bytes:
-    if at + size > len(data):
-        raise _Malformed(f"it ends {at + size - len(data)} bytes early")
-    return data[at : at + size]
-
-
-def _fields(message: bytes) -> dict[int, list[Field]]:
-    """Return the fields of a protocol buffer message by number: integers, or the bytes of nested messages."""
-    found: dict[int, list[Field]] = {}
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        value: Field
-        kind = tag & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-            value = int.from_bytes(_piece(message, at, size), "little")
-            at += size
-        elif kind == 2:
-            size, at = _varint(message, at)
-            value = _piece(message, at, size)
-            at += size
-        else:
-            raise _Malformed(f"a message has a field of the unknown kind {kind}")
-        found.setdefault(tag >> 3, []).append(value)
-    return found
-
-
-def _number(fields: dict[int, list[Field]], number: int) -> int:
+def _number(found: dict[int, list[int | bytes]], number: int) -> int:
     """Return the last value of an integer field, 0 if there is none."""
-    value = fields.get(number, [0])[-1]
+    value = found.get(number, [0])[-1]
     if not isinstance(value, int):
-        raise _Malformed(f"field {number} is not a number")
+        raise Malformed(f"field {number} is not a number")
     return value
-
-
-def _messages(fields: dict[int, list[Field]], number: int) -> list[bytes]:
-    values = fields.get(number, [])
-    nested = [value for value in values if isinstance(value, bytes)]
-    if len(nested) != len(values):
-        raise _Malformed(f"field {number} is not a message")
-    return nested
 
 
 def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield keys and values of the block at ``offset``."""
     if size < 4:
-        raise _Malformed(f"the block at byte {offset} has {size} bytes")
-    stored = _piece(table, offset, size + _BLOCK_TRAILER_BYTES)
+        raise Malformed(f"the block at byte {offset} has {size} bytes")
+    stored = piece(table, offset, size + _BLOCK_TRAILER_BYTES)
     if struct.unpack_from("<I", stored, size + 1)[0] != masked_crc32c(stored[: size + 1]):
-        raise _Malformed(f"the checksum of the block at byte {offset} is wrong")
+        raise Malformed(f"the checksum of the block at byte {offset} is wrong")
     if stored[size] != 0:
-        raise _Malformed(f"the block at byte {offset} is compressed, which TensorFlow's own checkpoints are not")
-    restarts = struct.unpack("<I", _piece(stored, size - 4, 4))[0]
+        raise Malformed(f"the block at byte {offset} is compressed, which TensorFlow's own checkpoints are not")
+    restarts = struct.unpack("<I", piece(stored, size - 4, 4))[0]
     end = size - 4 - 4 * restarts
     if end < 0:
-        raise _Malformed(f"the block at byte {offset} has more restarts than bytes")
+        raise Malformed(f"the block at byte {offset} has more restarts than bytes")
     at, key, entries = 0, b"", stored[:end]
     while at < end:
-        shared, at = _varint(entries, at)
-        new, at = _varint(entries, at)
-        value_size, at = _varint(entries, at)
+        shared, at = varint(entries, at)
+        new, at = varint(entries, at)
+        value_size, at = varint(entries, at)
         if shared > len(key):
-            raise _Malformed("a key shares more than the last one has")
-        key = key[:shared] + _piece(entries, at, new)
-        yield key, _piece(entries, at + new, value_size)
+            raise Malformed("a key shares more than the last one has")
+        key = key[:shared] + piece(entries, at, new)
+        yield key, piece(entries, at + new, value_size)
         at += new + value_size
 
 
@@ -158,28 +102,28 @@ def _table(table: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield keys and values of a sorted string table in order."""
     footer = table[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
-        raise _Malformed("it does not end as an index does: it is another kind of file, or cut off")
-    _, at = _varint(footer, 0)
-    _, at = _varint(footer, at)
-    offset, at = _varint(footer, at)
-    size, at = _varint(footer, at)
+        raise Malformed("it does not end as an index does: it is another kind of file, or cut off")
+    _, at = varint(footer, 0)
+    _, at = varint(footer, at)
+    offset, at = varint(footer, at)
+    size, at = varint(footer, at)
     for _, handle in _block(table, offset, size):
-        first, at = _varint(handle, 0)
-        length, at = _varint(handle, at)
+        first, at = varint(handle, 0)
+        length, at = varint(handle, at)
         yield from _block(table, first, length)
 
 
 def _entry(message: bytes) -> BundleEntry:
-    fields = _fields(message)
-    dims = [dim for shape in _messages(fields, 2) for dim in _messages(_fields(shape), 2)]
+    found = fields(message)
+    dims = [dim for shape in messages(found, 2) for dim in messages(fields(shape), 2)]
     return BundleEntry(
-        dtype=_number(fields, 1),
-        shape=tuple(_number(_fields(dim), 1) for dim in dims),
-        shard=_number(fields, 3),
-        offset=_number(fields, 4),
-        size=_number(fields, 5),
-        checksum=_number(fields, 6),
-        sliced=7 in fields,
+        dtype=_number(found, 1),
+        shape=tuple(_number(fields(dim), 1) for dim in dims),
+        shard=_number(found, 3),
+        offset=_number(found, 4),
+        size=_number(found, 5),
+        checksum=_number(found, 6),
+        sliced=7 in found,
     )
 
 
@@ -208,10 +152,10 @@ class TensorBundle:
             raise CheckpointError(f"{self.index}: not a TensorFlow checkpoint index: larger than {TEXT_BYTES:,} bytes")
         try:
             content = dict(_table(table))
-            header = _fields(content.pop(b"", b""))
+            header = fields(content.pop(b"", b""))
             self.entries = {name.decode(): _entry(entry) for name, entry in content.items()}
             self._shards, big_endian = _number(header, 1), _number(header, 2)
-        except (_Malformed, UnicodeDecodeError) as error:
+        except (Malformed, UnicodeDecodeError) as error:
             raise CheckpointError(f"{self.index}: not a TensorFlow checkpoint index: {error}") from None
         if self._shards < 1 or big_endian:
             reason = "big-endian" if big_endian else "without a header"

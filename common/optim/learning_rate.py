@@ -8,8 +8,9 @@ iteration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -121,6 +122,46 @@ def warmup_then_constant(
         count = (step.div(steps_per_update, rounding_mode="floor") + first_step) * steps_per_update
         done = ((count + offset).to(torch.float64) / (warmup_steps + offset)).clamp(max=1.0)
         return (initial + (base - initial) * done).to(torch.float32)
+
+    return schedule
+
+
+def stepwise(
+    base: float,
+    initial: float,
+    warmup_epochs: int,
+    boundaries: Sequence[int],
+    factors: Sequence[float],
+    steps_per_epoch: int,
+) -> Schedule:
+    """Return a schedule that is constant within an epoch: linear warm-up, then a factor from each boundary on.
+
+    With e = floor(counter / steps_per_epoch) and W = warmup_epochs: initial + (base - initial) * e / W while e < W,
+    then base * f, where f is the factor of the last boundary that is at most e, or 1 before the first. This is the
+    scheduler of NVIDIA's CosmoFlow submissions; a boundary of the MLPerf HPC reference holds one epoch later.
+
+    Args:
+        base: learning rate after the warm-up.
+        initial: learning rate of the first epoch; unused without warm-up.
+        warmup_epochs: W.
+        boundaries: first epochs of the factors, ascending.
+        factors: one factor of ``base`` for each boundary.
+        steps_per_epoch: optimizer steps of an epoch.
+
+    Raises:
+        ValueError: the boundaries do not ascend, or have another number than the factors.
+    """
+    if len(boundaries) != len(factors) or any(early >= late for early, late in pairwise(boundaries)):
+        raise ValueError(f"boundaries={list(boundaries)}: ascending, one for each of factors={list(factors)}")
+
+    def schedule(step: Tensor) -> Tensor:
+        epoch = step.div(steps_per_epoch, rounding_mode="floor").to(torch.float64)
+        rate = torch.full_like(epoch, base)
+        for boundary, factor in zip(boundaries, factors, strict=True):
+            rate = torch.where(epoch >= boundary, base * factor, rate)
+        if warmup_epochs:
+            rate = torch.where(epoch < warmup_epochs, initial + (base - initial) * epoch / warmup_epochs, rate)
+        return rate.to(torch.float32)
 
     return schedule
 

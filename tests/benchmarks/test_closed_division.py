@@ -1,4 +1,4 @@
-"""Six workloads in the closed division: settings that the rules fix, logged hyperparameters, the official checker."""
+"""Workloads in the closed division: settings that the rules fix, logged hyperparameters, the official checker."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(benchmark, override,
         *(("retinanet", ruleset, "retinanet") for ruleset in ("5.0.0", "5.1.0")),
         *(("rgat", ruleset, "gnn") for ruleset in ("4.0.0", "4.1.0")),
         *(("rgat", ruleset, "rgat") for ruleset in ("5.0.0", "5.1.0")),
+        *(("cosmoflow", ruleset, "cosmoflow") for ruleset in ("1.0.0", "2.0.0", "3.0.0")),
     ],
 )
 def test_the_log_has_every_hyperparameter_and_the_name_of_the_round(benchmark, ruleset, name, tmp_path):
@@ -100,6 +101,7 @@ RUNS = {
     "dlrm_dcnv2": (CLICKS, 89_137_319, 3793 * 55296, 0.8028, "0.05"),
     "retinanet": (1_170_301, 24_781, 1, 0.341, None),
     "rgat": (94_605_581, 788_379, 288 * 16384, 0.7201, "0.05"),
+    "cosmoflow": (524_288, 65_536, 1, 0.1239, None),
 }
 """Training and evaluation samples, progress and score of the only evaluation, its fraction of an epoch in the log."""
 
@@ -108,7 +110,8 @@ RUNS = {
     ("benchmark", "ruleset"),
     [
         ("dlrm", "1.0.0"), ("dlrm", "2.1.0"), ("dlrm_dcnv2", "3.0.0"), ("dlrm_dcnv2", "4.1.0"), ("dlrm_dcnv2", "6.0.0"),
-        ("retinanet", "4.1.0"), ("retinanet", "5.1.0"), ("rgat", "4.1.0"), ("rgat", "5.1.0"),
+        ("retinanet", "4.1.0"), ("retinanet", "5.1.0"), ("rgat", "4.1.0"), ("rgat", "5.1.0"), ("cosmoflow", "1.0.0"),
+        ("cosmoflow", "3.0.0"),
     ],
 )  # fmt: skip
 def test_the_official_checker_accepts_the_log_of_a_run(benchmark, ruleset, tmp_path):
@@ -117,8 +120,8 @@ def test_the_official_checker_accepts_the_log_of_a_run(benchmark, ruleset, tmp_p
     admission, began = admit(run, session), time.time_ns() // 1_000_000
     rules, block = admission.rules, Block(0, 1, 0, 0, train if fraction is None else done)
     with RunLog(tmp_path / "mlperf.log", 0) as log:
-        fraction_of = None if fraction is None else train
-        events = RunEvents(log, rules.progress_key, fraction_of=fraction_of, fractions_from=rules.fractions_from)
+        fractions = {"fraction_of": None if fraction is None else train, "fractions_from": rules.fractions_from}
+        events = RunEvents(log, rules.progress_key, quality_key=rules.quality_key, **fractions)
         events.begin(run, session, rules, None, began, gpus=True)
         events.settings(7, admission.hyperparameters, {}, run.declaration.initialised_tensors)
         events.initialised()
@@ -132,6 +135,7 @@ def test_the_official_checker_accepts_the_log_of_a_run(benchmark, ruleset, tmp_p
         events.run_stop("success", done, None)
     if fraction is not None:
         assert log.path.read_text().count(f'"epoch_num": {fraction}') == 5  # tracked_stats and run_stop too
-    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(log.path)]
-    checked = subprocess.run([*command, "--log_output", str(tmp_path / "checked")], capture_output=True, check=False)
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", rules.usage, "--ruleset", ruleset]
+    files = [str(log.path), "--log_output", str(tmp_path / "checked")]
+    checked = subprocess.run([*command, *files], capture_output=True, check=False)
     assert checked.returncode == 0, checked.stdout

@@ -17,6 +17,7 @@ from common.optim.learning_rate import (
     nvidia_steps,
     polynomial,
     reference_steps,
+    stepwise,
     warmup_then_constant,
 )
 
@@ -170,6 +171,41 @@ def test_lengths_of_a_warmup_without_sense_are_refused(lengths):
     (named,) = (f"{name}={value}" for name, value in lengths.items())
     with pytest.raises(ValueError, match=named):
         warmup_then_constant(1.0, 0.1, **{"warmup_steps": 5, **lengths})
+
+
+def test_steps_of_cosmoflow_at_a_batch_of_512():
+    # NVIDIA's settings; 1,024 steps an epoch
+    schedule = stepwise(0.024, 0.006, 6, [20, 22, 23, 24], [0.5, 0.25, 0.125, 0.0625], 1024)
+    epochs = {
+        0: 0.006,
+        1: 0.009,
+        5: 0.021,
+        6: 0.024,
+        19: 0.024,
+        20: 0.012,
+        22: 0.006,
+        23: 0.003,
+        24: 0.0015,
+        99: 0.0015,
+    }
+    for epoch, rate in epochs.items():
+        assert [at(schedule, 1024 * epoch + step) for step in (0, 1023)] == pytest.approx([rate, rate])
+
+
+def test_steps_without_warmup_begin_at_the_base_rate():
+    schedule = stepwise(1.0, 0.25, 0, [1], [0.5], 10)
+    assert [at(schedule, step) for step in (0, 9, 10)] == [1.0, 1.0, 0.5]
+
+
+def test_a_boundary_in_the_warmup_holds_after_it():
+    schedule = stepwise(1.0, 0.0, 4, [2], [0.5], 1)
+    assert [at(schedule, step) for step in range(6)] == [0.0, 0.25, 0.5, 0.75, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("boundaries", "factors"), [([2, 2], [0.5, 0.1]), ([3, 1], [0.5, 0.1]), ([1], [0.5, 0.1])])
+def test_impossible_boundaries_are_refused(boundaries, factors):
+    with pytest.raises(ValueError, match="ascending, one for each of factors"):
+        stepwise(1.0, 0.1, 1, boundaries, factors, 10)
 
 
 def test_cosine_of_llama_2_lora():

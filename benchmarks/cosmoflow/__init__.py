@@ -1,0 +1,1 @@
+"""CosmoFlow: a 3D convolutional network predicts cosmological parameters from cubes of dark matter."""

@@ -1,0 +1,54 @@
+"""Evaluation of CosmoFlow: mean absolute error of all parameters over the validation cubes (HPC rules)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from benchmarks.cosmoflow.model import CosmoFlow
+from benchmarks.cosmoflow.samples import PARAMETERS
+from common.contract.evaluation import Predictions, Scorer
+from common.data.batches import EvalSource
+from common.distributed.layout import Layout
+from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
+
+
+class MeanAbsoluteError(Scorer):
+    """Scorer that divides the sum of absolute errors by the number of estimates."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Return ``mean_absolute_error``, and ``eval_samples``.
+
+        Raises:
+            RuntimeError: not every cube was evaluated exactly once.
+        """
+        values, cubes = predictions.values, predictions.values["cubes"]
+        check_whole_set(cubes, values["expected"], "cubes")
+        return {"mean_absolute_error": values["error"] / (cubes * PARAMETERS), "eval_samples": cubes}
+
+
+def evaluation_of(
+    model: CosmoFlow,
+    example: dict[str, Tensor],
+    open_source: Callable[[Path], EvalSource],
+    layout: Layout,
+    capture: bool,
+) -> CountedEvaluation:
+    """Return the evaluation of the network that is being trained.
+
+    Args:
+        example: a batch on the device: ``x`` (N, D, H, W, C) int16, ``y`` (N, P), ``weight`` (N,), 0 for padding.
+        open_source: returns this replica's batches from the data folder.
+        layout: the ranks that share the evaluation set.
+        capture: replay the forward pass as a CUDA graph.
+    """
+    counts = Counts(layout, ("cubes",), ("error",))
+
+    def count(batch: dict[str, Tensor]) -> None:
+        weight_N = batch["weight"].double()
+        error_N = (model(batch["x"]).double() - batch["y"].double()).abs().sum(1)
+        counts.add(weight_N.sum(), (error_N * weight_N).sum())
+
+    return CountedEvaluation(MeanAbsoluteError(), model, count, counts, example, open_source, capture)
