@@ -24,7 +24,7 @@ NARROW = fixed_facts(
 
 
 def logits_and_gradients(implementation: str, dtype: torch.dtype, low_level_relu: bool) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(2)
     network = DeepLab(NARROW, low_level_relu, generator).cast(dtype)
     assert network.choose_implementations({"batch_norm": implementation}, dtype) == {"batch_norm": implementation}
     x_NHWC = torch.randn(2, 64, 64, 16, generator=generator)
@@ -40,4 +40,4 @@ def test_logits_gradients_and_statistics_are_those_of_the_reference(low_level_re
     found = logits_and_gradients("triton", torch.float32, low_level_relu)
     for name, expected in logits_and_gradients("reference", torch.float64, low_level_relu).items():
         error = float((found[name].double() - expected).norm() / expected.norm())
-        assert error < 2e-2, f"{name}: relative error {error:.2e}"
+        assert error < 1e-3, f"{name}: relative error {error:.2e}"
