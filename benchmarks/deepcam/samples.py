@@ -177,7 +177,7 @@ def read_manifest(root: Path, size: Size) -> Manifest:
     height, width = found.counts["height"], found.counts["width"]
     if (height, width) != size:
         raise DataError(
-            f"{root} has images of {height} x {width} pixels where benchmark.facts.height={size[0]} and "
-            f"benchmark.facts.width={size[1]}: these are data of another recipe"
+            f"{root} has images of {height} x {width} pixels where benchmark.facts.image_size=[{size[0]},{size[1]}]: "
+            "these are data of another recipe"
         )
     return found
