@@ -142,7 +142,7 @@ def read_range(path: Path) -> tuple[Tensor, Tensor]:
     Raises:
         DataError: the file is missing or damaged, has other channels, or a channel has no range.
     """
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path} is missing: it has the range of every channel; fetch it with the images")
     try:
         with open_regular(path) as opened, h5py.File(opened, "r") as file:
