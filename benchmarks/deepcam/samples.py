@@ -142,7 +142,7 @@ def read_range(path: Path) -> tuple[Tensor, Tensor]:
     Raises:
         DataError: the file is missing or damaged, has other channels, or a channel has no range.
     """
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path} is missing: it has the range of every channel; fetch it with the images")
     try:
         with open_regular(path) as opened, h5py.File(opened, "r") as file:
@@ -177,7 +177,7 @@ def read_manifest(root: Path, size: Size) -> Manifest:
     height, width = found.counts["height"], found.counts["width"]
     if (height, width) != size:
         raise DataError(
-            f"{root} has images of {height} x {width} pixels where benchmark.facts.height={size[0]} and "
-            f"benchmark.facts.width={size[1]}: these are data of another recipe"
+            f"{root} has images of {height} x {width} pixels where benchmark.facts.image_size=[{size[0]},{size[1]}]: "
+            "these are data of another recipe"
         )
     return found
