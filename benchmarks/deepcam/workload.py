@@ -32,6 +32,7 @@ class DeepCamSegmentation(Workload):
 
     config_type: ClassVar[type] = DeepCamConfig
     title = "DeepCAM"
+    peers = "benchmarks.deepcam.peer"
     own: DeepCamConfig
     model: DeepLab
 
