@@ -33,14 +33,11 @@ from common.data import manifest
 from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
-from common.data.order import EpochStream, EvalShard, sample_generator
-from common.data.staging import SourceFile, StagingPlan, gunzip, read_shards
+from common.data.order import EpochStream
+from common.data.staging import NodeOrder, SourceFile, StagingPlan, gunzip, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.formats.tfrecord import GZIP_MAGIC
-
-_NODE = 21
-"""Identifies the random streams of the nodes; :mod:`common.data.order` and ``staging`` use other numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,33 +89,20 @@ class _Batches:
 
 @dataclass(frozen=True)
 class _Opened:
-    """The samples of a split below a folder: all of them, or the shard of this node after staging.
-
-    Attributes:
-        replicas: replicas that share the samples; this one is ``replica``.
-        nodes: number of shards.
-        seed: seed of the order; each node has its own.
-    """
+    """The samples of a split below a folder: all of them, or the shard of this node after staging."""
 
     manifest: Manifest
     split: Split
-    replicas: int
-    replica: int
-    nodes: int
-    seed: int
+    order: NodeOrder
 
 
 def _open(root: Path, split: str, size: int, reader: CubeReaderConfig, layout: Layout) -> _Opened:
-    found, shards = read_manifest(root, size), read_shards(root)
-    path, replicas, replica = root / SPLITS[split], layout.size("dp"), layout.index("dp")
-    if shards is None:
-        samples = Split(path, read_list(path), size, reader.reads, reader.checksums)
-        return _Opened(found, samples, replicas, replica, 1, layout.seed)
-    files = [(PurePosixPath(name).name, None) for name in shards.files[split]]  # staging may have inflated them
+    found, shards, path = read_manifest(root, size), read_shards(root), root / SPLITS[split]
+    files: Sequence[tuple[str, int | None]] = read_list(path)
+    if shards is not None:  # staging may have inflated the files
+        files = [(PurePosixPath(name).name, None) for name in shards.files[split]]
     samples = Split(path, files, size, reader.reads, reader.checksums)
-    replicas //= shards.nodes
-    seed = int(sample_generator(layout.seed, _NODE, shards.node).integers(2**63))
-    return _Opened(found, samples, replicas, replica % replicas, shards.nodes, seed)
+    return _Opened(found, samples, NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed))
 
 
 def open_train(
@@ -141,7 +125,7 @@ def open_train(
     stream = EpochStream(
         counts["train_samples"], micro_batch, accumulation, layout.size("dp"), layout.index("dp"), seed
     )
-    mine = EpochStream(len(opened.split), micro_batch, accumulation, opened.replicas, opened.replica, opened.seed)
+    mine = opened.order.stream(len(opened.split), micro_batch, accumulation)
     batches = _Batches(opened.split, reader, layout.device)
 
     def begin(number: int) -> PendingBatch:
@@ -157,8 +141,7 @@ def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
     opened = _open(root, "eval", size, reader, layout)
     whole = opened.manifest.counts["eval_samples"]
-    # All replicas have as many batches as those of a node with the largest shard, which may have a sample more.
-    shard = EvalShard(-(-whole // opened.nodes), reader.eval_batch, opened.replicas, opened.replica)
+    shard = opened.order.eval_shard(whole, reader.eval_batch)
     batches = _Batches(opened.split, reader, layout.device)
 
     def begin(samples: Sequence[int]) -> PendingBatch:

@@ -56,6 +56,18 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return path, path.with_name(LABEL + path.name.removeprefix(DATA))
 
 
+def lengths_of(path: Path) -> list[int]:
+    """Return the sizes in bytes of the files of the sample whose first file is ``path``.
+
+    Raises:
+        DataError: a file is missing.
+    """
+    try:
+        return [each.stat().st_size for each in files_of(path)]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}; {REMEDY}") from error
+
+
 def write_classes(stored_HW: NDArray[Any], y_HW: NDArray[np.uint8]) -> None:
     """Write labels of any type of numbers to ``y_HW``.
 

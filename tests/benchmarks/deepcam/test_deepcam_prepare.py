@@ -167,7 +167,7 @@ def test_a_folder_can_be_adopted_in_place(tmp_path: Path) -> None:
     assert adopt(root, root) == verify(root)
 
 
-@pytest.mark.parametrize("fault", ["size", "label", "infinite"])
+@pytest.mark.parametrize("fault", ["size", "label", "infinite", "type"])
 def test_a_faulty_sample_is_not_adopted(fault: str, tmp_path: Path) -> None:
     root = small_images.write_samples(tmp_path / "theirs", "pair")
     x, y = small_images.sample(4, (6, 4) if fault == "size" else small_images.SIZE)
@@ -175,11 +175,13 @@ def test_a_faulty_sample_is_not_adopted(fault: str, tmp_path: Path) -> None:
         y[0] = 7
     elif fault == "infinite":
         x[3, 5, 15] = -np.inf
-    small_images.write_sample(root / "validation", "pair", "s4", x, y)
+    dtype = np.uint8 if fault == "type" else np.float32
+    small_images.write_sample(root / "validation", "pair", "s4", x, y.astype(dtype))
     name, complaint = {
         "size": ("data", r"float32 of shape \(6, 4, 16\)"),
         "label": ("label", "a label is 7"),
         "infinite": ("data", "a value is not finite"),
+        "type": ("data", r"labels of another type of numbers than in data-s0\.npy"),
     }[fault]
     with pytest.raises(DataError, match=rf"^{root}/validation/{name}-s4\.npy: {complaint}"):
         adopt(root, root)
