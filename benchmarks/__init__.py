@@ -8,6 +8,7 @@ imports none of them.
 WORKLOADS: dict[str, str] = {
     "bert": "benchmarks.bert.workload:BertPretraining",
     "cosmoflow": "benchmarks.cosmoflow.workload:CosmoFlowRegression",
+    "deepcam": "benchmarks.deepcam.workload:DeepCamSegmentation",
     "dlrm": "benchmarks.dlrm.workload:Dlrm",
     "dlrm_dcnv2": "benchmarks.dlrm_dcnv2.workload:DlrmDcnv2",
     "gpt3": "benchmarks.gpt3.workload:GptPretraining",

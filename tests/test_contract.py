@@ -46,6 +46,7 @@ ONE_OF_EACH_FAMILY = [
 SHORT = {
     "bert": ["hparams.training_steps=4"],
     "cosmoflow": ["benchmark.schedule.last_epoch=1"],
+    "deepcam": ["benchmark.schedule.last_epoch=1"],
     "dlrm": ["benchmark.schedule.last_samples=16"],
     "dlrm_dcnv2": ["benchmark.schedule.last_samples=16"],
     "gpt3": ["benchmark.schedule.last_samples=16"],

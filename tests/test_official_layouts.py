@@ -152,6 +152,13 @@ OFFICIAL = {
         "has no samples in a folder validation",
         "cosmoUniverse_2019_05_4parE_tf_v2",
     ),
+    "deepcam": of(
+        "deepcam",
+        {"stats.h5": "All-Hist/{name}", "*/*": "All-Hist/{path}"},
+        "All-Hist/stats.h5",
+        r"All-Hist/stats\.h5 is missing",
+        "All-Hist",
+    ),
     "dlrm": of("dlrm", {}, "day_3", "lacks day_3; all 24 days"),
     "dlrm_dcnv2": Official(
         "dlrm_dcnv2",

@@ -35,15 +35,12 @@ from common.data import manifest
 from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
-from common.data.order import EpochStream, EvalShard, sample_generator
-from common.data.staging import NodeShards, SourceFile, StagingPlan, gunzip, read_shards
+from common.data.order import EpochStream
+from common.data.staging import NodeOrder, SourceFile, StagingPlan, gunzip, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.formats.tfrecord import GZIP_MAGIC
-
-_NODE = 21
-"""Identifies the random streams of the nodes; :mod:`common.data.order` and ``staging`` use other numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +90,17 @@ class _Batches:
         return self.threads.begin({"x": x_BDHWC, "y": y_BP, **small}, len(samples), fill)
 
 
-def _open(root: Path, split: str, size: int, reader: CubeReaderConfig) -> tuple[Manifest, Split, NodeShards | None]:
-    """Return the manifest, the samples of a split below ``root``, and after staging the shards of this node."""
-    found, shards = read_manifest(root, size), read_shards(root)
-    path = root / SPLITS[split]
+@dataclass(frozen=True)
+class _Opened:
+    """The samples of a split below a folder: all of them, or the shard of this node after staging."""
+
+    manifest: Manifest
+    split: Split
+    order: NodeOrder
+
+
+def _open(root: Path, split: str, size: int, reader: CubeReaderConfig, layout: Layout) -> _Opened:
+    found, shards, path = read_manifest(root, size), read_shards(root), root / SPLITS[split]
     files: Sequence[tuple[str, int | None]]
     if shards is None:
         files, expected = read_list(path), found.counts[f"{split}_samples"]
@@ -106,7 +110,8 @@ def _open(root: Path, split: str, size: int, reader: CubeReaderConfig) -> tuple[
             )
     else:  # staging may have inflated the files
         files = [(PurePosixPath(name).name, None) for name in shards.files[split]]
-    return found, Split(path, files, size, reader.reads, reader.checksums), shards
+    samples = Split(path, files, size, reader.reads, reader.checksums)
+    return _Opened(found, samples, NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed))
 
 
 def open_train(
@@ -124,33 +129,31 @@ def open_train(
     Raises:
         DataError: the folder is incomplete, or has cubes of another size. While reading: a file is damaged.
     """
-    found, split, shards = _open(root, "train", size, reader)
-    replicas, replica = layout.size("dp"), layout.index("dp")
-    train_samples, eval_samples = (found.counts[f"{name}_samples"] for name in SPLITS)
-    stream = mine = EpochStream(train_samples, micro_batch, accumulation, replicas, replica, layout.seed)
-    if shards is not None:
-        local, seed = replicas // shards.nodes, int(sample_generator(layout.seed, _NODE, shards.node).integers(2**63))
-        mine = EpochStream(len(split), micro_batch, accumulation, local, replica % local, seed)
-    batches = _Batches(split, reader, layout.device)
+    opened = _open(root, "train", size, reader, layout)
+    counts, seed = opened.manifest.counts, layout.seed
+    stream = EpochStream(
+        counts["train_samples"], micro_batch, accumulation, layout.size("dp"), layout.index("dp"), seed
+    )
+    mine = opened.order.stream(len(opened.split), micro_batch, accumulation)
+    batches = _Batches(opened.split, reader, layout.device)
 
     def begin(number: int) -> PendingBatch:
         samples = [sample for _, sample in mine.samples_of(number)]
         return batches.begin(samples, micro_batch, {"seed": torch.tensor(stream.random_seed(number))})
 
-    return ThreadedTrainSource(stream, eval_samples, found.synthetic, batches.threads, begin, lambda: None)
+    synthetic = opened.manifest.synthetic
+    return ThreadedTrainSource(stream, counts["eval_samples"], synthetic, batches.threads, begin, lambda: None)
 
 
 def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
-    found, split, shards = _open(root, "eval", size, reader)
-    whole, nodes = found.counts["eval_samples"], 1 if shards is None else shards.nodes
-    local = layout.size("dp") // nodes
-    # All replicas have as many batches as those of a node with the largest shard, which may have a sample more.
-    shard = EvalShard(-(-whole // nodes), reader.eval_batch, local, layout.index("dp") % local)
-    batches = _Batches(split, reader, layout.device)
+    opened = _open(root, "eval", size, reader, layout)
+    whole = opened.manifest.counts["eval_samples"]
+    shard = opened.order.eval_shard(whole, reader.eval_batch)
+    batches = _Batches(opened.split, reader, layout.device)
 
     def begin(samples: Sequence[int]) -> PendingBatch:
-        mine = [sample for sample in samples if sample < len(split)]
+        mine = [sample for sample in samples if sample < len(opened.split)]
         weight_B = (torch.arange(reader.eval_batch) < len(mine)).float()
         return batches.begin(mine, reader.eval_batch, {"weight": weight_B})
 

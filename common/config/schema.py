@@ -56,8 +56,8 @@ class BenchmarkConfig:
             benchmark's data. Only the last can earn a result.
         schedule: options of the evaluation schedule that the rules leave free.
         facts: dataset constants, validated by the workload's own dataclass.
-        log_keys: section -> {key in the log: path of the value}. The sections ``always`` and
-            ``hparams.optimizer`` (its value) are logged.
+        log_keys: section -> {key in the log: path of the value}. The sections ``always``, and those named like the
+            values of ``hparams.optimizer`` and ``hparams.scheduler``, are logged.
     """
 
     name: str

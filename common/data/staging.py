@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.data import atomic
-from common.data.order import sample_generator
+from common.data.order import EpochStream, EvalShard, sample_generator
 from common.errors import DataError
 from common.untrusted.regular_file import read_bytes
 from common.untrusted.strict_json import FILE_ENTRIES, parse
@@ -35,6 +35,8 @@ SHARDS = "staged.json"
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 """File systems that hold their files in memory."""
 MOUNTS = Path("/proc/self/mountinfo")
+_NODE = 21
+"""First number of a generator's key after the seed, for the orders of nodes; :mod:`common.data.order` uses others."""
 _GZIP_BYTES = 1 << 18  # compressed bytes that are inflated at once, to at most 264 MB
 
 
@@ -112,6 +114,49 @@ class NodeShards:
     node: int
     nodes: int
     files: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class NodeOrder:
+    """How replicas share samples: all replicas those of the data folder, or those of a node the node's shard.
+
+    Attributes:
+        nodes: number of shards; 1 without staging.
+        replicas: replicas that share a shard; this one is ``replica``.
+        seed: seed of the order; each node has its own.
+    """
+
+    nodes: int
+    replicas: int
+    replica: int
+    seed: int
+
+    @staticmethod
+    def of(shards: NodeShards | None, replicas: int, replica: int, seed: int) -> NodeOrder:
+        """Return the order of a replica.
+
+        Args:
+            shards: what :func:`read_shards` returns.
+            replicas: replicas of the run, of which each node has the same number; this one is ``replica``.
+            seed: seed of the run.
+        """
+        if shards is None:
+            return NodeOrder(1, replicas, replica, seed)
+        replicas //= shards.nodes
+        seed = int(sample_generator(seed, _NODE, shards.node).integers(2**63))
+        return NodeOrder(shards.nodes, replicas, replica % replicas, seed)
+
+    def stream(self, samples: int, micro_batch: int, accumulation: int) -> EpochStream:
+        """Return the training stream over the ``samples`` that the replicas share."""
+        return EpochStream(samples, micro_batch, accumulation, self.replicas, self.replica, self.seed)
+
+    def eval_shard(self, eval_samples: int, batch: int) -> EvalShard:
+        """Return this replica's part of an evaluation set of ``eval_samples``.
+
+        All replicas have as many batches as those of a node with the largest shard. A node may have a sample less than
+        the result assumes.
+        """
+        return EvalShard(-(-eval_samples // self.nodes), batch, self.replicas, self.replica)
 
 
 def gunzip(content: memoryview) -> Iterator[bytes]:

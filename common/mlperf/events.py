@@ -26,10 +26,9 @@ def hyperparameters(run: RunConfig) -> dict[str, object]:
     Raises:
         ConfigError: the table names a value that does not exist.
     """
-    tables = run.benchmark.log_keys
-    optimizer = getattr(getattr(run.workload, "hparams", None), "optimizer", None)
-    chosen = {**tables.get("always", {}), **tables.get(str(optimizer), {})}
-    return {key: _look_up(path, run) for key, path in chosen.items()}
+    tables, hparams = run.benchmark.log_keys, getattr(run.workload, "hparams", None)
+    sections = ["always", *(str(getattr(hparams, name, None)) for name in ("optimizer", "scheduler"))]
+    return {key: _look_up(path, run) for section in sections for key, path in tables.get(section, {}).items()}
 
 
 def _look_up(path: str, run: RunConfig) -> object:

@@ -100,7 +100,7 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     parameters, so call it before an optimizer is created.
     """
     for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear) or dtype == torch.float64:
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear) or dtype == torch.float64:
             module.to(dtype)
 
 

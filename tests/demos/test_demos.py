@@ -30,6 +30,7 @@ DEMOS = {
     "dlrm_dcnv2": "auc 0.",
     "stable_diffusion": "CLIP 0.",
     "cosmoflow": "mean_absolute_error 0.",
+    "deepcam": "mean_iou 0.",
 }
 """Workload -> a text in the output of a success."""
 
@@ -53,6 +54,7 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "dlrm_dcnv2": {("target", "eval_accuracy"), ("check", "eval_samples")},
     "stable_diffusion": {("target", "aggregated_eval_accuracy")},
     "cosmoflow": {("check", "train_samples"), ("check", "eval_samples")},
+    "deepcam": {("check", "train_samples"), ("check", "eval_samples")},
 }
 """Findings of the closed division's rules that a demo's log may have: it has its own target, network and data set."""
 

@@ -1,0 +1,1 @@
+"""DeepCAM: segmentation of cyclones and atmospheric rivers in simulated weather with DeepLabv3+."""
