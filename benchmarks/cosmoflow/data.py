@@ -36,11 +36,12 @@ from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
 from common.data.order import EpochStream
-from common.data.staging import NodeOrder, SourceFile, StagingPlan, gunzip, read_shards
+from common.data.staging import NodeOrder, SourceFile, StagingPlan, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.formats.tfrecord import GZIP_MAGIC
+from common.untrusted.archives import gunzip
 
 
 @dataclass(frozen=True, kw_only=True)

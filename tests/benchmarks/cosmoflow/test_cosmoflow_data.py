@@ -140,7 +140,7 @@ DAMAGES = {
     "truncated record": (WHOLE[:-9], r"the record at byte 0 is truncated: it has 573 bytes, 564 are left"),
     "wrong checksum": (WHOLE[:99] + b"?" + WHOLE[100:], "the checksum of the record at byte 0 is wrong"),
     "another file": (b"JFIF" + WHOLE[4:], "the checksum of the length at byte 0 is wrong: the file is damaged or no"),
-    "truncated gzip": (deflate(WHOLE)[:-99], "the gzip stream is truncated"),
+    "truncated gzip": (deflate(WHOLE)[:-99], "the gzip data end early"),
     "two records": (WHOLE * 2, "it has 2 records, and a file of a sample has one"),
     "cube of another size": (
         encode(*small_cubes.cube(3, 2)), r"a cube of 64 bytes; cubes of 4\^3 voxels at 4 redshifts have 512"

@@ -161,7 +161,7 @@ def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
 
 WHOLE = encode(*small_cubes.cube(5))
 DAMAGES = {
-    "cut off": (deflate(WHOLE)[:-20], "the gzip stream is truncated: .*"),
+    "cut off": (deflate(WHOLE)[:-20], "the gzip data end early"),
     "changed": (deflate(WHOLE[:-1] + b"?"), "the checksum of the record at byte 0 is wrong: .*"),
     "no cube": (encode(small_cubes.cube(5)[0][:3], PARAMETERS), "384 bytes are no cube of int16 values at 4 redshifts"),
     "too large": (bytes(2**26 + 1), "67,108,865 bytes are more than any sample has"),

@@ -1,16 +1,13 @@
-"""Plans of staging, the folder of a node, and gzip files that are decoded while they are staged."""
+"""Plans of staging, and the folder of a node."""
 
 from __future__ import annotations
 
-import gzip
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from common.data import staging
 from common.data.staging import (
     LOCK,
     SHARDS,
@@ -19,11 +16,11 @@ from common.data.staging import (
     StagingPlan,
     claimed,
     file_system_in_memory,
-    gunzip,
     read_shards,
     write_shards,
 )
 from common.errors import DataError
+from common.untrusted.archives import gunzip
 
 PLAN = StagingPlan({
     "train": [SourceFile(f"train/{number}", number) for number in range(23)],
@@ -73,36 +70,6 @@ def test_different_files_have_different_digests(change: str) -> None:
 def test_names_outside_of_the_folder_or_twice_are_refused(name: str) -> None:
     with pytest.raises(DataError, match=f"'{name}' cannot be staged"):
         StagingPlan({"train": [SourceFile("train/1", 1)]}, [SourceFile(name, 1)])
-
-
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inflate few bytes at once."""
-    monkeypatch.setattr(staging, "_GZIP_BYTES", 100)
-
-
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("members", [1, 3])
-def test_gzip_files_are_inflated(members: int) -> None:
-    parts = [random.Random(number).randbytes(700 + number) for number in range(members)]
-    packed = b"".join(gzip.compress(part, mtime=0) for part in parts)
-    assert b"".join(gunzip(memoryview(packed))) == b"".join(parts)
-
-
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("left", [0, 5, 100, 400, -1])
-def test_a_truncated_gzip_file_is_an_error(left: int) -> None:
-    packed = gzip.compress(random.Random(0).randbytes(700), mtime=0)[:left]
-    with pytest.raises(DataError, match="the gzip data end early"):
-        list(gunzip(memoryview(packed)))
-
-
-@pytest.mark.parametrize("position", [0, 350, -6], ids=["header", "data", "checksum"])
-def test_a_damaged_gzip_file_is_an_error(position: int) -> None:
-    packed = bytearray(gzip.compress(random.Random(0).randbytes(700), mtime=0))
-    packed[position] ^= 1
-    with pytest.raises(DataError, match="the gzip data are damaged"):
-        list(gunzip(memoryview(packed)))
 
 
 def test_shards_are_read_as_they_were_written(tmp_path: Path) -> None:

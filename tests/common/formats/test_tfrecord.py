@@ -150,13 +150,13 @@ def test_a_gzip_stream_is_inflated_within_its_bound() -> None:
     content = bytes(1000) + b"end"
     assert inflate(memoryview(gzip.compress(content)), 1003) == content
     assert gzip.decompress(deflate(content)) == content
-    with pytest.raises(Malformed, match="inflates to more than 1,002 bytes"):
+    with pytest.raises(Malformed, match="inflate to more than 1,002 bytes"):
         inflate(memoryview(gzip.compress(content)), 1002)
 
 
 def test_a_damaged_gzip_stream_is_refused() -> None:
     packed = deflate(bytes(range(256)) * 10)
-    with pytest.raises(Malformed, match="truncated"):
+    with pytest.raises(Malformed, match="the gzip data end early"):
         inflate(memoryview(packed[:-5]), 10_000)
     with pytest.raises(Malformed, match="damaged"):
         inflate(memoryview(packed[:-8] + bytes(8)), 10_000)
