@@ -58,8 +58,9 @@ class StagingPlan:
     Attributes:
         shards: split to all its files; each node receives a shard of each split.
         whole: small files that every node receives unchanged, e.g. the manifest.
-        decode: converts the content of a file of ``shards`` to pieces of the file to write, e.g. :func:`common.untrusted.archives.gunzip`. It
-            runs in several threads at a time, and should release the GIL. Raises DataError if the content is damaged.
+        decode: converts the content of a file of ``shards`` to pieces of the file to write, e.g.
+            :func:`common.untrusted.archives.gunzip`. It runs in several threads at a time, and should release the GIL.
+            Raises DataError if the content is damaged.
             None: the content is not changed.
 
     Raises:
