@@ -39,7 +39,6 @@ from common.data.order import EpochStream
 from common.data.staging import NodeOrder, SourceFile, StagingPlan, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
-from common.errors import DataError
 from common.formats.tfrecord import GZIP_MAGIC
 from common.untrusted.archives import gunzip
 
@@ -104,11 +103,8 @@ def _open(root: Path, split: str, size: int, reader: CubeReaderConfig, layout: L
     found, shards, path = read_manifest(root, size), read_shards(root), root / SPLITS[split]
     files: Sequence[tuple[str, int | None]]
     if shards is None:
-        files, expected = read_list(path), found.counts[f"{split}_samples"]
-        if len(files) != expected:
-            raise DataError(
-                f"{path / LIST} has {len(files)} samples where {manifest.NAME} says {expected}; run '{PREPARE_COMMAND}'"
-            )
+        files = read_list(path)
+        manifest.require_listed(path / LIST, len(files), found.counts[f"{split}_samples"], PREPARE_COMMAND)
     else:  # staging may have inflated the files
         files = [(PurePosixPath(name).name, None) for name in shards.files[split]]
     samples = Split(path, files, size, reader.reads, reader.checksums)

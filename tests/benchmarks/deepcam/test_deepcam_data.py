@@ -206,6 +206,17 @@ def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
         trained(root)
 
 
+def test_a_list_of_fewer_samples_is_refused(tmp_path: Path) -> None:
+    """It has as many bytes as before, so that its size in the manifest is right."""
+    root = small_images.prepared(tmp_path / "data")
+    path = root / "train" / LIST
+    first, second, *others = path.read_text().splitlines()
+    path.write_text("".join(f"{each}\n" for each in (f"{'d' * (len(second) + 1)}{first}", *others)))
+    counts = [small_images.COUNTS["train"] - 1, small_images.COUNTS["train"]]
+    with pytest.raises(DataError, match=rf"{LIST} has {counts[0]} samples where manifest\.json says {counts[1]}; run"):
+        trained(root)
+
+
 def test_missing_statistics_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"^{tmp_path}/stats\.h5 is missing: it has the range of every channel; "):
         read_range(tmp_path / "stats.h5")
