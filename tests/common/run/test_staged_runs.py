@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from common.mlperf.verdict import judge
 from common.run import staging as staging_of_runs
 from common.run.trainer import Trainer
 from tests import toy
-from tests.command_line import finish, logged, started, the_message, training
+from tests.command_line import finish, logged, ranked, started, the_message, training
+from tests.common.run.sharded_toy import FOLDERS
 from tests.conftest import SECONDS, suite
 from tests.toy.workload import Toy
 
@@ -101,6 +103,28 @@ def test_two_instances_of_two_ranks_stage_together(data, tmp_path):
         staged = {path.name: path for path in (tmp_path / f"local{instance}").iterdir()}
         assert set(staged) == {*names, LOCK, SHARDS}
         assert all(staged[name].read_bytes() == (data / name).read_bytes() for name in names)
+
+
+def test_each_of_two_nodes_gets_its_shard(data, tmp_path):
+    for folder, count in zip(FOLDERS, (9, 4), strict=True):
+        (data / folder).mkdir()
+        for number in range(count):
+            (data / folder / str(number)).write_bytes(gzip.compress(f"{folder} {number}".encode(), mtime=0))
+    settings = [f"staging_dir={tmp_path / 'local'}", "scale.gpus_per_node=4", "layout.machines=2", "micro_batch=4"]
+    arguments = training(data, tmp_path / "out", LAST, *settings)
+    with started(arguments, command=ranked("tests.common.run.sharded_toy", 4)) as process:
+        done = finish(process, SECONDS)
+    assert done.code == 10, done.errors
+    found = [read_shards(tmp_path / "local" / f"node{node}") for node in range(2)]
+    assert [(shards.node, shards.nodes) for shards in found] == [(0, 2), (1, 2)]
+    for folder, counts in zip(FOLDERS, ((5, 4), (2, 2)), strict=True):
+        assert tuple(len(shards.files[folder]) for shards in found) == counts
+        names = sorted(name for shards in found for name in shards.files[folder])
+        assert names == [f"{folder}/{number}" for number in range(sum(counts))]
+        for node, shards in enumerate(found):
+            root = tmp_path / "local" / f"node{node}"
+            assert {f"{folder}/{path.name}" for path in (root / folder).iterdir()} == set(shards.files[folder])
+            assert all((root / name).read_text() == name.replace("/", " ") for name in shards.files[folder])
 
 
 def test_an_instance_without_the_other_ends_with_one_message(data, tmp_path):
