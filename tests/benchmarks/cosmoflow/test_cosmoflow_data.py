@@ -220,6 +220,15 @@ def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
         trained(root)
 
 
+def test_a_list_of_fewer_samples_is_refused(tmp_path: Path) -> None:
+    """It has as many bytes as before, so that its size in the manifest is right."""
+    root = small_cubes.prepared(tmp_path / "data", "plain")
+    text = (root / "train" / LIST).read_text()
+    (root / "train" / LIST).write_text(text.replace("s1.tfrecord 573\ns2.tfrecord 573", f"{'s' * 27} 573"))
+    with pytest.raises(DataError, match=rf"{LIST} has 7 samples where manifest\.json says 8; run"):
+        trained(root)
+
+
 def test_a_thread_reads_files_of_different_sizes(tmp_path: Path) -> None:
     """A gzipped cube of zeros fits into one page, the next cube needs nine."""
     for name, kind, x in (

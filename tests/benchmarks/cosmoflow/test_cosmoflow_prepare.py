@@ -196,7 +196,10 @@ def test_two_files_of_one_name_are_refused(universes: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["plain", "gzip", "npy"])
 def test_adopted_samples_are_links(kind: str, tmp_path: Path) -> None:
+    """So are their labels or indexes."""
     root = small_cubes.write_samples(tmp_path / "theirs", kind)
+    if kind == "plain":
+        (root / "train" / "s2.tfrecord.idx").write_text("0 573\n")
     made = adopt(root, tmp_path / "data")
     assert made.counts == {"train_samples": 8, "eval_samples": 5, "size": 4}
     names = {path.name for path in (root / "train").iterdir()}

@@ -108,6 +108,12 @@ def test_values_that_are_not_packed_are_read() -> None:
     assert np.array_equal(found["y"], Y)
 
 
+def test_an_incomplete_value_is_refused() -> None:
+    entry = encode_field(1, b"y") + encode_field(2, encode_field(2, encode_field(1, b"\0" * 7)))
+    with pytest.raises(Malformed, match="a list of float32 values has 7 bytes"):
+        unpack_example(memoryview(encode_field(1, encode_field(1, entry))))
+
+
 @pytest.mark.parametrize(
     "payload", [b"\x08\x05", encode_field(1, encode_field(1, encode_field(1, b"x")))], ids=["number", "name"]
 )
