@@ -127,16 +127,14 @@ def open_train(
     """
     found = read_manifest(root, size)
     batches = _Batches(root, "train", found, size, reader, layout)
-    samples, replicas, replica = found.counts["train_samples"], layout.size("dp"), layout.index("dp")
-    stream = EpochStream(samples, micro_batch, accumulation, replicas, replica, layout.seed)
+    samples, eval_samples = (found.counts[f"{name}_samples"] for name in SPLITS)
+    stream = EpochStream(samples, micro_batch, accumulation, layout.size("dp"), layout.index("dp"))  # only to count
     mine = batches.order.stream(len(batches.names), micro_batch, accumulation)
 
     def begin(number: int) -> PendingBatch:
         return batches.begin([sample for _, sample in mine.samples_of(number)], micro_batch)
 
-    return ThreadedTrainSource(
-        stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, lambda: None
-    )
+    return ThreadedTrainSource(stream, eval_samples, found.synthetic, batches.threads, begin, lambda: None)
 
 
 def open_eval(root: Path, size: Size, reader: ClimateReaderConfig, layout: Layout) -> EvalSource:

@@ -11,6 +11,7 @@ import pytest
 from common.data.staging import (
     LOCK,
     SHARDS,
+    NodeOrder,
     NodeShards,
     SourceFile,
     StagingPlan,
@@ -77,6 +78,13 @@ def test_shards_are_read_as_they_were_written(tmp_path: Path) -> None:
     shards = NodeShards(1, 2, {"train": ["b", "a"], "eval": []})
     write_shards(tmp_path, shards)
     assert read_shards(tmp_path) == shards
+
+
+def test_nodes_have_orders_of_their_own() -> None:
+    """Otherwise, the samples with the same positions in all shards would share every batch of an epoch."""
+    orders = [NodeOrder.of(NodeShards(node, 3, {}), 6, 2 * node + 1, 7) for node in range(3)]
+    assert [(order.nodes, order.replicas, order.replica) for order in orders] == [(3, 2, 1)] * 3
+    assert len({order.seed for order in orders} | {7}) == 4
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": 1, "nodes": 2}', '{"node": "x", "nodes": 2, "files": {}}'])
