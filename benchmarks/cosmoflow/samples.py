@@ -12,7 +12,6 @@ Axes: D, H, W in voxels; C redshifts.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.data import manifest
-from common.data.aligned_buffers import ALIGNMENT, AlignedBuffer, AlignedBuffers
-from common.data.direct_reader import DirectFile, Mode
+from common.data.direct_reader import FileReader, Mode
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy, tfrecord
@@ -154,8 +152,7 @@ class Split:
         self, path: Path, files: Sequence[tuple[str, int | None]], size: int, reads: Mode, checksums: bool
     ) -> None:
         self.path, self.files, self.size = path, files, size
-        self._reads, self._checksums = reads, checksums
-        self._buffers = threading.local()
+        self._reader, self._checksums = FileReader(reads), checksums
 
     def __len__(self) -> int:
         return len(self.files)
@@ -168,8 +165,7 @@ class Split:
         """
         name, expected_bytes = self.files[index]
         path = self.path / name
-        with DirectFile(path, expected_bytes, self._reads) as file:
-            data = file.read(0, file.size, self._buffer(file.size)).numpy().data
+        data = self._reader.read(path, expected_bytes)
         try:
             x, parameters = decode(path, data, self._checksums)
             if len(x) != cube_bytes(self.size):
@@ -183,14 +179,6 @@ class Split:
             raise DataError(f"{path}: {error}; {REMEDY}") from error
         x_DHWC.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(x, np.uint8)
         y.numpy()[:] = parameters
-
-    def _buffer(self, capacity: int) -> AlignedBuffer:
-        """Return this thread's buffer for the content of a file."""
-        own: AlignedBuffer | None = getattr(self._buffers, "own", None)
-        if own is None or own.size < capacity:
-            own = AlignedBuffers(1, max(1, -(-capacity // ALIGNMENT)) * ALIGNMENT, pin_memory=False)[0]
-            self._buffers.own = own
-        return own
 
 
 def read_list(folder: Path) -> list[tuple[str, int]]:

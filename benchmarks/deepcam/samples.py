@@ -14,7 +14,6 @@ Axes: H, W pixels; C variables.
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.data import manifest
-from common.data.aligned_buffers import ALIGNMENT, AlignedBuffer, AlignedBuffers
-from common.data.direct_reader import DirectFile, Mode
+from common.data.aligned_buffers import aligned
+from common.data.direct_reader import FileReader, Mode
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy
@@ -93,10 +92,8 @@ class SampleReader:
 
     def __init__(self, folder: Path, size: Size, reads: Mode) -> None:
         self.folder, self.size = folder, size
-        self._reads: Mode = reads
         largest = npy.HEADER_BYTES + 4 * (CHANNELS + 1) * size[0] * size[1]
-        self._capacity = -(-largest // ALIGNMENT) * ALIGNMENT
-        self._buffers = threading.local()
+        self._reader = FileReader(reads, aligned(largest))  # other tools write longer headers
 
     def read(self, name: str, x_HWC: Tensor, y_HW: Tensor) -> None:
         """Write the sample whose first file is ``name`` to ``x_HWC``, float32, as stored, and to ``y_HW``, uint8.
@@ -108,24 +105,15 @@ class SampleReader:
         fused, path = len(files) == 1, files[0]
         shape = (*self.size, CHANNELS + fused)
         try:
-            data_HWC = self._array(path)
+            data_HWC = npy.viewed(self._reader.read(path))
             if data_HWC.dtype != np.float32 or data_HWC.shape != shape:
                 raise ValueError(f"{data_HWC.dtype} of shape {data_HWC.shape}; images have float32 of {shape}")
             x_HWC.numpy()[:] = data_HWC[..., :CHANNELS]
             path = files[-1]
-            write_classes(data_HWC[..., CHANNELS] if fused else self._array(path), y_HW.numpy())
+            labels_HW = data_HWC[..., CHANNELS] if fused else npy.viewed(self._reader.read(path))
+            write_classes(labels_HW, y_HW.numpy())
         except ValueError as error:
             raise DataError(f"{path}: {error}; {REMEDY}") from error
-
-    def _array(self, path: Path) -> NDArray[Any]:
-        """Return the array in a file, as a view of this thread's buffer. Raises :class:`ValueError` if it is none."""
-        if not hasattr(self._buffers, "own"):
-            self._buffers.own = AlignedBuffers(1, self._capacity, pin_memory=False)[0]
-        buffer: AlignedBuffer = self._buffers.own
-        with DirectFile(path, mode=self._reads) as file:
-            if file.size > buffer.size:
-                raise ValueError(f"it has {file.size:,} bytes, more than an image of {self.size} pixels")
-            return npy.viewed(file.read(0, file.size, buffer).numpy().data)
 
 
 def read_list(path: Path) -> dict[str, int]:

@@ -13,7 +13,8 @@ import mmap
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -299,21 +300,60 @@ class DirectFile:
         return self._descriptor
 
 
-def read_file(path: Path, buffer: AlignedBuffer, expected_bytes: int | None = None, mode: Mode = "auto") -> Tensor:
-    """Read a whole file with one read, for files of one sample each. Several threads may call this at a time.
+def read_file(
+    path: Path,
+    buffer: AlignedBuffer | Callable[[int], AlignedBuffer],
+    expected_bytes: int | None = None,
+    mode: Mode = "auto",
+) -> Tensor:
+    """Read a whole file with one read. Several threads may call this at a time.
 
     Args:
+        buffer: receives the content, or returns such a buffer for a size in bytes. Its capacity must be at least the
+            size rounded up to :data:`ALIGNMENT`.
         expected_bytes, mode: see :class:`DirectFile`.
 
     Returns:
-        uint8, [size]: a view of ``buffer``, which must have capacity for the size rounded up to :data:`ALIGNMENT`.
+        uint8, [size]: a view of the buffer.
 
     Raises:
         DataError: the file is missing, has another size, or cannot be read.
         ValueError: the buffer is too small.
     """
     with DirectFile(path, expected_bytes, mode) as file:
-        return file.read(0, file.size, buffer)
+        return file.read(0, file.size, buffer if isinstance(buffer, AlignedBuffer) else buffer(file.size))
+
+
+class FileReader:
+    """Reads whole files, for files of one sample each; each thread that reads has a buffer of its own.
+
+    Args:
+        mode: see :class:`DirectFile`.
+        most_bytes: largest accepted size of a file; None accepts any.
+    """
+
+    def __init__(self, mode: Mode, most_bytes: int | None = None) -> None:
+        self._mode: Mode = mode
+        self._most_bytes = most_bytes
+        self._of_thread = threading.local()
+
+    def read(self, path: Path, expected_bytes: int | None = None) -> memoryview:
+        """Return the content of a file: a view of this thread's buffer, which its next call overwrites.
+
+        Raises:
+            DataError: the file is missing or too large, has another size than ``expected_bytes``, or cannot be read.
+        """
+
+        def buffer_of(size: int) -> AlignedBuffer:
+            if self._most_bytes is not None and size > self._most_bytes:
+                raise DataError(f"{path} has {size:,} bytes, more than {self._most_bytes:,}; fetch or prepare it again")
+            own: AlignedBuffer | None = getattr(self._of_thread, "buffer", None)
+            if own is None or own.size < size:
+                own = AlignedBuffers(1, aligned(max(1, size)), pin_memory=False)[0]
+                self._of_thread.buffer = own
+            return own
+
+        return read_file(path, buffer_of, expected_bytes, self._mode).numpy().data
 
 
 def _cut(ranges: Sequence[tuple[int, int]], piece_bytes: int, unit: int) -> Iterator[tuple[int, int, int]]:

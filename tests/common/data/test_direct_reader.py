@@ -8,6 +8,7 @@ import random
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from common.data import direct_reader
 from common.data.aligned_buffers import ALIGNMENT, AlignedBuffers, aligned
-from common.data.direct_reader import DirectFile, FilePiece, Mode, NoDirectReads, read_file
+from common.data.direct_reader import DirectFile, FilePiece, FileReader, Mode, NoDirectReads, read_file
 from common.errors import DataError, DeviceError
 
 SIZE = 37 * ALIGNMENT + 1234
@@ -145,6 +146,24 @@ def test_a_whole_file_is_read_with_one_read(path: Path, mode: Mode, monkeypatch:
             read_file(path, buffers[0], SIZE - 1, mode)
     if mode == "buffered" or direct:
         assert seen == [(0, aligned(SIZE))]
+
+
+def test_each_thread_reads_whole_files_into_its_own_buffer(path: Path) -> None:
+    (path.parent / "empty").touch()
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes()[::-1])
+    reader = FileReader("auto", SIZE)
+    assert not len(reader.read(path.parent / "empty"))
+    found = reader.read(path, SIZE)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(reader.read, other).result() == other.read_bytes()
+    assert found == path.read_bytes()
+    assert reader.read(other) == found == other.read_bytes()  # the same thread overwrites its buffer
+
+
+def test_a_file_larger_than_the_largest_is_refused_unread(path: Path) -> None:
+    with pytest.raises(DataError, match=f"^{path} has {SIZE:,} bytes, more than {SIZE - 1:,}; fetch or prepare"):
+        FileReader("auto", SIZE - 1).read(path)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
