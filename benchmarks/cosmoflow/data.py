@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -36,7 +36,7 @@ from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
 from common.data.order import EpochStream
-from common.data.staging import NodeOrder, SourceFile, StagingPlan, read_shards
+from common.data.staging import NodeOrder, SourceFile, StagingPlan, open_split
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.formats.tfrecord import GZIP_MAGIC
@@ -94,16 +94,17 @@ def _open(
     root: Path, split: str, size: int, reader: CubeReaderConfig, layout: Layout
 ) -> tuple[Manifest, Split, NodeOrder]:
     """Return the manifest, the samples of a split below ``root``, or this node's shard, and how replicas share them."""
-    found, shards = read_manifest(root, size), read_shards(root)
-    path = root / SPLITS[split]
+    found = read_manifest(root, size)
+    staged, order = open_split(root, split, layout.size("dp"), layout.index("dp"), layout.seed)
     files: Sequence[tuple[str, int | None]]
-    if shards is None:
-        files = read_list(path)
-        manifest.require_listed(path / LIST, len(files), found.counts[f"{split}_samples"], PREPARE_COMMAND)
-    else:  # staging may have inflated the files
-        files = [(PurePosixPath(name).name, None) for name in shards.files[split]]
-    order = NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed)
-    return found, Split(path, files, size, reader.reads, reader.checksums), order
+    # Staging may have inflated the files, so that their sizes are not known.
+    files = _listed(root, split, found) if staged is None else [(name, None) for name in staged]
+    return found, Split(root / SPLITS[split], files, size, reader.reads, reader.checksums), order
+
+
+def _listed(root: Path, split: str, found: Manifest) -> list[tuple[str, int]]:
+    path = root / SPLITS[split] / LIST
+    return manifest.read_listed(path, read_list, found.counts[f"{split}_samples"], PREPARE_COMMAND)
 
 
 def open_train(
@@ -159,11 +160,11 @@ def staging_plan(root: Path, size: int) -> StagingPlan:
         size: edge of the cubes in voxels.
 
     Raises:
-        DataError: the folder is incomplete, or has cubes of another size.
+        DataError: the folder is incomplete, or has cubes of another size or another number than its manifest.
     """
     found, samples = read_manifest(root, size), {}
     for split, folder in SPLITS.items():
-        samples[split] = [SourceFile(f"{folder}/{name}", length) for name, length in read_list(root / folder)]
+        samples[split] = [SourceFile(f"{folder}/{name}", length) for name, length in _listed(root, split, found)]
         labels = [label_of(file.name) for file in samples[split] if file.name.endswith(CUBE_SUFFIX)]
         if labels:  # of as many files as the split, so that staging keeps cube and parameters together
             samples[f"{split} labels"] = [SourceFile(name, LABEL_BYTES) for name in labels]

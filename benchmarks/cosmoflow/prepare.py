@@ -121,7 +121,7 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
 
 def _read_all(folder: Path, size: int, workers: int) -> None:
     """Read every sample of a split and its index once; raises :class:`DataError` for the first that is wrong."""
-    files = read_list(folder)
+    files = read_list(folder / LIST)
     split = Split(folder, files, size, "buffered", checksums=True)
 
     def read(number: int) -> None:

@@ -181,13 +181,13 @@ class Split:
         y.numpy()[:] = parameters
 
 
-def read_list(folder: Path) -> list[tuple[str, int]]:
-    """Return the names and sizes in bytes of the samples of a split, from its list.
+def read_list(path: Path) -> list[tuple[str, int]]:
+    """Return the names of a split's samples, and the size in bytes of each.
 
     Raises:
         DataError: the list is missing, or a line is not ``<name> <bytes>``.
     """
-    files, path = [], folder / LIST
+    files = []
     for number, line in enumerate(read_text(path, remedy=f"run '{PREPARE_COMMAND}'").splitlines(), 1):
         name, _, size = line.rpartition(" ")
         if not name or "/" in name or not (size.isascii() and size.isdigit()):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -37,7 +37,7 @@ from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
 from common.data.order import EpochStream
-from common.data.staging import NodeOrder, SourceFile, StagingPlan, read_shards
+from common.data.staging import SourceFile, StagingPlan, open_split
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 
@@ -74,14 +74,10 @@ class _Batches:
     def __init__(
         self, root: Path, split: str, found: Manifest, size: Size, reader: ClimateReaderConfig, layout: Layout
     ) -> None:
-        shards, folder, self._pin_memory = read_shards(root), root / SPLITS[split], layout.device.type == "cuda"
-        if shards is None:
-            self.names = list(read_list(folder / LIST))
-            manifest.require_listed(folder / LIST, len(self.names), found.counts[f"{split}_samples"], PREPARE_COMMAND)
-        else:
-            self.names = [PurePosixPath(name).name for name in shards.files[split]]
-        self.order = NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed)
-        self._samples = SampleReader(folder, size, reader.reads)
+        self._pin_memory = layout.device.type == "cuda"
+        staged, self.order = open_split(root, split, layout.size("dp"), layout.index("dp"), layout.seed)
+        self.names = _listed(root, split, found) if staged is None else staged
+        self._samples = SampleReader(root / SPLITS[split], size, reader.reads)
         shift_C, scale_C = read_range(root / STATISTICS)
         self._range = {"shift": self._pinned(shift_C), "scale": self._pinned(scale_C)}
         self.threads = SampleThreads(reader.threads, reader.prefetch)
@@ -107,6 +103,11 @@ class _Batches:
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory() if self._pin_memory else tensor
+
+
+def _listed(root: Path, split: str, found: Manifest) -> list[str]:
+    path = root / SPLITS[split] / LIST
+    return list(manifest.read_listed(path, read_list, found.counts[f"{split}_samples"], PREPARE_COMMAND))
 
 
 def open_train(
@@ -158,11 +159,11 @@ def staging_plan(root: Path, size: Size) -> StagingPlan:
         size: height and width of the images in pixels.
 
     Raises:
-        DataError: the folder is incomplete, or has images of another size.
+        DataError: the folder is incomplete, or has images of another size or another number than its manifest.
     """
     found, shards = read_manifest(root, size), {}
     for split, folder in SPLITS.items():
-        paths = [root / folder / name for name in read_list(root / folder / LIST)]
+        paths = [root / folder / name for name in _listed(root, split, found)]
         # All samples of a split have files of the same sizes. The splits of a pair are of equal length.
         for kind, length in enumerate(lengths_of(paths[0])):
             names = (f"{folder}/{files_of(path)[kind].name}" for path in paths)

@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -27,6 +27,7 @@ COMPLETELY, TRUSTED = "completely", "no, --trust was given"
 UNDECIDED = "its manifest is of an older version, which does not say whether the data are the benchmark's"
 """``custom`` of such a manifest, if :func:`read` is allowed to accept it."""
 _CHUNK = 1 << 24  # bytes per read
+Listed = TypeVar("Listed", bound=Sized)
 
 
 @dataclass(frozen=True)
@@ -188,18 +189,19 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
     return _parse(raw, path, remedy)
 
 
-def require_listed(path: Path, listed: int, counted: int, prepare_command: str) -> None:
-    """Check that a list of samples has as many as the manifest counts.
+def read_listed(path: Path, read: Callable[[Path], Listed], counted: int, prepare_command: str) -> Listed:
+    """Return ``read(path)``, a list of samples, after a check that it has as many as the manifest counts.
 
     Args:
-        path: the list, for the message.
-        listed, counted: number of samples in the list and in the manifest.
+        counted: number of samples in the manifest.
 
     Raises:
         DataError: the numbers differ.
     """
-    if listed != counted:
-        raise DataError(f"{path} has {listed} samples where {NAME} says {counted}; run '{prepare_command}'")
+    listed = read(path)
+    if len(listed) != counted:
+        raise DataError(f"{path} has {len(listed)} samples where {NAME} says {counted}; run '{prepare_command}'")
+    return listed
 
 
 def verify(root: Path, expected_format: str, command: str, workers: int = 1) -> Manifest:

@@ -21,7 +21,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from common.data import atomic
 from common.data.order import EpochStream, EvalShard, sample_generator
@@ -173,6 +173,24 @@ def read_shards(root: Path) -> NodeShards | None:
         return NodeShards(int(found["node"]), int(found["nodes"]), files)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error}); stage the data again") from error
+
+
+def open_split(root: Path, split: str, replicas: int, replica: int, seed: int) -> tuple[list[str] | None, NodeOrder]:
+    """Return the staged files of a split, and how replicas share its samples.
+
+    Args:
+        root: staged folder of this node, or an ordinary folder of prepared data.
+        replicas, replica, seed: see :meth:`NodeOrder.of`.
+
+    Returns:
+        The names without their folder, in the order of the shard; None for an ordinary folder. And the order.
+
+    Raises:
+        DataError: as :func:`read_shards`.
+    """
+    shards = read_shards(root)
+    names = None if shards is None else [PurePosixPath(name).name for name in shards.files[split]]
+    return names, NodeOrder.of(shards, replicas, replica, seed)
 
 
 def write_shards(root: Path, shards: NodeShards) -> None:

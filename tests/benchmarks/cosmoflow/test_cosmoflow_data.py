@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import small_cubes
 import torch
 
-from benchmarks.cosmoflow.data import CubeReaderConfig, open_eval, open_train
+from benchmarks.cosmoflow.data import CubeReaderConfig, open_eval, open_train, staging_plan
 from benchmarks.cosmoflow.samples import FORMAT, LIST, Split, encode
 from common.data import manifest
 from common.data.batches import Block, HostBatch
@@ -220,13 +221,14 @@ def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
         trained(root)
 
 
-def test_a_list_of_fewer_samples_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opened", [trained, lambda root: staging_plan(root, small_cubes.SIZE)], ids=["read", "staged"])
+def test_a_list_of_fewer_samples_is_refused(opened: Callable[[Path], object], tmp_path: Path) -> None:
     """It has as many bytes as before, so that its size in the manifest is right."""
     root = small_cubes.prepared(tmp_path / "data", "plain")
     text = (root / "train" / LIST).read_text()
     (root / "train" / LIST).write_text(text.replace("s1.tfrecord 573\ns2.tfrecord 573", f"{'s' * 27} 573"))
     with pytest.raises(DataError, match=rf"{LIST} has 7 samples where manifest\.json says 8; run"):
-        trained(root)
+        opened(root)
 
 
 def test_a_thread_reads_files_of_different_sizes(tmp_path: Path) -> None:

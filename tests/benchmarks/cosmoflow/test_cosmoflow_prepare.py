@@ -44,7 +44,7 @@ def universes(tmp_path: Path) -> Path:
 
 def read(root: Path, index: int, size: int, folder: str = "train") -> tuple[np.ndarray, np.ndarray]:
     x_DHWC, y = torch.empty((size, size, size, 4), dtype=torch.int16), torch.empty(4)
-    Split(root / folder, read_list(root / folder), size, "buffered", checksums=True).read(index, x_DHWC, y)
+    Split(root / folder, read_list(root / folder / LIST), size, "buffered", checksums=True).read(index, x_DHWC, y)
     return x_DHWC.numpy(), y.numpy()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,7 @@ import pytest
 import small_images
 import torch
 
-from benchmarks.deepcam.data import ClimateReaderConfig, open_eval, open_train
+from benchmarks.deepcam.data import ClimateReaderConfig, open_eval, open_train, staging_plan
 from benchmarks.deepcam.samples import LIST, read_range
 from common.data.batches import Block, HostBatch
 from common.distributed.layout import Layout
@@ -208,7 +209,10 @@ def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
         trained(root)
 
 
-def test_a_list_of_fewer_samples_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "opened", [trained, lambda root: staging_plan(root, small_images.SIZE)], ids=["read", "staged"]
+)
+def test_a_list_of_fewer_samples_is_refused(opened: Callable[[Path], object], tmp_path: Path) -> None:
     """It has as many bytes as before, so that its size in the manifest is right."""
     root = small_images.prepared(tmp_path / "data")
     path = root / "train" / LIST
@@ -216,7 +220,7 @@ def test_a_list_of_fewer_samples_is_refused(tmp_path: Path) -> None:
     path.write_text("".join(f"{each}\n" for each in (f"{'d' * (len(second) + 1)}{first}", *others)))
     counts = [small_images.COUNTS["train"] - 1, small_images.COUNTS["train"]]
     with pytest.raises(DataError, match=rf"{LIST} has {counts[0]} samples where manifest\.json says {counts[1]}; run"):
-        trained(root)
+        opened(root)
 
 
 def test_missing_statistics_are_refused(tmp_path: Path) -> None:
