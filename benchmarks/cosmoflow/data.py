@@ -139,18 +139,14 @@ def open_train(
 def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
     found, split, order = _open(root, "eval", size, reader, layout)
-    whole = found.counts["eval_samples"]
-    shard = order.eval_shard(whole, reader.eval_batch)
+    shard = order.eval_shard(found.counts["eval_samples"], reader.eval_batch)
     batches = _Batches(split, reader, layout.device)
 
     def begin(samples: Sequence[int]) -> PendingBatch:
-        mine = [sample for sample in samples if sample < len(split)]
-        weight_B = (torch.arange(reader.eval_batch) < len(mine)).float()
-        return batches.begin(mine, reader.eval_batch, {"weight": weight_B})
+        weight_B = (torch.arange(reader.eval_batch) < len(samples)).float()
+        return batches.begin(samples, reader.eval_batch, {"weight": weight_B})
 
-    source = ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
-    source.eval_samples = whole
-    return source
+    return ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
 
 
 def staging_plan(root: Path, size: int) -> StagingPlan:

@@ -141,15 +141,13 @@ def open_train(
 def open_eval(root: Path, size: Size, reader: ClimateReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
     found = read_manifest(root, size)
-    batches, whole = _Batches(root, "eval", found, size, reader, layout), found.counts["eval_samples"]
-    shard = batches.order.eval_shard(whole, reader.eval_batch)
+    batches = _Batches(root, "eval", found, size, reader, layout)
+    shard = batches.order.eval_shard(found.counts["eval_samples"], reader.eval_batch)
 
     def begin(samples: Sequence[int]) -> PendingBatch:
-        return batches.begin_weighted([each for each in samples if each < len(batches.names)], reader.eval_batch)
+        return batches.begin_weighted(samples, reader.eval_batch)
 
-    source = ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
-    source.eval_samples = whole
-    return source
+    return ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
 
 
 def staging_plan(root: Path, size: Size) -> StagingPlan:

@@ -244,12 +244,20 @@ class EvalShard:
     """One replica's contiguous part of an evaluation set. The parts are disjoint and together are the whole set.
 
     Every replica has the same number of batches; positions after its last sample are padding.
+
+    Attributes:
+        eval_samples: samples in the whole set.
+        replicas: replicas that share the set, or a node's shard of it.
+        nodes: number of shards, of which ``node`` has the samples ``node``, ``node + nodes``, ... of the permuted set.
+            The samples of this object are positions in the shard.
     """
 
     eval_samples: int
     batch: int
     replicas: int = 1
     replica: int = 0
+    nodes: int = 1
+    node: int = 0
 
     def __post_init__(self) -> None:
         for name in ("eval_samples", "batch", "replicas"):
@@ -259,19 +267,25 @@ class EvalShard:
             raise ConfigError(f"replica {self.replica} lies outside of {self.replicas} replicas")
 
     @property
+    def _largest(self) -> int:
+        """Samples of the node with the largest shard; other nodes have the same number or one less."""
+        return -(-self.eval_samples // self.nodes)
+
+    @property
     def start(self) -> int:
         """First sample of this replica."""
-        return self.eval_samples * self.replica // self.replicas
+        return self._largest * self.replica // self.replicas
 
     @property
     def end(self) -> int:
         """One past the last sample of this replica."""
-        return self.eval_samples * (self.replica + 1) // self.replicas
+        own = len(range(self.node, self.eval_samples, self.nodes))
+        return min(self._largest * (self.replica + 1) // self.replicas, own)
 
     @property
     def batches(self) -> int:
-        """Number of batches per evaluation, equal on all replicas."""
-        longest = -(-self.eval_samples // self.replicas)
+        """Number of batches per evaluation, equal on all replicas of all nodes."""
+        longest = -(-self._largest // self.replicas)
         return -(-longest // self.batch)
 
     def samples(self, batch: int) -> range:

@@ -120,11 +120,12 @@ class NodeOrder:
     """How replicas share samples: all replicas those of the data folder, or those of a node the node's shard.
 
     Attributes:
-        nodes: number of shards; 1 without staging.
+        node, nodes: number of the shard and of shards; 0 and 1 without staging.
         replicas: replicas that share a shard; this one is ``replica``.
         seed: seed of the order; each node has its own.
     """
 
+    node: int
     nodes: int
     replicas: int
     replica: int
@@ -140,22 +141,18 @@ class NodeOrder:
             seed: seed of the run.
         """
         if shards is None:
-            return NodeOrder(1, replicas, replica, seed)
+            return NodeOrder(0, 1, replicas, replica, seed)
         replicas //= shards.nodes
         seed = int(sample_generator(seed, _NODE, shards.node).integers(2**63))
-        return NodeOrder(shards.nodes, replicas, replica % replicas, seed)
+        return NodeOrder(shards.node, shards.nodes, replicas, replica % replicas, seed)
 
     def stream(self, samples: int, micro_batch: int, accumulation: int) -> EpochStream:
         """Return the training stream over the ``samples`` that the replicas share."""
         return EpochStream(samples, micro_batch, accumulation, self.replicas, self.replica, self.seed)
 
     def eval_shard(self, eval_samples: int, batch: int) -> EvalShard:
-        """Return this replica's part of an evaluation set of ``eval_samples``.
-
-        All replicas have as many batches as those of a node with the largest shard. A node may have a sample less than
-        the result assumes.
-        """
-        return EvalShard(-(-eval_samples // self.nodes), batch, self.replicas, self.replica)
+        """Return this replica's part of an evaluation set of ``eval_samples``, as positions in the node's shard."""
+        return EvalShard(eval_samples, batch, self.replicas, self.replica, self.nodes, self.node)
 
 
 def read_shards(root: Path) -> NodeShards | None:

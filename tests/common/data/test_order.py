@@ -59,6 +59,15 @@ def test_eval_shards_are_the_set(replicas, samples):
     assert all(s.valid(batch) <= 16 for s in shards for batch in range(s.batches))
 
 
+@pytest.mark.parametrize("samples", [2, 5, 12, 50])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_eval_shards_of_nodes_are_the_set(nodes, samples):
+    shards = [EvalShard(samples, 2, 4, replica, nodes, node) for node in range(nodes) for replica in range(4)]
+    found = [s.node + nodes * at for s in shards for batch in range(s.batches) for at in s.samples(batch)]
+    assert sorted(found) == list(range(samples))
+    assert len({s.batches for s in shards}) == 1
+
+
 def test_impossible_streams_are_refused():
     with pytest.raises(ConfigError, match="replica 2 lies outside of 2"):
         EpochStream(SAMPLES, 1, 1, 2, 2)

@@ -83,7 +83,9 @@ def test_shards_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_nodes_have_orders_of_their_own() -> None:
     """Otherwise, the samples with the same positions in all shards would share every batch of an epoch."""
     orders = [NodeOrder.of(NodeShards(node, 3, {}), 6, 2 * node + 1, 7) for node in range(3)]
-    assert [(order.nodes, order.replicas, order.replica) for order in orders] == [(3, 2, 1)] * 3
+    assert [(order.node, order.nodes, order.replicas, order.replica) for order in orders] == [
+        (n, 3, 2, 1) for n in range(3)
+    ]
     assert len({order.seed for order in orders} | {7}) == 4
 
 
