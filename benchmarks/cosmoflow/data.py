@@ -19,11 +19,11 @@ from torch import Tensor
 
 from benchmarks.cosmoflow.samples import (
     CUBE_SUFFIX,
-    LABEL_BYTES,
     LIST,
     PARAMETERS,
     PREPARE_COMMAND,
     REDSHIFTS,
+    REMEDY,
     SPLITS,
     Split,
     label_of,
@@ -41,6 +41,7 @@ from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource,
 from common.distributed.layout import Layout
 from common.formats.tfrecord import GZIP_MAGIC
 from common.untrusted.archives import gunzip
+from common.untrusted.regular_file import size_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,8 @@ def staging_plan(root: Path, size: int) -> StagingPlan:
         samples[split] = [SourceFile(f"{folder}/{name}", length) for name, length in _listed(root, split, found)]
         labels = [label_of(file.name) for file in samples[split] if file.name.endswith(CUBE_SUFFIX)]
         if labels:  # of as many files as the split, so that staging keeps cube and parameters together
-            samples[f"{split} labels"] = [SourceFile(name, LABEL_BYTES) for name in labels]
+            length = size_of(root / labels[0], REMEDY)  # all labels of a split have the same size
+            samples[f"{split} labels"] = [SourceFile(name, length) for name in labels]
     whole = [SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)]
     whole += [SourceFile(name, entry.bytes) for name, entry in found.files.items()]
     return StagingPlan(samples, whole, _inflated)

@@ -37,7 +37,6 @@ PARAMETERS = 4
 SPLITS = {"train": "train", "eval": "validation"}
 """Prefix of the manifest's count to the folder."""
 RECORD_SUFFIX, CUBE_SUFFIX, LABEL_SUFFIX = ".tfrecord", "_data.npy", "_label.npy"
-LABEL_BYTES = npy.HEADER_BYTES + 4 * PARAMETERS
 RECORD_BYTES = 2**26
 """Largest TFRecord in bytes. That of a cube of 128^3 voxels has 16,777,287."""
 REMEDY = "fetch or prepare it again"

@@ -29,7 +29,7 @@ from common.data.direct_reader import FileReader, Mode
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy
-from common.untrusted.regular_file import open_regular, read_text
+from common.untrusted.regular_file import open_regular, read_text, size_of
 
 FORMAT = "deepcam-images/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=deepcam --raw-dir RAW --data-dir DATA"
@@ -61,10 +61,7 @@ def lengths_of(path: Path) -> list[int]:
     Raises:
         DataError: a file is missing.
     """
-    try:
-        return [each.stat().st_size for each in files_of(path)]
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}; {REMEDY}") from error
+    return [size_of(each, REMEDY) for each in files_of(path)]
 
 
 def write_classes(stored_HW: NDArray[Any], y_HW: NDArray[np.uint8]) -> None:

@@ -99,6 +99,21 @@ def read_bytes(path: Path, most: int = TEXT_BYTES, *, follow: bool = True, remed
     return content
 
 
+def size_of(path: Path, remedy: str) -> int:
+    """Return the size of a file in bytes.
+
+    Args:
+        remedy: what the user can do, for the message.
+
+    Raises:
+        DataError: the file is missing, or its folder cannot be read.
+    """
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
+
+
 def read_text(path: Path, most: int = TEXT_BYTES, *, remedy: str = "") -> str:
     """Return the content of a regular UTF-8 file; for arguments and errors see :func:`read_bytes`."""
     return decoded(path, read_bytes(path, most, remedy=remedy), remedy)

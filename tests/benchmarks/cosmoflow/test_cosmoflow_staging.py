@@ -10,10 +10,12 @@ import pytest
 import small_cubes
 
 from benchmarks.cosmoflow.data import CubeReaderConfig, open_eval, open_train, staging_plan
+from benchmarks.cosmoflow.prepare import adopt
 from benchmarks.cosmoflow.samples import encode
 from common.data.batches import Block, DataSource, EvalSource
 from common.data.staging import NodeShards, StagingPlan, write_shards
 from common.distributed.layout import Layout
+from common.errors import DataError
 
 NODES, RANKS = 2, 4
 SIZE, READER = small_cubes.SIZE, CubeReaderConfig(threads=1, prefetch=1, reads="auto", checksums=True, eval_batch=2)
@@ -93,3 +95,24 @@ def test_every_cube_is_evaluated_once_although_shards_differ(nodes: list[Path]) 
     sources = [open_eval(nodes[rank // 2], SIZE, READER, layout(rank)) for rank in range(RANKS)]
     assert [(len(source), source.eval_samples) for source in sources] == [(1, 5)] * RANKS
     assert Counter(number for source in sources for number in cubes(source)) == dict.fromkeys(range(100, 105), 1)
+
+
+def test_labels_may_have_the_shorter_headers_of_older_numpy(tmp_path: Path) -> None:
+    root = small_cubes.write_samples(tmp_path / "raw", "npy")
+    for path in root.glob("*/*_label.npy"):
+        values = path.read_bytes()[-16:]
+        header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }"
+        path.write_bytes(b"\x93NUMPY\x01\x00" + (70).to_bytes(2, "little") + header.ljust(69) + b"\n" + values)
+    adopt(root, root)
+    found = staging_plan(root, SIZE).shards["train labels"]
+    assert [file.bytes for file in found] == [10 + 70 + 16] * small_cubes.COUNTS["train"]
+    assert sorted(cubes(open_train(root, SIZE, READER, Layout({"dp": 1}, 0, seed=5), 8), Block(0, 1, 1, 0, 8))) == [
+        *range(8)
+    ]
+
+
+def test_a_missing_label_is_no_traceback(tmp_path: Path) -> None:
+    root = small_cubes.prepared(tmp_path / "data", "npy")
+    (root / "train" / "s0_label.npy").unlink()
+    with pytest.raises(DataError, match=rf"^{root}/train/s0_label\.npy cannot be read: No such file or directory; "):
+        staging_plan(root, SIZE)
