@@ -8,11 +8,9 @@
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from benchmarks.cosmoflow import raw
 from benchmarks.cosmoflow.raw import RawData, RawFile
@@ -35,7 +33,7 @@ from benchmarks.cosmoflow.synthetic import generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest
-from common.data.preparation import link_or_copy, preparing
+from common.data.preparation import link_or_copy, preparing, read_all
 from common.data.published import Published
 from common.data.stages import Stages
 from common.data.synthetic import description_of
@@ -98,7 +96,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
                 link_or_copy(path, data_dir / SPLITS[split] / path.name, "delete it or name another --data-dir")
         described = _describe(data_dir, sizes, size)
         for name in SPLITS.values():
-            _read_all(data_dir / name, size, workers)
+            _check(data_dir / name, size, workers)
         return job.finish(*described, "N-body simulations of ExaLearn, prepared by other tools")
 
 
@@ -115,11 +113,11 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
     """
     found = manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
     for name in SPLITS.values():
-        _read_all(data_dir / name, found.counts["size"], workers)
+        _check(data_dir / name, found.counts["size"], workers)
     return found
 
 
-def _read_all(folder: Path, size: int, workers: int) -> None:
+def _check(folder: Path, size: int, workers: int) -> None:
     """Read every sample of a split and its index once; raises :class:`DataError` for the first that is wrong."""
     files = read_list(folder / LIST)
     split = Split(folder, files, size, "buffered", checksums=True)
@@ -133,13 +131,7 @@ def _read_all(folder: Path, size: int, workers: int) -> None:
             except ValueError as error:
                 raise DataError(f"{folder / name}: {error}; delete the index or prepare the data again") from error
 
-    with ThreadPoolExecutor(workers) as pool:
-        done = pool.map(read, range(len(files)))
-        try:
-            for _ in tqdm(done, f"read {folder.name}", len(files), unit="sample", disable=None):
-                pass
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    read_all(read, range(len(files)), workers, f"read {folder.name}")
 
 
 def _write_samples(source: RawData, data_dir: Path, size: int, workers: int) -> Sizes:

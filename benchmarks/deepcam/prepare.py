@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from benchmarks.deepcam import raw
 from benchmarks.deepcam.raw import RawData
@@ -38,7 +35,7 @@ from benchmarks.deepcam.synthetic import generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest
-from common.data.preparation import link_or_copy, preparing
+from common.data.preparation import link_or_copy, preparing, read_all
 from common.data.published import Published
 from common.data.stages import Stages
 from common.data.synthetic import description_of
@@ -120,12 +117,11 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
     lists = [data_dir / folder / LIST for folder in SPLITS.values()]
     sums = {path.with_name(name): value for path in lists for name, value in read_list(path).items()}
 
-    def compare(path: Path) -> int:
+    def compare(path: Path) -> None:
         if (value := checksum(path)) != sums[path]:
             raise DataError(f"{path}: CRC-32 {value:08x} where {LIST} says {sums[path]:08x}; {REMEDY}")
-        return value
 
-    _read_all(compare, list(sums), workers)
+    read_all(compare, list(sums), workers)
     return found
 
 
@@ -224,17 +220,7 @@ def _check(paths: list[Path], size: Size, workers: int) -> dict[str, int]:
             raise DataError(f"{path}: a value is not finite; {REMEDY}")
         return checksum(path)
 
-    return _read_all(read, paths, workers)
-
-
-def _read_all(read: Callable[[Path], int], paths: list[Path], workers: int) -> dict[str, int]:
-    """Return the results of ``read`` by name; raises the first error."""
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            results = tqdm(pool.map(read, paths), "read", len(paths), unit="sample", disable=None)
-            return {path.name: result for path, result in zip(paths, results, strict=True)}
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    return dict(zip((path.name for path in paths), read_all(read, paths, workers), strict=True))
 
 
 COMMANDS = DataCommands(

@@ -8,11 +8,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 from common.data import atomic, manifest
 from common.data.manifest import FileEntry, Manifest
@@ -22,6 +25,8 @@ from common.untrusted.strict_json import read_json_object
 
 LOCK = "prepare.lock"
 """Name of the lock file of a preparation in its folder; it is not deleted."""
+Sample = TypeVar("Sample")
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -189,6 +194,22 @@ def require_space(data_dir: Path, needed: int, *, more: bool = True) -> None:
     if needed > free:
         amount = f"{needed / 1e9:.1f} GB{' more' if more else ''}"
         raise DataError(f"{data_dir} needs {amount}; its disk has {free / 1e9:.1f} GB left")
+
+
+def read_all(
+    read: Callable[[Sample], Result], samples: Sequence[Sample], workers: int, doing: str = "read"
+) -> list[Result]:
+    """Return ``read(sample)`` of all samples, in order, with a progress bar; raises the first error.
+
+    Args:
+        workers: threads that call ``read``.
+        doing: text of the progress bar.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            return list(tqdm(pool.map(read, samples), doing, len(samples), unit="sample", disable=None))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def decoding(trust: bool) -> dict[str, str]:
