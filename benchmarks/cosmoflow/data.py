@@ -36,7 +36,7 @@ from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
 from common.data.order import EpochStream
-from common.data.staging import NodeOrder, SourceFile, StagingPlan, open_split
+from common.data.staging import NodeOrder, SourceFile, StagingPlan, described_files, open_split
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.formats.tfrecord import GZIP_MAGIC
@@ -166,9 +166,7 @@ def staging_plan(root: Path, size: int) -> StagingPlan:
         if labels:  # of as many files as the split, so that staging keeps cube and parameters together
             length = size_of(root / labels[0], REMEDY)  # all labels of a split have the same size
             samples[f"{split} labels"] = [SourceFile(name, length) for name in labels]
-    whole = [SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)]
-    whole += [SourceFile(name, entry.bytes) for name, entry in found.files.items()]
-    return StagingPlan(samples, whole, _inflated)
+    return StagingPlan(samples, described_files(root, found), _inflated)
 
 
 def _inflated(content: memoryview) -> Iterable[bytes | memoryview]:

@@ -37,7 +37,7 @@ from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
 from common.data.order import EpochStream
-from common.data.staging import SourceFile, StagingPlan, open_split
+from common.data.staging import SourceFile, StagingPlan, described_files, open_split
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 
@@ -166,6 +166,4 @@ def staging_plan(root: Path, size: Size) -> StagingPlan:
         for kind, length in enumerate(lengths_of(paths[0])):
             names = (f"{folder}/{files_of(path)[kind].name}" for path in paths)
             shards[f"{split} labels" if kind else split] = [SourceFile(name, length) for name in names]
-    whole = [SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)]
-    whole += [SourceFile(name, entry.bytes) for name, entry in found.files.items()]
-    return StagingPlan(shards, whole)
+    return StagingPlan(shards, described_files(root, found))

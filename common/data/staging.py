@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from common.data import atomic
+from common.data import atomic, manifest
+from common.data.manifest import Manifest
 from common.data.order import EpochStream, EvalShard, sample_generator
 from common.errors import DataError
 from common.untrusted.regular_file import read_bytes
@@ -49,6 +50,12 @@ class SourceFile:
 
     name: str
     bytes: int
+
+
+def described_files(root: Path, found: Manifest) -> list[SourceFile]:
+    """Return the manifest of ``root`` as a file, and the files that it describes."""
+    entries = [SourceFile(name, entry.bytes) for name, entry in found.files.items()]
+    return [SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size), *entries]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data import manifest
 from common.data.batches import Batch, DataSource
-from common.data.staging import SourceFile, StagingPlan
+from common.data.staging import StagingPlan, described_files
 from common.distributed.layout import Layout
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -80,9 +80,7 @@ class Toy(Workload):
 
     def staging(self, root: Path) -> StagingPlan:
         """Return all files, of which every node needs all: a sample is a part of a file."""
-        files = manifest.read(root, FORMAT, PREPARE_COMMAND).files
-        entries = [SourceFile(name, entry.bytes) for name, entry in files.items()]
-        return StagingPlan({}, [*entries, SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)])
+        return StagingPlan({}, described_files(root, manifest.read(root, FORMAT, PREPARE_COMMAND)))
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training volumes."""
