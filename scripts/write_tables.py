@@ -37,7 +37,7 @@ PROVENANCE = ("date", "commit", "command", "machine", "packages")
 UNITS = {
     "bert": "sequences",
     "cosmoflow": "cubes",
-    "deepcam": "snapshots",
+    "deepcam": "images",
     "dlrm": "samples, smaller tables",
     "dlrm_dcnv2": "samples, smaller tables",
     "gpt3": "rows of 2,048 tokens, 3 of 96 layers",
