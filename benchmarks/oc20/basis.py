@@ -63,8 +63,8 @@ class RadialBasis(nn.Module):
 
     Args:
         count: R.
-        cutoff: in angstrom.
-        exponent: of the envelope.
+        cutoff: distance in angstrom at which the functions are 0.
+        exponent: see :func:`envelope`.
     """
 
     def __init__(self, count: int, cutoff: float, exponent: int) -> None:
@@ -84,8 +84,7 @@ class SphericalBasis(nn.Module):
     Args:
         orders: S.
         count: R.
-        cutoff: in angstrom.
-        exponent: of the envelope.
+        cutoff, exponent: as for :class:`RadialBasis`.
     """
 
     zeros: Tensor

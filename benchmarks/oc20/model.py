@@ -43,7 +43,7 @@ class DimeNetArchitecture:
         triplet_embedding: channels of a message in the sum over triplets.
         basis_embedding: channels between the two layers of a basis.
         radial, spherical: R and S.
-        envelope_exponent: of the envelope of distances.
+        envelope_exponent: see :func:`benchmarks.oc20.basis.envelope`.
         before_skip, after_skip: residual layers of an interaction block before and after its skip connection.
         output_layers: layers of an output block behind its first one.
     """
