@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from common.data.direct_reader import NoDirectReads
+from scripts import measure_file_reads
 from scripts.count_entered_files import entered
 from scripts.count_tokens import Size, size_of, total
 from tests import toy
@@ -129,3 +131,19 @@ def test_every_program_explains_itself_and_does_nothing_else(program, monkeypatc
         code = ended.code
     assert not code
     assert "--help" in capsys.readouterr().out
+
+
+# measure_file_reads.py
+
+
+def test_each_way_to_read_files_is_measured_and_no_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = [str(tmp_path), "--files", "3", "--bytes", "9000", "--threads", "2", "--repetitions", "1"]
+    try:
+        measure_file_reads.main(arguments)
+    except NoDirectReads:
+        pytest.skip("temporary files cannot be read past the page cache here")
+    finally:
+        assert list(tmp_path.iterdir()) == []
+    title, _, *table = capsys.readouterr().out.splitlines()
+    assert title.startswith("0.00 GB in 3 files, 2 threads")
+    assert [line.split()[0] for line in table] == ["blocks", "direct", "buffered"]

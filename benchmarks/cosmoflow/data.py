@@ -9,21 +9,35 @@ Axes: B samples; D, H, W voxels; C redshifts; P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from benchmarks.cosmoflow.samples import PARAMETERS, REDSHIFTS, SPLITS, Split, read_manifest
+from benchmarks.cosmoflow.samples import (
+    CUBE_SUFFIX,
+    LABEL_BYTES,
+    PARAMETERS,
+    REDSHIFTS,
+    SPLITS,
+    Split,
+    label_of,
+    read_list,
+    read_manifest,
+)
 from common.config.ranges import AtLeast
+from common.data import manifest
 from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
-from common.data.order import EpochStream, EvalShard
+from common.data.manifest import Manifest
+from common.data.order import EpochStream
+from common.data.staging import NodeOrder, SourceFile, StagingPlan, gunzip, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
+from common.formats.tfrecord import GZIP_MAGIC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +49,7 @@ class CubeReaderConfig:
         prefetch: batches that are read ahead.
         reads: ``direct`` reads past the page cache (O_DIRECT), for data larger than the memory; ``buffered`` reads
             through it; ``auto`` is ``direct`` where the file system supports it.
-        checksums: compute the CRC-32C of every TFRecord, 50 ms per cube of 128^3 voxels. Without it, only ``verify``
+        checksums: compute the CRC-32C of every TFRecord, 35 ms per cube of 128^3 voxels. Without it, only ``verify``
             and ``prepare`` do.
         eval_batch: cubes of one evaluation batch on one rank.
     """
@@ -73,6 +87,24 @@ class _Batches:
         return self.threads.begin({"x": x_BDHWC, "y": y_BP, **small}, len(samples), fill)
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """The samples of a split below a folder: all of them, or the shard of this node after staging."""
+
+    manifest: Manifest
+    split: Split
+    order: NodeOrder
+
+
+def _open(root: Path, split: str, size: int, reader: CubeReaderConfig, layout: Layout) -> _Opened:
+    found, shards, path = read_manifest(root, size), read_shards(root), root / SPLITS[split]
+    files: Sequence[tuple[str, int | None]] = read_list(path)
+    if shards is not None:  # staging may have inflated the files
+        files = [(PurePosixPath(name).name, None) for name in shards.files[split]]
+    samples = Split(path, files, size, reader.reads, reader.checksums)
+    return _Opened(found, samples, NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed))
+
+
 def open_train(
     root: Path, size: int, reader: CubeReaderConfig, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> DataSource:
@@ -88,29 +120,59 @@ def open_train(
     Raises:
         DataError: the folder is incomplete, or has cubes of another size. While reading: a file is damaged.
     """
-    found = read_manifest(root, size)
-    split = Split(root, SPLITS["train"], size, reader.reads, reader.checksums)
-    stream = EpochStream(len(split), micro_batch, accumulation, layout.size("dp"), layout.index("dp"), layout.seed)
-    batches = _Batches(split, reader, layout.device)
+    opened = _open(root, "train", size, reader, layout)
+    counts, seed = opened.manifest.counts, layout.seed
+    stream = EpochStream(
+        counts["train_samples"], micro_batch, accumulation, layout.size("dp"), layout.index("dp"), seed
+    )
+    mine = opened.order.stream(len(opened.split), micro_batch, accumulation)
+    batches = _Batches(opened.split, reader, layout.device)
 
     def begin(number: int) -> PendingBatch:
-        samples = [sample for _, sample in stream.samples_of(number)]
+        samples = [sample for _, sample in mine.samples_of(number)]
         return batches.begin(samples, micro_batch, {"seed": torch.tensor(stream.random_seed(number))})
 
     return ThreadedTrainSource(
-        stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, lambda: None
+        stream, counts["eval_samples"], opened.manifest.synthetic, batches.threads, begin, lambda: None
     )
 
 
 def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
-    read_manifest(root, size)
-    split = Split(root, SPLITS["eval"], size, reader.reads, reader.checksums)
-    shard = EvalShard(len(split), reader.eval_batch, layout.size("dp"), layout.index("dp"))
-    batches = _Batches(split, reader, layout.device)
+    opened = _open(root, "eval", size, reader, layout)
+    whole = opened.manifest.counts["eval_samples"]
+    shard = opened.order.eval_shard(whole, reader.eval_batch)
+    batches = _Batches(opened.split, reader, layout.device)
 
     def begin(samples: Sequence[int]) -> PendingBatch:
-        weight_B = (torch.arange(reader.eval_batch) < len(samples)).float()
-        return batches.begin(samples, reader.eval_batch, {"weight": weight_B})
+        mine = [sample for sample in samples if sample < len(opened.split)]
+        weight_B = (torch.arange(reader.eval_batch) < len(mine)).float()
+        return batches.begin(mine, reader.eval_batch, {"weight": weight_B})
 
-    return ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
+    source = ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
+    source.eval_samples = whole
+    return source
+
+
+def staging_plan(root: Path, size: int) -> StagingPlan:
+    """Return the samples under ``root`` for staging, which inflates TFRecords with gzip.
+
+    Args:
+        size: edge of the cubes in voxels.
+
+    Raises:
+        DataError: the folder is incomplete, or has cubes of another size.
+    """
+    found, samples = read_manifest(root, size), {}
+    for split, folder in SPLITS.items():
+        samples[split] = [SourceFile(f"{folder}/{name}", length) for name, length in read_list(root / folder)]
+        labels = [label_of(file.name) for file in samples[split] if file.name.endswith(CUBE_SUFFIX)]
+        if labels:  # of as many files as the split, so that staging keeps cube and parameters together
+            samples[f"{split} labels"] = [SourceFile(name, LABEL_BYTES) for name in labels]
+    whole = [SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)]
+    whole += [SourceFile(name, entry.bytes) for name, entry in found.files.items()]
+    return StagingPlan(samples, whole, _inflated)
+
+
+def _inflated(content: memoryview) -> Iterable[bytes | memoryview]:
+    return gunzip(content) if content[: len(GZIP_MAGIC)] == GZIP_MAGIC else [content]

@@ -19,7 +19,6 @@ from benchmarks.cosmoflow.raw import RawData, RawFile
 from benchmarks.cosmoflow.samples import (
     CUBE_SUFFIX,
     FORMAT,
-    LABEL_SUFFIX,
     LIST,
     PARAMETERS,
     PREPARE_COMMAND,
@@ -29,6 +28,8 @@ from benchmarks.cosmoflow.samples import (
     Split,
     cube_bytes,
     edge_of_file,
+    label_of,
+    read_list,
 )
 from benchmarks.cosmoflow.synthetic import generate
 from common.data import atomic, manifest, preparation
@@ -97,7 +98,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
                 link_or_copy(path, data_dir / SPLITS[split] / path.name, "delete it or name another --data-dir")
         described = _describe(data_dir, sizes, size)
         for name in SPLITS.values():
-            _read_all(Split(data_dir, name, size, "buffered", checksums=True), workers)
+            _read_all(data_dir / name, size, workers)
         return job.finish(*described, "N-body simulations of ExaLearn, prepared by other tools")
 
 
@@ -113,27 +114,29 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
         DataError: a file is missing, changed or damaged; the message names the first one.
     """
     found = manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
-    for folder in SPLITS.values():
-        _read_all(Split(data_dir, folder, found.counts["size"], "buffered", checksums=True), workers)
+    for name in SPLITS.values():
+        _read_all(data_dir / name, found.counts["size"], workers)
     return found
 
 
-def _read_all(split: Split, workers: int) -> None:
-    """Read every sample and its index once; raises :class:`DataError` for the first that is wrong."""
+def _read_all(folder: Path, size: int, workers: int) -> None:
+    """Read every sample of a split and its index once; raises :class:`DataError` for the first that is wrong."""
+    files = read_list(folder)
+    split = Split(folder, files, size, "buffered", checksums=True)
 
     def read(number: int) -> None:
-        split.read(number, torch.empty((*[split.size] * 3, REDSHIFTS), dtype=torch.int16), torch.empty(PARAMETERS))
-        name, size = split.files[number]
-        if (index := split.path / f"{name}{tfrecord.INDEX_SUFFIX}").exists():
+        split.read(number, torch.empty((*[size] * 3, REDSHIFTS), dtype=torch.int16), torch.empty(PARAMETERS))
+        name, length = files[number]
+        if (index := folder / f"{name}{tfrecord.INDEX_SUFFIX}").exists():
             try:
-                tfrecord.check_index(index, [(0, size)])
+                tfrecord.check_index(index, [(0, length)])
             except ValueError as error:
-                raise DataError(f"{split.path / name}: {error}; delete the index or prepare the data again") from error
+                raise DataError(f"{folder / name}: {error}; delete the index or prepare the data again") from error
 
     with ThreadPoolExecutor(workers) as pool:
-        done = pool.map(read, range(len(split)))
+        done = pool.map(read, range(len(files)))
         try:
-            for _ in tqdm(done, f"read {split.path.name}", len(split), unit="sample", disable=None):
+            for _ in tqdm(done, f"read {folder.name}", len(files), unit="sample", disable=None):
                 pass
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -199,7 +202,7 @@ def _samples_in(folder: Path) -> list[Path]:
 def _beside(path: Path) -> list[Path]:
     """Return the other files of a sample: the parameters of a cube, or the index of a TFRecord, if there is one."""
     if path.name.endswith(CUBE_SUFFIX):
-        return [path.with_name(path.name.removesuffix(CUBE_SUFFIX) + LABEL_SUFFIX)]
+        return [path.with_name(label_of(path.name))]
     index = path.with_name(path.name + tfrecord.INDEX_SUFFIX)
     return [index] if index.exists() else []
 

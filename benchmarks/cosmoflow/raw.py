@@ -85,8 +85,8 @@ class RawFile:
         if self.universe:
             yield from ((name, len(x), encode(x, y)) for name, (x, y) in zip(self.names, self._cubes(), strict=True))
             return
-        content = self._content()
         try:
+            content = self._content()
             if content.startswith(tfrecord.GZIP_MAGIC):
                 content = tfrecord.inflate(memoryview(content), RECORD_BYTES)
             x, _ = decode_record(memoryview(content), checksums=True)
@@ -96,12 +96,9 @@ class RawFile:
 
     def _content(self) -> bytes:
         if self.size > RECORD_BYTES:
-            raise DataError(f"{self.path}: {self.name} has {self.size:,} bytes, more than any sample")
+            raise ValueError(f"{self.size:,} bytes are more than any sample has")
         with open_regular(self.path) as file:
-            data = os.pread(file.fileno(), self.size, self.offset)
-        if len(data) < self.size:
-            raise DataError(f"{self.path}: {self.name} at byte {self.offset} is truncated; fetch the file again")
-        return data
+            return os.pread(file.fileno(), self.size, self.offset)
 
     def _cubes(self) -> Iterator[tuple[NDArray[np.int16], NDArray[np.float32]]]:
         """Yield the cubes (D, H, W, C) of the universe, and its parameters."""

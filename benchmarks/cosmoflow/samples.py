@@ -13,6 +13,7 @@ Axes: D, H, W in voxels; C redshifts.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ PARAMETERS = 4
 SPLITS = {"train": "train", "eval": "validation"}
 """Prefix of the manifest's count to the folder."""
 RECORD_SUFFIX, CUBE_SUFFIX, LABEL_SUFFIX = ".tfrecord", "_data.npy", "_label.npy"
+LABEL_BYTES = npy.HEADER_BYTES + 4 * PARAMETERS
 RECORD_BYTES = 2**26
 """Largest TFRecord in bytes. That of a cube of 128^3 voxels has 16,777,287."""
 REMEDY = "fetch or prepare it again"
@@ -83,13 +85,18 @@ def decode_record(data: memoryview, checksums: bool) -> tuple[memoryview, NDArra
     return x, y
 
 
+def label_of(cube: str) -> str:
+    """Return the name of the parameters that belong to ``NAME_data.npy``."""
+    return cube.removesuffix(CUBE_SUFFIX) + LABEL_SUFFIX
+
+
 def decode_pair(path: Path, data: memoryview) -> tuple[memoryview, NDArray[np.float32]]:
     """Return the bytes of the cube and the parameters of ``NAME_data.npy``, with the content ``data``, and its label.
 
     Raises:
         ValueError: a file is missing or damaged, or has no cube or no parameters.
     """
-    cube, label = npy.viewed(data), path.with_name(path.name.removesuffix(CUBE_SUFFIX) + LABEL_SUFFIX)
+    cube, label = npy.viewed(data), path.with_name(label_of(path.name))
     if cube.dtype != np.int16 or cube.shape != (*cube.shape[:1] * 3, REDSHIFTS) or not cube.flags.c_contiguous:
         raise ValueError(f"{cube.dtype} of shape {cube.shape}, not a cube of int16 in C order at {REDSHIFTS} redshifts")
     try:
@@ -133,25 +140,21 @@ def edge_of_file(path: Path) -> int:
 
 
 class Split:
-    """The samples of one split, by index in the order of its list; several threads may read.
+    """The samples of one split, by index; several threads may read.
 
     Args:
-        root: folder of the prepared data.
-        folder: folder of the split.
+        path: folder of the split.
+        files: name and bytes of each sample; None for a size that is not known.
         size: edge of the cubes in voxels.
         reads: whether to read files past the page cache.
         checksums: see :func:`decode`.
-
-    Raises:
-        DataError: the list is missing or malformed.
     """
 
-    def __init__(self, root: Path, folder: str, size: int, reads: Mode, checksums: bool) -> None:
-        self.path, self.size = root / folder, size
+    def __init__(
+        self, path: Path, files: Sequence[tuple[str, int | None]], size: int, reads: Mode, checksums: bool
+    ) -> None:
+        self.path, self.files, self.size = path, files, size
         self._reads, self._checksums = reads, checksums
-        self.files = read_list(self.path / LIST)
-        largest = max((size for _, size in self.files), default=0)
-        self._capacity = max(1, -(-largest // ALIGNMENT)) * ALIGNMENT
         self._buffers = threading.local()
 
     def __len__(self) -> int:
@@ -163,10 +166,10 @@ class Split:
         Raises:
             DataError: a file is missing, damaged or of another size, or its cube has another size.
         """
-        name, size = self.files[index]
+        name, expected_bytes = self.files[index]
         path = self.path / name
-        with DirectFile(path, size, self._reads) as file:
-            data = file.read(0, size, self._buffer()).numpy().data
+        with DirectFile(path, expected_bytes, self._reads) as file:
+            data = file.read(0, file.size, self._buffer(file.size)).numpy().data
         try:
             x, parameters = decode(path, data, self._checksums)
             if len(x) != cube_bytes(self.size):
@@ -181,21 +184,22 @@ class Split:
         x_DHWC.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(x, np.uint8)
         y.numpy()[:] = parameters
 
-    def _buffer(self) -> AlignedBuffer:
+    def _buffer(self, capacity: int) -> AlignedBuffer:
         """Return this thread's buffer for the content of a file."""
-        if not hasattr(self._buffers, "own"):
-            self._buffers.own = AlignedBuffers(1, self._capacity, pin_memory=False)[0]
-        buffer: AlignedBuffer = self._buffers.own
-        return buffer
+        own: AlignedBuffer | None = getattr(self._buffers, "own", None)
+        if own is None or own.size < capacity:
+            own = AlignedBuffers(1, max(1, -(-capacity // ALIGNMENT)) * ALIGNMENT, pin_memory=False)[0]
+            self._buffers.own = own
+        return own
 
 
-def read_list(path: Path) -> list[tuple[str, int]]:
-    """Return the names and sizes in bytes of a split's samples.
+def read_list(folder: Path) -> list[tuple[str, int]]:
+    """Return the names and sizes in bytes of the samples of a split, from its list.
 
     Raises:
         DataError: the list is missing, or a line is not ``<name> <bytes>``.
     """
-    files = []
+    files, path = [], folder / LIST
     for number, line in enumerate(read_text(path, remedy=f"run '{PREPARE_COMMAND}'").splitlines(), 1):
         name, _, size = line.rpartition(" ")
         if not name or "/" in name or not (size.isascii() and size.isdigit()):

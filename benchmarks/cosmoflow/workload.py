@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.cosmoflow.config import CosmoFlowConfig
-from benchmarks.cosmoflow.data import open_eval, open_train
+from benchmarks.cosmoflow.data import open_eval, open_train, staging_plan
 from benchmarks.cosmoflow.evaluate import evaluation_of
 from benchmarks.cosmoflow.model import CosmoFlow
 from benchmarks.cosmoflow.samples import FORMAT, PARAMETERS, REDSHIFTS
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
+from common.data.staging import StagingPlan
 from common.distributed.layout import Layout
 from common.evaluation.counts import CountedEvaluation
 from common.optim.learning_rate import stepwise
@@ -30,6 +31,7 @@ class CosmoFlowRegression(Workload):
 
     config_type: ClassVar[type] = CosmoFlowConfig
     title = "CosmoFlow"
+    peers = "benchmarks.cosmoflow.peer"
     own: CosmoFlowConfig
     model: CosmoFlow
 
@@ -94,6 +96,10 @@ class CosmoFlowRegression(Workload):
         x_NDHWC = torch.randint(16, (count, size, size, size, REDSHIFTS), generator=generator, dtype=torch.int16)
         y_NP = 2 * torch.rand(count, PARAMETERS, generator=generator) - 1
         return {"x": x_NDHWC.to(self.layout.device), "y": y_NP.to(self.layout.device)}
+
+    def staging(self, root: Path) -> StagingPlan:
+        """Return the training and evaluation cubes, which TFRecords with gzip are inflated to."""
+        return staging_plan(root, self.own.facts.size)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training cubes."""

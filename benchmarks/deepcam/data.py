@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import torch
@@ -24,14 +24,18 @@ from benchmarks.deepcam.samples import (
     STATISTICS,
     SampleReader,
     Size,
+    files_of,
+    lengths_of,
     read_list,
     read_manifest,
     read_range,
 )
 from common.config.ranges import AtLeast
+from common.data import manifest
 from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
-from common.data.order import EpochStream, EvalShard
+from common.data.order import EpochStream
+from common.data.staging import NodeOrder, SourceFile, StagingPlan, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 
@@ -55,11 +59,23 @@ class ClimateReaderConfig:
 
 
 class _Batches:
-    """Makes batches of a split in threads of this process. Raises :class:`DataError` as :func:`open_train` does."""
+    """Makes batches of a split, or of this node's shard of it after staging, in threads of this process.
 
-    def __init__(self, root: Path, split: str, size: Size, reader: ClimateReaderConfig, device: torch.device) -> None:
-        folder, self._pin_memory = root / SPLITS[split], device.type == "cuda"
-        self.names = list(read_list(folder / LIST))
+    Attributes:
+        names: first file of each sample.
+        order: how the replicas share the samples.
+
+    Raises:
+        DataError: as :func:`open_train`.
+    """
+
+    def __init__(self, root: Path, split: str, size: Size, reader: ClimateReaderConfig, layout: Layout) -> None:
+        shards, folder, self._pin_memory = read_shards(root), root / SPLITS[split], layout.device.type == "cuda"
+        if shards is None:
+            self.names = list(read_list(folder / LIST))
+        else:
+            self.names = [PurePosixPath(name).name for name in shards.files[split]]
+        self.order = NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed)
         self._samples = SampleReader(folder, size, reader.reads)
         shift_C, scale_C = read_range(root / STATISTICS)
         self._range = {"shift": self._pinned(shift_C), "scale": self._pinned(scale_C)}
@@ -105,13 +121,13 @@ def open_train(
             reading: a file is damaged.
     """
     found = read_manifest(root, size)
-    batches = _Batches(root, "train", size, reader, layout.device)
-    stream = EpochStream(
-        len(batches.names), micro_batch, accumulation, layout.size("dp"), layout.index("dp"), layout.seed
-    )
+    batches = _Batches(root, "train", size, reader, layout)
+    samples, replicas, replica = found.counts["train_samples"], layout.size("dp"), layout.index("dp")
+    stream = EpochStream(samples, micro_batch, accumulation, replicas, replica, layout.seed)
+    mine = batches.order.stream(len(batches.names), micro_batch, accumulation)
 
     def begin(number: int) -> PendingBatch:
-        return batches.begin([sample for _, sample in stream.samples_of(number)], micro_batch)
+        return batches.begin([sample for _, sample in mine.samples_of(number)], micro_batch)
 
     return ThreadedTrainSource(
         stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, lambda: None
@@ -120,9 +136,34 @@ def open_train(
 
 def open_eval(root: Path, size: Size, reader: ClimateReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
-    read_manifest(root, size)
-    batches = _Batches(root, "eval", size, reader, layout.device)
-    shard = EvalShard(len(batches.names), reader.eval_batch, layout.size("dp"), layout.index("dp"))
-    return ThreadedEvalSource(
-        shard, batches.threads, lambda samples: batches.begin_weighted(samples, reader.eval_batch), lambda: None
-    )
+    whole = read_manifest(root, size).counts["eval_samples"]
+    batches = _Batches(root, "eval", size, reader, layout)
+    shard = batches.order.eval_shard(whole, reader.eval_batch)
+
+    def begin(samples: Sequence[int]) -> PendingBatch:
+        return batches.begin_weighted([each for each in samples if each < len(batches.names)], reader.eval_batch)
+
+    source = ThreadedEvalSource(shard, batches.threads, begin, lambda: None)
+    source.eval_samples = whole
+    return source
+
+
+def staging_plan(root: Path, size: Size) -> StagingPlan:
+    """Return the samples under ``root`` for staging. Data and labels of a sample are staged on the same node.
+
+    Args:
+        size: height and width of the images in pixels.
+
+    Raises:
+        DataError: the folder is incomplete, or has images of another size.
+    """
+    found, shards = read_manifest(root, size), {}
+    for split, folder in SPLITS.items():
+        paths = [root / folder / name for name in read_list(root / folder / LIST)]
+        # All samples of a split have files of the same sizes. The splits of a pair are of equal length.
+        for kind, length in enumerate(lengths_of(paths[0])):
+            names = (f"{folder}/{files_of(path)[kind].name}" for path in paths)
+            shards[f"{split} labels" if kind else split] = [SourceFile(name, length) for name in names]
+    whole = [SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)]
+    whole += [SourceFile(name, entry.bytes) for name, entry in found.files.items()]
+    return StagingPlan(shards, whole)

@@ -31,6 +31,7 @@ from benchmarks.deepcam.samples import (
     SampleReader,
     Size,
     files_of,
+    lengths_of,
     read_list,
 )
 from benchmarks.deepcam.synthetic import generate
@@ -210,13 +211,15 @@ def _check(paths: list[Path], size: Size, workers: int) -> dict[str, int]:
     """Read every sample once; return the checksums by name.
 
     Raises:
-        DataError: a sample is damaged or of another size, or a value is not finite.
+        DataError: a sample is damaged or of another size or type, or a value is not finite.
     """
-    reader = SampleReader(paths[0].parent, size, "buffered")
+    reader, lengths = SampleReader(paths[0].parent, size, "buffered"), lengths_of(paths[0])
 
     def read(path: Path) -> int:
         x_HWC, y_HW = torch.empty(*size, CHANNELS), torch.empty(size, dtype=torch.uint8)
         reader.read(path.name, x_HWC, y_HW)
+        if lengths_of(path) != lengths:
+            raise DataError(f"{path}: labels of another type of numbers than in {paths[0].name}; {REMEDY}")
         if not x_HWC.isfinite().all():
             raise DataError(f"{path}: a value is not finite; {REMEDY}")
         return checksum(path)

@@ -56,6 +56,18 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return path, path.with_name(LABEL + path.name.removeprefix(DATA))
 
 
+def lengths_of(path: Path) -> list[int]:
+    """Return the sizes in bytes of the files of the sample whose first file is ``path``.
+
+    Raises:
+        DataError: a file is missing.
+    """
+    try:
+        return [each.stat().st_size for each in files_of(path)]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}; {REMEDY}") from error
+
+
 def write_classes(stored_HW: NDArray[Any], y_HW: NDArray[np.uint8]) -> None:
     """Write labels of any type of numbers to ``y_HW``.
 
@@ -142,7 +154,7 @@ def read_range(path: Path) -> tuple[Tensor, Tensor]:
     Raises:
         DataError: the file is missing or damaged, has other channels, or a channel has no range.
     """
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path} is missing: it has the range of every channel; fetch it with the images")
     try:
         with open_regular(path) as opened, h5py.File(opened, "r") as file:
@@ -177,7 +189,7 @@ def read_manifest(root: Path, size: Size) -> Manifest:
     height, width = found.counts["height"], found.counts["width"]
     if (height, width) != size:
         raise DataError(
-            f"{root} has images of {height} x {width} pixels where benchmark.facts.height={size[0]} and "
-            f"benchmark.facts.width={size[1]}: these are data of another recipe"
+            f"{root} has images of {height} x {width} pixels where benchmark.facts.image_size=[{size[0]},{size[1]}]: "
+            "these are data of another recipe"
         )
     return found

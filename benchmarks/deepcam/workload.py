@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.deepcam.config import DeepCamConfig
-from benchmarks.deepcam.data import open_eval, open_train
+from benchmarks.deepcam.data import open_eval, open_train, staging_plan
 from benchmarks.deepcam.evaluate import evaluation_of
 from benchmarks.deepcam.model import DeepLab, forward_flops, normalised, weighted_cross_entropy
 from benchmarks.deepcam.samples import CHANNELS, CLASSES, FORMAT
@@ -19,6 +19,7 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
+from common.data.staging import StagingPlan
 from common.distributed.layout import Layout
 from common.evaluation.counts import CountedEvaluation
 from common.nn.batch_norm import averaged_statistics, set_group
@@ -32,6 +33,7 @@ class DeepCamSegmentation(Workload):
 
     config_type: ClassVar[type] = DeepCamConfig
     title = "DeepCAM"
+    peers = "benchmarks.deepcam.peer"
     own: DeepCamConfig
     model: DeepLab
 
@@ -98,6 +100,10 @@ class DeepCamSegmentation(Workload):
             "scale": torch.ones(CHANNELS),
         }
         return {name: tensor.to(self.layout.device) for name, tensor in made.items()}
+
+    def staging(self, root: Path) -> StagingPlan:
+        """Return the files of the training and validation samples."""
+        return staging_plan(root, self.own.facts.image_size)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training samples."""

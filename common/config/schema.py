@@ -453,9 +453,15 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """Settings that only the trainer sees: folders, log, faults, observation."""
+    """Settings that only the trainer sees: folders, log, faults, observation.
+
+    Attributes:
+        staging_dir: folder on a local disk of each node, to which a run copies the node's part of ``data_dir``; None:
+            training reads ``data_dir``.
+    """
 
     data_dir: Path
+    staging_dir: Path | None
     output_dir: Path
     device: Literal["auto", "cpu", "cuda"]
     seed: Annotated[int, AtLeast(0, "seeds are 0 or more")] | None

@@ -1,7 +1,7 @@
 """The contract between the trainer and a workload: what to train.
 
-A workload is built before ``run_start`` and reads data only after :meth:`Workload.open_data`. The argument of
-``open_data`` is the only place where the path of the data appears.
+A workload is built before ``run_start`` and reads data only after :meth:`Workload.open_data`. The path of the data
+appears only as argument of ``open_data``, and of :meth:`Workload.staging` in a run that copies the data first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Evaluation, Weights
 from common.data.batches import Batch, DataSource, HostBatch
+from common.data.staging import StagingPlan
 from common.distributed.layout import AXES, Layout
 from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
@@ -238,6 +239,14 @@ class Workload(ABC):
 
     def warm_up_reader(self) -> None:
         """Load the reader's code and run it on synthetic data, before ``run_start``. Default: do nothing."""
+
+    def staging(self, root: Path) -> StagingPlan | None:
+        """Return the files under ``root`` that a run with ``staging_dir`` copies to local disks. May read their list.
+
+        Afterwards :meth:`open_data` gets the folder of this node's files (:func:`common.data.staging.read_shards`).
+        Default: None, the data cannot be staged.
+        """
+        return None
 
     @abstractmethod
     def open_data(self, root: Path) -> DataSource:

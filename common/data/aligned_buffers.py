@@ -15,6 +15,11 @@ ALIGNMENT = max(4096, mmap.PAGESIZE)
 """Alignment in bytes of address, offset and length of a direct read: at least a disk block and a memory page."""
 
 
+def aligned(size: int) -> int:
+    """Return ``size`` bytes rounded up to :data:`ALIGNMENT`."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 class Awaited(Protocol):
     """An event that the host can wait for, such as a ``torch.cuda.Event``."""
 

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.data.aligned_buffers import ALIGNMENT, AlignedBuffer, AlignedBuffers, Awaited
+from common.data.aligned_buffers import ALIGNMENT, AlignedBuffer, AlignedBuffers, Awaited, aligned
 from common.data.threads import ahead as begun_ahead
 from common.errors import DataError
 
@@ -36,6 +36,8 @@ Mode = Literal["auto", "direct", "buffered"]
 REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 """Error codes of O_DIRECT, or of the first read with it, on file systems without direct reads."""
 
+_direct: set[int] = set()
+"""Device numbers of file systems that this process has read past the page cache, in mode ``auto``."""
 _reported: set[int] = set()
 """Device numbers of file systems for which this process has printed that they lack direct reads."""
 
@@ -95,8 +97,10 @@ class DirectFile:
             self.size = status.st_size
             if expected_bytes is not None and self.size != expected_bytes:
                 raise DataError(f"{path} has {self.size:,} bytes and not {expected_bytes:,}; fetch or prepare it again")
-            if mode == "auto" and self.direct:
+            if mode == "auto" and self.direct and status.st_dev not in _direct:
                 self._probe()
+                if self.direct:
+                    _direct.add(status.st_dev)
             if mode == "auto" and not self.direct and status.st_dev not in _reported:
                 _reported.add(status.st_dev)
                 print(f"{path} is read through the page cache: {self.why_buffered}", file=sys.stderr, flush=True)
@@ -142,7 +146,7 @@ class DirectFile:
         if buffer.device.type != "cpu" or not buffer.is_contiguous():
             raise ValueError(f"bytes of {self.path} are read into contiguous tensors on the host only")
         filled = buffer.reshape(-1).view(torch.uint8)
-        spans = -(-(offset % ALIGNMENT + len(filled)) // ALIGNMENT) * ALIGNMENT
+        spans = aligned(offset % ALIGNMENT + len(filled))
         count = -(-spans // PIECE_BYTES)
         ahead = min(threads, count) - 1 if count else 0
         with AlignedBuffers(2 * ahead + 1, max(ALIGNMENT, min(PIECE_BYTES, spans)), pin_memory=False) as buffers:
@@ -222,7 +226,7 @@ class DirectFile:
         self._check(offset, length)
         first = offset // ALIGNMENT * ALIGNMENT
         head = offset - first
-        span = -(-(head + length) // ALIGNMENT) * ALIGNMENT
+        span = aligned(head + length)
         if span > buffer.size:
             raise ValueError(f"{length} bytes at {offset} of {self.path} lie in blocks of {span}, beyond {buffer.size}")
         wanted, filled = min(span, self.size - first) if length else 0, 0
@@ -293,6 +297,23 @@ class DirectFile:
         if self._descriptor < 0:
             raise ValueError(f"{self.path} has been closed")
         return self._descriptor
+
+
+def read_file(path: Path, buffer: AlignedBuffer, expected_bytes: int | None = None, mode: Mode = "auto") -> Tensor:
+    """Read a whole file with one read, for files of one sample each. Several threads may call this at a time.
+
+    Args:
+        expected_bytes, mode: see :class:`DirectFile`.
+
+    Returns:
+        uint8, [size]: a view of ``buffer``, which must have capacity for the size rounded up to :data:`ALIGNMENT`.
+
+    Raises:
+        DataError: the file is missing, has another size, or cannot be read.
+        ValueError: the buffer is too small.
+    """
+    with DirectFile(path, expected_bytes, mode) as file:
+        return file.read(0, file.size, buffer)
 
 
 def _cut(ranges: Sequence[tuple[int, int]], piece_bytes: int, unit: int) -> Iterator[tuple[int, int, int]]:

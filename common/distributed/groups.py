@@ -139,17 +139,24 @@ def in_words(ctas: Ctas) -> str:
 class HostGroup:
     """Ranks connected by Gloo. All members must create it. Any thread may make a call, but one thread at a time.
 
-    Only a peer ends a blocking call. A process may exit by :func:`.startup.leave` while one of its threads is blocked.
+    By default only a peer ends a blocking call. A process may exit by :func:`.startup.leave` while one of its threads
+    is blocked.
 
     Args:
-        name: name that is unique in the job's store, over all runs.
+        name: name that is unique in the store, over all runs.
+        rank: number of this member, from 0.
+        store: store that all members share; None for that of the job.
+        timeout: longest time that the creation and each call may take.
     """
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
-        store = job_store.current()
+    def __init__(
+        self, name: str, rank: int, size: int, store: dist.Store | None = None, timeout: timedelta = FOR_EVER
+    ) -> None:
+        store = store or job_store.current()
         assert store is not None, "a job of several ranks has a store"
+        self.rank, self.size = rank, size
         # PyTorch's type stubs do not declare its methods.
-        self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timeout=FOR_EVER)
+        self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timeout=timeout)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copy ``tensor`` from rank 0 to all others, in place. Raises RuntimeError when a peer is gone."""
@@ -162,3 +169,10 @@ class HostGroup:
     def receive(self, tensor: Tensor, rank: int) -> None:
         """Receive ``tensor`` from ``rank``, in place. Raises RuntimeError when it is gone."""
         self._gloo.recv([tensor], rank, 0).wait()
+
+    def gather(self, tensor: Tensor, into: list[Tensor]) -> None:
+        """Copy the ``tensor`` of each member into ``into``, one tensor of the same size per member, in their order.
+
+        Raises RuntimeError when a peer is gone, or after the timeout.
+        """
+        self._gloo.allgather([into], [tensor]).wait()

@@ -46,6 +46,11 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
     rules = rules_for(name, ruleset)
     if run.evaluation.offline and not rules.scored_offline:
         raise ConfigError(f"evaluation.scoring=offline: the rules count the evaluation of {name} in a run's time")
+    if session.staging_dir is not None and (run.evaluation.ranks or run.evaluation.offline):
+        raise ConfigError(
+            f"staging_dir={session.staging_dir}: only training ranks stage data, so they must evaluate too: use "
+            "evaluation.ranks=0 and no offline scoring"
+        )
     logged, division = hyperparameters(run), session.submission.division
     _check(run, ruleset, logged, division)
     if missing := missing_hyperparameters(name, ruleset, logged, division):

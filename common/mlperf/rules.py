@@ -141,6 +141,11 @@ class Rules:
         return round_name(self.accepted_by[-1])
 
     @property
+    def staging_timed(self) -> bool:
+        """Whether copying the data to faster storage belongs to the measured time, as everywhere but in HPC v3.0."""
+        return self.usage != "hpc" or version_key(self.ruleset) < (3,)
+
+    @property
     def fractions_from(self) -> int:
         """Progress at the start of a log that counts fractions of epochs: 1 for the first DLRM, else 0."""
         return 1 if self.benchmark == "dlrm" else 0

@@ -45,6 +45,7 @@ from common.run import checkpoint
 from common.run.checkpoint import Progress
 from common.run.recording import Recording
 from common.run.scoring import EvaluationPoints
+from common.run.staging import order_of_data, staged
 from common.run.timed_run import Moment, TimedRun
 from common.step.graphs import StepRunner, named
 from common.step.train_step import StepsInFlight
@@ -95,7 +96,7 @@ class Trainer:
             "micro_batch": run.micro_batch,
             "precision": run.precision,
             "benchmark.schedule": repr(replace(self.schedule, last=None)),  # a resumed run may have a later end
-            "order of the data": run.declaration.order_of_data(),
+            "order of the data": order_of_data(run, session),
         }
         self.configuration = loading.settings_by_key(run, session)
         self._stop_requested = self._target_reached = False
@@ -246,19 +247,28 @@ class Trainer:
         for reason in broken_packages():
             self.bar.line(reason)
         events.settings(self.seed, self.logged, self.workload.implementations(), tensors)
+        if not self.rules.staging_timed:
+            self._stage(stack)
         events.initialised()
         with self.heartbeat.extended(60 * self.rules.init_minutes, "waiting for all ranks to be ready"):
             self._synchronise()
+
+    def _stage(self, stack: contextlib.ExitStack) -> None:
+        """Copy the data to local disks if the run stages them, and set the folder that training reads."""
+        with self.heartbeat.extended(60 * self.rules.init_minutes, "staging the data"):
+            events = self.clock.events
+            self._data_dir = staged(self.workload, self.session, self.rank_info, self.rules, events, stack)
 
     def _timed(self, stack: contextlib.ExitStack) -> None:
         # Before the clock runs there is nothing to close or save: a signal may end the process at once.
         self.signals = stack.enter_context(GracefulStop())
         self.clock.start(self.progress.step)
         job_store.from_rank_0("run_start", str(self.clock.start_ms))
+        if self.rules.staging_timed:
+            self._stage(stack)
         with self.heartbeat.extended(30 * 60, "opening data"), self.runner.on_stream():
-            root = self.session.data_dir
-            self.evaluations.open_data(root)
-            self.data: DataSource = self.workload.open_data(root)
+            self.evaluations.open_data(self._data_dir)
+            self.data: DataSource = self.workload.open_data(self._data_dir)
         stack.callback(self.data.close)
         found = (self.data.train_samples, self.data.eval_samples, self.data.synthetic)
         require_samples(self.run, self.session.data_dir, *found)

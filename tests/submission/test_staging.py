@@ -12,7 +12,7 @@ from closed_logs import END, START, closed_log, event
 from common.mlperf.events import RunEvents
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import read_log
-from common.mlperf.rules import RULESETS
+from common.mlperf.rules import RULESETS, rules_for
 from common.mlperf.verdict import judge
 
 FIRST_MS = 1_700_000_000_000
@@ -45,6 +45,11 @@ def test_staging_is_timed_up_to_v2(tmp_path: Path, ruleset: str, before: str, st
     valid = before == "train_samples" or ruleset == "3.0.0"
     assert accepted_by_mlcommons(log, ruleset) == valid
     assert (judge(log, ruleset).kind == "valid run") == valid
+
+
+def test_only_hpc_v3_stages_before_the_clock_runs() -> None:
+    assert [ruleset for ruleset in RULESETS["hpc"] if not rules_for("cosmoflow", ruleset).staging_timed] == ["3.0.0"]
+    assert rules_for("resnet", "3.0.0").staging_timed
 
 
 @pytest.mark.parametrize(

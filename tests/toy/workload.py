@@ -11,12 +11,14 @@ from torch import Tensor
 
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
+from common.data import manifest
 from common.data.batches import Batch, DataSource
+from common.data.staging import SourceFile, StagingPlan
 from common.distributed.layout import Layout
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 from tests.toy.config import ToyConfig
-from tests.toy.data import FORMAT, TrainSource
+from tests.toy.data import FORMAT, PREPARE_COMMAND, TrainSource
 from tests.toy.evaluate import MeanAbsoluteError
 from tests.toy.model import VolumeRegression
 
@@ -75,6 +77,12 @@ class Toy(Workload):
             return (hparams.base_learning_rate * warmup * hparams.decay_factor**decays).to(torch.float32)
 
         return self.step_with(hparams.sgd(), schedule)
+
+    def staging(self, root: Path) -> StagingPlan:
+        """Return all files, of which every node needs all: a sample is a part of a file."""
+        files = manifest.read(root, FORMAT, PREPARE_COMMAND).files
+        entries = [SourceFile(name, entry.bytes) for name, entry in files.items()]
+        return StagingPlan({}, [*entries, SourceFile(manifest.NAME, (root / manifest.NAME).stat().st_size)])
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training volumes."""

@@ -12,7 +12,7 @@ import small_cubes
 import torch
 
 from benchmarks.cosmoflow.data import CubeReaderConfig, open_eval, open_train
-from benchmarks.cosmoflow.samples import FORMAT, LIST, encode
+from benchmarks.cosmoflow.samples import FORMAT, LIST, Split, encode
 from common.data import manifest
 from common.data.batches import Block, HostBatch
 from common.distributed.layout import Layout
@@ -199,9 +199,37 @@ def test_another_array_is_no_cube(array: np.ndarray, complaint: str, tmp_path: P
         trained(root)
 
 
-def test_a_list_with_another_line_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("array", "complaint"),
+    [(np.zeros(4), r"float64 of shape \(4,\)"), (np.zeros(3, np.float32), r"float32 of shape \(3,\)")],
+    ids=["dtype", "shape"],
+)
+def test_other_parameters_are_refused(array: np.ndarray, complaint: str, tmp_path: Path) -> None:
+    root = small_cubes.prepared(tmp_path / "data", "npy")
+    np.save(root / "train" / "s3_label.npy", array)
+    with pytest.raises(DataError, match=rf"s3_data\.npy: s3_label\.npy is {complaint}, not float32 of \(4,\)"):
+        trained(root)
+
+
+@pytest.mark.parametrize("line", ["s1.tfrecord 5e3", "../s1.tfrec 573", "s1.tfrecord_573"])
+def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
     root = small_cubes.prepared(tmp_path / "data", "plain")
     text = (root / "train" / LIST).read_text()
-    (root / "train" / LIST).write_text(text.replace("s1.tfrecord 573", "s1.tfrecord 5e3"))
-    with pytest.raises(DataError, match=rf"{LIST}: line 2 is 's1\.tfrecord 5e3', not a name and a size"):
+    (root / "train" / LIST).write_text(text.replace("s1.tfrecord 573", line))
+    with pytest.raises(DataError, match=rf"{LIST}: line 2 is '{line}', not a name and a size"):
         trained(root)
+
+
+def test_a_thread_reads_files_of_different_sizes(tmp_path: Path) -> None:
+    """A gzipped cube of zeros fits into one page, the next cube needs nine."""
+    for name, kind, x in (
+        ("a", "gzip", np.zeros((16, 16, 16, 4), np.int16)),
+        ("b", "plain", small_cubes.cube(1, 16)[0]),
+    ):
+        small_cubes.write_sample(tmp_path, kind, name, x, np.ones(4, np.float32))
+    split = Split(tmp_path, [("a.tfrecord", None), ("b.tfrecord", None)], 16, "auto", checksums=True)
+    found = torch.empty((2, 16, 16, 16, 4), dtype=torch.int16)
+    for number in range(2):
+        split.read(number, found[number], torch.empty(4))
+    assert not found[0].any()
+    assert np.array_equal(found[1], small_cubes.cube(1, 16)[0])

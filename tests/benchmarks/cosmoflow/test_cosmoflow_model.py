@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.cosmoflow.model import CosmoFlow, CosmoFlowArchitecture
+from benchmarks.cosmoflow.peer import PlainNetwork
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 
@@ -80,6 +81,14 @@ def test_estimates_and_gradients_are_those_of_a_plain_model_with_keras_weights()
     ours, theirs = (torch.autograd.grad(y.square().sum(), parameters) for y in (found, expected))
     for name, one, other in zip(names, ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_network_of_the_peer_is_the_same_function() -> None:
+    made, peer = network(), PlainNetwork(SMALL, 0.0).double()
+    layers = [module for module in peer.modules() if isinstance(module, torch.nn.Conv3d | torch.nn.Linear)]
+    for ours, theirs in zip(made.children(), layers, strict=True):
+        theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(peer(counts()), made(counts()), rtol=1e-12, atol=1e-12)
 
 
 def test_estimates_stay_within_the_scaled_range_of_tanh() -> None:

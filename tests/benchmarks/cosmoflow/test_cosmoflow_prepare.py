@@ -14,10 +14,11 @@ import torch
 
 from benchmarks.cosmoflow import raw
 from benchmarks.cosmoflow.prepare import COMMANDS, adopt, prepare, verify
-from benchmarks.cosmoflow.samples import LIST, Split, encode
+from benchmarks.cosmoflow.samples import LIST, Split, encode, read_list
 from benchmarks.cosmoflow.synthetic import draw
 from common.data.synthetic import mark
 from common.errors import ConfigError, DataError
+from common.formats.raw_files import add_member
 from common.formats.tfrecord import deflate
 
 PARAMETERS = np.array([0.5, -0.25, 0.125, -1.0], np.float32)
@@ -43,7 +44,7 @@ def universes(tmp_path: Path) -> Path:
 
 def read(root: Path, index: int, size: int, folder: str = "train") -> tuple[np.ndarray, np.ndarray]:
     x_DHWC, y = torch.empty((size, size, size, 4), dtype=torch.int16), torch.empty(4)
-    Split(root, folder, size, "buffered", checksums=True).read(index, x_DHWC, y)
+    Split(root / folder, read_list(root / folder), size, "buffered", checksums=True).read(index, x_DHWC, y)
     return x_DHWC.numpy(), y.numpy()
 
 
@@ -85,11 +86,17 @@ def test_a_universe_is_read_in_quarters(universes: Path, tmp_path: Path, monkeyp
 
 def faulty(file: h5py.File, fault: str) -> None:
     counts = file["full"][:]
-    if fault == "no parameters":
-        del file["unitPar"]
-        return
-    del file["full"]
-    file["full"] = {"floats": counts.astype(np.float32), "edges": counts[:4], "redshifts": counts[..., :3]}[fault]
+    name, content = {
+        "floats": ("full", counts.astype(np.float32)),
+        "edges": ("full", counts[:4]),
+        "redshifts": ("full", counts[..., :3]),
+        "fewer than 4 voxels": ("full", counts[:3, :3, :3]),
+        "five parameters": ("unitPar", np.zeros(5, np.float32)),
+        "no parameters": ("unitPar", None),
+    }[fault]
+    del file[name]
+    if content is not None:
+        file[name] = content
 
 
 @pytest.mark.parametrize(
@@ -98,6 +105,8 @@ def faulty(file: h5py.File, fault: str) -> None:
         ("floats", r"full is float32 of shape \(8, 8, 8, 4\), not int16"),
         ("edges", r"full is int16 of shape \(4, 8, 8, 4\), not int16 of three equal edges"),
         ("redshifts", r"full is int16 of shape \(8, 8, 8, 3\)"),
+        ("fewer than 4 voxels", r"full is int16 of shape \(3, 3, 3, 4\)"),
+        ("five parameters", r"unitPar has the shape \(5,\), not \(4,\)"),
         ("no parameters", "unitPar"),
     ],
 )
@@ -117,13 +126,14 @@ def test_a_truncated_universe_is_refused(universes: Path, tmp_path: Path) -> Non
 
 
 def test_the_published_tar_and_its_folders_give_the_same_files(tmp_path: Path) -> None:
-    """The tar is read in place. Its folder of tests is ignored."""
+    """The tar is read in place. Its folder of tests and files of an operating system are ignored."""
     folders = small_cubes.write_samples(tmp_path / "raw", "gzip")
     (tmp_path / "packed").mkdir()
     with tarfile.open(tmp_path / "packed" / raw.TAR, "w") as tar:
         for name in ("validation", "train", "test"):
             source = folders / ("train" if name == "test" else name)
             tar.add(source, f"cosmoUniverse_2019_05_4parE_tf_v2/{name}")
+        add_member(tar, "cosmoUniverse_2019_05_4parE_tf_v2/train/._s0.tfrecord", b"another file")
     mark(tmp_path / "packed", {"kind": "test"})
     made = [prepare(tmp_path / name, tmp_path / f"{name}-data") for name in ("raw", "packed")]
     assert made[0].source["fingerprint"] == made[1].source["fingerprint"]
@@ -149,12 +159,21 @@ def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
         prepare(tmp_path, tmp_path / "data")
 
 
-@pytest.mark.parametrize("damaged", ["cut", "changed"])
-def test_a_damaged_published_sample_is_named(damaged: str, tmp_path: Path) -> None:
+WHOLE = encode(*small_cubes.cube(5))
+DAMAGES = {
+    "cut off": (deflate(WHOLE)[:-20], "the gzip stream is truncated: .*"),
+    "changed": (deflate(WHOLE[:-1] + b"?"), "the checksum of the record at byte 0 is wrong: .*"),
+    "no cube": (encode(small_cubes.cube(5)[0][:3], PARAMETERS), "384 bytes are no cube of int16 values at 4 redshifts"),
+    "too large": (bytes(2**26 + 1), "67,108,865 bytes are more than any sample has"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_published_sample_is_named(damage: str, tmp_path: Path) -> None:
     path = small_cubes.write_samples(tmp_path / "raw", "gzip") / "train" / "s5.tfrecord"
-    whole = encode(*small_cubes.cube(5))
-    path.write_bytes(deflate(whole)[:-20] if damaged == "cut" else deflate(whole[:-1] + b"?"))
-    with pytest.raises(DataError, match=rf"^{path}: s5\.tfrecord: .*; fetch the file again$"):
+    content, complaint = DAMAGES[damage]
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"^{path}: s5\.tfrecord: {complaint}; fetch the file again$"):
         prepare(tmp_path / "raw", tmp_path / "data")
     assert not (tmp_path / "data" / "manifest.json").exists()
 

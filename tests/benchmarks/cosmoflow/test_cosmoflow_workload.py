@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cosmoflow.evaluate import MeanAbsoluteError
+from benchmarks.cosmoflow.peer import PEERS
 from benchmarks.cosmoflow.workload import CosmoFlowRegression
 from common.contract.evaluation import Predictions
 from common.data.batches import Batch
@@ -153,6 +154,17 @@ def test_the_loss_is_the_mean_over_samples_and_parameters_as_in_keras() -> None:
     estimates = workload.model(batch.tensors["x"], batch.tensors["seed"]).flatten().tolist()
     squares = [(one - other) ** 2 for one, other in zip(estimates, batch.tensors["y"].flatten().tolist(), strict=True)]
     assert workload.loss(batch).total.item() == pytest.approx(sum(squares) / len(squares), rel=1e-12)
+
+
+def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
+    workload = built("micro_batch=8", "hparams.dropout=0", "hparams.base_learning_rate=0.1")
+    (batch,) = workload.example_batches()
+    eager, _ = PEERS
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        step = eager.start(workload.cfg, batch, workload.layout.device)
+    losses = [float(step()) for _ in range(60)]
+    assert losses[-1] < 0.6 * losses[0]
 
 
 def test_the_error_is_the_mean_over_cubes_and_parameters() -> None:

@@ -9,11 +9,12 @@ import h5py
 import numpy as np
 import pytest
 import small_images
+from scipy.stats import norm
 
 from benchmarks.deepcam import raw
 from benchmarks.deepcam.prepare import adopt, prepare, verify
 from benchmarks.deepcam.samples import LIST
-from benchmarks.deepcam.synthetic import SyntheticImages, draw, generate
+from benchmarks.deepcam.synthetic import OFFSETS, SPREADS, SyntheticImages, draw, generate
 from common.data.synthetic import mark
 from common.errors import DataError
 
@@ -106,6 +107,15 @@ def test_a_truncated_hdf5_file_is_refused(published: Path, tmp_path: Path) -> No
         prepare(published, tmp_path / "data")
 
 
+def test_a_pipe_is_no_sample(published: Path, tmp_path: Path) -> None:
+    """HDF5's library would wait for its writer."""
+    path = published / "All-Hist" / "validation" / "data-s2.h5"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=rf"^{path}: is a pipe, no regular file"):
+        prepare(published, tmp_path / "data")
+
+
 def test_published_images_of_another_size_are_refused(published: Path, tmp_path: Path) -> None:
     path = published / "All-Hist" / "validation"
     small_images.write_sample(path, "hdf5", "s3", *small_images.sample(3, (6, 4)))
@@ -157,7 +167,7 @@ def test_a_folder_can_be_adopted_in_place(tmp_path: Path) -> None:
     assert adopt(root, root) == verify(root)
 
 
-@pytest.mark.parametrize("fault", ["size", "label", "infinite"])
+@pytest.mark.parametrize("fault", ["size", "label", "infinite", "type"])
 def test_a_faulty_sample_is_not_adopted(fault: str, tmp_path: Path) -> None:
     root = small_images.write_samples(tmp_path / "theirs", "pair")
     x, y = small_images.sample(4, (6, 4) if fault == "size" else small_images.SIZE)
@@ -165,11 +175,13 @@ def test_a_faulty_sample_is_not_adopted(fault: str, tmp_path: Path) -> None:
         y[0] = 7
     elif fault == "infinite":
         x[3, 5, 15] = -np.inf
-    small_images.write_sample(root / "validation", "pair", "s4", x, y)
+    dtype = np.uint8 if fault == "type" else np.float32
+    small_images.write_sample(root / "validation", "pair", "s4", x, y.astype(dtype))
     name, complaint = {
         "size": ("data", r"float32 of shape \(6, 4, 16\)"),
         "label": ("label", "a label is 7"),
         "infinite": ("data", "a value is not finite"),
+        "type": ("data", r"labels of another type of numbers than in data-s0\.npy"),
     }[fault]
     with pytest.raises(DataError, match=rf"^{root}/validation/{name}-s4\.npy: {complaint}"):
         adopt(root, root)
@@ -212,19 +224,19 @@ def test_synthetic_statistics_are_those_of_the_training_set(tmp_path: Path) -> N
             assert np.allclose(file["climate"][name], value, rtol=1e-12)
 
 
-def test_synthetic_classes_have_their_shares_and_follow_from_normalised_variables() -> None:
-    """So a network can learn them: one linear function of four variables for each class serves all images."""
+def test_synthetic_classes_have_their_shares_and_follow_from_four_variables() -> None:
+    """The same thresholds hold for all images, so a network can learn them. A cyclone hides a river."""
     options, random = SyntheticImages(height=64, width=96, cyclones=0.05, rivers=0.1), np.random.default_rng(0)
     drawn = [draw(options, random) for _ in range(40)]
-    x_PC = np.concatenate([x.reshape(-1, 16) for x, _ in drawn]).astype(np.float64)
+    field_PC = (np.concatenate([x.reshape(-1, 16) for x, _ in drawn]) - OFFSETS) / SPREADS
     y_P = np.concatenate([y.reshape(-1) for _, y in drawn])
-    normal_PC = (x_PC - x_PC.mean(0)) / x_PC.std(0)
-    for value, first, share in ((1, 0, 0.05), (2, 2, 0.1 * 0.95)):
-        assert np.mean(y_P == value) == pytest.approx(share, rel=0.3)
-        others = y_P != 1 if value == 2 else np.ones_like(y_P, bool)
-        signal_P = normal_PC[:, first] + normal_PC[:, first + 1]
-        threshold = np.quantile(signal_P[others], 1 - np.mean(y_P[others] == value))
-        assert np.mean((signal_P > threshold)[others] == (y_P == value)[others]) > 0.99
+    assert field_PC.mean(0) == pytest.approx(np.zeros(16), abs=1e-3)
+    assert field_PC.var(0) == pytest.approx(np.ones(16), rel=0.2)
+    cyclone_P = field_PC[:, 0] + field_PC[:, 1] > np.sqrt(2) * norm.isf(0.05)
+    river_P = field_PC[:, 2] + field_PC[:, 3] > np.sqrt(2) * norm.isf(0.1)
+    assert (cyclone_P & river_P).any()
+    assert np.mean(y_P != np.where(cyclone_P, 1, np.where(river_P, 2, 0))) < 1e-4  # rounding to float32
+    assert [np.mean(y_P == 1), np.mean(y_P == 2)] == pytest.approx([0.05, 0.095], rel=0.3)
 
 
 def test_synthetic_fields_are_smooth() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.deepcam.peer import PEERS
 from benchmarks.deepcam.workload import DeepCamSegmentation
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -145,6 +146,17 @@ def test_updates_are_those_of_apexs_lamb() -> None:
             weight.data -= rate * ratio * update
     for name, weight in trained.model.named_parameters():
         torch.testing.assert_close(weight, named[name], rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
+    workload = built("hparams.base_learning_rate=0.01")
+    (batch,) = micro_batches(workload, 1)
+    eager, _ = PEERS
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        step = eager.start(workload.cfg, batch, workload.layout.device)
+    losses = [float(step()) for _ in range(40)]
+    assert losses[-1] < 0.9 * losses[0]
 
 
 def trained_on_ranks(rank: int, world: int, _folder: str) -> dict[int, dict[str, dict[str, Tensor]]]:

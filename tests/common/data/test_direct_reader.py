@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from common.data import direct_reader
-from common.data.aligned_buffers import ALIGNMENT, AlignedBuffers
-from common.data.direct_reader import DirectFile, FilePiece, Mode, NoDirectReads
+from common.data.aligned_buffers import ALIGNMENT, AlignedBuffers, aligned
+from common.data.direct_reader import DirectFile, FilePiece, Mode, NoDirectReads, read_file
 from common.errors import DataError, DeviceError
 
 SIZE = 37 * ALIGNMENT + 1234
@@ -40,13 +40,16 @@ def file(request: pytest.FixtureRequest, path: Path) -> Iterator[DirectFile]:
 
 
 @pytest.fixture
-def nothing_reported() -> Iterator[None]:
-    """No file system has been reported to lack direct reads."""
-    before = set(direct_reader._reported)
-    direct_reader._reported.clear()
+def nothing_known() -> Iterator[None]:
+    """It is not known of any file system whether it has direct reads."""
+    known = (direct_reader._reported, direct_reader._direct)
+    before = [set(devices) for devices in known]
+    for devices in known:
+        devices.clear()
     yield
-    direct_reader._reported.clear()
-    direct_reader._reported.update(before)
+    for devices, earlier in zip(known, before, strict=True):
+        devices.clear()
+        devices.update(earlier)
 
 
 def has_direct_reads(path: Path) -> bool:
@@ -121,6 +124,27 @@ def test_reads_are_of_whole_blocks_each_once(path: Path, monkeypatch: pytest.Mon
     first = 5000 // ALIGNMENT * ALIGNMENT
     end = -(-SIZE // ALIGNMENT) * ALIGNMENT
     assert sorted(seen) == [(start, min(PIECE, end - start), 0) for start in range(first, end, PIECE)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "buffered"])
+def test_a_whole_file_is_read_with_one_read(path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    preadv = os.preadv
+
+    def watched(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        seen.append((offset, len(buffers[0])))
+        return preadv(descriptor, buffers, offset)
+
+    direct = has_direct_reads(path)
+    with AlignedBuffers(1, aligned(SIZE), pin_memory=False) as buffers:
+        read_file(path, buffers[0], SIZE, mode)  # in mode auto, the first one probes the file system
+        buffers[0].values.zero_()
+        monkeypatch.setattr(os, "preadv", watched)
+        assert content(read_file(path, buffers[0], SIZE, mode)) == path.read_bytes()
+        with pytest.raises(DataError, match=f"{path} has {SIZE:,} bytes and not {SIZE - 1:,}"):
+            read_file(path, buffers[0], SIZE - 1, mode)
+    if mode == "buffered" or direct:
+        assert seen == [(0, aligned(SIZE))]
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -297,7 +321,7 @@ def refuse_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "preadv", reading)
 
 
-@pytest.mark.usefixtures("nothing_reported")
+@pytest.mark.usefixtures("nothing_known")
 @pytest.mark.parametrize("refuse", [refuse_opening, refuse_reading])
 def test_a_file_system_without_direct_reads_is_read_through_the_page_cache_and_reported_once(
     path: Path, refuse: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -52,7 +52,7 @@ def passes(
 TESTS = [
     {"samples": 2, "channels": 32, "volume": (4, 4, 8)},  # whole tiles
     {"samples": 3, "channels": 5, "volume": (1, 3, 2)},  # the only tile is not full
-    {"samples": 1, "channels": 80, "volume": (2, 3, 7), "equal": True},  # several tiles; the last one is not full
+    {"samples": 1, "channels": 192, "volume": (2, 3, 7), "equal": True},  # two tiles per program, one not full
     {"samples": 2, "channels": 16, "volume": (3, 2, 1), "channels_last": False},
 ]
 

@@ -31,8 +31,8 @@ CASES = (
         passes,
         {"samples": SAMPLES, "size": FACTS.size, "channels": REDSHIFTS},
         tests=[
-            {"samples": 2, "size": 8},  # whole tiles
-            {"samples": 3, "size": 5, "channels": 3},  # the only tile is not full
+            {"samples": 4, "size": 8},  # two whole tiles
+            {"samples": 5, "size": 9, "channels": 3},  # three tiles; the last one is not full
         ],
         gpu={"samples": 1, "size": 65},
     ),

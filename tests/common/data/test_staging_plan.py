@@ -1,0 +1,171 @@
+"""Plans of staging, the folder of a node, and gzip files that are decoded while they are staged."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.data import staging
+from common.data.staging import (
+    LOCK,
+    SHARDS,
+    NodeShards,
+    SourceFile,
+    StagingPlan,
+    claimed,
+    file_system_in_memory,
+    gunzip,
+    read_shards,
+    write_shards,
+)
+from common.errors import DataError
+
+PLAN = StagingPlan({
+    "train": [SourceFile(f"train/{number}", number) for number in range(23)],
+    "eval": [SourceFile(f"eval/{number}", number) for number in range(8)],
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8])
+def test_each_file_belongs_to_one_node(nodes: int) -> None:
+    shards = [PLAN.of_node(5, node, nodes) for node in range(nodes)]
+    for split, files in PLAN.shards.items():
+        found = [file for shard in shards for file in shard[split]]
+        assert sorted(found, key=lambda file: file.bytes) == list(files)
+        sizes = {len(shard[split]) for shard in shards}
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_nodes_take_turns_in_one_permutation_of_the_seed() -> None:
+    whole = PLAN.of_node(5, 0, 1)
+    assert PLAN.of_node(5, 1, 3) == {split: files[1::3] for split, files in whole.items()}
+    assert whole == PLAN.of_node(5, 0, 1)
+    assert whole["train"] != list(PLAN.shards["train"])
+    assert whole["train"] != PLAN.of_node(6, 0, 1)["train"]
+
+
+def test_data_and_labels_of_a_sample_belong_to_the_same_node() -> None:
+    kinds = {kind: [SourceFile(f"{kind}/{number}", 1) for number in range(9)] for kind in ("data", "label")}
+    for node in range(2):
+        found = StagingPlan(kinds).of_node(5, node, 2)
+        assert [file.name.replace("data", "label") for file in found["data"]] == [file.name for file in found["label"]]
+
+
+@pytest.mark.parametrize("change", ["name", "size", "split", "whole"])
+def test_different_files_have_different_digests(change: str) -> None:
+    files = [SourceFile("a", 1), SourceFile("b", 2)]
+    others = {
+        "name": StagingPlan({"train": [files[0], SourceFile("c", 2)]}),
+        "size": StagingPlan({"train": [files[0], SourceFile("b", 3)]}),
+        "split": StagingPlan({"train": files[:1], "eval": files[1:]}),
+        "whole": StagingPlan({"train": files[:1]}, files[1:]),
+    }
+    same = StagingPlan({"train": list(files)}, decode=gunzip)
+    assert StagingPlan({"train": files}).digest() == same.digest() != others[change].digest()
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a", "a/../../b", LOCK, SHARDS, "train/1"])
+def test_names_outside_of_the_folder_or_twice_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match=f"'{name}' cannot be staged"):
+        StagingPlan({"train": [SourceFile("train/1", 1)]}, [SourceFile(name, 1)])
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inflate few bytes at once."""
+    monkeypatch.setattr(staging, "_GZIP_BYTES", 100)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("members", [1, 3])
+def test_gzip_files_are_inflated(members: int) -> None:
+    parts = [random.Random(number).randbytes(700 + number) for number in range(members)]
+    packed = b"".join(gzip.compress(part, mtime=0) for part in parts)
+    assert b"".join(gunzip(memoryview(packed))) == b"".join(parts)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("left", [0, 5, 100, 400, -1])
+def test_a_truncated_gzip_file_is_an_error(left: int) -> None:
+    packed = gzip.compress(random.Random(0).randbytes(700), mtime=0)[:left]
+    with pytest.raises(DataError, match="the gzip data end early"):
+        list(gunzip(memoryview(packed)))
+
+
+@pytest.mark.parametrize("position", [0, 350, -6], ids=["header", "data", "checksum"])
+def test_a_damaged_gzip_file_is_an_error(position: int) -> None:
+    packed = bytearray(gzip.compress(random.Random(0).randbytes(700), mtime=0))
+    packed[position] ^= 1
+    with pytest.raises(DataError, match="the gzip data are damaged"):
+        list(gunzip(memoryview(packed)))
+
+
+def test_shards_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert read_shards(tmp_path) is None
+    shards = NodeShards(1, 2, {"train": ["b", "a"], "eval": []})
+    write_shards(tmp_path, shards)
+    assert read_shards(tmp_path) == shards
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"node": 1, "nodes": 2}', '{"node": "x", "nodes": 2, "files": {}}'])
+def test_a_damaged_list_of_shards_is_one_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / SHARDS).write_text(text)
+    with pytest.raises(DataError, match=f"{SHARDS} is damaged"):
+        read_shards(tmp_path)
+
+
+def names(folder: Path) -> Iterator[str]:
+    return (entry.name for entry in folder.iterdir())
+
+
+def test_the_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "local" / "staged"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    with claimed(folder):
+        (folder / "train").mkdir()
+        (folder / "train" / "1").touch()
+        (folder / SHARDS).touch()
+        (folder / "link").symlink_to(tmp_path / "elsewhere")
+    assert set(names(folder)) == {LOCK, "train", SHARDS, "link"}
+    with claimed(folder):
+        assert list(names(folder)) == [LOCK]
+    assert (tmp_path / "elsewhere" / "file").exists()
+
+
+def test_files_that_no_run_has_staged_are_refused_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "thesis").touch()
+    with pytest.raises(DataError, match=f"staging_dir={tmp_path} has files that no run has staged, such as thesis"):
+        claimed(tmp_path).__enter__()
+    assert list(names(tmp_path)) == ["thesis"]
+
+
+def test_the_folder_of_a_running_run_is_refused_and_stays(tmp_path: Path) -> None:
+    with claimed(tmp_path):
+        (tmp_path / "1").touch()
+        with pytest.raises(DataError, match=f"staging_dir={tmp_path} is in use by another run"):
+            claimed(tmp_path).__enter__()
+        assert set(names(tmp_path)) == {LOCK, "1"}
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot be used: Not a directory \(.*file/below\)"):
+        claimed(tmp_path / "file" / "below").__enter__()
+
+
+@pytest.mark.parametrize(("kind", "found"), [("ext4", ""), ("tmpfs", "tmpfs"), ("ramfs", "ramfs"), ("lustre", "")])
+def test_file_systems_in_memory_are_recognised(kind: str, found: str, tmp_path: Path) -> None:
+    device = os.stat(tmp_path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 9999:9 / /other rw,relatime shared:1 - tmpfs tmpfs rw\n"
+        f"23 1 {number} / /some rw,relatime shared:2 master:1 - {kind} /dev/x rw\n"
+    )
+    assert file_system_in_memory(tmp_path, mounts) == found
