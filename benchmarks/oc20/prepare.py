@@ -27,7 +27,7 @@ from common.formats import lmdb_file
 
 RECORDS, STAGE = "records", "structures"
 TASK = 8  # trajectories per task, which writes one file; an official LMDB file is a task of its own
-EXPANSION = {raw.EXTXYZ: 2, raw.PACKED: 12, raw.LMDB: 1}
+EXPANSION = {raw.EXTXYZ: 3, raw.PACKED: 14, raw.LMDB: 1}
 """Estimated bytes of prepared data per byte of raw data."""
 MEMORY_PER_WORKER = 1 << 29
 """Bytes of memory for the search of neighbours in a structure."""
@@ -85,7 +85,8 @@ def write_file(files: list[Path], path: Path) -> Record:
                     raise DataError(f"{file}: structure {number}: {error}; fetch the file again") from error
                 counts.append(structure.counts())
 
-    lmdb_file.write(path, values())
+    with atomic.written(path) as unfinished:
+        lmdb_file.write(unfinished, values())
     counts_S4 = np.array(counts, np.int32).reshape(-1, len(COUNTS))
     atomic.save(path.with_suffix(".npy"), counts_S4)
     entries = {suffix: asdict(manifest.file_entry(path.with_suffix(suffix))) for suffix in (".lmdb", ".npy")}

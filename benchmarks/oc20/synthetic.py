@@ -21,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.oc20.graph import CUTOFF, neighbours
+from benchmarks.oc20.raw import COLUMNS, EXTXYZ
 from benchmarks.oc20.samples import SPLITS
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
-from common.formats.extxyz import SYMBOLS
+from common.formats import extxyz
+from common.formats.extxyz import Frame
 
 METALS, ADSORBATES = (13, 29, 47, 78), (1, 6, 8)
 """Atomic numbers."""
@@ -61,25 +63,6 @@ class SyntheticSlabs(Options):
                 raise ConfigError(f"--{name}={fewest} {most}: the fewest first")
 
 
-@dataclass(frozen=True)
-class Slab:
-    """A slab with an adsorbate.
-
-    Attributes:
-        number_N: atomic numbers.
-        ideal_N3, pos_N3: positions without and with displacements, in angstrom.
-        tag_N: 0 below the surface, 1 at the surface, 2 in the adsorbate.
-        free_N: whether an atom may move.
-    """
-
-    number_N: NDArray[np.int64]
-    ideal_N3: NDArray[np.float64]
-    pos_N3: NDArray[np.float64]
-    cell_33: NDArray[np.float64]
-    tag_N: NDArray[np.int64]
-    free_N: NDArray[np.bool_]
-
-
 def generate(raw_dir: Path, options: SyntheticSlabs = SyntheticSlabs(), workers: int = 1) -> str:
     """Write synthetic trajectories to ``raw_dir``, an empty or new folder, and mark it as synthetic.
 
@@ -100,27 +83,24 @@ def generate(raw_dir: Path, options: SyntheticSlabs = SyntheticSlabs(), workers:
     return f"{options.train} structures to train and {options.eval} to evaluate"
 
 
-def draw(options: SyntheticSlabs, random: np.random.Generator) -> Slab:
-    """Return a random slab."""
+def draw(options: SyntheticSlabs, random: np.random.Generator) -> tuple[Frame, NDArray[np.float64]]:
+    """Return a random slab without energy and forces, and its positions (N, 3) without displacements."""
     width, depth = random.integers(*options.columns, 2, endpoint=True)
     layers = int(random.integers(*options.layers, endpoint=True))
-    spacing = options.spacing
-    step = np.array([spacing, spacing, spacing / np.sqrt(2)])
+    spacing, adsorbed = options.spacing, int(random.integers(1, 4))
     w, d, h = (axis.ravel() for axis in np.meshgrid(range(width), range(depth), range(layers), indexing="ij"))
-    slab_N3 = np.stack([w + h % 2 / 2, d + h % 2 / 2, h], 1) * step
-    adsorbed = int(random.integers(1, 4))
-    above = random.uniform((0, 0, 0.3), (width, depth, 0.3)) + np.arange(adsorbed)[:, None] * (0.8, 0, 0.8)
-    ideal_N3 = np.concatenate([slab_N3, (above + np.array([0, 0, layers])) * step])
-    numbers = [np.full(len(slab_N3), random.choice(METALS)), random.choice(ADSORBATES, adsorbed)]
-    height = ideal_N3[:, 2].max() + VACUUM
-    return Slab(
-        np.concatenate(numbers),
-        ideal_N3,
-        ideal_N3 + random.normal(0, DISPLACEMENT * spacing, ideal_N3.shape),
-        np.diag([width * spacing, depth * spacing, height]),
-        np.concatenate([(h == layers - 1).astype(np.int64), np.full(adsorbed, 2)]),
-        np.concatenate([h >= layers // 2, np.full(adsorbed, True)]),
-    )
+    slab_N3 = np.stack([w + h % 2 / 2, d + h % 2 / 2, h], 1)
+    above_N3 = random.uniform((0, 0, layers + 0.3), (width, depth, layers + 0.3))
+    above_N3 = above_N3 + np.arange(adsorbed)[:, None] * (0.8, 0, 0.8)
+    ideal_N3 = np.concatenate([slab_N3, above_N3]) * (spacing, spacing, spacing / np.sqrt(2))
+    columns = {
+        "species": np.append(np.full(len(h), random.choice(METALS)), random.choice(ADSORBATES, adsorbed)),
+        "pos": ideal_N3 + random.normal(0, DISPLACEMENT * spacing, ideal_N3.shape),
+        "move_mask": np.append(h >= layers // 2, np.full(adsorbed, True)),
+        "tags": np.append(h == layers - 1, np.full(adsorbed, 2)),
+    }
+    cell_33 = np.diag([width * spacing, depth * spacing, ideal_N3[:, 2].max() + VACUUM])
+    return Frame({"pbc": '"T T T"'}, cell_33, columns), ideal_N3
 
 
 def potential(
@@ -145,29 +125,16 @@ def potential(
 
 def _write(folder: Path, options: SyntheticSlabs, plan: tuple[str, int, int]) -> None:
     split, first, count = plan
-    frames, systems = [], []
+    texts, systems = [], []
     for number in range(first, min(first + FRAMES, count)):
-        slab = draw(options, np.random.default_rng((options.seed, list(SPLITS).index(split), number)))
-        energy, force_N3 = potential(slab.pos_N3, slab.cell_33, slab.number_N, options.spacing)
-        reference, _ = potential(slab.ideal_N3, slab.cell_33, slab.number_N, options.spacing)
-        frames.append(_frame(slab, energy, force_N3))
+        frame, ideal_N3 = draw(options, np.random.default_rng((options.seed, list(SPLITS).index(split), number)))
+        species = frame.columns["species"]
+        energy, force_N3 = potential(frame.columns["pos"], frame.cell_33, species, options.spacing)
+        reference, _ = potential(ideal_N3, frame.cell_33, species, options.spacing)
+        frame.columns["forces"] = force_N3
+        frame.properties["energy"] = f"{energy:.8f}"
+        texts.append(extxyz.encode(frame, COLUMNS))
         systems.append(f"random{number},frame0,{reference:.8f}\n")
     name = folder / SPLITS[split] / f"{first // FRAMES:04d}"
-    name.with_suffix(".extxyz").write_text("".join(frames), encoding="utf-8")
+    name.with_suffix(EXTXYZ).write_text("".join(texts), encoding="utf-8")
     name.with_suffix(".txt").write_text("".join(systems), encoding="utf-8")
-
-
-def _frame(slab: Slab, energy: float, force_N3: NDArray[np.float64]) -> str:
-    lattice = " ".join(f"{value:.8f}" for value in slab.cell_33.ravel())
-    rows = [
-        f'{len(slab.pos_N3)}\nLattice="{lattice}" Properties=species:S:1:pos:R:3:move_mask:L:1:tags:I:1:forces:R:3 '
-        f'energy={energy:.8f} pbc="T T T"\n'
-    ]
-    for number, pos, free, tag, force in zip(
-        slab.number_N, slab.pos_N3, slab.free_N, slab.tag_N, force_N3, strict=True
-    ):
-        values = [f"{value:.8f}" for value in (*pos, *force)]
-        rows.append(
-            f"{SYMBOLS[number - 1]} {' '.join(values[:3])} {'T' if free else 'F'} {tag} {' '.join(values[3:])}\n"
-        )
-    return "".join(rows)

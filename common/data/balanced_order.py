@@ -103,9 +103,8 @@ class PackedShard:
             limits = enumerate(sums_PC[first] + most_C)
             ends = [int(np.searchsorted(sums_PC[:, column], limit, side="right")) - 1 for column, limit in limits]
             if (end := min(first + batch, *ends)) == first:
-                raise DataError(
-                    f"sample {first} of the evaluation, of sizes {sizes_PC[first]}, is too large: {setting}"
-                )
+                sizes = ", ".join(map(str, sizes_PC[first].tolist()))
+                raise DataError(f"sample {first} of the evaluation is too large ({sizes}) for {setting}")
             cut.append(range(first, end))
         self.batches = -(-len(cut) // replicas)
         mine = cut[replica::replicas]

@@ -8,7 +8,7 @@ number, I integer, L logical) and number of columns, separated by colons; ``Latt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +33,9 @@ _NUMBERS = {symbol: number for number, symbol in enumerate(SYMBOLS, 1)}
 _LONGEST_LINE = 2**16
 _PROPERTY = re.compile(r'(\w+)=(?:"([^"]*)"|(\S+))')
 _LOGICAL = {"T": True, "F": False}
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "S": lambda number: SYMBOLS[number - 1], "R": "{:.8f}".format, "I": str, "L": lambda value: "T" if value else "F",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,24 @@ class Frame:
     properties: dict[str, str]
     cell_33: NDArray[np.float64]
     columns: dict[str, NDArray[Any]]
+
+
+def encode(frame: Frame, kinds: Mapping[str, str]) -> str:
+    """Return the text of a structure.
+
+    Args:
+        kinds: its columns, as name to ``type:columns``.
+    """
+    lattice = " ".join(f"{value:.8f}" for value in frame.cell_33.ravel())
+    described = ":".join(f"{name}:{kind}" for name, kind in kinds.items())
+    properties = [f'Lattice="{lattice}"', f"Properties={described}", *(f"{k}={v}" for k, v in frame.properties.items())]
+    columns = [
+        [_FORMATS[kind[0]](value) for value in column]
+        for name, kind in kinds.items()
+        for column in np.atleast_2d(frame.columns[name].T)
+    ]
+    rows = [" ".join(row) for row in zip(*columns, strict=True)]
+    return "\n".join([str(len(rows)), " ".join(properties), *rows, ""])
 
 
 def frames(path: Path, file: IO[bytes], wanted: Mapping[str, str]) -> Iterator[Frame]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import lmdb
 
-from common.data import atomic
 from common.untrusted.pickle_scan import scan
 from common.untrusted.pickled_arrays import DAMAGE, NUMBERS, ArrayUnpickler, Refused
 from common.untrusted.regular_file import open_regular
@@ -32,15 +31,14 @@ _HEADER = struct.Struct("<16xIIQQI92xQQ")
 
 
 def write(path: Path, values: Iterable[bytes]) -> int:
-    """Write a file with ``values``, atomically; return their number."""
-    with atomic.written(path) as partial:
-        partial.unlink(missing_ok=True)
-        with lmdb.open(str(partial), map_size=LARGEST, subdir=False, lock=False, sync=False) as environment:
-            count = 0
-            with environment.begin(write=True) as transaction:
-                for count, value in enumerate(values, 1):
-                    transaction.put(str(count - 1).encode(), value)
-                transaction.put(LENGTH, pickle.dumps(count))
+    """Write a file with ``values``, in place of an existing one; return their number."""
+    path.unlink(missing_ok=True)
+    with lmdb.open(str(path), map_size=LARGEST, subdir=False, lock=False, sync=False) as environment:
+        count = 0
+        with environment.begin(write=True) as transaction:
+            for count, value in enumerate(values, 1):
+                transaction.put(str(count - 1).encode(), value)
+            transaction.put(LENGTH, pickle.dumps(count))
     return count
 
 
