@@ -1,4 +1,4 @@
-"""Training and evaluation data of Open Catalyst: several structures in one graph, padded to one of a few shapes.
+"""Training and evaluation data of OpenCatalyst: several structures in one graph, padded to one of a few shapes.
 
 A batch of shape (A atoms, E edges, T triplets) has
 
@@ -32,7 +32,9 @@ from benchmarks.oc20.samples import ATOMS, EDGES, FREE, REMEDY, SPLITS, TRIPLETS
 from common.config.ranges import AtLeast
 from common.data.balanced_order import BalancedStream, PackedShard
 from common.data.batches import DataSource, EvalSource
+from common.data.manifest import NAME
 from common.data.order import MicroBatches
+from common.data.staging import SourceFile, StagingPlan
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
@@ -173,6 +175,12 @@ class _Batches:
         }
         for name, (first, values) in parts.items():
             tensors[name].numpy()[first : first + len(values)] = values
+
+
+def staging_plan(root: Path) -> StagingPlan:
+    """Return all files under ``root``: every node reads samples of the whole set, so that all have the same order."""
+    names = [NAME, *read_manifest(root).files]
+    return StagingPlan({}, [SourceFile(name, (root / name).stat().st_size) for name in names])
 
 
 def open_train(

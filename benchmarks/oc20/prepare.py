@@ -1,4 +1,4 @@
-"""Commands that generate, prepare and verify the data of Open Catalyst.
+"""Commands that generate, prepare and verify the data of OpenCatalyst.
 
 ``prepare`` reads trajectories, whose edges it computes, or the LMDB files of the official preprocessing
 (:mod:`benchmarks.oc20.raw`), and writes LMDB files (:mod:`benchmarks.oc20.samples`).
@@ -50,7 +50,7 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
         if job.found is not None:
             return job.found
         job.begin(RECORDS)
-        return job.finish(*_write_samples(source, data_dir, workers), "Open Catalyst 2020, S2EF")
+        return job.finish(*_write_samples(source, data_dir, workers), "OpenCatalyst 2020, S2EF")
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
@@ -122,7 +122,7 @@ COMMANDS = DataCommands(
     "oc20",
     raw="trajectories, or graphs of the official preprocessing",
     prepared="prepared samples",
-    real="Open Catalyst 2020",
+    real="OpenCatalyst 2020",
     generate=generate,
     prepare=prepare,
     verify=verify,

@@ -1,4 +1,4 @@
-"""Raw data of Open Catalyst: the published trajectories, or the LMDB files of the official preprocessing.
+"""Raw data of OpenCatalyst: the published trajectories, or the LMDB files of the official preprocessing.
 
 Each split has a folder with one of the names in :data:`FOLDERS`, anywhere below the raw folder, with
 

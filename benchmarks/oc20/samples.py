@@ -55,7 +55,7 @@ _SIZES = struct.Struct("<II")
 
 @dataclass(frozen=True)
 class Structure:
-    """A structure with its forces; the names are those of Open Catalyst's graphs.
+    """A structure with its forces; the names are those of OpenCatalyst's graphs.
 
     Attributes:
         pos: (N, 3) positions in angstrom.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.oc20.config import Oc20Config
-from benchmarks.oc20.data import GraphShape, open_eval, open_train
+from benchmarks.oc20.data import GraphShape, open_eval, open_train, staging_plan
 from benchmarks.oc20.evaluate import evaluation_of
 from benchmarks.oc20.graph import CUTOFF
 from benchmarks.oc20.model import ELEMENTS, OPERATIONS, DimeNetPlusPlus, force_errors
@@ -18,6 +18,7 @@ from benchmarks.oc20.samples import FORMAT
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
+from common.data.staging import StagingPlan
 from common.distributed.layout import Layout
 from common.evaluation.counts import CountedEvaluation
 from common.ops.operation import OperationRequest, choose
@@ -111,6 +112,10 @@ class OpenCatalystForces(Workload):
             "samples": torch.ones(()),
         }
         return {name: tensor.to(self.layout.device) for name, tensor in made.items()}
+
+    def staging(self, root: Path) -> StagingPlan:
+        """Return all prepared files, for every node."""
+        return staging_plan(root)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training structures."""

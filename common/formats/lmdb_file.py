@@ -1,4 +1,4 @@
-"""LMDB files of samples, in the layout of Open Catalyst: the keys are the decimal indices of samples, and ``length``.
+"""LMDB files of samples, in the layout of OpenCatalyst: the keys are the decimal indices of samples, and ``length``.
 
 The library maps a file to memory, and reading behind its end would end the process. Therefore the size is compared
 with the number of pages before a file is opened. (Source: ``MDB_meta`` in lmdb's mdb.c.)

@@ -1,6 +1,6 @@
 """Pickled graphs of PyTorch Geometric 1, read without running the code that they name.
 
-Open Catalyst's official LMDB files have ``torch_geometric.data.data.Data`` objects of version 1.7, which later versions
+OpenCatalyst's official LMDB files have ``torch_geometric.data.data.Data`` objects of version 1.7, which later versions
 cannot read. Such an object is a class name and a dict. Each tensor in it has a storage, which is a file of
 ``torch.save`` in the older format within the pickle: four pickles, the names of the storages, and the bytes.
 """

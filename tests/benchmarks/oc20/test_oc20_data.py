@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import small_slabs
 import torch
 
-from benchmarks.oc20.data import GraphShape, OcReaderConfig, fitting, open_eval, open_train
+from benchmarks.oc20.data import GraphShape, OcReaderConfig, fitting, open_eval, open_train, staging_plan
 from benchmarks.oc20.samples import Split, Structure
 from common.data.batches import Block, HostBatch
 from common.data.manifest import NAME
@@ -155,6 +156,17 @@ def test_a_resumed_block_continues_exactly(root: Path) -> None:
     for one, other in zip(whole[3:], rest, strict=True):
         assert one.key == other.key
         assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_every_node_stages_all_that_a_run_reads(node: int, root: Path, tmp_path: Path) -> None:
+    plan = staging_plan(root)
+    for file in (*plan.whole, *itertools.chain(*plan.of_node(3, node, 2).values())):
+        (tmp_path / file.name).parent.mkdir(parents=True, exist_ok=True)
+        assert (tmp_path / file.name).write_bytes((root / file.name).read_bytes()) == file.bytes
+    for one, other in ((trained(root), trained(tmp_path)), (evaluated(root), evaluated(tmp_path))):
+        for batch, staged in zip(one, other, strict=True):
+            assert all(torch.equal(tensor, staged.tensors[name]) for name, tensor in batch.tensors.items())
 
 
 def test_two_ranks_read_what_one_rank_accumulates(root: Path, structures) -> None:

@@ -29,6 +29,12 @@ def test_neighbours_are_those_of_a_loop_over_images(seed: int) -> None:
     assert listed(neighbours(pos, cell)) == small_slabs.neighbours_by_loops(pos, cell, 9)
 
 
+def test_neighbours_in_a_very_oblique_cell_are_those_of_a_loop() -> None:
+    """Along the first vector, the faces of the cell are half as far apart as the vector is long."""
+    pos, cell = np.zeros((1, 3)), np.array([[4.0, 0, 0], [7, 4, 0], [0, 0, 20]])
+    assert listed(neighbours(pos, cell)) == small_slabs.neighbours_by_loops(pos, cell, 4)
+
+
 def test_of_equally_near_neighbours_the_lower_source_and_offset_stay() -> None:
     """Each atom of this lattice has 32 nearer neighbours, and then 24 at the same distance."""
     pos, cell = np.array([[0.0, 0, 0], [2.5, 0, 0]]), np.diag([5, 2.5, 2.5])

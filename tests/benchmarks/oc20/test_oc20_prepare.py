@@ -1,4 +1,4 @@
-"""Preparation of Open Catalyst's data: trajectories, graphs of the official preprocessing, and synthetic slabs."""
+"""Preparation of OpenCatalyst's data: trajectories, graphs of the official preprocessing, and synthetic slabs."""
 
 from __future__ import annotations
 
