@@ -7,7 +7,7 @@ With x = distance / cutoff and the envelope u:
   c_ln normalises j_l(z_ln x) on the unit ball.
 
 All functions are sums and products, so autograd has their second derivatives.
-Shapes: E edges, T triplets, R radial functions, S orders of spherical functions.
+Shapes: E edges, R radial functions, S orders of spherical functions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class RadialBasis(nn.Module):
 
 
 class SphericalBasis(nn.Module):
-    """The spherical basis of a distance and an angle: a part for each edge and a part for each triplet.
+    """The part of the spherical basis that depends on the distance: u(x) c_ln j_l(z_ln x).
+
+    :mod:`benchmarks.oc20.ops.triplet_sum` has the part that depends on the angle.
 
     Args:
         orders: S.
@@ -99,19 +101,11 @@ class SphericalBasis(nn.Module):
         self.register_buffer("zeros", zeros_SR, persistent=False)
         self.register_buffer("factors", torch.stack(factors), persistent=False)
 
-    def edge_part(self, distance_E: Tensor) -> Tensor:
-        """Return u(x) c_ln j_l(z_ln x), (E, S, R). The arithmetic is fp64, because small arguments lose digits."""
+    def forward(self, distance_E: Tensor) -> Tensor:
+        """Return the functions of every edge, (E, S, R). The arithmetic is fp64: small arguments lose digits."""
         x_E11 = distance_E.double()[:, None, None] / self._cutoff
         radial = [
             function[:, order] for order, function in enumerate(spherical_bessel(self.zeros * x_E11, self._orders))
         ]
         scaled_ESR = envelope(x_E11, self._exponent) * self.factors * torch.stack(radial, 1)
         return scaled_ESR.to(distance_E.dtype)
-
-    def triplet_part(self, cosine_T: Tensor) -> Tensor:
-        """Return Y_l0 of the angle, (T, S): sqrt((2l + 1) / (4 pi)) times the Legendre polynomial of its cosine."""
-        legendre = [torch.ones_like(cosine_T), cosine_T]
-        for order in range(2, self._orders):
-            legendre.append(((2 * order - 1) * cosine_T * legendre[-1] - (order - 1) * legendre[-2]) / order)
-        scaled = [math.sqrt((2 * order + 1) / (4 * math.pi)) * legendre[order] for order in range(self._orders)]
-        return torch.stack(scaled, 1)

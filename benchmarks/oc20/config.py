@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Literal
 
 from benchmarks.oc20.data import OcReaderConfig
-from benchmarks.oc20.model import DimeNetArchitecture
+from benchmarks.oc20.model import OPERATIONS, DimeNetArchitecture
 from common.config.ranges import Each, NotNegative, Positive, Range, Share
+from common.ops.operation import all_implementations
 from common.optim.hparams import AdamWHparams
 
 Ascending = Range(
@@ -54,9 +55,14 @@ class ModelConfig:
 
     Attributes:
         loss_scale: initial loss scale with fp16.
+        implementations: implementation by operation name; ``auto`` for operations that are not listed.
     """
 
     loss_scale: Annotated[float, Positive]
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

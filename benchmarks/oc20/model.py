@@ -17,6 +17,7 @@ Shapes: A atoms, E edges, T triplets, H hidden channels, R radial functions, S o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,7 +27,12 @@ from torch import Tensor, nn
 
 from benchmarks.oc20.basis import RadialBasis, SphericalBasis
 from benchmarks.oc20.graph import CUTOFF
+from benchmarks.oc20.ops.triplet_sum import TRIPLET_SUM, triplet_sum_reference
 from common.config.ranges import AtLeast, NotNegative
+from common.ops.operation import Operation
+
+OPERATIONS: dict[str, Operation] = {"triplet_sum": TRIPLET_SUM}
+"""Operations whose implementation can be chosen in ``model.implementations``."""
 
 ELEMENTS = 95
 """Rows of the embedding: atomic numbers 0, for padding, to 94."""
@@ -98,10 +104,15 @@ class EmbeddingBlock(nn.Module):
 
 
 class InteractionBlock(nn.Module):
-    """Messages of edges k -> j, summed into those of edges j -> i."""
+    """Messages of edges k -> j, summed into those of edges j -> i.
 
-    def __init__(self, sizes: DimeNetArchitecture) -> None:
+    Args:
+        triplet_sum: see :func:`benchmarks.oc20.ops.triplet_sum.triplet_sum_reference`.
+    """
+
+    def __init__(self, sizes: DimeNetArchitecture, triplet_sum: Callable[..., Tensor]) -> None:
         super().__init__()
+        self._triplet_sum = triplet_sum
         hidden, basis, triplet = sizes.hidden, sizes.basis_embedding, sizes.triplet_embedding
         self.radial_1 = nn.Linear(sizes.radial, basis, bias=False)
         self.radial_2 = nn.Linear(basis, hidden, bias=False)
@@ -115,17 +126,14 @@ class InteractionBlock(nn.Module):
         self.dense = nn.Linear(hidden, hidden)
         self.after = nn.Sequential(*(Residual(hidden) for _ in range(sizes.after_skip)))
 
-    def forward(self, x_EH: Tensor, radial_ER: Tensor, spherical_TF: Tensor, kj_T: Tensor, ji_T: Tensor) -> Tensor:
-        """Return new messages (E, H).
-
-        Args:
-            spherical_TF: the spherical basis of the triplets, (T, S R).
-            kj_T, ji_T: edges k -> j and j -> i of the triplets.
-        """
+    def forward(
+        self, x_EH: Tensor, radial_ER: Tensor, basis_ESR: Tensor, unit_E3: Tensor, kj_T: Tensor, ji_T: Tensor
+    ) -> Tensor:
+        """Return new messages (E, H); see :mod:`benchmarks.oc20.ops.triplet_sum`."""
         message_EH = F.silu(self.kj(x_EH)) * self.radial_2(self.radial_1(radial_ER))
-        small_EC = F.silu(self.down(message_EH)).to(spherical_TF.dtype)
-        weighted_TC = small_EC.index_select(0, kj_T) * self.spherical_2(self.spherical_1(spherical_TF))
-        summed_EC = torch.zeros_like(small_EC).index_add(0, ji_T, weighted_TC)
+        small_EC = F.silu(self.down(message_EH)).to(basis_ESR.dtype)
+        weights = self.spherical_1.weight, self.spherical_2.weight
+        summed_EC = self._triplet_sum(small_EC, basis_ESR, unit_E3, *weights, kj_T, ji_T)
         h_EH = F.silu(self.ji(x_EH)) + F.silu(self.up(summed_EC.to(x_EH.dtype)))
         return self.after(F.silu(self.dense(self.before(h_EH))) + x_EH)
 
@@ -158,6 +166,7 @@ class DimeNetPlusPlus(nn.Module):
 
     Args:
         generator: on the CPU, of the initial weights; None leaves PyTorch's.
+        triplet_sum: see :class:`InteractionBlock`.
 
     Attributes:
         detach_angles: whether angles are constants to the forces, as the rules' network has them.
@@ -165,13 +174,18 @@ class DimeNetPlusPlus(nn.Module):
 
     detach_angles = True
 
-    def __init__(self, sizes: DimeNetArchitecture, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        sizes: DimeNetArchitecture,
+        generator: torch.Generator | None = None,
+        triplet_sum: Callable[..., Tensor] = triplet_sum_reference,
+    ) -> None:
         super().__init__()
         basis = (sizes.radial, CUTOFF, sizes.envelope_exponent)
         self.radial = RadialBasis(*basis)
         self.spherical = SphericalBasis(sizes.spherical, *basis)
         self.embedding = EmbeddingBlock(sizes)
-        self.interactions = nn.ModuleList(InteractionBlock(sizes) for _ in range(sizes.blocks))
+        self.interactions = nn.ModuleList(InteractionBlock(sizes, triplet_sum) for _ in range(sizes.blocks))
         self.outputs = nn.ModuleList(OutputBlock(sizes) for _ in range(sizes.blocks + 1))
         if generator is not None:
             self._initialise(generator)
@@ -222,17 +236,14 @@ class DimeNetPlusPlus(nn.Module):
         unit_E3 = vector_E3 / distance_E[:, None]
         if self.detach_angles:
             unit_E3 = unit_E3.detach()
-        cosine_T = (unit_E3.index_select(0, ji_T) * unit_E3.index_select(0, kj_T)).sum(1)
-        edge_ESR = self.spherical.edge_part(distance_E)
-        spherical_TSR = edge_ESR.index_select(0, kj_T) * self.spherical.triplet_part(cosine_T)[:, :, None]
-        spherical_TF = spherical_TSR.flatten(1)
+        basis_ESR = self.spherical(distance_E)
 
         dtype = self.embedding.dense.weight.dtype
         radial_ER = self.radial(distance_E).to(dtype)
         x_EH = self.embedding(tensors["atomic_number"], radial_ER, source_E, target_E)
         energy_A1 = self.outputs[0](x_EH, radial_ER, target_E, len(position_A3))
         for interaction, output in zip(self.interactions, list(self.outputs)[1:], strict=True):
-            x_EH = interaction(x_EH, radial_ER, spherical_TF, kj_T, ji_T)
+            x_EH = interaction(x_EH, radial_ER, basis_ESR, unit_E3, kj_T, ji_T)
             energy_A1 = energy_A1 + output(x_EH, radial_ER, target_E, len(position_A3))
         return energy_A1[:, 0]
 

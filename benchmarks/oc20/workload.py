@@ -13,7 +13,7 @@ from benchmarks.oc20.config import Oc20Config
 from benchmarks.oc20.data import GraphShape, open_eval, open_train, staging_plan
 from benchmarks.oc20.evaluate import evaluation_of
 from benchmarks.oc20.graph import CUTOFF
-from benchmarks.oc20.model import ELEMENTS, DimeNetPlusPlus, force_errors
+from benchmarks.oc20.model import ELEMENTS, OPERATIONS, DimeNetPlusPlus, force_errors
 from benchmarks.oc20.samples import FORMAT
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -21,6 +21,7 @@ from common.data.batches import Batch, DataSource
 from common.data.staging import StagingPlan
 from common.distributed.layout import Layout
 from common.evaluation.counts import CountedEvaluation
+from common.ops.operation import OperationRequest, choose
 from common.optim.learning_rate import stepwise
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -36,8 +37,12 @@ class OpenCatalystForces(Workload):
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
-        network = DimeNetPlusPlus(self.own.facts, layout.shared_generator("weights"))
+        request = OperationRequest(layout.device, self.dtype)
+        chosen = choose(self.own.model.implementations, OPERATIONS, request)
+        functions = {name: choice.function for name, choice in chosen.items()}
+        network = DimeNetPlusPlus(self.own.facts, layout.shared_generator("weights"), **functions)
         self.model = network.cast(self.dtype).to(layout.device)
+        self.choices |= {name: choice.name for name, choice in chosen.items()}
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import SupportsIndex
 
 import numpy as np
 import pytest
@@ -80,8 +81,8 @@ class _Graph:
 
     __module__, __qualname__ = "torch_geometric.data.data", "Data"
 
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        return copyreg.__newobj__, (_Graph,), self.__dict__
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        return copyreg.__newobj__, (_Graph,), self.__dict__  # type: ignore[attr-defined]
 
 
 _Graph.__name__ = "Data"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from benchmarks.oc20.basis import RadialBasis, SphericalBasis, envelope, spherical_bessel_zeros
 from benchmarks.oc20.config import Facts
 from benchmarks.oc20.model import DimeNetArchitecture, DimeNetPlusPlus, WideLinear, force_errors
+from benchmarks.oc20.ops.triplet_sum import spherical_harmonics, triplet_sum_reference
 from common.mlperf.fixed import fixed_facts
 from tests.benchmarks.oc20.small_graphs import CUTOFF, graph_of, joined, molecule
 
@@ -62,7 +63,7 @@ def test_zeros_are_those_of_the_spherical_bessel_functions() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_spherical_basis_is_that_of_scipy_down_to_the_shortest_bonds(dtype: torch.dtype) -> None:
     basis, distance = SphericalBasis(7, 6, CUTOFF, 5), torch.linspace(0.7, 5.99, 40, dtype=dtype)
-    found = basis.edge_part(distance)
+    found = basis(distance)
     assert found.dtype == dtype
     x = distance.double() / CUTOFF
     for order in range(7):
@@ -76,7 +77,7 @@ def test_the_spherical_basis_is_that_of_scipy_down_to_the_shortest_bonds(dtype: 
 
 def test_the_angular_basis_is_that_of_spherical_harmonics() -> None:
     angle = torch.linspace(0, math.pi, 30, dtype=torch.float64)
-    found = SphericalBasis(7, 6, CUTOFF, 5).triplet_part(torch.cos(angle))
+    found = spherical_harmonics(torch.cos(angle), 7)
     for order in range(7):
         expected = special.eval_legendre(order, torch.cos(angle).numpy()) * math.sqrt((2 * order + 1) / (4 * math.pi))
         assert found[:, order].tolist() == pytest.approx(expected.tolist(), abs=1e-12)
@@ -93,7 +94,6 @@ def test_the_envelope_and_two_derivatives_vanish_at_the_cutoff() -> None:
 
 def test_the_second_derivatives_of_the_bases_are_right() -> None:
     distance = torch.tensor([0.9, 2.3, 5.1], dtype=torch.float64, requires_grad=True)
-    cosine = torch.tensor([-0.8, 0.1, 0.9], dtype=torch.float64, requires_grad=True)
     radial, spherical = RadialBasis(3, CUTOFF, 5).double(), SphericalBasis(4, 3, CUTOFF, 5)
 
     def with_frequencies(distance_E: Tensor, frequencies: Tensor) -> Any:
@@ -101,8 +101,31 @@ def test_the_second_derivatives_of_the_bases_are_right() -> None:
 
     frequencies = radial.frequencies.detach().requires_grad_()
     assert torch.autograd.gradgradcheck(with_frequencies, (distance, frequencies))
-    assert torch.autograd.gradgradcheck(spherical.edge_part, (distance,))
-    assert torch.autograd.gradgradcheck(spherical.triplet_part, (cosine,))
+    assert torch.autograd.gradgradcheck(spherical, (distance,))
+
+
+def test_the_sum_over_triplets_is_that_of_a_loop_and_has_right_second_derivatives() -> None:
+    edges, orders, radial, between, channels = 4, 3, 2, 3, 5
+    generator = torch.Generator().manual_seed(6)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    message, basis, direction = normal(edges, channels), normal(edges, orders, radial), normal(edges, 3)
+    unit = nn.functional.normalize(direction).detach().requires_grad_()
+    first, second = normal(between, orders * radial), normal(channels, between)
+    kj, ji = torch.tensor([1, 2, 3, 0, 2], dtype=torch.int32), torch.tensor([0, 0, 1, 3, 3], dtype=torch.int32)
+    expected = torch.zeros(edges, channels, dtype=torch.float64)
+    for source, target in zip(kj.tolist(), ji.tolist(), strict=True):
+        cosine = float((unit[source] * unit[target]).sum().detach())
+        harmonics = [
+            math.sqrt((2 * order + 1) / (4 * math.pi)) * special.eval_legendre(order, cosine) for order in range(orders)
+        ]
+        product = torch.stack([basis[source, order] * harmonics[order] for order in range(orders)]).flatten()
+        expected[target] += (message[source] * (second @ (first @ product))).detach()
+    inputs = (message, basis, unit, first, second)
+    torch.testing.assert_close(triplet_sum_reference(*inputs, kj, ji), expected)
+    assert torch.autograd.gradgradcheck(lambda *values: triplet_sum_reference(*values, kj, ji), inputs)
 
 
 # --- the network ---

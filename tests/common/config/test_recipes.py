@@ -35,8 +35,7 @@ def test_an_implementation_that_no_recipe_names_is_auto(composed):
     _, tree = composed
     model = {key: value for key, value in tree["model"].items() if key != "implementations"}
     run, _ = cli.load({**tree, "model": model})
-    if model != tree["model"]:  # OpenCatalyst has no operations
-        assert set(run.workload.model.implementations.values()) == {"auto"}
+    assert set(run.workload.model.implementations.values()) == {"auto"}
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
