@@ -118,6 +118,12 @@ def _write_samples(source: RawData, data_dir: Path, workers: int) -> tuple[dict[
     return entries, counts | {f"train_{name}": int(total) for name, total in zip(COUNTS, trained, strict=True)}
 
 
+def means(made: Manifest, data_dir: Path, **options: object) -> list[str]:
+    """Return a line with the mean counts of a training structure, for the shapes of batches and beside figures."""
+    counts = (f"{made.counts[f'train_{name}'] / made.counts['train_samples']:.1f} {name}" for name in COUNTS)
+    return [f"{data_dir}: mean counts of a training structure: {', '.join(counts)}"]
+
+
 COMMANDS = DataCommands(
     "oc20",
     raw="trajectories, or graphs of the official preprocessing",
@@ -126,6 +132,7 @@ COMMANDS = DataCommands(
     generate=generate,
     prepare=prepare,
     verify=verify,
+    remarks=means,
     published=PUBLISHED,
     memory_per_worker=MEMORY_PER_WORKER,
 )

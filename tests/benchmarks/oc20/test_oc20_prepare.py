@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import os
+import re
 from pathlib import Path
 
 import lmdb
@@ -14,7 +15,7 @@ import torch
 
 from benchmarks.oc20 import prepare as prepare_module
 from benchmarks.oc20.graph import CUTOFF
-from benchmarks.oc20.prepare import prepare, verify
+from benchmarks.oc20.prepare import COMMANDS, prepare, verify
 from benchmarks.oc20.samples import Split, Structure
 from benchmarks.oc20.synthetic import SyntheticSlabs, draw, generate, potential
 from common.errors import DataError
@@ -61,6 +62,14 @@ def test_trajectories_become_graphs_with_referenced_energies(tmp_path: Path) -> 
     }  # fmt: skip
     assert np.load(tmp_path / "data" / "train" / "data.0000.npy").tolist() == [[3, edges, triplets, 2], [1, 6, 30, 1]]
     verify(tmp_path / "data")
+
+
+def test_prepare_prints_the_mean_counts(tmp_path: Path, capsys) -> None:
+    """Three atoms and one, of which two and one are free."""
+    raw = small_slabs.write_trajectories(tmp_path / "raw")
+    COMMANDS.run("prepare", ["--raw-dir", str(raw), "--data-dir", str(tmp_path / "data"), "--workers", "1"])
+    line = r"data: mean counts of a training structure: 2\.0 atoms, [\d.]+ edges, [\d.]+ triplets, 1\.5 free$"
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
 
 
 def test_packed_trajectories_give_the_same_files(tmp_path: Path) -> None:
