@@ -44,6 +44,7 @@ UNITS = {
     "llama2_70b_lora": "rows of 8,192 tokens",
     "llama31_8b": "rows of 8,192 tokens, an update each",
     "maskrcnn": "images",
+    "oc20": "structures",
     "resnet": "images",
     "retinanet": "images",
     "rgat": "seeds, sampled before",
