@@ -1,17 +1,15 @@
 """Folder of prepared samples: structures with their edges, in LMDB files.
 
 ``train`` and ``val_id`` have ``data.0000.lmdb`` and so on, with the keys of :mod:`common.formats.lmdb_file`. A value is
-N and E as little-endian uint32, and then the arrays of :class:`Structure` in C order, in the order and the types of
-:data:`FIELDS`. Beside each file, ``data.0000.npy`` has the counts of its samples, int32 (S, 4), as in :data:`COUNTS`.
-The samples of a split are numbered through all files, sorted by name.
+a record of :mod:`common.formats.packed_arrays`: a :class:`Structure` with the types of :data:`FIELDS`. Beside each
+file, ``data.0000.npy`` has the counts of its samples, int32 (S, 4), as in :data:`COUNTS`. The samples of a split are
+numbered through all files, sorted by name.
 
 Axes: S samples; N atoms; E edges; T triplets.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy
 from common.formats.lmdb_file import LmdbFile
+from common.formats.packed_arrays import Fields, pack, unpack
 from common.formats.raw_files import listed
 
 FORMAT = "oc20-lmdb/1"
@@ -36,7 +35,7 @@ COUNTS = ("atoms", "edges", "triplets", "free")
 """Columns of the counts of a sample; ``free`` is the number of atoms that are not fixed."""
 ATOMS, EDGES, TRIPLETS, FREE = range(len(COUNTS))
 REMEDY = "prepare the data again"
-FIELDS = {
+FIELDS: Fields = {
     "y": ("<f8", ()),
     "sid": ("<i8", ()),
     "fid": ("<i8", ()),
@@ -50,7 +49,6 @@ FIELDS = {
     "tags": ("u1", ("N",)),
 }
 """Type and shape of each array in a value. The types are the smallest ones for the values."""
-_SIZES = struct.Struct("<II")
 
 
 @dataclass(frozen=True)
@@ -92,49 +90,8 @@ class Structure:
         return [atoms, self.edge_index.shape[1], count_triplets(self.edges), atoms - int(self.fixed.sum())]
 
     def encode(self) -> bytes:
-        """Return the value in an LMDB file.
-
-        Raises:
-            ValueError: an array has another shape, a number does not fit its type, or a value is not finite.
-        """
-        sizes = {"N": len(self.pos), "E": self.edge_index.shape[1]}
-        parts = [_SIZES.pack(*sizes.values())]
-        for name, (kind, axes) in FIELDS.items():
-            value, shape = np.asarray(getattr(self, name)), _shape(axes, sizes)
-            if value.shape != shape:
-                raise ValueError(f"{name} has the shape {value.shape}, not {shape}")
-            if not np.isfinite(value).all():
-                raise ValueError(f"{name} is not finite")
-            stored = value.astype(kind)
-            if stored.dtype.kind in "iu" and not np.array_equal(stored, value):
-                raise ValueError(f"{name} has numbers that are no {stored.dtype}")
-            parts.append(stored.tobytes())
-        return b"".join(parts)
-
-
-def decode(content: bytes) -> Structure:
-    """Return the structure in a value of an LMDB file; its arrays are views.
-
-    Raises:
-        ValueError: the value is truncated or damaged.
-    """
-    if len(content) < _SIZES.size:
-        raise ValueError("it is truncated")
-    sizes = dict(zip("NE", _SIZES.unpack_from(content), strict=True))
-    shapes = {name: _shape(axes, sizes) for name, (_, axes) in FIELDS.items()}
-    needed = _SIZES.size + sum(np.dtype(FIELDS[name][0]).itemsize * math.prod(shapes[name]) for name in FIELDS)
-    if len(content) != needed:
-        raise ValueError(f"it has {len(content):,} bytes; {sizes['N']} atoms and {sizes['E']} edges take {needed:,}")
-    arrays, first = {}, _SIZES.size
-    for name, shape in shapes.items():
-        array = np.frombuffer(content, FIELDS[name][0], math.prod(shape), first)
-        arrays[name] = array.reshape(shape)
-        first += array.nbytes
-    return Structure(**arrays)
-
-
-def _shape(axes: tuple[int | str, ...], sizes: dict[str, int]) -> tuple[int, ...]:
-    return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in axes)
+        """Return the value in an LMDB file; raises like :func:`common.formats.packed_arrays.pack`."""
+        return pack(vars(self), FIELDS)
 
 
 class Split:
@@ -176,7 +133,7 @@ class Split:
         number = int(np.searchsorted(self._ends, sample, side="right"))
         file, name = self._files[number], f"{self._paths[number]}: sample {sample}"
         try:
-            structure = decode(file.read(sample - int(self._ends[number]) + file.length))
+            structure = Structure(**unpack(file.read(sample - int(self._ends[number]) + file.length), FIELDS))
         except ValueError as error:
             raise DataError(f"{name}: {error}; {REMEDY}") from error
         expected = self.counts_S4[sample, : EDGES + 1].tolist()

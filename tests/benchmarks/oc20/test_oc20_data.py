@@ -254,8 +254,8 @@ def edge_to_atom_99(value: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda value: value[:-1], r"it has [\d,]+ bytes; \d+ atoms and \d+ edges take"),
-        (lambda value: value + b"0", r"it has [\d,]+ bytes; \d+ atoms and \d+ edges take"),
+        (lambda value: value[:-1], r"it has [\d,]+ bytes; with the sizes .* it takes"),
+        (lambda value: value + b"0", r"it has [\d,]+ bytes; with the sizes .* it takes"),
         (lambda value: value[:5], "it is truncated"),
         (lambda value: bytes(HEADER + FIXED), "0 atoms and 0 edges, its counts say"),
         (edge_to_atom_99, "has an edge with an atom outside of 0 to"),
