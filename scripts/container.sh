@@ -86,6 +86,7 @@ choose_container() {
       wrapper+=(--label "mlperf.job=$job")
       [[ -z $series ]] || wrapper+=(--label "mlperf.series=$results/$series")
       [[ ! -d /dev/infiniband ]] || wrapper+=(--device /dev/infiniband)
+      [[ -z ${MLPERF_GATE:-} ]] || wrapper+=(--interactive)   # the ranks wait for a line of standard input
       while IFS= read -r mount; do wrapper+=(--mount "$mount"); done < <(docker_mounts)
       while read -r name; do wrapper+=(--env "$name"); done < <(passed_variables)
       wrapper+=("$image" "${inside[@]}")

@@ -52,5 +52,10 @@ fi
 
 # shellcheck source=scripts/python.sh
 source "$MLPERF_SUITE_ROOT/scripts/python.sh"
+if [[ -n ${MLPERF_GATE:-} ]]; then   # the driver lets the ranks of all instances begin together
+  echo "$MLPERF_GATE"
+  read -r || die "the driver was stopped before all instances had started"
+  exec </dev/null
+fi
 ulimit -Sn "$(ulimit -Hn)" 2>/dev/null || true   # many readers and many peers need many files
 exec "$PYTHON" -m common.cli task "$@"

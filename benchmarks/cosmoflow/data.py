@@ -20,7 +20,9 @@ from torch import Tensor
 from benchmarks.cosmoflow.samples import (
     CUBE_SUFFIX,
     LABEL_BYTES,
+    LIST,
     PARAMETERS,
+    PREPARE_COMMAND,
     REDSHIFTS,
     SPLITS,
     Split,
@@ -34,10 +36,11 @@ from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
 from common.data.manifest import Manifest
 from common.data.order import EpochStream
-from common.data.staging import NodeOrder, SourceFile, StagingPlan, gunzip, read_shards
+from common.data.staging import NodeOrder, SourceFile, StagingPlan, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.formats.tfrecord import GZIP_MAGIC
+from common.untrusted.archives import gunzip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,22 +90,20 @@ class _Batches:
         return self.threads.begin({"x": x_BDHWC, "y": y_BP, **small}, len(samples), fill)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """The samples of a split below a folder: all of them, or the shard of this node after staging."""
-
-    manifest: Manifest
-    split: Split
-    order: NodeOrder
-
-
-def _open(root: Path, split: str, size: int, reader: CubeReaderConfig, layout: Layout) -> _Opened:
-    found, shards, path = read_manifest(root, size), read_shards(root), root / SPLITS[split]
-    files: Sequence[tuple[str, int | None]] = read_list(path)
-    if shards is not None:  # staging may have inflated the files
+def _open(
+    root: Path, split: str, size: int, reader: CubeReaderConfig, layout: Layout
+) -> tuple[Manifest, Split, NodeOrder]:
+    """Return the manifest, the samples of a split below ``root``, or this node's shard, and how replicas share them."""
+    found, shards = read_manifest(root, size), read_shards(root)
+    path = root / SPLITS[split]
+    files: Sequence[tuple[str, int | None]]
+    if shards is None:
+        files = read_list(path)
+        manifest.require_listed(path / LIST, len(files), found.counts[f"{split}_samples"], PREPARE_COMMAND)
+    else:  # staging may have inflated the files
         files = [(PurePosixPath(name).name, None) for name in shards.files[split]]
-    samples = Split(path, files, size, reader.reads, reader.checksums)
-    return _Opened(found, samples, NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed))
+    order = NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed)
+    return found, Split(path, files, size, reader.reads, reader.checksums), order
 
 
 def open_train(
@@ -120,32 +121,29 @@ def open_train(
     Raises:
         DataError: the folder is incomplete, or has cubes of another size. While reading: a file is damaged.
     """
-    opened = _open(root, "train", size, reader, layout)
-    counts, seed = opened.manifest.counts, layout.seed
-    stream = EpochStream(
-        counts["train_samples"], micro_batch, accumulation, layout.size("dp"), layout.index("dp"), seed
-    )
-    mine = opened.order.stream(len(opened.split), micro_batch, accumulation)
-    batches = _Batches(opened.split, reader, layout.device)
+    found, split, order = _open(root, "train", size, reader, layout)
+    replicas, replica = layout.size("dp"), layout.index("dp")
+    train_samples, eval_samples = (found.counts[f"{name}_samples"] for name in SPLITS)
+    stream = EpochStream(train_samples, micro_batch, accumulation, replicas, replica, layout.seed)
+    mine = order.stream(len(split), micro_batch, accumulation)
+    batches = _Batches(split, reader, layout.device)
 
     def begin(number: int) -> PendingBatch:
         samples = [sample for _, sample in mine.samples_of(number)]
         return batches.begin(samples, micro_batch, {"seed": torch.tensor(stream.random_seed(number))})
 
-    return ThreadedTrainSource(
-        stream, counts["eval_samples"], opened.manifest.synthetic, batches.threads, begin, lambda: None
-    )
+    return ThreadedTrainSource(stream, eval_samples, found.synthetic, batches.threads, begin, lambda: None)
 
 
 def open_eval(root: Path, size: int, reader: CubeReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
-    opened = _open(root, "eval", size, reader, layout)
-    whole = opened.manifest.counts["eval_samples"]
-    shard = opened.order.eval_shard(whole, reader.eval_batch)
-    batches = _Batches(opened.split, reader, layout.device)
+    found, split, order = _open(root, "eval", size, reader, layout)
+    whole = found.counts["eval_samples"]
+    shard = order.eval_shard(whole, reader.eval_batch)
+    batches = _Batches(split, reader, layout.device)
 
     def begin(samples: Sequence[int]) -> PendingBatch:
-        mine = [sample for sample in samples if sample < len(opened.split)]
+        mine = [sample for sample in samples if sample < len(split)]
         weight_B = (torch.arange(reader.eval_batch) < len(mine)).float()
         return batches.begin(mine, reader.eval_batch, {"weight": weight_B})
 

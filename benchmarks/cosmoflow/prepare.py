@@ -185,7 +185,7 @@ def write_samples(files: list[RawFile], folder: Path, size: int) -> dict[str, in
 def _describe(data_dir: Path, sizes: Sizes, size: int) -> tuple[dict[str, FileEntry], dict[str, int]]:
     """Write the lists of both splits; return the files and counts of the manifest."""
     for split, files in sizes.items():
-        lines = (f"{name} {files[name]}\n" for name in sorted(files))
+        lines = (f"{name} {length}\n" for name, length in files.items())
         atomic.write_text(data_dir / SPLITS[split] / LIST, "".join(lines))
     entries = manifest.describe_files(data_dir, [f"{folder}/{LIST}" for folder in SPLITS.values()])
     return entries, {**{f"{split}_samples": len(files) for split, files in sizes.items()}, "size": size}

@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.deepcam.samples import (
     CHANNELS,
     LIST,
+    PREPARE_COMMAND,
     SPLITS,
     STATISTICS,
     SampleReader,
@@ -34,6 +35,7 @@ from common.config.ranges import AtLeast
 from common.data import manifest
 from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
+from common.data.manifest import Manifest
 from common.data.order import EpochStream
 from common.data.staging import NodeOrder, SourceFile, StagingPlan, read_shards
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
@@ -69,10 +71,13 @@ class _Batches:
         DataError: as :func:`open_train`.
     """
 
-    def __init__(self, root: Path, split: str, size: Size, reader: ClimateReaderConfig, layout: Layout) -> None:
+    def __init__(
+        self, root: Path, split: str, found: Manifest, size: Size, reader: ClimateReaderConfig, layout: Layout
+    ) -> None:
         shards, folder, self._pin_memory = read_shards(root), root / SPLITS[split], layout.device.type == "cuda"
         if shards is None:
             self.names = list(read_list(folder / LIST))
+            manifest.require_listed(folder / LIST, len(self.names), found.counts[f"{split}_samples"], PREPARE_COMMAND)
         else:
             self.names = [PurePosixPath(name).name for name in shards.files[split]]
         self.order = NodeOrder.of(shards, layout.size("dp"), layout.index("dp"), layout.seed)
@@ -121,23 +126,21 @@ def open_train(
             reading: a file is damaged.
     """
     found = read_manifest(root, size)
-    batches = _Batches(root, "train", size, reader, layout)
-    samples, replicas, replica = found.counts["train_samples"], layout.size("dp"), layout.index("dp")
-    stream = EpochStream(samples, micro_batch, accumulation, replicas, replica, layout.seed)
+    batches = _Batches(root, "train", found, size, reader, layout)
+    samples, eval_samples = (found.counts[f"{name}_samples"] for name in SPLITS)
+    stream = EpochStream(samples, micro_batch, accumulation, layout.size("dp"), layout.index("dp"))  # only to count
     mine = batches.order.stream(len(batches.names), micro_batch, accumulation)
 
     def begin(number: int) -> PendingBatch:
         return batches.begin([sample for _, sample in mine.samples_of(number)], micro_batch)
 
-    return ThreadedTrainSource(
-        stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, lambda: None
-    )
+    return ThreadedTrainSource(stream, eval_samples, found.synthetic, batches.threads, begin, lambda: None)
 
 
 def open_eval(root: Path, size: Size, reader: ClimateReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
-    whole = read_manifest(root, size).counts["eval_samples"]
-    batches = _Batches(root, "eval", size, reader, layout)
+    found = read_manifest(root, size)
+    batches, whole = _Batches(root, "eval", found, size, reader, layout), found.counts["eval_samples"]
     shard = batches.order.eval_shard(whole, reader.eval_batch)
 
     def begin(samples: Sequence[int]) -> PendingBatch:

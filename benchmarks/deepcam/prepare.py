@@ -183,7 +183,7 @@ def _write_samples(source: RawData, data_dir: Path, size: Size, workers: int) ->
 def _describe(data_dir: Path, sums: Sums, size: Size) -> tuple[dict[str, FileEntry], dict[str, int]]:
     """Write the lists of both splits; return the files and counts of the manifest."""
     for split, values in sums.items():
-        lines = (f"{name} {values[name]:08x}\n" for name in sorted(values))
+        lines = (f"{name} {value:08x}\n" for name, value in values.items())
         atomic.write_text(data_dir / SPLITS[split] / LIST, "".join(lines))
     entries = manifest.describe_files(data_dir, [STATISTICS, *(f"{folder}/{LIST}" for folder in SPLITS.values())])
     counts = {f"{split}_samples": len(values) for split, values in sums.items()}

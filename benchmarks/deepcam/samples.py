@@ -132,13 +132,15 @@ def read_list(path: Path) -> dict[str, int]:
     """Return the names of a split's samples, and the CRC-32 of each.
 
     Raises:
-        DataError: the list is missing, or a line is not ``<name> <CRC-32>``.
+        DataError: the list is missing, or a line is not ``<name> <CRC-32>`` of a further sample.
     """
-    found = {}
+    found: dict[str, int] = {}
     for number, line in enumerate(read_text(path, remedy=f"run '{PREPARE_COMMAND}'").splitlines(), 1):
         match = _LINE.fullmatch(line)
-        if match is None:
-            raise DataError(f"{path}: line {number} is {line[:100]!r}, no name with CRC-32; run '{PREPARE_COMMAND}'")
+        if match is None or match[1] in found:
+            raise DataError(
+                f"{path}: line {number} is {line[:100]!r}, no new name with CRC-32; run '{PREPARE_COMMAND}'"
+            )
         found[match[1]] = int(match[2], 16)
     return found
 

@@ -188,6 +188,20 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
     return _parse(raw, path, remedy)
 
 
+def require_listed(path: Path, listed: int, counted: int, prepare_command: str) -> None:
+    """Check that a list of samples has as many as the manifest counts.
+
+    Args:
+        path: the list, for the message.
+        listed, counted: number of samples in the list and in the manifest.
+
+    Raises:
+        DataError: the numbers differ.
+    """
+    if listed != counted:
+        raise DataError(f"{path} has {listed} samples where {NAME} says {counted}; run '{prepare_command}'")
+
+
 def verify(root: Path, expected_format: str, command: str, workers: int = 1) -> Manifest:
     """Return the manifest as :func:`read` does, and compare every checksum; reads all data once.
 

@@ -19,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +36,6 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MOUNTS = Path("/proc/self/mountinfo")
 _NODE = 21
 """First number of a generator's key after the seed, for the orders of nodes; :mod:`common.data.order` uses others."""
-_GZIP_BYTES = 1 << 18  # compressed bytes that are inflated at once, to at most 264 MB
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,9 @@ class StagingPlan:
     Attributes:
         shards: split to all its files; each node receives a shard of each split.
         whole: small files that every node receives unchanged, e.g. the manifest.
-        decode: converts the content of a file of ``shards`` to pieces of the file to write, e.g. :func:`gunzip`. It
-            runs in several threads at a time, and should release the GIL. Raises DataError if the content is damaged.
+        decode: converts the content of a file of ``shards`` to pieces of the file to write, e.g.
+            :func:`common.untrusted.archives.gunzip`. It runs in several threads at a time, and should release the GIL.
+            Raises DataError if the content is damaged.
             None: the content is not changed.
 
     Raises:
@@ -157,27 +156,6 @@ class NodeOrder:
         the result assumes.
         """
         return EvalShard(-(-eval_samples // self.nodes), batch, self.replicas, self.replica)
-
-
-def gunzip(content: memoryview) -> Iterator[bytes]:
-    """Yield the inflated content of a gzip file, after which its checksum was compared. Releases the GIL.
-
-    Raises:
-        DataError: the file is truncated or damaged.
-    """
-    inflating = zlib.decompressobj(wbits=31)  # 31: with gzip's header and checksum
-    try:
-        for start in range(0, len(content), _GZIP_BYTES):
-            given: memoryview | bytes = content[start : start + _GZIP_BYTES]
-            while given:
-                if inflating.eof:  # another member follows
-                    inflating = zlib.decompressobj(wbits=31)
-                yield inflating.decompress(given)
-                given = inflating.unused_data
-    except zlib.error as error:
-        raise DataError(f"the gzip data are damaged ({error})") from error
-    if not inflating.eof:
-        raise DataError("the gzip data end early")
 
 
 def read_shards(root: Path) -> NodeShards | None:

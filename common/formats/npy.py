@@ -32,7 +32,7 @@ def viewed(data: memoryview) -> NDArray[Any]:
         ValueError: the content is truncated, has bytes after the values, is not in NumPy's format, or has objects.
     """
     header = parse_header(io.BytesIO(data[:_LONGEST_HEADER]))
-    if header.dtype.hasobject or header.bytes != len(data):
+    if header.bytes != len(data):
         raise ValueError(f"{header.dtype} of shape {header.shape} takes {header.bytes:,} bytes, it has {len(data):,}")
     order = "F" if header.fortran_order else "C"
     values = np.frombuffer(data[header.offset :], header.dtype)

@@ -18,8 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import DataError
 from common.formats.crc32c import masked_crc32c
 from common.formats.protobuf import Malformed, encode_field, fields, messages
+from common.untrusted.archives import gunzip
 from common.untrusted.regular_file import read_text
 
 FRAME_BYTES = 16
@@ -122,18 +124,18 @@ def inflate(data: memoryview, most: int) -> bytes:
         most: largest size of the content in bytes.
 
     Raises:
-        Malformed: it is truncated or damaged, or its content is larger.
+        Malformed: it is damaged or ends early, or its content is larger.
     """
-    stream = zlib.decompressobj(_GZIP)
+    pieces, size = [], 0
     try:
-        content = stream.decompress(data, most + 1)
-    except zlib.error as error:
-        raise Malformed(f"the gzip stream is damaged: {error}") from error
-    if len(content) > most:
-        raise Malformed(f"the gzip stream inflates to more than {most:,} bytes")
-    if not stream.eof:
-        raise Malformed(f"the gzip stream is truncated: it inflates to {len(content):,} bytes only")
-    return content
+        for piece in gunzip(data):
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:
+                raise Malformed(f"the gzip data inflate to more than {most:,} bytes")
+    except DataError as error:
+        raise Malformed(str(error)) from error
+    return b"".join(pieces)
 
 
 def deflate(data: bytes, level: int = 7) -> bytes:

@@ -31,13 +31,14 @@ from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
 from common.launch.data_folder import require_prepared
 from common.launch.launch_config import LaunchConfig
-from common.launch.series import Begin, End, Experiment, append, read_runs, read_series
+from common.launch.series import Begin, BeginInstance, End, Experiment, append, read_runs, read_series
 from common.launch.series_entry import Status
 from common.launch.step_errors import complaint, explain, full_disk
 from common.mlperf.admission import Admission
 from common.mlperf.events import RunEvents
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import PROGRESS_KEYS, read_log
+from common.mlperf.rules import rules_for
 from common.mlperf.seeds import draw_seed, experiment_seed
 from common.mlperf.verdict import judge
 
@@ -94,7 +95,8 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
             planned = ["seed=SEED", override("output_dir", (settings.results / f"{name}_EXPERIMENT").absolute())]
             print(assignments({"series": name, "planned": planned}))
         elif arguments.command == "begin":
-            print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)))
+            begun = begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)
+            print(assignments({"begun": [assignments(each) for each in begun]}))
         else:
             known = (arguments.step_errors, arguments.reason)
             left = end(settings, arguments.series, arguments.experiment, arguments.exit_code, *known)
@@ -128,9 +130,14 @@ def open_series(
     Raises:
         ConfigError: the configuration is wrong, breaks a rule, or does not fit the job's nodes.
     """
-    run, session, _ = admit(tree)
-    _check_nodes(run, environment)
-    if session.resume is not None and (session.seed is None or settings.experiments > 1):
+    run, session, admission = admit(tree)
+    if settings.instances > 1 and rules_for(run.benchmark.name, admission.ruleset).usage != "hpc":
+        raise ConfigError(
+            f"launch.instances={settings.instances}: only HPC rounds have a throughput, and {run.benchmark.name} is no "
+            "benchmark of theirs; launch.experiments runs one after the other"
+        )
+    _check_nodes(run, settings, environment)
+    if session.resume is not None and (session.seed is None or settings.experiments > 1 or settings.instances > 1):
         raise ConfigError(
             f"resume={session.resume}: a series gives each of its runs a seed, and a checkpoint goes on with its own; "
             "give seed=… as the log of the interrupted run has it, and launch.experiments=1"
@@ -139,7 +146,8 @@ def open_series(
         print(f"mlperf-suite: these runs cannot be submitted: {obstacle}", file=sys.stderr, flush=True)
     return {
         "declared": settings.experiments,
-        "nodes": run.scale.nodes,
+        "instances": settings.instances,
+        "nodes": run.scale.nodes * settings.instances,
         "tasks_per_node": run.scale.gpus_per_node,
         "results": str(settings.results.absolute()),
         "read_only": [str(path.absolute()) for path in (session.data_dir, run.assets_dir) if path is not None],
@@ -193,10 +201,12 @@ def _obstacles(run: RunConfig, session: SessionConfig, environment: Mapping[str,
     return found
 
 
-def _check_nodes(run: RunConfig, environment: Mapping[str, str]) -> None:
+def _check_nodes(run: RunConfig, settings: LaunchConfig, environment: Mapping[str, str]) -> None:
     nodes = expand_nodelist(environment.get("SLURM_JOB_NODELIST", ""))
-    if nodes and len(nodes) != run.scale.nodes:
-        raise ConfigError(f"scale: {run.scale.nodes} nodes, but the job has {len(nodes)}: sbatch -N{run.scale.nodes} …")
+    needed = run.scale.nodes * settings.instances
+    if nodes and len(nodes) != needed:
+        each = f" for each of {settings.instances} instances" if settings.instances > 1 else ""
+        raise ConfigError(f"scale: {run.scale.nodes} nodes{each}, but the job has {len(nodes)}: sbatch -N{needed} …")
 
 
 def series_name(settings: LaunchConfig, environment: Mapping[str, str]) -> str:
@@ -224,15 +234,19 @@ def begin(
     overrides: Sequence[str],
     environment: Mapping[str, str],
     admit: Admit,
-) -> dict[str, str | int | Sequence[str]]:
-    """Record the next experiment in ``runs.jsonl`` before it runs; return its values for the driver, by shell variable.
+) -> list[dict[str, str | int | Sequence[str]]]:
+    """Record the next experiment, or all instances, in ``runs.jsonl`` before they run.
 
-    ``experiment`` is 0 if the series is complete. Experiments that an earlier job left without an end are closed first.
+    Experiments that an earlier job left without an end are closed first.
 
     Arguments are those of :func:`open_series`, with the name of the series and the command-line overrides.
 
+    Returns:
+        the values of each experiment for the driver, by shell variable; empty if the series is complete.
+
     Raises:
-        ConfigError: the series has another configuration, the log exists, or an earlier job may still run.
+        ConfigError: the series has another configuration or number of instances, a log exists, or an earlier job may
+            still run.
     """
     run, session, admission = admit(tree)
     if run.evaluation.by_command:
@@ -251,48 +265,62 @@ def begin(
                 f"launch: the configuration differs from that of series {name}, which began at {first.time}; a series "
                 "has one configuration: start another"
             )
-        if series.started >= series.declared:
-            return {"experiment": 0}
+        if series.instances != settings.instances:
+            raise ConfigError(
+                f"launch.instances={settings.instances}: series {name} was launched with {series.instances}"
+            )
+        if not series.left:
+            return []
     require_prepared(run, session)
-    number = len(series.experiments) + 1 if series else 1
+    first_number = len(series.experiments) + 1 if series else 1
     given = series.experiments[0].begin.seed if series else session.seed
     base = draw_seed() if given is None else given
     source = find_source(environment=environment)
-    entry = Begin(
-        series=name,
-        experiment=number,
-        declared=series.declared if series else settings.experiments,
-        time=_now(),
-        seed=experiment_seed(base, number),
-        commit=source.commit,
-        dirty=source.dirty,
-        configuration=configuration,
-        benchmark=run.benchmark.name,
-        scale=f"{run.scale.nodes}x{run.scale.gpus_per_node}",
-        ruleset=admission.ruleset,
-        log=f"{name}_{number}.log",
-        output_dir=f"{name}_{number}",
-        job=environment.get("SLURM_JOB_ID"),
-        overrides=tuple(overrides),
-    )
-    log = settings.results / entry.log
-    try:
-        log.touch(exist_ok=False)
-    except FileExistsError as error:
-        raise ConfigError(f"{log} exists; a run never overwrites a log") from error
-    append(settings.results, entry)
-    output_dir = (settings.results / entry.output_dir).absolute()
+    kind = BeginInstance if settings.instances > 1 else Begin
+    entries = [
+        kind(
+            series=name,
+            experiment=number,
+            declared=series.declared if series else max(settings.experiments, settings.instances),
+            time=_now(),
+            seed=experiment_seed(base, number),
+            commit=source.commit,
+            dirty=source.dirty,
+            configuration=configuration,
+            benchmark=run.benchmark.name,
+            scale=f"{run.scale.nodes}x{run.scale.gpus_per_node}",
+            ruleset=admission.ruleset,
+            log=f"{name}_{number}.log",
+            output_dir=f"{name}_{number}",
+            job=environment.get("SLURM_JOB_ID"),
+            overrides=tuple(overrides),
+        )
+        for number in range(first_number, first_number + settings.instances)
+    ]
+    for entry in entries:
+        log = settings.results / entry.log
+        try:
+            log.touch(exist_ok=False)
+        except FileExistsError as error:
+            raise ConfigError(f"{log} exists; a run never overwrites a log") from error
+        append(settings.results, entry)
+    return [_for_driver(entry, settings.results, run) for entry in entries]
+
+
+def _for_driver(entry: Begin, results: Path, run: RunConfig) -> dict[str, str | int | Sequence[str]]:
+    """Return the values of an experiment, by shell variable."""
+    output_dir = (results / entry.output_dir).absolute()
     return {
-        "experiment": number,
+        "experiment": entry.experiment,
         "of": entry.declared,
         "seed": entry.seed,
-        "log": str(log.absolute()),
+        "log": str((results / entry.log).absolute()),
         "output_dir": str(output_dir),
         "own": [
             f"seed={entry.seed}",
             override("output_dir", output_dir),
             # The rules require one run per result to evaluate all checkpoints up to the passing one.
-            *(["evaluation.all=true"] if number == 1 and run.evaluation.offline else []),
+            *(["evaluation.all=true"] if entry.experiment == 1 and run.evaluation.offline else []),
         ],
     }
 
@@ -358,7 +386,7 @@ def end(
     append(settings.results, _ending(left[0], exit_code, reason))
     series = read_series(settings.results, name)
     assert series is not None  # it has just been written
-    return max(0, series.declared - series.started)
+    return series.left
 
 
 def _ending(run: Experiment, exit_code: int | None, reason: str) -> End:

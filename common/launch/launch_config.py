@@ -30,6 +30,7 @@ class LaunchConfig:
 
     Attributes:
         experiments: number of runs in the series; ``runs.jsonl`` declares it before the first run.
+        instances: number of instances of a throughput run. They train at the same time, each on the scale's nodes.
         results: folder for logs; created if missing.
         image: container image: a registry reference, or a file for pyxis and apptainer.
         mounts: additional mounts, ``HOST:CONTAINER[:ro]``. Source, data and results are always mounted at their paths.
@@ -43,6 +44,7 @@ class LaunchConfig:
     """
 
     experiments: Annotated[int, AtLeast(1, "a series has at least one")]
+    instances: Annotated[int, AtLeast(1)]
     results: Path
     container: Container
     image: str | None
@@ -59,6 +61,11 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if self.container != "none" and not self.image:
             raise ConfigError(f"container={self.container} needs launch.image, the image to run")
+        if self.experiments > 1 and self.instances > 1:
+            raise ConfigError(
+                f"experiments={self.experiments} with launch.instances={self.instances}: experiments run one after the "
+                "other, and instances at the same time: leave one of the two out"
+            )
         if self.clear_caches and not self.drop_caches.strip():
             raise ConfigError("drop_caches is empty: name the command, or give launch.clear_caches=false")
         for mount in self.mounts:

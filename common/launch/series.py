@@ -1,5 +1,6 @@
 """A series is a set of experiments with one configuration, launched one after the other and recorded in a file.
 
+With ``launch.instances=M``, its M experiments are instances, which train at the same time.
 The file ``runs.jsonl`` in the results folder has one JSON object per line: one written before and one after each
 experiment, and never changed. It proves that no experiment of a series was left out::
 
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from common.config.override import override
 from common.errors import DataError
-from common.launch.series_entry import Status, parse_entry
+from common.launch.series_entry import Kind, Status, parse_entry
 from common.untrusted.regular_file import open_regular
 
 RUNS_FILE = "runs.jsonl"
@@ -71,6 +72,24 @@ class Begin:
     job: str | None
     overrides: tuple[str, ...]
 
+    @property
+    def job_nodes(self) -> int:
+        """Number of nodes of the job that launches the experiment."""
+        return int(self.scale.partition("x")[0])
+
+
+@dataclass(frozen=True)
+class BeginInstance(Begin):
+    """Entry of ``runs.jsonl`` that is written before an instance.
+
+    ``declared`` instances train at the same time, each on nodes of its own. ``scale`` is that of one instance.
+    """
+
+    @property
+    def job_nodes(self) -> int:
+        """Number of nodes of all instances."""
+        return super().job_nodes * self.declared
+
 
 @dataclass(frozen=True)
 class End:
@@ -110,7 +129,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Series:
-    """The experiments of one series, in launch order."""
+    """The experiments of one series, in launch order; instances have been launched together."""
 
     name: str
     folder: Path
@@ -121,6 +140,18 @@ class Series:
     def started(self) -> int:
         """Number of experiments that count as runs: all except those that ended before ``run_start``."""
         return sum(run.end is None or run.end.status != "not started" for run in self.experiments)
+
+    @property
+    def instances(self) -> int:
+        """Number of experiments that train at the same time."""
+        return self.declared if isinstance(self.experiments[0].begin, BeginInstance) else 1
+
+    @property
+    def left(self) -> int:
+        """Number of experiments that still have to run. An instance is not replaced once another one is a run."""
+        if self.instances > 1:
+            return 0 if self.started else self.declared
+        return max(0, self.declared - self.started)
 
     @property
     def doctors(self) -> tuple[Path, ...]:
@@ -136,9 +167,12 @@ def launch_command(series: Series) -> str:
     own = ("launch.series=", "launch.results=")
     kept = [argument for argument in begin.overrides if not argument.startswith(own)]
     settings = [*kept, override("launch.results", series.folder), override("launch.series", series.name)]
-    nodes, tasks = begin.scale.split("x")
-    job = ["sbatch", f"-N{nodes}", f"--ntasks-per-node={tasks}", "scripts/run_and_time.sh"]
+    tasks = begin.scale.partition("x")[2]
+    job = ["sbatch", f"-N{begin.job_nodes}", f"--ntasks-per-node={tasks}", "scripts/run_and_time.sh"]
     return shlex.join([*(job if begin.job else ["scripts/run.sub"]), *settings])
+
+
+_ENTRIES: dict[Kind, type[Begin | End]] = {"begin": Begin, "begin_instance": BeginInstance, "end": End}
 
 
 def append(folder: Path, entry: Begin | End) -> None:
@@ -147,7 +181,7 @@ def append(folder: Path, entry: Begin | End) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    kind = "begin" if isinstance(entry, Begin) else "end"
+    kind = next(kind for kind, entry_type in _ENTRIES.items() if type(entry) is entry_type)
     line = json.dumps({"event": kind, **asdict(entry)}) + "\n"
     path = folder / RUNS_FILE
     with path.open("ab", buffering=0) as file:
@@ -199,10 +233,11 @@ def _read(folder: Path) -> tuple[list[Series], dict[str, DataError]]:
         kind, values = parse_entry(where, line)
         runs = found.setdefault(values["series"], {})
         try:
-            if kind == "begin":
-                _begin(where, runs, Experiment(folder, Begin(**values), None))
+            entry = _ENTRIES[kind](**values)
+            if isinstance(entry, Begin):
+                _begin(where, runs, Experiment(folder, entry, None))
             else:
-                _end(where, runs, End(**values))
+                _end(where, runs, entry)
         except DataError as error:
             damaged.setdefault(values["series"], error)
     sound = {name: tuple(runs.values()) for name, runs in found.items() if name not in damaged}
@@ -232,6 +267,8 @@ def _begin(where: str, runs: dict[int, Experiment], new: Experiment) -> None:
         raise DataError(
             f"{where}: declared is {begin.declared}, but {begin.series} was declared with {declared} experiments"
         )
+    if runs and type(next(iter(runs.values())).begin) is not type(begin):
+        raise DataError(f"{where}: {begin.series} has instances, which train together, and other experiments")
     runs[begin.experiment] = new
 
 

@@ -17,7 +17,8 @@ from common.mlperf.rules import RULESETS
 from common.untrusted.strict_json import StrictJsonError, parse_object
 
 Status = Literal["success", "aborted", "not started"]
-Kind = Literal["begin", "end"]
+Kind = Literal["begin", "begin_instance", "end"]
+"""Kinds of lines: before an experiment, before an instance (one of several that train together), and after either."""
 
 EXPERIMENTS = 100_000
 """Largest number of experiments in a series."""
@@ -121,24 +122,26 @@ def _arguments(value: object) -> tuple[str, ...]:
 
 _number_of_experiment = _whole(1, EXPERIMENTS)
 
+_BEGIN: dict[str, Callable[[object], Any]] = {
+    "series": _name,
+    "experiment": _number_of_experiment,
+    "declared": _number_of_experiment,
+    "time": _time,
+    "seed": _whole(0, _INT64_MAX),
+    "commit": _or_none(_matching(_COMMIT, "7 to 64 hexadecimal digits")),
+    "dirty": _or_none(_flag),
+    "configuration": _matching(_HASH, "64 hexadecimal digits"),
+    "benchmark": _matching(_WORD, "the name of a benchmark"),
+    "scale": _matching(_SCALE, "nodes x ranks of a node, such as 8x8"),
+    "ruleset": _ruleset,
+    "log": _name,
+    "output_dir": _name,
+    "job": _or_none(_name),
+    "overrides": _arguments,
+}
 FIELDS: dict[Kind, dict[str, Callable[[object], Any]]] = {
-    "begin": {
-        "series": _name,
-        "experiment": _number_of_experiment,
-        "declared": _number_of_experiment,
-        "time": _time,
-        "seed": _whole(0, _INT64_MAX),
-        "commit": _or_none(_matching(_COMMIT, "7 to 64 hexadecimal digits")),
-        "dirty": _or_none(_flag),
-        "configuration": _matching(_HASH, "64 hexadecimal digits"),
-        "benchmark": _matching(_WORD, "the name of a benchmark"),
-        "scale": _matching(_SCALE, "nodes x ranks of a node, such as 8x8"),
-        "ruleset": _ruleset,
-        "log": _name,
-        "output_dir": _name,
-        "job": _or_none(_name),
-        "overrides": _arguments,
-    },
+    "begin": _BEGIN,
+    "begin_instance": _BEGIN,
     "end": {
         "series": _name,
         "experiment": _number_of_experiment,
@@ -150,7 +153,7 @@ FIELDS: dict[Kind, dict[str, Callable[[object], Any]]] = {
         "reason": _text,
     },
 }
-"""Fields of the two kinds of lines, each with the function that checks and converts its value."""
+"""Fields of the three kinds of lines, each with the function that checks and converts its value."""
 
 
 def parse_entry(where: str, line: bytes) -> tuple[Kind, dict[str, Any]]:
@@ -169,9 +172,9 @@ def parse_entry(where: str, line: bytes) -> tuple[Kind, dict[str, Any]]:
     except StrictJsonError as error:
         raise DataError(f"{where}: is {error}, so that it is no entry of a run: {line[:80]!r}") from error
     event = fields.pop("event", None)
-    if not isinstance(event, str) or event not in FIELDS:
-        raise DataError(f"{where}: event is {_shown(event)}, expected begin or end")
-    kind: Kind = "begin" if event == "begin" else "end"
+    kind = next((kind for kind in FIELDS if kind == event), None)
+    if kind is None:
+        raise DataError(f"{where}: event is {_shown(event)}, expected {', '.join(FIELDS)}")
     return kind, _values(where, fields, FIELDS[kind])
 
 

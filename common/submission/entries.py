@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -57,11 +57,13 @@ class SubmissionEntry:
         """Path in the result folder of each log that is submitted, and its run."""
         if not self.score.instances:
             return tuple((f"result_{index}.txt", run) for index, run in enumerate(self.score.chosen))
-        pruned = self.score.run_set.pruned
-        return tuple(
-            (f"{PRUNED}/result_{run.number}.txt" if run.verdict.paths[0] in pruned else f"result_{run.number}.txt", run)
-            for run in self.score.runs
-        )
+        run_set = self.score.run_set
+        numbers = run_set.numbers if run_set.series is None else range(len(run_set.numbers))
+        found = []
+        for number, run in zip(numbers, self.score.runs, strict=True):
+            folder = f"{PRUNED}/" if run.verdict.paths[0] in run_set.pruned else ""
+            found.append((f"{folder}result_{number}.txt", run))
+        return tuple(found)
 
     @property
     def doctors(self) -> tuple[Path, ...]:
@@ -87,12 +89,24 @@ def _run_sets(settings: ResultSettings) -> list[RunSet]:
         return [of_logs(settings.logs)]
     found = find_run_sets([settings.results])
     if settings.series is None:
-        return found
+        return [_pruned(run_set, settings) for run_set in found]
     named = [each for each in found if each.series is not None and each.series.name == settings.series]
     if not named:
         known = ", ".join(each.series.name for each in found if each.series is not None) or "none"
         raise ConfigError(f"{settings.results} has no series {settings.series}; it has {known}")
-    return named
+    return [_pruned(run_set, settings) for run_set in named]
+
+
+def _pruned(run_set: RunSet, settings: ResultSettings) -> RunSet:
+    """Return the set without the instances that shall not count."""
+    if not settings.pruned:
+        return run_set
+    logs = dict(zip(run_set.numbers, run_set.logs, strict=True))
+    unknown = [number for number in settings.pruned if number not in logs]
+    if run_set.series is None or not run_set.instances or unknown:
+        what = f"has no run {unknown[0]}" if unknown else "is no series of instances (launch.instances)"
+        raise ConfigError(f"{run_set.name}: {what}, of which pruned={list(settings.pruned)} could leave one out")
+    return replace(run_set, pruned=run_set.pruned | {logs[number] for number in settings.pruned})
 
 
 def refusals(entries: Sequence[SubmissionEntry], settings: SubmissionSettings) -> list[Refusal]:
@@ -140,7 +154,10 @@ def contradicted_descriptions(
             found += [refusal for log in logs for refusal in log_disagreements(log, fields, where)]
         if entry.begin is not None:
             nodes, _, ranks = entry.begin.scale.partition("x")
-            for name, launched in (("number_of_nodes", nodes), ("accelerators_per_node", ranks)):
+            counts = {"number_of_nodes": nodes, "accelerators_per_node": ranks}
+            if entry.score.instances:  # the nodes of one: `size_refusals` compares those of all
+                del counts["number_of_nodes"]
+            for name, launched in counts.items():
                 stated_count = count_of(fields[name])
                 if stated_count is not None and stated_count != int(launched):
                     text = (

@@ -1,7 +1,8 @@
 """Find contradictions in ``runs.jsonl``, and between ``runs.jsonl`` and the logs.
 
-The launcher runs experiments one after the other. It writes one line before and one line after each, and takes the
-result of the run from its log. If somebody edits the file or a log later, the two contradict each other.
+The launcher runs experiments one after the other, and instances at the same time. It writes one line before and one
+line after each, and takes the result of the run from its log. If somebody edits the file or a log later, the two
+contradict each other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 from common.errors import NOT_CONVERGED, ConfigError
 from common.launch.series import RUNS_FILE, Begin, End, Experiment, Series
@@ -40,13 +42,38 @@ def own_contradictions(series: Series) -> Iterator[str]:
                 yield f"{about} {text}"
             if _ms(run.end.time) < _ms(begin.time) - CLOCKS_MS:
                 yield f"{about} ended at {run.end.time}, before it began at {begin.time}"
-    for before, after in pairwise(series.experiments):
+    yield from _order_contradictions(series, where)
+
+
+def _order_contradictions(series: Series, where: Path) -> Iterator[str]:
+    """Yield a contradiction for each experiment that began before the one before it was over.
+
+    Instances are launched together, and again together if none has reached ``run_start``.
+    """
+    groups: dict[int, list[Experiment]] = {}
+    for run in series.experiments:
+        groups.setdefault((run.begin.experiment - 1) // series.instances, []).append(run)
+    for together in groups.values():
+        over = min((run for run in together if run.end is not None), key=_ended, default=None)
+        for run in together:
+            if over is not None and over is not run and _ended(over) < _ms(run.begin.time) - CLOCKS_MS:
+                yield (
+                    f"{where}: instance {run.begin.experiment} began at {run.begin.time}, after instance "
+                    f"{over.begin.experiment} was over: a launcher starts all instances together"
+                )
+    for earlier, later in pairwise(groups.values()):
+        before, after = max(earlier, key=_ended), later[0]
         ended = before.begin.time if before.end is None else before.end.time
-        if _ms(after.begin.time) < _ms(ended) - CLOCKS_MS:
+        if _ms(after.begin.time) < _ended(before) - CLOCKS_MS:
             yield (
                 f"{where}: experiment {after.begin.experiment} began at {after.begin.time}, before experiment "
                 f"{before.begin.experiment} was over at {ended}: a launcher runs one after the other"
             )
+
+
+def _ended(run: Experiment) -> float:
+    """Return the time of the end of an experiment in milliseconds, or of its begin if its end is not recorded."""
+    return _ms(run.begin.time if run.end is None else run.end.time)
 
 
 def _name(begin: Begin) -> str:

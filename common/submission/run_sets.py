@@ -52,7 +52,8 @@ class RunSet:
         ruleset: version in ``runs.jsonl``; None without it.
         declared_together: whether the runs form one result: a series, a result folder, or logs named together.
         follow: whether a log may be a link. Links are allowed only for logs that the caller named.
-        instances: whether the logs are in the folder of a throughput result, so that each is of one instance.
+        instances: whether each log is of one instance: of a series of instances, or in the folder of a throughput
+            result.
         pruned: logs of instances that do not count.
     """
 
@@ -283,11 +284,20 @@ def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[
         series=series,
         ruleset=series.experiments[0].begin.ruleset,
         follow=False,
+        instances=series.instances > 1,
+        pruned=frozenset(run.log for run in runs if series.instances > 1 and not _reached_target(run)),
     )
 
 
+def _reached_target(run: Experiment) -> bool:
+    return run.end is not None and run.end.status == "success"
+
+
 def _count_refusals(series: Series, where: Path, ran: int, on_disk: Set[int]) -> list[Refusal]:
-    """Return complaints about experiments that ``runs.jsonl`` lacks, and if more or fewer ran than were declared."""
+    """Return complaints about experiments that ``runs.jsonl`` lacks, and if more or fewer ran than were declared.
+
+    Fewer instances may have run, because one that fails is not replaced.
+    """
     numbers = {run.begin.experiment for run in series.experiments}
     gaps = {n for n in range(1, max(numbers)) if n not in numbers}
     missing = sorted(gaps | (on_disk - numbers - {0}))
@@ -295,7 +305,11 @@ def _count_refusals(series: Series, where: Path, ran: int, on_disk: Set[int]) ->
         Refusal("registry-contradiction", f"{where}: experiment {number} of {series.name} is missing")
         for number in islice(missing, NAMED_AT_MOST)
     ]
-    if ran < series.declared:
+    if series.instances > 1:
+        if lacking := -len(series.experiments) % series.declared:
+            text = f"{where}: lacks {lacking} of the {series.declared} instances that {series.name} was declared with"
+            complaints.append(Refusal("instance-missing", text))
+    elif ran < series.declared:
         text = (
             f"{where}: {series.name} was declared with {series.declared} experiments, {ran} ran: launch the other "
             f"{series.declared - ran} in the same series: {launch_command(series)}"

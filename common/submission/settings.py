@@ -49,6 +49,7 @@ class ResultSettings:
         system: key in ``SubmissionSettings.systems``.
         results: folder with ``runs.jsonl`` or ``result_<i>.txt``.
         series: name of the series to submit; None for all series in the folder.
+        pruned: numbers of the instances in a series of instances that do not count although they reached the target.
         logs: files in launch order, instead of ``results``.
         implementation: name of the folder that holds the code in the submission.
         code: folder with the code; None for the commit of this suite that the runs used.
@@ -60,6 +61,7 @@ class ResultSettings:
     system: str
     results: Path | None = None
     series: str | None = None
+    pruned: tuple[int, ...] = ()
     logs: tuple[Path, ...] = ()
     implementation: str = OWN_IMPLEMENTATION
     code: Path | None = None
@@ -181,6 +183,8 @@ def _check(settings: SubmissionSettings) -> None:
             raise ConfigError(f"{where}: needs results, a folder, or logs, a list of files in launch order")
         if each.series is not None and each.results is None:
             raise ConfigError(f"{where}.series={each.series}: is for a folder of results")
+        if each.pruned and each.results is None:
+            raise ConfigError(f"{where}.pruned: is for a folder of results")
         if each.code is not None:
             missing = [name for name in _CODE_FILES if getattr(each, name) is None]
             if missing:

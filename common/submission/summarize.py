@@ -22,6 +22,10 @@ HOW_COUNTED = (
     "runs counted: experiments that reached run_start; each experiment that ended earlier is left out and must be "
     "replaced, so that a series of M declared experiments has M runs"
 )
+HOW_INSTANCES_COUNTED = (
+    "instances counted: those that reached the target; the others that reached run_start are pruned, and those that "
+    "ended earlier are left out"
+)
 
 
 def format_score(scored: ResultScore) -> str:
@@ -30,7 +34,8 @@ def format_score(scored: ResultScore) -> str:
     about = f"{rules.log_name}, ruleset {rules.ruleset}" if rules is not None else "no ruleset accepts these logs"
     lines = [f"{scored.run_set.name}: {about}", "", *_table(scored), ""]
     if scored.run_set.series is not None:
-        lines.append(f"  {HOW_COUNTED}; declared {scored.run_set.series.declared}, ran {len(scored.runs)}")
+        how = HOW_INSTANCES_COUNTED if scored.run_set.instances else HOW_COUNTED
+        lines.append(f"  {how}; declared {scored.run_set.series.declared}, ran {len(scored.runs)}")
     if scored.window is not None or scored.instances:
         lines.append(f"  result: {scored.choice}")
     if scored.window is not None:

@@ -48,18 +48,23 @@ def _how_to_launch(title: str, entry: SubmissionEntry) -> str:
     begin = entry.begin
     assert begin is not None
     code, arguments = f"../{entry.implementation}", _arguments(begin)
-    nodes, _, ranks = begin.scale.partition("x")
+    ranks = begin.scale.partition("x")[2]
+    launches = [f"sbatch -N{begin.job_nodes} --ntasks-per-node={ranks} scripts/run_and_time.sh {arguments}"]
+    where = "in a Slurm cluster"
+    if not entry.score.instances:
+        launches.append(f"scripts/run.sub {arguments}")
+        where += " or alone on one machine"
+    commands = "\n".join(launches)
     return f"""{title}
 
 The code is `{code}`, commit {begin.commit}.
 
 1. `./setup.sh` installs it into `{code}/.venv`.
 2. `./init_datasets.sh` downloads, prepares and verifies the data.
-3. From `{code}`, in a Slurm cluster or alone on one machine; paths are those of the machines that ran it:
+3. From `{code}`, {where}; paths are those of the machines that ran it:
 
 ```
-sbatch -N{nodes} --ntasks-per-node={ranks} scripts/run_and_time.sh {arguments}
-scripts/run.sub {arguments}
+{commands}
 ```
 
 With `seed=SEED` the first run repeats the one of that seed below.

@@ -31,6 +31,7 @@ DIRECTORY_BYTES = 20 * 2**20
 The directory of COCO's 118,288 training pictures has 13 MB, that of a checkpoint of 10,000 tensors 1 MB.
 """
 _COPIED_AT_ONCE = 2**20
+_GZIP_BYTES = 2**18  # compressed bytes that are inflated at once, to at most 264 MB
 
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, zipfile.BadZipFile, struct.error)
 """Exceptions from reading a damaged archive, in addition to OSError of the disk."""
@@ -156,6 +157,27 @@ def read_gzip(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise DataError(f"{path} inflates to more than {most:,} bytes; fetch it again")
     return content
+
+
+def gunzip(content: memoryview) -> Iterator[bytes]:
+    """Yield the inflated content of a gzip file, after which its checksum was compared. Releases the GIL.
+
+    Raises:
+        DataError: the file is truncated or damaged.
+    """
+    inflating = zlib.decompressobj(wbits=31)  # 31: with gzip's header and checksum
+    try:
+        for start in range(0, len(content), _GZIP_BYTES):
+            given: memoryview | bytes = content[start : start + _GZIP_BYTES]
+            while given:
+                if inflating.eof:  # another member follows
+                    inflating = zlib.decompressobj(wbits=31)
+                yield inflating.decompress(given)
+                given = inflating.unused_data
+    except zlib.error as error:
+        raise DataError(f"the gzip data are damaged ({error})") from error
+    if not inflating.eof:
+        raise DataError("the gzip data end early")
 
 
 def open_zip(path: Path, file: BinaryIO) -> zipfile.ZipFile:

@@ -1,8 +1,8 @@
-"""A Slurm cluster on this machine: one controller and two nodes, with all files below one temporary folder.
+"""A Slurm cluster on this machine: one controller and three nodes, with all files below one temporary folder.
 
-The nodes are two slurmd on one host. Each claims four processors, whatever the machine has, so that a job of two nodes
-with two tasks each always fits. The daemons run as the current user, root or not, authenticate with their own munged,
-and end with the process that started them.
+The nodes are three slurmd on one host. Each claims four processors, whatever the machine has, so that a job of three
+nodes with two tasks each always fits. The daemons run as the current user, root or not, authenticate with their own
+munged, and end with the process that started them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "srun", "setpriv")
 """Required programs. Debian and Ubuntu have them in slurm-wlm, munge and util-linux."""
 
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
 PROCESSORS = 4  # that each node claims
 ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
@@ -47,6 +47,7 @@ NO_ANSWER = re.compile("timed out|Unable to contact|Connection|Zero Bytes")
 KILL_WAIT_SECONDS = 20  # from a job's SIGTERM to its SIGKILL
 CREDENTIAL_SECONDS = 10  # lifetime of credentials; a requeued job waits one second longer
 PORTS = range(10000, 32000)
+JOBS = range(1, 10**6)
 draw = random.SystemRandom().sample
 STARTS = 5  # attempts, each with other ports
 PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
@@ -79,7 +80,7 @@ class JobProcess:
 
 
 class Cluster:
-    """A running Slurm: nodes n1 and n2, one partition, no accounting, no GPUs.
+    """A running Slurm: nodes n1 to n3, one partition, no accounting, no GPUs.
 
     Timing, as observed with Slurm 22.05:
 
@@ -376,6 +377,8 @@ def _configuration(folder: Path, munge_socket: Path) -> str:
     controller_port, *node_ports = draw(PORTS, 1 + len(NODES))
     lines = [
         "ClusterName=tests",
+        # The ports of ranks follow from the job's number, and another cluster may run on this machine.
+        f"FirstJobId={random.SystemRandom().choice(JOBS)}",
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={controller_port}",
         f"SlurmUser={user}",

@@ -53,9 +53,9 @@ def test_programs_that_are_not_installed_are_named(tmp_path, monkeypatch):
     assert cluster.missing_programs() == ["slurmd", "srun"]
 
 
-@pytest.mark.parametrize("taken", [0, 1, 2], ids=["the controller's", "the first node's", "the last node's"])
+@pytest.mark.parametrize("taken", [0, 1, 3], ids=["the controller's", "the first node's", "the last node's"])
 def test_daemons_whose_port_is_taken_start_again_with_others(taken, slurm, monkeypatch):
-    draws = [[10_001, 10_002, 10_003]]
+    draws = [[10_001, 10_002, 10_003, 10_004]]
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -223,7 +223,8 @@ def test_the_registry_of_our_launcher_has_no_contradiction(tmp_path: Path, data_
     overrides = ["benchmark=resnet", "scale=test", data, f"launch.results={tmp_path}", "launch.experiments=5"]
     tree = compose(overrides)
     settings = LaunchConfig.load(tree)
-    while (begun := experiment.begin(tree, settings, "s", overrides, {}, cli.admitted))["experiment"]:
+    while entries := experiment.begin(tree, settings, "s", overrides, {}, cli.admitted):
+        (begun,) = entries
         Path(str(begun["log"])).write_text(
             closed_log(
                 "resnet", int(str(begun["seed"])), minutes=1e-3, init_seconds=0.01, start=time.time_ns() // 10**6

@@ -140,7 +140,7 @@ DAMAGES = {
     "truncated record": (WHOLE[:-9], r"the record at byte 0 is truncated: it has 573 bytes, 564 are left"),
     "wrong checksum": (WHOLE[:99] + b"?" + WHOLE[100:], "the checksum of the record at byte 0 is wrong"),
     "another file": (b"JFIF" + WHOLE[4:], "the checksum of the length at byte 0 is wrong: the file is damaged or no"),
-    "truncated gzip": (deflate(WHOLE)[:-99], "the gzip stream is truncated"),
+    "truncated gzip": (deflate(WHOLE)[:-99], "the gzip data end early"),
     "two records": (WHOLE * 2, "it has 2 records, and a file of a sample has one"),
     "cube of another size": (
         encode(*small_cubes.cube(3, 2)), r"a cube of 64 bytes; cubes of 4\^3 voxels at 4 redshifts have 512"
@@ -217,6 +217,15 @@ def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
     text = (root / "train" / LIST).read_text()
     (root / "train" / LIST).write_text(text.replace("s1.tfrecord 573", line))
     with pytest.raises(DataError, match=rf"{LIST}: line 2 is '{line}', not a name and a size"):
+        trained(root)
+
+
+def test_a_list_of_fewer_samples_is_refused(tmp_path: Path) -> None:
+    """It has as many bytes as before, so that its size in the manifest is right."""
+    root = small_cubes.prepared(tmp_path / "data", "plain")
+    text = (root / "train" / LIST).read_text()
+    (root / "train" / LIST).write_text(text.replace("s1.tfrecord 573\ns2.tfrecord 573", f"{'s' * 27} 573"))
+    with pytest.raises(DataError, match=rf"{LIST} has 7 samples where manifest\.json says 8; run"):
         trained(root)
 
 

@@ -195,14 +195,27 @@ def test_a_pair_without_its_label_is_refused(tmp_path: Path) -> None:
         trained(root)
 
 
-@pytest.mark.parametrize("line", ["data-s1.npy 0123abc?", "data-s1.npy-0123abcd", "../ata1.npy 0123abcd"])
+@pytest.mark.parametrize(
+    "line", ["data-s1.npy 0123abc?", "data-s1.npy-0123abcd", "../ata1.npy 0123abcd", "data-s0.npy 0123abcd"]
+)
 def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
     """The manifest has the size of the list, so that all these lines have 20 characters."""
     root = small_images.prepared(tmp_path / "data")
     path = root / "train" / LIST
     lines = path.read_text().splitlines()
     path.write_text("".join(f"{each}\n" for each in (lines[0], line, *lines[2:])))
-    with pytest.raises(DataError, match=rf"^{path}: line 2 is '{re.escape(line)}', no name with CRC-32; run "):
+    with pytest.raises(DataError, match=rf"^{path}: line 2 is '{re.escape(line)}', no new name with CRC-32; run "):
+        trained(root)
+
+
+def test_a_list_of_fewer_samples_is_refused(tmp_path: Path) -> None:
+    """It has as many bytes as before, so that its size in the manifest is right."""
+    root = small_images.prepared(tmp_path / "data")
+    path = root / "train" / LIST
+    first, second, *others = path.read_text().splitlines()
+    path.write_text("".join(f"{each}\n" for each in (f"{'d' * (len(second) + 1)}{first}", *others)))
+    counts = [small_images.COUNTS["train"] - 1, small_images.COUNTS["train"]]
+    with pytest.raises(DataError, match=rf"{LIST} has {counts[0]} samples where manifest\.json says {counts[1]}; run"):
         trained(root)
 
 

@@ -84,7 +84,5 @@ def test_every_image_is_evaluated_once_although_shards_differ(nodes: list[Path])
 def test_a_missing_file_is_no_traceback(tmp_path: Path) -> None:
     root = small_images.prepared(tmp_path / "data")
     (root / "train" / "label-s0.npy").unlink()
-    with pytest.raises(
-        DataError, match=rf"^{root}/train/label-s0\.npy cannot be read: No such file or directory; "
-    ):
+    with pytest.raises(DataError, match=rf"^{root}/train/label-s0\.npy cannot be read: No such file or directory; "):
         staging_plan(root, SIZE)

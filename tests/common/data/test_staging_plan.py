@@ -1,29 +1,27 @@
-"""Plans of staging, the folder of a node, and gzip files that are decoded while they are staged."""
+"""Plans of staging, and the folder of a node."""
 
 from __future__ import annotations
 
-import gzip
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from common.data import staging
 from common.data.staging import (
     LOCK,
     SHARDS,
+    NodeOrder,
     NodeShards,
     SourceFile,
     StagingPlan,
     claimed,
     file_system_in_memory,
-    gunzip,
     read_shards,
     write_shards,
 )
 from common.errors import DataError
+from common.untrusted.archives import gunzip
 
 PLAN = StagingPlan({
     "train": [SourceFile(f"train/{number}", number) for number in range(23)],
@@ -75,41 +73,18 @@ def test_names_outside_of_the_folder_or_twice_are_refused(name: str) -> None:
         StagingPlan({"train": [SourceFile("train/1", 1)]}, [SourceFile(name, 1)])
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inflate few bytes at once."""
-    monkeypatch.setattr(staging, "_GZIP_BYTES", 100)
-
-
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("members", [1, 3])
-def test_gzip_files_are_inflated(members: int) -> None:
-    parts = [random.Random(number).randbytes(700 + number) for number in range(members)]
-    packed = b"".join(gzip.compress(part, mtime=0) for part in parts)
-    assert b"".join(gunzip(memoryview(packed))) == b"".join(parts)
-
-
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("left", [0, 5, 100, 400, -1])
-def test_a_truncated_gzip_file_is_an_error(left: int) -> None:
-    packed = gzip.compress(random.Random(0).randbytes(700), mtime=0)[:left]
-    with pytest.raises(DataError, match="the gzip data end early"):
-        list(gunzip(memoryview(packed)))
-
-
-@pytest.mark.parametrize("position", [0, 350, -6], ids=["header", "data", "checksum"])
-def test_a_damaged_gzip_file_is_an_error(position: int) -> None:
-    packed = bytearray(gzip.compress(random.Random(0).randbytes(700), mtime=0))
-    packed[position] ^= 1
-    with pytest.raises(DataError, match="the gzip data are damaged"):
-        list(gunzip(memoryview(packed)))
-
-
 def test_shards_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_shards(tmp_path) is None
     shards = NodeShards(1, 2, {"train": ["b", "a"], "eval": []})
     write_shards(tmp_path, shards)
     assert read_shards(tmp_path) == shards
+
+
+def test_nodes_have_orders_of_their_own() -> None:
+    """Otherwise, the samples with the same positions in all shards would share every batch of an epoch."""
+    orders = [NodeOrder.of(NodeShards(node, 3, {}), 6, 2 * node + 1, 7) for node in range(3)]
+    assert [(order.nodes, order.replicas, order.replica) for order in orders] == [(3, 2, 1)] * 3
+    assert len({order.seed for order in orders} | {7}) == 4
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": 1, "nodes": 2}', '{"node": "x", "nodes": 2, "files": {}}'])

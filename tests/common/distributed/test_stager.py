@@ -23,11 +23,12 @@ import torch
 import torch.distributed as dist
 
 from common.data.aligned_buffers import ALIGNMENT
-from common.data.staging import SourceFile, StagingPlan, gunzip
+from common.data.staging import SourceFile, StagingPlan
 from common.distributed import staging
 from common.distributed.groups import HostGroup
 from common.distributed.staging import ADDRESS, INSTANCE, INSTANCES, Instances, Stager
 from common.errors import ConfigError, DataError, RankFailure
+from common.untrusted.archives import gunzip
 from tests.conftest import SECONDS
 from tests.forked import FORKS
 from tests.gloo_ranks import on_ranks

@@ -65,6 +65,13 @@ def test_content_of_another_size_is_refused(tmp_path: Path, more: int) -> None:
         npy.viewed(memoryview(content[: 528 + more]))
 
 
+def test_content_of_objects_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([None]))
+    content = (tmp_path / "a.npy").read_bytes()
+    with pytest.raises(ValueError, match="OBJECT"):
+        npy.viewed(memoryview(content[: npy.HEADER_BYTES] + bytes(8)))
+
+
 def test_a_header_of_the_second_format_is_read(tmp_path: Path) -> None:
     made = np.zeros((2, 3), FLOAT)
     with open(tmp_path / "a.npy", "wb") as file:

@@ -41,13 +41,20 @@ def arguments(results: Path, *more: str) -> list[str]:
     return ["benchmark=resnet", "scale=test", f"launch.results={results}", "launch.experiments=2", *more]
 
 
-def next_one(
+def next_ones(
     results: Path, name: str = "s", *more: str, job: str | None = None
-) -> dict[str, str | int | Sequence[str]]:
+) -> list[dict[str, str | int | Sequence[str]]]:
     overrides = arguments(results, *more)
     tree = compose(overrides)
     environment = {"SLURM_JOB_ID": job} if job else {}
     return begin(tree, LaunchConfig.load(tree), name, overrides, environment, cli.admitted)
+
+
+def next_one(
+    results: Path, name: str = "s", *more: str, job: str | None = None
+) -> dict[str, str | int | Sequence[str]]:
+    (only,) = next_ones(results, name, *more, job=job)
+    return only
 
 
 def finish(results: Path, number: int, code: int = 0, name: str = "s", errors: Path | None = None) -> None:
@@ -84,7 +91,7 @@ def test_a_complete_series_has_no_next_experiment_and_needs_no_data(tmp_path: Pa
         start_the_clock(tmp_path, number)
         finish(tmp_path, number)
     assert asked_for_data == [Path("data/resnet")] * 2
-    assert next_one(tmp_path) == {"experiment": 0}
+    assert next_ones(tmp_path) == []
     assert len(asked_for_data) == 2
 
 
@@ -95,7 +102,7 @@ def test_an_experiment_without_run_start_is_replaced(tmp_path: Path) -> None:
         assert next_one(tmp_path)["experiment"] == number
         start_the_clock(tmp_path, number)
         finish(tmp_path, number)
-    assert next_one(tmp_path) == {"experiment": 0}
+    assert next_ones(tmp_path) == []
 
 
 def test_a_run_that_was_cut_off_is_closed_as_aborted(tmp_path: Path) -> None:
@@ -388,7 +395,7 @@ def test_an_unfinished_experiment_of_a_live_job_is_not_closed(tmp_path: Path) ->
     assert "aborted" not in log.read_text()
     assert read_runs(tmp_path)[0].experiments[0].end is None
     environment = {"SLURM_JOB_ID": "13", "MLPERF_LIVE_JOBS": "13"}
-    begun = begin(tree, LaunchConfig.load(tree), "s", [], environment, cli.admitted)
+    (begun,) = begin(tree, LaunchConfig.load(tree), "s", [], environment, cli.admitted)
     assert begun["experiment"] == 2
 
 
@@ -432,7 +439,8 @@ def offline_one(results: Path, *more: str) -> dict[str, str | int | Sequence[str
     with toy.known():
         overrides = [f"benchmark={toy.PICTURES}", "scale=test", f"launch.results={results}", *more]
         tree = compose([*overrides, "launch.experiments=2"])
-        return begin(tree, LaunchConfig.load(tree), "s", overrides, {}, cli.admitted)
+        (only,) = begin(tree, LaunchConfig.load(tree), "s", overrides, {}, cli.admitted)
+        return only
 
 
 def test_the_first_run_of_a_series_has_all_its_checkpoints_scored(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import DataError
-from common.launch.series import RUNS_FILE, Begin, End, append, read_runs, read_series
+from common.launch.series import RUNS_FILE, Begin, BeginInstance, End, append, read_runs, read_series
 
 BEGIN = Begin(
     series="s", experiment=1, declared=2, time="2026-01-01T00:00:00+00:00", seed=7, commit="abcdef0", dirty=False,
@@ -67,6 +67,7 @@ def test_a_folder_without_the_file_has_no_series(tmp_path: Path) -> None:
         ([BEGIN, BEGIN], "begins twice"),
         ([replace(BEGIN, experiment=2), BEGIN], "out of order"),
         ([BEGIN, replace(BEGIN, experiment=2, declared=9)], "was declared with 2"),
+        ([BEGIN, BeginInstance(**asdict(replace(BEGIN, experiment=2)))], "has instances, which train together"),
         ([END], "ends without a begin"),
         ([BEGIN, END, END], "ends twice"),
     ],

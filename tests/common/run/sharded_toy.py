@@ -7,7 +7,8 @@ from pathlib import Path
 
 from benchmarks import WORKLOADS
 from common import cli
-from common.data.staging import SourceFile, StagingPlan, gunzip
+from common.data.staging import SourceFile, StagingPlan
+from common.untrusted.archives import gunzip
 from tests import toy
 from tests.toy.workload import Toy
 
