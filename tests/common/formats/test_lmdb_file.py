@@ -71,9 +71,11 @@ def test_a_sample_that_is_missing_is_an_error(tmp_path: Path) -> None:
 )
 def test_a_file_without_a_length_is_refused_and_closed(length: bytes | None, complaint: str, tmp_path: Path) -> None:
     path = written(tmp_path / "a.lmdb", {b"0": b"value"} | ({} if length is None else {b"length": length}))
-    for _ in range(2):  # the library refuses to open a file twice
-        with pytest.raises(ValueError, match=complaint):
-            LmdbFile(path)
+    with pytest.raises(ValueError, match=complaint) as kept:  # with the object in its traceback
+        LmdbFile(path)
+    with pytest.raises(ValueError, match=complaint):  # the library refuses to open a file twice
+        LmdbFile(path)
+    assert kept.tb is not None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_a_truncated_file_is_not_mapped(damage: Callable[[bytes], bytes], compla
         LmdbFile(tmp_path / "b.lmdb")
 
 
-def test_an_interrupted_file_is_written_again(tmp_path: Path) -> None:
+def test_an_interrupted_file_has_no_length_and_is_written_again(tmp_path: Path) -> None:
     def failing() -> Iterator[bytes]:
         yield from VALUES
         raise RuntimeError("interrupted")
@@ -105,6 +107,11 @@ def test_an_interrupted_file_is_written_again(tmp_path: Path) -> None:
         write(tmp_path / "a.lmdb", failing())
     with pytest.raises(ValueError, match="it has no length"):
         LmdbFile(tmp_path / "a.lmdb")
+    assert write(tmp_path / "a.lmdb", VALUES) == len(VALUES)
+
+
+def test_nothing_of_an_existing_file_stays(tmp_path: Path) -> None:
+    write(tmp_path / "a.lmdb", VALUES)
     write(tmp_path / "a.lmdb", VALUES[:2])
     file = LmdbFile(tmp_path / "a.lmdb")
     assert (file.length, file.read(1)) == (2, VALUES[1])

@@ -65,7 +65,7 @@ def test_tensors_and_numbers_are_read(protocol: int, pickled) -> None:
 
 def tensor(size: tuple, stride: tuple, offset: object = 0, storage: object = None) -> Call:
     """Return the call that makes a tensor of a storage of 6 elements."""
-    storage = torch.arange(6).storage() if storage is None else storage
+    storage = torch.arange(6)._typed_storage() if storage is None else storage
     return Call(torch._utils._rebuild_tensor_v2, storage, offset, size, stride, False, OrderedDict())
 
 
@@ -76,7 +76,7 @@ def storage_of(content: bytes) -> Call:
 def saved(elements: int = 6) -> bytes:
     """Return a storage in the older format of ``torch.save``."""
     file = io.BytesIO()
-    torch.save(torch.arange(elements).storage(), file, _use_new_zipfile_serialization=False)
+    torch.save(torch.arange(elements)._typed_storage(), file, _use_new_zipfile_serialization=False)
     return file.getvalue()
 
 
@@ -85,7 +85,7 @@ def saved(elements: int = 6) -> bytes:
     [
         ({"pos": TENSORS["float"], "evil": Call(os.mkdir, "hurt")}, "posix.mkdir"),
         ({"evil": tensor((6,), (1,), storage=storage_of(pickle.dumps(Call(os.mkdir, "hurt")) * 5))}, "posix.mkdir"),
-        ({"evil": Call(torch._utils._rebuild_tensor, torch.arange(6).storage(), 0, (6,), (1,))}, "torch._utils"),
+        ({"evil": Call(torch._utils._rebuild_tensor, torch.arange(6)._typed_storage(), 0, (6,), (1,))}, "torch._utils"),
         ({"evil": torch_geometric.data.Batch}, "torch_geometric.data.batch"),
     ],
     ids=["attribute", "storage", "function of torch", "class of PyTorch Geometric"],
@@ -111,12 +111,13 @@ def test_other_names_are_refused_and_not_called(state: dict, asked: str, pickled
         tensor((6,), (1,), storage=[1, 2, 3]),
         tensor((6,), (1,), storage=storage_of(saved()[:-1])),
         tensor((6,), (1,), storage=storage_of(saved() + b"0")),
+        tensor((6,), (1,), storage=storage_of(saved()[:-56] + (7).to_bytes(8, "little") + saved()[-48:])),
         tensor((6,), (1,), storage=storage_of(b"")),
         tensor((6,), (1,), storage=storage_of("a text")),
     ],
     ids=[
         "more than the storage", "stride", "offset", "negative stride", "expanded", "overflow", "axes", "fraction",
-        "list", "short storage", "long storage", "empty storage", "text",
+        "list", "short storage", "long storage", "other number of elements", "empty storage", "text",
     ],
 )  # fmt: skip
 def test_tensors_outside_of_their_storage_are_refused(evil: Call, pickled) -> None:
