@@ -15,6 +15,7 @@ WORKLOADS: dict[str, str] = {
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
     "llama31_8b": "benchmarks.llama31_8b.workload:LlamaPretraining",
     "maskrcnn": "benchmarks.maskrcnn.workload:MaskRCNNSegmentation",
+    "oc20": "benchmarks.oc20.workload:OpenCatalystForces",
     "resnet": "benchmarks.resnet.workload:ResNet",
     "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",
     "rgat": "benchmarks.rgat.workload:RgatClassification",

@@ -35,9 +35,9 @@ trap 'buildah rm "$container" >/dev/null' EXIT
 
 # While a layer is written, its files exist three times on the disk, so several small layers need less free space than one.
 commit_layer() {
-  buildah commit --quiet --format docker "$container" "$image" >&2
+  buildah commit --quiet --format docker "$container" "$image-unfinished" >&2
   buildah rm "$container" >/dev/null
-  container=$(buildah from "$image")
+  container=$(buildah from "$image-unfinished")
 }
 
 mounted=$(buildah mount "$container")
@@ -76,6 +76,8 @@ done <<<"$wheels"
 install "${packages[@]}"
 cuda=$(in_image python3 -c 'import torch; print(torch.version.cuda)')
 commit_layer
+buildah tag "$image-unfinished" "$image"
+buildah rmi "$image-unfinished" >/dev/null   # only the name
 
 # NAME-VERSION-….whl; in names, a dash is written as an underscore.
 pins=$(cd "$wheelhouse" && printf '%s\n' *.whl | awk -F- '{ print $1 "==" $2 }' | paste -sd ' ' -)

@@ -115,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     folder = given.folder / "measured-file-reads"
     found: dict[str, list[Used]] = {"blocks": [], "direct": [], "buffered": []}
+    folder.mkdir()
     try:
         paths = write_files(folder, given.files, given.bytes)
         blocks = list(itertools.product(paths, range(0, given.bytes, BLOCK)))

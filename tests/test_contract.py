@@ -53,6 +53,7 @@ SHORT = {
     "llama2_70b_lora": ["hparams.training_steps=4"],
     "llama31_8b": ["benchmark.schedule.last_samples=16"],
     "maskrcnn": ["benchmark.schedule.last_epoch=1"],
+    "oc20": ["benchmark.schedule.last_epoch=1"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],
     "retinanet": ["benchmark.schedule.last_epoch=1"],

@@ -31,6 +31,8 @@ OF_MODULES = {
     "zlib": {"decompress", "decompressobj"},
     "tarfile": {"open"},
     "h5py": {"File"},
+    "lmdb": {"open"},
+    "lzma": {"open"},
     "parquet": {"ParquetFile", "read_table"},
     "soundfile": {"SoundFile", "read"},
 }

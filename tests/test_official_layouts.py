@@ -228,6 +228,13 @@ OFFICIAL = {
     "maskrcnn": of("maskrcnn", {}, "annotations/instances_val2017.json", r"instances_val2017\.json"),
     "resnet": of("resnet", {}, "val", "holds no val pictures"),
     "retinanet": of("retinanet", {}, "class-descriptions-boxable.csv", r"class-descriptions-boxable\.csv is missing"),
+    "oc20": of(
+        "oc20",
+        {"train/*": "s2ef_train_2M/s2ef_train_2M/{name}", "val_id/*": "s2ef_val_id/s2ef_val_id/{name}"},
+        "s2ef_val_id/s2ef_val_id/0000.txt",
+        r"s2ef_val_id/s2ef_val_id/0000\.txt: cannot be read",
+        "s2ef_train_2M",
+    ),
     "rgat": of(
         "rgat",
         {"*/*": "igbh/full/processed/{path}"},

@@ -46,6 +46,8 @@ ADDRESSES = {
     "tokenizer.json",
     ("maskrcnn", "train2017.zip"): "http://images.cocodataset.org/zips/train2017.zip",
     ("maskrcnn", "R-50.pkl"): "https://dl.fbaipublicfiles.com/detectron/ImageNetPretrained/MSRA/R-50.pkl",
+    ("oc20", "s2ef_train_2M.tar"): "https://dl.fbaipublicfiles.com/opencatalystproject/data/s2ef_train_2M.tar",
+    ("oc20", "s2ef_val_id.tar"): "https://dl.fbaipublicfiles.com/opencatalystproject/data/s2ef_val_id.tar",
     ("ssd300", "annotations_trainval2017.zip"): "http://images.cocodataset.org/annotations/"
     "annotations_trainval2017.zip",
     ("ssd300", "resnet34-333f7ec4.pth"): "https://download.pytorch.org/models/resnet34-333f7ec4.pth",

@@ -53,8 +53,8 @@ class CubeReaderConfig:
         prefetch: batches that are read ahead.
         reads: ``direct`` reads past the page cache (O_DIRECT), for data larger than the memory; ``buffered`` reads
             through it; ``auto`` is ``direct`` where the file system supports it.
-        checksums: compute the CRC-32C of every TFRecord, 35 ms per cube of 128^3 voxels. Without it, only ``verify``
-            and ``prepare`` do.
+        checksums: compute the CRC-32C of every TFRecord, tens of ms per cube of 128^3 voxels. Without it, only
+            ``verify`` and ``prepare`` do.
         eval_batch: cubes of one evaluation batch on one rank.
     """
 

@@ -2,7 +2,7 @@
 
 ``prepare`` writes TFRecords without compression, each with an index for DALI, from any layout of
 :mod:`benchmarks.cosmoflow.raw`. ``prepare --adopt`` links files that exist already in one of the formats of
-:mod:`benchmarks.cosmoflow.samples`, for example gzipped TFRecords, which take a fifth of the space.
+:mod:`benchmarks.cosmoflow.samples`, for example gzipped TFRecords, which take about a sixth of the space.
 """
 
 from __future__ import annotations

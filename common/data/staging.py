@@ -30,6 +30,8 @@ from common.errors import DataError
 from common.untrusted.regular_file import read_bytes
 from common.untrusted.strict_json import FILE_ENTRIES, parse
 
+STAGED = "mlperf-staged"
+"""Subfolder of ``staging_dir`` that a run fills and the next one empties."""
 LOCK = "staging.lock"
 SHARDS = "staged.json"
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -215,8 +217,8 @@ def claimed(folder: Path) -> Iterator[None]:
             others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK)
             if others and not (folder / LOCK).exists():
                 raise DataError(
-                    f"staging_dir={folder} has files that no run has staged, such as {others[0]}: give an empty folder "
-                    "on a local disk of each node"
+                    f"{folder} has files that no run has staged, such as {others[0]}: remove them, or give another "
+                    "staging_dir"
                 )
             lock = stack.enter_context(open(folder / LOCK, "ab"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,10 +230,10 @@ def claimed(folder: Path) -> Iterator[None]:
                     entry.unlink()
         except BlockingIOError as error:
             raise DataError(
-                f"staging_dir={folder} is in use by another run on this node: wait for its end, or give another folder"
+                f"{folder} is in use by another run on this node: wait for its end, or give another staging_dir"
             ) from error
         except OSError as error:
-            raise DataError(f"staging_dir={folder} cannot be used: {error.strerror} ({error.filename})") from error
+            raise DataError(f"staging_dir: {folder} cannot be used: {error.strerror} ({error.filename})") from error
         yield
 
 

@@ -83,25 +83,35 @@ class Instances:
             )
         return cls(address, instance, count)
 
-    def group(self, rank: int, ranks: int, timeout: timedelta) -> HostGroup:
+    def group(self, rank: int, ranks: int, patience: timedelta, timeout: timedelta) -> HostGroup:
         """Connect ``rank`` of this instance, which has ``ranks`` ranks, with the same rank of all other instances.
 
+        Args:
+            patience: longest time to wait for the other instances, some of which may start later.
+            timeout: longest time of every exchange after that.
+
         Raises:
-            RankFailure: they did not connect within ``timeout``.
+            RankFailure: they did not connect within ``patience``, or the port of the address is in use.
         """
+        hosts = self.instance == 0 and rank == 0
         try:
             if self.address.startswith("/"):
                 store: dist.Store = dist.FileStore(self.address, self.instances * ranks)
             else:
                 host, _, port = self.address.rpartition(":")
-                hosts = self.instance == 0 and rank == 0
-                store = dist.TCPStore(host, int(port), None, hosts, timeout, wait_for_workers=False)
+                store = dist.TCPStore(host, int(port), None, hosts, patience, wait_for_workers=False)
+            store.set(f"arrived/{rank}/{self.instance}", "")
+            store.wait([f"arrived/{rank}/{each}" for each in range(self.instances)], patience)
             store.set_timeout(timeout)
             return HostGroup(f"staging/{rank}", self.instance, self.instances, store, timeout)
         except RuntimeError as error:
+            if hosts and "EADDRINUSE" in str(error):
+                raise RankFailure(
+                    f"staging: another program has the port of {ADDRESS}={self.address}; give another port"
+                ) from error
             raise RankFailure(
                 f"staging: instance {self.instance} did not meet the {self.instances - 1} others at {self.address} "
-                f"within {timeout.total_seconds():.0f} s: {_first_line(error)}. See whether one of them failed"
+                f"within {patience.total_seconds():.0f} s: {_first_line(error)}. See whether one of them failed"
             ) from error
 
 
@@ -165,7 +175,7 @@ class Stager:
                 self._settle(queue.error or read.exception())
                 buffer = read.result()
                 for file, content in zip(each, self._exchange(each, buffer), strict=True):
-                    queue.put(file, content)
+                    queue.put(file, content, buffer.size)
             queue.drain()
             self._settle(queue.error)
 
@@ -185,7 +195,6 @@ class Stager:
             return
         longest = max(file.bytes for file in files)
         piece = max(1, self._gathered_bytes // self._members)
-        # Empty memory of the system, so that pages are only used as far as files are received.
         received = [AlignedBuffers(1, buffer.size, pin_memory=False)[0] for _ in range(self._members)]
         for start in range(0, longest, piece):
             stop = min(longest, start + piece)
@@ -239,15 +248,19 @@ class _WriteQueue:
     def __exit__(self, *exception: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def put(self, file: SourceFile, content: memoryview) -> None:
-        """Queue a file. Wait while it would exceed the limit, unless it is the only one or a thread has failed."""
+    def put(self, file: SourceFile, content: memoryview, held: int) -> None:
+        """Queue a file. Wait while it would exceed the limit, unless it is the only one or a thread has failed.
+
+        Args:
+            held: size of the buffer that ``content`` is a part of, in bytes.
+        """
         with self._changed:
             self._changed.wait_for(
-                lambda: self.error is not None or not self._files or self._bytes + file.bytes <= self._limit
+                lambda: self.error is not None or not self._files or self._bytes + held <= self._limit
             )
-            self._bytes += file.bytes
+            self._bytes += held
             self._files += 1
-        self._pool.submit(self._write, file, content).add_done_callback(partial(self._written, file))
+        self._pool.submit(self._write, file, content).add_done_callback(partial(self._written, held))
 
     def drain(self) -> None:
         """Wait until all files are written or a thread has failed."""
@@ -268,9 +281,9 @@ class _WriteQueue:
         except DataError as error:
             raise DataError(f"{file.name}: {error}; fetch or prepare it again") from error
 
-    def _written(self, file: SourceFile, future: Future[None]) -> None:
+    def _written(self, held: int, future: Future[None]) -> None:
         with self._changed:
-            self._bytes -= file.bytes
+            self._bytes -= held
             self._files -= 1
             if not future.cancelled():
                 self.error = self.error or future.exception()

@@ -110,8 +110,11 @@ def unpack_example(payload: memoryview) -> dict[str, Feature]:
 
 def _floats(message: memoryview) -> NDArray[np.float32]:
     """Return the values of a FloatList, which are packed into one field, or have a field each."""
-    parts = [_CHECKSUM.pack(value) if isinstance(value, int) else bytes(value) for value in fields(message).get(1, [])]
-    content = b"".join(parts)
+    content = b""
+    for value in fields(message).get(1, []):
+        if isinstance(value, int) and value >> 32:
+            raise Malformed(f"a float32 value has the bits {value:#x}")
+        content += _CHECKSUM.pack(value) if isinstance(value, int) else bytes(value)
     if len(content) % 4:
         raise Malformed(f"a list of float32 values has {len(content)} bytes")
     return np.frombuffer(content, "<f4").astype(np.float32)

@@ -9,6 +9,7 @@ from pathlib import Path
 from common.config.schema import CUSTOM, RunConfig, SessionConfig
 from common.data import manifest
 from common.data.sources import is_adopted
+from common.data.staging import SHARDS
 from common.errors import DataError
 
 
@@ -41,6 +42,11 @@ def require_prepared(run: RunConfig, session: SessionConfig) -> RunConfig:
         DataError: the folder or its manifest is missing (the message has the commands that prepare the data), the
             folder holds the data of another recipe, or the division is closed and the data are custom.
     """
+    if (session.data_dir / SHARDS).exists():
+        raise DataError(
+            f"data_dir={session.data_dir} has the part of a data set that a run has staged for one node; give the "
+            "folder of the whole set"
+        )
     if run.declaration.data_format is None:
         return run
     if _is_unprepared(run, session.data_dir):

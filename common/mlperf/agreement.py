@@ -203,6 +203,7 @@ TRAINING: dict[str, tuple[int, ...]] = {
     "rgat": (94_605_581,),
     "cosmoflow": (524_288,),
     "deepcam": (121_266,),
+    "oc20": (2_000_000,),
 }
 """Benchmark -> possible sizes of its training set, in samples.
 
@@ -227,6 +228,7 @@ EVALUATION: dict[str, tuple[int, ...]] = {
     "rgat": (788_379,),
     "cosmoflow": (65_536,),
     "deepcam": (15_158,),
+    "oc20": (999_866,),
     "openfold": (180,),
 }
 """Benchmark -> possible sizes of its evaluation set, in samples, from the same sources."""

@@ -320,6 +320,8 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
     "oc20": (
         _numeric("opt_learning_rate_warmup_factor", "0 <= factor <= 1", lambda value, _: 0 <= value <= 1),
         _numeric("opt_learning_rate_decay_factor", "0 < factor < 1", lambda value, _: 0 < value < 1),
+        _reference("opt_adamw_weight_decay", 0.01),
+        *_adam("opt_adamw", 0.9, 0.999, 1e-8),
     ),
 }
 """Benchmark -> rows of the rules' table that the checker does not test."""

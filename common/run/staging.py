@@ -11,13 +11,16 @@ from pathlib import Path
 
 from common.config.schema import RunConfig, SessionConfig
 from common.contract.workload import Workload
-from common.data.staging import NodeShards, claimed, file_system_in_memory, write_shards
+from common.data.staging import STAGED, NodeShards, claimed, file_system_in_memory, write_shards
 from common.distributed import job_store
 from common.distributed.rank_info import RankInfo
 from common.distributed.staging import Instances, Stager
 from common.errors import ConfigError
 from common.mlperf.events import RunEvents
 from common.mlperf.rules import Rules
+
+TIMED_LIMIT = timedelta(days=1)
+"""Time limit of staging in rulesets that count it as a part of the measured time, and so need none."""
 
 
 def order_of_data(run: RunConfig, session: SessionConfig) -> str:
@@ -50,11 +53,12 @@ def staged(
         return session.data_dir
     node, local = divmod(rank_info.rank, ranks)
     # Nodes that share a machine, in tests, have a folder each.
-    folder = session.staging_dir / f"node{node}" if run.machines > 1 else session.staging_dir
+    folder = session.staging_dir / (f"{STAGED}-node{node}" if run.machines > 1 else STAGED)
+    _require_apart(folder, session, run)
     plan = workload.staging(session.data_dir)
     if plan is None:
         raise ConfigError(f"staging_dir: {workload.title} reads its data in place; leave staging_dir out")
-    limit, began = timedelta(minutes=rules.init_minutes), time.monotonic()
+    limit, began = time_limit(rules), time.monotonic()
     events.staging_start()
     if local == 0:
         stack.enter_context(claimed(folder))
@@ -68,7 +72,7 @@ def staged(
     group = None
     if instances is not None:
         timeout = timedelta(seconds=session.timeout_seconds)
-        group = instances.group(rank_info.rank, run.world_size, timeout)
+        group = instances.group(rank_info.rank, run.world_size, limit, timeout)
     job_store.meet("staging folders claimed", limit)
     stager = Stager(session.data_dir, folder, group)
     own_seed = workload.layout.shared_generator("staging").initial_seed() & (2**63 - 1)
@@ -84,6 +88,19 @@ def staged(
     job_store.meet("staged and listed", limit)
     events.staging_stop(time.monotonic() - began)
     return folder
+
+
+def time_limit(rules: Rules) -> timedelta:
+    """Return the longest time that staging may take, from the start of the first rank's."""
+    return TIMED_LIMIT if rules.staging_timed else timedelta(minutes=rules.init_minutes)
+
+
+def _require_apart(folder: Path, session: SessionConfig, run: RunConfig) -> None:
+    """Raise ConfigError if ``folder``, which staging empties, has something that the run reads or writes."""
+    others = {"data_dir": session.data_dir, "output_dir": session.output_dir, "resume": session.resume}
+    for name, path in {**others, "assets_dir": run.assets_dir}.items():
+        if path is not None and path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{name}={path}: staging empties {folder}; give another folder")
 
 
 def _nodes(run: RunConfig) -> int:

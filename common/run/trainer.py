@@ -45,7 +45,7 @@ from common.run import checkpoint
 from common.run.checkpoint import Progress
 from common.run.recording import Recording
 from common.run.scoring import EvaluationPoints
-from common.run.staging import order_of_data, staged
+from common.run.staging import order_of_data, staged, time_limit
 from common.run.timed_run import Moment, TimedRun
 from common.step.graphs import StepRunner, named
 from common.step.train_step import StepsInFlight
@@ -255,7 +255,7 @@ class Trainer:
 
     def _stage(self, stack: contextlib.ExitStack) -> None:
         """Copy the data to local disks if the run stages them, and set the folder that training reads."""
-        with self.heartbeat.extended(60 * self.rules.init_minutes, "staging the data"):
+        with self.heartbeat.extended(time_limit(self.rules).total_seconds(), "staging the data"):
             events = self.clock.events
             self._data_dir = staged(self.workload, self.session, self.rank_info, self.rules, events, stack)
 

@@ -31,7 +31,7 @@ DIRECTORY_BYTES = 20 * 2**20
 The directory of COCO's 118,288 training pictures has 13 MB, that of a checkpoint of 10,000 tensors 1 MB.
 """
 _COPIED_AT_ONCE = 2**20
-_GZIP_BYTES = 2**18  # compressed bytes that are inflated at once, to at most 264 MB
+_GZIP_BYTES = 2**18  # compressed bytes that are inflated at once, to at most 271 MB
 
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, zipfile.BadZipFile, struct.error)
 """Exceptions from reading a damaged archive, in addition to OSError of the disk."""
@@ -170,7 +170,10 @@ def gunzip(content: memoryview) -> Iterator[bytes]:
         for start in range(0, len(content), _GZIP_BYTES):
             given: memoryview | bytes = content[start : start + _GZIP_BYTES]
             while given:
-                if inflating.eof:  # another member follows
+                if inflating.eof:  # zeros or another member follow
+                    given = bytes(given).lstrip(b"\0")
+                    if not given:
+                        break
                     inflating = zlib.decompressobj(wbits=31)
                 yield inflating.decompress(given)
                 given = inflating.unused_data

@@ -20,6 +20,7 @@ from common.mlperf.events import RunEvents, hyperparameters
 from common.mlperf.mllog import RunLog
 
 CLICKS = 4_195_197_692
+HPC = ("cosmoflow", "deepcam", "oc20")
 HOTNESS = "[1,2,1,2,6,1,1,1,1,7,3,8,1,6,9,5,1,1,1,12,100,27,10,3,1,1]"
 
 
@@ -87,7 +88,7 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(benchmark, override,
         *(("retinanet", ruleset, "retinanet") for ruleset in ("5.0.0", "5.1.0")),
         *(("rgat", ruleset, "gnn") for ruleset in ("4.0.0", "4.1.0")),
         *(("rgat", ruleset, "rgat") for ruleset in ("5.0.0", "5.1.0")),
-        *((name, ruleset, name) for name in ("cosmoflow", "deepcam") for ruleset in ("1.0.0", "2.0.0", "3.0.0")),
+        *((name, ruleset, name) for name in HPC for ruleset in ("1.0.0", "2.0.0", "3.0.0")),
     ],
 )
 def test_the_log_has_every_hyperparameter_and_the_name_of_the_round(benchmark, ruleset, name, tmp_path):
@@ -103,6 +104,7 @@ RUNS = {
     "rgat": (94_605_581, 788_379, 288 * 16384, 0.7201, "0.05"),
     "cosmoflow": (524_288, 65_536, 1, 0.1239, None),
     "deepcam": (121_266, 15_158, 1, 0.8201, None),
+    "oc20": (2_000_000, 999_866, 1, 0.0359, None),
 }
 """Training and evaluation samples, progress and score of the only evaluation, its fraction of an epoch in the log."""
 
@@ -112,7 +114,7 @@ RUNS = {
     [
         ("dlrm", "1.0.0"), ("dlrm", "2.1.0"), ("dlrm_dcnv2", "3.0.0"), ("dlrm_dcnv2", "4.1.0"), ("dlrm_dcnv2", "6.0.0"),
         ("retinanet", "4.1.0"), ("retinanet", "5.1.0"), ("rgat", "4.1.0"), ("rgat", "5.1.0"), ("cosmoflow", "1.0.0"),
-        ("cosmoflow", "3.0.0"), ("deepcam", "1.0.0"), ("deepcam", "3.0.0"),
+        ("cosmoflow", "3.0.0"), ("deepcam", "1.0.0"), ("deepcam", "3.0.0"), ("oc20", "1.0.0"), ("oc20", "3.0.0"),
     ],
 )  # fmt: skip
 def test_the_official_checker_accepts_the_log_of_a_run(benchmark, ruleset, tmp_path):

@@ -65,10 +65,11 @@ def test_batch_norms_run_on_triton_by_default() -> None:
     assert network.choose_implementations({}, torch.bfloat16) == {"batch_norm": "triton"}
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-3), (torch.bfloat16, 0.1)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-3), (torch.bfloat16, 0.2)], ids=str)
 def test_logits_follow_float64(dtype: torch.dtype, tolerance: float) -> None:
     expected = build("cpu", torch.float64)(images("cpu", torch.float64)).detach()
-    found = build("cuda", dtype)(images("cuda", dtype)).detach().double().cpu()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = build("cuda", dtype)(images("cuda", dtype)).detach().double().cpu()
     assert relative_error(found, expected) < tolerance
 
 

@@ -81,7 +81,7 @@ def test_three_instances_begin_together_and_end_in_three_accepted_logs(slurm: Cl
         (duration,) = [event.metadata["staging_duration"] for event in log.events if event.key == "staging_stop"]
         assert duration > 0
     assert nodes == ["n1", "n2", "n3"]
-    assert all((tmp_path / "staged" / node / "staged.json").exists() for node in nodes)
+    assert all((tmp_path / "staged" / node / "mlperf-staged" / "staged.json").exists() for node in nodes)
     assert sorted(path.name for path in tmp_path.glob("staged_as_*")) == [f"staged_as_{n}.of_3" for n in range(3)]
     assert len({path.read_text() for path in tmp_path.glob("staged_as_*")}) == 1, "instances meet at several addresses"
     assert "3 of 3 instances, 0 pruned" in slurm.output(job)

@@ -117,7 +117,7 @@ def test_the_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 
 def test_files_that_no_run_has_staged_are_refused_and_stay(tmp_path: Path) -> None:
     (tmp_path / "thesis").touch()
-    with pytest.raises(DataError, match=f"staging_dir={tmp_path} has files that no run has staged, such as thesis"):
+    with pytest.raises(DataError, match=f"{tmp_path} has files that no run has staged, such as thesis"):
         claimed(tmp_path).__enter__()
     assert list(names(tmp_path)) == ["thesis"]
 
@@ -125,7 +125,7 @@ def test_files_that_no_run_has_staged_are_refused_and_stay(tmp_path: Path) -> No
 def test_the_folder_of_a_running_run_is_refused_and_stays(tmp_path: Path) -> None:
     with claimed(tmp_path):
         (tmp_path / "1").touch()
-        with pytest.raises(DataError, match=f"staging_dir={tmp_path} is in use by another run"):
+        with pytest.raises(DataError, match=f"{tmp_path} is in use by another run"):
             claimed(tmp_path).__enter__()
         assert set(names(tmp_path)) == {LOCK, "1"}
 

@@ -29,7 +29,6 @@ from common.distributed.groups import HostGroup
 from common.distributed.staging import ADDRESS, INSTANCE, INSTANCES, Instances, Stager
 from common.errors import ConfigError, DataError, RankFailure
 from common.untrusted.archives import gunzip
-from tests.conftest import SECONDS
 from tests.forked import FORKS
 from tests.gloo_ranks import on_ranks
 
@@ -79,7 +78,7 @@ def staged_by(plan: StagingPlan, rank: int, world: int, folder: str) -> tuple[li
         names of the files that this rank has read, names of those that it needs, and its error.
     """
     root, (instance, own) = Path(folder), divmod(rank, RANKS)
-    group = Instances(f"{folder}/meeting", instance, 2).group(own, RANKS, timedelta(seconds=SECONDS))
+    group = Instances(f"{folder}/meeting", instance, 2).group(own, RANKS, PATIENCE, PATIENCE)
     stager = Stager(root / "source", root / f"instance{instance}", group, gathered_bytes=1500)
     files = plan.of_node(stager.agree(plan, instance, 1, RANKS), 0, 1)["train"][own::RANKS]
     error = ""
@@ -125,7 +124,7 @@ def test_an_instance_that_cannot_write_its_last_files_ends_the_others_too(tmp_pa
 
 
 def different(rank: int, world: int, folder: str) -> str:
-    group = Instances(f"{folder}/meeting", rank, 2).group(0, 1, timedelta(seconds=SECONDS))
+    group = Instances(f"{folder}/meeting", rank, 2).group(0, 1, PATIENCE, PATIENCE)
     plan = StagingPlan({"train": [SourceFile("a", 1 + rank)]})
     try:
         Stager(Path(folder), Path(folder), group).agree(plan, 0, 1, 1)
@@ -139,7 +138,7 @@ def test_instances_with_different_files_are_refused(tmp_path: Path) -> None:
 
 
 def meet(folder: Path, instance: int) -> HostGroup:
-    return Instances(str(folder / "meeting"), instance, 2).group(0, 1, PATIENCE)
+    return Instances(str(folder / "meeting"), instance, 2).group(0, 1, PATIENCE, PATIENCE)
 
 
 def lost(folder: Path, plan: StagingPlan, last: int) -> None:
@@ -174,15 +173,42 @@ def test_an_instance_that_is_lost_ends_the_others_with_a_message(last: int, tmp_
 def test_an_instance_that_does_not_come_is_reported(tmp_path: Path) -> None:
     group = Instances(str(tmp_path / "meeting"), 0, 2)
     with pytest.raises(RankFailure, match=r"instance 0 did not meet the 1 others at .*/meeting within 1 s"):
-        group.group(0, 1, timedelta(seconds=1))
+        group.group(0, 1, timedelta(seconds=1), PATIENCE)
+
+
+def test_instances_that_start_later_have_more_time_than_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    class Store:
+        def __init__(self, *given: object) -> None:
+            pass
+
+        def set(self, key: str, value: str) -> None:
+            pass
+
+        def wait(self, keys: list[str], patience: timedelta) -> None:
+            waited.append((keys, patience))
+            raise RuntimeError("nobody came")
+
+    monkeypatch.setattr(dist, "FileStore", Store)
+    with pytest.raises(RankFailure, match="within 1800 s: nobody came"):
+        Instances("/shared/meeting", 1, 3).group(4, 8, timedelta(minutes=30), timedelta(seconds=5))
+    assert waited == [(["arrived/4/0", "arrived/4/1", "arrived/4/2"], timedelta(minutes=30))]
+
+
+def test_a_port_in_use_is_named() -> None:
+    taken = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    message = f"another program has the port of MLPERF_STAGING_ADDRESS=127.0.0.1:{taken.port}; give another port"
+    with pytest.raises(RankFailure, match=message):
+        Instances(f"127.0.0.1:{taken.port}", 0, 2).group(0, 1, PATIENCE, PATIENCE)
 
 
 def test_instances_meet_at_a_port() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    settings = (timedelta(seconds=SECONDS),)
+    store.set("arrived/5/0", "")
     with ThreadPoolExecutor(1) as pool:
-        second = pool.submit(Instances(f"127.0.0.1:{store.port}", 1, 2).group, 5, 6, *settings)
-        groups = [HostGroup("staging/5", 0, 2, store, *settings), second.result()]
+        second = pool.submit(Instances(f"127.0.0.1:{store.port}", 1, 2).group, 5, 6, PATIENCE, PATIENCE)
+        groups = [HostGroup("staging/5", 0, 2, store, PATIENCE), second.result()]
         gathered = [[torch.zeros(1), torch.zeros(1)] for _ in groups]
         other = pool.submit(groups[1].gather, torch.tensor([7.0]), gathered[1])
         groups[0].gather(torch.tensor([3.0]), gathered[0])
@@ -200,7 +226,7 @@ def test_rank_0_of_instance_0_opens_the_port(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(dist, "TCPStore", opened)
     for instance, rank in itertools.product(range(2), range(2)):
         with pytest.raises(RankFailure, match="asked enough"):
-            Instances("127.0.0.1:29500", instance, 2).group(rank, 2, PATIENCE)
+            Instances("127.0.0.1:29500", instance, 2).group(rank, 2, PATIENCE, PATIENCE)
     assert hosts == {(0, 0): True, (0, 1): False, (1, 0): False, (1, 1): False}
 
 

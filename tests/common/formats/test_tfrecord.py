@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.formats.protobuf import Malformed, encode_field
+from common.formats.protobuf import Malformed, encode_field, encode_varint
 from common.formats.tfrecord import (
     check_index,
     deflate,
@@ -144,6 +144,14 @@ def test_checksums_of_payloads_can_be_left_out() -> None:
     assert payloads(whole.replace(b"pay", b"PAY"), checksums=False) == [b"PAYload"]
     with pytest.raises(Malformed, match="the checksum of the length at byte 0"):
         payloads(b"\x06" + whole[1:], checksums=False)
+
+
+def test_a_number_of_more_than_32_bits_is_no_float32() -> None:
+    values = encode_varint(1 << 3) + encode_varint(1 << 32)  # field 1 as a varint
+    feature = encode_field(2, encode_field(2, values))
+    example = encode_field(1, encode_field(1, encode_field(1, b"y") + feature))
+    with pytest.raises(Malformed, match="a float32 value has the bits 0x100000000"):
+        unpack_example(memoryview(example))
 
 
 def test_a_gzip_stream_is_inflated_within_its_bound() -> None:

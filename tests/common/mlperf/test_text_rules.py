@@ -158,6 +158,7 @@ ROWS: list[tuple[str, dict[str, object], str, object, object]] = [
     ("deepcam", {}, "opt_eps", 1e-6, 1e-8),
     ("oc20", {}, "opt_name", "AdamW", "Adam"),
     ("oc20", {}, "opt_learning_rate_decay_factor", 0.1, 1.5),
+    ("oc20", {}, "opt_adamw_weight_decay", 0.01, 0.0),
     ("openfold", {}, "opt_gradient_clip_norm", 0.1, 1.0),
 ]
 """Benchmark, values that a rule needs, key, a value of the rules, reference or published logs, and one they forbid."""

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from common import cli
 from common.config.composition import compose
 from common.config.schema import BenchmarkConfig
 from common.contract.workload import Workload
-from common.data.staging import LOCK, SHARDS, read_shards
+from common.data.staging import LOCK, SHARDS, STAGED, read_shards
 from common.distributed.staging import ADDRESS, INSTANCE, INSTANCES
 from common.errors import ConfigError, DataError, RankFailure
 from common.mlperf.admission import admit
@@ -68,7 +69,7 @@ def test_data_are_staged_where_the_rules_have_it_and_read_there(ruleset, data, t
 
     monkeypatch.setattr(Toy, "open_data", open_and_note)
     run.train()
-    assert opened == [tmp_path / "local"]
+    assert opened == [tmp_path / "local" / STAGED]
     assert losses(tmp_path / "out") == losses(tmp_path / "plain")
     log = tmp_path / "out" / "mlperf.log"
     keys = ("init_start", "staging_start", "staging_stop", "init_stop", "run_start", "train_samples")
@@ -79,13 +80,39 @@ def test_data_are_staged_where_the_rules_have_it_and_read_there(ruleset, data, t
     assert judge(log, ruleset).kind == "format"  # synthetic data
 
 
-def test_the_next_run_replaces_the_staged_files(data, tmp_path):
+def test_the_next_run_replaces_the_staged_files_and_nothing_beside_them(data, tmp_path):
     local = tmp_path / "local"
+    local.mkdir()
+    data = data.rename(local / "data")
+    staged = local / STAGED
     for number in range(2):
-        trainer(data, tmp_path / f"out{number}", f"staging_dir={local}").train()
-        assert read_shards(local) is not None
-        assert not (local / "of another run").exists()
-        (local / "of another run").touch()
+        trainer(data, local / f"out{number}", f"staging_dir={local}").train()
+        assert read_shards(staged) is not None
+        assert not (staged / "of another run").exists()
+        (staged / "of another run").touch()
+    assert sorted(path.name for path in local.iterdir()) == ["data", STAGED, "out0", "out1"]
+    assert (local / "out0" / "mlperf.log").exists()
+
+
+@pytest.mark.parametrize("name", ["data_dir", "output_dir", "assets_dir"])
+def test_a_folder_of_the_run_is_never_emptied(name, data, tmp_path):
+    trainer(data, tmp_path / "first", f"staging_dir={tmp_path}").train()
+    inside = tmp_path / STAGED / "deeper" / "folder"
+    shutil.copytree(data, inside)
+    (tmp_path / "link").symlink_to(inside)
+    settings = {"data_dir": data, "output_dir": tmp_path / "out", name: tmp_path / "link"}
+    overrides = [f"{key}={path}" for key, path in settings.items()]
+    run = toy.trainer([*training(data, tmp_path / "out", LAST)[1:], *overrides, f"staging_dir={tmp_path}"], Toy)
+    with pytest.raises(ConfigError, match=f"{name}={tmp_path / 'link'}: staging empties"):
+        run.train()
+    assert (inside / "manifest.json").exists()
+
+
+def test_the_part_of_a_node_is_no_data_set(data, tmp_path):
+    trainer(data, tmp_path / "out", f"staging_dir={tmp_path}").train()
+    done = suite(*training(tmp_path / STAGED, tmp_path / "out2"))
+    assert done.code == DataError.exit_code
+    assert "has the part of a data set that a run has staged for one node" in the_message(done)
 
 
 def test_two_instances_of_two_ranks_stage_together(data, tmp_path):
@@ -100,7 +127,7 @@ def test_two_instances_of_two_ranks_stage_together(data, tmp_path):
     assert [each.code for each in ended] == [10, 10], [each.errors for each in ended]
     names = {*json.loads((data / "manifest.json").read_text())["files"], "manifest.json"}
     for instance in range(2):
-        staged = {path.name: path for path in (tmp_path / f"local{instance}").iterdir()}
+        staged = {path.name: path for path in (tmp_path / f"local{instance}" / STAGED).iterdir()}
         assert set(staged) == {*names, LOCK, SHARDS}
         assert all(staged[name].read_bytes() == (data / name).read_bytes() for name in names)
 
@@ -115,32 +142,32 @@ def test_each_of_two_nodes_gets_its_shard(data, tmp_path):
     with started(arguments, command=ranked("tests.common.run.sharded_toy", 4)) as process:
         done = finish(process, SECONDS)
     assert done.code == 10, done.errors
-    found = [read_shards(tmp_path / "local" / f"node{node}") for node in range(2)]
+    found = [read_shards(tmp_path / "local" / f"{STAGED}-node{node}") for node in range(2)]
     assert [(shards.node, shards.nodes) for shards in found] == [(0, 2), (1, 2)]
     for folder, counts in zip(FOLDERS, ((5, 4), (2, 2)), strict=True):
         assert tuple(len(shards.files[folder]) for shards in found) == counts
         names = sorted(name for shards in found for name in shards.files[folder])
         assert names == [f"{folder}/{number}" for number in range(sum(counts))]
         for node, shards in enumerate(found):
-            root = tmp_path / "local" / f"node{node}"
+            root = tmp_path / "local" / f"{STAGED}-node{node}"
             assert {f"{folder}/{path.name}" for path in (root / folder).iterdir()} == set(shards.files[folder])
             assert all((root / name).read_text() == name.replace("/", " ") for name in shards.files[folder])
 
 
-def test_an_instance_without_the_other_ends_with_one_message(data, tmp_path):
-    settings = [f"staging_dir={tmp_path / 'local'}", "scale.gpus_per_node=2", "timeout_seconds=8"]
-    shared = {ADDRESS: str(tmp_path / "meeting"), INSTANCE: "1", INSTANCES: "2"}
-    with started(training(data, tmp_path / "out", *settings), **shared) as process:
-        done = finish(process, SECONDS)
-    assert done.code == RankFailure.exit_code
-    message = f"staging: instance 1 did not meet the 1 others at {tmp_path / 'meeting'} within 8 s"
-    assert message in the_message(done)
+def test_an_instance_waits_for_the_others_as_long_as_staging_may_take(data, tmp_path, monkeypatch):
+    for name, value in {ADDRESS: str(tmp_path / "meeting"), INSTANCE: "1", INSTANCES: "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(staging_of_runs, "time_limit", lambda rules: timedelta(seconds=rules.init_minutes / 10))
+    run = trainer(data, tmp_path / "out", f"staging_dir={tmp_path / 'local'}")
+    message = f"staging: instance 1 did not meet the 1 others at {tmp_path / 'meeting'} within 3 s"
+    with pytest.raises(RankFailure, match=message):
+        run.train()
 
 
 def test_a_folder_with_other_files_is_one_error(data, tmp_path):
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis").touch()
-    done = suite(*training(data, tmp_path / "out", f"staging_dir={tmp_path / 'home'}", "scale.gpus_per_node=2"))
+    (tmp_path / STAGED).mkdir()
+    (tmp_path / STAGED / "thesis").touch()
+    done = suite(*training(data, tmp_path / "out", f"staging_dir={tmp_path}", "scale.gpus_per_node=2"))
     assert done.code == DataError.exit_code
     assert "has files that no run has staged, such as thesis" in the_message(done)
 

@@ -27,6 +27,11 @@ def test_gzip_files_are_inflated(members: int) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
+def test_zeros_behind_the_last_member_are_padding() -> None:
+    assert b"".join(gunzip(memoryview(gzip.compress(b"all", mtime=0) + bytes(1000)))) == b"all"
+
+
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("left", [0, 5, 100, 400, -1])
 def test_a_truncated_gzip_file_is_an_error(left: int) -> None:
     packed = gzip.compress(random.Random(0).randbytes(700), mtime=0)[:left]

@@ -1,0 +1,1 @@
+"""OpenCatalyst 2020: a graph network predicts the forces on adsorbates and catalysts."""

@@ -1,0 +1,58 @@
+"""Evaluation of OpenCatalyst: the mean absolute error of the forces, over all components of free atoms (HPC rules)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from benchmarks.oc20.model import DimeNetPlusPlus, force_errors
+from common.contract.evaluation import Predictions, Scorer
+from common.data.batches import EvalSource
+from common.distributed.layout import Layout
+from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
+
+AXES = 3
+"""Components of a force."""
+
+
+class ForceMAE(Scorer):
+    """Scorer that divides the sum of the absolute errors by the number of components."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Return ``force_mae`` in eV/angstrom, and ``eval_samples``.
+
+        Raises:
+            RuntimeError: not every structure was evaluated exactly once.
+        """
+        values, samples = predictions.values, predictions.values["samples"]
+        check_whole_set(samples, values["expected"], "structures")
+        return {"force_mae": values["error"] / (AXES * values["free"]), "eval_samples": samples}
+
+
+def evaluation_of(
+    model: DimeNetPlusPlus,
+    force_std: float,
+    example: dict[str, Tensor],
+    open_source: Callable[[Path], EvalSource],
+    layout: Layout,
+    capture: bool,
+) -> CountedEvaluation:
+    """Return the evaluation of the network that is being trained.
+
+    Args:
+        force_std: the network's unit of forces, in eV/angstrom.
+        example: a batch on the device, as :mod:`benchmarks.oc20.data` describes it.
+        open_source: returns this replica's batches from the data folder.
+        layout: the ranks that share the evaluation set.
+        capture: replay the passes as a CUDA graph.
+    """
+    counts = Counts(layout, ("samples", "free"), ("error",))
+
+    def count(batch: dict[str, Tensor]) -> None:
+        free_A = batch["free"].double()
+        error = force_errors(model(batch).double() * force_std, batch["force"].double(), free_A)
+        counts.add(batch["samples"].double(), free_A.sum(), error)
+
+    return CountedEvaluation(ForceMAE(), model, count, counts, example, open_source, capture)

@@ -1,0 +1,264 @@
+"""The network of OpenCatalyst: DimeNet++ (Gasteiger et al., arXiv:2011.14115), whose forces are minus the gradient of
+the energy with respect to the positions.
+
+Messages live on directed edges j -> i from an atom's neighbours, which can be periodic images, to the atom. In every
+interaction, an edge j -> i receives the messages of all edges k -> j, weighted by a function of distance and angle.
+Output blocks sum messages into atoms. The angles are those of detached positions, as in the MLPerf HPC reference: only
+distances contribute to forces.
+
+Distances, basis functions, the sums over triplets and over edges, and the last layers are at least fp32. All other
+layers, and their activations, have the dtype of :meth:`DimeNetPlusPlus.cast`.
+
+Padding edges of a micro-batch connect the last atom, which is padding, with itself. Their length is the cutoff, where
+all basis functions are 0, and does not depend on a position. So padding affects no real atom and no gradient.
+
+Shapes: A atoms, E edges, T triplets, H hidden channels, R radial functions, S orders of spherical functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.oc20.basis import RadialBasis, SphericalBasis
+from benchmarks.oc20.graph import CUTOFF
+from benchmarks.oc20.ops.triplet_sum import TRIPLET_SUM, triplet_sum_reference
+from common.config.ranges import AtLeast, NotNegative
+from common.ops.operation import Operation
+
+OPERATIONS: dict[str, Operation] = {"triplet_sum": TRIPLET_SUM}
+"""Operations whose implementation can be chosen in ``model.implementations``."""
+
+ELEMENTS = 95
+"""Rows of the embedding: atomic numbers 0, for padding, to 94."""
+
+
+@dataclass(frozen=True)
+class DimeNetArchitecture:
+    """Constants of the network.
+
+    Attributes:
+        hidden: H, channels of a message.
+        out_embedding: channels of an atom in the output blocks.
+        blocks: interaction blocks.
+        triplet_embedding: channels of a message in the sum over triplets.
+        basis_embedding: channels between the two layers of a basis.
+        radial, spherical: R and S.
+        envelope_exponent: see :func:`benchmarks.oc20.basis.envelope`.
+        before_skip, after_skip: residual layers of an interaction block before and after its skip connection.
+        output_layers: layers of an output block behind its first one.
+    """
+
+    hidden: Annotated[int, AtLeast(1)]
+    out_embedding: Annotated[int, AtLeast(1)]
+    blocks: Annotated[int, AtLeast(1)]
+    triplet_embedding: Annotated[int, AtLeast(1)]
+    basis_embedding: Annotated[int, AtLeast(1)]
+    radial: Annotated[int, AtLeast(1)]
+    spherical: Annotated[int, AtLeast(2)]
+    envelope_exponent: Annotated[int, AtLeast(1)]
+    before_skip: Annotated[int, NotNegative]
+    after_skip: Annotated[int, NotNegative]
+    output_layers: Annotated[int, AtLeast(1)]
+
+
+class WideLinear(nn.Linear):
+    """A linear layer without bias whose weight is at least fp32 in every precision."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+
+class Residual(nn.Module):
+    """x + swish(W2 swish(W1 x + b1) + b2)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(channels, channels)
+        self.second = nn.Linear(channels, channels)
+
+    def forward(self, x_EH: Tensor) -> Tensor:
+        """Return the result, (E, H)."""
+        return x_EH + F.silu(self.second(F.silu(self.first(x_EH))))
+
+
+class EmbeddingBlock(nn.Module):
+    """The first message of an edge: from the elements of its atoms and its distance."""
+
+    def __init__(self, sizes: DimeNetArchitecture) -> None:
+        super().__init__()
+        self.elements = nn.Embedding(ELEMENTS, sizes.hidden)
+        self.radial = nn.Linear(sizes.radial, sizes.hidden)
+        self.dense = nn.Linear(3 * sizes.hidden, sizes.hidden)
+
+    def forward(self, number_A: Tensor, radial_ER: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
+        """Return messages (E, H)."""
+        atoms_AH = self.elements(number_A)
+        ends = (atoms_AH.index_select(0, target_E), atoms_AH.index_select(0, source_E))
+        return F.silu(self.dense(torch.cat([*ends, F.silu(self.radial(radial_ER))], 1)))
+
+
+class InteractionBlock(nn.Module):
+    """Messages of edges k -> j, summed into those of edges j -> i.
+
+    Args:
+        triplet_sum: see :func:`benchmarks.oc20.ops.triplet_sum.triplet_sum_reference`.
+    """
+
+    def __init__(self, sizes: DimeNetArchitecture, triplet_sum: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._triplet_sum = triplet_sum
+        hidden, basis, triplet = sizes.hidden, sizes.basis_embedding, sizes.triplet_embedding
+        self.radial_1 = nn.Linear(sizes.radial, basis, bias=False)
+        self.radial_2 = nn.Linear(basis, hidden, bias=False)
+        self.spherical_1 = WideLinear(sizes.spherical * sizes.radial, basis)
+        self.spherical_2 = WideLinear(basis, triplet)
+        self.kj = nn.Linear(hidden, hidden)
+        self.ji = nn.Linear(hidden, hidden)
+        self.down = nn.Linear(hidden, triplet, bias=False)
+        self.up = nn.Linear(triplet, hidden, bias=False)
+        self.before = nn.Sequential(*(Residual(hidden) for _ in range(sizes.before_skip)))
+        self.dense = nn.Linear(hidden, hidden)
+        self.after = nn.Sequential(*(Residual(hidden) for _ in range(sizes.after_skip)))
+
+    def forward(
+        self, x_EH: Tensor, radial_ER: Tensor, basis_ESR: Tensor, unit_E3: Tensor, kj_T: Tensor, ji_T: Tensor
+    ) -> Tensor:
+        """Return new messages (E, H); see :mod:`benchmarks.oc20.ops.triplet_sum`."""
+        message_EH = F.silu(self.kj(x_EH)) * self.radial_2(self.radial_1(radial_ER))
+        small_EC = F.silu(self.down(message_EH)).to(basis_ESR.dtype)
+        weights = self.spherical_1.weight, self.spherical_2.weight
+        summed_EC = self._triplet_sum(small_EC, basis_ESR, unit_E3, *weights, kj_T, ji_T)
+        h_EH = F.silu(self.ji(x_EH)) + F.silu(self.up(summed_EC.to(x_EH.dtype)))
+        return self.after(F.silu(self.dense(self.before(h_EH))) + x_EH)
+
+
+class OutputBlock(nn.Module):
+    """The energy of an atom, from the messages of its edges."""
+
+    def __init__(self, sizes: DimeNetArchitecture) -> None:
+        super().__init__()
+        self.radial = nn.Linear(sizes.radial, sizes.hidden, bias=False)
+        self.up = nn.Linear(sizes.hidden, sizes.out_embedding)
+        self.dense = nn.ModuleList(
+            nn.Linear(sizes.out_embedding, sizes.out_embedding) for _ in range(sizes.output_layers)
+        )
+        self.last = WideLinear(sizes.out_embedding, 1)
+
+    def forward(self, x_EH: Tensor, radial_ER: Tensor, target_E: Tensor, atoms: int) -> Tensor:
+        """Return the energies of all atoms, (A, 1), at least fp32."""
+        wide = self.last.weight.dtype
+        message_EH = (self.radial(radial_ER) * x_EH).to(wide)
+        summed_AH = message_EH.new_zeros(atoms, message_EH.shape[1]).index_add(0, target_E, message_EH)
+        x_AC = self.up(summed_AH.to(x_EH.dtype))
+        for layer in self.dense:
+            x_AC = F.silu(layer(x_AC))
+        return self.last(x_AC.to(wide))
+
+
+class DimeNetPlusPlus(nn.Module):
+    """The network, with the initial weights of the reference. Its last layers are 0, and so are its first forces.
+
+    Args:
+        generator: on the CPU, of the initial weights; None leaves PyTorch's.
+        triplet_sum: see :class:`InteractionBlock`.
+
+    Attributes:
+        detach_angles: whether angles are constants to the forces, as the rules' network has them.
+    """
+
+    detach_angles = True
+
+    def __init__(
+        self,
+        sizes: DimeNetArchitecture,
+        generator: torch.Generator | None = None,
+        triplet_sum: Callable[..., Tensor] = triplet_sum_reference,
+    ) -> None:
+        super().__init__()
+        basis = (sizes.radial, CUTOFF, sizes.envelope_exponent)
+        self.radial = RadialBasis(*basis)
+        self.spherical = SphericalBasis(sizes.spherical, *basis)
+        self.embedding = EmbeddingBlock(sizes)
+        self.interactions = nn.ModuleList(InteractionBlock(sizes, triplet_sum) for _ in range(sizes.blocks))
+        self.outputs = nn.ModuleList(OutputBlock(sizes) for _ in range(sizes.blocks + 1))
+        if generator is not None:
+            self._initialise(generator)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator) -> None:
+        self.embedding.elements.weight.uniform_(-(3**0.5), 3**0.5, generator=generator)
+        for name, layer in self.named_modules():
+            if not isinstance(layer, nn.Linear):
+                continue
+            # layers of the embedding, and one bias of an output block, are PyTorch's: uniform within 1 / sqrt(fan in)
+            bound, in_embedding = layer.in_features**-0.5, name.startswith("embedding.")
+            if in_embedding:
+                layer.weight.uniform_(-bound, bound, generator=generator)
+            elif name.endswith(".last"):
+                layer.weight.zero_()
+            else:
+                nn.init.orthogonal_(layer.weight, generator=generator)
+                layer.weight.mul_((2 / (sum(layer.weight.shape) * layer.weight.var())).sqrt())
+            if layer.bias is not None and (in_embedding or name.endswith(".up")):
+                layer.bias.uniform_(-bound, bound, generator=generator)
+            elif layer.bias is not None:
+                layer.bias.zero_()
+
+    def cast(self, dtype: torch.dtype) -> DimeNetPlusPlus:
+        """Convert the dense layers to ``dtype``; frequencies and :class:`WideLinear` layers to at least fp32."""
+        wide = torch.promote_types(dtype, torch.float32)
+        self.radial.to(wide)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear | nn.Embedding):
+                layer.to(wide if isinstance(layer, WideLinear) else dtype)
+        return self
+
+    def atom_energies(self, tensors: dict[str, Tensor], position_A3: Tensor) -> Tensor:
+        """Return the atoms' parts of the energy, (A,), at least fp32, in units of the standard deviation of the data.
+
+        Args:
+            tensors: ``atomic_number`` (A,), ``edge_source`` (j), ``edge_target`` (i) and ``edge_shift`` (E, 3) in
+                angstrom of the edges, ``triplet_kj`` and ``triplet_ji``, the edges of the triplets (T,).
+            position_A3: in angstrom; the vector of an edge is position[j] - position[i] + shift.
+        """
+        source_E, target_E = tensors["edge_source"], tensors["edge_target"]
+        kj_T, ji_T = tensors["triplet_kj"], tensors["triplet_ji"]
+        vector_E3 = position_A3.index_select(0, source_E) - position_A3.index_select(0, target_E)
+        vector_E3 = vector_E3 + tensors["edge_shift"].to(vector_E3.dtype)
+        distance_E = torch.linalg.vector_norm(vector_E3, dim=1)
+
+        unit_E3 = vector_E3 / distance_E[:, None]
+        if self.detach_angles:
+            unit_E3 = unit_E3.detach()
+        basis_ESR = self.spherical(distance_E)
+
+        dtype = self.embedding.dense.weight.dtype
+        radial_ER = self.radial(distance_E).to(dtype)
+        x_EH = self.embedding(tensors["atomic_number"], radial_ER, source_E, target_E)
+        energy_A1 = self.outputs[0](x_EH, radial_ER, target_E, len(position_A3))
+        for interaction, output in zip(self.interactions, list(self.outputs)[1:], strict=True):
+            x_EH = interaction(x_EH, radial_ER, basis_ESR, unit_E3, kj_T, ji_T)
+            energy_A1 = energy_A1 + output(x_EH, radial_ER, target_E, len(position_A3))
+        return energy_A1[:, 0]
+
+    def forward(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the forces (A, 3), in units of the standard deviation of the data; see :meth:`atom_energies`.
+
+        In training mode they can be differentiated by the parameters. They exist without the caller's gradients, too.
+        """
+        with torch.enable_grad():
+            position_A3 = tensors["position"].detach().to(self.radial.frequencies.dtype).requires_grad_()
+            energy = self.atom_energies(tensors, position_A3).sum()
+            (gradient_A3,) = torch.autograd.grad(energy, position_A3, create_graph=self.training)
+        return -gradient_A3
+
+
+def force_errors(force_A3: Tensor, target_A3: Tensor, free_A: Tensor) -> Tensor:
+    """Return the sum of the absolute errors of the free atoms' components, 0-d, at least fp32."""
+    return ((force_A3 - target_A3).abs().sum(1) * free_A).sum()

@@ -1,0 +1,1 @@
+"""Operations that only OpenCatalyst uses, with one package each, as in :mod:`common.ops`."""

@@ -1,0 +1,158 @@
+"""Folder of prepared samples: structures with their edges, in LMDB files.
+
+``train`` and ``val_id`` have ``data.0000.lmdb`` and so on, with the keys of :mod:`common.formats.lmdb_file`. A value is
+a record of :mod:`common.formats.packed_arrays`: a :class:`Structure` with the types of :data:`FIELDS`. Beside each
+file, ``data.0000.npy`` has the counts of its samples, int32 (S, 4), as in :data:`COUNTS`. The samples of a split are
+numbered through all files, sorted by name.
+
+Axes: S samples; N atoms; E edges; T triplets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.oc20.graph import Edges, count_triplets
+from common.data import manifest
+from common.data.manifest import Manifest
+from common.errors import DataError
+from common.formats import npy
+from common.formats.lmdb_file import LmdbFile
+from common.formats.packed_arrays import Fields, pack, unpack
+from common.formats.raw_files import listed
+
+FORMAT = "oc20-lmdb/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=oc20 --raw-dir RAW --data-dir DATA"
+SPLITS = {"train": "train", "eval": "val_id"}
+"""Prefix of the manifest's count to the folder."""
+PATTERN = "data.*.lmdb"
+COUNTS = ("atoms", "edges", "triplets", "free")
+"""Columns of the counts of a sample; ``free`` is the number of atoms that are not fixed."""
+ATOMS, EDGES, TRIPLETS, FREE = range(len(COUNTS))
+REMEDY = "prepare the data again"
+FIELDS: Fields = {
+    "y": ("<f8", ()),
+    "sid": ("<i8", ()),
+    "fid": ("<i8", ()),
+    "cell": ("<f4", (3, 3)),
+    "pos": ("<f4", ("N", 3)),
+    "force": ("<f4", ("N", 3)),
+    "edge_index": ("<u2", (2, "E")),
+    "cell_offsets": ("i1", ("E", 3)),
+    "atomic_numbers": ("u1", ("N",)),
+    "fixed": ("u1", ("N",)),
+    "tags": ("u1", ("N",)),
+}
+"""Type and shape of each array in a value. The types are the smallest ones for the values."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A structure with its forces; the names are those of OpenCatalyst's graphs.
+
+    Attributes:
+        pos: (N, 3) positions in angstrom.
+        atomic_numbers: (N,).
+        cell: (3, 3), the rows are the vectors of the cell in angstrom.
+        edge_index, cell_offsets: (2, E) and (E, 3), see :class:`benchmarks.oc20.graph.Edges`.
+        force: (N, 3) in eV per angstrom.
+        y: (), energy in eV, relative to the reference energy.
+        fixed: (N,), 1 for a fixed atom, else 0.
+        tags: (N,), 0 for an atom below the surface, 1 at the surface, 2 in the adsorbate.
+        sid, fid: (), numbers of the system and of the frame in its trajectory.
+    """
+
+    pos: NDArray[Any]
+    atomic_numbers: NDArray[Any]
+    cell: NDArray[Any]
+    edge_index: NDArray[Any]
+    cell_offsets: NDArray[Any]
+    force: NDArray[Any]
+    y: NDArray[Any]
+    fixed: NDArray[Any]
+    tags: NDArray[Any]
+    sid: NDArray[Any]
+    fid: NDArray[Any]
+
+    @property
+    def edges(self) -> Edges:
+        """The edges as 64-bit integers."""
+        return Edges(self.edge_index.astype(np.int64), self.cell_offsets.astype(np.int64))
+
+    def counts(self) -> list[int]:
+        """Return the sample's counts, see :data:`COUNTS`."""
+        atoms = len(self.pos)
+        return [atoms, self.edge_index.shape[1], count_triplets(self.edges), atoms - int(self.fixed.sum())]
+
+    def encode(self) -> bytes:
+        """Return the value in an LMDB file; raises like :func:`common.formats.packed_arrays.pack`."""
+        return pack(vars(self), FIELDS)
+
+
+class Split:
+    """The samples of one split; several threads may read.
+
+    Attributes:
+        counts_S4: (S, 4) int32, see :data:`COUNTS`.
+
+    Raises:
+        DataError: a file is missing or damaged, or has another number of samples than its counts.
+    """
+
+    def __init__(self, root: Path, folder: str) -> None:
+        self._files: list[LmdbFile] = []
+        self._paths = listed(root / folder, PATTERN)
+        counts = []
+        for path in self._paths:
+            try:
+                self._files.append(LmdbFile(path))
+                counts.append(npy.mapped(path.with_suffix(".npy")))
+                if counts[-1].shape != (self._files[-1].length, len(COUNTS)) or counts[-1].dtype != np.int32:
+                    raise ValueError(f"its counts are {counts[-1].dtype} of shape {counts[-1].shape}")
+            except (OSError, ValueError) as error:
+                raise DataError(f"{path}: {error}; {REMEDY}") from error
+        if not counts:
+            raise DataError(f"{root / folder} has no {PATTERN}; run '{PREPARE_COMMAND}'")
+        self.counts_S4 = np.concatenate(counts)
+        self._ends = np.cumsum([file.length for file in self._files])
+
+    def __len__(self) -> int:
+        return len(self.counts_S4)
+
+    def read(self, sample: int) -> Structure:
+        """Return a sample.
+
+        Raises:
+            DataError: it is missing or damaged, or has other counts than those beside the file.
+        """
+        number = int(np.searchsorted(self._ends, sample, side="right"))
+        file, name = self._files[number], f"{self._paths[number]}: sample {sample}"
+        try:
+            structure = Structure(**unpack(file.read(sample - int(self._ends[number]) + file.length), FIELDS))
+        except ValueError as error:
+            raise DataError(f"{name}: {error}; {REMEDY}") from error
+        expected = self.counts_S4[sample, : EDGES + 1].tolist()
+        if (found := [len(structure.pos), structure.edge_index.shape[1]]) != expected:
+            raise DataError(f"{name} has {found[0]} atoms and {found[1]} edges, its counts say {expected}; {REMEDY}")
+        if structure.edge_index.max() >= len(structure.pos):
+            raise DataError(f"{name} has an edge with an atom outside of 0 to {len(structure.pos) - 1}; {REMEDY}")
+        return structure
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Return the manifest of ``root``.
+
+    Raises:
+        DataError: the manifest is missing, malformed or of another format.
+    """
+    return manifest.read(root, FORMAT, PREPARE_COMMAND, ("train_samples", "eval_samples"))

@@ -1,0 +1,301 @@
+"""Batches of structures: padding, edges and triplets, shapes, order, resuming, ranks, and damaged files."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_slabs
+import torch
+
+from benchmarks.oc20.data import GraphShape, OcReaderConfig, fitting, open_eval, open_train, staging_plan
+from benchmarks.oc20.samples import Split, Structure
+from common.data.batches import Block, HostBatch
+from common.data.manifest import NAME
+from common.distributed.layout import Layout
+from common.errors import ConfigError, DataError
+from common.formats import lmdb_file
+
+TRAIN, EVAL = small_slabs.TRAIN, small_slabs.EVAL
+EPOCH = Block(0, 1, 1, 0, TRAIN)
+THIRD_EPOCH = Block(2, 3, 1, 2 * TRAIN, TRAIN)
+
+
+def reader(**changes: object) -> OcReaderConfig:
+    shapes = ((6, 30, 200), (9, 60, 500), (12, 110, 1200))
+    usual = {"threads": 2, "prefetch": 2, "shapes": shapes, "eval_batch": 4, "eval_shape": (8, 60, 600)}
+    return OcReaderConfig(**usual | changes)
+
+
+def trained(
+    root: Path, block: Block = EPOCH, start: int = 0, micro_batch: int = 4, accumulation: int = 1, replicas: int = 1,
+    rank: int = 0, seed: int = 7, **changes: object,
+) -> list[HostBatch]:  # fmt: skip
+    layout = Layout({"dp": replicas}, rank, seed=seed)
+    source = open_train(root, reader(**changes), layout, micro_batch, accumulation)
+    try:
+        return list(source.batches(block, start))
+    finally:
+        source.close()
+
+
+def evaluated(root: Path, replicas: int = 1, rank: int = 0, **changes: object) -> list[HostBatch]:
+    source = open_eval(root, reader(**changes), Layout({"dp": replicas}, rank))
+    try:
+        assert source.eval_samples == EVAL
+        batches = list(source)
+        assert len(source) == len(batches)
+        return batches
+    finally:
+        source.close()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_slabs.prepared(tmp_path_factory.mktemp("oc20") / "data")
+
+
+@pytest.fixture(scope="module")
+def structures(root: Path) -> dict[bytes, Structure]:
+    """Return all structures of both splits by their first position, which a batch shows."""
+    found = {}
+    for folder in ("train", "val_id"):
+        split = Split(root, folder)
+        found |= {structure.pos[0].tobytes(): structure for structure in map(split.read, range(len(split)))}
+        split.close()
+    assert len(found) == TRAIN + EVAL
+    return found
+
+
+Parts = list[tuple[int, Structure]]
+
+
+def parts(batch: HostBatch, structures: dict[bytes, Structure]) -> Parts:
+    """Return first atom and structure of each structure in a batch."""
+    found, atom = [], 0
+    while (row := batch.tensors["position"][atom].numpy().tobytes()) in structures:
+        found.append((atom, structures[row]))
+        atom += len(structures[row].pos)
+    return found
+
+
+def systems(batches: list[HostBatch], structures: dict[bytes, Structure]) -> list[int]:
+    """Return the numbers of the structures of all batches."""
+    return [int(structure.sid) for batch in batches for _, structure in parts(batch, structures)]
+
+
+@pytest.mark.parametrize("read", [trained, evaluated])
+def test_a_batch_is_its_structures_one_after_the_other_and_padding(read, root: Path, structures) -> None:
+    for batch in read(root):
+        tensors, shape = {name: tensor.numpy() for name, tensor in batch.tensors.items()}, batch.key
+        assert isinstance(shape, GraphShape)
+        atom = edge = triplet = 0
+        for first, structure in parts(batch, structures):
+            assert first == atom
+            atoms = slice(atom, atom + len(structure.pos))
+            assert np.array_equal(tensors["atomic_number"][atoms], structure.atomic_numbers)
+            assert np.array_equal(tensors["position"][atoms], structure.pos)
+            assert np.array_equal(tensors["force"][atoms], structure.force)
+            assert np.array_equal(tensors["free"][atoms], 1 - structure.fixed.astype(np.float32))
+            loops = small_slabs.neighbours_by_loops(
+                structure.pos.astype(np.float64), structure.cell.astype(np.float64), 2
+            )
+            edges = slice(edge, edge + len(loops))
+            assert tensors["edge_target"][edges].tolist() == [i + atom for i, _, _ in loops]
+            assert tensors["edge_source"][edges].tolist() == [j + atom for _, j, _ in loops]
+            shifts = np.array([o for _, _, o in loops]) @ structure.cell
+            assert np.allclose(tensors["edge_shift"][edges], shifts, atol=1e-5)
+            pairs = small_slabs.triplets_by_loops(loops)
+            angles = slice(triplet, triplet + len(pairs))
+            assert tensors["triplet_ji"][angles].tolist() == [ji + edge for ji, _ in pairs]
+            assert tensors["triplet_kj"][angles].tolist() == [kj + edge for _, kj in pairs]
+            atom, edge, triplet = atoms.stop, edges.stop, angles.stop
+        assert int(tensors["samples"]) == len(parts(batch, structures))
+        assert atom < shape.atoms
+        assert edge < shape.edges
+        assert triplet <= shape.triplets
+        for name in ("atomic_number", "position", "force", "free"):
+            assert len(tensors[name]) == shape.atoms
+            assert not tensors[name][atom:].any()
+        assert tensors["edge_target"][edge:].tolist() == [shape.atoms - 1] * (shape.edges - edge)
+        assert tensors["edge_source"][edge:].tolist() == [shape.atoms - 1] * (shape.edges - edge)
+        assert tensors["edge_shift"][edge:].tolist() == [[6, 0, 0]] * (shape.edges - edge)
+        assert tensors["triplet_ji"][triplet:].tolist() == [shape.edges - 1] * (shape.triplets - triplet)
+        assert tensors["triplet_kj"][triplet:].tolist() == [shape.edges - 1] * (shape.triplets - triplet)
+
+
+def test_types_of_a_batch(root: Path) -> None:
+    numbers = {"atomic_number", "edge_source", "edge_target", "triplet_kj", "triplet_ji"}
+    others = {"position", "force", "free", "edge_shift", "samples"}
+    for batches, more in ((trained(root), {"global_free"}), (evaluated(root), set())):
+        types = {name: tensor.dtype for name, tensor in batches[0].tensors.items()}
+        assert types == dict.fromkeys(numbers, torch.int32) | dict.fromkeys(others | more, torch.float32)
+
+
+def test_an_epoch_has_every_structure_once_in_an_order_of_its_own(root: Path, structures) -> None:
+    orders = [systems(trained(root, block, micro_batch=1), structures) for block in (EPOCH, THIRD_EPOCH)]
+    assert [sorted(order) for order in orders] == [list(range(TRAIN))] * 2
+    assert orders[0] != orders[1]
+    assert systems(trained(root, EPOCH, micro_batch=1, seed=8), structures) not in orders
+
+
+def test_the_order_does_not_depend_on_threads(root: Path, structures) -> None:
+    one, four = (systems(trained(root, threads=count, prefetch=count), structures) for count in (1, 4))
+    assert one == four
+
+
+def test_a_resumed_block_continues_exactly(root: Path) -> None:
+    whole, rest = trained(root, THIRD_EPOCH, accumulation=2), trained(root, THIRD_EPOCH, start=3, accumulation=2)
+    assert [batch.position for batch in rest] == list(range(3, len(whole)))
+    for one, other in zip(whole[3:], rest, strict=True):
+        assert one.key == other.key
+        assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_every_node_stages_all_that_a_run_reads(node: int, root: Path, tmp_path: Path) -> None:
+    plan = staging_plan(root)
+    for file in (*plan.whole, *itertools.chain(*plan.of_node(3, node, 2).values())):
+        (tmp_path / file.name).parent.mkdir(parents=True, exist_ok=True)
+        assert (tmp_path / file.name).write_bytes((root / file.name).read_bytes()) == file.bytes
+    for one, other in ((trained(root), trained(tmp_path)), (evaluated(root), evaluated(tmp_path))):
+        for batch, staged in zip(one, other, strict=True):
+            assert all(torch.equal(tensor, staged.tensors[name]) for name, tensor in batch.tensors.items())
+
+
+def test_two_ranks_read_what_one_rank_accumulates(root: Path, structures) -> None:
+    one = trained(root, accumulation=2)
+    two = [trained(root, replicas=2, rank=rank) for rank in range(2)]
+    both = [batch for pair in zip(*two, strict=True) for batch in pair]
+    assert [systems([batch], structures) for batch in both] == [systems([batch], structures) for batch in one]
+    assert [batch.samples for batch in both] == [8] * len(one)
+
+
+def test_every_part_of_a_global_batch_has_its_number_of_free_atoms(root: Path, structures) -> None:
+    ranks = [trained(root, replicas=2, rank=rank, accumulation=2) for rank in range(2)]
+    for step in range(0, len(ranks[0]), 2):
+        batches = [rank[step + number] for rank in ranks for number in range(2)]
+        free = sum(int(batch.tensors["free"].sum()) for batch in batches)
+        assert sum(int(batch.tensors["samples"]) for batch in batches) == 16
+        assert [int(batch.tensors["global_free"]) for batch in batches] == [free] * 4
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_an_evaluation_has_every_structure_once(replicas: int, root: Path, structures) -> None:
+    ranks = [evaluated(root, replicas, rank) for rank in range(replicas)]
+    assert len({len(batches) for batches in ranks}) == 1
+    found = Counter(number for batches in ranks for number in systems(batches, structures))
+    assert found == Counter(range(EVAL))
+    assert {batch.key for batches in ranks for batch in batches} == {GraphShape(4 * 8 + 1, 4 * 60 + 1, 4 * 600)}
+    assert all(int(batch.tensors["samples"]) <= 4 for batches in ranks for batch in batches)
+
+
+def test_a_structure_that_no_evaluation_batch_holds_is_an_error(root: Path) -> None:
+    with pytest.raises(DataError, match=r"evaluation is too large \(\d+, \d+, \d+\) for .*reader\.eval_shape"):
+        evaluated(root, eval_shape=(100, 3, 100), eval_batch=1)
+
+
+@pytest.mark.parametrize(
+    ("totals", "expected"),
+    [
+        ([20, 40, 100], (21, 41, 100)),
+        ([21, 40, 100], (31, 61, 150)),
+        ([20, 41, 100], (31, 61, 150)),
+        ([20, 40, 101], (31, 61, 150)),
+        ([30, 60, 151], (61, 121, 300)),
+        ([91, 1, 1], (121, 241, 600)),
+    ],
+    ids=["fits", "atoms", "edges", "triplets", "twice the last", "four times the last"],
+)
+def test_the_smallest_shape_that_holds_all_counts_is_taken(totals: list[int], expected: tuple[int, ...]) -> None:
+    """For ten structures of 2, 4 and 10, or 3, 6 and 15; an atom and an edge are padding."""
+    found = fitting(((2, 4, 10), (3, 6, 15)), 10, [*totals, 5])
+    assert (found.atoms, found.edges, found.triplets) == expected
+
+
+def test_batches_have_the_shapes_of_the_recipe(root: Path) -> None:
+    known = reader().train_shapes(4)
+    keys = {batch.key for batch in trained(root)}
+    assert known == [GraphShape(25, 121, 800), GraphShape(37, 241, 2000), GraphShape(49, 441, 4800)]
+    assert len(keys) > 1
+    assert keys <= set(known)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"shapes": ()}, r"^shapes=\(\): at least 1 atom"),
+        ({"shapes": ((4, 0, 9),)}, r"^shapes=\(\(4, 0, 9\),\): at least 1 atom"),
+        ({"eval_shape": (4, 9, 0)}, r"^eval_shape=\(4, 9, 0\): at least 1 atom"),
+        ({"shapes": ((4, 9, 9), (5, 9, 10))}, "^shapes=.*: atoms, edges and triplets in ascending order"),
+    ],
+)
+def test_shapes_without_capacity_or_order_are_refused(changes: dict, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        reader(**changes)
+
+
+Change = Callable[[bytes], bytes]
+HEADER, FIXED = 8, 24 + 36
+"""Bytes of the counts, and of the energy, both numbers and the cell."""
+
+
+def edge_to_atom_99(value: bytes) -> bytes:
+    first = HEADER + FIXED + 24 * int.from_bytes(value[:4], "little")
+    return value[:first] + (99).to_bytes(2, "little") + value[first + 2 :]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda value: value[:-1], r"it has [\d,]+ bytes; with the sizes .* it takes"),
+        (lambda value: value + b"0", r"it has [\d,]+ bytes; with the sizes .* it takes"),
+        (lambda value: value[:5], "it is truncated"),
+        (lambda value: bytes(HEADER + FIXED), "0 atoms and 0 edges, its counts say"),
+        (edge_to_atom_99, "has an edge with an atom outside of 0 to"),
+    ],
+    ids=["cut", "longer", "no counts", "empty", "edge"],
+)
+def test_a_damaged_sample_is_named(change: Change, complaint: str, root: Path, tmp_path: Path) -> None:
+    copied = copy_with(root, tmp_path / "data", lambda values: [change(value) for value in values])
+    with pytest.raises(
+        DataError, match=rf"^{copied}/train/data\.0000\.lmdb: sample \d+.*{complaint}.*prepare the data"
+    ):
+        trained(copied)
+
+
+def test_a_file_with_fewer_samples_than_counts_is_refused(root: Path, tmp_path: Path) -> None:
+    copied = copy_with(root, tmp_path / "data", lambda values: values[:-1])
+    with pytest.raises(DataError, match=rf"data\.0000\.lmdb: its counts are int32 of shape \({TRAIN}, 4\); prepare"):
+        trained(copied)
+
+
+def test_other_triplets_than_counted_are_an_error(root: Path, tmp_path: Path) -> None:
+    copied = copy_with(root, tmp_path / "data", list)
+    counts = np.load(copied / "train" / "data.0000.npy")
+    counts[:, 2] += 1
+    np.save(copied / "train" / "data.0000.npy", counts)
+    with pytest.raises(DataError, match=r"sample \d+ has \d+ triplets, its counts say \d+; prepare the data again"):
+        trained(copied)
+
+
+def copy_with(root: Path, copied: Path, change: Callable[[list[bytes]], list[bytes]]) -> Path:
+    """Copy a prepared folder; its manifest has the new sizes, and the training set other values."""
+    (copied / "train").mkdir(parents=True)
+    (copied / "val_id").symlink_to(root / "val_id")
+    source = lmdb_file.LmdbFile(root / "train" / "data.0000.lmdb")
+    values = [source.read(index) for index in range(source.length)]
+    source.close()
+    lmdb_file.write(copied / "train" / "data.0000.lmdb", change(values))
+    (copied / "train" / "data.0000.npy").write_bytes((root / "train" / "data.0000.npy").read_bytes())
+    size = (copied / "train" / "data.0000.lmdb").stat().st_size
+    text = (root / NAME).read_text()
+    entry = functools.partial(re.sub, r'("train/data.0000.lmdb": \{\s*"bytes": )\d+', rf"\g<1>{size}")
+    (copied / NAME).write_text(entry(text))
+    return copied
