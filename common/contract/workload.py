@@ -243,7 +243,7 @@ class Workload(ABC):
     def staging(self, root: Path) -> StagingPlan | None:
         """Return the files under ``root`` that a run with ``staging_dir`` copies to local disks. May read their list.
 
-        Afterwards :meth:`open_data` gets the folder of this node's files (:func:`common.data.staging.read_shards`).
+        Afterwards :meth:`open_data` gets the folder of this node's files (:func:`common.data.staging.open_split`).
         Default: None, the data cannot be staged.
         """
         return None
