@@ -151,6 +151,7 @@ def open_series(
         "tasks_per_node": run.scale.gpus_per_node,
         "results": str(settings.results.absolute()),
         "read_only": [str(path.absolute()) for path in (session.data_dir, run.assets_dir) if path is not None],
+        "staging_dir": "" if session.staging_dir is None else str(session.staging_dir.absolute()),
         "mounts": settings.mounts,
         "passed_on": settings.environment,
         "clear_caches": int(settings.clear_caches),
