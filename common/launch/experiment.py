@@ -62,6 +62,7 @@ NOT_TRAINING = frozenset(
         "profile",
         "resume",
         "seed",
+        "staging_dir",
         "synthetic",
         "tensorboard",
         "timeout_seconds",
@@ -347,6 +348,7 @@ def _require_over(left: Experiment, environment: Mapping[str, str]) -> None:
 def configuration_hash(tree: Mapping[str, Any]) -> str:
     """Return the SHA-256 of all configuration that influences training, except the seed."""
     kept = {key: value for key, value in tree.items() if key not in NOT_TRAINING}
+    kept["staged"] = tree["staging_dir"] is not None  # a node of a staged run reads only the samples of its shard
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
