@@ -299,13 +299,16 @@ def begin(
         )
         for number in range(first_number, first_number + settings.instances)
     ]
-    for entry in entries:
-        log = settings.results / entry.log
-        try:
-            log.touch(exist_ok=False)
-        except FileExistsError as error:
-            raise ConfigError(f"{log} exists; a run never overwrites a log") from error
-        append(settings.results, entry)
+    with contextlib.ExitStack() as undo:
+        for entry in entries:
+            log = settings.results / entry.log
+            try:
+                log.touch(exist_ok=False)
+            except FileExistsError as error:
+                raise ConfigError(f"{log} exists; a run never overwrites a log") from error
+            undo.callback(log.unlink)
+        append(settings.results, *entries)
+        undo.pop_all()
     return [_for_driver(entry, settings.results, run) for entry in entries]
 
 
