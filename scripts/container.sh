@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # the variables that run.sub sets and uses
 #
 # Sourced: how a program runs in the chosen container. Source, data and results keep their paths inside; of the host
-# only the folder of results is writable.
+# only the folder of results and staging_dir are writable.
 #
-# Reads: container, image, job, series, results, read_only, mounts, passed_on, MLPERF_SUITE_ROOT.
+# Reads: container, image, job, series, results, staging_dir, read_only, mounts, passed_on, MLPERF_SUITE_ROOT.
 
 # Variables that enter a docker container, by prefix and by name; pyxis and apptainer pass on all. The named ones are
 # those of a Slurm task, which the shell that composes the command does not have yet.
@@ -15,7 +15,7 @@ SETTING_VARIABLES='NEXP LOGDIR CONTAINER CONT CLEAR_CACHES DROPCACHE_CMD'
 
 # Ends the job if a folder cannot be written as HOST:CONTAINER, which has no quotes in pyxis and apptainer.
 check_mounts() {
-  local path mount separators=$'\n\t' paths=("$MLPERF_SUITE_ROOT" "$PWD" "$results" "${read_only[@]}")
+  local path mount separators=$'\n\t' paths=("$MLPERF_SUITE_ROOT" "$PWD" "$results" "$staging_dir" "${read_only[@]}")
   [[ $container == docker ]] || separators+=:,
   for mount in "${mounts[@]%:ro}"; do paths+=("${mount%%:*}" "${mount#*:}"); done
   for path in "${paths[@]}"; do
@@ -31,7 +31,9 @@ all_mounts() {
   for path in "${folders[@]}" "${read_only[@]}"; do
     printf '%s\t%s\tro\n' "$path" "$path"
   done
-  [[ -z $results ]] || printf '%s\t%s\n' "$results" "$results"
+  for path in "$results" "$staging_dir"; do
+    [[ -z $path ]] || printf '%s\t%s\n' "$path" "$path"
+  done
   for mount in "${mounts[@]}"; do
     printf '%s\n' "${mount//:/$'\t'}"
   done

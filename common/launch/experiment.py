@@ -62,6 +62,7 @@ NOT_TRAINING = frozenset(
         "profile",
         "resume",
         "seed",
+        "staging_dir",
         "synthetic",
         "tensorboard",
         "timeout_seconds",
@@ -151,6 +152,7 @@ def open_series(
         "tasks_per_node": run.scale.gpus_per_node,
         "results": str(settings.results.absolute()),
         "read_only": [str(path.absolute()) for path in (session.data_dir, run.assets_dir) if path is not None],
+        "staging_dir": "" if session.staging_dir is None else str(session.staging_dir.absolute()),
         "mounts": settings.mounts,
         "passed_on": settings.environment,
         "clear_caches": int(settings.clear_caches),
@@ -297,13 +299,16 @@ def begin(
         )
         for number in range(first_number, first_number + settings.instances)
     ]
-    for entry in entries:
-        log = settings.results / entry.log
-        try:
-            log.touch(exist_ok=False)
-        except FileExistsError as error:
-            raise ConfigError(f"{log} exists; a run never overwrites a log") from error
-        append(settings.results, entry)
+    with contextlib.ExitStack() as undo:
+        for entry in entries:
+            log = settings.results / entry.log
+            try:
+                log.touch(exist_ok=False)
+            except FileExistsError as error:
+                raise ConfigError(f"{log} exists; a run never overwrites a log") from error
+            undo.callback(log.unlink)
+        append(settings.results, *entries)
+        undo.pop_all()
     return [_for_driver(entry, settings.results, run) for entry in entries]
 
 
@@ -346,6 +351,7 @@ def _require_over(left: Experiment, environment: Mapping[str, str]) -> None:
 def configuration_hash(tree: Mapping[str, Any]) -> str:
     """Return the SHA-256 of all configuration that influences training, except the seed."""
     kept = {key: value for key, value in tree.items() if key not in NOT_TRAINING}
+    kept["staged"] = tree["staging_dir"] is not None  # a node of a staged run reads only the samples of its shard
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -175,22 +175,25 @@ def launch_command(series: Series) -> str:
 _ENTRIES: dict[Kind, type[Begin | End]] = {"begin": Begin, "begin_instance": BeginInstance, "end": End}
 
 
-def append(folder: Path, entry: Begin | End) -> None:
-    """Append one line to the folder's ``runs.jsonl``, in one write, under a lock.
+def append(folder: Path, *entries: Begin | End) -> None:
+    """Append one line per entry to the folder's ``runs.jsonl``, in one write, under a lock.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; it has none of the lines.
     """
-    kind = next(kind for kind, entry_type in _ENTRIES.items() if type(entry) is entry_type)
-    line = json.dumps({"event": kind, **asdict(entry)}) + "\n"
+    kinds = {entry_type: kind for kind, entry_type in _ENTRIES.items()}
+    lines = "".join(json.dumps({"event": kinds[type(entry)], **asdict(entry)}) + "\n" for entry in entries).encode()
     path = folder / RUNS_FILE
     with path.open("ab", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         before = file.seek(0, os.SEEK_END)
-        if file.write(line.encode()) != len(line.encode()):
+        try:
+            if file.write(lines) != len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(file.fileno())
+        except OSError:
             file.truncate(before)  # half a line would make the file unreadable
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        os.fsync(file.fileno())
+            raise
 
 
 def read_runs(folder: Path) -> list[Series]:

@@ -53,6 +53,13 @@ class SubmissionEntry:
         return None if series is None else series.experiments[0].begin
 
     @property
+    def never_started(self) -> tuple[int, ...]:
+        """Numbers of the last launched instances that ended before ``run_start``; empty without a series."""
+        series = self.score.run_set.series
+        last = () if series is None else series.experiments[-series.instances :]
+        return tuple(run.begin.experiment for run in last if run.end is not None and run.end.status == "not started")
+
+    @property
     def files(self) -> tuple[tuple[str, ScoredRun], ...]:
         """Path in the result folder of each log that is submitted, and its run."""
         if not self.score.instances:
@@ -149,7 +156,8 @@ def contradicted_descriptions(
         fields, where = descriptions[entry.system].fields, f"the description of {entry.system}"
         logs = [run.log for run in entry.score.runs if run.log is not None]
         if entry.score.instances:
-            found += [refusal.about(f"{entry.score.run_set.name}: ") for refusal in size_refusals(logs, fields, where)]
+            refusals = size_refusals(logs, fields, where, entry.never_started)
+            found += [refusal.about(f"{entry.score.run_set.name}: ") for refusal in refusals]
         else:
             found += [refusal for log in logs for refusal in log_disagreements(log, fields, where)]
         if entry.begin is not None:

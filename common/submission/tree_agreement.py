@@ -116,7 +116,9 @@ def count_of(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def size_refusals(logs: Sequence[ParsedLog], fields: Mapping[str, Any], where: str) -> Iterator[Refusal]:
+def size_refusals(
+    logs: Sequence[ParsedLog], fields: Mapping[str, Any], where: str, never_started: Sequence[int] = ()
+) -> Iterator[Refusal]:
     """Yield a refusal if instances use more accelerators at the same time than their system has, or too few at all.
 
     The rules ask for S <= T <= M * S, of M instances on S accelerators each, in a system with T.
@@ -124,6 +126,7 @@ def size_refusals(logs: Sequence[ParsedLog], fields: Mapping[str, Any], where: s
     Args:
         logs: logs of all instances, pruned ones included.
         where: name of the system description in messages.
+        never_started: numbers of the instances that ended before ``run_start``.
     """
     nodes, per_node = (count_of(fields.get(key)) for key in _COUNTS)
     sizes = [size for log in logs if (size := accelerators_of(log)) is not None]
@@ -138,7 +141,9 @@ def size_refusals(logs: Sequence[ParsedLog], fields: Mapping[str, Any], where: s
         )
         yield Refusal("instance-size", text)
     if sum(sizes) < total:
-        text = f"{len(sizes)} instances use {sum(sizes)} of the {total} accelerators in {where}: instances are missing"
+        numbers = ", ".join(map(str, never_started))
+        missing = f"experiments that never reached run_start: {numbers}" if numbers else "instances are missing"
+        text = f"{len(sizes)} instances use {sum(sizes)} of the {total} accelerators in {where}: {missing}"
         yield Refusal("instance-missing", text)
 
 

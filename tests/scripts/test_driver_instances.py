@@ -85,6 +85,27 @@ def test_no_rank_begins_after_a_signal(tmp_path: Path, forking: Path, data_of) -
         assert log.read_text().count("the driver was stopped before all instances had started") == 2
 
 
+@pytest.mark.parametrize("numbers", [(1,), (1, 2)], ids=["run", "instances"])
+def test_a_limit_before_run_start_ends_the_series(
+    tmp_path: Path, forking: Path, data_of, numbers: tuple[int, ...]
+) -> None:
+    shape = (
+        f"launch.instances={len(numbers)}",
+        f"scale.nodes={4 // len(numbers)}",
+        "launch.run_minutes=1",
+        "micro_batch=4",
+    )
+    limit = "echo 'slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***'"
+    of_a_step = f"[[ $EXPERIMENT -le {len(numbers)} ]] || exit 4; {limit}; exit 143"
+    done = run_job(tmp_path, forking, data_of(toy.NAME), *shape, of_a_step=of_a_step)
+    assert done.code == 143, done.errors
+    assert "reached launch.run_minutes=1 before its run_start: no other begins" in done.errors
+    assert "not queued again" not in done.errors
+    (series,) = read_runs(tmp_path / "results")
+    ends = [(run.begin.experiment, run.end.status) for run in series.experiments if run.end]
+    assert ends == [(number, "not started") for number in numbers]
+
+
 def test_an_address_for_all_instances_is_refused(tmp_path: Path, forking: Path, data_of) -> None:
     done = run_job(tmp_path, forking, data_of(toy.NAME), MASTER_ADDR="n1")
     assert done.code == 2

@@ -12,7 +12,7 @@ import pytest
 from common.config.override import override, parsed
 from common.launch.series import read_runs
 from tests.conftest import ROOT, SECONDS
-from tests.scripts.driver import RESNET_KEEPING_CACHES, bind_mounts, script
+from tests.scripts.driver import RESNET_KEEPING_CACHES, bind_mounts, planned, script
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -61,6 +61,18 @@ def test_a_docker_container_gets_folders_of_any_name(tmp_path: Path, data_of) ->
         *(["type=bind", f"source={path}", f"target={path}", "readonly"] for path in (ROOT, folder, data)),
         ["type=bind", f"source={results}", f"target={results}"],
     ]
+
+
+def test_the_staging_folder_is_made_on_every_node_and_writable_in_the_container(tmp_path: Path) -> None:
+    folder = Path("/local") / NAME
+    nodes = ("scale.nodes=2", "micro_batch=1", override("data_dir", tmp_path / "data"))
+    commands = planned(tmp_path, *RESNET_KEEPING_CACHES, *DOCKER, *nodes, override("staging_dir", folder))
+    assert commands[0][:3] == ["srun", "--ntasks=2", "--ntasks-per-node=1"]
+    shell = commands[0][-1].replace("mkdir", "printf '%s\\n'").replace("chown", "printf '%s\\n'")
+    words = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert words == ["-p", str(folder), *([] if os.getuid() else ["10000:10000", str(folder)])]
+    (training,) = [command for command in commands if "train" in command]
+    assert ["type=bind", f"source={folder}", f"target={folder}"] in bind_mounts(training)
 
 
 @pytest.mark.parametrize(

@@ -153,10 +153,14 @@ def test_only_instances_of_a_series_can_be_pruned_by_the_submission(
         run_package(tmp_path, clone, strong, strong, pruned=[1])
 
 
-def test_an_instance_that_never_started_is_left_out(results: Path, tmp_path: Path) -> None:
+def an_instance_that_never_started(results: Path) -> None:
     log_of(results, 3).write_text("the node failed\n")
     never = {"status": "not started", "exit_code": 1, "minutes": None, "verdict": "refused: has no MLLOG line"}
     in_line("end", 3, **never)(results)
+
+
+def test_an_instance_that_never_started_is_left_out(results: Path, tmp_path: Path) -> None:
+    an_instance_that_never_started(results)
     found = score_of(results, tmp_path)
     assert (found["accelerators"], found["instances"], found["launched"]) == (176, 10, 11)
 
@@ -182,6 +186,11 @@ def an_instance_in_the_log_of_another(results: Path) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an instance missing": (an_instance_missing, "lacks 1 of the 12 instances that"),
+    "an instance that never started": (
+        an_instance_that_never_started,
+        f"11 instances use 176 of the 192 accelerators in the description of {LARGE}: experiments that never reached "
+        "run_start: 3",
+    ),
     "a seed twice": (in_line("begin_instance", 3, seed=seed_of_instance(4)), "experiments 3 and 4 have the same seed"),
     "the job's node count": (
         in_log(3, '"number_of_nodes", "value": 2', '"number_of_nodes", "value": 24'),

@@ -146,12 +146,17 @@ def test_a_series_has_one_configuration(tmp_path: Path) -> None:
     [
         ("seed=5", True), ("data_dir=/elsewhere", True), ("launch.experiments=9", True), ("tensorboard=true", True),
         ("hparams.momentum=0.8", False), ("precision=bf16", False), ("micro_batch=16", False), ("ruleset=3.1.0", False),
-        ("submission.org=acme", False), ("system.network.sharp=true", False),
+        ("submission.org=acme", False), ("system.network.sharp=true", False), ("staging_dir=/local", False),
     ],
 )  # fmt: skip
 def test_the_hash_covers_all_configuration_that_influences_training(tmp_path: Path, change: str, same: bool) -> None:
     before = configuration_hash(compose(arguments(tmp_path)))
     assert (configuration_hash(compose(arguments(tmp_path, change))) == before) is same
+
+
+def test_two_staging_folders_are_one_configuration(tmp_path: Path) -> None:
+    first, second = (configuration_hash(compose(arguments(tmp_path, f"staging_dir=/disk{i}"))) for i in (1, 2))
+    assert first == second
 
 
 def test_a_requeued_job_continues_its_series(tmp_path: Path) -> None:

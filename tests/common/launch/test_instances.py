@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,24 @@ def test_all_instances_begin_at_once_with_different_seeds_and_folders(tmp_path: 
     (series,) = read_runs(tmp_path)
     assert (series.instances, series.declared) == (3, 3)
     assert [run.begin.seed for run in series.experiments] == [40, 41, 42]
+
+
+def test_either_all_instances_begin_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s_2.log").write_text("precious")
+    with pytest.raises(ConfigError, match=r"s_2\.log exists"):
+        begun(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["s_2.log"]
+    (tmp_path / "s_2.log").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            begun(tmp_path)
+    assert not list(tmp_path.glob("*.log"))
+    assert [each["experiment"] for each in begun(tmp_path)] == [1, 2, 3]
+
+
+def full(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_the_job_has_the_nodes_of_all_instances_and_the_registry_those_of_one(tmp_path: Path) -> None:

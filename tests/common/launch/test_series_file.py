@@ -36,15 +36,22 @@ def test_entries_are_read_back(tmp_path: Path) -> None:
     assert last.name == "t"
 
 
-def test_a_partial_line_is_removed_when_the_disk_is_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("entries", "complete"),
+    [((END,), 0), ((replace(BEGIN, experiment=2), replace(BEGIN, experiment=3)), 1)],
+    ids=["a line", "two lines"],
+)
+def test_partial_entries_are_removed_when_the_disk_is_full(
+    tmp_path: Path, entries: tuple[Begin | End, ...], complete: int
+) -> None:
     append(tmp_path, BEGIN)
-    limit = (tmp_path / RUNS_FILE).stat().st_size + 20
+    limit = (tmp_path / RUNS_FILE).stat().st_size * (1 + complete) + 20
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))  # a write that does not fit becomes a short one
     try:
         with pytest.raises(OSError, match="No space left"):
-            append(tmp_path, END)
+            append(tmp_path, *entries)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
