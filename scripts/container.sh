@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # the variables that run.sub sets and uses
 #
 # Sourced: how a program runs in the chosen container. Source, data and results keep their paths inside; of the host
-# only the folder of results and staging_dir are writable.
+# only the folder of results and that of staged data are writable.
 #
 # Reads: container, image, job, series, results, staging_dir, read_only, mounts, passed_on, MLPERF_SUITE_ROOT.
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from common.config.override import override
 from common.config.schema import RunConfig, SessionConfig
+from common.data.staging import STAGED
 from common.distributed.environment import integer
 from common.distributed.shared_folder import sharing_needed
 from common.distributed.startup import expand_nodelist
@@ -152,7 +153,7 @@ def open_series(
         "tasks_per_node": run.scale.gpus_per_node,
         "results": str(settings.results.absolute()),
         "read_only": [str(path.absolute()) for path in (session.data_dir, run.assets_dir) if path is not None],
-        "staging_dir": "" if session.staging_dir is None else str(session.staging_dir.absolute()),
+        "staging_dir": "" if session.staging_dir is None else str((session.staging_dir / STAGED).absolute()),
         "mounts": settings.mounts,
         "passed_on": settings.environment,
         "clear_caches": int(settings.clear_caches),

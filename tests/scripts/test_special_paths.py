@@ -70,9 +70,10 @@ def test_the_staging_folder_is_made_on_every_node_and_writable_in_the_container(
     assert commands[0][:3] == ["srun", "--ntasks=2", "--ntasks-per-node=1"]
     shell = commands[0][-1].replace("mkdir", "printf '%s\\n'").replace("chown", "printf '%s\\n'")
     words = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert words == ["-p", str(folder), *([] if os.getuid() else ["10000:10000", str(folder)])]
+    staged = folder / "mlperf-staged"
+    assert words == ["-p", str(staged), *([] if os.getuid() else ["10000:10000", str(staged)])]
     (training,) = [command for command in commands if "train" in command]
-    assert ["type=bind", f"source={folder}", f"target={folder}"] in bind_mounts(training)
+    assert ["type=bind", f"source={staged}", f"target={staged}"] in bind_mounts(training)
 
 
 @pytest.mark.parametrize(
