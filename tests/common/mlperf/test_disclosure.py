@@ -74,8 +74,8 @@ def run_of(**changes: Any) -> RunConfig:
 
 def session_of(ruleset: str) -> SessionConfig:
     submission, bench = SubmissionConfig("acme", "h100x64"), SimpleNamespace(traffic=True)
-    session = SimpleNamespace(ruleset=ruleset, submission=submission, cache_cleared=True, bench=bench)
-    return cast(SessionConfig, session)
+    settings = {"submission": submission, "cache_cleared": True, "bench": bench, "staging_dir": None}
+    return cast(SessionConfig, SimpleNamespace(ruleset=ruleset, **settings))
 
 
 def write_log(path: Path, ruleset: str) -> Path:
