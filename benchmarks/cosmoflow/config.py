@@ -27,7 +27,7 @@ class Hparams(SgdHparams):
         variant: ``nvidia``: a boundary holds from its epoch on, and ``weight_decay`` times the weight is added to the
             gradient. ``reference``: a boundary holds from the next epoch on, and ``weight_decay`` is Keras's factor of
             the squared weights in the loss, whose gradient is twice as large.
-        weight_decay: for the kernels of the hidden dense layers only.
+        weight_decay: factor of the penalty on the weights. Only the kernels of the hidden dense layers have one.
         warmup_epochs: epochs in which the learning rate rises.
         warmup_factor: ``base_learning_rate`` divided by the learning rate of the first epoch.
         decay_boundary_epochs: epochs, counted from 0, at which the learning rate changes after the warm-up.

@@ -96,7 +96,9 @@ def _open(
 ) -> tuple[Manifest, Split, NodeOrder]:
     """Return the manifest, the samples of a split below ``root``, or this node's shard, and how replicas share them."""
     found = read_manifest(root, size)
-    staged, order = open_split(root, split, layout.size("dp"), layout.index("dp"), layout.seed)
+    staged, order = open_split(
+        root, split, found.counts[f"{split}_samples"], layout.size("dp"), layout.index("dp"), layout.seed
+    )
     files: Sequence[tuple[str, int | None]]
     # Staging may have inflated the files, so that their sizes are not known.
     files = _listed(root, split, found) if staged is None else [(name, None) for name in staged]

@@ -144,7 +144,7 @@ class Split:
         files: name and bytes of each sample; None for a size that is not known.
         size: edge of the cubes in voxels.
         reads: whether to read files past the page cache.
-        checksums: see :func:`decode`.
+        checksums: whether to compute the CRC-32C of a TFRecord (:func:`decode`).
     """
 
     def __init__(

@@ -75,7 +75,9 @@ class _Batches:
         self, root: Path, split: str, found: Manifest, size: Size, reader: ClimateReaderConfig, layout: Layout
     ) -> None:
         self._pin_memory = layout.device.type == "cuda"
-        staged, self.order = open_split(root, split, layout.size("dp"), layout.index("dp"), layout.seed)
+        staged, self.order = open_split(
+            root, split, found.counts[f"{split}_samples"], layout.size("dp"), layout.index("dp"), layout.seed
+        )
         self.names = _listed(root, split, found) if staged is None else staged
         self._samples = SampleReader(root / SPLITS[split], size, reader.reads)
         shift_C, scale_C = read_range(root / STATISTICS)

@@ -107,7 +107,7 @@ class InteractionBlock(nn.Module):
     """Messages of edges k -> j, summed into those of edges j -> i.
 
     Args:
-        triplet_sum: see :func:`benchmarks.oc20.ops.triplet_sum.triplet_sum_reference`.
+        triplet_sum: implementation of :func:`benchmarks.oc20.ops.triplet_sum.triplet_sum_reference`.
     """
 
     def __init__(self, sizes: DimeNetArchitecture, triplet_sum: Callable[..., Tensor]) -> None:
@@ -165,8 +165,8 @@ class DimeNetPlusPlus(nn.Module):
     """The network, with the initial weights of the reference. Its last layers are 0, and so are its first forces.
 
     Args:
-        generator: on the CPU, of the initial weights; None leaves PyTorch's.
-        triplet_sum: see :class:`InteractionBlock`.
+        generator: CPU generator that draws the initial weights; None keeps those of PyTorch's layers.
+        triplet_sum: implementation of the sum over triplets (:class:`InteractionBlock`).
 
     Attributes:
         detach_angles: whether angles are constants to the forces, as the rules' network has them.

@@ -181,21 +181,27 @@ def read_shards(root: Path) -> NodeShards | None:
         raise DataError(f"{path} is damaged ({error}); stage the data again") from error
 
 
-def open_split(root: Path, split: str, replicas: int, replica: int, seed: int) -> tuple[list[str] | None, NodeOrder]:
+def open_split(
+    root: Path, split: str, whole: int, replicas: int, replica: int, seed: int
+) -> tuple[list[str] | None, NodeOrder]:
     """Return the staged files of a split, and how replicas share its samples.
 
     Args:
         root: staged folder of this node, or an ordinary folder of prepared data.
+        whole: number of samples of the split on all nodes.
         replicas, replica, seed: see :meth:`NodeOrder.of`.
 
     Returns:
         The names without their folder, in the order of the shard; None for an ordinary folder. And the order.
 
     Raises:
-        DataError: as :func:`read_shards`.
+        DataError: the list of the node's files cannot be read, or has other files than a shard of ``whole`` samples.
     """
-    shards = read_shards(root)
-    names = None if shards is None else [PurePosixPath(name).name for name in shards.files[split]]
+    shards, names = read_shards(root), None
+    if shards is not None:
+        names = [PurePosixPath(name).name for name in shards.files.get(split, ())]
+        if len(names) != (expected := len(range(shards.node, whole, shards.nodes))):
+            raise DataError(f"{root / SHARDS} has {len(names)} files of {split}, not {expected}; stage the data again")
     return names, NodeOrder.of(shards, replicas, replica, seed)
 
 

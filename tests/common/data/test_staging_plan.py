@@ -17,6 +17,7 @@ from common.data.staging import (
     StagingPlan,
     claimed,
     file_system_in_memory,
+    open_split,
     read_shards,
     write_shards,
 )
@@ -71,6 +72,14 @@ def test_different_files_have_different_digests(change: str) -> None:
 def test_names_outside_of_the_folder_or_twice_are_refused(name: str) -> None:
     with pytest.raises(DataError, match=f"'{name}' cannot be staged"):
         StagingPlan({"train": [SourceFile("train/1", 1)]}, [SourceFile(name, 1)])
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 2), ("train", 4), ("eval", 0)])
+def test_a_list_of_another_shard_is_one_error(split: str, count: int, tmp_path: Path) -> None:
+    """Node 1 of 3 has 3 of 8 samples."""
+    write_shards(tmp_path, NodeShards(1, 3, {"train": [f"train/{number}" for number in range(count)]}))
+    with pytest.raises(DataError, match=rf"staged\.json has {count} files of {split}, not 3; stage the data again"):
+        open_split(tmp_path, split, 8, replicas=3, replica=1, seed=0)
 
 
 def test_shards_are_read_as_they_were_written(tmp_path: Path) -> None:
