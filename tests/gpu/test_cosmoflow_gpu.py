@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cosmoflow.evaluate import evaluation_of
-from benchmarks.cosmoflow.model import ConvPool, CosmoFlow, CosmoFlowArchitecture
+from benchmarks.cosmoflow.model import ConvPool, CosmoFlow, CosmoFlowArchitecture, FirstConvPool
 from common.contract.evaluation import Weights
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
@@ -37,7 +37,7 @@ def test_volumes_and_their_gradients_keep_channels_last() -> None:
         y.register_hook(lambda dy: found.update({f"gradient of {name}": dy}))
 
     for name, module in model.named_modules():
-        if isinstance(module, ConvPool):
+        if isinstance(module, ConvPool | FirstConvPool):
             module.register_forward_hook(lambda _module, inputs, y, name=name: note(name, inputs[0], y))
     model(counts().cuda()).square().sum().backward()
     assert len(found) == 3 * len(ARCHITECTURE.filters)
@@ -98,7 +98,9 @@ def test_a_captured_evaluation_gives_what_an_eager_one_does(tmp_path) -> None:
         model, cubes = build("cuda", torch.float32), Cubes()
         example = {name: tensor.clone() for name, tensor in cubes.batches[0].items()}
         evaluation = evaluation_of(model, example, lambda root, cubes=cubes: cubes, layout, capture)
-        evaluation.warm_up()
+        with torch.cuda.stream(torch.cuda.Stream()):  # a capture needs a stream of its own
+            evaluation.warm_up()
+        torch.cuda.synchronize()
         evaluation.open_data(tmp_path)
         predictions = evaluation.predict(Weights(dict(model.named_parameters())))
         assert (predictions.values["cubes"], predictions.values["expected"]) == (7, 7)

@@ -126,7 +126,9 @@ def test_a_captured_evaluation_gives_what_an_eager_one_does(tmp_path) -> None:
         network(data.batches[0]["x"].movedim(-1, 1))
         example = {name: tensor.clone() for name, tensor in data.batches[0].items()}
         evaluation = evaluation_of(network, torch.float32, example, lambda root, data=data: data, layout, capture)
-        evaluation.warm_up()
+        with torch.cuda.stream(torch.cuda.Stream()):  # a capture needs a stream of its own
+            evaluation.warm_up()
+        torch.cuda.synchronize()
         evaluation.open_data(tmp_path)
         predictions = evaluation.predict(Weights(dict(network.named_parameters())))
         assert (predictions.values["samples"], predictions.values["expected"]) == (7, 7)
