@@ -42,9 +42,11 @@ MODES: dict[str, dict[str, Any]] = {
     "sharded_overlapped": {"overlap": True, "shard": "all"},
     "all_reduce": {"overlap": True, "shard": "all", "reduction": "all_reduce"},
     "node": {"overlap": True, "shard": "node", "ranks_per_node": 2},
+    "copied": {"overlap": True, "shard": "all", "exchange": "copy_engines"},
+    "node_copied": {"overlap": True, "shard": "node", "ranks_per_node": 2, "exchange": "copy_engines"},
 }
 SPLIT = ", split samples"  # over cp, whose two ranks share shards, too
-MODES |= {mode + SPLIT: MODES[mode] for mode in ("plain", "sharded_overlapped", "all_reduce", "node")}
+MODES |= {mode + SPLIT: MODES[mode] for mode in ("plain", "sharded_overlapped", "all_reduce", "node", "copied")}
 CLIPS = {when: ClipNorm(0.05, when) for when in ("before_reduction", "after_reduction")}
 
 
