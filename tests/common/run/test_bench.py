@@ -188,6 +188,7 @@ def test_a_step_whose_gradients_are_not_finite_is_reported_as_not_valid(capsys):
         ("Memcpy DtoH (Device -> Pinned)", "copy from or to the host"),
         ("Memcpy DtoD (Device -> Device)", "copy and fill"),
         ("Memcpy PtoP (Device -> Device)", "communication"),
+        ("_add_pieces_kernel", "optimizer"),
         ("unknown_kernel", "other"),
     ],
 )
