@@ -1,17 +1,17 @@
 """Training and evaluation data of OpenCatalyst: several structures in one graph, padded to one of a few shapes.
 
-A batch of shape (A atoms, E edges, T triplets) has
+A batch of shape (A atoms, E edges) has
 
 - ``atomic_number`` int32 (A,), ``position`` and ``force`` float32 (A, 3), ``free`` float32 (A,): 1 for an atom that is
   neither fixed nor padding;
 - ``edge_source``, ``edge_target`` int32 (E,), sorted by target, and ``edge_shift`` float32 (E, 3): the edge j -> i has
   the vector ``position[j] - position[i] + shift``;
-- ``triplet_kj``, ``triplet_ji`` int32 (T,), the edges of each angle, sorted by the second;
+- ``edge_reverse`` int32 (E,), the edge i -> j with the opposite shift, or -1;
 - ``samples`` float32 (), the number of structures, and in training ``global_free`` float32 (), the number of free atoms
   of the global batch.
 
-The last atom and the last edge are always padding. Padding edges connect the last atom with itself, at the distance of
-the cutoff, and padding triplets connect the last edge with itself.
+The last atom and the last edge are always padding. Each padding edge connects a padding atom with itself, at the
+distance of the cutoff. All padding atoms have about the same number of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.oc20.graph import CUTOFF, triplets
-from benchmarks.oc20.samples import ATOMS, EDGES, FREE, REMEDY, SPLITS, TRIPLETS, Split, read_manifest
+from benchmarks.oc20.graph import CUTOFF, reverse_edges
+from benchmarks.oc20.samples import ATOMS, EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
 from common.config.ranges import AtLeast
 from common.data.balanced_order import BalancedStream, PackedShard
 from common.data.batches import DataSource, EvalSource
@@ -37,7 +37,7 @@ from common.data.order import MicroBatches
 from common.data.staging import SourceFile, StagingPlan
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 
 
 @dataclass(frozen=True, order=True)
@@ -46,17 +46,16 @@ class GraphShape:
 
     atoms: int
     edges: int
-    triplets: int
 
     def holds(self, totals: Sequence[int]) -> bool:
         """Return whether structures with these total counts fit, and an atom and an edge of padding."""
-        return totals[ATOMS] < self.atoms and totals[EDGES] < self.edges and totals[TRIPLETS] <= self.triplets
+        return totals[ATOMS] < self.atoms and totals[EDGES] < self.edges
 
     @classmethod
     def of(cls, each: Sequence[int], samples: int) -> GraphShape:
-        """Return the shape for ``samples`` structures with ``each`` atoms, edges and triplets on average."""
-        atoms, edges, triplets = (samples * count for count in each)
-        return cls(atoms + 1, edges + 1, triplets)
+        """Return the shape for ``samples`` structures with ``each`` atoms and edges on average."""
+        atoms, edges = (samples * count for count in each)
+        return cls(atoms + 1, edges + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +65,24 @@ class OcReaderConfig:
     Attributes:
         threads: threads that read samples.
         prefetch: batches that are read ahead.
-        shapes: capacities of the training's batches in atoms, edges and triplets per structure, in ascending order. A
-            larger batch has a multiple of the last one.
+        shapes: capacities of the training's batches in atoms and edges per structure, in ascending order. A larger
+            batch has a multiple of the last one.
         eval_batch: most structures of one evaluation batch on one rank.
-        eval_shape: capacities of all evaluation batches in atoms, edges and triplets per structure.
+        eval_shape: capacities of all evaluation batches in atoms and edges per structure.
     """
 
     threads: Annotated[int, AtLeast(1)]
     prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
-    shapes: tuple[tuple[int, int, int], ...]
+    shapes: tuple[tuple[int, int], ...]
     eval_batch: Annotated[int, AtLeast(1, "at least 1 structure")]
-    eval_shape: tuple[int, int, int]
+    eval_shape: tuple[int, int]
 
     def __post_init__(self) -> None:
         for name, shapes in (("eval_shape", (self.eval_shape,)), ("shapes", self.shapes)):
             if not shapes or min(map(min, shapes)) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: at least 1 atom, edge and triplet per structure")
+                raise ConfigError(f"{name}={getattr(self, name)}: at least 1 atom and 1 edge per structure")
         if any(low >= high for one, other in pairwise(self.shapes) for low, high in zip(one, other, strict=True)):
-            raise ConfigError(f"shapes={self.shapes}: atoms, edges and triplets in ascending order")
+            raise ConfigError(f"shapes={self.shapes}: atoms and edges in ascending order")
 
     def train_shapes(self, micro_batch: int) -> list[GraphShape]:
         """Return the shapes of the training's batches."""
@@ -99,7 +98,7 @@ def fitting(shapes: Sequence[Sequence[int]], samples: int, totals: Sequence[int]
     """Return the first shape that holds structures with the ``totals``, or else that of a multiple of the last one.
 
     Args:
-        shapes: atoms, edges and triplets per structure.
+        shapes: atoms and edges per structure.
         samples: structures for which the capacities are meant.
     """
     for each in shapes:
@@ -122,22 +121,26 @@ class _Batches:
         Args:
             global_free: the batch's ``global_free``; None for a batch of the evaluation.
         """
-        tensors = self._padding(shape)
+        counts_S4 = self._split.counts_S4[list(samples)].astype(np.int64)
+        firsts_S4 = np.cumsum(counts_S4, 0) - counts_S4
+        atoms, edges = counts_S4[:, :TRIPLETS].sum(0).tolist()
+        tensors = self._padding(shape, atoms, edges)
         tensors["samples"] = torch.tensor(float(len(samples)))
         if global_free is not None:
             tensors["global_free"] = torch.tensor(float(global_free))
         if self._pin_memory:
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-        counts_S4 = self._split.counts_S4[list(samples)].astype(np.int64)
-        firsts_S4 = np.cumsum(counts_S4, 0) - counts_S4
 
         def fill(slot: int) -> None:
-            self._fill(samples[slot], counts_S4[slot], firsts_S4[slot], tensors)
+            self._fill(samples[slot], firsts_S4[slot], tensors)
 
         return self.threads.begin(tensors, len(samples), fill)
 
-    def _padding(self, shape: GraphShape) -> dict[str, Tensor]:
+    def _padding(self, shape: GraphShape, used_atoms: int, used_edges: int) -> dict[str, Tensor]:
         atoms, edges = shape.atoms, shape.edges
+        padding = edges - used_edges
+        atom_E = torch.zeros(edges, dtype=torch.int32)
+        atom_E[used_edges:] = used_atoms + torch.arange(padding) * (atoms - used_atoms) // padding
         shift_E3 = torch.zeros(edges, 3)
         shift_E3[:, 0] = CUTOFF
         return {
@@ -145,23 +148,18 @@ class _Batches:
             "position": torch.zeros(atoms, 3),
             "force": torch.zeros(atoms, 3),
             "free": torch.zeros(atoms),
-            "edge_source": torch.full((edges,), atoms - 1, dtype=torch.int32),
-            "edge_target": torch.full((edges,), atoms - 1, dtype=torch.int32),
+            "edge_source": atom_E,
+            "edge_target": atom_E.clone(),
             "edge_shift": shift_E3,
-            "triplet_kj": torch.full((shape.triplets,), edges - 1, dtype=torch.int32),
-            "triplet_ji": torch.full((shape.triplets,), edges - 1, dtype=torch.int32),
+            "edge_reverse": torch.full((edges,), -1, dtype=torch.int32),
         }
 
-    def _fill(
-        self, sample: int, count_4: NDArray[np.int64], first_4: NDArray[np.int64], tensors: dict[str, Tensor]
-    ) -> None:
-        """Write a sample behind the ``first_4`` atoms, edges and triplets of others."""
+    def _fill(self, sample: int, first_4: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
+        """Write a sample behind the ``first_4`` atoms and edges of others."""
         structure = self._split.read(sample)
-        kj, ji = triplets(structure.edges)
-        if len(kj) != count_4[TRIPLETS]:
-            raise DataError(f"sample {sample} has {len(kj)} triplets, its counts say {count_4[TRIPLETS]}; {REMEDY}")
         source, target = structure.edges.index_2E
-        atom, edge, triplet, _ = first_4.tolist()
+        reverse = reverse_edges(structure.edges)
+        atom, edge = first_4[:TRIPLETS].tolist()
         parts = {
             "atomic_number": (atom, structure.atomic_numbers),
             "position": (atom, structure.pos),
@@ -170,8 +168,7 @@ class _Batches:
             "edge_source": (edge, source + atom),
             "edge_target": (edge, target + atom),
             "edge_shift": (edge, structure.cell_offsets.astype(np.float32) @ structure.cell),
-            "triplet_kj": (triplet, kj + edge),
-            "triplet_ji": (triplet, ji + edge),
+            "edge_reverse": (edge, np.where(reverse < 0, -1, reverse + edge)),
         }
         for name, (first, values) in parts.items():
             tensors[name].numpy()[first : first + len(values)] = values
@@ -205,7 +202,7 @@ def open_train(
     def shape_of(samples: Sequence[int]) -> GraphShape:
         return fitting(reader.shapes, micro_batch, counts_S4[samples].sum(0).tolist())
 
-    stream = BalancedStream(counts_S4[:, TRIPLETS], mine, layout.seed, shape_of)
+    stream = BalancedStream(counts_S4[:, EDGES], mine, layout.seed, shape_of)
 
     def begin(number: int) -> PendingBatch:
         samples = [sample for _, sample in stream.samples_of(number)]
@@ -226,8 +223,8 @@ def open_eval(root: Path, reader: OcReaderConfig, layout: Layout) -> EvalSource:
     read_manifest(root)
     split = Split(root, SPLITS["eval"])
     shape, most = reader.evaluation_shape, [reader.eval_batch * each for each in reader.eval_shape]
-    setting = "the atoms, edges and triplets of reader.eval_shape times reader.eval_batch"
+    setting = "the atoms and edges of reader.eval_shape times reader.eval_batch"
     replica = layout.size("dp"), layout.index("dp")
-    shard = PackedShard(split.counts_S4[:, :FREE], most, reader.eval_batch, shape, setting, *replica)
+    shard = PackedShard(split.counts_S4[:, :TRIPLETS], most, reader.eval_batch, shape, setting, *replica)
     batches = _Batches(split, reader, layout.device)
     return ThreadedEvalSource(shard, batches.threads, lambda samples: batches.begin(samples, shape), split.close)

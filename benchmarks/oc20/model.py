@@ -2,17 +2,18 @@
 the energy with respect to the positions.
 
 Messages live on directed edges j -> i from an atom's neighbours, which can be periodic images, to the atom. In every
-interaction, an edge j -> i receives the messages of all edges k -> j, weighted by a function of distance and angle.
-Output blocks sum messages into atoms. The angles are those of detached positions, as in the MLPerf HPC reference: only
-distances contribute to forces.
+interaction, an edge j -> i receives the messages of all edges k -> j except its own reverse, weighted by a function of
+distance and angle. Output blocks sum messages into atoms. The angles are those of detached positions, as in the MLPerf
+HPC reference: only distances contribute to forces.
 
 Distances, basis functions, the sums over triplets and over edges, and the last layers are at least fp32. All other
 layers, and their activations, have the dtype of :meth:`DimeNetPlusPlus.cast`.
 
-Padding edges of a micro-batch connect the last atom, which is padding, with itself. Their length is the cutoff, where
-all basis functions are 0, and does not depend on a position. So padding affects no real atom and no gradient.
+Padding edges of a micro-batch connect an atom that is padding with itself. Their length is the cutoff, where all basis
+functions are 0, and does not depend on a position. So padding affects no real atom and no gradient.
 
-Shapes: A atoms, E edges, T triplets, H hidden channels, R radial functions, S orders of spherical functions.
+Shapes: A atoms, E edges, H hidden channels, R radial functions, S orders of spherical functions, M = S^2 harmonics, B
+channels between the layers of a basis, C channels of the sum over triplets.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from torch import Tensor, nn
 
 from benchmarks.oc20.basis import RadialBasis, SphericalBasis
 from benchmarks.oc20.graph import CUTOFF
-from benchmarks.oc20.ops.triplet_sum import TRIPLET_SUM, triplet_sum_reference
+from benchmarks.oc20.ops.edge_basis import EDGE_BASIS, edge_basis_reference
+from benchmarks.oc20.ops.triplet_sum import TRIPLET_SUM, EdgeGraph, edge_graph, triplet_sum_reference
 from common.config.ranges import AtLeast, NotNegative
 from common.ops.operation import Operation
 
-OPERATIONS: dict[str, Operation] = {"triplet_sum": TRIPLET_SUM}
+OPERATIONS: dict[str, Operation] = {"edge_basis": EDGE_BASIS, "triplet_sum": TRIPLET_SUM}
 """Operations whose implementation can be chosen in ``model.implementations``."""
 
 ELEMENTS = 95
@@ -49,7 +51,7 @@ class DimeNetArchitecture:
         triplet_embedding: channels of a message in the sum over triplets.
         basis_embedding: channels between the two layers of a basis.
         radial, spherical: R and S.
-        envelope_exponent: see :func:`benchmarks.oc20.basis.envelope`.
+        envelope_exponent: see :func:`benchmarks.oc20.ops.edge_basis.envelope`.
         before_skip, after_skip: residual layers of an interaction block before and after its skip connection.
         output_layers: layers of an output block behind its first one.
     """
@@ -127,15 +129,26 @@ class InteractionBlock(nn.Module):
         self.after = nn.Sequential(*(Residual(hidden) for _ in range(sizes.after_skip)))
 
     def forward(
-        self, x_EH: Tensor, radial_ER: Tensor, basis_ESR: Tensor, unit_E3: Tensor, kj_T: Tensor, ji_T: Tensor
+        self, x_EH: Tensor, radial_ER: Tensor, basis_ESR: Tensor, harmonics_EM: Tensor, graph: EdgeGraph
     ) -> Tensor:
         """Return new messages (E, H); see :mod:`benchmarks.oc20.ops.triplet_sum`."""
         message_EH = F.silu(self.kj(x_EH)) * self.radial_2(self.radial_1(radial_ER))
         small_EC = F.silu(self.down(message_EH)).to(basis_ESR.dtype)
-        weights = self.spherical_1.weight, self.spherical_2.weight
-        summed_EC = self._triplet_sum(small_EC, basis_ESR, unit_E3, *weights, kj_T, ji_T)
+        value_ESC = small_EC[:, None] * self._weights(basis_ESR)
+        summed_EC = self._triplet_sum(value_ESC, harmonics_EM, graph)
         h_EH = F.silu(self.ji(x_EH)) + F.silu(self.up(summed_EC.to(x_EH.dtype)))
         return self.after(F.silu(self.dense(self.before(h_EH))) + x_EH)
+
+    def _weights(self, basis_ESR: Tensor) -> Tensor:
+        """Return both layers of the spherical basis without the angle, (E, S, C).
+
+        The first layer is one product with a matrix that has the weights of each order on its diagonal.
+        """
+        edges, orders, radial = basis_ESR.shape
+        first_RBS = self.spherical_1.weight.view(-1, orders, radial).permute(2, 0, 1)
+        diagonal_FF = first_RBS.diag_embed().permute(2, 0, 3, 1).reshape(orders * radial, -1)
+        between_ESB = (basis_ESR.flatten(1) @ diagonal_FF).view(edges, orders, -1)
+        return self.spherical_2(between_ESB)
 
 
 class OutputBlock(nn.Module):
@@ -166,6 +179,7 @@ class DimeNetPlusPlus(nn.Module):
 
     Args:
         generator: CPU generator that draws the initial weights; None keeps those of PyTorch's layers.
+        edge_basis: implementation of the basis functions (:class:`benchmarks.oc20.basis.SphericalBasis`).
         triplet_sum: implementation of the sum over triplets (:class:`InteractionBlock`).
 
     Attributes:
@@ -178,12 +192,12 @@ class DimeNetPlusPlus(nn.Module):
         self,
         sizes: DimeNetArchitecture,
         generator: torch.Generator | None = None,
+        edge_basis: Callable[..., tuple[Tensor, Tensor, Tensor]] = edge_basis_reference,
         triplet_sum: Callable[..., Tensor] = triplet_sum_reference,
     ) -> None:
         super().__init__()
-        basis = (sizes.radial, CUTOFF, sizes.envelope_exponent)
-        self.radial = RadialBasis(*basis)
-        self.spherical = SphericalBasis(sizes.spherical, *basis)
+        self.radial = RadialBasis(sizes.radial)
+        self.spherical = SphericalBasis(sizes.spherical, sizes.radial, sizes.envelope_exponent, edge_basis)
         self.embedding = EmbeddingBlock(sizes)
         self.interactions = nn.ModuleList(InteractionBlock(sizes, triplet_sum) for _ in range(sizes.blocks))
         self.outputs = nn.ModuleList(OutputBlock(sizes) for _ in range(sizes.blocks + 1))
@@ -224,11 +238,11 @@ class DimeNetPlusPlus(nn.Module):
 
         Args:
             tensors: ``atomic_number`` (A,), ``edge_source`` (j), ``edge_target`` (i) and ``edge_shift`` (E, 3) in
-                angstrom of the edges, ``triplet_kj`` and ``triplet_ji``, the edges of the triplets (T,).
+                angstrom of the edges, and ``edge_reverse``, see :mod:`benchmarks.oc20.data`.
             position_A3: in angstrom; the vector of an edge is position[j] - position[i] + shift.
         """
         source_E, target_E = tensors["edge_source"], tensors["edge_target"]
-        kj_T, ji_T = tensors["triplet_kj"], tensors["triplet_ji"]
+        graph = edge_graph(source_E, target_E, tensors["edge_reverse"], len(position_A3))
         vector_E3 = position_A3.index_select(0, source_E) - position_A3.index_select(0, target_E)
         vector_E3 = vector_E3 + tensors["edge_shift"].to(vector_E3.dtype)
         distance_E = torch.linalg.vector_norm(vector_E3, dim=1)
@@ -236,14 +250,15 @@ class DimeNetPlusPlus(nn.Module):
         unit_E3 = vector_E3 / distance_E[:, None]
         if self.detach_angles:
             unit_E3 = unit_E3.detach()
-        basis_ESR = self.spherical(distance_E)
+        x_E = distance_E / CUTOFF
+        envelope_E, basis_ESR, harmonics_EM = self.spherical(x_E, unit_E3)
 
         dtype = self.embedding.dense.weight.dtype
-        radial_ER = self.radial(distance_E).to(dtype)
+        radial_ER = self.radial(x_E, envelope_E).to(dtype)
         x_EH = self.embedding(tensors["atomic_number"], radial_ER, source_E, target_E)
         energy_A1 = self.outputs[0](x_EH, radial_ER, target_E, len(position_A3))
         for interaction, output in zip(self.interactions, list(self.outputs)[1:], strict=True):
-            x_EH = interaction(x_EH, radial_ER, basis_ESR, unit_E3, kj_T, ji_T)
+            x_EH = interaction(x_EH, radial_ER, basis_ESR, harmonics_EM, graph)
             energy_A1 = energy_A1 + output(x_EH, radial_ER, target_E, len(position_A3))
         return energy_A1[:, 0]
 

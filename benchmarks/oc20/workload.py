@@ -98,17 +98,15 @@ class OpenCatalystForces(Workload):
 
         length_E1 = CUTOFF * (1 + 2 * torch.rand(shape.edges, 1, generator=generator)) / 3
         shift_E3 = torch.nn.functional.normalize(torch.randn(shape.edges, 3, generator=generator)) * length_E1
-        target_E, ji_T = indices(shape.atoms, shape.edges), indices(shape.edges, shape.triplets)
         made = {
             "atomic_number": indices(ELEMENTS, shape.atoms),
             "position": torch.zeros(shape.atoms, 3),
             "force": torch.randn(shape.atoms, 3, generator=generator),
             "free": torch.ones(shape.atoms),
             "edge_source": indices(shape.atoms, shape.edges),
-            "edge_target": target_E.sort().values,
+            "edge_target": indices(shape.atoms, shape.edges).sort().values,
             "edge_shift": shift_E3,
-            "triplet_kj": indices(shape.edges, shape.triplets),
-            "triplet_ji": ji_T.sort().values,
+            "edge_reverse": indices(shape.edges, shape.edges),
             "samples": torch.ones(()),
         }
         return {name: tensor.to(self.layout.device) for name, tensor in made.items()}
