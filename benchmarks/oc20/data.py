@@ -16,9 +16,9 @@ distance of the cutoff. All padding atoms have about the same number of them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.oc20.graph import CUTOFF, reverse_edges
-from benchmarks.oc20.samples import ATOMS, EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
-from common.config.ranges import AtLeast
+from benchmarks.oc20.samples import FREE, SPLITS, TRIPLETS, Split, read_manifest
+from benchmarks.oc20.shapes import BALANCED, GraphShape, fitting, largest_sums, train_shapes
+from common.config.ranges import AtLeast, Each
 from common.data.balanced_order import BalancedStream, PackedShard
 from common.data.batches import DataSource, EvalSource
 from common.data.manifest import NAME
@@ -37,25 +38,6 @@ from common.data.order import MicroBatches
 from common.data.staging import SourceFile, StagingPlan
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
-from common.errors import ConfigError
-
-
-@dataclass(frozen=True, order=True)
-class GraphShape:
-    """Capacities of a batch, with the padding."""
-
-    atoms: int
-    edges: int
-
-    def holds(self, totals: Sequence[int]) -> bool:
-        """Return whether structures with these total counts fit, and an atom and an edge of padding."""
-        return totals[ATOMS] < self.atoms and totals[EDGES] < self.edges
-
-    @classmethod
-    def of(cls, each: Sequence[int], samples: int) -> GraphShape:
-        """Return the shape for ``samples`` structures with ``each`` atoms and edges on average."""
-        atoms, edges = (samples * count for count in each)
-        return cls(atoms + 1, edges + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,47 +47,20 @@ class OcReaderConfig:
     Attributes:
         threads: threads that read samples.
         prefetch: batches that are read ahead.
-        shapes: capacities of the training's batches in atoms and edges per structure, in ascending order. A larger
-            batch has a multiple of the last one.
+        typical: atoms and edges of a typical structure: an evaluation batch has the capacity for ``eval_batch`` of
+            them. The shapes of the training's batches are derived from the data; before the data are open, warm-up and
+            ``bench`` take batches of such structures.
         eval_batch: most structures of one evaluation batch on one rank.
-        eval_shape: capacities of all evaluation batches in atoms and edges per structure.
     """
 
     threads: Annotated[int, AtLeast(1)]
     prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
-    shapes: tuple[tuple[int, int], ...]
+    typical: Annotated[tuple[int, int], Each(AtLeast(1))]
     eval_batch: Annotated[int, AtLeast(1, "at least 1 structure")]
-    eval_shape: tuple[int, int]
 
-    def __post_init__(self) -> None:
-        for name, shapes in (("eval_shape", (self.eval_shape,)), ("shapes", self.shapes)):
-            if not shapes or min(map(min, shapes)) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: at least 1 atom and 1 edge per structure")
-        if any(low >= high for one, other in pairwise(self.shapes) for low, high in zip(one, other, strict=True)):
-            raise ConfigError(f"shapes={self.shapes}: atoms and edges in ascending order")
-
-    def train_shapes(self, micro_batch: int) -> list[GraphShape]:
-        """Return the shapes of the training's batches."""
-        return [GraphShape.of(each, micro_batch) for each in self.shapes]
-
-    @property
-    def evaluation_shape(self) -> GraphShape:
-        """The shape of all evaluation batches."""
-        return GraphShape.of(self.eval_shape, self.eval_batch)
-
-
-def fitting(shapes: Sequence[Sequence[int]], samples: int, totals: Sequence[int]) -> GraphShape:
-    """Return the first shape that holds structures with the ``totals``, or else that of a multiple of the last one.
-
-    Args:
-        shapes: atoms and edges per structure.
-        samples: structures for which the capacities are meant.
-    """
-    for each in shapes:
-        if (shape := GraphShape.of(each, samples)).holds(totals):
-            return shape
-    most = max(-(-total // (samples * each)) for total, each in zip(totals, shapes[-1], strict=False))
-    return GraphShape.of(shapes[-1], samples * most)
+    def typical_shape(self, samples: int) -> GraphShape:
+        """Return the shape for ``samples`` typical structures."""
+        return GraphShape.of([samples * count for count in self.typical])
 
 
 class _Batches:
@@ -182,7 +137,7 @@ def staging_plan(root: Path) -> StagingPlan:
 
 def open_train(
     root: Path, reader: OcReaderConfig, layout: Layout, micro_batch: int, accumulation: int = 1
-) -> DataSource:
+) -> tuple[DataSource, list[GraphShape]]:
     """Open the training data under ``root`` for this rank; call it after ``run_start``.
 
     Args:
@@ -191,6 +146,9 @@ def open_train(
         micro_batch: structures per micro-batch of one replica, on average.
         accumulation: micro-batches per step of a replica.
 
+    Returns:
+        The data, and the shapes of nearly all of their batches.
+
     Raises:
         DataError: the folder is incomplete. While reading: a sample is damaged.
     """
@@ -198,32 +156,36 @@ def open_train(
     split = Split(root, SPLITS["train"])
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
     counts_S4, batches = split.counts_S4, _Batches(split, reader, layout.device)
+    shapes = train_shapes(counts_S4, micro_batch, mine.streams)
 
-    def shape_of(samples: Sequence[int]) -> GraphShape:
-        return fitting(reader.shapes, micro_batch, counts_S4[samples].sum(0).tolist())
+    def shape_of(micro_batches: Sequence[Sequence[int]]) -> GraphShape:
+        return fitting(shapes, largest_sums(counts_S4, micro_batches).tolist())
 
-    stream = BalancedStream(counts_S4[:, EDGES], mine, layout.seed, shape_of)
+    stream = BalancedStream(counts_S4[:, BALANCED], mine, layout.seed, shape_of)
 
     def begin(number: int) -> PendingBatch:
         samples = [sample for _, sample in stream.samples_of(number)]
-        free = int(counts_S4[stream.global_samples(number), FREE].sum())
-        return batches.begin(samples, shape_of(samples), max(1, free))
+        together = list(itertools.chain(*stream.global_batch(stream.step_of(number))))
+        shape, free = stream.key(number), int(counts_S4[together, FREE].sum())
+        assert isinstance(shape, GraphShape)
+        return batches.begin(samples, shape, max(1, free))
 
-    return ThreadedTrainSource(
+    source = ThreadedTrainSource(
         stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, split.close
     )
+    return source, shapes
 
 
 def open_eval(root: Path, reader: OcReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``.
 
     Raises:
-        DataError: as :func:`open_train`, or a structure alone does not fit ``reader.eval_shape``.
+        DataError: as :func:`open_train`, or a structure alone does not fit in an evaluation batch.
     """
     read_manifest(root)
     split = Split(root, SPLITS["eval"])
-    shape, most = reader.evaluation_shape, [reader.eval_batch * each for each in reader.eval_shape]
-    setting = "the atoms and edges of reader.eval_shape times reader.eval_batch"
+    shape, most = reader.typical_shape(reader.eval_batch), [reader.eval_batch * each for each in reader.typical]
+    setting = "the atoms and edges of reader.typical times reader.eval_batch"
     replica = layout.size("dp"), layout.index("dp")
     shard = PackedShard(split.counts_S4[:, :TRIPLETS], most, reader.eval_batch, shape, setting, *replica)
     batches = _Batches(split, reader, layout.device)

@@ -14,12 +14,13 @@ import pytest
 import small_slabs
 import torch
 
-from benchmarks.oc20.data import GraphShape, OcReaderConfig, fitting, open_eval, open_train, staging_plan
+from benchmarks.oc20.data import OcReaderConfig, open_eval, open_train, staging_plan
 from benchmarks.oc20.samples import Split, Structure
+from benchmarks.oc20.shapes import GraphShape
 from common.data.batches import Block, HostBatch
 from common.data.manifest import NAME
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError
+from common.errors import DataError
 from common.formats import lmdb_file
 
 TRAIN, EVAL = small_slabs.TRAIN, small_slabs.EVAL
@@ -28,8 +29,7 @@ THIRD_EPOCH = Block(2, 3, 1, 2 * TRAIN, TRAIN)
 
 
 def reader(**changes: object) -> OcReaderConfig:
-    shapes = ((6, 30), (9, 60), (12, 110))
-    usual = {"threads": 2, "prefetch": 2, "shapes": shapes, "eval_batch": 4, "eval_shape": (8, 60)}
+    usual = {"threads": 2, "prefetch": 2, "typical": (8, 60), "eval_batch": 4}
     return OcReaderConfig(**usual | changes)
 
 
@@ -38,7 +38,7 @@ def trained(
     rank: int = 0, seed: int = 7, **changes: object,
 ) -> list[HostBatch]:  # fmt: skip
     layout = Layout({"dp": replicas}, rank, seed=seed)
-    source = open_train(root, reader(**changes), layout, micro_batch, accumulation)
+    source, _ = open_train(root, reader(**changes), layout, micro_batch, accumulation)
     try:
         return list(source.batches(block, start))
     finally:
@@ -191,52 +191,24 @@ def test_an_evaluation_has_every_structure_once(replicas: int, root: Path, struc
     assert len({len(batches) for batches in ranks}) == 1
     found = Counter(number for batches in ranks for number in systems(batches, structures))
     assert found == Counter(range(EVAL))
-    assert {batch.key for batches in ranks for batch in batches} == {GraphShape(4 * 8 + 1, 4 * 60 + 1)}
+    assert {batch.key for batches in ranks for batch in batches} == {GraphShape.of((4 * 8, 4 * 60))}
     assert all(int(batch.tensors["samples"]) <= 4 for batches in ranks for batch in batches)
 
 
 def test_a_structure_that_no_evaluation_batch_holds_is_an_error(root: Path) -> None:
-    with pytest.raises(DataError, match=r"evaluation is too large \(\d+, \d+\) for .*reader\.eval_shape"):
-        evaluated(root, eval_shape=(100, 3), eval_batch=1)
+    with pytest.raises(DataError, match=r"evaluation is too large \(\d+, \d+\) for .*reader\.typical"):
+        evaluated(root, typical=(100, 3), eval_batch=1)
 
 
-@pytest.mark.parametrize(
-    ("totals", "expected"),
-    [
-        ([20, 40], (21, 41)),
-        ([21, 40], (31, 61)),
-        ([20, 41], (31, 61)),
-        ([30, 61], (61, 121)),
-        ([91, 1], (121, 241)),
-    ],
-    ids=["fits", "atoms", "edges", "twice the last", "four times the last"],
-)
-def test_the_smallest_shape_that_holds_all_counts_is_taken(totals: list[int], expected: tuple[int, ...]) -> None:
-    """For ten structures of 2 atoms and 4 edges, or 3 and 6; an atom and an edge are padding."""
-    found = fitting(((2, 4), (3, 6)), 10, [*totals, 100, 5])
-    assert (found.atoms, found.edges) == expected
-
-
-def test_batches_have_the_shapes_of_the_recipe(root: Path) -> None:
-    known = reader().train_shapes(4)
-    keys = {batch.key for batch in trained(root)}
-    assert known == [GraphShape(25, 121), GraphShape(37, 241), GraphShape(49, 441)]
-    assert len(keys) > 1
-    assert keys <= set(known)
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"shapes": ()}, r"^shapes=\(\): at least 1 atom"),
-        ({"shapes": ((4, 0),)}, r"^shapes=\(\(4, 0\),\): at least 1 atom and 1 edge"),
-        ({"eval_shape": (4, 0)}, r"^eval_shape=\(4, 0\): at least 1 atom"),
-        ({"shapes": ((4, 9), (5, 9))}, "^shapes=.*: atoms and edges in ascending order"),
-    ],
-)
-def test_shapes_without_capacity_or_order_are_refused(changes: dict, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        reader(**changes)
+def test_all_micro_batches_of_an_iteration_have_one_of_the_shapes_of_the_data(root: Path) -> None:
+    ranks = [trained(root, replicas=2, rank=rank, accumulation=2) for rank in range(2)]
+    source, shapes = open_train(root, reader(), Layout({"dp": 2}), 4, 2)
+    source.close()
+    iterations = [
+        {batch.key for rank in ranks for batch in rank[step : step + 2]} for step in range(0, len(ranks[0]), 2)
+    ]
+    assert [len(keys) for keys in iterations] == [1] * len(iterations)
+    assert set().union(*iterations) <= set(shapes)
 
 
 Change = Callable[[bytes], bytes]

@@ -194,6 +194,7 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(override: str, messa
         ("hparams.decay_boundary_steps=[5,5]", "steps in ascending order"),
         ("hparams.warmup_factor=1.5", "a share"),
         ("hparams.optimizer=adam", "optimizer"),
+        ("reader.typical=[4,9,0]", "reader.typical"),
     ],
 )
 def test_impossible_settings_are_refused(override: str, message: str) -> None:
