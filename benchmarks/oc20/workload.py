@@ -33,6 +33,7 @@ class OpenCatalystForces(Workload):
 
     config_type: ClassVar[type] = Oc20Config
     title = "OpenCatalyst"
+    peers = "benchmarks.oc20.peer"
     own: Oc20Config
     model: DimeNetPlusPlus
 
