@@ -23,18 +23,20 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.oc20.basis import RadialBasis, SphericalBasis
 from benchmarks.oc20.graph import CUTOFF
 from benchmarks.oc20.ops.edge_basis import EDGE_BASIS, edge_basis_reference
+from benchmarks.oc20.ops.swish import SWISH, swish_reference
 from benchmarks.oc20.ops.triplet_sum import TRIPLET_SUM, EdgeGraph, edge_graph, triplet_sum_reference
 from common.config.ranges import AtLeast, NotNegative
 from common.ops.operation import Operation
 
-OPERATIONS: dict[str, Operation] = {"edge_basis": EDGE_BASIS, "triplet_sum": TRIPLET_SUM}
+OPERATIONS: dict[str, Operation] = {"edge_basis": EDGE_BASIS, "swish": SWISH, "triplet_sum": TRIPLET_SUM}
 """Operations whose implementation can be chosen in ``model.implementations``."""
+
+Swish = Callable[[Tensor], Tensor]
 
 ELEMENTS = 95
 """Rows of the embedding: atomic numbers 0, for padding, to 94."""
@@ -79,21 +81,23 @@ class WideLinear(nn.Linear):
 class Residual(nn.Module):
     """x + swish(W2 swish(W1 x + b1) + b2)."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, swish: Swish) -> None:
         super().__init__()
+        self._swish = swish
         self.first = nn.Linear(channels, channels)
         self.second = nn.Linear(channels, channels)
 
     def forward(self, x_EH: Tensor) -> Tensor:
         """Return the result, (E, H)."""
-        return x_EH + F.silu(self.second(F.silu(self.first(x_EH))))
+        return x_EH + self._swish(self.second(self._swish(self.first(x_EH))))
 
 
 class EmbeddingBlock(nn.Module):
     """The first message of an edge: from the elements of its atoms and its distance."""
 
-    def __init__(self, sizes: DimeNetArchitecture) -> None:
+    def __init__(self, sizes: DimeNetArchitecture, swish: Swish) -> None:
         super().__init__()
+        self._swish = swish
         self.elements = nn.Embedding(ELEMENTS, sizes.hidden)
         self.radial = nn.Linear(sizes.radial, sizes.hidden)
         self.dense = nn.Linear(3 * sizes.hidden, sizes.hidden)
@@ -102,7 +106,7 @@ class EmbeddingBlock(nn.Module):
         """Return messages (E, H)."""
         atoms_AH = self.elements(number_A)
         ends = (atoms_AH.index_select(0, target_E), atoms_AH.index_select(0, source_E))
-        return F.silu(self.dense(torch.cat([*ends, F.silu(self.radial(radial_ER))], 1)))
+        return self._swish(self.dense(torch.cat([*ends, self._swish(self.radial(radial_ER))], 1)))
 
 
 class InteractionBlock(nn.Module):
@@ -112,9 +116,9 @@ class InteractionBlock(nn.Module):
         triplet_sum: implementation of :func:`benchmarks.oc20.ops.triplet_sum.triplet_sum_reference`.
     """
 
-    def __init__(self, sizes: DimeNetArchitecture, triplet_sum: Callable[..., Tensor]) -> None:
+    def __init__(self, sizes: DimeNetArchitecture, swish: Swish, triplet_sum: Callable[..., Tensor]) -> None:
         super().__init__()
-        self._triplet_sum = triplet_sum
+        self._swish, self._triplet_sum = swish, triplet_sum
         hidden, basis, triplet = sizes.hidden, sizes.basis_embedding, sizes.triplet_embedding
         self.radial_1 = nn.Linear(sizes.radial, basis, bias=False)
         self.radial_2 = nn.Linear(basis, hidden, bias=False)
@@ -124,20 +128,21 @@ class InteractionBlock(nn.Module):
         self.ji = nn.Linear(hidden, hidden)
         self.down = nn.Linear(hidden, triplet, bias=False)
         self.up = nn.Linear(triplet, hidden, bias=False)
-        self.before = nn.Sequential(*(Residual(hidden) for _ in range(sizes.before_skip)))
+        self.before = nn.Sequential(*(Residual(hidden, swish) for _ in range(sizes.before_skip)))
         self.dense = nn.Linear(hidden, hidden)
-        self.after = nn.Sequential(*(Residual(hidden) for _ in range(sizes.after_skip)))
+        self.after = nn.Sequential(*(Residual(hidden, swish) for _ in range(sizes.after_skip)))
 
     def forward(
         self, x_EH: Tensor, radial_ER: Tensor, basis_ESR: Tensor, harmonics_EM: Tensor, graph: EdgeGraph
     ) -> Tensor:
         """Return new messages (E, H); see :mod:`benchmarks.oc20.ops.triplet_sum`."""
-        message_EH = F.silu(self.kj(x_EH)) * self.radial_2(self.radial_1(radial_ER))
-        small_EC = F.silu(self.down(message_EH)).to(basis_ESR.dtype)
+        swish = self._swish
+        message_EH = swish(self.kj(x_EH)) * self.radial_2(self.radial_1(radial_ER))
+        small_EC = swish(self.down(message_EH)).to(basis_ESR.dtype)
         value_ESC = small_EC[:, None] * self._weights(basis_ESR)
         summed_EC = self._triplet_sum(value_ESC, harmonics_EM, graph)
-        h_EH = F.silu(self.ji(x_EH)) + F.silu(self.up(summed_EC.to(x_EH.dtype)))
-        return self.after(F.silu(self.dense(self.before(h_EH))) + x_EH)
+        h_EH = swish(self.ji(x_EH)) + swish(self.up(summed_EC.to(x_EH.dtype)))
+        return self.after(swish(self.dense(self.before(h_EH))) + x_EH)
 
     def _weights(self, basis_ESR: Tensor) -> Tensor:
         """Return both layers of the spherical basis without the angle, (E, S, C).
@@ -154,8 +159,9 @@ class InteractionBlock(nn.Module):
 class OutputBlock(nn.Module):
     """The energy of an atom, from the messages of its edges."""
 
-    def __init__(self, sizes: DimeNetArchitecture) -> None:
+    def __init__(self, sizes: DimeNetArchitecture, swish: Swish) -> None:
         super().__init__()
+        self._swish = swish
         self.radial = nn.Linear(sizes.radial, sizes.hidden, bias=False)
         self.up = nn.Linear(sizes.hidden, sizes.out_embedding)
         self.dense = nn.ModuleList(
@@ -170,7 +176,7 @@ class OutputBlock(nn.Module):
         summed_AH = message_EH.new_zeros(atoms, message_EH.shape[1]).index_add(0, target_E, message_EH)
         x_AC = self.up(summed_AH.to(x_EH.dtype))
         for layer in self.dense:
-            x_AC = F.silu(layer(x_AC))
+            x_AC = self._swish(layer(x_AC))
         return self.last(x_AC.to(wide))
 
 
@@ -180,6 +186,7 @@ class DimeNetPlusPlus(nn.Module):
     Args:
         generator: CPU generator that draws the initial weights; None keeps those of PyTorch's layers.
         edge_basis: implementation of the basis functions (:class:`benchmarks.oc20.basis.SphericalBasis`).
+        swish: implementation of :func:`benchmarks.oc20.ops.swish.swish_reference`.
         triplet_sum: implementation of the sum over triplets (:class:`InteractionBlock`).
 
     Attributes:
@@ -193,14 +200,15 @@ class DimeNetPlusPlus(nn.Module):
         sizes: DimeNetArchitecture,
         generator: torch.Generator | None = None,
         edge_basis: Callable[..., tuple[Tensor, Tensor, Tensor]] = edge_basis_reference,
+        swish: Swish = swish_reference,
         triplet_sum: Callable[..., Tensor] = triplet_sum_reference,
     ) -> None:
         super().__init__()
         self.radial = RadialBasis(sizes.radial)
         self.spherical = SphericalBasis(sizes.spherical, sizes.radial, sizes.envelope_exponent, edge_basis)
-        self.embedding = EmbeddingBlock(sizes)
-        self.interactions = nn.ModuleList(InteractionBlock(sizes, triplet_sum) for _ in range(sizes.blocks))
-        self.outputs = nn.ModuleList(OutputBlock(sizes) for _ in range(sizes.blocks + 1))
+        self.embedding = EmbeddingBlock(sizes, swish)
+        self.interactions = nn.ModuleList(InteractionBlock(sizes, swish, triplet_sum) for _ in range(sizes.blocks))
+        self.outputs = nn.ModuleList(OutputBlock(sizes, swish) for _ in range(sizes.blocks + 1))
         if generator is not None:
             self._initialise(generator)
 

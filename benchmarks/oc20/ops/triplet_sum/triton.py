@@ -47,9 +47,9 @@ def triplet_sum_kernel(
     for limit in tl.static_range(1, S):
         order += (index >= limit * limit).to(tl.int32)
     moments = tl.zeros((BLOCK_M, BLOCK_C), sum_ptr.dtype.element_ty)
-    for edge in range(tl.load(into_ptr + atom).to(tl.int64), tl.load(into_ptr + atom + 1).to(tl.int64)):
-        factor = tl.load(harmonics_ptr + edge * (S * S) + index, mask=known, other=0.0)
-        row = (edge * S + order) * C
+    for incoming in range(tl.load(into_ptr + atom).to(tl.int64), tl.load(into_ptr + atom + 1).to(tl.int64)):
+        factor = tl.load(harmonics_ptr + incoming * (S * S) + index, mask=known, other=0.0)
+        row = (incoming * S + order) * C
         value = tl.load(value_ptr + row[:, None] + channel[None, :], mask=known[:, None] & inside[None, :], other=0.0)
         moments += factor[:, None] * value
     last = tl.load(from_ptr + atom + 1)
