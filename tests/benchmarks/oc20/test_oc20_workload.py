@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+import small_slabs
 import torch
 from torch import Tensor
 
@@ -116,6 +119,19 @@ def test_the_loss_is_weight_times_the_mean_l1_norm_of_normalised_errors_of_free_
     ]
     assert found.total.item() == pytest.approx(9 * sum(norms) / len(norms) / 1.7)
     assert found.metrics["loss"].item() == pytest.approx(found.total.item())
+
+
+def test_figures_have_the_mean_sizes_of_the_example_and_then_of_the_data(tmp_path: Path) -> None:
+    workload = built("reader.typical=[20,100]")
+    (batch,) = workload.example_batches()
+    source_E, target_E = (batch.tensors[f"edge_{name}"].long() for name in ("source", "target"))
+    triplets = int(target_E.bincount(minlength=len(batch.tensors["position"]))[source_E].sum())
+    assert workload.sample_sizes() == pytest.approx({"atoms": 20, "edges": 100, "triplets": triplets / 4}, rel=0.3)
+    root = small_slabs.prepared(tmp_path / "data")
+    workload.open_data(root).close()
+    counts_S4 = np.load(root / "train" / "data.0000.npy")
+    expected = dict(zip(("atoms", "edges", "triplets"), counts_S4.mean(0).tolist(), strict=False))
+    assert workload.sample_sizes() == pytest.approx(expected)
 
 
 def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
