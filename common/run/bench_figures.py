@@ -284,7 +284,7 @@ def figures(
         reserved: bytes that PyTorch reserved on rank 0's GPU for the step.
 
     Returns:
-        ``samples_per_second`` and other rates over all ranks; ``sample_sizes``, means of the data, or of the step's batch
+        ``samples_per_second`` and other rates over all ranks; ``sample_sizes``: means of the data, or of the step,
         if there was no run; bytes of rank 0's GPU; ``joules`` per step; ``updated``: whether the last step updated the
         weights, without which the rate is not valid.
     """
