@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.oc20.config import Oc20Config
-from benchmarks.oc20.data import open_eval, open_train, staging_plan
+from benchmarks.oc20.data import GraphShape, open_eval, open_train, staging_plan
 from benchmarks.oc20.evaluate import evaluation_of
 from benchmarks.oc20.graph import CUTOFF
 from benchmarks.oc20.model import ELEMENTS, OPERATIONS, DimeNetPlusPlus, force_errors
 from benchmarks.oc20.samples import FORMAT, mean_counts, read_manifest
-from benchmarks.oc20.shapes import GraphShape
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
