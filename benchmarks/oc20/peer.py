@@ -28,17 +28,11 @@ def network_of(sizes: DimeNetArchitecture) -> Any:
     """Return torch_geometric's network."""
     from torch_geometric.nn.models.dimenet import DimeNetPlusPlus
 
-    channels = sizes.hidden, 1, sizes.blocks, sizes.triplet_embedding, sizes.basis_embedding, sizes.out_embedding
     return DimeNetPlusPlus(
-        *channels,
-        sizes.spherical,
-        sizes.radial,
-        CUTOFF,
-        envelope_exponent=sizes.envelope_exponent,
-        num_before_skip=sizes.before_skip,
-        num_after_skip=sizes.after_skip,
-        num_output_layers=sizes.output_layers,
-    )
+        sizes.hidden, 1, sizes.blocks, sizes.triplet_embedding, sizes.basis_embedding, sizes.out_embedding,
+        sizes.spherical, sizes.radial, CUTOFF, envelope_exponent=sizes.envelope_exponent,
+        num_before_skip=sizes.before_skip, num_after_skip=sizes.after_skip, num_output_layers=sizes.output_layers,
+    )  # fmt: skip
 
 
 def triplets_of(source_E: Tensor, target_E: Tensor, reverse_E: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,40 +77,25 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
     network = network_of(facts).to(device)
     for blocks in (network.emb, network.interaction_blocks, network.output_blocks):
         blocks.to(torch.bfloat16)
-    optimizer = torch.optim.AdamW(
-        network.parameters(),
-        hparams.base_learning_rate,
-        (hparams.beta_1, hparams.beta_2),
-        hparams.epsilon,
-        hparams.weight_decay,
-        fused=device.type == "cuda",
-    )
-    tensors = {
-        name: tensor if tensor.is_floating_point() else tensor.long() for name, tensor in example.tensors.items()
-    }
+    rates = hparams.base_learning_rate, (hparams.beta_1, hparams.beta_2), hparams.epsilon, hparams.weight_decay
+    optimizer = torch.optim.AdamW(network.parameters(), *rates, fused=device.type == "cuda")
+    tensors = {name: x if x.is_floating_point() else x.long() for name, x in example.tensors.items()}
     kj_T, ji_T = triplets_of(tensors["edge_source"], tensors["edge_target"], tensors["edge_reverse"])
 
     def energy_of(position_A3: Tensor) -> Tensor:
         return energy(network, position_A3, tensors, kj_T, ji_T)
 
-    def gradient_of(position_A3: Tensor) -> Tensor:
+    def loss_of(position_A3: Tensor) -> Tensor:
         if compiled:
-            gradient_A3: Tensor = torch.func.grad(energy_of)(position_A3)
+            gradient_A3 = torch.func.grad(energy_of)(position_A3)
         else:
             position_A3 = position_A3.detach().requires_grad_()
             (gradient_A3,) = torch.autograd.grad(energy_of(position_A3), position_A3, create_graph=True)
-        return gradient_A3
-
-    def loss_of(position_A3: Tensor) -> Tensor:
-        error = force_errors(-gradient_of(position_A3), tensors["force"] / facts.force_std, tensors["free"])
+        error = force_errors(-gradient_A3, tensors["force"] / facts.force_std, tensors["free"])
         return error * facts.force_weight / tensors["global_free"]
 
     return plain_step(loss_of, (tensors["position"],), optimizer, compiled)
 
 
-PEERS = (
-    Peer("torch_geometric in bf16 without masters", start),
-    Peer(
-        "torch_geometric in bf16 without masters, compiled with max-autotune", functools.partial(start, compiled=True)
-    ),
-)
+NAME = "torch_geometric in bf16 without masters"
+PEERS = (Peer(NAME, start), Peer(f"{NAME}, compiled with max-autotune", functools.partial(start, compiled=True)))
