@@ -66,8 +66,8 @@ CASES = (
         passes,
         {"atoms": 1200, "pairs": 22000, "single": 3000, "orders": 7, "channels": 64},
         tests=[
-            {"atoms": 6, "pairs": 20, "single": 5},  # more than 16 edges on each side of an atom
-            {"atoms": 9, "pairs": 3, "single": 1, "orders": 3, "channels": 5},  # atoms without edges
+            {"atoms": 3, "pairs": 20, "single": 5, "orders": 3, "channels": 20},  # over 16 edges on a side of an atom
+            {"atoms": 9, "pairs": 3, "single": 1, "orders": 2, "channels": 5},  # atoms without edges
             {"atoms": 2, "pairs": 9, "single": 0, "orders": 2, "channels": 33},  # an atom and its images
         ],
         gpu={},

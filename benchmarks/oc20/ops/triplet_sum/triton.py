@@ -219,7 +219,8 @@ class _TripletSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_sum_EC: Tensor) -> tuple[Tensor | None, ...]:
-        return *_Gradient.apply(*d_sum_EC, *ctx.saved_tensors, *ctx.constants), None, None
+        gradients: tuple[Tensor, Tensor] = _Gradient.apply(*d_sum_EC, *ctx.saved_tensors, *ctx.constants)
+        return *gradients, None, None
 
 
 class _Gradient(torch.autograd.Function):
@@ -233,10 +234,11 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dd_message_EC: Tensor, dd_weight_ESC: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dd_message_EC, dd_weight_ESC), (harmonics_EM, graph) = gradients, ctx.constants
         d_sum_EC, message_EC, weight_ESC = ctx.saved_tensors
-        dd_sum_EC = _sum(*ctx.constants, dd_message_EC, weight_ESC, message_EC, dd_weight_ESC)
-        return dd_sum_EC, *_gradient(*ctx.constants, d_sum_EC, dd_message_EC, dd_weight_ESC), None, None
+        dd_sum_EC = _sum(harmonics_EM, graph, dd_message_EC, weight_ESC, message_EC, dd_weight_ESC)
+        return dd_sum_EC, *_gradient(harmonics_EM, graph, d_sum_EC, *gradients), None, None
 
 
 def triplet_sum(message_EC: Tensor, weight_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Tensor:
