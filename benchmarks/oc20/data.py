@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -28,16 +28,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.oc20.graph import CUTOFF, reverse_edges
-from benchmarks.oc20.samples import FREE, SPLITS, TRIPLETS, Split, read_manifest
-from benchmarks.oc20.shapes import BALANCED, GraphShape, fitting, largest_sums, train_shapes
+from benchmarks.oc20.samples import EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
 from common.config.ranges import AtLeast, Each
 from common.data.balanced_order import BalancedStream, PackedShard
 from common.data.batches import DataSource, EvalSource
+from common.data.capacities import capacities_of, fitting, largest_sums, train_capacities
 from common.data.manifest import NAME
 from common.data.order import MicroBatches
 from common.data.staging import SourceFile, StagingPlan
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
+
+
+class GraphShape(NamedTuple):
+    """Capacities of a batch: an atom and an edge are always padding."""
+
+    atoms: int
+    edges: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +67,7 @@ class OcReaderConfig:
 
     def typical_shape(self, samples: int) -> GraphShape:
         """Return the shape for ``samples`` typical structures."""
-        return GraphShape.of([samples * count for count in self.typical])
+        return GraphShape(*capacities_of(samples * count for count in self.typical))
 
 
 class _Batches:
@@ -156,12 +163,13 @@ def open_train(
     split = Split(root, SPLITS["train"])
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
     counts_S4, batches = split.counts_S4, _Batches(split, reader, layout.device)
-    shapes = train_shapes(counts_S4, micro_batch, mine.streams)
+    sizes_S2 = counts_S4[:, :TRIPLETS]
+    shapes = train_capacities(sizes_S2, counts_S4[:, EDGES], micro_batch, mine.streams)
 
     def shape_of(micro_batches: Sequence[Sequence[int]]) -> GraphShape:
-        return fitting(shapes, largest_sums(counts_S4, micro_batches).tolist())
+        return GraphShape(*fitting(shapes, largest_sums(sizes_S2, micro_batches).tolist()))
 
-    stream = BalancedStream(counts_S4[:, BALANCED], mine, layout.seed, shape_of)
+    stream = BalancedStream(counts_S4[:, EDGES], mine, layout.seed, shape_of)
 
     def begin(number: int) -> PendingBatch:
         samples = [sample for _, sample in stream.samples_of(number)]
@@ -173,7 +181,7 @@ def open_train(
     source = ThreadedTrainSource(
         stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, split.close
     )
-    return source, shapes
+    return source, [GraphShape(*shape) for shape in shapes]
 
 
 def open_eval(root: Path, reader: OcReaderConfig, layout: Layout) -> EvalSource:

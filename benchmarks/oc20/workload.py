@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.oc20.config import Oc20Config
-from benchmarks.oc20.data import open_eval, open_train, staging_plan
+from benchmarks.oc20.data import GraphShape, open_eval, open_train, staging_plan
 from benchmarks.oc20.evaluate import evaluation_of
 from benchmarks.oc20.graph import CUTOFF
 from benchmarks.oc20.model import ELEMENTS, OPERATIONS, DimeNetPlusPlus, force_errors
-from benchmarks.oc20.samples import FORMAT
-from benchmarks.oc20.shapes import GraphShape
+from benchmarks.oc20.samples import FORMAT, mean_counts, read_manifest
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
@@ -33,6 +32,7 @@ class OpenCatalystForces(Workload):
 
     config_type: ClassVar[type] = Oc20Config
     title = "OpenCatalyst"
+    peers = "benchmarks.oc20.peer"
     own: Oc20Config
     model: DimeNetPlusPlus
 
@@ -45,6 +45,8 @@ class OpenCatalystForces(Workload):
         self.model = network.cast(self.dtype).to(layout.device)
         self.choices |= {name: choice.name for name, choice in chosen.items()}
         self._shapes: list[GraphShape] = []
+        atoms, edges = self.own.reader.typical
+        self._sizes = {"atoms": float(atoms), "edges": float(edges), "triplets": edges**2 / atoms}
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
@@ -122,6 +124,10 @@ class OpenCatalystForces(Workload):
         }
         return {name: tensor.to(self.layout.device) for name, tensor in made.items()}
 
+    def sample_sizes(self) -> dict[str, float]:
+        """Return the mean counts of a structure. An edge of noise is in as many triplets as an atom has edges."""
+        return self._sizes
+
     def staging(self, root: Path) -> StagingPlan:
         """Return all prepared files, for every node."""
         return staging_plan(root)
@@ -129,6 +135,7 @@ class OpenCatalystForces(Workload):
     def open_data(self, root: Path) -> DataSource:
         """Open the training structures."""
         cfg = self.cfg
+        self._sizes = mean_counts(read_manifest(root))
         source, self._shapes = open_train(
             root, self.own.reader, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps
         )

@@ -14,9 +14,8 @@ import pytest
 import small_slabs
 import torch
 
-from benchmarks.oc20.data import OcReaderConfig, open_eval, open_train, staging_plan
+from benchmarks.oc20.data import GraphShape, OcReaderConfig, open_eval, open_train, staging_plan
 from benchmarks.oc20.samples import Split, Structure
-from benchmarks.oc20.shapes import GraphShape
 from common.data.batches import Block, HostBatch
 from common.data.manifest import NAME
 from common.distributed.layout import Layout
@@ -191,7 +190,7 @@ def test_an_evaluation_has_every_structure_once(replicas: int, root: Path, struc
     assert len({len(batches) for batches in ranks}) == 1
     found = Counter(number for batches in ranks for number in systems(batches, structures))
     assert found == Counter(range(EVAL))
-    assert {batch.key for batches in ranks for batch in batches} == {GraphShape.of((4 * 8, 4 * 60))}
+    assert {batch.key for batches in ranks for batch in batches} == {GraphShape(48, 256)}
     assert all(int(batch.tensors["samples"]) <= 4 for batches in ranks for batch in batches)
 
 

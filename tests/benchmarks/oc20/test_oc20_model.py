@@ -10,13 +10,14 @@ import torch
 from scipy import special
 from torch import Tensor, nn
 
+from benchmarks.oc20 import peer
 from benchmarks.oc20.basis import RadialBasis, SphericalBasis, spherical_bessel_zeros
 from benchmarks.oc20.config import Facts
 from benchmarks.oc20.model import DimeNetArchitecture, DimeNetPlusPlus, WideLinear, force_errors
 from benchmarks.oc20.ops.edge_basis import envelope, spherical_harmonics
 from benchmarks.oc20.ops.triplet_sum import edge_graph, triplet_sum_reference
 from common.mlperf.fixed import fixed_facts
-from tests.benchmarks.oc20.small_graphs import CUTOFF, graph_of, joined, molecule
+from tests.benchmarks.oc20.small_graphs import graph_of, joined, molecule
 
 FULL = DimeNetArchitecture(192, 192, 3, 64, 8, 6, 7, 5, 1, 2, 3)
 SMALL = DimeNetArchitecture(8, 6, 2, 4, 3, 3, 4, 5, 1, 2, 2)
@@ -139,13 +140,7 @@ def test_the_sum_over_triplets_is_that_of_a_loop_and_has_right_second_derivative
 
 def torch_geometric_of(model: DimeNetPlusPlus, sizes: DimeNetArchitecture) -> nn.Module:
     """Return torch_geometric's network with the weights of ``model``, whose `up` biases must be 0."""
-    from torch_geometric.nn.models.dimenet import DimeNetPlusPlus as Other
-
-    other = Other(
-        sizes.hidden, 1, sizes.blocks, sizes.triplet_embedding, sizes.basis_embedding, sizes.out_embedding,
-        sizes.spherical, sizes.radial, CUTOFF, envelope_exponent=sizes.envelope_exponent,
-        num_before_skip=sizes.before_skip, num_after_skip=sizes.after_skip, num_output_layers=sizes.output_layers,
-    ).double()  # fmt: skip
+    other: nn.Module = peer.network_of(sizes).double()
     renamed = {
         "radial.frequencies": "rbf.freq", "embedding.elements": "emb.emb", "embedding.radial": "emb.lin_rbf",
         "embedding.dense": "emb.lin", "interactions.": "interaction_blocks.", "outputs.": "output_blocks.",
@@ -183,23 +178,6 @@ def triplets_of(graph: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return kj, ji
 
 
-def torch_geometric_energy(other: Any, graph: dict[str, Tensor], position: Tensor, detached: bool) -> Tensor:
-    """Return the energy of torch_geometric's blocks, with the angle of atan2."""
-    j, i = graph["edge_source"].long(), graph["edge_target"].long()
-    kj, ji = triplets_of(graph)
-    vector = position[j] - position[i] + graph["edge_shift"]
-    distance, (a, b) = vector.norm(dim=1), (vector[ji], vector[kj])
-    angle = torch.atan2(torch.linalg.cross(a, b).norm(dim=1), (a * b).sum(1))
-    angle = angle.detach() if detached else angle
-    radial, spherical = other.rbf(distance), other.sbf(distance, angle, kj)
-    x = other.emb(graph["atomic_number"].long(), radial, i, j)
-    energy = other.output_blocks[0](x, radial, i, len(position))
-    for interaction, output in zip(other.interaction_blocks, other.output_blocks[1:], strict=True):
-        x = interaction(x, radial, spherical, kj, ji)
-        energy = energy + output(x, radial, i, len(position))
-    return energy.sum()
-
-
 @pytest.mark.parametrize("detached", [False, True])
 @pytest.mark.parametrize("cell", [None, CELL], ids=["molecule", "slab"])
 def test_energy_and_forces_are_those_of_torch_geometric(cell: Tensor | None, detached: bool) -> None:
@@ -209,7 +187,11 @@ def test_energy_and_forces_are_those_of_torch_geometric(cell: Tensor | None, det
         nn.init.zeros_(output.up.bias)
     graph = graph_of(molecule(6 if cell is None else 3, seed=2), cell, padding=(0, 0))
     position = graph["position"].clone().requires_grad_()
-    expected = torch_geometric_energy(torch_geometric_of(model, SMALL), graph, position, detached)
+    integers = {name: tensor.long() for name, tensor in graph.items() if not tensor.is_floating_point()}
+    triplets = triplets_of(graph)
+    found = peer.triplets_of(*(integers[f"edge_{name}"] for name in ("source", "target", "reverse")))
+    assert all(torch.equal(*pair) for pair in zip(found, triplets, strict=True))
+    expected = peer.energy(torch_geometric_of(model, SMALL), position, graph | integers, *triplets, detached)
     (gradient,) = torch.autograd.grad(expected, position)
     # torch_geometric's zeros of the Bessel functions are fp32
     torch.testing.assert_close(model.atom_energies(graph, graph["position"]).sum(), expected, rtol=1e-5, atol=1e-5)
