@@ -139,8 +139,7 @@ class InteractionBlock(nn.Module):
         swish = self._swish
         message_EH = swish(self.kj(x_EH)) * self.radial_2(self.radial_1(radial_ER))
         small_EC = swish(self.down(message_EH)).to(basis_ESR.dtype)
-        value_ESC = small_EC[:, None] * self._weights(basis_ESR)
-        summed_EC = self._triplet_sum(value_ESC, harmonics_EM, graph)
+        summed_EC = self._triplet_sum(small_EC, self._weights(basis_ESR), harmonics_EM, graph)
         h_EH = swish(self.ji(x_EH)) + swish(self.up(summed_EC.to(x_EH.dtype)))
         return self.after(swish(self.dense(self.before(h_EH))) + x_EH)
 

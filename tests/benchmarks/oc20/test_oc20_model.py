@@ -117,19 +117,20 @@ def test_the_sum_over_triplets_is_that_of_a_loop_and_has_right_second_derivative
     generator = torch.Generator().manual_seed(6)
     unit = nn.functional.normalize(torch.randn(7, 3, generator=generator).double())
     unit[5] = -unit[1]
-    value = torch.randn(7, orders, channels, generator=generator).double().requires_grad_()
+    message = torch.randn(7, channels, generator=generator).double().requires_grad_()
+    weight = torch.randn(7, orders, channels, generator=generator).double().requires_grad_()
     graph = edge_graph(*(torch.tensor(part, dtype=torch.int32) for part in (source, target, reverse)), 4)
     expected = torch.zeros(7, channels, dtype=torch.float64)
     for ji in range(7):
         for kj in range(7):
             if target[kj] == source[ji] and kj != reverse[ji]:
                 for order in range(orders):
-                    weight = math.sqrt((2 * order + 1) / (4 * math.pi))
-                    weight *= special.eval_legendre(order, float(unit[kj] @ unit[ji]))
-                    expected[ji] += weight * value[kj, order].detach()
+                    angular = math.sqrt((2 * order + 1) / (4 * math.pi))
+                    angular *= special.eval_legendre(order, float(unit[kj] @ unit[ji]))
+                    expected[ji] += angular * (message[kj] * weight[kj, order]).detach()
     harmonics = spherical_harmonics(unit, orders)
-    torch.testing.assert_close(triplet_sum_reference(value, harmonics, graph), expected)
-    inputs = value, harmonics.requires_grad_()
+    torch.testing.assert_close(triplet_sum_reference(message, weight, harmonics, graph), expected)
+    inputs = message, weight, harmonics.requires_grad_()
     assert torch.autograd.gradcheck(lambda *inputs: triplet_sum_reference(*inputs, graph), inputs)
     assert torch.autograd.gradgradcheck(lambda *inputs: triplet_sum_reference(*inputs, graph), inputs)
 

@@ -30,10 +30,10 @@ def fp64(*shape: int) -> Tensor:
 def test_the_sum_over_triplets_has_the_values_and_two_derivatives_of_the_reference_in_float64() -> None:
     graph, unit = random_edges(Draw(CPU, torch.float64), atoms=4, pairs=5, single=2)
     harmonics = spherical_harmonics(unit.double(), 3)
-    value = fp64(len(unit), 3, 2).requires_grad_()
-    torch.testing.assert_close(triplet_sum(value, harmonics, graph), triplet_sum_reference(value, harmonics, graph))
-    assert torch.autograd.gradcheck(lambda value: triplet_sum(value, harmonics, graph), value, fast_mode=True)
-    assert torch.autograd.gradgradcheck(lambda value: triplet_sum(value, harmonics, graph), value, fast_mode=True)
+    inputs = fp64(len(unit), 2).requires_grad_(), fp64(len(unit), 3, 2).requires_grad_()
+    torch.testing.assert_close(triplet_sum(*inputs, harmonics, graph), triplet_sum_reference(*inputs, harmonics, graph))
+    assert torch.autograd.gradcheck(lambda *inputs: triplet_sum(*inputs, harmonics, graph), inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *inputs: triplet_sum(*inputs, harmonics, graph), inputs, fast_mode=True)
 
 
 def test_the_basis_functions_have_the_values_and_two_derivatives_of_the_reference_in_float64() -> None:
@@ -59,7 +59,7 @@ def test_directions_that_need_a_gradient_are_an_error() -> None:
     with pytest.raises(ValueError, match="no derivative by directions; detach them or choose the reference"):
         SphericalBasis(2, 2, 5, edge_basis)(torch.ones(4), unit)
     with pytest.raises(ValueError, match="no derivative by directions; detach them or choose the reference"):
-        triplet_sum(torch.ones(4, 2, 3), spherical_harmonics(unit, 2), graph)
+        triplet_sum(torch.ones(4, 3), torch.ones(4, 2, 3), spherical_harmonics(unit, 2), graph)
 
 
 def forces_and_gradients(name: str, padding: tuple[int, int] = (1, 1)) -> dict[str, Tensor]:

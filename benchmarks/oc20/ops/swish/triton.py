@@ -40,10 +40,14 @@ def swish_kernel(
 TILES: dict[str, Tile] = {"swish": Tile(elements=1024, warps=4)}
 
 
-def _launch(order: int, x: Tensor, dy: Tensor | None = None, ddx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return y(x), or dx = dy y'(x), or both gradients of dx, by dy and by x, for the gradient ``ddx`` of dx."""
-    x, dy, ddx = (None if each is None else each.contiguous() for each in (x, dy, ddx))
-    assert x is not None
+def _launch(order: int, x: Tensor, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Return y(x), or dx = dy y'(x), or both gradients of dx, by dy and by x, for the gradient ddx of dx.
+
+    Args:
+        order: number of the derivative.
+        gradients: dy and ddx, as many as the derivative needs.
+    """
+    x, (dy, ddx) = x.contiguous(), (*(each.contiguous() for each in gradients), None, None)[:2]
     first, tile = torch.empty_like(x), TILES["swish"]
     second = torch.empty_like(x) if order == 2 else first
     swish_kernel[(triton.cdiv(x.numel(), tile.elements),)](

@@ -1,15 +1,14 @@
-"""Sum over triplets k -> j -> i: values of edges k -> j, weighted by the angle, into edges j -> i.
+"""Sum over triplets k -> j -> i: messages of edges k -> j, weighted by distance and angle, into edges j -> i.
 
-With the weights Y_l0(angle) of a triplet, the sum of an edge j -> i with the direction u is
+The sum of an edge j -> i with the direction u is
 
-    sum_kj sum_l Y_l0(angle(u, u_kj)) value[kj, l]
+    sum_kj message[kj] sum_l Y_l0(angle(u, u_kj)) weight[kj, l]
 
 over all edges k -> j but the reverse i -> j of the edge. By the addition theorem of spherical harmonics, Y_l0(angle) is
 sum_m h_lm(u) h_lm(u_kj), where h_lm is Y_lm times the fourth root of 4 pi / (2l + 1). So the sum factors into moments
-of the edges into each atom, sum_kj h_lm(u_kj) value[kj, l], and the work grows with edges, not with triplets. The
-reverse edge is subtracted: it has the angle pi.
+of the edges into each atom, sum_kj h_lm(u_kj) message[kj] weight[kj, l], and the work grows with edges, not with
+triplets. The reverse edge is subtracted: it has the angle pi.
 
-The sum is linear in the values. Its derivative is the transposed sum, and the derivative of that is the sum again.
 Shapes: N atoms, E edges, S orders l, M = S^2 functions h_lm with lm = l^2 + l + m, C channels.
 """
 
@@ -52,22 +51,19 @@ def edge_graph(source_E: Tensor, target_E: Tensor, reverse_E: Tensor, atoms: int
     return EdgeGraph(source_E, target_E, reverse_E, into_N1, order_E.int(), from_N1)
 
 
-def opposite_weights(orders: int) -> list[float]:
-    """Return Y_l0(pi) for all orders."""
-    return [(-1) ** order * math.sqrt((2 * order + 1) / (4 * math.pi)) for order in range(orders)]
-
-
-def triplet_sum_reference(value_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Tensor:
-    """Return the sums, (E, C). Autograd has first and second derivatives by values and harmonics.
+def triplet_sum_reference(message_EC: Tensor, weight_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Tensor:
+    """Return the sums, (E, C). Autograd has first and second derivatives by message, weight and harmonics.
 
     Args:
+        weight_ESC: the part of the weight that depends on the distance.
         harmonics_EM: h_lm of the edges' directions, see :func:`benchmarks.oc20.ops.edge_basis.spherical_harmonics`.
     """
-    _, orders, channels = value_ESC.shape
+    value_ESC, (_, orders, channels) = message_EC[:, None] * weight_ESC, weight_ESC.shape
     atoms, has_reverse_E1 = len(graph.into_N1) - 1, (graph.reverse_E >= 0)[:, None]
     opposite_ESC = value_ESC.index_select(0, graph.reverse_E.clamp(min=0)) * has_reverse_E1[:, None]
-    sum_EC = torch.zeros_like(value_ESC[:, 0])
-    for order, opposite in enumerate(opposite_weights(orders)):
+    sum_EC = torch.zeros_like(message_EC)
+    for order in range(orders):
+        opposite = (-1) ** order * math.sqrt((2 * order + 1) / (4 * math.pi))
         factor_EM1 = harmonics_EM[:, order**2 : (order + 1) ** 2, None]
         moments_NMC = value_ESC.new_zeros(atoms, 2 * order + 1, channels)
         moments_NMC = moments_NMC.index_add(0, graph.target_E, factor_EM1 * value_ESC[:, order, None])

@@ -40,22 +40,23 @@ def passes(
     """Make the passes of a sum and its two derivatives."""
     graph, unit_E3 = random_edges(draw, atoms, pairs, single)
     harmonics_EM = spherical_harmonics(unit_E3, orders)
-    value_ESC = draw.normal(len(unit_E3), orders, channels).requires_grad_()
-    d_sum_EC = draw.normal(len(unit_E3), channels).requires_grad_()
-    dd_value_ESC = draw.normal(len(unit_E3), orders, channels)
-    moved = size_of(harmonics_EM, value_ESC, d_sum_EC)
+    messages = [draw.normal(len(unit_E3), channels) for _ in range(3)]
+    weights = [draw.normal(len(unit_E3), orders, channels) for _ in range(2)]
+    message_EC, d_sum_EC, weight_ESC = (each.requires_grad_() for each in (*messages[:2], weights[0]))
+    forward = size_of(harmonics_EM, message_EC, weight_ESC, d_sum_EC)
 
-    def gradient() -> Tensor:
-        sum_EC = triplet_sum(value_ESC, harmonics_EM, graph)
-        (d_value_ESC,) = torch.autograd.grad(sum_EC, value_ESC, d_sum_EC, create_graph=True)
-        return d_value_ESC
+    def gradients() -> tuple[Tensor, ...]:
+        sum_EC = triplet_sum(message_EC, weight_ESC, harmonics_EM, graph)
+        return torch.autograd.grad(sum_EC, (message_EC, weight_ESC), d_sum_EC, create_graph=True)
+
+    def second() -> tuple[Tensor, ...]:
+        inputs = message_EC, weight_ESC, d_sum_EC
+        return torch.autograd.grad(gradients(), inputs, (messages[2], weights[1]))
 
     return [
-        Pass("forward", lambda: triplet_sum(value_ESC, harmonics_EM, graph), moved),
-        Pass("backward", gradient, moved, after="forward"),
-        Pass(
-            "double backward", lambda: torch.autograd.grad(gradient(), d_sum_EC, dd_value_ESC), moved, after="backward"
-        ),
+        Pass("forward", lambda: triplet_sum(message_EC, weight_ESC, harmonics_EM, graph), forward),
+        Pass("backward", gradients, forward + size_of(message_EC, weight_ESC), after="forward"),
+        Pass("double backward", second, 2 * forward + 2 * size_of(message_EC, weight_ESC), after="backward"),
     ]
 
 
@@ -65,8 +66,8 @@ CASES = (
         passes,
         {"atoms": 1200, "pairs": 22000, "single": 3000, "orders": 7, "channels": 64},
         tests=[
-            {"atoms": 6, "pairs": 20, "single": 5},  # more than 16 edges on each side of an atom
-            {"atoms": 9, "pairs": 3, "single": 1, "orders": 3, "channels": 5},  # atoms without edges
+            {"atoms": 3, "pairs": 20, "single": 5, "orders": 3, "channels": 20},  # over 16 edges on a side of an atom
+            {"atoms": 9, "pairs": 3, "single": 1, "orders": 2, "channels": 5},  # atoms without edges
             {"atoms": 2, "pairs": 9, "single": 0, "orders": 2, "channels": 33},  # an atom and its images
         ],
         gpu={},

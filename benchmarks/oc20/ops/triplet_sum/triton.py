@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the sum over triplets and of its transpose, without atomics.
+"""Triton kernels of the sum over triplets and of its gradient, without atomics.
 
-A program has one atom j. It sums the moments of the edges on one side of j, which stay in its registers, and writes the
-sums of the edges on the other side.
+The sum is linear in message and weight. So its gradient has the same structure, with the edges on both sides of an atom
+exchanged, and the gradient of that consists of one sum and one gradient. A sum of two terms takes one pass.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from benchmarks.oc20.ops.triplet_sum import EdgeGraph
 from common.ops.tile import Tile
@@ -20,140 +21,228 @@ from common.ops.triton_support import require_contiguous
 
 
 @triton.jit
-def _opposite(order, S: tl.constexpr):
-    """Return Y_l0(pi) of an order l, a scalar of fp64; 0.0795... is 1 / (4 pi)."""
-    weight = tl.full((), 0.0, tl.float64)
-    for own in tl.static_range(S):
-        exact = tl.full((), (1 - 2 * (own % 2)) * ((2 * own + 1) * 0.07957747154594767) ** 0.5, tl.float64)
-        weight = tl.where(order == own, exact, weight)
-    return weight
+def _product(message_ptr, weight_ptr, edge, order, channel, mask, C, S: tl.constexpr):
+    """Return the product of message and weight of one order, (edges, channels)."""
+    message = tl.load(message_ptr + edge[:, None] * C + channel[None, :], mask=mask, other=0.0)
+    row = (edge * S + order) * C
+    return message * tl.load(weight_ptr + row[:, None] + channel[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _harmonics(harmonics_ptr, edge, order, some, S: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the harmonics of one order, (edges, BLOCK_M), and 0 behind them."""
+    index = tl.arange(0, BLOCK_M)
+    mask = some[:, None] & (index < 2 * order + 1)[None, :]
+    at = (edge * (S * S) + order * order)[:, None] + index[None, :]
+    return tl.load(harmonics_ptr + at, mask=mask, other=0.0)
+
+
+@triton.jit
+def triplet_moments_kernel(
+    message_ptr, weight_ptr,  # (E, C), (E, S, C): the first term
+    more_message_ptr, more_weight_ptr,  # the second one
+    harmonics_ptr,  # (E, S^2)
+    rows_ptr, edges_ptr,  # (N + 1,), (E,)
+    moments_ptr,  # (N, S^2, C), written
+    C,
+    TERMS: tl.constexpr, LISTED: tl.constexpr,
+    S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Write the moments of one order of an atom. If TERMS is 0, the value of an edge is its message for every order.
+
+    If LISTED, ``edges`` has the numbers of the atom's edges; otherwise they follow one another. Grid (N, S, blocks).
+    """
+    atom, order = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = channel < C
+    moments = tl.zeros((BLOCK_M, BLOCK_C), moments_ptr.dtype.element_ty)
+    last = tl.load(rows_ptr + atom + 1)
+    for first in range(tl.load(rows_ptr + atom), last, BLOCK_E):
+        position = first + tl.arange(0, BLOCK_E)
+        some = position < last
+        edge = position.to(tl.int64)
+        if LISTED:
+            edge = tl.load(edges_ptr + position, mask=some, other=0).to(tl.int64)
+        mask = some[:, None] & inside[None, :]
+        if TERMS == 0:
+            value = tl.load(message_ptr + edge[:, None] * C + channel[None, :], mask=mask, other=0.0)
+        else:
+            value = _product(message_ptr, weight_ptr, edge, order, channel, mask, C, S)
+            if TERMS == 2:
+                value += _product(more_message_ptr, more_weight_ptr, edge, order, channel, mask, C, S)
+        factor = tl.trans(_harmonics(harmonics_ptr, edge, order, some, S, BLOCK_M))
+        moments = tl.dot(factor, value, moments, input_precision="ieee", out_dtype=moments.dtype)
+    index = tl.arange(0, BLOCK_M)
+    row = ((atom * S * S) + order * order + index) * C
+    mask = (index < 2 * order + 1)[:, None] & inside[None, :]
+    tl.store(moments_ptr + row[:, None] + channel[None, :], moments, mask=mask)
+
+
+@triton.jit
+def _from_moments(
+    harmonics_ptr, moments_ptr, atom, edge, order, some, channel, C,
+    S: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Return the part of one order of the sums over all edges on the other side of the atom, (edges, channels)."""
+    index = tl.arange(0, BLOCK_M)
+    mask = (index < 2 * order + 1)[:, None] & (channel < C)[None, :]
+    row = ((atom * S * S) + order * order + index) * C
+    moments = tl.load(moments_ptr + row[:, None] + channel[None, :], mask=mask, other=0.0)
+    factor = _harmonics(harmonics_ptr, edge, order, some, S, BLOCK_M)
+    return tl.dot(factor, moments, input_precision="ieee", out_dtype=moments.dtype)
 
 
 @triton.jit
 def triplet_sum_kernel(
-    value_ptr,  # (E, S, C)
-    harmonics_ptr,  # (E, S^2)
-    into_ptr, from_ptr,  # (N + 1,)
-    by_source_ptr, reverse_ptr,  # (E,)
+    message_ptr, weight_ptr, more_message_ptr, more_weight_ptr, harmonics_ptr,  # as for the moments
+    moments_ptr,  # (N, S^2, C)
+    from_ptr, by_source_ptr, reverse_ptr,  # (N + 1,), (E,), (E,)
     sum_ptr,  # (E, C), written
     C,
-    S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
+    TERMS: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of the edges from an atom. Grid (N, ceil(C / BLOCK_C))."""
-    atom, channel = tl.program_id(0), tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    index = tl.arange(0, BLOCK_M)
-    known, inside = index < S * S, channel < C
-    order = tl.zeros((BLOCK_M,), tl.int32)
-    for limit in tl.static_range(1, S):
-        order += (index >= limit * limit).to(tl.int32)
-    moments = tl.zeros((BLOCK_M, BLOCK_C), sum_ptr.dtype.element_ty)
-    for incoming in range(tl.load(into_ptr + atom).to(tl.int64), tl.load(into_ptr + atom + 1).to(tl.int64)):
-        factor = tl.load(harmonics_ptr + incoming * (S * S) + index, mask=known, other=0.0)
-        row = (incoming * S + order) * C
-        value = tl.load(value_ptr + row[:, None] + channel[None, :], mask=known[:, None] & inside[None, :], other=0.0)
-        moments += factor[:, None] * value
+    atom, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     last = tl.load(from_ptr + atom + 1)
     for first in range(tl.load(from_ptr + atom), last, BLOCK_E):
         position = first + tl.arange(0, BLOCK_E)
         some = position < last
         edge = tl.load(by_source_ptr + position, mask=some, other=0).to(tl.int64)
-        both = some[:, None] & known[None, :]
-        factor = tl.load(harmonics_ptr + edge[:, None] * (S * S) + index[None, :], mask=both, other=0.0)
-        total = tl.dot(factor, moments, input_precision="ieee", out_dtype=moments.dtype)
         reverse = tl.load(reverse_ptr + edge, mask=some, other=-1).to(tl.int64)
-        found = (reverse >= 0)[:, None] & inside[None, :]
-        for own in tl.static_range(S):
-            row = (reverse * S + own) * C
-            value = tl.load(value_ptr + row[:, None] + channel[None, :], mask=found, other=0.0)
-            total -= _opposite(own, S).to(total.dtype) * value
-        tl.store(sum_ptr + edge[:, None] * C + channel[None, :], total, mask=some[:, None] & inside[None, :])
+        found = (reverse >= 0)[:, None] & (channel < C)[None, :]
+        total = tl.zeros((BLOCK_E, BLOCK_C), sum_ptr.dtype.element_ty)
+        for order in tl.static_range(S):
+            total += _from_moments(harmonics_ptr, moments_ptr, atom, edge, order, some, channel, C, S, BLOCK_M)
+            value = _product(message_ptr, weight_ptr, reverse, order, channel, found, C, S)
+            if TERMS == 2:
+                value += _product(more_message_ptr, more_weight_ptr, reverse, order, channel, found, C, S)
+            # Y_l0(pi) = (-1)^l sqrt((2 l + 1) / (4 pi))
+            total -= ((1 - 2 * (order % 2)) * ((2 * order + 1) * 0.07957747154594767) ** 0.5) * value
+        mask = some[:, None] & (channel < C)[None, :]
+        tl.store(sum_ptr + edge[:, None] * C + channel[None, :], total, mask=mask)
 
 
 @triton.jit
-def triplet_transposed_kernel(
+def triplet_gradient_kernel(
     d_sum_ptr,  # (E, C)
-    harmonics_ptr,  # (E, S^2)
-    into_ptr, from_ptr,  # (N + 1,)
-    by_source_ptr, reverse_ptr,  # (E,)
-    d_value_ptr,  # (E, S, C), written
+    message_ptr, weight_ptr, harmonics_ptr,  # (E, C), (E, S, C), (E, S^2)
+    moments_ptr,  # (N, S^2, C), of d_sum
+    into_ptr, reverse_ptr,  # (N + 1,), (E,)
+    d_message_ptr, d_weight_ptr,  # (E, C), (E, S, C), written
     C,
     S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Write one order of the edges into an atom. Grid (N, S, ceil(C / BLOCK_C)); BLOCK_M covers 2 S - 1."""
-    atom, order = tl.program_id(0), tl.program_id(1)
-    channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
-    index, inside = order * order + tl.arange(0, BLOCK_M), channel < C
-    known = tl.arange(0, BLOCK_M) < 2 * order + 1
-    moments = tl.zeros((BLOCK_M, BLOCK_C), d_value_ptr.dtype.element_ty)
-    last = tl.load(from_ptr + atom + 1)
-    for first in range(tl.load(from_ptr + atom), last, BLOCK_E):
-        position = first + tl.arange(0, BLOCK_E)
-        some = position < last
-        edge = tl.load(by_source_ptr + position, mask=some, other=0).to(tl.int64)
-        both = known[:, None] & some[None, :]
-        factor = tl.load(harmonics_ptr + edge[None, :] * (S * S) + index[:, None], mask=both, other=0.0)
-        both = some[:, None] & inside[None, :]
-        d_sum = tl.load(d_sum_ptr + edge[:, None] * C + channel[None, :], mask=both, other=0.0)
-        moments = tl.dot(factor, d_sum, moments, input_precision="ieee", out_dtype=moments.dtype)
-    opposite = _opposite(order, S).to(moments.dtype)
+    """Write the gradients of the edges into an atom. Grid (N, ceil(C / BLOCK_C))."""
+    atom, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     last = tl.load(into_ptr + atom + 1)
     for first in range(tl.load(into_ptr + atom), last, BLOCK_E):
         edge = (first + tl.arange(0, BLOCK_E)).to(tl.int64)
         some = edge < last
-        both = some[:, None] & known[None, :]
-        factor = tl.load(harmonics_ptr + edge[:, None] * (S * S) + index[None, :], mask=both, other=0.0)
-        total = tl.dot(factor, moments, input_precision="ieee", out_dtype=moments.dtype)
+        mask = some[:, None] & (channel < C)[None, :]
         reverse = tl.load(reverse_ptr + edge, mask=some, other=-1).to(tl.int64)
-        found = (reverse >= 0)[:, None] & inside[None, :]
-        total -= opposite * tl.load(d_sum_ptr + reverse[:, None] * C + channel[None, :], mask=found, other=0.0)
-        row = (edge * S + order) * C
-        tl.store(d_value_ptr + row[:, None] + channel[None, :], total, mask=some[:, None] & inside[None, :])
+        found = (reverse >= 0)[:, None] & (channel < C)[None, :]
+        opposite = tl.load(d_sum_ptr + reverse[:, None] * C + channel[None, :], mask=found, other=0.0)
+        at = edge[:, None] * C + channel[None, :]
+        message = tl.load(message_ptr + at, mask=mask, other=0.0)
+        d_message = tl.zeros((BLOCK_E, BLOCK_C), d_message_ptr.dtype.element_ty)
+        for order in tl.static_range(S):
+            d_value = _from_moments(harmonics_ptr, moments_ptr, atom, edge, order, some, channel, C, S, BLOCK_M)
+            d_value -= ((1 - 2 * (order % 2)) * ((2 * order + 1) * 0.07957747154594767) ** 0.5) * opposite
+            row = ((edge * S + order) * C)[:, None] + channel[None, :]
+            d_message += d_value * tl.load(weight_ptr + row, mask=mask, other=0.0)
+            tl.store(d_weight_ptr + row, d_value * message, mask=mask)
+        tl.store(d_message_ptr + at, d_message, mask=mask)
 
 
-TILES: dict[str, Tile] = {"sum": Tile(columns=32, edges=16, warps=4), "transposed": Tile(columns=64, edges=16, warps=4)}
+TILES: dict[str, Tile] = {
+    "moments": Tile(columns=64, edges=16, warps=4),
+    "sum": Tile(columns=32, edges=16, warps=4),
+    "gradient": Tile(columns=32, edges=16, warps=4),
+}
 """Tiles by kernel; ``edges``: edges of a matrix product, at least 16."""
+
+
+def _cut(kernel: str, orders: int, channels: int) -> tuple[int, dict[str, int]]:
+    """Return the number of blocks of channels and the launch's constants."""
+    tile = TILES[kernel]
+    columns, harmonics = (max(16, triton.next_power_of_2(size)) for size in (channels, 2 * orders - 1))
+    columns = min(tile.columns, columns)
+    constants = {"S": orders, "BLOCK_M": harmonics, "BLOCK_C": columns, "BLOCK_E": tile.edges, "num_warps": tile.warps}
+    return triton.cdiv(channels, columns), constants
+
+
+def _sum(harmonics_EM: Tensor, graph: EdgeGraph, *terms: Tensor) -> Tensor:
+    """Return the sums (E, C) of one or two terms, each a message (E, C) and a weight (E, S, C)."""
+    terms = tuple(each.contiguous() for each in terms)
+    pairs, (edges, orders, channels) = (*terms, None, None)[:4], terms[1].shape
+    atoms, count = len(graph.into_N1) - 1, len(terms) // 2
+    moments_NMC, sum_EC = terms[0].new_empty(atoms, orders**2, channels), terms[0].new_empty(edges, channels)
+    blocks, constants = _cut("moments", orders, channels)
+    triplet_moments_kernel[(atoms, orders, blocks)](
+        *pairs, harmonics_EM, graph.into_N1, None, moments_NMC, channels, TERMS=count, LISTED=False, **constants
+    )
+    blocks, constants = _cut("sum", orders, channels)
+    triplet_sum_kernel[(atoms, blocks)](
+        *pairs, harmonics_EM, moments_NMC, graph.from_N1, graph.by_source_E, graph.reverse_E, sum_EC, channels,
+        TERMS=count, **constants,
+    )  # fmt: skip
+    return sum_EC
+
+
+def _gradient(
+    harmonics_EM: Tensor, graph: EdgeGraph, d_sum_EC: Tensor, message_EC: Tensor, weight_ESC: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of message and weight."""
+    d_sum_EC, message_EC, weight_ESC = (each.contiguous() for each in (d_sum_EC, message_EC, weight_ESC))
+    atoms, (_, orders, channels) = len(graph.into_N1) - 1, weight_ESC.shape
+    moments_NMC = d_sum_EC.new_empty(atoms, orders**2, channels)
+    d_message_EC, d_weight_ESC = torch.empty_like(message_EC), torch.empty_like(weight_ESC)
+    blocks, constants = _cut("moments", orders, channels)
+    triplet_moments_kernel[(atoms, orders, blocks)](
+        d_sum_EC, None, None, None, harmonics_EM, graph.from_N1, graph.by_source_E, moments_NMC, channels,
+        TERMS=0, LISTED=True, **constants,
+    )  # fmt: skip
+    blocks, constants = _cut("gradient", orders, channels)
+    triplet_gradient_kernel[(atoms, blocks)](
+        d_sum_EC, message_EC, weight_ESC, harmonics_EM, moments_NMC, graph.into_N1, graph.reverse_E,
+        d_message_EC, d_weight_ESC, channels, **constants,
+    )  # fmt: skip
+    return d_message_EC, d_weight_ESC
 
 
 class _TripletSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Tensor:
-        ctx.harmonics_EM, ctx.graph = harmonics_EM, graph
-        edges, orders, channels = value_ESC.shape
-        sum_EC, tile = value_ESC.new_empty(edges, channels), TILES["sum"]
-        columns = min(tile.columns, max(16, triton.next_power_of_2(channels)))
-        triplet_sum_kernel[(len(graph.into_N1) - 1, triton.cdiv(channels, columns))](
-            value_ESC.contiguous(), harmonics_EM, graph.into_N1, graph.from_N1, graph.by_source_E, graph.reverse_E,
-            sum_EC, channels, S=orders, BLOCK_M=max(16, triton.next_power_of_2(orders**2)), BLOCK_C=columns,
-            BLOCK_E=tile.edges, num_warps=tile.warps,
-        )  # fmt: skip
-        return sum_EC
+    def forward(ctx: Any, message_EC: Tensor, weight_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Tensor:
+        ctx.save_for_backward(message_EC, weight_ESC)
+        ctx.constants = harmonics_EM, graph
+        return _sum(harmonics_EM, graph, message_EC, weight_ESC)
 
     @staticmethod
-    def backward(ctx: Any, *d_sum_EC: Tensor) -> tuple[Tensor, None, None]:
-        return _Transposed.apply(*d_sum_EC, ctx.harmonics_EM, ctx.graph), None, None
+    def backward(ctx: Any, *d_sum_EC: Tensor) -> tuple[Tensor | None, ...]:
+        gradients: tuple[Tensor, Tensor] = _Gradient.apply(*d_sum_EC, *ctx.saved_tensors, *ctx.constants)
+        return *gradients, None, None
 
 
-class _Transposed(torch.autograd.Function):
+class _Gradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, d_sum_EC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Tensor:
-        ctx.harmonics_EM, ctx.graph = harmonics_EM, graph
-        (edges, channels), orders = d_sum_EC.shape, round(harmonics_EM.shape[1] ** 0.5)
-        d_value_ESC, tile = d_sum_EC.new_empty(edges, orders, channels), TILES["transposed"]
-        columns = min(tile.columns, max(16, triton.next_power_of_2(channels)))
-        triplet_transposed_kernel[(len(graph.into_N1) - 1, orders, triton.cdiv(channels, columns))](
-            d_sum_EC.contiguous(), harmonics_EM, graph.into_N1, graph.from_N1, graph.by_source_E, graph.reverse_E,
-            d_value_ESC, channels, S=orders, BLOCK_M=max(16, triton.next_power_of_2(2 * orders - 1)), BLOCK_C=columns,
-            BLOCK_E=tile.edges, num_warps=tile.warps,
-        )  # fmt: skip
-        return d_value_ESC
+    def forward(
+        ctx: Any, d_sum_EC: Tensor, message_EC: Tensor, weight_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(d_sum_EC, message_EC, weight_ESC)
+        ctx.constants = harmonics_EM, graph
+        return _gradient(harmonics_EM, graph, d_sum_EC, message_EC, weight_ESC)
 
     @staticmethod
-    def backward(ctx: Any, *value_ESC: Tensor) -> tuple[Tensor, None, None]:
-        return _TripletSum.apply(*value_ESC, ctx.harmonics_EM, ctx.graph), None, None
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dd_message_EC, dd_weight_ESC), (harmonics_EM, graph) = gradients, ctx.constants
+        d_sum_EC, message_EC, weight_ESC = ctx.saved_tensors
+        dd_sum_EC = _sum(harmonics_EM, graph, dd_message_EC, weight_ESC, message_EC, dd_weight_ESC)
+        return dd_sum_EC, *_gradient(harmonics_EM, graph, d_sum_EC, *gradients), None, None
 
 
-def triplet_sum(value_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Tensor:
-    """Return the sums, (E, C), the same bits every time, with derivatives of any order by the values.
+def triplet_sum(message_EC: Tensor, weight_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Tensor:
+    """Return the sums, (E, C), the same bits every time, with two derivatives by message and weight.
 
     See :func:`benchmarks.oc20.ops.triplet_sum.triplet_sum_reference`.
 
@@ -163,5 +252,5 @@ def triplet_sum(value_ESC: Tensor, harmonics_EM: Tensor, graph: EdgeGraph) -> Te
     if harmonics_EM.requires_grad:
         raise ValueError("the kernels have no derivative by directions; detach them or choose the reference")
     require_contiguous(harmonics=harmonics_EM, **graph._asdict())
-    sum_EC: Tensor = _TripletSum.apply(value_ESC, harmonics_EM, graph)
+    sum_EC: Tensor = _TripletSum.apply(message_EC, weight_ESC, harmonics_EM, graph)
     return sum_EC
