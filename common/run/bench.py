@@ -139,7 +139,7 @@ def bench(start: Start, began: float) -> int:
     if options.only in (None, "run") and session.data_dir.is_dir():
         timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
         phases.end("run")
-        say(run_text(timing_of_run, timing))
+        say(run_text(timing_of_run, timing, workload.sample_sizes()))
     elif options.only is None:
         say(table({"run": f"not measured: there are no prepared data in {session.data_dir} (data_dir=…)"}))
     if options.traffic == "both" and timing is not None and run.training_ranks > 1:

@@ -188,6 +188,7 @@ def step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.
     per_rank = timing.throughput / run.training_ranks
     rows = {
         "step": f"{step_times(timing)}, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
+        **size_rows("step", workload.sample_sizes(), timing.throughput),
     }
     if timing.overflow:
         rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
@@ -202,6 +203,14 @@ def step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.
             f"{_device_memory(device) / 1e9:.1f} GB of the GPU taken in all"
         )
     return table(rows)
+
+
+def size_rows(measured: str, sizes: Mapping[str, float], throughput: float) -> dict[str, str]:
+    """Return a table row with the mean sizes of a sample and their rates per second; empty without sizes."""
+    if not sizes:
+        return {}
+    each = (f"{mean:,.1f} {name} ({_rate(mean * throughput)}/s)" for name, mean in sizes.items())
+    return {f"{measured}: a sample on average": ", ".join(each)}
 
 
 def step_times(timing: Timing) -> str:
@@ -232,8 +241,12 @@ def breakdown_text(title: str, found: Breakdown, total_ms: float) -> str:
     return "\n".join([f"{title:<{LABEL}}{total_ms:.3f} ms under the profiler", *rows])
 
 
-def run_text(timing: RunTiming, step: Timing | None) -> str:
-    """Format the run's figures, with their ratio to the step if it was measured."""
+def run_text(timing: RunTiming, step: Timing | None, sizes: Mapping[str, float]) -> str:
+    """Format the run's figures, with their ratio to the step if it was measured.
+
+    Args:
+        sizes: mean sizes of a sample of the data.
+    """
     run, evaluation = timing.training, timing.evaluation
 
     def share(throughput: float) -> str:
@@ -242,6 +255,7 @@ def run_text(timing: RunTiming, step: Timing | None) -> str:
     rows = {
         "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s"
         f"{share(run.throughput)}; host waited {timing.data_wait_ms:.2f} ms for data",
+        **size_rows("run", sizes, run.throughput),
         "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.later_evaluation:.2f} s after, "
         f"of {timing.eval_samples:,} samples"
         + (f", on ranks of its own ({evaluation.ranks})" if evaluation.ranks else "")
@@ -270,8 +284,9 @@ def figures(
         reserved: bytes that PyTorch reserved on rank 0's GPU for the step.
 
     Returns:
-        ``samples_per_second`` and other rates over all ranks; bytes of rank 0's GPU; ``joules`` per step; ``updated``:
-        whether the last step updated the weights, without which the rate is not valid.
+        ``samples_per_second`` and other rates over all ranks; ``sample_sizes``: means of the data, or of the step,
+        if there was no run; bytes of rank 0's GPU; ``joules`` per step; ``updated``: whether the last step updated the
+        weights, without which the rate is not valid.
     """
     cuda = device.type == "cuda"
     return {
@@ -281,6 +296,7 @@ def figures(
         "micro_batch": config.micro_batch,
         "precision": config.precision,
         "implementations": workload.implementations(),
+        "sample_sizes": dict(workload.sample_sizes()),
         **({} if step is None else _whole_step_figures(step, by_rank)),
         "without_traffic": None if without_traffic is None else _step_figures(*without_traffic),
         "reserved_bytes": reserved,

@@ -227,6 +227,17 @@ def test_a_damaged_sample_is_not_adopted(tmp_path: Path) -> None:
     assert not (root / "manifest.json").exists()
 
 
+def test_a_label_of_another_size_is_not_adopted(tmp_path: Path) -> None:
+    """Staging takes the size of the first label for all labels of a split. This one has a longer header."""
+    root = small_cubes.write_samples(tmp_path / "theirs", "npy")
+    label = root / "validation" / "s3_label.npy"
+    content = label.read_bytes()
+    label.write_bytes(content[:8] + (182).to_bytes(2, "little") + content[10:127] + b" " * 64 + content[127:])
+    assert np.array_equal(np.load(label), small_cubes.cube(103)[1])
+    with pytest.raises(DataError, match=r"validation/s3_label\.npy has another size than s0_label\.npy; fetch"):
+        adopt(root, root)
+
+
 @pytest.mark.parametrize("command", [verify, adopt], ids=["verify", "adopt"])
 def test_the_index_of_another_file_is_refused(command, tmp_path: Path) -> None:
     root = small_cubes.write_samples(tmp_path / "data", "plain")
