@@ -129,16 +129,33 @@ class Phases:
 
 
 @dataclass(frozen=True)
+class BesideEvaluation:
+    """Training while separate ranks evaluate one evaluation after the other.
+
+    Attributes:
+        step_ms: milliseconds per iteration.
+        every: iterations between two transfers of the weights; about as many as an evaluation takes.
+        sent_bytes: bytes of the weights.
+    """
+
+    step_ms: float
+    every: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
 class RunTiming:
     """Timing of a run through reader and evaluations.
 
     Attributes:
         training: iterations fed by the reader.
         data_wait_ms: milliseconds per iteration that the host waited for data.
-        first_evaluation, later_evaluation: seconds that training waits for the first and for a later evaluation.
+        first_evaluation, later_evaluation: seconds that training waits for the first and for a later evaluation; with
+            evaluation ranks, seconds until the score, of which training waits for none.
         scoring: further seconds until the score, if it arrives later.
         with_evaluations: samples per second over all ranks, including evaluations at the rules' points.
         evaluation: where evaluations run.
+        beside: training beside evaluations on evaluation ranks; None without such ranks.
     """
 
     training: Timing
@@ -149,6 +166,7 @@ class RunTiming:
     scoring: float
     with_evaluations: float
     evaluation: EvaluationConfig
+    beside: BesideEvaluation | None = None
 
 
 def table(rows: dict[str, str]) -> str:
@@ -252,6 +270,7 @@ def run_text(timing: RunTiming, step: Timing | None, sizes: Mapping[str, float])
     def share(throughput: float) -> str:
         return "" if step is None else f", {throughput / step.throughput:.3f} of the step"
 
+    beside = timing.beside
     rows = {
         "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s"
         f"{share(run.throughput)}; host waited {timing.data_wait_ms:.2f} ms for data",
@@ -261,6 +280,14 @@ def run_text(timing: RunTiming, step: Timing | None, sizes: Mapping[str, float])
         + (f", on ranks of its own ({evaluation.ranks})" if evaluation.ranks else "")
         + (f"; scored in the background, {timing.scoring:.2f} s" if evaluation.scoring == "background" else "")
         + ("; scored offline, which training does not wait for" if evaluation.offline else ""),
+        **(
+            {}
+            if beside is None
+            else {
+                "run: beside evaluations": f"{beside.step_ms:.3f} ms, {beside.step_ms / run.step_ms - 1:+.2%}; "
+                f"{beside.sent_bytes / 1e6:,.1f} MB of weights sent every {beside.every} steps"
+            }
+        ),
         "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s{share(timing.with_evaluations)}",
     }
     return table(rows)
@@ -308,6 +335,7 @@ def figures(
             "with_evaluations": run.with_evaluations,
             "evaluation_seconds": run.later_evaluation,
             "eval_samples": run.eval_samples,
+            "beside_evaluation": None if run.beside is None else dataclasses.asdict(run.beside),
         },
     }
 

@@ -214,3 +214,17 @@ def test_evaluation_ranks_evaluate_synthetic_samples(tmp_path) -> None:
     more = ["evaluation.ranks=1", "benchmark.eval_samples=5"]
     found = measured_by_ranks(tmp_path / "report.json", "ssd300", tmp_path / "none", *more)
     assert (found["samples"], found["ranks"], found["synthetic"]) == (5, 1, True)
+
+
+def test_training_beside_evaluation_ranks_is_timed_with_transfers_of_the_weights(data_of, tmp_path) -> None:
+    report = tmp_path / "report.json"
+    few = ["bench.steps=4", "bench.warmup_steps=0", "scale.gpus_per_node=2", "evaluation.ranks=1"]
+    data = f"data_dir={data_of('bert')}"
+    overrides = ["benchmark=bert", "scale=test", "device=cpu", "bench.only=run", data, f"bench.report={report}", *few]
+    done = suite("bench", *overrides)
+    assert done.code == 0, done.errors
+    run = json.loads(report.read_text())["run"]
+    beside = run["beside_evaluation"]
+    assert (run["eval_samples"], run["evaluation_seconds"] > 0) == (SAMPLES_OF_DATA, True)
+    assert (beside["step_ms"] > 0, beside["every"] >= 1) == (True, True)
+    assert f"{beside['sent_bytes'] / 1e6:,.1f} MB of weights sent every {beside['every']} steps" in done.output
