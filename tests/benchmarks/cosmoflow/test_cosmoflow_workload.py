@@ -35,7 +35,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("scale", list(PUBLISHED))
-def test_a_recipe_has_the_published_hyperparameters_and_is_admitted(scale: str) -> None:
+def test_a_recipe_has_the_published_hyperparameters_and_is_admitted(scale):
     ranks, samples, rate, warmup, boundaries, factors, decay, dropout = PUBLISHED[scale]
     run, session = loaded(f"scale={scale}")
     logged = admit(run, session).hyperparameters
@@ -50,7 +50,7 @@ def test_a_recipe_has_the_published_hyperparameters_and_is_admitted(scale: str) 
 
 
 @pytest.mark.parametrize("scale", [*PUBLISHED, "1xGPU", "1xH200", "2xH200", "4xH200", "8xH100"])
-def test_every_recipe_keeps_what_the_rules_fix(scale: str) -> None:
+def test_every_recipe_keeps_what_the_rules_fix(scale):
     run, session = loaded(f"scale={scale}")
     admission = admit(run, session)
     assert admission.rules.log_name == "cosmoflow"
@@ -60,7 +60,7 @@ def test_every_recipe_keeps_what_the_rules_fix(scale: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [32, 64, 128, 512, 1024])
-def test_a_set_has_the_hyperparameters_of_the_reference_point(batch: int) -> None:
+def test_a_set_has_the_hyperparameters_of_the_reference_point(batch):
     points = json.loads((RCP_FOLDER / "hpc_3.0.0" / "rcps_cosmoflow.json").read_text())
     expected = points[f"cosmoflow_ref_{batch}"]["Hyperparams"]
     run, _ = loaded("scale=1xH200", f"hparams=cosmoflow/rcp_{batch}", "micro_batch=8")
@@ -86,14 +86,14 @@ def rates(*overrides: str) -> list[float]:
     return [first for first, _ in found]
 
 
-def test_nvidias_set_and_the_references_have_the_same_learning_rates() -> None:
+def test_nvidias_set_and_the_references_have_the_same_learning_rates():
     warmup = [0.006, 0.009, 0.012, 0.015, 0.018, 0.021]
     expected = [*warmup, *[0.024] * 14, 0.012, 0.012, 0.006, 0.003, 0.0015, 0.0015]
     assert rates() == pytest.approx(expected, rel=1e-6)
     assert rates("hparams=cosmoflow/rcp_512") == pytest.approx(expected, rel=1e-6)
 
 
-def test_both_sets_of_512_decay_the_same_kernels_equally() -> None:
+def test_both_sets_of_512_decay_the_same_kernels_equally():
     for name in ("nvidia_v3.0_512", "rcp_512"):
         groups = built(f"hparams=cosmoflow/{name}", "hparams.global_batch_size=8").parameter_groups()
         assert [(set(group.parameters), group.weight_decay) for group in groups[:1]] == [
@@ -114,7 +114,7 @@ def micro_batches(workload: CosmoFlowRegression, steps: int) -> list[Batch]:
     return made
 
 
-def test_updates_are_those_of_keras_while_the_rate_changes_and_not_those_of_pytorch() -> None:
+def test_updates_are_those_of_keras_while_the_rate_changes_and_not_those_of_pytorch():
     """Keras: v <- 0.9 v + lr g; w <- w - v, with 2 * l2 * w in the gradient of the dense kernels."""
     epochs = ("benchmark.train_samples=8", "hparams.warmup_epochs=2", "hparams.decay_boundary_epochs=[2,3]")
     options = ("precision=fp64", "hparams.variant=reference", "hparams.weight_decay=0.5", "micro_batch=8", *epochs)
@@ -148,7 +148,7 @@ def objective(workload: CosmoFlowRegression, batch: Batch) -> Tensor:
     return workload.loss(batch).total + 0.5 * sum(squares)
 
 
-def test_the_loss_is_the_mean_over_samples_and_parameters_as_in_keras() -> None:
+def test_the_loss_is_the_mean_over_samples_and_parameters_as_in_keras():
     workload = built("precision=fp64")
     (batch,) = micro_batches(workload, 1)
     estimates = workload.model(batch.tensors["x"], batch.tensors["seed"]).flatten().tolist()
@@ -156,7 +156,7 @@ def test_the_loss_is_the_mean_over_samples_and_parameters_as_in_keras() -> None:
     assert workload.loss(batch).total.item() == pytest.approx(sum(squares) / len(squares), rel=1e-12)
 
 
-def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
+def test_a_step_of_the_peer_trains_on_the_example_batch():
     workload = built("micro_batch=8", "hparams.dropout=0", "hparams.base_learning_rate=0.1")
     (batch,) = workload.example_batches()
     eager, _ = PEERS
@@ -167,7 +167,7 @@ def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_the_error_is_the_mean_over_cubes_and_parameters() -> None:
+def test_the_error_is_the_mean_over_cubes_and_parameters():
     found = MeanAbsoluteError().score(Predictions({"cubes": 5, "expected": 5, "error": 4.0}))
     assert found == {"mean_absolute_error": 0.2, "eval_samples": 5}
     with pytest.raises(RuntimeError, match="4 of 5 cubes"):
@@ -185,7 +185,7 @@ def test_the_error_is_the_mean_over_cubes_and_parameters() -> None:
         ("hparams.decay_factors=[0.25,1.5]", "opt_learning_rate_decay_factor"),
     ],
 )
-def test_the_closed_division_alone_fixes_what_the_rules_fix(override: str, message: str) -> None:
+def test_the_closed_division_alone_fixes_what_the_rules_fix(override, message):
     with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=8xH200", override))
     admit(*loaded("scale=8xH200", override, "submission.division=open"))
@@ -201,6 +201,6 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(override: str, messa
         ("benchmark.facts.size=100", "must be a multiple of 32"),
     ],
 )
-def test_impossible_settings_are_refused(override: str, message: str) -> None:
+def test_impossible_settings_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         loaded("scale=8xH200", override)

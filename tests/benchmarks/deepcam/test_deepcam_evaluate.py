@@ -31,12 +31,12 @@ def looped_iou(found: list[list[int]], label: list[list[int]]) -> float:
     return total / 3
 
 
-def test_a_class_that_is_in_neither_mask_counts_as_one() -> None:
+def test_a_class_that_is_in_neither_mask_counts_as_one():
     found, label, expected = (torch.tensor(each) for each in zip(*MASKS, strict=True))
     assert sample_iou(found, label).tolist() == pytest.approx(expected.tolist(), abs=1e-7)
 
 
-def test_the_iou_of_random_masks_is_that_of_a_loop() -> None:
+def test_the_iou_of_random_masks_is_that_of_a_loop():
     generator = torch.Generator().manual_seed(1)
     found = torch.randint(3, (9, 5, 7), generator=generator)
     label = torch.randint(3, (9, 5, 7), generator=generator, dtype=torch.uint8)
@@ -69,7 +69,7 @@ class Batches:
         pass
 
 
-def test_the_metric_is_the_mean_over_samples_without_padding() -> None:
+def test_the_metric_is_the_mean_over_samples_without_padding():
     generator = torch.Generator().manual_seed(2)
     x, shift = torch.randn(8, 4, 6, 16, generator=generator), torch.randn(16, generator=generator)
     scale = 3 * torch.rand(16, generator=generator) + 0.1
@@ -91,6 +91,6 @@ def test_the_metric_is_the_mean_over_samples_without_padding() -> None:
     assert scores == {"mean_iou": pytest.approx(sum(expected) / 6, rel=1e-12), "eval_samples": 6}
 
 
-def test_a_sample_that_was_not_evaluated_is_an_error() -> None:
+def test_a_sample_that_was_not_evaluated_is_an_error():
     with pytest.raises(RuntimeError, match="4 of 5 samples"):
         MeanIoU().score(Predictions({"samples": 4, "expected": 5, "iou": 4.0}))

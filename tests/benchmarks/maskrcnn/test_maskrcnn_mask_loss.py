@@ -73,7 +73,7 @@ LOGITS = selected_logits.SELECTED_LOGITS.reference
 
 
 @pytest.mark.parametrize("classes", [[2, -1, 0, 4], [-1, -1, 3], [1]])
-def test_loss_and_gradient_are_those_of_the_regions_with_an_object(classes: list[int]) -> None:
+def test_loss_and_gradient_are_those_of_the_regions_with_an_object(classes):
     case = masks(classes, 3, 4, torch.float64)
     logits = case.logits.requires_grad_()
     found, wanted = mask_loss(*case), loss_of_regions(*case)
@@ -82,7 +82,7 @@ def test_loss_and_gradient_are_those_of_the_regions_with_an_object(classes: list
 
 
 @pytest.mark.parametrize("classes", [[-1, -1], []])
-def test_without_an_object_loss_and_gradient_are_zero(classes: list[int]) -> None:
+def test_without_an_object_loss_and_gradient_are_zero(classes):
     case = masks(classes, 3, 4, torch.float32)
     logits = case.logits.requires_grad_()
     loss = mask_loss(logits, case.target, case.classes)
@@ -91,7 +91,7 @@ def test_without_an_object_loss_and_gradient_are_zero(classes: list[int]) -> Non
 
 
 @pytest.mark.parametrize("classes", [[2, -1, 0, 2, 4], [-1, -1], [3]])
-def test_logits_and_gradients_are_those_of_the_layer_to_all_classes(classes: list[int]) -> None:
+def test_logits_and_gradients_are_those_of_the_layer_to_all_classes(classes):
     x, weight, bias, gradient, own = features(classes, 6, 7, 5, torch.float64)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     found, wanted = LOGITS(*leaves, own), logits_of_regions(*leaves, own)
@@ -103,7 +103,7 @@ def test_logits_and_gradients_are_those_of_the_layer_to_all_classes(classes: lis
         assert not any(own.any() for own in torch.autograd.grad(found, leaves, gradient.double()))
 
 
-def test_slots_without_an_object_are_not_read() -> None:
+def test_slots_without_an_object_are_not_read():
     x, weight, bias, gradient, own = features([-1, 1], 6, 7, 5, torch.float32)
     x[0], gradient[0] = torch.nan, 0.0
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
@@ -113,7 +113,7 @@ def test_slots_without_an_object_are_not_read() -> None:
     assert all(value.isfinite().all() for value in torch.autograd.grad(found, leaves, gradient))
 
 
-def test_both_can_be_captured() -> None:
+def test_both_can_be_captured():
     x, weight, bias, _, own = features([2, -1, 0], 12, 7, 5, torch.float32)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     target = masks([2, -1, 0], 3, 4, torch.float32).target
@@ -121,7 +121,7 @@ def test_both_can_be_captured() -> None:
         torch.autograd.grad(mask_loss(LOGITS(*leaves, own).unflatten(1, (3, 4)), target, own), leaves)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     x, weight, bias, _, own = features([1], 6, 7, 5, torch.float32)
     with pytest.raises(ValueError, match="don't fit"):
         LOGITS(x, weight[:, 1:], bias, own)

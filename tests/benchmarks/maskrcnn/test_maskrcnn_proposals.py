@@ -149,7 +149,7 @@ FIRST = {
 }
 
 
-def test_counts_at_the_size_of_the_benchmark() -> None:
+def test_counts_at_the_size_of_the_benchmark():
     found = anchors(FACTS, (800, 1344))
     assert [len(level) for level in found] == [201_600, 50_400, 12_600, 3_150, 819]
     assert level_sizes((800, 1344)) == [(200, 336), (100, 168), (50, 84), (25, 42), (13, 21)]
@@ -157,7 +157,7 @@ def test_counts_at_the_size_of_the_benchmark() -> None:
 
 
 @pytest.mark.parametrize("size", [(96, 160), (160, 96)])
-def test_each_is_the_tables_moved_by_whole_strides_in_the_order_row_column_ratio(size: tuple[int, int]) -> None:
+def test_each_is_the_tables_moved_by_whole_strides_in_the_order_row_column_ratio(size):
     for level, stride, (rows, columns) in zip(anchors(FACTS, size), STRIDES, level_sizes(size), strict=True):
         expected = [
             [x1 + stride * column, y1 + stride * row, x2 + stride * column, y2 + stride * row]

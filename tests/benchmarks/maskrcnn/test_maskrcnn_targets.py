@@ -1,7 +1,5 @@
 """Targets of both heads at fixed shapes against lists, with the same random keys."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

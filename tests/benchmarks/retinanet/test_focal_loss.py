@@ -1,7 +1,5 @@
 """The focal loss's reference against torchvision's with autograd, and what it promises about scales and bad shapes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from focal_loss_oracle import ALPHA, GAMMA, by_torchvision, level

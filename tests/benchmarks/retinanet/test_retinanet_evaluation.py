@@ -1,7 +1,5 @@
 """An evaluation from prepared pictures to COCO's figures: as pycocotools has them, in line and in the background."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -61,7 +61,7 @@ def assert_equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], 
 
 # In fp32 with few activations: one that rounds to the other side of a ReLU moves gradients by far more than rounding.
 @pytest.mark.parametrize(("image_size", "dtype", "tolerance"), [(320, torch.float64, 1e-12), (96, torch.float32, 1e-5)])
-def test_outputs_and_gradients_equal_torchvision(image_size: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_outputs_and_gradients_equal_torchvision(image_size, dtype, tolerance):
     ours, theirs, image = both(NARROW, image_size, dtype)
     before = {name: value.clone() for name, value in ours.state_dict().items()}
     found, expected = all_levels(ours, image), torchvision_network.outputs(theirs, image)
@@ -79,13 +79,13 @@ def test_outputs_and_gradients_equal_torchvision(image_size: int, dtype: torch.d
     assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
 
 
-def test_fp32_outputs_equal_torchvision_at_full_width() -> None:
+def test_fp32_outputs_equal_torchvision_at_full_width():
     ours, theirs, image = both(REAL, 320, torch.float32)
     with torch.no_grad():
         assert_equal(all_levels(ours, image), torchvision_network.outputs(theirs, image), 1e-5)
 
 
-def test_parameters_and_names_are_those_of_the_reference() -> None:
+def test_parameters_and_names_are_those_of_the_reference():
     with torch.device("meta"):
         ours, theirs = build(REAL), torchvision_network.build(REAL, 800)
     assert sum(p.numel() for p in ours.parameters()) == 37_060_652
@@ -99,14 +99,14 @@ def test_parameters_and_names_are_those_of_the_reference() -> None:
         assert ours.get_parameter(f"head.classification_head.{name}.bias").dim() == 1
 
 
-def test_flops_are_those_of_the_rules_model() -> None:
+def test_flops_are_those_of_the_rules_model():
     with torch.device("meta"):
         network = build(REAL)
     assert sum(layer.forward for layer in network.flops(800)) == pytest.approx(402.4e9, rel=1e-3)
     assert network.sample_flops(800) == pytest.approx(1161e9, rel=1e-3)
 
 
-def test_initial_weights_are_those_of_the_reference() -> None:
+def test_initial_weights_are_those_of_the_reference():
     network = build(REAL)
     for name, module in network.head.named_modules():
         if isinstance(module, nn.Conv2d):
@@ -121,7 +121,7 @@ def test_initial_weights_are_those_of_the_reference() -> None:
             assert not module.bias.any(), name
 
 
-def test_stem_and_first_stage_are_frozen_however_the_network_is_made() -> None:
+def test_stem_and_first_stage_are_frozen_however_the_network_is_made():
     """The reference's helper trains them where it is built without a backbone file."""
     network = build(SMALL)
     frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
@@ -129,7 +129,7 @@ def test_stem_and_first_stage_are_frozen_however_the_network_is_made() -> None:
     assert frozen | {name for name, _ in network.named_buffers()} == frozen_names(network)
 
 
-def test_frozen_tensors_are_bitwise_unchanged_by_training() -> None:
+def test_frozen_tensors_are_bitwise_unchanged_by_training():
     torch.manual_seed(0)
     network = build(SMALL)
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -145,7 +145,7 @@ def test_frozen_tensors_are_bitwise_unchanged_by_training() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_levels_are_anchors_by_classes_without_a_copy(dtype: torch.dtype) -> None:
+def test_levels_are_anchors_by_classes_without_a_copy(dtype):
     network = build(SMALL).cast(dtype)
     found = network(torch.randn(2, 3, 96, 96, dtype=dtype))
     assert [output.logits_NCHW.shape[2:] for output in found] == [(size, size) for size in level_sizes(96)]
@@ -161,7 +161,7 @@ def test_levels_are_anchors_by_classes_without_a_copy(dtype: torch.dtype) -> Non
     assert total == len(anchors(96))
 
 
-def test_an_output_is_where_its_anchor_is() -> None:
+def test_an_output_is_where_its_anchor_is():
     """Channel a * K + k of cell (i, j) is class k of anchor a of that cell."""
     network = build(SMALL)
     output = network(torch.randn(1, 3, 128, 128))[0]
@@ -173,7 +173,7 @@ def test_an_output_is_where_its_anchor_is() -> None:
         assert torch.equal(offsets_NA4[0, at], output.offsets_NCHW[0, a * 4 : a * 4 + 4, i, j])
 
 
-def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
+def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last():
     torch.manual_seed(0)
     exact = build(SMALL)
     network = build(SMALL).cast(torch.bfloat16)
@@ -193,7 +193,7 @@ def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
 
 
 @pytest.mark.parametrize("image_size", [32, 128, 300, 320, 800, 801])
-def test_anchors_are_those_of_torchvision(image_size: int) -> None:
+def test_anchors_are_those_of_torchvision(image_size):
     sizes = tuple((s, int(s * 2 ** (1 / 3)), int(s * 2 ** (2 / 3))) for s in (32, 64, 128, 256, 512))
     generator = AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * 5)
     images = ImageList(torch.zeros(1, 3, image_size, image_size), [(image_size, image_size)])
@@ -203,7 +203,7 @@ def test_anchors_are_those_of_torchvision(image_size: int) -> None:
     assert torch.equal(found, expected)
 
 
-def test_the_benchmarks_anchors_by_a_naive_loop() -> None:
+def test_the_benchmarks_anchors_by_a_naive_loop():
     found = anchors(800)
     assert found.shape == (120_087, 4)
     row = 0
@@ -222,6 +222,6 @@ def test_the_benchmarks_anchors_by_a_naive_loop() -> None:
     assert row == len(found)
 
 
-def test_level_sizes_of_the_benchmark() -> None:
+def test_level_sizes_of_the_benchmark():
     assert level_sizes(800) == (100, 50, 25, 13, 7)
     assert sum(size**2 for size in level_sizes(800)) == 13_343

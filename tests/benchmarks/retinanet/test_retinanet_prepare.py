@@ -149,7 +149,7 @@ def test_an_interrupted_preparation_continues(folders, monkeypatch):
     assert [path.stem for path in (data_dir / "records/train").iterdir()] == ["0000000"]
     assert not (data_dir / "manifest.json").exists()
     damaged.write_bytes(PICTURES["train"]["b7"])
-    done: list[str] = []
+    done = []
     work = preparing.place_pictures
     monkeypatch.setattr(preparing, "place_pictures", lambda *task: done.extend(task[2]) or work(*task))
     made = prepare(raw_dir, data_dir)

@@ -1,7 +1,5 @@
 """RetinaNet as a workload: published recipes, learning rate, what is trained, and what the closed division fixes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

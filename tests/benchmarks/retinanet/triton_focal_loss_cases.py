@@ -22,7 +22,7 @@ def found(case: Level) -> list[Tensor]:
     return [loss.detach(), *torch.autograd.grad(loss, [logits, bias])]
 
 
-def test_single_negatives_are_as_exact_as_the_others() -> None:
+def test_single_negatives_are_as_exact_as_the_others():
     """A logit of -20 leaves a gradient of 1e-26, to all its digits."""
     case = level(1, 6, 1, 1, 4)
     logits = torch.tensor([-20.0, -9.0, -4.6, -0.5, 0.5, 12.0]).view(1, 1, 6, 1).expand(case.logits.shape)
@@ -31,13 +31,13 @@ def test_single_negatives_are_as_exact_as_the_others() -> None:
         assert (value.double() / expected - 1).abs().max() < 5e-6
 
 
-def test_logits_far_from_zero() -> None:
+def test_logits_far_from_zero():
     case = level(1, 6, 3, 1, 8, spread=300.0)
     for value, expected in zip(found(case), by_torchvision(case), strict=True):
         assert (value.double() - expected).norm() < 2e-6 * expected.norm()
 
 
-def test_ignored_anchors_may_have_any_logits() -> None:
+def test_ignored_anchors_may_have_any_logits():
     case = level(2, 3, 3, 2, 4)
     ignored = (case.classes == -2).reshape(2, 3, 3, 2).repeat_interleave(4, 3).permute(0, 3, 1, 2)
     assert ignored.any()
@@ -48,13 +48,13 @@ def test_ignored_anchors_may_have_any_logits() -> None:
     assert values[1].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_nothing_but_ignored_anchors() -> None:
+def test_nothing_but_ignored_anchors():
     case = level(2, 3, 3, 2, 4)
     for value in found(case._replace(classes=torch.full_like(case.classes, -2))):
         assert (value == 0).all()
 
 
-def test_a_period_wastes_less_than_any_shorter_one() -> None:
+def test_a_period_wastes_less_than_any_shorter_one():
     assert period_of(297, 128) == 3  # 891 of 896
     assert period_of(297, 256) == 6  # 1782 of 1792
     assert period_of(128, 128) == 1

@@ -25,9 +25,7 @@ def small(seed: int, level: int, x_dtype: torch.dtype, dtype: torch.dtype, *, fu
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("types", TYPES, ids=str)
-def test_products_and_gradients_are_those_of_the_definition(
-    types: tuple[torch.dtype, torch.dtype], level: int, full: bool
-) -> None:
+def test_products_and_gradients_are_those_of_the_definition(types, level, full):
     given = small(level, level, *types, full=full)
     formula, wide = expected(given)._asdict(), torch.promote_types(types[1], torch.float32)
     dtypes = {"z": types[1], "weight_gradient": torch.float32, "input_gradient": types[1]}
@@ -39,7 +37,7 @@ def test_products_and_gradients_are_those_of_the_definition(
     assert not found["weight_gradient"][formula["weight_gradient"].sum((1, 2)) == 0].any()
 
 
-def test_the_product_of_a_row_worked_by_hand() -> None:
+def test_the_product_of_a_row_worked_by_hand():
     """Row 2 of authors is author 5, whose inputs follow those of all papers."""
     block, relation, author = random_block(0), 3, 1
     shape = block.shape
@@ -55,7 +53,7 @@ def test_the_product_of_a_row_worked_by_hand() -> None:
     assert source_term[row].tolist() == [-7.0, 11.0]
 
 
-def test_inputs_of_another_level_are_refused() -> None:
+def test_inputs_of_another_level_are_refused():
     given = small(0, 2, torch.float32, torch.float32)
     for level in (1, 3):
         with pytest.raises(ValueError, match=f"level {level} holds at most"):

@@ -1,7 +1,5 @@
 """The whole preparation against raw files that are renumbered by dictionaries of lists, and all that may go wrong."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Test batches of a prepared folder: utterances, samples and tokens."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

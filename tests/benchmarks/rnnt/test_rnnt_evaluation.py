@@ -321,19 +321,18 @@ def built_synthetic() -> tuple[SpeechRecognition, SyntheticTranscription]:
     return workload, workload.synthetic_evaluation(workload.layout)
 
 
-def test_the_synthetic_evaluation_emits_tokens_at_the_rate_of_transcripts() -> None:
+def test_the_synthetic_evaluation_emits_tokens_at_the_rate_of_transcripts():
     workload, evaluation = built_synthetic()
     evaluation.warm_up()
     evaluation.open_data(Path())
     predictions = evaluation.predict(workload.weights())
     evaluation.close()
-    assert predictions is not None
     assert sorted(predictions.values["utterance"]) == list(range(UTTERANCES))
     seconds = synthetic_lengths(UTTERANCES, workload.own).sum() / workload.own.facts.sample_rate
     assert 0.5 * TOKENS_A_SECOND < len(predictions.values["tokens"]) / seconds < 1.5 * TOKENS_A_SECOND
 
 
-def test_the_synthetic_evaluation_refuses_a_network_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_synthetic_evaluation_refuses_a_network_with_nan(monkeypatch):
     def nan_encoding(model, features_TBF, frames_B):
         encoded_SBJ, joined_B = encode(model, features_TBF, frames_B)
         return encoded_SBJ.fill_(float("nan")), joined_B

@@ -1,7 +1,5 @@
 """SSD300 as a workload: published recipes, learning rate, what the rules fix, and what is logged."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Test the preparation of tars: values, bytes, interruptions and damage."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -7,7 +7,6 @@ import gzip
 import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -319,7 +318,7 @@ def alone() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("world", SHARDS)
-def test_several_ranks_train_like_one_rank_that_accumulates(world, alone, tmp_path: Path):
+def test_several_ranks_train_like_one_rank_that_accumulates(world, alone, tmp_path):
     for found in on_ranks(run_rank, world, tmp_path):
         for name, tensor in alone.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")

@@ -1,7 +1,5 @@
 """Test mean Dice over volumes: counts against a direct computation in float64, scores, and invalid input."""
 
-from __future__ import annotations
-
 import json
 import math
 

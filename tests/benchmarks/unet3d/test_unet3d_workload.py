@@ -1,7 +1,5 @@
 """3D U-Net as a workload: published recipes, learning rate, groups of parameters, and what its log counts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """The memory that training of a whole decoder needs, against bytes counted by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -20,13 +18,13 @@ WHOLE = TrainedWorkspace(
 
 
 @pytest.mark.parametrize(("masters", "shards", "bytes_each"), [(4, 1, 16), (2, 1, 14), (4, 8, 4 + 16 / 8)])
-def test_bytes_of_a_weight_in_training(masters: int, shards: int, bytes_each: float) -> None:
+def test_bytes_of_a_weight_in_training(masters, shards, bytes_each):
     work = dataclasses.replace(WHOLE, master_bytes=masters, shards=shards)
     assert work.state() == pytest.approx(8_030_261_248 * bytes_each)
     assert dataclasses.replace(work, tokens=0).state() == 8_030_261_248 * 2
 
 
-def test_fp32_gradients_take_two_bytes_more_per_weight_and_per_element_of_the_head() -> None:
+def test_fp32_gradients_take_two_bytes_more_per_weight_and_per_element_of_the_head():
     fp32_gradients = dataclasses.replace(WHOLE, gradient_bytes=4)
     assert fp32_gradients.state() - WHOLE.state() == 8_030_261_248 * 2
     assert fp32_gradients.transient() - WHOLE.transient() == 128_256 * 4096 * 2
@@ -34,7 +32,7 @@ def test_fp32_gradients_take_two_bytes_more_per_weight_and_per_element_of_the_he
     assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
 
 
-def test_a_head_that_ranks_share_adds_up_in_fp32_and_hands_on_the_gradients_dtype() -> None:
+def test_a_head_that_ranks_share_adds_up_in_fp32_and_hands_on_the_gradients_dtype():
     """Under it: five residual streams of own tokens and two of all, logits and their gradient in 16 bits and fp32."""
     two, words = dataclasses.replace(WHOLE, ranks=2, alone=False), 128_256 // 2
     streams = (5 * 4096 + 2 * 8192) * 4096 * 2
@@ -43,14 +41,14 @@ def test_a_head_that_ranks_share_adds_up_in_fp32_and_hands_on_the_gradients_dtyp
     assert fp32_gradients.transient() == streams + 2048 * words * 6 + words * 4096 * 4
 
 
-def test_passes_with_graphs_of_their_own_share_no_transients() -> None:
+def test_passes_with_graphs_of_their_own_share_no_transients():
     apart = dataclasses.replace(WHOLE, fp8=True, chunk_graphs=True)
     shared = dataclasses.replace(WHOLE, fp8=True)
     assert apart.transient() == 2 * shared.transient()
     assert plan(apart, H200, None, 0).recomputed > plan(shared, H200, None, 0).recomputed
 
 
-def test_bytes_that_a_layer_keeps() -> None:
+def test_bytes_that_a_layer_keeps():
     """Two residuals, q, k, v, o, log-sum-exp, two inverse roots; gate and up in 16 bits, or FP8 as products read it."""
     shared = 2 * 2 * 4096 + 2 * 4 + 2 * (4096 + 1024 + 1024) + 2 * 4096 + 4 * 32
     assert WHOLE.layer() == 8192 * (shared + 2 * 28672)
@@ -59,7 +57,7 @@ def test_bytes_that_a_layer_keeps() -> None:
     assert dataclasses.replace(WHOLE, sharers=2).layer() == WHOLE.layer() + 8192 * 2 * 2048
 
 
-def test_the_whole_network_fits_an_h200_with_remainders_for_masters() -> None:
+def test_the_whole_network_fits_an_h200_with_remainders_for_masters():
     half, in_fp8 = plan(WHOLE, H200, None, 0), plan(dataclasses.replace(WHOLE, fp8=True), H200, None, 0)
     assert half.recomputed == 0
     assert 0 < in_fp8.recomputed < 8
@@ -68,7 +66,7 @@ def test_the_whole_network_fits_an_h200_with_remainders_for_masters() -> None:
     assert with_masters.recomputed > 16
 
 
-def test_sixty_four_h100_need_no_recomputation() -> None:
+def test_sixty_four_h100_need_no_recomputation():
     """Cisco's published run of this layout took 71.2 GB at its peak."""
     work = dataclasses.replace(WHOLE, master_bytes=4, shards=64, fp8=True, alone=False)
     found = plan(work, H100, None, 0)
@@ -76,7 +74,7 @@ def test_sixty_four_h100_need_no_recomputation() -> None:
     assert 60e9 < found.total < 80e9
 
 
-def test_ranks_of_tp_share_all_but_norms() -> None:
+def test_ranks_of_tp_share_all_but_norms():
     work = dataclasses.replace(WHOLE, fp8=True, alone=False)
     two = dataclasses.replace(work, ranks=2)
     norms = 65 * 4096
@@ -91,20 +89,20 @@ def test_ranks_of_tp_share_all_but_norms() -> None:
     assert plan(two, H100, None, 0).recomputed == 0
 
 
-def test_a_plan_that_does_not_fit_names_the_missing_bytes_and_a_remedy() -> None:
+def test_a_plan_that_does_not_fit_names_the_missing_bytes_and_a_remedy():
     with pytest.raises(ConfigError, match=r"GB are missing; use optimizer\.masters=remainder"):
         plan(dataclasses.replace(WHOLE, master_bytes=4, fp8=True), H200, None, 0)
     with pytest.raises(ConfigError, match="are missing"):
         plan(dataclasses.replace(WHOLE, fp8=True), H200, 0, 0)
 
 
-def test_a_plan_tells_its_parts() -> None:
+def test_a_plan_tells_its_parts():
     words = plan(dataclasses.replace(WHOLE, fp8=True), H200, 5, 0).in_words()
     for part in ("weights in FP8 7.0", "weights, gradients and optimizer 112.4", "5 layers compute gate and up again"):
         assert part in words
 
 
-def test_ranks_that_evaluate_in_fp8_have_weights_in_fp8() -> None:
+def test_ranks_that_evaluate_in_fp8_have_weights_in_fp8():
     only = dataclasses.replace(WHOLE, fp8=True, tokens=0)
     products = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
     assert only.weights_in_fp8() == products

@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from common.ops.bench.worker import COMPILED, Measured, climb, neighbours
 from common.ops.cases import ROTATED_BYTES, Case, Draw, Pass, rotating
 from common.ops.catalogue import all_operations, cases_of
 from common.ops.group_norm import GROUP_NORM
-from common.ops.operation import REFERENCE, Operation
+from common.ops.operation import REFERENCE
 from common.ops.sizes import transformer
 from common.ops.tile import Tile
 
@@ -36,7 +35,7 @@ OPERATIONS = {key: operation for key, operation in all_operations().items() if c
 RMS_NORM = "common.ops.row_norm:RMS_NORM"
 
 
-def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
+def test_packs_are_full_and_hold_one_two_or_three_sequences():
     lengths = transformer.sequence_lengths(48)
     assert sum(lengths) == 48 * 512
     assert len(lengths) == 23 + 2 * 2 + 3 * 23
@@ -51,7 +50,7 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
         for case in cases_of(operation)
     ],
 )
-def test_passes_have_names_bytes_and_an_order(operation: Operation, case: Case) -> None:
+def test_passes_have_names_bytes_and_an_order(operation, case):
     """The sizes are those of the recipe; the tensors have no values."""
     try:
         with FakeTensorMode():
@@ -65,7 +64,7 @@ def test_passes_have_names_bytes_and_an_order(operation: Operation, case: Case) 
     assert all(each.after in (None, *names[:number]) for number, each in enumerate(passes))
 
 
-def test_all_operations_have_cases_but_two() -> None:
+def test_all_operations_have_cases_but_two():
     """Whether a convolution's moments exist depends on a measurement by cuDNN, and no recipe fixes their sizes.
 
     The sum over triplets has only its reference.
@@ -75,7 +74,7 @@ def test_all_operations_have_cases_but_two() -> None:
     assert all_operations()["benchmarks.oc20.ops.triplet_sum:TRIPLET_SUM"].fast == {}
 
 
-def test_the_operations_of_a_workload_are_those_of_its_configuration_and_its_own() -> None:
+def test_the_operations_of_a_workload_are_those_of_its_configuration_and_its_own():
     found = operations_of("benchmarks.llama2_70b_lora.config", ())
     assert RMS_NORM in found
     assert "common.ops.embedding_bags:EMBEDDING_BAGS" not in found
@@ -88,7 +87,7 @@ def test_the_operations_of_a_workload_are_those_of_its_configuration_and_its_own
         operations_of("benchmarks.rgat.config", ["row_norm", "nothing"])
 
 
-def test_every_implementation_of_every_case_is_timed_beside_the_compiled_reference() -> None:
+def test_every_implementation_of_every_case_is_timed_beside_the_compiled_reference():
     first = cases_of(OPERATIONS[RMS_NORM])[0].name
     names = [
         task.implementation for task in tasks_of({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=False) if task.case == first
@@ -99,16 +98,14 @@ def test_every_implementation_of_every_case_is_timed_beside_the_compiled_referen
 
 
 @pytest.mark.parametrize("key", ["common.optim.adaptive:ADAGRAD", "common.ops.dense_attention:DENSE_ATTENTION"])
-def test_a_reference_that_is_no_function_is_not_compiled(key: str) -> None:
+def test_a_reference_that_is_no_function_is_not_compiled(key):
     names = {task.implementation for task in tasks_of({key: OPERATIONS[key]}, tiles=False)}
     assert REFERENCE in names
     assert COMPILED not in names
 
 
-def test_compiling_runs_each_pass_once_and_times_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran: list[str] = []
+def test_compiling_runs_each_pass_once_and_times_nothing(monkeypatch, capsys):
+    ran = []
     passes = [Pass(name, functools.partial(ran.append, name), 1.0) for name in ("forward", "backward")]
     monkeypatch.setattr(worker, "passes_of", lambda *given: passes)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -118,7 +115,7 @@ def test_compiling_runs_each_pass_once_and_times_nothing(
     assert "result" not in capsys.readouterr().out
 
 
-def test_all_tables_of_tiles_are_found() -> None:
+def test_all_tables_of_tiles_are_found():
     pytest.importorskip("triton")
     from common.ops.group_norm import triton
 
@@ -127,7 +124,7 @@ def test_all_tables_of_tiles_are_found() -> None:
 
 
 @pytest.mark.parametrize("only", ["ops", "tiles"])
-def test_operations_are_measured_on_a_gpu(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_operations_are_measured_on_a_gpu(only, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     words = ["bench", "benchmark=bert", "scale=test", "device=cpu", f"bench.only={only}"]
@@ -135,8 +132,8 @@ def test_operations_are_measured_on_a_gpu(only: str, capsys: pytest.CaptureFixtu
     assert "measure a GPU, and PyTorch sees none" in capsys.readouterr().err
 
 
-def test_a_table_has_a_line_for_each_pass_and_the_sum_of_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
+def test_a_table_has_a_line_for_each_pass_and_the_sum_of_each_case(monkeypatch):
+    compiled = []
 
     def supervised(module: str, arguments: list[str], tasks: list[str], say: Any = None) -> Any:
         assert module == "common.ops.bench.worker"
@@ -155,7 +152,7 @@ def test_a_table_has_a_line_for_each_pass_and_the_sum_of_each_case(monkeypatch: 
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
     monkeypatch.setattr(bench, "copy_bandwidth", lambda: 4e12)
     monkeypatch.setattr(bench, "supervise", supervised)
-    lines: list[str] = []
+    lines = []
     found = time_operations({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=False, say=lines.append)
     assert len(found) == 2 * 3 * len(cases_of(OPERATIONS[RMS_NORM]))
     assert lines[0].startswith("NVIDIA H200, PyTorch ")
@@ -165,20 +162,18 @@ def test_a_table_has_a_line_for_each_pass_and_the_sum_of_each_case(monkeypatch: 
     assert "triton 3.0000 ms, compiled 6.0000 ms, reference 6.0000 ms" in lines[-1]
 
 
-def test_a_gpu_of_unknown_peak_has_no_share_of_it() -> None:
+def test_a_gpu_of_unknown_peak_has_no_share_of_it():
     assert "peak" not in line(Measured("product", "a", "forward", "triton", 1.0, 1e9, 1e12), 4e12, None)
     assert list(comparison([])) == []
 
 
-def test_an_implementation_that_failed_after_its_first_pass_is_not_the_fastest() -> None:
+def test_an_implementation_that_failed_after_its_first_pass_is_not_the_fastest():
     whole = [Measured("norm", "a", direction, "reference", 2.0, 1.0, 0.0) for direction in ("forward", "backward")]
     (text,) = comparison([*whole, Measured("norm", "a", "forward", "triton", 1.0, 1.0, 0.0)])
     assert text.split()[2:] == ["reference", "4.0000", "ms"]
 
 
-def test_an_implementation_that_cannot_serve_a_case_is_no_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_implementation_that_cannot_serve_a_case_is_no_failure(monkeypatch, capsys):
     task = json.dumps([RMS_NORM, cases_of(OPERATIONS[RMS_NORM])[0].name, "triton"])
     wide = Case("wide", cases_of(OPERATIONS[RMS_NORM])[0].build, {"features": 20_000})
     monkeypatch.setattr(worker, "cases_of", lambda operation: (dataclasses.replace(wide, name=json.loads(task)[1]),))
@@ -188,12 +183,12 @@ def test_an_implementation_that_cannot_serve_a_case_is_no_failure(
     assert lines[1].endswith("not measured: features is at most 16384, not 20000")
 
 
-def test_neighbours_of_a_tile_are_halves_doubles_and_the_next_small_numbers() -> None:
+def test_neighbours_of_a_tile_are_halves_doubles_and_the_next_small_numbers():
     assert {(tile.rows, tile.warps) for tile in neighbours(Tile(rows=1, warps=16))} == {(2, 16), (1, 8), (1, 32)}
     assert set(neighbours(Tile(rows=3))) == {Tile(rows=rows) for rows in (1, 2, 4, 6)}
 
 
-def test_the_search_goes_to_the_best_tile_past_those_that_cannot_run() -> None:
+def test_the_search_goes_to_the_best_tile_past_those_that_cannot_run():
     def time_of(tile: Tile) -> float:
         too_large = tile.rows * tile.warps > 32
         return math.inf if too_large else abs(math.log2(tile.rows) - 3) + abs(math.log2(tile.warps) - 2)
@@ -203,11 +198,11 @@ def test_the_search_goes_to_the_best_tile_past_those_that_cannot_run() -> None:
     assert times[Tile(rows=16, warps=4)] == times[Tile(rows=8, warps=8)] == math.inf
 
 
-def test_a_sweep_leaves_the_tiles_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_leaves_the_tiles_as_they_were(monkeypatch):
     pytest.importorskip("triton")
     from common.ops.row_norm import triton
 
-    operation: Operation = OPERATIONS[RMS_NORM]
+    operation = OPERATIONS[RMS_NORM]
     (case, *_) = cases_of(operation)
     before = dict(triton.TILES)
     monkeypatch.setattr(worker, "passes_of", lambda *given: [Pass("forward", int, 0.0)])
@@ -218,7 +213,7 @@ def test_a_sweep_leaves_the_tiles_as_they_were(monkeypatch: pytest.MonkeyPatch) 
     assert "better: Tile(rows=1, warps=1, programs=1, stages=1) 4.0000 ms" in texts[0]
 
 
-def test_the_compiled_reference_has_the_functions_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_reference_has_the_functions_of_the_reference(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: asked.append(function) or function)
     operation = OPERATIONS[RMS_NORM]
@@ -227,7 +222,7 @@ def test_the_compiled_reference_has_the_functions_of_the_reference(monkeypatch: 
     assert worker.function_of(operation, REFERENCE) is operation.reference
 
 
-def test_a_draw_gives_the_same_values_in_fp64() -> None:
+def test_a_draw_gives_the_same_values_in_fp64():
     in_bf16, in_fp64 = (Draw(torch.device("cpu"), torch.bfloat16, fp64=fp64) for fp64 in (False, True))
     for make in (
         lambda draw: draw.normal(3, 4),
@@ -239,20 +234,18 @@ def test_a_draw_gives_the_same_values_in_fp64() -> None:
     assert (in_bf16.normal(1).dtype, in_fp64.normal(1).dtype) == (torch.bfloat16, torch.float64)
 
 
-def test_a_case_asks_for_its_integers() -> None:
+def test_a_case_asks_for_its_integers():
     case = Case("a", lambda function, draw, **sizes: [], {"features": 8, "probability": 0.1})
     assert case.request(torch.device("cpu"), torch.float32, features=4).sizes == {"features": 4}
 
 
-def test_inputs_in_turn_exceed_the_cache() -> None:
+def test_inputs_in_turn_exceed_the_cache():
     made = itertools.count()
     sets = rotating(lambda: next(made), ROTATED_BYTES / 2.5)
     assert list(itertools.islice(sets, 5)) == [0, 1, 2, 0, 1]
 
 
-def test_tasks_go_on_behind_one_that_ends_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tasks_go_on_behind_one_that_ends_its_process(tmp_path, monkeypatch, capsys):
     (tmp_path / "crashing.py").write_text(
         "import sys\n"
         "for task in sys.argv[sys.argv.index('--worker') + 1:]:\n"
@@ -267,7 +260,7 @@ def test_tasks_go_on_behind_one_that_ends_its_process(
     assert capsys.readouterr().out.split() == ["bad", "ended", "its", "process", "with", "3"]
 
 
-def test_a_worker_leaves_what_follows_a_failure_to_another_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_leaves_what_follows_a_failure_to_another_process(capsys):
     begun = []
 
     def run(task: str) -> None:
