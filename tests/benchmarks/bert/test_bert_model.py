@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.bert.model import Bert, BertArchitecture, HeadOutputs, pretraining_loss
 from benchmarks.bert.tf_checkpoint import load_weights, weights
-from common.errors import ConfigError, UnsupportedImplementation
+from common.errors import ConfigError
 from common.ops.attention import reference as attention_reference
 from common.ops.dropout import reference as dropout_reference
 from common.ops.dropout.reference import keep_mask, keep_rows
@@ -354,15 +354,6 @@ def test_initial_weights_are_a_function_of_the_generator():
     assert not torch.equal(one["layers.1.mlp.up.weight"], other["layers.1.mlp.up.weight"])
 
 
-def test_loss_at_initialization_is_that_of_guessing():
-    architecture = replace(LARGE, hidden=64, layers=2, heads=2, feed_forward=128, max_sequence_length=64)
-    model = Bert(architecture, torch.Generator().manual_seed(0), REFERENCES).train()
-    samples = draw([64] * 30, 30522)
-    metrics = pretraining_loss(model(lay_out(samples, back_to_back(samples), (1920, 30, 270)))).metrics
-    assert float(metrics["masked_lm_loss"]) == pytest.approx(math.log(30522), abs=0.1)
-    assert float(metrics["next_sentence_loss"]) == pytest.approx(math.log(2), abs=0.05)
-
-
 def heads_of(masked: list[float], sentences: list[float], labelled: int, present: int) -> HeadOutputs:
     return HeadOutputs(
         torch.tensor(masked),
@@ -453,13 +444,6 @@ def test_nothing_waits_for_the_device_and_no_shape_depends_on_data():
 def test_implementations_are_chosen_and_reported_when_the_model_is_built():
     operations = ["attention", "dropout", "dropout_add_norm", "bias_gelu", "cross_entropy", "linear"]
     assert Bert(SMALL, None, dtype=torch.float64).chosen == dict.fromkeys(operations, "reference")
-
-
-@pytest.mark.parametrize("operation", ["attention", "dropout_add_norm", "linear"])
-def test_an_implementation_that_does_not_exist_is_an_error(operation):
-    message = rf"model\.implementations\.{operation}=cuda9: {operation} has no implementation 'cuda9'"
-    with pytest.raises(UnsupportedImplementation, match=message):
-        Bert(SMALL, None, {operation: "cuda9"})
 
 
 def test_heads_that_do_not_divide_are_an_error():

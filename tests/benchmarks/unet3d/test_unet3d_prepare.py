@@ -223,13 +223,6 @@ def test_a_recorded_case_with_a_missing_file_is_prepared_again(raw_dir, data, tm
     assert contents(again) == contents(data)
 
 
-def test_a_preparation_from_other_scans_is_not_continued(raw_dir, tmp_path, monkeypatch):
-    interrupted(raw_dir, tmp_path / "data", monkeypatch)
-    small_scans.write_case(raw_dir / "case_00004", (20, 20, 20), (2.0, 1.0, 1.0))
-    with pytest.raises(DataError, match="was prepared from other raw data"):
-        prepare(raw_dir, tmp_path / "data")
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [

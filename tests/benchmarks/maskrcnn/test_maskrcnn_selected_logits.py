@@ -1,4 +1,4 @@
-"""The loss of the mask head, and the reference of its last layer, against PyTorch's functions region by region."""
+"""Test the reference of the mask head's last layer against PyTorch's functions, region by region."""
 
 from __future__ import annotations
 
@@ -9,36 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.maskrcnn.loss import mask_loss
 from benchmarks.maskrcnn.ops import selected_logits
-from tests.capturable import Capturable
-
-
-class Masks(NamedTuple):
-    """Logits (R, H, W), targets (R, H, W) and classes (R,), -1 without an object."""
-
-    logits: Tensor
-    target: Tensor
-    classes: Tensor
-
-
-def masks(classes: list[int], height: int, width: int, dtype: torch.dtype) -> Masks:
-    """Made up; some logits are large."""
-    random = torch.Generator().manual_seed(len(classes))
-    logits = 3 * torch.randn((len(classes), height, width), generator=random)
-    logits[:, :1, :2] *= 30
-    target = torch.randint(2, (len(classes), height, width), generator=random, dtype=torch.uint8)
-    return Masks(logits.to(dtype), target, torch.tensor(classes, dtype=torch.int64))
-
-
-def loss_of_regions(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:
-    """The mean over all pixels of all regions with an object, differentiable."""
-    entropies = [
-        F.binary_cross_entropy_with_logits(logits[region].double(), target[region].double(), reduction="none")
-        for region, own in enumerate(classes.tolist())
-        if own >= 0
-    ]
-    return torch.stack(entropies).mean() if entropies else 0 * logits.double().sum()
 
 
 class Features(NamedTuple):
@@ -72,24 +43,6 @@ def logits_of_regions(x: Tensor, weight: Tensor, bias: Tensor, classes: Tensor) 
 LOGITS = selected_logits.SELECTED_LOGITS.reference
 
 
-@pytest.mark.parametrize("classes", [[2, -1, 0, 4], [-1, -1, 3], [1]])
-def test_loss_and_gradient_are_those_of_the_regions_with_an_object(classes):
-    case = masks(classes, 3, 4, torch.float64)
-    logits = case.logits.requires_grad_()
-    found, wanted = mask_loss(*case), loss_of_regions(*case)
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(torch.autograd.grad(found, logits), torch.autograd.grad(wanted, logits))
-
-
-@pytest.mark.parametrize("classes", [[-1, -1], []])
-def test_without_an_object_loss_and_gradient_are_zero(classes):
-    case = masks(classes, 3, 4, torch.float32)
-    logits = case.logits.requires_grad_()
-    loss = mask_loss(logits, case.target, case.classes)
-    assert loss.item() == 0.0
-    assert not torch.autograd.grad(loss, logits)[0].any()
-
-
 @pytest.mark.parametrize("classes", [[2, -1, 0, 2, 4], [-1, -1], [3]])
 def test_logits_and_gradients_are_those_of_the_layer_to_all_classes(classes):
     x, weight, bias, gradient, own = features(classes, 6, 7, 5, torch.float64)
@@ -111,14 +64,6 @@ def test_slots_without_an_object_are_not_read():
     assert not found[0].any()
     assert found.isfinite().all()
     assert all(value.isfinite().all() for value in torch.autograd.grad(found, leaves, gradient))
-
-
-def test_both_can_be_captured():
-    x, weight, bias, _, own = features([2, -1, 0], 12, 7, 5, torch.float32)
-    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
-    target = masks([2, -1, 0], 3, 4, torch.float32).target
-    with Capturable():
-        torch.autograd.grad(mask_loss(LOGITS(*leaves, own).unflatten(1, (3, 4)), target, own), leaves)
 
 
 def test_what_does_not_fit_is_refused():
