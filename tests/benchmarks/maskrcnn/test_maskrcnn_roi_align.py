@@ -95,21 +95,6 @@ def test_features_and_gradients_are_torchvisions(bins, samples):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_gradient_is_that_of_finite_differences():
-    random = torch.Generator().manual_seed(1)
-    levels = [level.requires_grad_() for level in pyramid(random, 1, 2, 32, 32, torch.float64)]
-    boxes = torch.tensor([[[2.0, 3.0, 21.0, 30.0], [0.0, 0.0, 300.0, 300.0], [5.0, 5.0, 6.0, 6.0]]])
-    there = torch.tensor([[True, True, False]])
-    assert torch.autograd.gradcheck(lambda *given: ALIGN(given, boxes, there, STRIDES, 2, 2), levels)
-
-
-def test_level_of_a_region_is_the_formulas():
-    """Side 111 px and 1, legacy: 112, from which on the second level has it."""
-    sides = torch.tensor([1.0, 110.99, 111.0, 222.99, 223.0, 446.99, 447.0, 2000.0])
-    zero = torch.zeros_like(sides)
-    assert level_of(torch.stack([zero, zero, sides, sides], 1)[None], STRIDES).tolist() == [[0, 0, 1, 1, 2, 2, 3, 3]]
-
-
 def test_slots_without_a_region_read_nothing():
     levels = [torch.full_like(level, torch.nan) for level in pyramid(torch.Generator(), 2, 3, 64, 64, torch.float32)]
     levels = [level.requires_grad_() for level in levels]

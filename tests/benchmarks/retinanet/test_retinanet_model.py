@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 
-from benchmarks.retinanet.model import ANCHORS_PER_CELL, Architecture, RetinaNet, anchors, level_sizes
+from benchmarks.retinanet.model import Architecture, RetinaNet, anchors, level_sizes
 from common.nn.frozen import frozen_names
 from tests.benchmarks.retinanet import torchvision_network
 
@@ -129,21 +129,6 @@ def test_stem_and_first_stage_are_frozen_however_the_network_is_made():
     assert frozen | {name for name, _ in network.named_buffers()} == frozen_names(network)
 
 
-def test_frozen_tensors_are_bitwise_unchanged_by_training():
-    torch.manual_seed(0)
-    network = build(SMALL)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    optimizer = torch.optim.Adam((p for p in network.parameters() if p.requires_grad), 1e-3)
-    for _ in range(10):
-        logits, offsets = all_levels(network, torch.randn(1, 3, 64, 64))
-        (logits.square().mean() + offsets.square().mean()).backward()
-        optimizer.step()
-    for name, parameter in network.named_parameters():
-        assert (parameter.grad is None) == (name in frozen_names(network)), name
-    for name, value in network.state_dict().items():
-        assert torch.equal(value, before[name]) == (name in frozen_names(network)), name
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_levels_are_anchors_by_classes_without_a_copy(dtype):
     network = build(SMALL).cast(dtype)
@@ -159,18 +144,6 @@ def test_levels_are_anchors_by_classes_without_a_copy(dtype):
         assert logits_NAK.shape[1:] == (offsets_NA4.shape[1], 5)
         total += offsets_NA4.shape[1]
     assert total == len(anchors(96))
-
-
-def test_an_output_is_where_its_anchor_is():
-    """Channel a * K + k of cell (i, j) is class k of anchor a of that cell."""
-    network = build(SMALL)
-    output = network(torch.randn(1, 3, 128, 128))[0]
-    logits_NAK, offsets_NA4 = output.flat()
-    width = output.logits_NCHW.shape[3]
-    for i, j, a in ((0, 0, 0), (2, 5, 3), (15, 15, 8)):
-        at = (i * width + j) * 9 + a
-        assert torch.equal(logits_NAK[0, at], output.logits_NCHW[0, a * 5 : a * 5 + 5, i, j])
-        assert torch.equal(offsets_NA4[0, at], output.offsets_NCHW[0, a * 4 : a * 4 + 4, i, j])
 
 
 def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last():
@@ -201,25 +174,6 @@ def test_anchors_are_those_of_torchvision(image_size):
     found = anchors(image_size)
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)
-
-
-def test_the_benchmarks_anchors_by_a_naive_loop():
-    found = anchors(800)
-    assert found.shape == (120_087, 4)
-    row = 0
-    for stride, cells, base in ((8, 100, 32), (16, 50, 64), (32, 25, 128), (61, 13, 256), (114, 7, 512)):
-        for i, j in ((0, 0), (0, 1), (cells - 1, cells // 2), (cells - 1, cells - 1)):
-            at = row + (i * cells + j) * ANCHORS_PER_CELL
-            for ratio in (0.5, 1.0, 2.0):
-                for size in (base, int(base * 2 ** (1 / 3)), int(base * 2 ** (2 / 3))):
-                    half_width, half_height = size / math.sqrt(ratio) / 2, size * math.sqrt(ratio) / 2
-                    x, y = j * stride, i * stride
-                    expected = [x + round(-half_width), y + round(-half_height)]
-                    expected += [x + round(half_width), y + round(half_height)]
-                    assert found[at].tolist() == expected
-                    at += 1
-        row += cells * cells * ANCHORS_PER_CELL
-    assert row == len(found)
 
 
 def test_level_sizes_of_the_benchmark():

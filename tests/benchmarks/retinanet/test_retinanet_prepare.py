@@ -1,13 +1,10 @@
 """Preparation of OpenImages: the reference's JSON field by field, columns that equal it, pictures byte by byte."""
 
-import contextlib
-import io
 import json
 import shutil
 
 import numpy as np
 import pytest
-from pycocotools.coco import COCO
 
 from benchmarks.retinanet import prepare as preparing
 from benchmarks.retinanet.prepare import COMMANDS, prepare, verify
@@ -83,16 +80,6 @@ def test_real_data_have_category_ids_from_0_to_263(tmp_path):
     assert (made.synthetic, made.counts["classes"]) == (False, 264)
     content = json.loads((tmp_path / "data/train/labels/openimages-mlperf.json").read_text())
     assert [category["id"] for category in content["categories"]] == list(range(264))
-
-
-def test_pycocotools_reads_the_json(folders):
-    prepare(*folders)
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO(folders[1] / "train/labels/openimages-mlperf.json")
-    assert coco.getImgIds() == [1, 2]
-    assert coco.getCatIds() == [0, 1, 2]
-    assert [entry["bbox"] for entry in coco.loadAnns(coco.getAnnIds(imgIds=2, iscrowd=False))] == [[8, 0, 8, 80]]
-    assert coco.getAnnIds(imgIds=1, catIds=1) == [2]
 
 
 @pytest.mark.parametrize(("ours", "folder"), [("train", "train"), ("eval", "validation")])

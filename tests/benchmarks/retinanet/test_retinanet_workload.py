@@ -134,11 +134,6 @@ def test_several_tensor_parallel_ranks_are_refused():
         RetinaNetDetection(run, Layout(run.layout))
 
 
-def test_an_unknown_implementation_is_named_before_anything_is_built():
-    with pytest.raises(ConfigError, match=r"^model\.implementations\.suppression=foo: .* no implementation 'foo'"):
-        loaded("scale=test", "model.implementations.suppression=foo")
-
-
 def test_a_step_can_be_captured():
     workload = built()
     step, batch = workload.build_step(), next(iter(workload.example_batches()))

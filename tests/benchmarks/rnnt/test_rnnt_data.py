@@ -89,15 +89,6 @@ def test_a_block_can_be_read_from_any_position(root, batches):
             assert_equal(mine, other)
 
 
-def test_two_ranks_read_the_same_as_one(root, batches):
-    for replica in range(2):
-        layout = Layout({"dp": 2}, replica)
-        mine = read(root, BLOCK, layout=layout, accumulation=1)
-        for batch, other in zip(mine, batches[replica::2], strict=True):
-            assert_equal(batch, other)
-            assert batch.samples == 2 * other.samples
-
-
 def test_batches_do_not_depend_on_the_number_of_threads(root, batches):
     for batch, other in zip(read(root, BLOCK, threads=5), batches, strict=True):
         assert_equal(batch, other)

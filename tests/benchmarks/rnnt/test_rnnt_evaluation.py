@@ -279,12 +279,6 @@ def test_word_errors_of_a_pair_equal_those_counted_by_hand(reference, hypothesis
     assert WordErrors([reference, "sure"]).edits([hypothesis, "sure"]) == edits
 
 
-def test_the_rate_divides_sums_over_the_set():
-    errors = WordErrors(["one two three four five six seven eight", "nine ten"])
-    assert errors.words == 10
-    assert errors.rate(["one two three four five six seven eight", "x"]) == 2 / 10  # the mean of rates is 1 / 2
-
-
 def test_word_errors_of_many_utterances_equal_wagner_and_fischers():
     references, hypotheses = synthetic_sentences(2 * CHUNK + 17, seed=3)
     pairs = zip(references, hypotheses, strict=True)
@@ -292,13 +286,6 @@ def test_word_errors_of_many_utterances_equal_wagner_and_fischers():
     errors = WordErrors(references)
     assert errors.edits(hypotheses) == expected
     assert errors.edits(references) == 0, "a second call counts from zero"
-
-
-def test_the_rate_equals_jiwers():
-    jiwer = pytest.importorskip("jiwer")
-    spoken = [(reference, heard) for reference, heard in zip(*synthetic_sentences(300, 4), strict=True) if reference]
-    references, hypotheses = [reference for reference, _ in spoken], [heard for _, heard in spoken]
-    assert WordErrors(references).rate(hypotheses) == pytest.approx(jiwer.wer(references, hypotheses), rel=1e-12)
 
 
 def test_another_number_of_hypotheses_is_refused():

@@ -55,23 +55,6 @@ def test_results_and_gradients_equal_pytorchs(name, lengths):
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
-def test_padding_has_no_effect_and_no_gradient(name):
-    x, weights = case(7, 4, 5, 6)
-    lengths = torch.tensor(LENGTHS["mixed"], dtype=torch.int32)
-    padding = torch.arange(7).unsqueeze(1) >= lengths
-    other = x.detach().clone()
-    other[padding] = 1e6
-    other.requires_grad_()
-    y = LSTM.function(name)(x, weights, lengths)
-    y_other = LSTM.function(name)(other, weights, lengths)
-    assert (y[padding] == 0).all()
-    torch.testing.assert_close(y_other, y, rtol=1e-12, atol=1e-12)
-    (gradient,) = torch.autograd.grad(y_other.sum(), [other])
-    assert (gradient[padding] == 0).all()
-    assert (gradient[~padding] != 0).any()
-
-
-@pytest.mark.parametrize("name", ANYWHERE)
 def test_the_output_of_a_row_without_frames_is_zero(name):
     x, weights = case(3, 2, 5, 6)
     y = LSTM.function(name)(x, weights, torch.tensor([0, 3]))
@@ -131,11 +114,6 @@ def test_single_steps_equal_a_sequence():
         y, state = own.step(x_BI, state)
         torch.testing.assert_close(y, expected[frame], rtol=1e-12, atol=1e-12)
     assert [part.shape for part in state] == [(3, 3, 8)] * 2
-
-
-def test_an_unknown_lstm_implementation_is_refused():
-    with pytest.raises(UnsupportedImplementation, match="no implementation 'apex'"):
-        stack(0.1, implementation="apex")
 
 
 def test_the_library_is_refused_in_bf16_on_a_cpu():
