@@ -11,7 +11,6 @@ from benchmarks.rgat.ops.edge_attention.reference import backward_reference, for
 from common.ops.dropout.reference import DropoutMask
 from tests.benchmarks.rgat.edge_attention_oracle import defined
 from tests.benchmarks.rgat.random_blocks import filled, random_block, random_inputs
-from tests.capturable import Capturable
 
 HEADS, WIDTH, SLOPE = 2, 3, 0.2
 MASK = DropoutMask(0.25, torch.tensor(7), 3)
@@ -73,25 +72,6 @@ def test_the_block_has_isolated_targets_and_duplicate_edges_and_a_full_one_works
     assert several
     assert isolated
     assert_as_defined(block, 3)
-
-
-def test_a_graph_can_hold_all_of_it():
-    block = random_block(6)
-    inputs = random_inputs(block, 2, HEADS, WIDTH)
-    options = {"slope": SLOPE, "activation_slope": 0.01, "dropout": MASK}
-    terms = inputs.source_term_MA, inputs.target_term_TA
-    att = inputs.att_source_RAd
-    with Capturable():
-        out_PD, log_sum_TA = forward_reference(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
-        backward_reference(
-            inputs.dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, att, block, 2, **options, deterministic=True
-        )
-
-
-def test_the_block_of_the_cases_is_one():
-    block = block_of_cases(torch.device("cpu"), 2, 300)
-    assert block.edge_counts[2].sum() > 100
-    assert_as_defined(block, 2)
 
 
 def test_rows_of_the_block_of_the_cases_are_nodes_of_their_level():

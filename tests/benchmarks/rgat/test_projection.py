@@ -37,22 +37,6 @@ def test_products_and_gradients_are_those_of_the_definition(types, level, full):
     assert not found["weight_gradient"][formula["weight_gradient"].sum((1, 2)) == 0].any()
 
 
-def test_the_product_of_a_row_worked_by_hand():
-    """Row 2 of authors is author 5, whose inputs follow those of all papers."""
-    block, relation, author = random_block(0), 3, 1
-    shape = block.shape
-    assert shape.schema.sources[relation] == author
-    block.rows[shape.row_offsets(shape.hops)[relation] + 2] = 5
-    given = case(block, 2, 2, 2, 1, torch.float64, torch.float64)
-    given.x_NK[shape.node_offsets(2)[author] + 5] = torch.tensor([1.0, 10.0])
-    given.weight_RKD[relation] = torch.tensor([[2.0, 3.0], [0.5, 0.25]])
-    given.att_source_RAd[relation] = torch.tensor([[-1.0], [2.0]])
-    z, source_term = PLAIN.project(given.x_NK, block, 2, given.weight_RKD, given.att_source_RAd)
-    row = shape.row_offsets(2)[relation] + 2
-    assert z[row].tolist() == [7.0, 5.5]
-    assert source_term[row].tolist() == [-7.0, 11.0]
-
-
 def test_inputs_of_another_level_are_refused():
     given = small(0, 2, torch.float32, torch.float32)
     for level in (1, 3):

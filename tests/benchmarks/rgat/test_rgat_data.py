@@ -52,16 +52,6 @@ def test_each_stream_visits_its_seeds_in_a_new_order_per_epoch():
     assert source.batch(8)[1].tolist()[2:] == [NO_LABEL] * 2
 
 
-def test_replicas_see_what_one_sees_that_accumulates():
-    alone = stream(accumulation=3)
-    for replica in range(3):
-        source = stream(replicas=3, replica=replica)
-        for step in range(20):
-            number = 3 * step + replica
-            assert real(source, step) == real(alone, number)
-            assert torch.equal(source.batch(step)[0].seed, alone.batch(number)[0].seed)
-
-
 def test_a_block_is_continued_from_a_position_and_over_the_end_of_an_epoch():
     source = stream()
     block = Block(0, 1, 0, 24 * 4, 5 * 4)
