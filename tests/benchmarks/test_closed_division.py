@@ -27,8 +27,8 @@ HOTNESS = "[1,2,1,2,6,1,1,1,1,7,3,8,1,6,9,5,1,1,1,12,100,27,10,3,1,1]"
 def loaded(benchmark: str, assets: Path, *overrides: str) -> tuple[RunConfig, SessionConfig]:
     """The configuration on eight GPUs, with a folder of assets where the workload needs one."""
     scale = "scale=8xA100" if benchmark == "dlrm" else "scale=8xH200"
-    detector = benchmark in ("maskrcnn", "retinanet", "ssd300")
-    options = [f"assets_dir={assets}"] if detector else []
+    has_assets = benchmark in ("bert", "llama2_70b_lora", "maskrcnn", "retinanet", "ssd300")
+    options = [f"assets_dir={assets}"] if has_assets else []
     return cli.load(compose([f"benchmark={benchmark}", "device=cpu", scale, *options, *overrides]))
 
 
@@ -89,6 +89,15 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(benchmark, override,
         *(("rgat", ruleset, "gnn") for ruleset in ("4.0.0", "4.1.0")),
         *(("rgat", ruleset, "rgat") for ruleset in ("5.0.0", "5.1.0")),
         *((name, ruleset, name) for name in HPC for ruleset in ("1.0.0", "2.0.0", "3.0.0")),
+        *(("bert", ruleset, "bert") for ruleset in ("1.1.0", "4.1.0", "5.0.0")),
+        *(
+            ("llama2_70b_lora", name, "llama2_70b_lora")
+            for name in ("4.0.0", "4.1.0", "5.0.0", "5.1.0", "6.0.0", "6.1.0")
+        ),
+        ("maskrcnn", "3.1.0", "maskrcnn"),
+        ("ssd300", "1.1.0", "ssd"),
+        *(("stable_diffusion", ruleset, "stable_diffusion") for ruleset in ("3.1.0", "4.0.0", "4.1.0", "5.0.0")),
+        *(("unet3d", ruleset, "unet3d") for ruleset in ("1.0.0", "3.1.0", "4.0.0")),
     ],
 )
 def test_the_log_has_every_hyperparameter_and_the_name_of_the_round(benchmark, ruleset, name, tmp_path):

@@ -72,7 +72,9 @@ def eager_and_captured_scores(
     for capture in (False, True):
         example = {name: tensor.clone() for name, tensor in source.batches[0].items()}
         evaluation, model = evaluation_of(example, capture)
-        evaluation.warm_up()
+        with torch.cuda.stream(torch.cuda.Stream()):  # a capture needs a stream of its own
+            evaluation.warm_up()
+        torch.cuda.synchronize()
         evaluation.open_data(Path())
         scores.append(evaluation.scorer.score(evaluation.predict(Weights(dict(model.named_parameters())))))
         evaluation.close()

@@ -1,7 +1,5 @@
 """GPT-3's data: what the benchmark reads, from generated text to micro-batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

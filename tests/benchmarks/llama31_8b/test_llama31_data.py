@@ -1,7 +1,5 @@
 """Llama 3.1 8B's data: what the benchmark reads, from generated text to micro-batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,11 +1,8 @@
 """Llama 3.1 8B as a workload: published recipes, what is logged and trained, and what the rules fix."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from importlib import resources
-from typing import Any
 
 import pytest
 import torch
@@ -189,8 +186,8 @@ def test_a_row_costs_what_the_rules_network_costs():
         ({"recomputed_gate_up": 1}, "recomputed_gate_up=1"),
     ],
 )
-def test_autograd_does_nothing_by_halves(given: dict[str, Any], message: str):
-    values: dict[str, Any] = {"layers": 0, "linear": "torch", "head_chunk": 16, "loss_scale": 1.0, **given}
+def test_autograd_does_nothing_by_halves(given, message):
+    values = {"layers": 0, "linear": "torch", "head_chunk": 16, "loss_scale": 1.0, **given}
     with pytest.raises(ConfigError, match=f"{message}.*model.blocks=handwritten"):
         ModelConfig(blocks="autograd", **values)
 
@@ -236,7 +233,7 @@ def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, casts):
 def test_prepare_waits_for_the_weights_of_all_readers(blocks):
     workload = built(f"model.blocks={blocks}")
     readers = dict(workload.stage.readers)
-    waited: list[str] = []
+    waited = []
     for name, reader in readers.items():
         reader.register_forward_pre_hook(lambda *_, name=name: waited.append(name))
     workload.stage.prepare()

@@ -1,7 +1,5 @@
 """From records to batches: order, transforms, shards, errors, with the reader that runs anywhere."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

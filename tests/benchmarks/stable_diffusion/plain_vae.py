@@ -1,7 +1,5 @@
 """The autoencoder in float64 with NumPy: convolutions are sums of shifted products."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

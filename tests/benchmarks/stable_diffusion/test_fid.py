@@ -1,7 +1,5 @@
 """Test FID against closed forms, SciPy's matrix root and NumPy's covariance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.linalg

@@ -1,7 +1,5 @@
 """Test FID's Inception against torchvision's network with other pooling."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

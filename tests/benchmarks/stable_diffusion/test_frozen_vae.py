@@ -1,7 +1,5 @@
 """Test the autoencoder against plain formulas and diffusers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

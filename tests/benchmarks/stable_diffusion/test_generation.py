@@ -1,7 +1,5 @@
 """Test the sampler's closed form, guidance, noise and captured step, and the generation of pictures in batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

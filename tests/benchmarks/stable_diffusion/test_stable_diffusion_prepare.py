@@ -1,7 +1,5 @@
 """Test the preparation of tars: values, bytes, interruptions and damage."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -372,16 +370,10 @@ def test_impossible_options_are_errors(raw_dir, tmp_path, monkeypatch):
         prepare(raw_dir, tmp_path / "data", device="cuda")
 
 
-def test_verify_finds_unexpected_and_changed_files(encoded, tmp_path):
+def test_verify_finds_unexpected_files(encoded, tmp_path):
     data = shutil.copytree(encoded, tmp_path / "data")
     (data / "train/00009.tar").write_bytes(b"")
     with pytest.raises(DataError, match=r"00009\.tar was not prepared"):
-        verify(data)
-    (data / "train/00009.tar").unlink()
-    with open(data / "train/00001.tar", "r+b") as file:
-        file.seek(700)
-        file.write(b"\0\1")
-    with pytest.raises(DataError, match=r"00001\.tar: SHA-256 .* where manifest\.json says"):
         verify(data)
 
 

@@ -1,7 +1,5 @@
 """Rows of documents, against formulas that are written here from their definition, and cases worked by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

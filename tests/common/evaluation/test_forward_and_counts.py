@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -108,12 +106,12 @@ SEEN = {"replicas": [5, 10, 5, 10], "replicas and parts": [15] * 4, "parts": [5,
 """Consecutive ranks differ in tp first, then in cp, then in dp."""
 
 
-def test_parts_of_samples_are_summed_where_it_is_asked_for_and_the_ranks_of_a_layer_never(tmp_path: Path):
+def test_parts_of_samples_are_summed_where_it_is_asked_for_and_the_ranks_of_a_layer_never(tmp_path):
     for rank, found in enumerate(on_ranks(run_split_rank, 4, tmp_path)):
         assert found == {name: {"seen": seen[rank], "loss": seen[rank] / 2} for name, seen in SEEN.items()}
 
 
-def test_every_rank_gets_the_sums_over_all_ranks_once_an_evaluation(tmp_path: Path):
+def test_every_rank_gets_the_sums_over_all_ranks_once_an_evaluation(tmp_path):
     assert on_ranks(run_rank, 2, tmp_path) == [[{"seen": 3, "loss": 2.0}] * 2] * 2
 
 
