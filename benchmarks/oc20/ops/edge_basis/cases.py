@@ -52,7 +52,7 @@ CASES = (
         passes,
         {"edges": 47000, "orders": 7, "radial": 6, "exponent": 5},
         tests=[
-            {"edges": 131},
+            {"edges": 131, "orders": 4, "radial": 3},
             {"edges": 1, "orders": 3, "radial": 5, "exponent": 1},
             {"edges": 9, "orders": 2, "radial": 1, "exponent": 2},
         ],
