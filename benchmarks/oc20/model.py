@@ -25,9 +25,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from benchmarks.oc20.basis import RadialBasis, SphericalBasis
 from benchmarks.oc20.graph import CUTOFF
-from benchmarks.oc20.ops.edge_basis import EDGE_BASIS, edge_basis_reference
+from benchmarks.oc20.ops.edge_basis import EDGE_BASIS
+from benchmarks.oc20.ops.edge_basis.reference import edge_basis_reference, spherical_constants
 from benchmarks.oc20.ops.swish import SWISH, swish_reference
 from benchmarks.oc20.ops.triplet_sum import TRIPLET_SUM, EdgeGraph, edge_graph, triplet_sum_reference
 from common.config.ranges import AtLeast, NotNegative
@@ -53,7 +53,7 @@ class DimeNetArchitecture:
         triplet_embedding: channels of a message in the sum over triplets.
         basis_embedding: channels between the two layers of a basis.
         radial, spherical: R and S.
-        envelope_exponent: see :func:`benchmarks.oc20.ops.edge_basis.envelope`.
+        envelope_exponent: see :func:`benchmarks.oc20.ops.edge_basis.reference.envelope`.
         before_skip, after_skip: residual layers of an interaction block before and after its skip connection.
         output_layers: layers of an output block behind its first one.
     """
@@ -69,6 +69,18 @@ class DimeNetArchitecture:
     before_skip: Annotated[int, NotNegative]
     after_skip: Annotated[int, NotNegative]
     output_layers: Annotated[int, AtLeast(1)]
+
+
+class RadialBasis(nn.Module):
+    """Radial basis of a distance, u(x) sin(f_n x), with the envelope u and trained frequencies, which start at n pi."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(torch.pi * torch.arange(1, count + 1, dtype=torch.float32))
+
+    def forward(self, x_E: Tensor, envelope_E: Tensor) -> Tensor:
+        """Return the functions of every edge, (E, R), in the dtype of the frequencies."""
+        return envelope_E[:, None] * torch.sin(self.frequencies * x_E[:, None])
 
 
 class WideLinear(nn.Linear):
@@ -184,7 +196,7 @@ class DimeNetPlusPlus(nn.Module):
 
     Args:
         generator: CPU generator that draws the initial weights; None keeps those of PyTorch's layers.
-        edge_basis: implementation of the basis functions (:class:`benchmarks.oc20.basis.SphericalBasis`).
+        edge_basis: implementation of :func:`benchmarks.oc20.ops.edge_basis.reference.edge_basis_reference`.
         swish: implementation of :func:`benchmarks.oc20.ops.swish.swish_reference`.
         triplet_sum: implementation of the sum over triplets (:class:`InteractionBlock`).
 
@@ -193,6 +205,8 @@ class DimeNetPlusPlus(nn.Module):
     """
 
     detach_angles = True
+    zeros: Tensor
+    factors: Tensor
 
     def __init__(
         self,
@@ -204,7 +218,11 @@ class DimeNetPlusPlus(nn.Module):
     ) -> None:
         super().__init__()
         self.radial = RadialBasis(sizes.radial)
-        self.spherical = SphericalBasis(sizes.spherical, sizes.radial, sizes.envelope_exponent, edge_basis)
+        self._edge_basis, self._exponent = edge_basis, sizes.envelope_exponent
+        for name, constants_SR in zip(
+            ("zeros", "factors"), spherical_constants(sizes.spherical, sizes.radial), strict=True
+        ):
+            self.register_buffer(name, constants_SR, persistent=False)
         self.embedding = EmbeddingBlock(sizes, swish)
         self.interactions = nn.ModuleList(InteractionBlock(sizes, swish, triplet_sum) for _ in range(sizes.blocks))
         self.outputs = nn.ModuleList(OutputBlock(sizes, swish) for _ in range(sizes.blocks + 1))
@@ -258,7 +276,8 @@ class DimeNetPlusPlus(nn.Module):
         if self.detach_angles:
             unit_E3 = unit_E3.detach()
         x_E = distance_E / CUTOFF
-        envelope_E, basis_ESR, harmonics_EM = self.spherical(x_E, unit_E3)
+        constants = self.zeros, self.factors, self._exponent
+        envelope_E, basis_ESR, harmonics_EM = self._edge_basis(x_E, unit_E3, *constants)
 
         dtype = self.embedding.dense.weight.dtype
         radial_ER = self.radial(x_E, envelope_E).to(dtype)

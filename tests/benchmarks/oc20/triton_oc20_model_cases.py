@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.oc20.basis import SphericalBasis
 from benchmarks.oc20.model import OPERATIONS, DimeNetArchitecture, DimeNetPlusPlus, force_errors
-from benchmarks.oc20.ops.edge_basis import edge_basis_reference, spherical_harmonics
+from benchmarks.oc20.ops.edge_basis.reference import edge_basis_reference, spherical_constants, spherical_harmonics
 from benchmarks.oc20.ops.edge_basis.triton import edge_basis
 from benchmarks.oc20.ops.triplet_sum import triplet_sum_reference
 from benchmarks.oc20.ops.triplet_sum.cases import random_edges
@@ -38,16 +37,17 @@ def test_the_sum_over_triplets_has_the_values_and_two_derivatives_of_the_referen
 
 def test_the_basis_functions_have_the_values_and_two_derivatives_of_the_reference_in_float64() -> None:
     x, unit = torch.tensor([0.15, 0.4, 0.99], dtype=torch.float64, requires_grad=True), fp64(3, 3)
-    basis, reference = SphericalBasis(3, 2, 5, edge_basis), SphericalBasis(3, 2, 5, edge_basis_reference)
-    for found, expected in zip(basis(x, unit), reference(x, unit), strict=True):
+    inputs = unit, *spherical_constants(3, 2), 5
+    for found, expected in zip(edge_basis(x, *inputs), edge_basis_reference(x, *inputs), strict=True):
         torch.testing.assert_close(found, expected)
-    assert torch.autograd.gradcheck(lambda x: basis(x, unit)[:2], x, fast_mode=True)
-    assert torch.autograd.gradgradcheck(lambda x: basis(x, unit)[:2], x, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x: edge_basis(x, *inputs)[:2], x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x: edge_basis(x, *inputs)[:2], x, fast_mode=True)
 
 
 def test_a_third_derivative_of_the_basis_functions_is_an_error() -> None:
-    x, basis = fp64(2).abs().add(0.1).requires_grad_(), SphericalBasis(2, 2, 5, edge_basis)
-    (slope,) = torch.autograd.grad(basis(x, fp64(2, 3))[0].sum(), x, create_graph=True)
+    x = fp64(2).abs().add(0.1).requires_grad_()
+    value, _, _ = edge_basis(x, fp64(2, 3), *spherical_constants(2, 2), 5)
+    (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
     (curvature,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="have two derivatives"):
         torch.autograd.grad(curvature.sum(), x)
@@ -57,7 +57,7 @@ def test_directions_that_need_a_gradient_are_an_error() -> None:
     graph, unit = random_edges(Draw(CPU, torch.float32), atoms=3, pairs=2, single=0)
     unit.requires_grad_()
     with pytest.raises(ValueError, match="no derivative by directions; detach them or choose the reference"):
-        SphericalBasis(2, 2, 5, edge_basis)(torch.ones(4), unit)
+        edge_basis(torch.ones(4), unit, *spherical_constants(2, 2), 5)
     with pytest.raises(ValueError, match="no derivative by directions; detach them or choose the reference"):
         triplet_sum(torch.ones(4, 3), torch.ones(4, 2, 3), spherical_harmonics(unit, 2), graph)
 

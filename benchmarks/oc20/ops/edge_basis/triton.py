@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.oc20.ops.edge_basis import envelope_factors
+from benchmarks.oc20.ops.edge_basis.reference import envelope_factors
 from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
@@ -131,7 +131,7 @@ def edge_basis(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the envelope (E,), the radial parts (E, S, R) and the harmonics (E, M), with two derivatives by ``x_E``.
 
-    See :func:`benchmarks.oc20.ops.edge_basis.edge_basis_reference`.
+    See :func:`benchmarks.oc20.ops.edge_basis.reference.edge_basis_reference`.
 
     Raises:
         ValueError: a tensor is not contiguous, or the directions need a gradient.

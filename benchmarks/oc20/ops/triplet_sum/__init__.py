@@ -56,7 +56,7 @@ def triplet_sum_reference(message_EC: Tensor, weight_ESC: Tensor, harmonics_EM: 
 
     Args:
         weight_ESC: the part of the weight that depends on the distance.
-        harmonics_EM: h_lm of the edges' directions, see :func:`benchmarks.oc20.ops.edge_basis.spherical_harmonics`.
+        harmonics_EM: h_lm of the directions, :func:`benchmarks.oc20.ops.edge_basis.reference.spherical_harmonics`.
     """
     value_ESC, (_, orders, channels) = message_EC[:, None] * weight_ESC, weight_ESC.shape
     atoms, has_reverse_E1 = len(graph.into_N1) - 1, (graph.reverse_E >= 0)[:, None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.oc20.ops.edge_basis import spherical_harmonics
+from benchmarks.oc20.ops.edge_basis.reference import spherical_harmonics
 from benchmarks.oc20.ops.triplet_sum import EdgeGraph, edge_graph
 from common.ops.cases import Case, Draw, Pass, size_of
 
