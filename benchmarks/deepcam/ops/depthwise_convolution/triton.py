@@ -149,8 +149,7 @@ class _DepthwiseConvolution(torch.autograd.Function):
         x_NCHW = x_NCHW.contiguous(memory_format=_FORMAT)
         samples, channels, height, width = x_NCHW.shape
         size = (triton.cdiv(height, stride), triton.cdiv(width, stride))
-        shape = (samples, channels, *size)
-        y = torch.empty(shape, dtype=x_NCHW.dtype, device=x_NCHW.device, memory_format=_FORMAT)
+        y = x_NCHW.new_empty((samples, channels, *size)).to(memory_format=_FORMAT)
         grid, tile = _launch(TILES["forward"], (samples, *size), channels, x_NCHW)
         depthwise_forward_kernel[grid](
             x_NCHW, weight.contiguous(), y, samples, height, width, *size, C=channels, STRIDE=stride,
