@@ -1,1 +1,0 @@
-"""Operations that only DeepCAM uses, with one package each, as in :mod:`common.ops`."""
