@@ -137,7 +137,6 @@ def test_all_ranks_end_with_the_same_bits(ranks):
 
 def test_copies_between_gpus_count_as_communication(ranks):
     for rank in ranks:
-        print(rank["kinds"])
         assert {kind for name, kind in rank["kinds"].items() if name.startswith("Memcpy PtoP")} == {COMMUNICATION}
         assert not any("ReduceScatter" in name for name in rank["kinds"])
 
