@@ -16,7 +16,6 @@ from benchmarks.bert.prepare import COMMANDS, PrepareOptions, adopt_packed, prep
 from benchmarks.bert.raw import PreparationSizes
 from benchmarks.bert.synthetic import SyntheticArticles, generate
 from common.data.published import Published
-from common.data.stages import Stages
 from common.data.synthetic import mark
 from common.errors import ConfigError, DataError
 
@@ -220,35 +219,6 @@ def test_a_killed_preparation_continues_to_the_same_bytes(
     prepare(source, data, PrepareOptions(unpacked=True))
     assert contents(data) == contents(expected)
     assert not list(data.rglob("*.partial"))
-
-
-def test_completed_stages_are_not_repeated(articles, tmp_path, monkeypatch):
-    original, done = Stages.keep, []
-
-    def failing(self, stage, task, record):
-        if stage == "gather-packed":
-            raise DataError("the cable fell out")
-        original(self, stage, task, record)
-
-    monkeypatch.setattr(Stages, "keep", failing)
-    with pytest.raises(DataError, match="the cable fell out"):
-        prepare(articles, tmp_path / "data")
-    monkeypatch.setattr(Stages, "keep", lambda self, stage, *rest: done.append(stage) or original(self, stage, *rest))
-    prepare(articles, tmp_path / "data")
-    assert done == ["gather-packed"] * 3
-
-
-def test_other_raw_data_do_not_continue_an_interrupted_preparation(raw_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.bert.preparation.pipeline.make_plan", failing)
-    with pytest.raises(DataError, match="x"):
-        prepare(raw_dir, tmp_path / "data")
-    monkeypatch.undo()
-    other = small_text.write_raw(tmp_path / "raw", documents=31)
-    with pytest.raises(DataError, match="was prepared from other raw data"):
-        prepare(other, tmp_path / "data")
-    with pytest.raises(DataError, match=r'was prepared with .*"shards": 3.* not with .*"shards": 2'):
-        prepare(raw_dir, tmp_path / "data", PrepareOptions(shards=2))
-    prepare(raw_dir, tmp_path / "data")
 
 
 def test_sizes_can_be_chosen_for_synthetic_data_only(raw_dir, tmp_path, monkeypatch):
