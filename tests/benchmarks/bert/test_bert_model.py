@@ -213,44 +213,6 @@ def test_with_dropout_neither_capacity_nor_the_order_of_the_list_matters():
     assert not torch.allclose(one["layers.0.mlp.up.weight"], without["layers.0.mlp.up.weight"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_no_token_sees_another_sequence(training):
-    model, samples = build().train(training), draw(LENGTHS, SMALL.vocabulary)
-    tensors = packed(samples)
-    before = model(tensors)
-    second = slice(LENGTHS[0], LENGTHS[0] + LENGTHS[1])
-    tensors["input_ids"][second] = (tensors["input_ids"][second] + 1) % SMALL.vocabulary
-    after = model(tensors)
-    masked = [len(sample.masked) for sample in samples]
-    of_second = slice(masked[0], masked[0] + masked[1])
-    changed = before.masked_lm_losses != after.masked_lm_losses
-    assert changed[of_second].all()
-    assert int(changed.sum()) == masked[1]
-    assert (before.next_sentence_losses != after.next_sentence_losses).tolist() == [False, True, *[False] * 4]
-
-
-def test_rows_outside_sequences_have_no_gradient():
-    model, samples = build().train(), draw(LENGTHS, SMALL.vocabulary)
-    tensors = lay_out(samples, [50, 31, 28, 3], (70, 6, 12))
-    states = []
-
-    def keep(module: object, inputs: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
-        state = output if isinstance(output, Tensor) else output[0]  # the reference's pair is one tensor
-        state.retain_grad()
-        states.append(state)
-
-    for _, block in model.blocks[:3]:
-        block.register_forward_hook(keep)
-    mean_loss(model(tensors)).backward()
-    covered = torch.zeros(70, dtype=torch.bool)
-    for start, length in zip(tensors["starts"].tolist(), tensors["lengths"].tolist(), strict=True):
-        covered[start : start + length] = True
-    assert len(states) == 3
-    for state in states:
-        assert not state.grad[~covered].any()
-        assert state.grad.any()
-
-
 def test_every_parameter_receives_its_gradient_once():
     model, arrived = build().train(), []
     for name, parameter in model.named_parameters():

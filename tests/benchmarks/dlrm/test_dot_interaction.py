@@ -5,7 +5,6 @@ import torch
 from dot_interaction_oracle import expected, inputs
 
 from benchmarks.dlrm.ops.dot_interaction import dot_interaction_reference
-from tests.capturable import Capturable
 
 
 @pytest.mark.parametrize(("vectors", "columns"), [(27, 360), (3, 11), (3, 16), (1, 8)])
@@ -25,9 +24,3 @@ def test_pairs_come_row_by_row():
 def test_columns_that_do_not_hold_the_result_are_refused():
     with pytest.raises(ValueError, match="the interaction of 27 vectors of 128 has 479 columns, not 478"):
         dot_interaction_reference(torch.zeros(1, 27, 128), 478)
-
-
-def test_both_directions_are_capturable():
-    x, dy = inputs(4, 5, 8, 24, torch.bfloat16)
-    with Capturable():
-        torch.autograd.grad(dot_interaction_reference(x.requires_grad_(), 24), x, dy)

@@ -10,7 +10,6 @@ import torch
 from cross_network_oracle import expected, inputs
 
 from benchmarks.dlrm_dcnv2.ops.cross_network import apply, cross_network_reference, gradient_reference
-from tests.capturable import Capturable
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -69,10 +68,3 @@ def test_nothing_is_kept_for_an_evaluation():
         assert kept == []
         cross_network_reference(given.x0, given.v, given.w, given.b)
     assert len(kept) == 6 * 2
-
-
-def test_both_directions_are_capturable():
-    given = inputs(3, 4, 2, 2, torch.bfloat16)
-    leaves = [leaf.requires_grad_() for leaf in given.leaves()]
-    with Capturable():
-        torch.autograd.grad(cross_network_reference(given.x0, given.v, given.w, given.b), leaves, given.dy)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_gpt3 import CHUNK, REFERENCES, B, Passes, S, handwritten, losses, network, part, randomise, rows
+from small_gpt3 import CHUNK, B, Passes, S, handwritten, losses, network, part, randomise, rows
 from torch import Tensor
 
 from common.distributed.pipeline.order import layers_of
-from common.errors import UnsupportedImplementation
-from common.language.fp8_products import Fp8TrainedProduct
 from common.language.network import Decoder
-
-FIVE = 5
-"""Buffers of scales of a layer: four products and what is saved."""
 
 
 def loss(model: Decoder | Passes, seed: int = 1) -> Tensor:
@@ -103,15 +98,6 @@ def test_stages_hand_on_the_sum_and_its_gradient():
                 assert error(found, wanted[name]) < 1e-12, name
 
 
-def test_without_gradients_nothing_is_added():
-    ours = network()
-    halves = handwritten(ours)
-    with torch.no_grad():
-        found = loss(halves)
-    torch.testing.assert_close(found, loss(ours).detach(), rtol=1e-12, atol=0.0)
-    assert all(parameter.grad is None for parameter in ours.parameters())
-
-
 @pytest.mark.parametrize(("first", "last"), [(True, True), (True, False), (False, True), (False, False)])
 def test_the_gradient_hook_of_every_weight_runs_once(first, last):
     shape = network().architecture
@@ -197,36 +183,6 @@ def test_fp8_follows_the_exact_gradients(micro_batches):
     assert sum(errors.values()) / len(errors) < 0.2, errors  # 0.15 has been seen
 
 
-def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch):
-    ours = network(torch.bfloat16)
-    halves, casts = handwritten(ours, "fp8"), []
-    original = Fp8TrainedProduct._cast_weight
-    monkeypatch.setattr(Fp8TrainedProduct, "_cast_weight", lambda self: (casts.append(self), original(self)))
-    for step in (1, 2):
-        with halves.same_weights():
-            for _ in range(3):
-                loss(halves).backward()
-        assert len(casts) == step * 4 * ours.architecture.layers
-
-
-def test_an_evaluation_in_fp8_is_what_the_next_step_computes_and_moves_no_scale():
-    ours = network(torch.bfloat16)
-    halves = handwritten(ours, "fp8")
-    with halves.same_weights():
-        loss(halves).backward()
-    scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}
-    assert len([name for name in scales if name.endswith("scales")]) == FIVE * ours.architecture.layers
-
-    def hidden() -> Tensor:
-        return halves.through(0, halves.embed(rows(seed=2)[0]), B)
-
-    with torch.no_grad(), halves.network.evaluating():
-        found = hidden()
-    assert all(torch.equal(buffer, scales[name]) for name, buffer in ours.named_buffers())
-    assert torch.equal(found, hidden().detach())
-    assert any(not torch.equal(buffer, scales[name]) for name, buffer in ours.named_buffers())
-
-
 @pytest.mark.parametrize(("linear", "share"), [("fp8", 22), ("torch", 20)])
 def test_training_keeps_the_planned_bytes(linear, share):
     """Bytes of a token: so many E of a layer, beside its norms' moments and scales."""
@@ -245,9 +201,3 @@ def test_training_keeps_the_planned_bytes(linear, share):
     small = sum(size for size in kept.values() if size < B * S * 64)
     assert sum(kept.values()) - small == share * 64 * B * S
     assert small <= 2 * 2 * 4 * B * S + 64
-
-
-def test_operations_are_chosen_by_name():
-    with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.layer_norm=no such"):
-        handwritten(network(), layer_norm="no such")
-    assert set(REFERENCES) == {"attention", "layer_norm", "bias_gelu", "qkv_gradient"}

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
 from benchmarks.resnet.prepare import COMMANDS, FILES, prepare
 from benchmarks.resnet.synthetic import SyntheticImages, digit_plans, generate
@@ -139,27 +138,6 @@ def test_a_development_kit_that_is_missing_or_empty_is_an_error(tmp_path):
     (tmp_path / raw.DEVKIT_TAR).unlink()
     with pytest.raises(DataError, match="has no labels of its own"):
         prepare(tmp_path, tmp_path / "data")
-
-
-def test_continuation_keeps_what_was_written(tmp_path, monkeypatch):
-    generate(tmp_path / "raw", SyntheticImages(train=30, val=10))
-    fail_at = 12
-
-    def failing(pictures, trust, record_id):
-        nonlocal fail_at
-        fail_at -= 1
-        if fail_at == 0:
-            raise DataError("the cable fell out")
-        return original(pictures, trust, record_id)
-
-    original = prepare_module._payload
-    monkeypatch.setattr(prepare_module, "_payload", failing)
-    with pytest.raises(DataError, match="the cable fell out"):
-        prepare(tmp_path / "raw", tmp_path / "data", workers=1)
-    made = []
-    monkeypatch.setattr(prepare_module, "_payload", lambda *task: made.append(task[-1]) or original(*task))
-    prepare(tmp_path / "raw", tmp_path / "data", workers=1)
-    assert len(made) == 40 - 11
 
 
 def test_records_of_an_unknown_source_are_made_again(folders, tmp_path):

@@ -214,11 +214,6 @@ def test_manifest_that_counts_other_records_is_refused(tmp_path):
         settings().open_train(root, Layout(), 1)
 
 
-def test_missing_data_folder_names_the_command(tmp_path):
-    with pytest.raises(DataError, match="nowhere does not exist; run 'mlperf-suite prepare benchmark=resnet"):
-        settings().open_train(tmp_path / "nowhere", Layout(), 1)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

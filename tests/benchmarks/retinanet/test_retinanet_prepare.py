@@ -126,25 +126,6 @@ def test_the_backbone_is_placed_beside_the_data(folders, tmp_path):
         prepare(*folders)
 
 
-def test_an_interrupted_preparation_continues(folders, monkeypatch):
-    raw_dir, data_dir = folders
-    monkeypatch.setattr(preparing, "TASK", 1)
-    damaged = raw_dir / "train/b7.jpg"
-    damaged.write_bytes(PICTURES["train"]["b7"][:-100])
-    with pytest.raises(DataError, match="b7"):
-        prepare(raw_dir, data_dir)
-    assert [path.stem for path in (data_dir / "records/train").iterdir()] == ["0000000"]
-    assert not (data_dir / "manifest.json").exists()
-    damaged.write_bytes(PICTURES["train"]["b7"])
-    done = []
-    work = preparing.place_pictures
-    monkeypatch.setattr(preparing, "place_pictures", lambda *task: done.extend(task[2]) or work(*task))
-    made = prepare(raw_dir, data_dir)
-    assert done == ["b7.jpg", "c9.jpg", "d1.jpg"]
-    shutil.rmtree(data_dir)
-    assert prepare(raw_dir, data_dir).files == made.files
-
-
 def test_a_picture_that_got_lost_meanwhile_is_placed_again(folders, monkeypatch):
     raw_dir, data_dir = folders
     monkeypatch.setattr(preparing, "write_coco", lambda *_: 1 / 0)

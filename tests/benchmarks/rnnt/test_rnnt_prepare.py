@@ -168,30 +168,6 @@ def test_other_settings_are_refused(raw_dir, data_dir):
         prepare(raw_dir, data_dir, vocabulary=VOCABULARY - 1)
 
 
-def test_an_interrupted_preparation_resumes_to_the_same_files(raw_dir, small_shards, tmp_path, monkeypatch):
-    prepare(raw_dir, tmp_path / "whole")
-    read, decoded = speech_pipeline.read_flac, []
-
-    def fails(path: Path) -> np.ndarray:
-        if path.stem == "14-208-0001":
-            raise DataError("cut off")
-        decoded.append(path.stem)
-        return read(path)
-
-    monkeypatch.setattr(speech_pipeline, "read_flac", fails)
-    with pytest.raises(DataError, match="cut off"):
-        prepare(raw_dir, tmp_path / "data")
-    assert not (tmp_path / "data" / "manifest.json").exists()
-    first = list(decoded)
-    monkeypatch.setattr(speech_pipeline, "read_flac", lambda path: (decoded.append(path.stem), read(path))[1])
-    prepare(raw_dir, tmp_path / "data")
-    again = decoded[len(first) :]
-
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
-    assert "103-1240-0000" in first
-    assert "103-1240-0000" not in again
-
-
 def test_several_processes_write_the_same_files(raw_dir, small_shards, forked_pools, tmp_path):
     prepare(raw_dir, tmp_path / "one")
     prepare(raw_dir, tmp_path / "three", workers=3)

@@ -147,22 +147,6 @@ def test_fp8_recomputation_equals_the_first_computation():
         assert error(gradient, wanted[name]) < 0.2, name
 
 
-def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch):
-    ours = decoder(torch.bfloat16)
-    halves, casts = trained(ours, "fp8"), []
-    original = Fp8TrainedProduct._cast_weight
-    monkeypatch.setattr(Fp8TrainedProduct, "_cast_weight", lambda self: (casts.append(self), original(self)))
-    products = 4 * SMALL.layers
-    for expected in (products, 2 * products):
-        with halves.same_weights():
-            for _ in range(3):
-                loss(halves, ours).backward()
-        assert len(casts) == expected
-    loss(halves, ours)
-    loss(halves, ours)
-    assert len(casts) == 4 * products, "elsewhere weights may have changed before any pass"
-
-
 def test_transposes_that_are_kept_change_nothing(monkeypatch):
     found, counts, transposes = [], [], counted_transposes(monkeypatch)
     for transposed in (0, 2):
@@ -235,21 +219,3 @@ def test_fp8_products_are_those_of_the_rounded_operands():
         assert weight.grad is not None
         assert error(weight.grad, again * dy_wide.t() @ x_wide) < 2**-7
     assert layer.bias.grad is None, "who casts the gradient has the bias's"
-
-
-def test_products_in_the_weights_dtype_are_exact():
-    layer = Holder(nn.Parameter(torch.randn(12, 8, generator=generator_of("w"), dtype=torch.float64)))
-    bias_O = nn.Parameter(torch.randn(12, generator=generator_of("b"), dtype=torch.float64))
-    x, dy = (torch.randn(20, n, generator=generator_of(str(n)), dtype=torch.float64) for n in (8, 12))
-    for bias in (False, True):
-        layer.weight.grad = None
-        layer.bias = bias_O if bias else None
-        product = product_of(layer, "torch", Shared(Scratch(CPU), WeightCasts()))
-        y = x @ layer.weight.detach().t() + (bias_O.detach() if bias else 0.0)
-        torch.testing.assert_close(product.multiply(x), y, rtol=1e-13, atol=1e-13)
-        torch.testing.assert_close(product.multiply(x, torch.empty_like(y)), y, rtol=1e-13, atol=1e-13)
-        for again in (1, 2):
-            torch.testing.assert_close(
-                product.movement.backward(product, dy, x), dy @ layer.weight.detach(), rtol=1e-13, atol=1e-13
-            )
-            torch.testing.assert_close(layer.weight.grad, again * dy.t() @ x, rtol=1e-13, atol=1e-13)
