@@ -1,0 +1,1 @@
+"""OpenFold: AlphaFold 2's initial training of protein structure prediction."""
