@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from benchmarks.openfold.ops import sizes as size
 from benchmarks.openfold.ops.dropout_add import SharedDropout
 from common.ops.cases import Case, Draw, Pass, both_ways, size_of
+from common.ops.sizes import folding as size
 
 
 def passes(

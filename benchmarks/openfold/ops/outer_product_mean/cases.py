@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.openfold.ops import sizes as size
 from common.ops.cases import Case, Draw, Pass, both_ways, size_of
+from common.ops.sizes import folding as size
 
 
 def passes(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.openfold.ops import sizes as size
 from common.ops.cases import Case, Draw, Pass, size_of
+from common.ops.sizes import folding as size
 
 
 def passes(

@@ -1,4 +1,4 @@
-"""Sizes of OpenFold's training samples, for the cases of its operations."""
+"""Sizes of OpenFold: residues of a crop, rows of its alignment, channels."""
 
 from __future__ import annotations
 
