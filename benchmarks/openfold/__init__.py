@@ -1,1 +1,1 @@
-"""OpenFold: AlphaFold 2's initial training of protein structure prediction."""
+"""OpenFold: AlphaFold2's initial training, which predicts the structure of a protein from its sequence."""
