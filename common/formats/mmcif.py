@@ -80,7 +80,7 @@ class _Lines:
     """Reads a file line by line, and token by token within a line.
 
     Attributes:
-        number: of the current line, from 1.
+        number: number of the current line, from 1.
     """
 
     def __init__(self, text: str) -> None:

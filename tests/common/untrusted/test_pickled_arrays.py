@@ -195,5 +195,5 @@ def test_anything_but_plain_values_is_refused(value, message):
 
 
 def test_a_cut_pickle_of_plain_values_is_damage():
-    with pytest.raises(DataError, match="^dicts/ab is damaged"):
+    with pytest.raises(DataError, match=r"^dicts/ab is damaged"):
         load_values(pickle.dumps({"a": "b"})[:-3], "dicts/ab")
