@@ -129,7 +129,7 @@ def add_layer_norm_backward_kernel(
 TILES: dict[str, Tile] = {
     "forward": Tile(elements=4096, warps=2, programs=0),
     "backward": Tile(elements=2048, warps=2, programs=8),
-    "transposed forward": Tile(elements=8192, warps=8, programs=0),
+    "transposed forward": Tile(elements=4096, warps=8, programs=0),
     "transposed backward": Tile(elements=4096, warps=8, programs=4),
 }
 """Tiles by pass. Here ``elements`` are those of the rows that a program holds at a time."""
