@@ -117,8 +117,8 @@ class Hit:
 
     @property
     def aligned(self) -> int:
-        """Number of columns of the template that are no gaps."""
-        return int((self.template_index >= 0).sum())
+        """Number of columns in which neither row has a gap."""
+        return int(((self.query_index >= 0) & (self.template_index >= 0)).sum())
 
 
 _SUM_PROBS = re.compile(r"Sum_probs=(\S+)")

@@ -102,7 +102,7 @@ def test_hits_have_the_positions_of_their_columns() -> None:
     assert (first.name, first.sum_probs, first.query, first.template) == ("2XYZ_B", 4.5, "MK-TA--Y", "MKG-AGGF")
     assert first.query_index.tolist() == [2, 3, -1, 4, 5, -1, -1, 6]
     assert first.template_index.tolist() == [10, 11, 12, -1, 13, 14, 15, 16]
-    assert first.aligned == 7
+    assert first.aligned == 4
     assert (second.name, second.query_index.tolist()) == ("3aaa_C", [0])
     assert read_hhr("Query 1abc_A\n") == []
 
