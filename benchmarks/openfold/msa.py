@@ -30,6 +30,8 @@ UNIFORM, PROFILE, SAME = 0.1, 0.1, 0.1
 _PARENTS = {"B": "D", "J": "X", "O": "X", "U": "C", "Z": "E"}
 """Letters that stand for one of several amino acids, or for a rare one."""
 _TINY = 1e-6
+_BLOCK = 2048
+"""Rows that are compared at a time, so that their bits fit into a cache."""
 
 
 def _token_table() -> NDArray[np.uint8]:
@@ -138,13 +140,18 @@ class Planes:
 
     def nearest(self, rows: NDArray[np.integer], centres: Planes) -> NDArray[np.int64]:
         """Return the centre with most equal tokens, except gaps and masks, of each row; the first of ties."""
-        bits_PRW = self.bits_PRW[:, rows]
+        blocks = [self._nearest(rows[first : first + _BLOCK], centres) for first in range(0, len(rows), _BLOCK)]
+        return np.concatenate([np.zeros(0, np.int64), *blocks])
+
+    def _nearest(self, rows: NDArray[np.integer], centres: Planes) -> NDArray[np.int64]:
+        *plane_RW, valid_RW = self.bits_PRW[:, rows]
+        differing_RW, other_RW = np.empty_like(valid_RW), np.empty_like(valid_RW)
         best, found = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
         for centre in range(centres.bits_PRW.shape[1]):
-            equal_RW = bits_PRW[-1].copy()
-            for plane in range(self.BITS):
-                equal_RW &= ~(bits_PRW[plane] ^ centres.bits_PRW[plane, centre])
-            agreeing = _ones(equal_RW).sum(1, dtype=np.int64)
+            differing_RW[:] = 0
+            for bits_RW, bits_W in zip(plane_RW, centres.bits_PRW[:-1, centre], strict=True):
+                differing_RW |= np.bitwise_xor(bits_RW, bits_W, out=other_RW)
+            agreeing = _ones(~differing_RW & valid_RW).sum(1, dtype=np.int64)
             better = agreeing > best
             best[better], found[better] = agreeing[better], centre
         return found

@@ -28,7 +28,6 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 TRIES = 2
 """Number of times that a piece is tried before its error ends the queue."""
-_EXIT_SECONDS = 5
 
 
 class ReadyQueue(Generic[Piece, Result]):
@@ -117,12 +116,8 @@ class ReadyQueue(Generic[Piece, Result]):
         self._thread.join()
         for connection, worker in self._workers.items():
             connection.close()
-            worker.process.terminate()
-        for worker in self._workers.values():
-            worker.process.join(_EXIT_SECONDS)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            worker.process.kill()
+            worker.process.join()
         self._wake_out.close()
         self._wake_in.close()
 
@@ -207,7 +202,8 @@ class _Worker:
 
 def _work(connection: Connection, make: Callable[[Any], Any]) -> None:
     """Do pieces until the other end closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # which reach all processes of a job; its first one decides
+        signal.signal(number, signal.SIG_IGN)
     try:
         while True:
             piece = connection.recv()

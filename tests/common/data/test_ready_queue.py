@@ -41,6 +41,12 @@ def failed_once(folder: Path, number: int) -> int:
     return number
 
 
+def signalled(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    return number
+
+
 def killed(number: int) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return number
@@ -136,6 +142,11 @@ def test_another_process_does_the_piece_of_a_killed_one(tmp_path: Path, capfd: p
     with queue(partial(killed_once, tmp_path, (1, 5)), workers=3, end=12) as made:
         assert sorted(taken(made, 12)) == list(range(12))
     assert "ended with the exit code -9; 1 are left" in capfd.readouterr().err
+
+
+def test_signals_to_the_whole_job_do_not_stop_the_processes() -> None:
+    with queue(signalled, workers=1) as made:
+        assert taken(made, 3) == [0, 1, 2]
 
 
 def test_a_failed_piece_is_done_again(tmp_path: Path) -> None:
