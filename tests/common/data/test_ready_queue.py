@@ -164,7 +164,7 @@ def test_a_failed_piece_is_done_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_lasting_failure_is_one_clear_error(make: Callable[[int], int], complaint: str, workers: int) -> None:
-    with queue(make, workers=workers) as made, pytest.raises(DataError, match=complaint):
+    with queue(make, workers=workers, end=10) as made, pytest.raises(DataError, match=complaint):
         taken(made, 10)
 
 
