@@ -129,7 +129,7 @@ class TrainSource:
 
     def late(self, taken: int) -> list[int]:
         """Return the micro-batches that were late after ``taken`` of the whole training, for :meth:`resume`."""
-        return [] if self._queue is None else self._queue.late(taken)
+        return self._late if self._queue is None else self._queue.late(taken)
 
     def resume(self, late: Sequence[int]) -> None:
         """Continue with micro-batches that were ``late`` when the earlier run was interrupted."""

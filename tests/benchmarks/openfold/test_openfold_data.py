@@ -150,6 +150,7 @@ def test_late_micro_batches_come_after_resuming(root: Path) -> None:
     source = source_of(root)
     try:
         source.resume([1])
+        assert source.late(3) == [1]
         found = source.batches(FIRST, 3)
         for number in (1, 4, 5):
             assert torch.equal(next(found).tensors["aatype"], every[number])
