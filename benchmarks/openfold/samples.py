@@ -156,9 +156,6 @@ class Spans:
     Args:
         chains: names of the chains.
 
-    Attributes:
-        has_C: whether a chain has alignments.
-
     Raises:
         DataError: the index is missing or damaged.
     """
@@ -166,20 +163,21 @@ class Spans:
     def __init__(self, root: Path, chains: Sequence[str]) -> None:
         path = root / INDEX
         index = read_large_json(path)
-        self.has_C = np.zeros(len(chains), np.bool_)
-        self._db_C = np.zeros(len(chains), np.uint8)
-        self._span_CF2 = np.zeros((len(chains), len(FILES), 2), np.int64)
+        databases: list[int] = []
+        spans: list[int] = []
+        nothing = {"db": "0.db", "files": []}
         try:
-            for number, name in enumerate(chains):
-                if (entry := index.get(name)) is None:
-                    continue
+            for name in chains:
+                entry = index.get(name, nothing)
                 database, _, suffix = entry["db"].partition(".")
                 if suffix != "db" or not database.isdigit():
                     raise ValueError(f"chain {name} is in the database {entry['db']!r}")
-                self._db_C[number], self.has_C[number] = int(database), True
-                for file, start, size in entry["files"]:
-                    if file in FILES:
-                        self._span_CF2[number, FILES.index(file)] = start, size
+                databases.append(int(database))
+                found = {file: (start, size) for file, start, size in entry["files"]}
+                for file in FILES:
+                    spans += found.get(file, (0, 0))
+            self._db_C = np.array(databases, np.uint8)
+            self._span_CF2 = np.array(spans, np.int64).reshape(len(chains), len(FILES), 2)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataError(f"{path}: {type(error).__name__}: {error}; {REMEDY}") from error
 
