@@ -73,8 +73,12 @@ class Linear(nn.Linear):
         self.init: Init = init
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
-        """Draw the initial weights from a CPU generator."""
+    def initialise(self, generator: torch.Generator, final_std: float = 0.0) -> None:
+        """Draw the initial weights from a CPU generator.
+
+        Args:
+            final_std: standard deviation of the weights of final layers.
+        """
         if self.init in ("default", "relu"):
             std = ((2.0 if self.init == "relu" else 1.0) / self.in_features) ** 0.5
             nn.init.trunc_normal_(self.weight, 0.0, 1.0, -2.0, 2.0, generator=generator)
@@ -84,7 +88,7 @@ class Linear(nn.Linear):
         elif self.init == "normal":
             self.weight.normal_(0.0, self.in_features**-0.5, generator=generator)
         else:
-            self.weight.zero_()
+            self.weight.normal_(0.0, final_std if self.init == "final" else 0.0, generator=generator)
         if self.bias is not None:
             self.bias.fill_(1.0 if self.init == "gating" else 0.0)
 
@@ -133,7 +137,7 @@ class Attention(nn.Module):
     """Gated multi-head self-attention over the third dimension of (B, S, N, C).
 
     Args:
-        channels: of input and output.
+        channels: number of channels of the input and of the output.
         width: channels of a head.
     """
 
