@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.openfold.axial import Pending
 from benchmarks.openfold.ops.dropout_add import DROPOUT_ADD
 from benchmarks.openfold.ops.outer_product_mean import OUTER_PRODUCT_MEAN
 from benchmarks.openfold.ops.pair_bias_attention import PAIR_BIAS_ATTENTION
@@ -151,17 +152,20 @@ class Attention(nn.Module):
         self.linear_g = Linear(channels, width * heads, "gating")
 
     def forward(
-        self, x_BSNC: Tensor, mask_BSN: Tensor, bias_BHNN: Tensor | None = None, transposed: bool = False
+        self, x_BSNC: Tensor, mask_BSN: Tensor, bias: Pending | None = None, transposed: bool = False
     ) -> Tensor:
         """Return the update (B, S, N, C). Keys with mask 0 are not seen.
 
         Args:
-            transposed: attend over the second dimension instead of the third.
+            bias: gather of the bias (B, H, N, N), which overlaps with the projections; None for no bias.
+            transposed: attend over the second dimension instead of the third, with the transposed bias.
         """
         layers = (self.linear_q, self.linear_k, self.linear_v, self.linear_g)
         qkvg = merged(x_BSNC, layers, bias=False).unflatten(-1, (4, self._heads, -1))
         gate_HC = self.linear_g.bias.view(self._heads, -1)
+        bias_BHNN = None if bias is None else bias.wait()
         if transposed:
+            bias_BHNN = None if bias_BHNN is None else bias_BHNN.mT
             o = self._attention(qkvg.transpose(1, 2), gate_HC, mask_BSN.transpose(1, 2), bias_BHNN).transpose(1, 2)
         else:
             o = self._attention(qkvg, gate_HC, mask_BSN, bias_BHNN)

@@ -1,8 +1,8 @@
 """Layout of the ranks: named axes, process groups over the axes, and random generators.
 
 Workloads ask the Layout instead of computing with the world size. The axes are, outermost first, ``pp`` (pipeline
-stages), ``dp`` (data-parallel replicas), ``cp`` (one sample split over ranks: a sequence or a volume) and ``tp`` (one
-layer split over ranks).
+stages), ``dp`` (data-parallel replicas), ``cp`` (one sample split over ranks: a sequence, a volume, or an alignment
+with its pairs) and ``tp`` (one layer split over ranks).
 """
 
 from __future__ import annotations
