@@ -81,8 +81,8 @@ class RowAttention(nn.Module):
 
     def forward(self, m_BSNM: Tensor, z_BIJZ: Tensor, mask_BSN: Tensor) -> Tensor:
         """Return the update of m; m and z are sharded by rows."""
-        bias_BHNN = self._split.gather_summed(head_first(self.linear_z, self.layer_norm_z(z_BIJZ)), 2)
-        return self.mha(self.layer_norm_m(m_BSNM), mask_BSN, bias_BHNN)
+        bias_BHIJ = head_first(self.linear_z, self.layer_norm_z(z_BIJZ))
+        return self.mha(self.layer_norm_m(m_BSNM), mask_BSN, self._split.start_gather(bias_BHIJ, 2, summed=True))
 
 
 def head_first(linear: nn.Linear, z_BIJZ: Tensor) -> Tensor:
@@ -195,15 +195,18 @@ class TriangleMultiplication(nn.Module):
         layers = (self.linear_a_p, self.linear_a_g, self.linear_b_p, self.linear_b_g)
         parts = self._gate(merged(normed_BIJZ.flatten(0, 2), layers), mask_BIJ.flatten())
         a_CBIJ, b_CBIJ = (part_CP.unflatten(1, mask_BIJ.shape) for part_CP in parts)
+        gathered, dim = (b_CBIJ, 2) if self._outgoing else (a_CBIJ, 3)
+        factor = split.start_gather(gathered, dim, summed=True)
+        gate_BIJZ = self.linear_g(normed_BIJZ)
         if self._outgoing:
-            x_CBIJ = a_CBIJ @ split.gather_summed(b_CBIJ, 2).mT
+            x_CBIJ = a_CBIJ @ factor.wait().mT
             dropout = dropped(masks, self._p, "rows")
         else:
-            x_CBIJ = split.gather_summed(a_CBIJ, 3).mT @ b_CBIJ
+            x_CBIJ = factor.wait().mT @ b_CBIJ
             whole = x_CBIJ.shape[3] * split.ranks
             dropout = dropped(masks, self._p, "rows", split.offset(whole), whole)
         x_BIJC = self.layer_norm_out(x_CBIJ.flatten(1).t()).unflatten(0, mask_BIJ.shape)
-        return self._add(z_BIJZ, self.linear_z(x_BIJC), self.linear_g(normed_BIJZ), dropout)
+        return self._add(z_BIJZ, self.linear_z(x_BIJC), gate_BIJZ, dropout)
 
 
 def dropped(
@@ -228,11 +231,9 @@ class TriangleAttention(nn.Module):
     def forward(self, z_BIJZ: Tensor, mask_BIJ: Tensor, masks: Masks) -> Tensor:
         """Return z with the update, sharded by rows for starting and by columns for ending edges."""
         normed_BIJZ = self.layer_norm(z_BIJZ)
-        bias_BHIJ = self._split.gather_summed(head_first(self.linear, normed_BIJZ), 2 if self._starting else 3)
-        if self._starting:
-            update_BIJZ = self.mha(normed_BIJZ, mask_BIJ, bias_BHIJ)
-        else:
-            update_BIJZ = self.mha(normed_BIJZ, mask_BIJ, bias_BHIJ.mT, transposed=True)
+        bias_BHIJ = head_first(self.linear, normed_BIJZ)
+        bias = self._split.start_gather(bias_BHIJ, 2 if self._starting else 3, summed=True)
+        update_BIJZ = self.mha(normed_BIJZ, mask_BIJ, bias, transposed=not self._starting)
         return self._add(z_BIJZ, update_BIJZ, None, dropped(masks, self._p, "rows" if self._starting else "columns"))
 
 
@@ -269,14 +270,14 @@ class EvoformerBlock(nn.Module):
         m_BSNM = m_BSNM + self.msa_att_col(m_BSNM, split.shard(mask_BSN, 2))
         m_BSNM = m_BSNM + self.msa_transition(m_BSNM)
         z_BIJZ = self.outer_product_mean(z_BIJZ, m_BSNM, mask_BSN)
-        m_BSNM = split.transpose(m_BSNM, 2, 1)
+        transposed = split.start_transpose(m_BSNM, 2, 1)  # overlaps with all updates of z
         rows_BIJ, columns_BIJ = split.shard(mask_BNN, 1), split.shard(mask_BNN, 2)
         z_BIJZ = self.tri_mul_out(z_BIJZ, rows_BIJ, masks.skip(1))
         z_BIJZ = self.tri_mul_in(split.transpose(z_BIJZ, 1, 2), columns_BIJ, masks.skip(2))
         z_BIJZ = self.tri_att_start(split.transpose(z_BIJZ, 2, 1), rows_BIJ, masks.skip(3))
         z_BIJZ = self.tri_att_end(split.transpose(z_BIJZ, 1, 2), columns_BIJ, masks.skip(4))
         z_BIJZ = z_BIJZ + self.pair_transition(z_BIJZ)
-        return m_BSNM, split.transpose(z_BIJZ, 2, 1)
+        return transposed.wait(), split.transpose(z_BIJZ, 2, 1)
 
 
 class TemplateBlock(nn.Module):

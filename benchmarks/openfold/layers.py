@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.openfold.axial import Pending
 from benchmarks.openfold.ops.dropout_add import DROPOUT_ADD
 from benchmarks.openfold.ops.outer_product_mean import OUTER_PRODUCT_MEAN
 from benchmarks.openfold.ops.pair_bias_attention import PAIR_BIAS_ATTENTION
@@ -73,8 +74,12 @@ class Linear(nn.Linear):
         self.init: Init = init
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
-        """Draw the initial weights from a CPU generator."""
+    def initialise(self, generator: torch.Generator, final_std: float = 0.0) -> None:
+        """Draw the initial weights from a CPU generator.
+
+        Args:
+            final_std: standard deviation of the weights of final layers.
+        """
         if self.init in ("default", "relu"):
             std = ((2.0 if self.init == "relu" else 1.0) / self.in_features) ** 0.5
             nn.init.trunc_normal_(self.weight, 0.0, 1.0, -2.0, 2.0, generator=generator)
@@ -84,7 +89,7 @@ class Linear(nn.Linear):
         elif self.init == "normal":
             self.weight.normal_(0.0, self.in_features**-0.5, generator=generator)
         else:
-            self.weight.zero_()
+            self.weight.normal_(0.0, final_std if self.init == "final" else 0.0, generator=generator)
         if self.bias is not None:
             self.bias.fill_(1.0 if self.init == "gating" else 0.0)
 
@@ -133,7 +138,7 @@ class Attention(nn.Module):
     """Gated multi-head self-attention over the third dimension of (B, S, N, C).
 
     Args:
-        channels: of input and output.
+        channels: number of channels of the input and of the output.
         width: channels of a head.
     """
 
@@ -147,17 +152,20 @@ class Attention(nn.Module):
         self.linear_g = Linear(channels, width * heads, "gating")
 
     def forward(
-        self, x_BSNC: Tensor, mask_BSN: Tensor, bias_BHNN: Tensor | None = None, transposed: bool = False
+        self, x_BSNC: Tensor, mask_BSN: Tensor, bias: Pending | None = None, transposed: bool = False
     ) -> Tensor:
         """Return the update (B, S, N, C). Keys with mask 0 are not seen.
 
         Args:
-            transposed: attend over the second dimension instead of the third.
+            bias: gather of the bias (B, H, N, N), which overlaps with the projections; None for no bias.
+            transposed: attend over the second dimension instead of the third, with the transposed bias.
         """
         layers = (self.linear_q, self.linear_k, self.linear_v, self.linear_g)
         qkvg = merged(x_BSNC, layers, bias=False).unflatten(-1, (4, self._heads, -1))
         gate_HC = self.linear_g.bias.view(self._heads, -1)
+        bias_BHNN = None if bias is None else bias.wait()
         if transposed:
+            bias_BHNN = None if bias_BHNN is None else bias_BHNN.mT
             o = self._attention(qkvg.transpose(1, 2), gate_HC, mask_BSN.transpose(1, 2), bias_BHNN).transpose(1, 2)
         else:
             o = self._attention(qkvg, gate_HC, mask_BSN, bias_BHNN)

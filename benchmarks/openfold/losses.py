@@ -63,17 +63,18 @@ def fape(
         frames: (X, F), as ``true_frames``.
         clamp: largest distance; None for no limit.
     """
-    local = _per_frame(frames).invert_apply(points_XP3[..., None, :, :])
-    true_local = _per_frame(true_frames).invert_apply(true_points_XP3[..., None, :, :])
-    distance_XFP = ((local - true_local).square().sum(-1) + _FAPE_EPSILON).sqrt()
+    # The difference of local coordinates is one product: [R^T, -S^T] [x, y] - (R^T r - S^T s).
+    inverse_XF36 = torch.cat((frames.rotation.mT, -true_frames.rotation.mT.expand_as(frames.rotation)), -1)
+    both_X6P = torch.cat((points_XP3, true_points_XP3.expand_as(points_XP3)), -1).mT
+    origin_XF6 = torch.cat((frames.translation, true_frames.translation.expand_as(frames.translation)), -1)
+    shift_XF3 = (inverse_XF36 * origin_XF6[..., None, :]).sum(-1)
+    difference_XFP = inverse_XF36.flatten(-3, -2) @ both_X6P - shift_XF3.flatten(-2)[..., None]
+    squared_XFP = difference_XFP.square().unflatten(-2, (-1, 3)).sum(-2)
+    distance_XFP = (squared_XFP + _FAPE_EPSILON).sqrt()
     if clamp is not None:
         distance_XFP = distance_XFP.clamp(max=clamp)
     total = torch.einsum("...fp,...f,...p->...", distance_XFP / LENGTH_SCALE, frame_mask_XF, point_mask_XP)
     return total / (_FAPE_EPSILON + frame_mask_XF.sum(-1)) / (_FAPE_EPSILON + point_mask_XP.sum(-1))
-
-
-def _per_frame(frames: Frames) -> Frames:
-    return Frames(frames.rotation[..., None, :, :], frames.translation[..., None, :])
 
 
 def backbone_fape(backbone: Frames, labels: Labels, clamped_B: Tensor) -> Tensor:
@@ -105,18 +106,17 @@ def other_naming_is_better(atoms_BNA3: Tensor, labels: Labels) -> Tensor:
     fixed_BQ = (exists_BNA * (1 - ambiguous_BNA)).flatten(1)
 
     def error(atoms: Tensor) -> Tensor:
-        true_BPQ = _distances(atoms.flatten(1, 2), labels.atoms.flatten(1, 2), 1e-10)
-        difference_BPQ = ((predicted_BPQ - true_BPQ).square() + 1e-10).sqrt()
+        difference_BPQ = (predicted_BPQ - _distances(atoms.flatten(1, 2), labels.atoms.flatten(1, 2))).abs()
         weight_BP = (exists_BNA * ambiguous_BNA).flatten(1)
         return torch.einsum("bpq,bp,bq->bp", difference_BPQ, weight_BP, fixed_BQ).unflatten(1, (-1, 14)).sum(-1)
 
     flat = atoms_BNA3.flatten(1, 2)
-    predicted_BPQ = _distances(flat, flat, 1e-10)
+    predicted_BPQ = _distances(flat, flat)
     return (error(labels.other_atoms) < error(labels.atoms)).to(atoms_BNA3.dtype)
 
 
-def _distances(first_BP3: Tensor, second_BQ3: Tensor, epsilon: float) -> Tensor:
-    return ((first_BP3[:, :, None] - second_BQ3[:, None]).square().sum(-1) + epsilon).sqrt()
+def _distances(first_BP3: Tensor, second_BQ3: Tensor) -> Tensor:
+    return torch.cdist(first_BP3, second_BQ3, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def sidechain_fape(structure: Structure, labels: Labels) -> Tensor:
@@ -176,7 +176,7 @@ def masked_msa_loss(logits_BSNK: Tensor, true_BSN: Tensor, mask_BSN: Tensor) -> 
 
 def lddt_sums(points_BN3: Tensor, true_BN3: Tensor, mask_BN: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many distances of each residue are kept, as a mean over the thresholds, and how many count: (B, N)."""
-    true_BNN, found_BNN = _distances(true_BN3, true_BN3, 1e-10), _distances(points_BN3, points_BN3, 1e-10)
+    true_BNN, found_BNN = _distances(true_BN3, true_BN3), _distances(points_BN3, points_BN3)
     self_NN = torch.eye(mask_BN.shape[1], dtype=mask_BN.dtype, device=mask_BN.device)
     counted_BNN = (true_BNN < LDDT_CUTOFF) * mask_BN[:, :, None] * mask_BN[:, None] * (1 - self_NN)
     error_BNN = (true_BNN - found_BNN).abs()

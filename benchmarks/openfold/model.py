@@ -51,7 +51,7 @@ class Architecture:
         evoformer_blocks, extra_blocks, template_blocks: blocks of the stacks.
         evoformer, extra, template: widths of their blocks.
         structure: widths of the structure module.
-        template_head, template_heads: of the attention over templates.
+        template_head, template_heads: channels of a head, and heads, of the attention over templates.
         confidence: channels between the layers of the confidence head.
     """
 
@@ -146,7 +146,6 @@ class AlphaFold(nn.Module):
     Args:
         choose: chooses the implementations of the operations.
         split: the ranks that share a sample.
-        generator: CPU generator that draws the initial weights; None leaves PyTorch's.
         recompute: whether the backward pass computes the activations of each block again.
 
     Attributes:
@@ -160,7 +159,6 @@ class AlphaFold(nn.Module):
         sizes: Architecture,
         choose: Chooser,
         split: AxialSplit,
-        generator: torch.Generator | None = None,
         recompute: bool = False,
     ) -> None:
         super().__init__()
@@ -178,10 +176,12 @@ class AlphaFold(nn.Module):
         self.evoformer_stack = Stack(main, sizes.evoformer_blocks, False, choose, split, single, recompute)
         self.structure_module = StructureModule(sizes.structure)
         self.auxiliary_heads = Heads(sizes)
-        if generator is not None:
-            for layer in self.modules():
-                if isinstance(layer, Linear):
-                    layer.initialise(generator)
+
+    def initialise(self, generator: torch.Generator, final_std: float = 0.0) -> None:
+        """Draw the initial weights; the arguments are those of :meth:`benchmarks.openfold.layers.Linear.initialise`."""
+        for layer in self.modules():
+            if isinstance(layer, Linear):
+                layer.initialise(generator, final_std)
 
     def place(self, device: torch.device, dtype: torch.dtype) -> AlphaFold:
         """Move the network to ``device``, the trunk in ``dtype``, structure module and heads in at least fp32."""

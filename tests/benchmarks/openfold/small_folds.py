@@ -12,7 +12,6 @@ from benchmarks.openfold.layers import Chooser
 from benchmarks.openfold.losses import LossWeights
 from benchmarks.openfold.model import AlphaFold, Architecture
 from benchmarks.openfold.structure import StructureSizes
-from common.distributed.layout import Layout
 
 PAIR = {"pair": 8, "multiplication": 6, "pair_head": 4, "pair_heads": 2, "pair_transition": 2, "pair_dropout": 0.25}
 MAIN = BlockSizes(**PAIR, msa=12, msa_head=4, msa_heads=3, msa_transition=2, msa_dropout=0.15, outer=5)
@@ -31,7 +30,7 @@ WEIGHTS = LossWeights(
     fape=1.0, fape_backbone=0.5, fape_sidechain=0.5, supervised_chi=1.0, distogram=0.3, masked_msa=2.0, plddt=0.01
 )
 CPU = torch.device("cpu")
-SPLIT = AxialSplit.from_layout(Layout(device=CPU))
+SPLIT = AxialSplit()
 
 
 def chooser(dtype: torch.dtype = torch.float64) -> Chooser:
@@ -56,7 +55,8 @@ def randomised(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
 
 def network(dtype: torch.dtype = torch.float64, recompute: bool = False) -> AlphaFold:
     """Return the small network with noise on all parameters."""
-    made = AlphaFold(SIZES, chooser(dtype), SPLIT, generator(), recompute)
+    made = AlphaFold(SIZES, chooser(dtype), SPLIT, recompute)
+    made.initialise(generator())
     randomised(made)
     return made.place(CPU, dtype)
 

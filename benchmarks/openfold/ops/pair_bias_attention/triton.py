@@ -24,8 +24,8 @@ TILES: dict[str, Tile] = {
     "bias_gradient": Tile(queries=64, keys=64, warps=8, stages=2),
 }
 """Tiles by kernel; fixed, so that results are the same in every run."""
-FLOAT32_TILES: dict[str, Tile] = dict.fromkeys(TILES, Tile(queries=32, keys=32, warps=4, stages=1))
-"""Tiles for fp32, whose products use no tensor cores."""
+FLOAT32_TILE = Tile(queries=32, keys=32, warps=4, stages=1)
+"""Tile of all kernels for fp32, whose products use no tensor cores."""
 
 _PARTS = 8
 """Parts of the rows over which programs sum the gradient of the bias."""
@@ -34,7 +34,7 @@ _SMALLEST_BLOCK = 16  # of channels, for matrix products
 
 def _constants(name: str, qkvg_BSN4HC: Tensor) -> dict[str, Any]:
     heads, channels = qkvg_BSN4HC.shape[4:]
-    tile = (FLOAT32_TILES if qkvg_BSN4HC.dtype == torch.float32 else TILES)[name]
+    tile = FLOAT32_TILE if qkvg_BSN4HC.dtype == torch.float32 else TILES[name]
     return {
         "H": heads,
         "C": channels,
