@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_chains
+import yaml
 
 from benchmarks.openfold import prepare as prepare_module
 from benchmarks.openfold import raw as raw_module
@@ -39,6 +40,7 @@ from benchmarks.openfold.samples import MSAS as MSA_FILES
 from benchmarks.openfold.synthetic import KINDS, SyntheticChains, draw, encode_structure, generate, positions
 from common.errors import DataError
 from common.formats.alignments import read_a3m
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -272,5 +274,11 @@ def test_names_as_numbers() -> None:
         encode_name("AAAAAAAA")
 
 
-def test_the_commands_are_of_this_benchmark() -> None:
-    assert COMMANDS.published.counts == {"train_samples": 594_595, "eval_samples": 180}
+def test_the_limits_are_those_of_the_log() -> None:
+    described = yaml.safe_load((ROOT / "configs" / "benchmark" / "openfold.yaml").read_text())
+    facts = described["facts"]
+    assert Limits().max_release_date == facts["train_released_until"]
+    assert (facts["eval_submitted_from"], facts["eval_submitted_until"]) == prepare_module.SUBMITTED
+    assert facts["eval_longest"] == prepare_module.MOST_RESIDUES
+    published = {name: described[name] for name in ("train_samples", "eval_samples")}
+    assert COMMANDS.published.counts == published
