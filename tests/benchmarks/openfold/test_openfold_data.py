@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,23 @@ def test_late_micro_batches_come_after_resuming(root: Path) -> None:
         assert (source.late(3), source.late(4)) == ([1], [])
     finally:
         source.close()
+
+
+def test_a_window_has_the_same_samples_in_any_order(root: Path) -> None:
+    """Three processes deliver as soon as they are ready; the window ends with the block."""
+    reader = replace(READER, workers=3, window=12)
+    source = open_train(root, reader, SIZES, Layout(seed=7), 1)
+    try:
+        found = list(source.batches(FIRST))
+    finally:
+        source.close()
+    expected = trained(root, FIRST)
+    assert [batch.key for batch in found] == [batch.key for batch in expected]
+    for name in ("residue_index", "template_all_atom_positions"):
+        contents = [
+            Counter(batch.tensors[name].numpy().tobytes() for batch in batches) for batches in (found, expected)
+        ]
+        assert contents[0] == contents[1]
 
 
 def test_other_ranks_of_a_group_receive_zeros(root: Path) -> None:
