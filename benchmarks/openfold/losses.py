@@ -155,6 +155,11 @@ def _masked_mean(value_LBNT: Tensor, mask_LBNT: Tensor) -> Tensor:
     return (value_LBNT * mask_LBNT).sum(kept) / (_MEAN_EPSILON + mask_LBNT.sum(kept))
 
 
+def _cross_entropy(logits_XK: Tensor, class_X: Tensor) -> Tensor:
+    """Return the cross entropy of each position; rows, because PyTorch's other form is not deterministic on a GPU."""
+    return F.cross_entropy(logits_XK.flatten(0, -2), class_X.flatten(), reduction="none").view(class_X.shape)
+
+
 def distogram_loss(logits_BNNK: Tensor, labels: Labels) -> Tensor:
     """Return the cross entropy of the bins of the distances between CB atoms."""
     boundaries = torch.linspace(
@@ -162,14 +167,14 @@ def distogram_loss(logits_BNNK: Tensor, labels: Labels) -> Tensor:
     )
     squared_BNN1 = (labels.beta[:, :, None] - labels.beta[:, None]).square().sum(-1, keepdim=True)
     bin_BNN = (squared_BNN1 > boundaries.square()).sum(-1)
-    errors_BNN = F.cross_entropy(logits_BNNK.movedim(-1, 1), bin_BNN, reduction="none")
+    errors_BNN = _cross_entropy(logits_BNNK, bin_BNN)
     mask_BNN = labels.beta_mask[:, :, None] * labels.beta_mask[:, None]
     return (errors_BNN * mask_BNN).sum((1, 2)) / (_SQUARED_EPSILON + mask_BNN.sum((1, 2)))
 
 
 def masked_msa_loss(logits_BSNK: Tensor, true_BSN: Tensor, mask_BSN: Tensor) -> Tensor:
     """Return the cross entropy of the residues at the masked positions of the MSA."""
-    errors_BSN = F.cross_entropy(logits_BSNK.movedim(-1, 1), true_BSN.long(), reduction="none")
+    errors_BSN = _cross_entropy(logits_BSNK, true_BSN.long())
     mask_BSN = mask_BSN.to(errors_BSN.dtype)
     return (errors_BSN * mask_BSN).sum((1, 2)) / (1e-8 + mask_BSN.sum((1, 2)))
 
@@ -189,7 +194,7 @@ def confidence_loss(logits_BNK: Tensor, alpha_BN3: Tensor, labels: Labels, resol
     kept_BN, counted_BN = lddt_sums(alpha_BN3.detach(), labels.alpha, labels.alpha_mask)
     score_BN = (kept_BN + 1e-10) / (counted_BN + 1e-10)
     bin_BN = (score_BN * CONFIDENCE_BINS).floor().clamp(max=CONFIDENCE_BINS - 1).long()
-    errors_BN = F.cross_entropy(logits_BNK.movedim(-1, 1), bin_BN, reduction="none")
+    errors_BN = _cross_entropy(logits_BNK, bin_BN)
     mean_B = (errors_BN * labels.alpha_mask).sum(1) / (1e-10 + labels.alpha_mask.sum(1))
     low, high = RESOLUTIONS
     return mean_B * ((resolution_B >= low) & (resolution_B <= high)).to(mean_B.dtype)

@@ -10,13 +10,14 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.openfold.axial import AxialSplit
 from benchmarks.openfold.checkpoint import StartingPoint, load, read_checkpoint
 from benchmarks.openfold.config import Facts, OpenFoldConfig
 from benchmarks.openfold.data import open_eval, open_train, staging_plan
 from benchmarks.openfold.evaluate import ChainEvaluation
-from benchmarks.openfold.features import random_features
+from benchmarks.openfold.features import feature_shapes, random_features
 from benchmarks.openfold.labels import labels_of
 from benchmarks.openfold.layers import Chooser
 from benchmarks.openfold.losses import all_losses
@@ -33,13 +34,30 @@ from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
 
+def without_values(facts: Facts) -> AlphaFold:
+    """Return the network on the meta device, where tensors have shapes only."""
+    meta = torch.device("meta")
+    with meta:
+        network = AlphaFold(facts, Chooser({}, torch.device("cpu"), torch.float32), AxialSplit())
+    return network.place(meta, torch.float32)
+
+
 @cache
 def parameter_count(facts: Facts) -> int:
     """Return the number of parameters of the network."""
-    cpu = torch.device("cpu")
-    with torch.device("meta"):
-        network = AlphaFold(facts, Chooser({}, cpu, torch.float32), AxialSplit())
-    return sum(parameter.numel() for parameter in network.parameters())
+    return sum(parameter.numel() for parameter in without_values(facts).parameters())
+
+
+def forward_flops(facts: Facts) -> dict[str, float]:
+    """Return the FLOPs of the matrix products of a pass over one crop: of all, under ``""``, and of each part."""
+    network = without_values(facts).eval()
+    shapes = feature_shapes(facts, 1, 1, facts.crop_size)
+    tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(tensors)
+    counted = counter.get_flop_counts()
+    parts = {name: sum(counted.get(f"AlphaFold.{name}", {}).values()) for name, _ in network.named_children()}
+    return {"": counter.get_total_flops(), **parts}
 
 
 def check_split(own: OpenFoldConfig, ranks: int) -> None:
@@ -143,9 +161,9 @@ class OpenFold(Workload):
         return Losses(total, {"loss": total.detach(), **parts})
 
     def example_batches(self) -> Iterable[Batch]:
-        """Yield one micro-batch of noise for each number of passes."""
+        """Yield one micro-batch of noise for each number of passes; the first one, which ``bench`` times, has most."""
         facts = self.own.facts
-        for passes in range(1, facts.recycling_iters + 2):
+        for passes in range(facts.recycling_iters + 1, 0, -1):
             yield Batch(self._noise(self.cfg.micro_batch, passes, facts.crop_size), self.nominal_samples, passes)
 
     def _noise(self, samples: int, passes: int, residues: int) -> dict[str, Tensor]:
@@ -179,3 +197,8 @@ class OpenFold(Workload):
         own = self.own
         example = self._noise(1, own.facts.recycling_iters + 1, own.facts.crop_size)
         return ChainEvaluation(self.model, example, lambda root: open_eval(root, own.reader, own.facts, layout), layout)
+
+    def sample_flops(self) -> float:
+        """Return the FLOPs of a sample with all recycling iterations, without computing activations again."""
+        facts = self.own.facts
+        return (facts.recycling_iters + 3) * forward_flops(facts)[""]

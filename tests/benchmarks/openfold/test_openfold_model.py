@@ -29,6 +29,7 @@ from benchmarks.openfold.layers import Masks
 from benchmarks.openfold.losses import all_losses
 from benchmarks.openfold.model import AlphaFold
 from benchmarks.openfold.structure import InvariantPointAttention, StructureModule
+from benchmarks.openfold.workload import forward_flops
 from common.mlperf.fixed import fixed_facts
 from tests.benchmarks.openfold.small_folds import (
     CPU,
@@ -80,6 +81,15 @@ def test_the_rules_network_has_the_parameters_and_tensors_of_the_reference() -> 
     }
     assert sum(counts.values()) == 93_229_082
     assert len(list(model.parameters())) == 5_044
+
+
+def test_a_pass_has_the_flops_that_the_sizes_give() -> None:
+    found = {name: flops / 1e12 for name, flops in forward_flops(fixed_facts(Facts, "openfold")).items()}
+    assert found[""] == pytest.approx(11.80, abs=0.01)
+    parts = {"evoformer_stack": 10.372, "extra_msa_stack": 1.190, "structure_module": 0.012, "input_embedder": 0.002}
+    assert {name: found[name] for name in parts} == pytest.approx(parts, abs=0.002)
+    templates = sum(found[name] for name in found if name.startswith("template"))
+    assert templates == pytest.approx(0.225, abs=0.001)
 
 
 # --- the trunk ---
