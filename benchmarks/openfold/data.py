@@ -23,16 +23,17 @@ from benchmarks.openfold.features import FeatureSizes, feature_shapes
 from benchmarks.openfold.pipeline import Features, Pipeline, Sample, Sizes
 from benchmarks.openfold.sampler import Draws, passes_of, weights_of
 from benchmarks.openfold.samples import (
-    CHAINS,
+    DAYS,
     KALIGN,
     OBSOLETE,
     REALIGNED,
-    Chain,
-    Spans,
-    read_chains,
+    SET_COLUMNS,
+    SPLITS,
+    STRUCTURE_COLUMNS,
+    decode_name,
     read_manifest,
     read_obsolete,
-    read_split,
+    read_table,
 )
 from common.config.ranges import AtLeast
 from common.data.batches import Block, DataSource, EvalSource, HostBatch
@@ -69,23 +70,26 @@ class _Chains:
 
     def __init__(self, root: Path, split: str) -> None:
         self.found = read_manifest(root)
-        every = read_chains(root / CHAINS)
-        self.chains: list[Chain] = [every[row] for row in read_split(root, split, self.found, len(every))]
-        self._spans = Spans(root, [chain.pdb_chain_id for chain in self.chains])
-        self._root, self._released = root, {chain.pdb_id: chain.release_date for chain in every}
+        self._root, self._table = root, read_table(root / SPLITS[split], len(SET_COLUMNS))
+        self.residues_S, self.cluster_S = self._table[:, 3], self._table[:, 4]
+
+    def __len__(self) -> int:
+        return len(self._table)
 
     def pipeline(self, sizes: Sizes, training: bool) -> Pipeline:
         """Return a pipeline for chains of the set."""
         program = None
         if self.found.source.get(KALIGN) == REALIGNED and (program := shutil.which(KALIGN)) is None:
             raise DataError(f"{self._root} was prepared with Kalign, and {KALIGN} is not in PATH; install it here, too")
-        obsolete = read_obsolete(self._root / OBSOLETE)
-        return Pipeline(self._root, sizes, training, self._released, obsolete, program)
+        structures = read_table(self._root / DAYS, len(STRUCTURE_COLUMNS)).tolist()
+        released = {decode_name(structure): day for structure, day in structures}
+        return Pipeline(self._root, sizes, training, released, read_obsolete(self._root / OBSOLETE), program)
 
     def sample(self, number: int, seed: int) -> Sample:
         """Return the chain with this number in the set as a piece of work."""
-        chain = self.chains[number]
-        return Sample(chain.pdb_id, chain.author_chain_id, chain.release_date, *self._spans.of(number), seed)
+        structure, chain, day, _, _, database, *spans = self._table[number].tolist()
+        files = list(zip(spans[::2], spans[1::2], strict=True))
+        return Sample(decode_name(structure), decode_name(chain), day, database, files, seed)
 
 
 class TrainSource:
@@ -100,12 +104,11 @@ class TrainSource:
         self, chains: _Chains, facts: FeatureSizes, reader: OpenFoldReaderConfig, mine: MicroBatches, seed: int,
         eval_samples: int, deterministic: bool, pin_memory: bool,
     ) -> None:  # fmt: skip
-        self.train_samples, self.eval_samples = len(chains.chains), eval_samples
+        self.train_samples, self.eval_samples = len(chains), eval_samples
         self.synthetic = chains.found.synthetic
         self._chains, self._facts, self._reader, self._mine, self._seed = chains, facts, reader, mine, seed
         self._in_order, self._pin_memory = deterministic, pin_memory
-        weights = weights_of([len(c.sequence) for c in chains.chains], [c.pdb_cluster_id for c in chains.chains])
-        self._draws = Draws(weights, seed)
+        self._draws = Draws(weights_of(chains.residues_S, chains.cluster_S), seed)
         sizes = Sizes(
             facts.crop_size, 1, facts.msa_clusters, facts.extra_msa, facts.templates, facts.recycling_iters + 1
         )
@@ -170,12 +173,12 @@ class ChainEvalSource:
         self, chains: _Chains, facts: FeatureSizes, reader: OpenFoldReaderConfig, replicas: int, replica: int,
         pin_memory: bool,
     ) -> None:  # fmt: skip
-        self.eval_samples = len(chains.chains)
+        self.eval_samples = len(chains)
         self._chains, self._reader, self._pin_memory = chains, reader, pin_memory
         passes, multiple = facts.recycling_iters + 1, reader.eval_multiple
         sizes = Sizes(None, multiple, facts.msa_clusters, facts.extra_msa, facts.templates, passes)
         self._pipeline = chains.pipeline(sizes, training=False)
-        lengths = [len(chain.sequence) for chain in chains.chains]
+        lengths = chains.residues_S.tolist()
         self._order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
         keys = [(passes, -(-lengths[number] // multiple) * multiple) for number in self._order]
         self._shard = GroupedShard(keys, 1, replicas, replica)
@@ -213,9 +216,9 @@ class ChainEvalSource:
     def _samples_of(self, batch: int) -> list[Sample]:
         position = next(iter(self._shard.samples(batch)), 0)  # the first chain has the key of all padding
         number = self._order[position]
-        name = self._chains.chains[number].pdb_chain_id
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
-        return [self._chains.sample(number, seed)]
+        sample = self._chains.sample(number, 0)
+        digest = hashlib.sha256(f"{sample.pdb_id}_{sample.author}".encode()).digest()
+        return [sample._replace(seed=int.from_bytes(digest[:8], "little") >> 1)]
 
 
 class ReceivingSource:

@@ -48,14 +48,15 @@ class Sample(NamedTuple):
     """A chain to make features of.
 
     Attributes:
-        day: release date, ``YYYY-MM-DD``.
-        database, spans: see :meth:`benchmarks.openfold.samples.Spans.of`.
+        day: release date, as its ordinal.
+        database, spans: number of a database, and start and size in it of each of
+            :data:`benchmarks.openfold.samples.FILES`; missing files are empty.
         seed: seed of the draws, in [0, 2**63).
     """
 
     pdb_id: str
     author: str
-    day: str
+    day: int
     database: int
     spans: Sequence[tuple[int, int]]
     seed: int
@@ -67,7 +68,7 @@ class Pipeline:
 
     Attributes:
         training: crop, and draw from the templates and their number.
-        released: release date of each structure.
+        released: release date of each structure, as its ordinal.
         obsolete: successors of superseded structures.
         kalign: the program that realigns templates; None leaves out those that need it.
     """
@@ -75,7 +76,7 @@ class Pipeline:
     root: Path
     sizes: Sizes
     training: bool
-    released: Mapping[str, str]
+    released: Mapping[str, int]
     obsolete: Mapping[str, str]
     kalign: str | None
     _search: TemplateSearch | None = field(default=None, init=False)

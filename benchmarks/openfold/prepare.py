@@ -6,12 +6,14 @@ it writes the lists of chains (:mod:`benchmarks.openfold.samples`).
 
 from __future__ import annotations
 
+import datetime
 import json
 import pickle
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,9 @@ from benchmarks.openfold.raw import RawData
 from benchmarks.openfold.samples import (
     ALIGNMENTS,
     CHAINS,
+    DAYS,
     DICTS,
+    FILES,
     FORMAT,
     INDEX,
     KALIGN,
@@ -34,6 +38,7 @@ from benchmarks.openfold.samples import (
     Chain,
     Limits,
     dict_name,
+    encode_name,
     shard_of,
     write_chains,
 )
@@ -48,6 +53,8 @@ from common.data.stages import Record, Stages
 from common.errors import DataError
 from common.untrusted.strict_json import read_large_json
 
+Index = dict[str, dict[str, Any]]
+"""Content of ``super.index``."""
 RECORDS = "records"
 MEMORY_PER_WORKER = 1 << 31
 """Bytes of memory for the largest structures of a file."""
@@ -76,10 +83,10 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
         work_dir = job.begin(RECORDS)
         with Stages(work_dir, workers) as stages:
             chains, files = _write_structures(source, data_dir, stages)
-            files |= _write_alignments(source, data_dir, work_dir, stages)
-        listed, counts = _write_lists(source, data_dir, chains)
+            index, databases = _write_alignments(source, data_dir, work_dir, stages)
+        listed, counts = _write_lists(source, data_dir, chains, index)
         kalign = REALIGNED if shutil.which(KALIGN) else NOT_REALIGNED
-        return job.finish(files | listed, counts, "Protein Data Bank and OpenProteinSet", {KALIGN: kalign})
+        return job.finish(files | databases | listed, counts, "Protein Data Bank and OpenProteinSet", {KALIGN: kalign})
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
@@ -166,7 +173,9 @@ def _write_structures(source: RawData, data_dir: Path, stages: Stages) -> tuple[
     return chains, {f"{DICTS}/{name}": FileEntry(**record["file"]) for name, record in records.items()}
 
 
-def _write_alignments(source: RawData, data_dir: Path, work_dir: Path, stages: Stages) -> dict[str, FileEntry]:
+def _write_alignments(
+    source: RawData, data_dir: Path, work_dir: Path, stages: Stages
+) -> tuple[Index, dict[str, FileEntry]]:
     """Write the databases and their index; identical chains share the files of the one that has a folder."""
     shards: list[list[str]] = [[] for _ in range(SHARDS)]
     for chain in source.chains:
@@ -185,7 +194,7 @@ def _write_alignments(source: RawData, data_dir: Path, work_dir: Path, stages: S
     needed = sum(path.stat().st_size for name in left for path in (source.root / raw.MSAS / name).rglob("*_hits.*"))
     preparation.require_space(data_dir, needed)
     records = stages.run("alignments", tasks, write_alignments)
-    entries = {
+    entries: Index = {
         chain: {"db": f"{number}.db", "files": files}
         for number, path in enumerate(indices)
         for chain, files in read_large_json(path).items()
@@ -195,10 +204,12 @@ def _write_alignments(source: RawData, data_dir: Path, work_dir: Path, stages: S
         if owner is not None:
             entries |= {chain: entries[owner] for chain in group if chain not in entries}
     atomic.write_text(data_dir / INDEX, json.dumps(entries) + "\n")
-    return {f"{ALIGNMENTS}/{name}.db": FileEntry(**record["file"]) for name, record in records.items()}
+    return entries, {f"{ALIGNMENTS}/{name}.db": FileEntry(**record["file"]) for name, record in records.items()}
 
 
-def _write_lists(source: RawData, data_dir: Path, chains: list[Chain]) -> tuple[dict[str, FileEntry], dict[str, int]]:
+def _write_lists(
+    source: RawData, data_dir: Path, chains: list[Chain], index: Index
+) -> tuple[dict[str, FileEntry], dict[str, int]]:
     """Write ``chains.csv``, the superseded structures and both sets; return files and counts of the manifest.
 
     Raises:
@@ -208,25 +219,41 @@ def _write_lists(source: RawData, data_dir: Path, chains: list[Chain]) -> tuple[
         write_chains(file, chains)
     with atomic.written(data_dir / OBSOLETE) as unfinished:
         shutil.copyfile(source.root / raw.OBSOLETE, unfinished)
-    limits, aligned = Limits(), read_large_json(data_dir / INDEX)
-    days, row_of = source.evaluated(), {chain.pdb_chain_id: row for row, chain in enumerate(chains)}
-    if missing := [name for name in days if name not in row_of]:
+    limits, days = Limits(), source.evaluated()
+    known = {chain.pdb_chain_id: chain for chain in chains}
+    if missing := [name for name in days if name not in known]:
         raise DataError(f"{source.root / raw.CAMEO}: chain {missing[0]} is in no structure of {raw.MMCIF}")
-    rows = {
-        "train": [row for row, chain in enumerate(chains) if chain.pdb_chain_id in aligned and limits.hold(chain)],
+    sets = {
+        "train": [chain for chain in chains if chain.pdb_chain_id in index and limits.hold(chain)],
         "eval": [
-            row_of[name]
+            known[name]
             for name, day in days.items()
-            if SUBMITTED[0] <= day <= SUBMITTED[1] and len(chains[row_of[name]].sequence) <= MOST_RESIDUES
+            if SUBMITTED[0] <= day <= SUBMITTED[1] and len(known[name].sequence) <= MOST_RESIDUES
         ],
     }
     for split, name in SPLITS.items():
-        if not rows[split]:
+        if not sets[split]:
             raise DataError(f"{source.root} has no chain for {name}: all are outside of the limits of dates and sizes")
-        atomic.save(data_dir / name, np.array(rows[split], np.int32))
-    entries = manifest.describe_files(data_dir, [CHAINS, OBSOLETE, INDEX, *SPLITS.values()])
-    lengths = [len(chains[row].sequence) for row in rows["train"]]
-    return entries, {f"{split}_samples": len(found) for split, found in rows.items()} | {"train_residues": sum(lengths)}
+        atomic.save(data_dir / name, np.array([_row(chain, index) for chain in sets[split]], np.int64))
+    released = {chain.pdb_id: _day(chain) for chain in chains}
+    atomic.save(data_dir / DAYS, np.array([[encode_name(name), day] for name, day in released.items()], np.int64))
+    entries = manifest.describe_files(data_dir, [CHAINS, OBSOLETE, INDEX, DAYS, *SPLITS.values()])
+    counts = {f"{split}_samples": len(found) for split, found in sets.items()}
+    return entries, counts | {"train_residues": sum(len(chain.sequence) for chain in sets["train"])}
+
+
+def _row(chain: Chain, index: Index) -> list[int]:
+    """Return the row of a chain in the table of its set; see :data:`benchmarks.openfold.samples.SET_COLUMNS`."""
+    entry = index.get(chain.pdb_chain_id, {"db": "0.db", "files": []})
+    spans = {name: (start, size) for name, start, size in entry["files"]}
+    names = encode_name(chain.pdb_id), encode_name(chain.author_chain_id)
+    files = [number for name in FILES for number in spans.get(name, (0, 0))]
+    database = int(entry["db"].removesuffix(".db"))
+    return [*names, _day(chain), len(chain.sequence), chain.pdb_cluster_id, database, *files]
+
+
+def _day(chain: Chain) -> int:
+    return datetime.date.fromisoformat(chain.release_date).toordinal()
 
 
 COMMANDS = DataCommands(

@@ -7,10 +7,9 @@ inverse root of the number of chains in its cluster.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from common.data.order import sample_generator
 
@@ -21,7 +20,7 @@ _DRAWS, _PASSES = 4, 5
 _CHUNK = 4096
 
 
-def weights_of(lengths: Sequence[int], clusters: Sequence[int]) -> NDArray[np.float64]:
+def weights_of(lengths: ArrayLike, clusters: ArrayLike) -> NDArray[np.float64]:
     """Return the weight of each chain.
 
     Args:

@@ -10,15 +10,16 @@
 ``open_protein_set/processed/pdb_alignments`` has ``<k>.db``, alignments one after the other, and ``super.index``, JSON
 with a database and a list of [name, start, size] for each chain. Identical chains share files.
 
-``train.npy`` and ``eval.npy`` have the rows of ``chains.csv`` that belong to the sets, int32.
+``train.npy`` and ``eval.npy`` have all that a run needs of the chains of both sets, and ``structures.npy`` of all
+structures, because these tables are read in a moment: int64, with the columns :data:`SET_COLUMNS` and
+:data:`STRUCTURE_COLUMNS`. Names are numbers (:func:`encode_name`), days are ordinals of :class:`datetime.date`.
 
-Axes: C chains in ``chains.csv``; F the files of a chain.
+Axes: S chains of a set.
 """
 
 from __future__ import annotations
 
 import csv
-import datetime
 import functools
 import hashlib
 import io
@@ -39,7 +40,6 @@ from common.errors import DataError
 from common.formats import npy
 from common.untrusted.pickled_arrays import load_values
 from common.untrusted.regular_file import open_regular, read_bytes, read_text
-from common.untrusted.strict_json import read_large_json
 
 FORMAT = "openfold-chains/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=openfold --raw-dir RAW --data-dir DATA"
@@ -48,6 +48,7 @@ STRUCTURES, ALIGNMENTS = "pdb_mmcif/processed", "open_protein_set/processed/pdb_
 CHAINS, OBSOLETE, DICTS = f"{STRUCTURES}/chains.csv", f"{STRUCTURES}/obsolete.dat", f"{STRUCTURES}/dicts"
 INDEX = f"{ALIGNMENTS}/super.index"
 SPLITS = {"train": "train.npy", "eval": "eval.npy"}
+DAYS = "structures.npy"
 COLUMNS = (
     "pdb_chain_id", "pdb_id", "author_chain_id", "mmcif_chain_ids", "release_date", "resolution", "pdb_cluster_id",
     "sequence_length", "sequence",
@@ -57,13 +58,17 @@ MSAS = ("uniref90_hits.a3m", "bfd_uniclust_hits.a3m", "mgnify_hits.a3m")
 """Alignments of a chain, in the order in which they are joined."""
 HITS = "pdb70_hits.hhr"
 FILES = (*MSAS, HITS)
+SET_COLUMNS = ("structure", "chain", "day", "residues", "cluster", "database", *("start", "size") * len(FILES))
+"""Columns of a set: names of structure and chain, release date, length, cluster, and the files in a database."""
+STRUCTURE_COLUMNS = ("structure", "day")
 SHARDS = 10
 """Number of databases."""
 KALIGN = "kalign"
 """Name of the program Kalign, and key in ``source`` of the manifest: whether templates are realigned."""
 REALIGNED, NOT_REALIGNED = "templates are realigned", "was not found: templates of other sequences are left out"
 NO_CLUSTER = -1
-_DICT_BYTES, _CSV_BYTES = 2**31, 2**32
+_DICT_BYTES, _TABLE_BYTES = 2**31, 2**31
+_NAME_BYTES = 7
 
 
 class Chain(NamedTuple):
@@ -117,29 +122,6 @@ def write_chains(file: io.TextIOBase, chains: Iterable[Chain]) -> None:
         writer.writerow([*chain[:5], resolution, chain.pdb_cluster_id, len(chain.sequence), chain.sequence])
 
 
-def read_chains(path: Path) -> list[Chain]:
-    """Return the rows of ``chains.csv``.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    rows = csv.reader(io.StringIO(read_text(path, _CSV_BYTES, remedy=REMEDY)))
-    if next(rows, None) != list(COLUMNS):
-        raise DataError(f"{path}: its columns are not {', '.join(COLUMNS)}; {REMEDY}")
-    chains = []
-    try:
-        for name, pdb_id, author, molecules, date, resolution, cluster, length, sequence in rows:
-            value = float(resolution) if resolution else None
-            chain = Chain(name, pdb_id, author, molecules, date, value, int(cluster), sequence)
-            if len(sequence) != int(length) or not sequence:
-                raise ValueError(f"chain {chain.pdb_chain_id} has {len(sequence)} residues, its length is {length}")
-            datetime.date.fromisoformat(chain.release_date)
-            chains.append(chain)
-    except (ValueError, TypeError, csv.Error) as error:
-        raise DataError(f"{path}: row {len(chains) + 1}: {error}; {REMEDY}") from error
-    return chains
-
-
 def shard_of(pdb_chain_id: str) -> int:
     """Return the number of the database with the alignments of a chain."""
     return int.from_bytes(hashlib.sha256(pdb_chain_id.encode()).digest()[:8], "little") % SHARDS
@@ -150,40 +132,21 @@ def dict_name(pdb_id: str) -> str:
     return pdb_id[1:3]
 
 
-class Spans:
-    """Where the alignments of chains are.
-
-    Args:
-        chains: names of the chains.
+def encode_name(name: str) -> int:
+    """Return a name of up to 7 characters as a number.
 
     Raises:
-        DataError: the index is missing or damaged.
+        ValueError: the name is longer, or has other characters than ASCII.
     """
+    encoded = name.encode("ascii")
+    if len(encoded) > _NAME_BYTES:
+        raise ValueError(f"the name {name!r} has more than {_NAME_BYTES} characters")
+    return int.from_bytes(encoded, "little")
 
-    def __init__(self, root: Path, chains: Sequence[str]) -> None:
-        path = root / INDEX
-        index = read_large_json(path)
-        databases: list[int] = []
-        spans: list[int] = []
-        nothing = {"db": "0.db", "files": []}
-        try:
-            for name in chains:
-                entry = index.get(name, nothing)
-                database, _, suffix = entry["db"].partition(".")
-                if suffix != "db" or not database.isdigit():
-                    raise ValueError(f"chain {name} is in the database {entry['db']!r}")
-                databases.append(int(database))
-                found = {file: (start, size) for file, start, size in entry["files"]}
-                for file in FILES:
-                    spans += found.get(file, (0, 0))
-            self._db_C = np.array(databases, np.uint8)
-            self._span_CF2 = np.array(spans, np.int64).reshape(len(chains), len(FILES), 2)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise DataError(f"{path}: {type(error).__name__}: {error}; {REMEDY}") from error
 
-    def of(self, chain: int) -> tuple[int, list[tuple[int, int]]]:
-        """Return the number of a chain's database, and start and size of its :data:`FILES`; missing ones are empty."""
-        return int(self._db_C[chain]), [(int(start), int(size)) for start, size in self._span_CF2[chain]]
+def decode_name(number: int) -> str:
+    """Return the name of a number; the inverse of :func:`encode_name`."""
+    return number.to_bytes(_NAME_BYTES + 1, "little").rstrip(b"\0").decode("ascii")
 
 
 def read_alignments(root: Path, database: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -257,21 +220,19 @@ def read_obsolete(path: Path) -> dict[str, str]:
     return successors
 
 
-def read_split(root: Path, split: str, found: Manifest, chains: int) -> NDArray[np.int32]:
-    """Return the rows of ``chains.csv`` that belong to a set.
+def read_table(path: Path, columns: int) -> NDArray[np.int64]:
+    """Return the table in ``path``, whose shape is (rows, ``columns``).
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is missing or damaged.
     """
-    path = root / SPLITS[split]
     try:
-        rows_S = npy.viewed(memoryview(read_bytes(path, remedy=REMEDY)))
+        table = npy.viewed(memoryview(read_bytes(path, _TABLE_BYTES, remedy=REMEDY)))
     except ValueError as error:
         raise DataError(f"{path}: {error}; {REMEDY}") from error
-    samples = found.counts[f"{split}_samples"]
-    if rows_S.dtype != np.int32 or rows_S.shape != (samples,) or rows_S.min() < 0 or rows_S.max() >= chains:
-        raise DataError(f"{path}: is not int32 of shape ({samples},) below {chains}; {REMEDY}")
-    return rows_S
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != columns or (table < -1).any():
+        raise DataError(f"{path}: is no table of numbers with {columns} columns; {REMEDY}")
+    return table
 
 
 def read_manifest(root: Path) -> Manifest:

@@ -14,6 +14,7 @@ A protein has names of two kinds: those of the authors, which are part of a chai
 
 from __future__ import annotations
 
+import datetime
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -78,7 +79,7 @@ def structure_of(categories: dict[str, Category]) -> Structure:
     return {
         "pdb_id": categories["entry"]["id"][0].lower(),
         "exptl_method": ", ".join(categories.get("exptl", {}).get("method", [])),
-        "release_date": min(dates),
+        "release_date": datetime.date.fromisoformat(min(dates)).isoformat(),
         "resolution": _resolution(categories),
         "author_chain_ids": list(first),
         "entity_id_to_mmcif_chain_ids": molecules,

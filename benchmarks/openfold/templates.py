@@ -9,7 +9,6 @@ Axes: L residues of the chain; T templates.
 
 from __future__ import annotations
 
-import datetime
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -56,22 +55,19 @@ class Template:
     mask_L37: NDArray[np.float32]
 
 
-def admitted(hit: Hit, sequence: str, pdb_id: str, day: str, released: Mapping[str, str]) -> bool:
+def admitted(hit: Hit, sequence: str, pdb_id: str, day: int, released: Mapping[str, int]) -> bool:
     """Return whether a hit can be a template.
 
     Args:
         sequence, pdb_id: sequence and identifier of the chain.
-        day: release date of the chain, ``YYYY-MM-DD``.
-        released: release date of each known structure.
+        day: release date of the chain, as its ordinal.
+        released: release date of each known structure, as its ordinal.
     """
     found = hit.name.partition("_")[0].lower()
     template = hit.template.replace("-", "")
     if found == pdb_id or found not in released or len(template) < LEAST_LENGTH:
         return False
-    latest = datetime.date.fromisoformat(day) - datetime.timedelta(DAYS)
-    if datetime.date.fromisoformat(released[found]) >= latest:
-        return False
-    if hit.aligned <= LEAST_SHARE * len(sequence):
+    if released[found] >= day - DAYS or hit.aligned <= LEAST_SHARE * len(sequence):
         return False
     return not (template in sequence and len(template) > COPY_SHARE * len(sequence))
 
@@ -81,7 +77,7 @@ class TemplateSearch:
 
     Args:
         structures: all structures.
-        released: release date of each of them.
+        released: release date of each of them, as its ordinal.
         obsolete: successors of superseded structures.
         align: realigns hits to their structures; None leaves out hits that need it.
     """
@@ -89,7 +85,7 @@ class TemplateSearch:
     def __init__(
         self,
         structures: Structures,
-        released: Mapping[str, str],
+        released: Mapping[str, int],
         obsolete: Mapping[str, str],
         align: Aligner | None,
     ) -> None:
@@ -100,7 +96,7 @@ class TemplateSearch:
         hits: Sequence[Hit],
         sequence: str,
         pdb_id: str,
-        day: str,
+        day: int,
         most: int,
         random: np.random.Generator | None = None,
     ) -> list[Template]:

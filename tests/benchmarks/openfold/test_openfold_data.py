@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from benchmarks.openfold.features import feature_shapes
 from benchmarks.openfold.msa import tokens_of
 from benchmarks.openfold.pipeline import Pipeline, Sample, Sizes
 from benchmarks.openfold.residues import CA
-from benchmarks.openfold.samples import ALIGNMENTS, CHAINS, INDEX, Chain, Spans, read_chains
+from benchmarks.openfold.samples import ALIGNMENTS
 from common.data.batches import Block, HostBatch
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -33,8 +34,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chains(root: Path) -> dict[str, Chain]:
-    return {chain.pdb_chain_id: chain for chain in read_chains(root / CHAINS)}
+def chains(root: Path) -> dict[str, str]:
+    """Return the sequence of each chain by its name."""
+    return {name: row["sequence"] for name, row in small_chains.rows(root).items()}
 
 
 def source_of(root: Path, micro_batch: int = 1, accumulation: int = 1, replicas: int = 1, rank: int = 0) -> TrainSource:
@@ -80,8 +82,8 @@ def test_batches_have_the_features_of_the_model(both_blocks: list[HostBatch]) ->
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_crop_is_a_window_of_its_chain(both_blocks: list[HostBatch], chains: dict[str, Chain]) -> None:
-    known = {tuple(tokens_of(chain.sequence)): chain for chain in chains.values()}
+def test_a_crop_is_a_window_of_its_chain(both_blocks: list[HostBatch], chains: dict[str, str]) -> None:
+    known = {tuple(tokens_of(sequence)) for sequence in chains.values()}
     starts = set()
     for batch in both_blocks:
         for slot in range(2):
@@ -92,9 +94,7 @@ def test_a_crop_is_a_window_of_its_chain(both_blocks: list[HostBatch], chains: d
             starts.add(first)
             assert tensors["residue_index"][:real].tolist() == list(range(first, first + real))
             tokens = tuple(tensors["aatype"][:real])
-            whole = [
-                chain for row, chain in known.items() if row[first : first + real] == tokens and len(row) == length
-            ]
+            whole = [row for row in known if row[first : first + real] == tokens and len(row) == length]
             assert len(whole) == 1
             assert (tensors["aatype"][real:] == 20).all()
             assert tensors["true_msa"][:, 0, :real].tolist() == [list(tokens)] * int(batch.key)  # type: ignore[call-overload]
@@ -159,6 +159,23 @@ def test_late_micro_batches_come_after_resuming(root: Path) -> None:
         source.close()
 
 
+def test_a_window_has_the_same_samples_in_any_order(root: Path) -> None:
+    """Three processes deliver as soon as they are ready; the window ends with the block."""
+    reader = replace(READER, workers=3, window=12)
+    source = open_train(root, reader, SIZES, Layout(seed=7), 1)
+    try:
+        found = list(source.batches(FIRST))
+    finally:
+        source.close()
+    expected = trained(root, FIRST)
+    assert [batch.key for batch in found] == [batch.key for batch in expected]
+    for name in ("residue_index", "template_all_atom_positions"):
+        contents = [
+            Counter(batch.tensors[name].numpy().tobytes() for batch in batches) for batches in (found, expected)
+        ]
+        assert contents[0] == contents[1]
+
+
 def test_other_ranks_of_a_group_receive_zeros(root: Path) -> None:
     layout = Layout({"cp": 2}, 1, seed=7)
     source = open_train(root, READER, SIZES, layout, 2)
@@ -173,7 +190,7 @@ def test_other_ranks_of_a_group_receive_zeros(root: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_an_evaluation_has_every_chain_once(replicas: int, root: Path, chains: dict[str, Chain]) -> None:
+def test_an_evaluation_has_every_chain_once(replicas: int, root: Path, chains: dict[str, str]) -> None:
     found: Counter[tuple[int, ...]] = Counter()
     numbers = set()
     for rank in range(replicas):
@@ -195,7 +212,7 @@ def test_an_evaluation_has_every_chain_once(replicas: int, root: Path, chains: d
         )
     assert numbers == {(-(-EVAL // replicas),) * 2}
     evaluated = [name for name in chains if name.startswith("8") and name.endswith("_A")]
-    assert found == Counter(tuple(tokens_of(chains[name].sequence).tolist()) for name in evaluated)
+    assert found == Counter(tuple(tokens_of(chains[name]).tolist()) for name in evaluated)
 
 
 def test_every_node_stages_all_files(root: Path) -> None:
@@ -204,16 +221,10 @@ def test_every_node_stages_all_files(root: Path) -> None:
     assert {file.name for file in plan.whole} == names - {"prepare.lock"}
 
 
-def test_the_share_of_clamped_losses(root: Path, chains: dict[str, Chain]) -> None:
+def test_the_share_of_clamped_losses(root: Path) -> None:
     pipeline = Pipeline(root, Sizes(16, 1, 2, 2, 1, 1), True, {}, {}, None)
-    chain = chains["1000_A"]
-    database, spans = Spans(root, ["1000_A"]).of(0)
-    clamped = [
-        float(
-            pipeline.features(Sample(chain.pdb_id, "A", chain.release_date, database, spans, seed))["use_clamped_fape"]
-        )
-        for seed in range(300)
-    ]
+    samples = [Sample("1000", "A", 0, 0, [(0, 0)] * 4, seed) for seed in range(300)]
+    clamped = [float(pipeline.features(sample)["use_clamped_fape"]) for sample in samples]
     assert set(clamped) == {0, 1}
     assert sum(clamped) / 300 == pytest.approx(0.9, abs=0.09)
 
@@ -228,10 +239,14 @@ def copied(root: Path, tmp_path: Path) -> Path:
     [
         (f"{ALIGNMENTS}/{{}}.db", lambda old: b"?" * len(old), "chain .* no row that starts with >; prepare"),
         ("pdb_mmcif/processed/dicts/00", lambda old: b"c" + old[1:], r"dicts/0. is damaged"),
-        (INDEX, lambda old: old.replace(b'"db"', b'"cb"'), "super.index: KeyError: 'db'; prepare"),
-        ("train.npy", lambda old: old[:-4] + b"\xff\xff\xff\x00", r"train\.npy: is not int32 of shape \(8,\) below 14"),
+        ("structures.npy", lambda old: b"." + old[1:], r"structures\.npy: the magic bytes .*; prepare the data again"),
+        (
+            "train.npy",
+            lambda old: old[:-4] + b"\xff" * 4,
+            r"train\.npy: is no table of numbers with 14 columns; prepare",
+        ),
     ],
-    ids=["alignments", "structures", "index", "rows"],
+    ids=["alignments", "structures", "days", "chains"],
 )
 def test_damaged_files_are_named(name: str, change, complaint: str, copied: Path) -> None:
     for path in copied.glob(name.replace("{}", "*").replace("dicts/00", "dicts/0?")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import gzip
 import hashlib
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_chains
+import yaml
 
 from benchmarks.openfold import prepare as prepare_module
 from benchmarks.openfold import raw as raw_module
@@ -24,20 +24,23 @@ from benchmarks.openfold.residues import ATOM14_TO_ATOM37, RESTYPES
 from benchmarks.openfold.samples import (
     ALIGNMENTS,
     CHAINS,
+    DAYS,
     DICTS,
     INDEX,
     KALIGN,
     Chain,
     Limits,
-    Spans,
     Structures,
+    decode_name,
+    encode_name,
     read_alignments,
-    read_chains,
     read_obsolete,
 )
+from benchmarks.openfold.samples import MSAS as MSA_FILES
 from benchmarks.openfold.synthetic import KINDS, SyntheticChains, draw, encode_structure, generate, positions
 from common.errors import DataError
 from common.formats.alignments import read_a3m
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +53,10 @@ def raw(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "raw"))
 
 
-def rows(data: Path, split: str) -> list[Chain]:
-    every = read_chains(data / CHAINS)
-    return [every[row] for row in np.load(data / f"{split}.npy")]
+def names(data: Path, split: str) -> list[str]:
+    """Return the names of the chains of a set."""
+    table = np.load(data / f"{split}.npy")
+    return ["_".join(map(decode_name, row)) for row in table[:, :2].tolist()]
 
 
 def test_prepared_data_are_the_raw_ones(raw: Path, tmp_path: Path) -> None:
@@ -62,31 +66,39 @@ def test_prepared_data_are_the_raw_ones(raw: Path, tmp_path: Path) -> None:
     assert made.counts["train_samples"] == small_chains.TRAIN
     assert made.counts["eval_samples"] == small_chains.EVAL
     assert verify(data, workers=2) == made
-    chains = read_chains(data / CHAINS)
+    chains, index = small_chains.rows(data), json.loads((data / INDEX).read_text())
     assert len(chains) == small_chains.TRAIN + 2 * small_chains.EVAL
-    spans = Spans(data, [chain.pdb_chain_id for chain in chains])
-    for number, chain in enumerate(chains):
-        assert chain.resolution == 2.0
-        database, files = spans.of(number)
-        owner = f"{chain.pdb_id}_A"  # B is a copy
+    assert chains.keys() == index.keys()
+    for name, chain in chains.items():
+        assert (chain["resolution"], chain["sequence_length"]) == ("2", str(len(chain["sequence"])))
+        owner = f"{chain['pdb_id']}_A"  # B is a copy
         digest = hashlib.sha256(owner.encode()).digest()
-        assert database == int.from_bytes(digest[:8], "little") % 10
-        contents = read_alignments(data, database, files)
-        folder = raw / MSAS / owner
-        names = ["a3m/uniref90_hits.a3m", "a3m/bfd_uniclust_hits.a3m", "a3m/mgnify_hits.a3m", "hhr/pdb70_hits.hhr"]
-        assert contents == [(folder / name).read_bytes() for name in names]
-        sequence, position, mask, _ = Structures(data).chain(chain.pdb_id, chain.author_chain_id)
-        assert sequence == chain.sequence == bytes(read_a3m(contents[0]).letters[0]).decode()
+        assert index[name]["db"] == f"{int.from_bytes(digest[:8], 'little') % 10}.db"
+        database = (data / ALIGNMENTS / index[name]["db"]).read_bytes()
+        contents = {file: database[start : start + size] for file, start, size in index[name]["files"]}
+        files = ["a3m/uniref90_hits.a3m", "a3m/bfd_uniclust_hits.a3m", "a3m/mgnify_hits.a3m", "hhr/pdb70_hits.hhr"]
+        assert contents == {Path(file).name: (raw / MSAS / owner / file).read_bytes() for file in files}
+        sequence, position, mask, _ = Structures(data).chain(chain["pdb_id"], chain["author_chain_id"])
+        assert sequence == chain["sequence"] == bytes(read_a3m(contents[MSA_FILES[0]]).letters[0]).decode()
         assert mask.any(1).all()
         assert np.linalg.norm(np.diff(position[:, 1], axis=0), axis=1) == pytest.approx(3.8, abs=0.01)
+    for split in ("train", "eval"):
+        table = np.load(data / f"{split}.npy").tolist()
+        for name, (_, _, day, residues, cluster, database, *spans) in zip(names(data, split), table, strict=True):
+            chain = chains[name]
+            assert datetime.date.fromordinal(day).isoformat() == chain["release_date"]
+            assert (residues, cluster) == (len(chain["sequence"]), int(chain["pdb_cluster_id"]))
+            assert f"{database}.db" == index[name]["db"]
+            assert spans == [number for _, *span in index[name]["files"] for number in span]
+            assert [len(content) for content in read_alignments(data, database, [(0, 3), (2, 0)])] == [3, 0]
+    days = {decode_name(structure): day for structure, day in np.load(data / DAYS).tolist()}
+    assert days == {c["pdb_id"]: datetime.date.fromisoformat(c["release_date"]).toordinal() for c in chains.values()}
     assert read_obsolete(data / OBSOLETE.replace("pdb_mmcif", "pdb_mmcif/processed")) == {"9zzz": "1000"}
     pickled = pickle.loads((data / DICTS / "00").read_bytes())["1000"]
     assert set(pickled) == {
         "pdb_id", "exptl_method", "release_date", "resolution", "author_chain_ids", "entity_id_to_mmcif_chain_ids",
         "mmcif_chain_id_to_author_chain_id", "sequences", "atoms",
     }  # fmt: skip
-    index = json.loads((data / INDEX).read_text())
-    assert all(set(entry) == {"db", "files"} for entry in index.values())
     assert not (data / "records").exists()
 
 
@@ -117,16 +129,16 @@ def test_chains_without_alignments_are_not_trained(raw: Path, tmp_path: Path) ->
     shutil.rmtree(raw / MSAS / "1000_A")
     made = prepare(raw, tmp_path / "data")
     assert made.counts["train_samples"] == small_chains.TRAIN - 1
-    assert "1000_A" not in [chain.pdb_chain_id for chain in rows(tmp_path / "data", "train")]
+    assert "1000_A" not in names(tmp_path / "data", "train")
 
 
 def test_limits_of_the_evaluation(raw: Path, tmp_path: Path) -> None:
-    names = [chain.pdb_chain_id for chain in rows(Path(small_chains.prepared(tmp_path / "whole")), "eval")]
+    evaluated = names(small_chains.prepared(tmp_path / "whole"), "eval")
     days = ["2021-09-16", "2021-12-11", "2021-12-12"]
-    lines = [f"{name},{day}\n" for name, day in zip(names, days, strict=True)]
+    lines = [f"{name},{day}\n" for name, day in zip(evaluated, days, strict=True)]
     (raw / CAMEO).write_text("pdb_chain_id,submission_date\n" + "".join(lines))
     assert prepare(raw, tmp_path / "data").counts["eval_samples"] == 1
-    assert [chain.pdb_chain_id for chain in rows(tmp_path / "data", "eval")] == names[1:2]
+    assert names(tmp_path / "data", "eval") == evaluated[1:2]
 
 
 def test_long_chains_are_not_evaluated(raw: Path, tmp_path: Path) -> None:
@@ -135,7 +147,7 @@ def test_long_chains_are_not_evaluated(raw: Path, tmp_path: Path) -> None:
         text = encode_structure(name, sequence[:length], np.zeros((length, 14, 3)), datetime.date(2021, 10, 1))
         (raw / MMCIF / "00" / f"{name}.cif.gz").write_bytes(gzip.compress(text.encode()))
     prepare(raw, tmp_path / "data")
-    assert max(len(chain.sequence) for chain in rows(tmp_path / "data", "eval")) == 700
+    assert np.load(tmp_path / "data" / "eval.npy")[:, 3].max() == 700
 
 
 def test_other_layouts_of_the_raw_files(raw: Path, written: Path, tmp_path: Path) -> None:
@@ -150,7 +162,7 @@ def test_other_layouts_of_the_raw_files(raw: Path, written: Path, tmp_path: Path
     changed.unlink()
     prepare(tmp_path, tmp_path / "data")
     prepare(written, tmp_path / "usual")
-    same = [CHAINS, "train.npy", "eval.npy", *(f"{ALIGNMENTS}/{number}.db" for number in range(10))]
+    same = [CHAINS, DAYS, *(f"{ALIGNMENTS}/{number}.db" for number in range(10))]
     different = [
         name for name in same if (tmp_path / "data" / name).read_bytes() != (tmp_path / "usual" / name).read_bytes()
     ]
@@ -256,17 +268,17 @@ def test_synthetic_torsions_are_those_of_their_kind() -> None:
     assert np.linalg.norm(c[:-1] - n[1:], axis=1) == pytest.approx(1.329, abs=0.1)
 
 
-def test_a_row_of_the_list_of_chains_is_checked(tmp_path: Path) -> None:
-    data = small_chains.prepared(tmp_path)
-    path = data / CHAINS
-    with open(path, newline="") as file:
-        table = list(csv.reader(file))
-    table[3][7] = "5"
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows(table)
-    with pytest.raises(DataError, match=r"chains\.csv: row 3: chain .* residues, its length is 5; prepare"):
-        read_chains(path)
+def test_names_as_numbers() -> None:
+    assert [decode_name(encode_name(name)) for name in ("1abc", "A", "", "AAAAAAA")] == ["1abc", "A", "", "AAAAAAA"]
+    with pytest.raises(ValueError, match="'AAAAAAAA' has more than 7 characters"):
+        encode_name("AAAAAAAA")
 
 
-def test_the_commands_are_of_this_benchmark() -> None:
-    assert COMMANDS.published.counts == {"train_samples": 594_595, "eval_samples": 180}
+def test_the_limits_are_those_of_the_log() -> None:
+    described = yaml.safe_load((ROOT / "configs" / "benchmark" / "openfold.yaml").read_text())
+    facts = described["facts"]
+    assert Limits().max_release_date == facts["train_released_until"]
+    assert (facts["eval_submitted_from"], facts["eval_submitted_until"]) == prepare_module.SUBMITTED
+    assert facts["eval_longest"] == prepare_module.MOST_RESIDUES
+    published = {name: described[name] for name in ("train_samples", "eval_samples")}
+    assert COMMANDS.published.counts == published

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import pickle
 import stat
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from common.errors import DataError
 from common.formats.alignments import Hit, read_hhr
 
 CHAIN = "MKTAYIAKQRQISFVKSHFS"
-RELEASED = {"2xyz": "2019-01-01", "1abc": "2019-01-01", "9new": "2020-05-01"}
+OLD = datetime.date(2019, 1, 1).toordinal()
+NEW = datetime.date(2020, 6, 29).toordinal()
+RELEASED = {"2xyz": OLD, "1abc": OLD, "9new": NEW - 60}
 
 
 def hit(name: str, query: str, template: str, first: int = 0, own: int = 0, score: float = 5) -> Hit:
@@ -43,18 +46,18 @@ def hit(name: str, query: str, template: str, first: int = 0, own: int = 0, scor
     ids=["other", "own", "unknown", "too new", "short", "part", "copy", "0.95 of a copy"],
 )
 def test_hits_are_filtered(found: Hit, expected: bool) -> None:
-    assert admitted(found, CHAIN, "1abc", "2020-06-29", RELEASED) is expected
+    assert admitted(found, CHAIN, "1abc", NEW, RELEASED) is expected
 
 
-@pytest.mark.parametrize(("day", "expected"), [("2019-03-02", False), ("2019-03-03", True)])
-def test_templates_are_more_than_60_days_older(day: str, expected: bool) -> None:
+@pytest.mark.parametrize(("day", "expected"), [(OLD + 60, False), (OLD + 61, True)])
+def test_templates_are_more_than_60_days_older(day: int, expected: bool) -> None:
     assert admitted(hit("2xyz_A", CHAIN[:12], "MKTAYIAKQRWW"), CHAIN, "1abc", day, RELEASED) is expected
 
 
 def test_a_tenth_of_the_chain_is_not_enough() -> None:
     short, enough = hit("2xyz_A", CHAIN[:10], "MKTAYIAKQW"), hit("2xyz_A", CHAIN[:11], "MKTAYIAKQWW")
-    assert not admitted(short, CHAIN * 5, "1abc", "2020-06-29", RELEASED)
-    assert admitted(enough, CHAIN * 5, "1abc", "2020-06-29", RELEASED)
+    assert not admitted(short, CHAIN * 5, "1abc", NEW, RELEASED)
+    assert admitted(enough, CHAIN * 5, "1abc", NEW, RELEASED)
 
 
 def atoms_of(length: int, missing: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +82,7 @@ def search(tmp_path: Path) -> Callable[..., TemplateSearch]:
     }
     (tmp_path / DICTS).mkdir(parents=True)
     (tmp_path / DICTS / "xy").write_bytes(pickle.dumps(entries))
-    released = dict.fromkeys(entries, "2019-01-01")
+    released = dict.fromkeys(entries, OLD)
     return lambda align=None: TemplateSearch(Structures(tmp_path), released, {"3xyz": "2xyz"}, align)
 
 
@@ -92,7 +95,7 @@ PLACES = {2: 2, 3: 3, 4: 4, 5: 7, 6: 8, 7: 9, 8: 10, 10: 11, 11: 12}
 def test_atoms_are_at_the_aligned_residues(name: str, search: Callable[..., TemplateSearch]) -> None:
     """A chain that has the hit's residues is found; superseded structures are replaced."""
     found = Hit(name, HIT.sum_probs, HIT.query, HIT.template, HIT.query_index, HIT.template_index)
-    (template,) = search().find([found], CHAIN, "1abc", "2020-06-29", 4)
+    (template,) = search().find([found], CHAIN, "1abc", NEW, 4)
     token = np.full(len(CHAIN), GAP)
     for place, own in PLACES.items():
         token[place] = tokens_of("GGMKTAYIAKQRWWGG")[own]
@@ -107,12 +110,12 @@ def test_atoms_are_at_the_aligned_residues(name: str, search: Callable[..., Temp
 
 def test_a_structure_with_a_large_gap_is_left_out(search: Callable[..., TemplateSearch]) -> None:
     far = Hit("4xyz_A", 9.0, HIT.query, HIT.template, HIT.query_index, HIT.template_index)
-    assert len(search().find([far, HIT], CHAIN, "1abc", "2020-06-29", 4)) == 1
+    assert len(search().find([far, HIT], CHAIN, "1abc", NEW, 4)) == 1
 
 
 def test_the_best_hits_come_first(search: Callable[..., TemplateSearch]) -> None:
     hits = [hit("2xyz_A", CHAIN[n : n + 12], "MKTAYIAKQRWW", first=n, score=n % 5) for n in range(5)]
-    found = search().find(hits, CHAIN, "1abc", "2020-06-29", 3)
+    found = search().find(hits, CHAIN, "1abc", NEW, 3)
     assert [int((template.token_L < GAP).argmax()) for template in found] == [4, 3, 2]
 
 
@@ -124,7 +127,7 @@ def test_training_draws_from_the_best_twenty(search: Callable[..., TemplateSearc
             Hit(h.name, h.sum_probs, h.query, h.template, h.query_index * (h.sum_probs >= 10), h.template_index)
             for h in hits
         ]
-        found = search().find(marked, CHAIN, "1abc", "2020-06-29", 4, np.random.default_rng(seed))
+        found = search().find(marked, CHAIN, "1abc", NEW, 4, np.random.default_rng(seed))
         assert len(found) == 4
         assert all((template.token_L < GAP).sum() == 12 for template in found)
         scores.add(tuple(int((template.token_L < GAP).argmax()) for template in found))
@@ -133,9 +136,9 @@ def test_training_draws_from_the_best_twenty(search: Callable[..., TemplateSearc
 
 def test_other_sequences_need_kalign(search: Callable[..., TemplateSearch]) -> None:
     other = hit("2xyz_A", "TAYIAKQRQISF", "KTAYLAKQRWWG", first=2)
-    assert search().find([other], CHAIN, "1abc", "2020-06-29", 4) == []
+    assert search().find([other], CHAIN, "1abc", NEW, 4) == []
     aligned = search(lambda first, second: (f"---{first}-", second))
-    (template,) = aligned.find([other], CHAIN, "1abc", "2020-06-29", 4)
+    (template,) = aligned.find([other], CHAIN, "1abc", NEW, 4)
     assert template.token_L[2:14].tolist() == tokens_of("KTAYIAKQRWWG").tolist()
 
 
