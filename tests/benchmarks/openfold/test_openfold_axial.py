@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from small_folds import EXTRA, MAIN, SPLIT, TEMPLATE, chooser, generator, randomised
+from small_folds import CPU, EXTRA, MAIN, SIZES, SPLIT, TEMPLATE, WEIGHTS, chooser, generator, randomised
 from torch import Tensor, nn
 
 from benchmarks.openfold.axial import AxialSplit
 from benchmarks.openfold.evoformer import Stack, TemplateBlock
+from benchmarks.openfold.features import FeatureSizes, random_features
+from benchmarks.openfold.labels import labels_of
 from benchmarks.openfold.layers import Masks
+from benchmarks.openfold.losses import all_losses
+from benchmarks.openfold.model import AlphaFold
 from common.distributed.layout import Layout
 from tests.gloo_ranks import on_ranks
 
@@ -20,6 +24,7 @@ RANKS = 4
 DEGREES = (2, 4)
 SHAPE = (2, 8, 4, 3)
 TRUNKS = ("main", "extra", "template")
+FEATURES = FeatureSizes(crop_size=8, msa_clusters=6, extra_msa=8, templates=2, recycling_iters=1)
 
 
 def whole(seed: int, shape: tuple[int, ...] = SHAPE) -> Tensor:
@@ -70,12 +75,32 @@ def passed_through(kind: str, split: AxialSplit, recompute: bool = False) -> dic
     return found
 
 
+def trained(split: AxialSplit) -> dict[str, Tensor]:
+    """Return the loss of the whole network, and all gradients as the optimizer sums or averages them."""
+    made = AlphaFold(SIZES, chooser(), split)
+    made.initialise(generator())
+    made = randomised(made).place(CPU, torch.float64)
+    tensors = random_features(FEATURES, 1, 2, FEATURES.crop_size, generator(3))
+    labels = labels_of(tensors, made.tables)
+    loss, _ = all_losses(made(tensors), labels, tensors, WEIGHTS, FEATURES.crop_size)
+    loss.backward()
+    partial = {id(parameter) for part in made.sharded for parameter in part.parameters()}
+    found = {"loss": loss.detach()}
+    for name, parameter in made.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if split.group is not None:
+            dist.all_reduce(gradient, group=split.group)
+        found[name] = gradient if id(parameter) in partial else gradient / split.ranks
+    return found
+
+
 def run_rank(rank: int, world: int, _: str) -> dict[int, dict[str, Any]]:
     """Return what a rank finds at every degree."""
     found = {}
     for degree in DEGREES:
         split = AxialSplit.from_layout(Layout({"dp": world // degree, "cp": degree}, rank))
         found[degree] = transfers(split) | {kind: passed_through(kind, split, kind == "main") for kind in TRUNKS}
+        found[degree]["network"] = trained(split)
     return found
 
 
@@ -125,8 +150,8 @@ def found(request: pytest.FixtureRequest, of_all_ranks: list[dict[int, dict[str,
 
 @pytest.fixture(scope="module")
 def on_one_rank() -> dict[str, dict[str, Tensor]]:
-    """Return the results of each trunk on a single rank."""
-    return {kind: passed_through(kind, SPLIT) for kind in TRUNKS}
+    """Return the results of each trunk, and of the network, on a single rank."""
+    return {"network": trained(SPLIT)} | {kind: passed_through(kind, SPLIT) for kind in TRUNKS}
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
@@ -137,7 +162,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).norm() / expected.norm().clamp(min=1.0)).item()
 
 
-@pytest.mark.parametrize("kind", TRUNKS)
+@pytest.mark.parametrize("kind", [*TRUNKS, "network"])
 def test_ranks_that_share_a_sample_have_the_results_and_gradients_of_one_rank(found, on_one_rank, kind):
     expected = on_one_rank[kind]
     for of in found:
