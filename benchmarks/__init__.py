@@ -16,6 +16,7 @@ WORKLOADS: dict[str, str] = {
     "llama31_8b": "benchmarks.llama31_8b.workload:LlamaPretraining",
     "maskrcnn": "benchmarks.maskrcnn.workload:MaskRCNNSegmentation",
     "oc20": "benchmarks.oc20.workload:OpenCatalystForces",
+    "openfold": "benchmarks.openfold.workload:OpenFold",
     "resnet": "benchmarks.resnet.workload:ResNet",
     "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",
     "rgat": "benchmarks.rgat.workload:RgatClassification",

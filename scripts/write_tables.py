@@ -45,6 +45,7 @@ UNITS = {
     "llama31_8b": "rows of 8,192 tokens, an update each",
     "maskrcnn": "images",
     "oc20": "structures",
+    "openfold": "chains",
     "resnet": "images",
     "retinanet": "images",
     "rgat": "seeds, sampled before",

@@ -54,6 +54,7 @@ SHORT = {
     "llama31_8b": ["benchmark.schedule.last_samples=16"],
     "maskrcnn": ["benchmark.schedule.last_epoch=1"],
     "oc20": ["benchmark.schedule.last_epoch=1"],
+    "openfold": ["benchmark.schedule.last_samples=160"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],
     "retinanet": ["benchmark.schedule.last_epoch=1"],
@@ -64,7 +65,7 @@ SHORT = {
     "unet3d": ["benchmark.schedule.first_epoch=1", "benchmark.schedule.last_epoch=1", "benchmark.facts.overlap=0.0"],
 }
 """Overrides with which a run ends after its first block."""
-ALIVE = {"stable_diffusion": ["model.zero_std=0.02"]}
+ALIVE = {"openfold": ["model.final_std=0.02"], "stable_diffusion": ["model.zero_std=0.02"]}
 """Overrides with which no gradient of the first step is zero."""
 MOMENTS = ("momentum", "exp_avg", "sum")
 """Prefixes of the names of averaged gradients, and of Adagrad's sums of squares."""
@@ -264,7 +265,8 @@ def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
     double = flatten(checkpoint(tmp_path / "two", steps)["updaters"])
     assert double.keys() == single.keys()
     for name, tensor in single.items():
-        error = (double[name] - tensor).double().norm() / tensor.double().norm()
+        norm = tensor.double().norm()
+        error = (double[name] - tensor).double().norm() / torch.where(norm > 0, norm, 1.0)
         assert error < 1e-7, f"{name} differs by {error}"
 
 

@@ -141,6 +141,7 @@ class Workload(ABC):
         clip: ClipNorm | None = None,
         loss_scale: LossScale | float | None = None,
         average_decay: float | None = None,
+        average_copies_first: bool = False,
         beside: Sequence[Updater] = (),
         passes: Callable[[LossScale | None], ForwardBackward] | None = None,
     ) -> TrainStep:
@@ -154,6 +155,7 @@ class Workload(ABC):
             loss_scale: initial loss scale for fp16, or the result of :meth:`scaled`; None does not scale.
             average_decay: decay of a moving average of the weights (:mod:`common.optim.ema`), which evaluation then
                 uses; None keeps no average.
+            average_copies_first: the first update copies the weights into the average.
             beside: updaters of non-parameter state. They write after the Optimizer, and only if it writes.
             passes: builds the forward and backward passes of a step, such as a pipeline's, from the loss scale. None
                 accumulates :meth:`loss`.
@@ -193,7 +195,7 @@ class Workload(ABC):
         )
         updaters: list[Updater] = [self._optimizer]
         if average_decay is not None:
-            self._average = WeightAverage(self._optimizer, average_decay)
+            self._average = WeightAverage(self._optimizer, average_decay, copies_first=average_copies_first)
             updaters.append(self._average)
         forward_backward = accumulate(self.loss, scale) if passes is None else passes(scale)
         return TrainStep(forward_backward, [*updaters, *beside], self.layout)

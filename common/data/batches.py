@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # code that only reads a schedule does not need PyTorch
     from torch import Tensor
@@ -72,6 +72,24 @@ class DataSource(Protocol):
     def close(self) -> None:
         """Stop worker threads and processes and close files."""
         ...
+
+
+@runtime_checkable
+class ReorderingSource(DataSource, Protocol):
+    """Training data whose order depends on the times of the samples, so a checkpoint stores what was late."""
+
+    def late(self, taken: int) -> list[int]:
+        """Return the numbers of this rank's micro-batches that were late after ``taken`` ones of the whole training."""
+        ...
+
+    def resume(self, late: Sequence[int]) -> None:
+        """Begin with the micro-batches that were late when a checkpoint was written, before those that follow."""
+        ...
+
+
+def late_of(source: DataSource, taken: int) -> list[int] | None:
+    """Return :meth:`ReorderingSource.late` of the source; None if its order does not depend on times."""
+    return source.late(taken) if isinstance(source, ReorderingSource) else None
 
 
 class EvalSource(Protocol):

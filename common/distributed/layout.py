@@ -1,8 +1,8 @@
 """Layout of the ranks: named axes, process groups over the axes, and random generators.
 
 Workloads ask the Layout instead of computing with the world size. The axes are, outermost first, ``pp`` (pipeline
-stages), ``dp`` (data-parallel replicas), ``cp`` (one sample split over ranks: a sequence or a volume) and ``tp`` (one
-layer split over ranks).
+stages), ``dp`` (data-parallel replicas), ``cp`` (one sample split over ranks: a sequence, a volume, or an alignment
+with its pairs) and ``tp`` (one layer split over ranks).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Layout:
         self.role = role
         self._ctas = dict(ctas or {})
         self._links: dict[tuple[str, str, bool], dict[int, dist.ProcessGroup]] = {}
-        self._groups: dict[tuple[Ctas, tuple[tuple[int, ...], ...]], dist.ProcessGroup | None] = {}
+        self._groups: dict[tuple[Ctas, tuple[tuple[int, ...], ...], str], dist.ProcessGroup | None] = {}
 
     def size(self, *axes: str) -> int:
         """Return the product of the sizes of ``axes``."""
@@ -77,7 +77,7 @@ class Layout:
         """Return this rank's index in the group over ``axes``; the first axis in ``AXES`` order varies slowest."""
         return self._along(axes, self._coordinates(self.rank))
 
-    def group(self, *axes: str, ends: Sequence[str] = ()) -> dist.ProcessGroup | None:
+    def group(self, *axes: str, ends: Sequence[str] = (), purpose: str = "") -> dist.ProcessGroup | None:
         """Return the process group of the ranks that share this rank's coordinates on all other axes.
 
         Collective: every rank must request the same groups in the same order. None if the group is this rank alone.
@@ -85,9 +85,10 @@ class Layout:
         Args:
             axes: axes that the group spans.
             ends: further axes of which the group holds the first and the last coordinate; ranks between them get None.
+            purpose: name of transfers that run at the same time as others of these ranks; each has separate groups.
         """
         others = [axis for axis in AXES if axis not in axes]
-        return self._of_equal_keys(lambda at: tuple(at[axis] for axis in others), axes, ends)
+        return self._of_equal_keys(lambda at: tuple(at[axis] for axis in others), axes, ends, purpose)
 
     def links(self, axis: str, purpose: str, around: bool = False) -> dict[int, dist.ProcessGroup]:
         """Return this rank's process groups with its neighbours on ``axis``, keyed by the lower neighbour's coordinate.
@@ -207,7 +208,11 @@ class Layout:
         return rank
 
     def _of_equal_keys(
-        self, key: Callable[[Mapping[str, int]], tuple[int, ...]], axes: Sequence[str], ends: Sequence[str]
+        self,
+        key: Callable[[Mapping[str, int]], tuple[int, ...]],
+        axes: Sequence[str],
+        ends: Sequence[str],
+        purpose: str = "",
     ) -> dist.ProcessGroup | None:
         """Return the group of ranks with this rank's key; on ``ends`` the first and last coordinate count as equal."""
         families: dict[tuple[int, ...], list[int]] = {}
@@ -218,17 +223,19 @@ class Layout:
                 between.append((rank,))
             else:
                 families.setdefault(key({**at, **dict.fromkeys(ends, 0)}), []).append(rank)
-        return self._build([*(tuple(members) for members in families.values()), *between], (*axes, *ends))
+        return self._build([*(tuple(members) for members in families.values()), *between], (*axes, *ends), purpose)
 
-    def _build(self, families: list[tuple[int, ...]], axes: Sequence[str]) -> dist.ProcessGroup | None:
+    def _build(
+        self, families: list[tuple[int, ...]], axes: Sequence[str], purpose: str = ""
+    ) -> dist.ProcessGroup | None:
         """Return this rank's group of a partition of the ranks; ``axes`` are the spanned axes, empty for a node."""
         ctas = of_axes(self._ctas, tuple(axis for axis in AXES if axis in axes and self.sizes[axis] > 1))
-        key = ctas, tuple(families)
+        key = ctas, tuple(families), purpose
         if key not in self._groups:
             mine = next(members for members in families if self.rank in members)
             if all(len(members) == 1 for members in families):
                 self._groups[key] = None
-            elif len(families) == 1 and len(mine) == dist.get_world_size() and ctas == NCCLS_OWN:
+            elif len(families) == 1 and len(mine) == dist.get_world_size() and ctas == NCCLS_OWN and not purpose:
                 self._groups[key] = dist.group.WORLD
             else:
                 made = groups.make(mine, ctas)

@@ -204,6 +204,7 @@ TRAINING: dict[str, tuple[int, ...]] = {
     "cosmoflow": (524_288,),
     "deepcam": (121_266,),
     "oc20": (2_000_000,),
+    "openfold": (594_595,),
 }
 """Benchmark -> possible sizes of its training set, in samples.
 

@@ -5,7 +5,8 @@ After every update, with w the fp32 weight and d the decay:
     a <- d * a + (1 - d) * w
 
 a starts as w, without bias correction. A rank averages only the weights that it updates, so work and memory are
-sharded like those of the optimizer.
+sharded like those of the optimizer. Multi-tensor kernels average in the same pass that updates the weights; they use
+the same formula (that of ``torch.lerp``), so the bits do not depend on it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class WeightAverage:
     Args:
         optimizer: owner of the weights. Its fp32 masters are averaged where parameters are half precision.
         decay: d, at least 0 and below 1.
+        copies_first: whether the first update sets a to w, as averaging of the weights in ``torch.optim.swa_utils``
+            does. The number of updates is then part of the state.
 
     Attributes:
         loss_scale: always None, because no gradient is read.
@@ -44,7 +47,7 @@ class WeightAverage:
 
     loss_scale = None
 
-    def __init__(self, optimizer: Optimizer, decay: float) -> None:
+    def __init__(self, optimizer: Optimizer, decay: float, *, copies_first: bool = False) -> None:
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"decay={decay}: the average of the weights keeps at least 0 and less than 1 of itself")
         self._buffers, self._plan = optimizer.buffers, optimizer.plan
@@ -52,6 +55,9 @@ class WeightAverage:
         self._averages = [buffer.shard.read_masters(slice(None)) + 0.0 for buffer in self._buffers]
         device = self._averages[0].device
         self._shares = [torch.full((), 1.0 - decay, dtype=average.dtype, device=device) for average in self._averages]
+        self._later_share = self._shares[0].clone()
+        self._updates = torch.zeros((), dtype=torch.int64, device=device) if copies_first else None
+        self._in_update = optimizer.average_into(self._averages, self._shares[0])
         self._never = torch.zeros((), dtype=torch.bool, device=device)
         self._whole: list[Tensor] = []
 
@@ -65,12 +71,19 @@ class WeightAverage:
         """Do nothing: micro-batches are not used."""
 
     def measure(self) -> Tensor:
-        """Return false (0-d bool): there is no gradient that could overflow."""
+        """Return false (0-d bool): there is no gradient that could overflow. Set the share of the next update."""
+        if self._updates is not None:
+            for share in self._shares:
+                share.copy_(torch.where(self._updates == 0, 1.0, self._later_share))
         return self._never
 
     @torch.no_grad()
     def write(self, allowed: Tensor) -> None:
         """Add the updated weights to the averages, which do not change where ``allowed`` (0-d bool) is false."""
+        if self._updates is not None:
+            self._updates.add_(allowed)
+        if self._in_update:
+            return
         for buffer, average, share in zip(self._buffers, self._averages, self._shares, strict=True):
             masters = buffer.shard.read_masters(slice(None))
             average.lerp_(masters, share * allowed)  # one pass; a share of 0 changes nothing
@@ -92,20 +105,24 @@ class WeightAverage:
         return found
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """Return the flat averages of this rank's shards."""
+        """Return the flat averages of this rank's shards, and the number of updates if the first one copies."""
         names = [str(buffer.dtype).removeprefix("torch.") for buffer in self._buffers]
-        return [(f"{KIND}.{name}", average) for name, average in zip(names, self._averages, strict=True)]
+        averages = [(f"{KIND}.{name}", average) for name, average in zip(names, self._averages, strict=True)]
+        return [*averages, *self._counts().items()]
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Return full averages in fp32 by parameter name, on the CPU; empty on ranks that do not write the state.
 
-        Collective over the ranks that share shards.
+        If the first update copies, the number of updates is in it too. Collective over the ranks that share shards.
         """
         plan = self._plan
         if not plan.near_writer:
             return {}
-        return dict(state.collect(self._buffers, {KIND: self._averages}, plan.group, plan.ranks, plan.writes))
+        averages = state.collect(self._buffers, {KIND: self._averages}, plan.group, plan.ranks, plan.writes)
+        if not plan.writes:
+            return {}
+        return {**{name: count.cpu().clone() for name, count in self._counts().items()}, **averages}
 
     @torch.no_grad()
     def load_state_dict(self, loaded: Mapping[str, Any]) -> None:
@@ -114,16 +131,27 @@ class WeightAverage:
         Raises:
             CheckpointError: an entry is missing, unexpected, or has another shape. Nothing is changed then.
         """
-        unknown = [name for name, entries in loaded.items() if not isinstance(entries, Mapping)]
-        state.complain({"unexpected": unknown})
+        named = {name: entries for name, entries in loaded.items() if isinstance(entries, Mapping)}
+        counts = self._counts()
+        state.complain(
+            {
+                "missing": [name for name in counts if not isinstance(loaded.get(name), Tensor)],
+                "unexpected": [name for name in loaded if name not in named and name not in counts],
+            }
+        )
         kinds = {KIND: self._averages}
-        state.check(self._buffers, kinds, loaded)
-        state.distribute(self._buffers, kinds, loaded)
+        state.check(self._buffers, kinds, named)
+        for name, count in counts.items():
+            count.copy_(loaded[name])
+        state.distribute(self._buffers, kinds, named)
 
     @property
     def metrics(self) -> dict[str, Tensor]:
         """Return an empty dict: there are no metrics."""
         return {}
+
+    def _counts(self) -> dict[str, Tensor]:
+        return {} if self._updates is None else {"updates": self._updates}
 
     def _filled(self) -> list[Tensor]:
         """Return the averages of all ranks, in the layout and dtype of each flat buffer."""

@@ -373,6 +373,10 @@ class Optimizer:
         """Set the counter of updates, which schedules and the rule read."""
         self._step.fill_(step)
 
+    def average_into(self, averages: Sequence[Tensor], share: Tensor) -> bool:
+        """Let updates also average the weights; see :meth:`common.optim.rules.Update.average_into`."""
+        return self._update.average_into(averages, share)
+
     def check_views(self) -> None:
         """Check by pointers, on the host, that parameters and gradients still are views of the flat buffers.
 

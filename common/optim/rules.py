@@ -105,6 +105,18 @@ class Update(ABC):
             write: 0-d bool.
         """
 
+    def average_into(self, averages: Sequence[Tensor], share: Tensor) -> bool:
+        """Let :meth:`apply` also move averages towards the new weights, in the same pass over memory.
+
+        Args:
+            averages: one flat fp32 tensor per shard.
+            share: weight of the new weights in the averages, 0-d fp32, which every update reads.
+
+        Returns:
+            Whether it will. Default: no, the caller averages.
+        """
+        return False
+
     def _complete_squares(self) -> None:
         """Sum the squares over the ranks that share the shards, if there are trust ratios."""
         if self._any_trust:

@@ -116,7 +116,7 @@ class TritonMomentum(MultiTensorUpdate):
         self._shares_of_norm = torch.zeros(self._fragments, dtype=torch.float32, device=self._squares.device)
 
     def measure(self, stats: Tensor) -> None:
-        for shard, _, first, last in self._parts:
+        for _, shard, _, first, last in self._parts:
             _measure_kernel[(last - first,)](
                 shard.parameters if self._formula.norm_of_model else shard.masters,
                 shard.gradients,

@@ -79,6 +79,7 @@ def passes(
     others: float = 0.0,
     last: float | None = None,
     skip: bool = False,
+    average: float | None = None,
     **options: Any,
 ) -> list[Pass]:
     """Make the passes: measure the gradients; update weights and state.
@@ -95,6 +96,7 @@ def passes(
         others: sum of squares that other ranks add for each tensor. If it is not 0, they have one more tensor.
         last: last gradient of the first shard; None for a random one. The update is skipped if it is not finite.
         skip: skip the update although all gradients are finite.
+        average: share of the new weights in averages, which are updated too; None for no averages.
         options: options of :func:`shard_of` for the first shard.
     """
     firsts = [0, *itertools.accumulate(map(len, shards))]
@@ -119,6 +121,12 @@ def passes(
     writes = not skip and (last is None or math.isfinite(last))
     write = torch.full((), writes, device=draw.device)
     state = [flat for flats in update.states.values() for flat in flats]
+    averages = [
+        without_padding(draw.normal(len(part.masters), dtype=torch.float32), part.fragments)
+        for part in (() if average is None else parts)
+    ]
+    share = torch.full((), 0.0 if average is None else average, device=draw.device)
+    in_update = bool(averages) and update.average_into(averages, share)
     # Remainders are compared elsewhere: they are integers that depend on the last bits of a master.
     weights = [flat for part in parts for flat in (part.parameters, None if part.has_remainders else part.masters)]
 
@@ -127,12 +135,14 @@ def passes(
         update.measure(stats)
         return stats[0] > 0, stats[1]
 
-    flats = [*state, *(flat for part in parts for flat in (part.parameters, part.masters))]
+    flats = [*state, *averages, *(flat for part in parts for flat in (part.parameters, part.masters))]
     before = [] if writes else [flat.clone() for flat in flats]
 
     def apply() -> tuple[Any, ...]:
         update.apply(rates_G, steps, grad_factor, write)
-        return weights, state
+        if averages and not in_update:
+            torch._foreach_lerp_(averages, masters_of(parts), [(share * write).to(flat) for flat in averages])
+        return weights, state, averages
 
     def facts() -> tuple[Any, ...]:
         rounded = [
@@ -142,10 +152,27 @@ def passes(
         return rounded, writes or all(map(torch.equal, flats, before))
 
     read = size_of(*(part.gradients for part in parts))
-    moved = read + 2 * size_of(*state, *(part.masters for part in parts))
+    moved = read + 2 * size_of(*state, *averages, *(part.masters for part in parts))
     for part in parts:
         moved += size_of(part.parameters) * (2 if part.has_remainders else part.has_masters)
     return [Pass("measure", measure, read), Pass("update", apply, moved, facts=facts)]
+
+
+def masters_of(shards: Sequence[Shard]) -> list[Tensor]:
+    """Return the fp32 masters of each shard, or fp64 ones."""
+    return [shard.read_masters(slice(None)) for shard in shards]
+
+
+def openfold() -> Tensors:
+    """Return the tensors of OpenFold's 48 Evoformer blocks, which hold 94 % of its parameters."""
+    msa, pair, outer, factor = 256, 128, 32, 4
+    block = [size for channels in (msa, msa, pair, pair) for size in (*5 * [channels**2], *4 * [channels])]
+    block += [8 * pair, *2 * [4 * pair], *2 * [pair]]  # projections of the pair bias, norm of the pairs
+    for channels in (msa, pair):  # transitions
+        block += [*2 * [factor * channels**2], factor * channels, *3 * [channels]]
+    block += [*2 * [outer * msa], *2 * [outer], outer**2 * pair, pair, *2 * [msa]]  # outer product mean
+    block += 2 * [*6 * [pair**2], *6 * [pair], *4 * [pair]]  # triangle multiplications
+    return [(elements, 0) for elements in 48 * block]
 
 
 def bert(hidden: int, layers: int, vocabulary: int) -> Tensors:
@@ -240,6 +267,22 @@ LAMB_AND_ADAM = (
         tests=[
             {**SMALL, "settings": PLAIN, **edge}
             for edge in ({}, {"rule": Adam(), "gradient_dtype": torch.float32}, {"last": math.nan})
+        ],
+        dtypes=(torch.bfloat16,),
+    ),
+    Case(
+        "OpenFold, averages",
+        passes,
+        {"rule": Adam(0.9, 0.999, 1e-6), "settings": DECAY[1:], "shards": (openfold(),), "average": 0.1},
+        tests=[
+            {**SMALL, "settings": PLAIN, **edge}
+            for edge in (
+                {"average": 0.75, **PARTS},
+                {"average": 1.0, "remainders": True},
+                {"rule": LAMB(), "settings": RATIO},
+                {"last": math.nan},
+                {"skip": True},
+            )
         ],
         dtypes=(torch.bfloat16,),
     ),

@@ -10,6 +10,7 @@ squares, factor and the decision to write are read from device tensors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -125,8 +126,13 @@ def multi_tensor_norms_kernel(
 
 
 @triton.jit
-def _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights, mask):
-    """Store masters and their rounded values, or their two parts (common.optim.buffers.split_masters)."""
+def _store_weights(parameters_ptr, masters_ptr, averages_ptr, share_ptr, offsets, model_offsets, weights, mask):
+    """Store masters and their rounded values, or their two parts (common.optim.buffers.split_masters), and averages."""
+    if averages_ptr is not None:  # the formula of torch.lerp, with the same fused multiply-adds
+        average, share = tl.load(averages_ptr + offsets, mask=mask, other=0.0), tl.load(share_ptr)
+        towards_weights = tl.fma(weights - average, share, average)
+        back_from_weights = tl.fma(average - weights, 1.0 - share, weights)
+        tl.store(averages_ptr + offsets, tl.where(share < 0.5, towards_weights, back_from_weights), mask=mask)
     if masters_ptr.dtype.element_ty == tl.int16:
         bits = weights.to(tl.int32, bitcast=True)
         nearest = ((bits + 32768) >> 16).to(tl.int16)
@@ -153,6 +159,8 @@ def multi_tensor_update_kernel(
     factor_ptr,  # 0-d float32
     write_ptr,  # 0-d bool
     extra_ptr,  # further values of the rule, such as bias corrections, or None
+    averages_ptr,  # [size] float32, averages of the weights; None if there are none
+    share_ptr,  # 0-d float32, share of the new weights in the averages; None without averages
     first_block,
     tensors,
     RULE: tl.constexpr,  # updates the state; returns the direction and its factor
@@ -202,7 +210,7 @@ def multi_tensor_update_kernel(
         )
         if pairs_ptr is None:
             weights -= rate * direction
-            _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights, mask)
+            _store_weights(parameters_ptr, masters_ptr, averages_ptr, share_ptr, offsets, model_offsets, weights, mask)
         elif tl.load(group_ptr + TRUST) > 0:
             normed = weights
             if FORMULA.norm_of_model and parameters_ptr is not None:
@@ -212,7 +220,7 @@ def multi_tensor_update_kernel(
             tl.store(pairs_ptr + 2 * block + 1, tl.sum(direction * direction, axis=0))
         else:
             weights -= rate * direction
-            _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights, mask)
+            _store_weights(parameters_ptr, masters_ptr, averages_ptr, share_ptr, offsets, model_offsets, weights, mask)
 
 
 class MultiTensorUpdate(Update):
@@ -233,7 +241,9 @@ class MultiTensorUpdate(Update):
         blocks: list[tuple[int, ...]] = []
         fragment_block = [0]
         self._parts = []
-        for shard, *states in zip(self._shards, *self.states.values(), strict=True):
+        self._averages: Sequence[Tensor | None] = [None] * len(self._shards)
+        self._share: Tensor | None = None
+        for index, (shard, *states) in enumerate(zip(self._shards, *self.states.values(), strict=True)):
             first = len(blocks)
             for f in shard.fragments:
                 if f.start % FRAGMENT_ALIGNMENT or f.stop % FRAGMENT_ALIGNMENT:
@@ -246,7 +256,7 @@ class MultiTensorUpdate(Update):
                 blocks += [(start, f.stop, f.group, f.tensor) for start in range(f.start, f.stop, BLOCK)]
                 fragment_block.append(len(blocks))
             if first < len(blocks):  # where all of this rank's part is padding, nothing is launched
-                self._parts.append((shard, states, first, len(blocks)))
+                self._parts.append((index, shard, states, first, len(blocks)))
         groups = [
             (
                 s.grad_multiplier,
@@ -264,8 +274,15 @@ class MultiTensorUpdate(Update):
         self._fragments = len(fragment_block) - 1
         self._measured, self._pairs = torch.zeros((2, len(blocks), 2), dtype=torch.float32, device=device)
 
+    def average_into(self, averages: Sequence[Tensor], share: Tensor) -> bool:
+        """Return True, unless it averages into other tensors already."""
+        if self._share is not None:
+            return False
+        self._averages, self._share = averages, share
+        return True
+
     def measure(self, stats: Tensor) -> None:
-        for shard, _, first, last in self._parts:
+        for _, shard, _, first, last in self._parts:
             programs = -(-(last - first) // MEASURED_BLOCKS)
             multi_tensor_measure_kernel[(programs,)](
                 shard.gradients,
@@ -306,7 +323,7 @@ class MultiTensorUpdate(Update):
         pairs: Tensor | None = None,
         second_pass: bool = False,
     ) -> None:
-        for shard, states, first, last in self._parts:
+        for index, shard, states, first, last in self._parts:
             multi_tensor_update_kernel[(last - first,)](
                 shard.parameters if shard.has_masters else None,
                 shard.masters,
@@ -321,6 +338,8 @@ class MultiTensorUpdate(Update):
                 grad_factor,
                 write,
                 extra,
+                self._averages[index],
+                self._share,
                 first,
                 self._tensors,
                 RULE=self.rule,

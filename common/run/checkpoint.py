@@ -79,6 +79,7 @@ def save(
     configuration: Mapping[str, object] | None = None,
     base: str | None = None,
     splits: Mapping[str, TensorSplit] | None = None,
+    late: Sequence[int] | None = None,
 ) -> Path:
     """Write the checkpoint ``folder``/step_<step> and return its path. An existing one is replaced. Collective.
 
@@ -89,6 +90,7 @@ def save(
         base: digest of the frozen tensors.
         splits: tensors that are sharded over ``tp``, by their names in the model. All others are saved by the first
             of these ranks.
+        late: micro-batches of a :class:`common.data.batches.ReorderingSource` that were late; None for other sources.
 
     Raises:
         CheckpointError: a rank could not write. Its partial checkpoint is removed, earlier ones are kept.
@@ -124,6 +126,7 @@ def save(
             "random": _random_state(layout.device),
             "base": base,
         }
+        content |= {} if late is None else {"late": list(late)}
         if layout.index(*SHARING_AXES) == 0:
             content |= {"model": tensors, "updaters": states}
         else:
@@ -221,7 +224,7 @@ def read(
     if written == layout.sizes:
         own = first if layout.rank == 0 else load(folder, layout.rank, weights=layout.index(*SHARING_AXES) == 0)
         require_finite(file_of(folder, layout.rank), {"buffers": own.get("buffers", {})})
-        own_state = {"random": own["random"], "buffers": own.get("buffers", {})}
+        own_state = {"random": own["random"], "buffers": own.get("buffers", {}), "late": own.get("late", [])}
         return {**content, **own_state, "folder": folder, "remarks": remarks}
     changed = f"of {written['dp']} replicas, this run has {layout.sizes['dp']}"
     for axis in ("pp", "cp", "tp"):
@@ -231,7 +234,9 @@ def read(
         f"the checkpoint is {changed}: random states start anew from the seed and the step, and the model's buffers "
         "are those of the first rank"
     )
-    return {**content, "random": None, "buffers": {}, "folder": folder, "remarks": remarks}
+    if "late" in first:
+        remarks.append("samples that were late when the checkpoint was written are left out, and others come twice")
+    return {**content, "random": None, "buffers": {}, "late": [], "folder": folder, "remarks": remarks}
 
 
 def _other_settings(written: Mapping[str, object], own: Mapping[str, object]) -> list[str]:

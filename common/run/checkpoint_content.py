@@ -89,6 +89,8 @@ def check_content(path: Path, content: Mapping[Any, Any], weights: bool) -> None
     }
     if "buffers" in content:
         expected["buffers"] = _are_tensors
+    if "late" in content:
+        expected["late"] = lambda value: isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
     for name, fits in expected.items():
         if name not in content:
             raise CheckpointError(f"{path}: damaged: {name} is missing; resume from an earlier checkpoint")

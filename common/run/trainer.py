@@ -19,7 +19,7 @@ from common.config import loading
 from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Point, Score
 from common.contract.workload import Workload
-from common.data.batches import Block, DataSource
+from common.data.batches import Block, DataSource, ReorderingSource, late_of
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
@@ -270,6 +270,8 @@ class Trainer:
             self.evaluations.open_data(self._data_dir)
             self.data: DataSource = self.workload.open_data(self._data_dir)
         stack.callback(self.data.close)
+        if self.resumed is not None and isinstance(self.data, ReorderingSource):
+            self.data.resume(self.resumed["late"])
         found = (self.data.train_samples, self.data.eval_samples, self.data.synthetic)
         require_samples(self.run, self.session.data_dir, *found)
         self.clock.events.data_opened(self.data.train_samples, self.data.eval_samples)
@@ -479,6 +481,7 @@ class Trainer:
             saved_to = checkpoint.save(
                 folder, progress, self.seed, self.settings, self.workload.model, self.step.updaters, self.layout,
                 configuration=self.configuration, **self._of_the_model(),
+                late=late_of(self.data, progress.step * self.run.grad_accumulation_steps),
             )  # fmt: skip
         if self.rank_info.rank == 0:
             checkpoint.keep_newest(folder, self.session.keep_checkpoints)

@@ -101,6 +101,36 @@ def load_arrays(content: bytes, name: str = "a pickle", inside: str | None = Non
     return arrays
 
 
+def load_values(content: bytes, name: str = "a pickle") -> dict[Any, Any]:
+    """Return a pickled dict of plain values: numbers, texts, bytes, lists, tuples and dicts.
+
+    Args:
+        name: name of the file, for messages.
+
+    Raises:
+        DataError: the pickle is truncated or damaged, is no dict, or requests anything but plain values; nothing that
+            it requests is executed.
+    """
+    try:
+        scan(content)
+        found = _PlainUnpickler(io.BytesIO(content)).load()
+    except Refused as error:
+        raise DataError(f"{name}: {error}; do not use this file, and ask where it comes from") from error
+    except DAMAGE as error:
+        raise DataError(f"{name} is damaged, or no pickle: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{name} holds no dict, but a {_kind(found)}")
+    return found
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses every name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse the name."""
+        raise Refused(f"its pickle asks for {module}.{name}, which a file of plain values has no use for")
+
+
 class PickledArray:
     """A pickled array, empty until its state is set.
 

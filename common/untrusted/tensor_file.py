@@ -125,16 +125,18 @@ def read_state(path: Path, digest: str | None = None) -> dict[str, Tensor]:
     return dict(content)
 
 
-def read_values(path: Path, kind: str = "values") -> Any:
+def read_values(path: Path, kind: str = "values", digest: str | None = None) -> Any:
     """Return the content of a file of ``torch.save``: nested numbers, texts, lists, mappings and tensors.
 
     Args:
         kind: description of the expected content, for messages.
+        digest: as of :func:`read_state`.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or its pickle requests anything else; nothing is executed.
+        CheckpointError: the file is missing, damaged or has another digest, or its pickle requests anything else;
+            nothing is executed.
     """
-    return _content(path, kind)
+    return _content(path, kind, digest)
 
 
 def _content(path: Path, kind: str, digest: str | None = None) -> Any:

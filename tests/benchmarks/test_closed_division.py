@@ -27,7 +27,7 @@ HOTNESS = "[1,2,1,2,6,1,1,1,1,7,3,8,1,6,9,5,1,1,1,12,100,27,10,3,1,1]"
 def loaded(benchmark: str, assets: Path, *overrides: str) -> tuple[RunConfig, SessionConfig]:
     """The configuration on the fewest GPUs of a usual scale, with a folder of assets where the workload needs one."""
     scale = {"dlrm": "scale=8xA100", "gpt3": "scale=64xH100"}.get(benchmark, "scale=8xH200")
-    has_assets = benchmark in ("bert", "gpt3", "llama2_70b_lora", "maskrcnn", "retinanet", "ssd300")
+    has_assets = benchmark in ("bert", "gpt3", "llama2_70b_lora", "maskrcnn", "openfold", "retinanet", "ssd300")
     options = [f"assets_dir={assets}"] if has_assets else []
     return cli.load(compose([f"benchmark={benchmark}", "device=cpu", scale, *options, *overrides]))
 
@@ -51,6 +51,10 @@ def loaded(benchmark: str, assets: Path, *overrides: str) -> tuple[RunConfig, Se
         ("maskrcnn", "benchmark.targets.SEGM.value=0.3", r"the rules fix 0\.339"),
         ("maskrcnn", "benchmark.facts.rpn_high=0.6", r"the rules fix 0\.7"),
         ("maskrcnn", "hparams.base_learning_rate=0.11", "opt_base_learning_rate"),
+        ("openfold", "hparams.beta_1=0.95", r"opt_adam_beta_1 = 0\.95 breaks rule"),
+        ("openfold", "benchmark.facts.evoformer_blocks=4", "the rules fix 48"),
+        ("openfold", "benchmark.facts.evoformer.msa_dropout=0.1", "the rules fix"),
+        ("openfold", f"benchmark.facts.checkpoint_sha256={64 * '0'}", "init_checkpoint_sha256sum"),
         ("retinanet", "benchmark.facts.layers=[3,4,23,3]", r"benchmark\.facts\.layers=\[3, 4, 23, 3\].*the rules fix"),
         ("retinanet", "benchmark.facts.trained_stages=4", r"benchmark\.facts\.trained_stages=4.*the rules fix"),
         ("retinanet", "hparams.beta_1=0.95", r"opt_adam_beta_1 = 0\.95 breaks the rules' table: 0\.9, as in the ref"),
@@ -98,6 +102,7 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(benchmark, override,
         ("ssd300", "1.1.0", "ssd"),
         *(("stable_diffusion", ruleset, "stable_diffusion") for ruleset in ("3.1.0", "4.0.0", "4.1.0", "5.0.0")),
         *(("unet3d", ruleset, "unet3d") for ruleset in ("1.0.0", "3.1.0", "4.0.0")),
+        ("openfold", "3.0.0", "openfold"),
     ],
 )
 def test_the_log_has_every_hyperparameter_and_the_name_of_the_round(benchmark, ruleset, name, tmp_path):
@@ -115,6 +120,7 @@ RUNS = {
     "deepcam": (121_266, 15_158, 1, 0.8201, None),
     "oc20": (2_000_000, 999_866, 1, 0.0359, None),
     "gpt3": (20_000_000, 11_590_004, 24 * 24_576, 2.6897, "1207959552"),  # in tokens
+    "openfold": (594_595, 180, 40 * 128, 0.8001, None),
 }
 """Training and evaluation samples, progress and score of the only evaluation, and its epoch in the log."""
 
@@ -126,6 +132,7 @@ RUNS = {
         ("retinanet", "4.1.0"), ("retinanet", "5.1.0"), ("rgat", "4.1.0"), ("rgat", "5.1.0"), ("cosmoflow", "1.0.0"),
         ("cosmoflow", "3.0.0"), ("deepcam", "1.0.0"), ("deepcam", "3.0.0"), ("oc20", "1.0.0"), ("oc20", "3.0.0"),
         ("gpt3", "3.0.0"), ("gpt3", "4.1.0"),
+        ("openfold", "3.0.0"),
     ],
 )  # fmt: skip
 def test_the_official_checker_accepts_the_log_of_a_run(benchmark, ruleset, tmp_path):

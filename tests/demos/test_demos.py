@@ -32,6 +32,7 @@ DEMOS = {
     "cosmoflow": "mean_absolute_error 0.",
     "deepcam": "mean_iou 0.",
     "oc20": "force_mae 0.",
+    "openfold": "lddt_ca 0.",
 }
 """Workload -> a text in the output of a success."""
 
@@ -57,6 +58,7 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "cosmoflow": {("check", "train_samples"), ("check", "eval_samples")},
     "deepcam": {("check", "train_samples"), ("check", "eval_samples")},
     "oc20": {("check", "train_samples"), ("check", "eval_samples")},
+    "openfold": {("check", "train_samples"), ("check", "eval_samples")},
 }
 """Findings of the closed division's rules that a demo's log may have: it has its own target, network and data set."""
 

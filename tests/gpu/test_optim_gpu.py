@@ -13,7 +13,8 @@ from common.distributed.layout import Layout
 from common.ops.cases import Draw
 from common.ops.catalogue import cases_of
 from common.ops.operation import Operation
-from common.optim.adaptive import ADAGRAD, ADAPTIVE, LAMB
+from common.optim.adaptive import ADAGRAD, ADAPTIVE, LAMB, Adam
+from common.optim.ema import WeightAverage
 from common.optim.learning_rate import polynomial
 from common.optim.momentum import LARS, MOMENTUM
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
@@ -61,6 +62,31 @@ def test_captured_updates_equal_eager_ones_and_wait_for_nothing(operation: Opera
     for _ in range(4):
         eager()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.25])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_averages_of_the_update_have_the_bits_of_an_interpolation_after_it(dtype: torch.dtype, decay: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.nn.Parameter(torch.randn(300, 70, generator=generator).to("cuda", dtype))
+    optimizer = Optimizer(
+        [ParameterGroup({"weight": weight})], Adam(),
+        lambda step: torch.full_like(step, 0.125, dtype=torch.float32), Layout(device=torch.device("cuda")),
+        grad_divisor=1.0,
+    )  # fmt: skip
+    average = WeightAverage(optimizer, decay)
+    (masters,) = (buffer.shard.masters for buffer in optimizer.buffers)
+    expected = masters + 0.0
+    share = torch.full((), 1.0 - decay, device="cuda")
+    for number in range(4):
+        for updater in (optimizer, average):
+            updater.begin()
+        assert weight.grad is not None
+        weight.grad.copy_(torch.randn(300, 70, generator=torch.Generator().manual_seed(number)))
+        apply_gradients([optimizer, average], torch.zeros((), device="cuda"))
+        expected.lerp_(masters, share)
+    ((_, found),) = average.named_state()
+    assert torch.equal(found, expected)
 
 
 def fused_lamb() -> type:

@@ -1,6 +1,9 @@
 # mypy: allow-untyped-defs
 """Triton kernels of a residual addition and LayerNorm over R rows of C features.
 
+If nothing is added, the input may be the transpose of a contiguous matrix, (C, R) in memory. It is read in this order,
+and its gradient is written in the same order. The normalised rows are always contiguous.
+
 Forward reads each input once and writes the sum and the normalised rows; it keeps mean and 1 / standard deviation of
 each row. Backward reads the gradients of both results and the sum, and writes one gradient.
 
@@ -36,8 +39,16 @@ from common.ops.triton_support import programs_for, require_contiguous
 
 
 @triton.jit
+def _offset_of_input(offset, row, R, TRANSPOSED: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return the element offsets of rows in the input: ``offset``, or those in a matrix (C, R)."""
+    if TRANSPOSED:
+        offset = tl.arange(0, BLOCK_C).to(tl.int64)[None, :] * R + row[:, None]
+    return offset
+
+
+@triton.jit
 def add_layer_norm_forward_kernel(
-    x_ptr,  # (R, C)
+    x_ptr,  # (R, C), or (C, R) if TRANSPOSED
     residual_ptr,  # (R, C) if RESIDUAL
     added_ptr,  # (C,) if ADDED
     weight_ptr, bias_ptr,  # (C,)
@@ -45,7 +56,8 @@ def add_layer_norm_forward_kernel(
     normed_ptr,  # (R, C)
     moments_ptr,  # (2, R) fp32: mean, 1 / standard deviation
     R, eps,
-    C: tl.constexpr, RESIDUAL: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+    C: tl.constexpr, RESIDUAL: tl.constexpr, ADDED: tl.constexpr, TRANSPOSED: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Write the sum and the normalised rows. Grid (programs,); programs take groups of ROWS rows in turn."""
     column = tl.arange(0, BLOCK_C)
@@ -57,7 +69,7 @@ def add_layer_norm_forward_kernel(
     for group in range(tl.program_id(0), tl.cdiv(R, ROWS), tl.num_programs(0)):
         row = group * ROWS + tl.arange(0, ROWS)
         offset, mask = offset_of_rows(row, R, C, BLOCK_C)
-        total = load_fp32(x_ptr, offset, mask)
+        total = load_fp32(x_ptr, _offset_of_input(offset, row, R, TRANSPOSED, BLOCK_C), mask)
         if ADDED:
             total += added
         if RESIDUAL:
@@ -73,15 +85,15 @@ def add_layer_norm_forward_kernel(
 
 @triton.jit
 def add_layer_norm_backward_kernel(
-    d_sum_ptr,  # (R, C) if READ: gradient of the sum from its other users
+    d_sum_ptr,  # (R, C) if READ: gradient of the sum from its other users; (C, R) if TRANSPOSED
     d_normed_ptr,  # (R, C)
-    sum_ptr,  # (R, C)
+    sum_ptr,  # (R, C); (C, R) if TRANSPOSED
     weight_ptr,  # (C,)
     moments_ptr,  # (2, R) fp32
-    dx_ptr,  # (R, C)
+    dx_ptr,  # (R, C); (C, R) if TRANSPOSED
     partial_ptr,  # (programs, 3 if ADDED else 2, C) fp32: partial gradients of weight, bias and the added vector
     R, READ: tl.constexpr,
-    C: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+    C: tl.constexpr, ADDED: tl.constexpr, TRANSPOSED: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of x and partial sums. Grid (programs,); programs take groups of ROWS rows in turn."""
     column = tl.arange(0, BLOCK_C)
@@ -94,15 +106,16 @@ def add_layer_norm_backward_kernel(
     for group in range(tl.program_id(0), tl.cdiv(R, ROWS), tl.num_programs(0)):
         row = group * ROWS + tl.arange(0, ROWS)
         offset, mask = offset_of_rows(row, R, C, BLOCK_C)
+        input_offset = _offset_of_input(offset, row, R, TRANSPOSED, BLOCK_C)
         mean, rstd = load_moments(moments_ptr, row, R)
-        normal = standardised_again(load_fp32(sum_ptr, offset, mask), mean, rstd, C, BLOCK_C)
+        normal = standardised_again(load_fp32(sum_ptr, input_offset, mask), mean, rstd, C, BLOCK_C)
         d_normed = load_fp32(d_normed_ptr, offset, mask)
         d_weight += tl.sum(d_normed * normal, 0)  # reduced in the loop: registers for one row, not for ROWS
         d_bias += tl.sum(d_normed, 0)
         dx = through_norm(d_normed * weight, normal, rstd, C)
         if READ:
-            dx += load_fp32(d_sum_ptr, offset, mask)
-        tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+            dx += load_fp32(d_sum_ptr, input_offset, mask)
+        tl.store(dx_ptr + input_offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         if ADDED:
             d_added += tl.sum(tl.where(mask, dx, 0.0), 0)
     KINDS: tl.constexpr = 3 if ADDED else 2
@@ -116,19 +129,23 @@ def add_layer_norm_backward_kernel(
 TILES: dict[str, Tile] = {
     "forward": Tile(elements=4096, warps=2, programs=0),
     "backward": Tile(elements=2048, warps=2, programs=8),
+    "transposed forward": Tile(elements=4096, warps=8, programs=0),
+    "transposed backward": Tile(elements=4096, warps=8, programs=4),
 }
 """Tiles by pass. Here ``elements`` are those of the rows that a program holds at a time."""
 
 _MOST_WARPS = 16
 
 
-def _launch(tile: Tile, x_RC: Tensor) -> tuple[tuple[int], dict[str, Any]]:
+def _launch(name: str, x_RC: Tensor) -> tuple[tuple[int], dict[str, Any]]:
     """Return the grid and the size arguments of a pass."""
     rows, features = x_RC.shape
+    transposed = not x_RC.is_contiguous()
+    tile = TILES[f"transposed {name}" if transposed else name]
     block = triton.next_power_of_2(features)
     held = max(1, tile.elements // block)
     warps = min(tile.warps * max(1, block // tile.elements), _MOST_WARPS)
-    arguments = {"C": features, "ROWS": held, "BLOCK_C": block, "num_warps": warps}
+    arguments = {"C": features, "TRANSPOSED": transposed, "ROWS": held, "BLOCK_C": block, "num_warps": warps}
     return (programs_for(triton.cdiv(rows, held), tile.programs, x_RC.device),), arguments
 
 
@@ -139,9 +156,9 @@ def forward(
     require_contiguous(added=added_C, weight=weight_C, bias=bias_C)
     nothing_added = residual_RC is None and added_C is None
     sum_RC = x_RC if nothing_added else torch.empty_like(x_RC)
-    normed_RC = torch.empty_like(x_RC)
+    normed_RC = x_RC.new_empty(x_RC.shape)
     moments_2R = x_RC.new_empty((2, x_RC.shape[0]), dtype=torch.float32)
-    grid, arguments = _launch(TILES["forward"], x_RC)
+    grid, arguments = _launch("forward", x_RC)
     add_layer_norm_forward_kernel[grid](
         x_RC, residual_RC, added_C, weight_C, bias_C, sum_RC, normed_RC, moments_2R, x_RC.shape[0], eps,
         RESIDUAL=residual_RC is not None, ADDED=added_C is not None, **arguments,
@@ -165,7 +182,7 @@ def backward(
         with the ``added`` vector.
     """
     dx_RC = torch.empty_like(sum_RC)
-    grid, arguments = _launch(TILES["backward"], sum_RC)
+    grid, arguments = _launch("backward", sum_RC)
     partial = moments_2R.new_empty((grid[0], (3 if added else 2) * sum_RC.shape[1]))
     add_layer_norm_backward_kernel[grid](
         d_sum_RC, d_normed_RC, sum_RC, weight_C, moments_2R, dx_RC, partial, sum_RC.shape[0],
@@ -174,13 +191,19 @@ def backward(
     return dx_RC, partial
 
 
+def _is_transposed(x_RC: Tensor) -> bool:
+    """Return whether a matrix is the transpose of a contiguous one, and not contiguous."""
+    return not x_RC.is_contiguous() and x_RC.t().is_contiguous()
+
+
 class _AddLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x_RC: Tensor, residual_RC: Tensor | None, added_C: Tensor | None, weight_C: Tensor, bias_C: Tensor, eps: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        x_RC = x_RC.contiguous()
+        if not (_is_transposed(x_RC) and residual_RC is None and added_C is None):
+            x_RC = x_RC.contiguous()
         residual_RC = None if residual_RC is None else residual_RC.contiguous()
         sum_RC, normed_RC, moments_2R = forward(x_RC, residual_RC, added_C, weight_C, bias_C, eps)
         ctx.save_for_backward(sum_RC, weight_C, moments_2R)
@@ -192,7 +215,7 @@ class _AddLayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        d_sum_RC, d_normed_RC = (None if given is None else given.contiguous() for given in gradients)
+        d_sum_RC, d_normed_RC = gradients
         added = len(ctx.dtypes) == 3
         if d_normed_RC is None:  # the normalised rows are not used
             d_added_C = (
@@ -200,7 +223,9 @@ class _AddLayerNorm(torch.autograd.Function):
             )
             return d_sum_RC, d_sum_RC if ctx.residual else None, d_added_C, None, None, None
         sum_RC, weight_C, moments_2R = ctx.saved_tensors
-        dx_RC, partial = backward(d_sum_RC, d_normed_RC, sum_RC, weight_C, moments_2R, added)
+        if d_sum_RC is not None:
+            d_sum_RC = d_sum_RC.contiguous() if sum_RC.is_contiguous() else d_sum_RC.t().contiguous().t()
+        dx_RC, partial = backward(d_sum_RC, d_normed_RC.contiguous(), sum_RC, weight_C, moments_2R, added)
         d_weight_C, d_bias_C, *others = sums_by_dtype(partial, ctx.dtypes)
         return dx_RC, dx_RC if ctx.residual else None, others[0] if added else None, d_weight_C, d_bias_C, None
 
@@ -216,7 +241,8 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return ``x + residual + added`` and its LayerNorm, (R, C) each.
 
-    See :func:`common.ops.add_layer_norm.add_layer_norm_reference`.
+    See :func:`common.ops.add_layer_norm.add_layer_norm_reference`. The transpose of a contiguous matrix is not copied
+    if nothing is added to it.
     """
     result: tuple[Tensor, Tensor] = _AddLayerNorm.apply(x_RC, residual_RC, added_C, weight_C, bias_C, eps)
     return result

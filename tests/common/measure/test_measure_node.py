@@ -315,7 +315,11 @@ def test_many_ranks_have_the_smallest_and_the_largest_figure():
 def test_published_rates_are_of_known_benchmarks():
     rates = published_rates()
     assert len(rates) >= 9
-    rounds = {"maskrcnn": "3.1.0", "rnnt": "3.1.0", **dict.fromkeys(("cosmoflow", "deepcam", "oc20"), "3.0.0")}
+    rounds = {
+        "maskrcnn": "3.1.0",
+        "rnnt": "3.1.0",
+        **dict.fromkeys(("cosmoflow", "deepcam", "oc20", "openfold"), "3.0.0"),
+    }
     assert all(rules_for(benchmark, rounds.get(benchmark, "4.0.0")) for benchmark in rates)
     assert rates.keys() <= WORKLOADS.keys()
     assert "8 x H200" in rates["bert"]

@@ -235,6 +235,41 @@ def test_a_state_that_does_not_fit_changes_nothing():
     assert equal(trainee.everything(), before)
 
 
+def test_the_first_update_that_is_allowed_copies_the_weights():
+    trainee = Averaged(Layout(seed=7))
+    average = WeightAverage(trainee.optimizer, DECAY, copies_first=True)
+    initial, weights = masters(trainee), []
+    for iteration, allowed in enumerate((False, True, True)):
+        trainee.iterate(iteration)
+        weights.append(masters(trainee))
+        average.measure()
+        average.write(torch.tensor(allowed))
+        for name, found in average.weights().items():
+            later = DECAY * weights[min(iteration, 1)][name] + (1.0 - DECAY) * weights[-1][name]
+            expected = (initial[name], weights[-1][name], later)[iteration]
+            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-14, atol=1e-14)
+
+
+def test_the_number_of_updates_is_part_of_the_state_if_the_first_one_copies():
+    trainee = Averaged(Layout(seed=7))
+    average, resumed = (WeightAverage(trainee.optimizer, DECAY, copies_first=True) for _ in range(2))
+    average.measure()
+    average.write(torch.tensor(True))
+    saved = average.state_dict()
+    assert saved["updates"] == 1
+    resumed.load_state_dict(saved)
+    trainee.iterate(0)
+    for each in (average, resumed):
+        each.measure()
+        each.write(torch.tensor(True))
+    assert equal(resumed.weights(), average.weights())
+    assert difference(resumed.weights(), trainee.weights()) > 1e-3, "the second update of the average is no copy"
+    with pytest.raises(CheckpointError, match="missing: updates"):
+        resumed.load_state_dict({"average": saved["average"]})
+    with pytest.raises(CheckpointError, match="unexpected: updates"):
+        trainee.average.load_state_dict(saved)
+
+
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_a_decay_without_sense_is_refused(decay):
     with pytest.raises(ValueError, match="decay="):

@@ -3,13 +3,14 @@ file."""
 
 import pytest
 import torch
-from remainder_oracle import steps_of_both
+from remainder_oracle import optimizer, parameters, step, steps_of_both
 
 from common.ops.catalogue import cases_of
 from common.ops.operation import Operation
 from common.optim import update_triton
 from common.optim.adaptive import ADAGRAD, ADAPTIVE, LAMB
 from common.optim.buffers import Fragment, Shard
+from common.optim.ema import WeightAverage
 from common.optim.momentum import MOMENTUM
 from common.optim.peer_exchange import add_pieces
 from common.optim.rules import Binding, GroupSettings
@@ -33,6 +34,23 @@ def test_a_fragment_off_the_alignment_is_refused() -> None:
 
 def test_masters_that_are_kept_as_remainders_are_those_of_float32() -> None:
     steps_of_both("triton")
+
+
+@pytest.mark.parametrize("masters", ["remainder", "fp32"])
+def test_the_averages_of_an_update_are_those_after_it(masters):
+    average_of, expected_of = {}, {}
+    for implementation, found in (("triton", average_of), ("reference", expected_of)):
+        named = parameters()
+        one = optimizer(named, masters, implementation)
+        average = WeightAverage(one, 0.75, copies_first=True)
+        for seed in range(4):
+            average.measure()
+            step(one, named, seed, allowed=seed != 1)
+            average.write(torch.tensor(seed != 1))
+        found.update(average.state_dict())
+    assert average_of["updates"] == expected_of["updates"] == 3
+    for name, tensor in expected_of["average"].items():
+        torch.testing.assert_close(average_of["average"][name], tensor, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("add", [False, True])

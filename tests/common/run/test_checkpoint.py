@@ -107,6 +107,16 @@ def test_everything_is_restored_on_the_same_layout(tmp_path):
     assert all(torch.equal(t, other.state_dict()[name]) for name, t in model.state_dict().items())
 
 
+@pytest.mark.parametrize("late", [[], [3, 5]])
+def test_late_samples_are_restored_on_the_same_layout(late, tmp_path):
+    saved = checkpoint.save(tmp_path, Progress(3), 1, {}, torch.nn.Linear(1, 1), (), Layout(), late=late)
+    assert checkpoint.read(saved, {}, Layout())["late"] == late
+    pretend_to_be_written_by(saved, dp=4)
+    content = checkpoint.read(saved, {}, Layout({"dp": 2}, 1))
+    assert content["late"] == []
+    assert "samples that were late when the checkpoint was written are left out" in content["remarks"][1]
+
+
 def test_a_remark_counts_evaluations_without_a_score(tmp_path):
     saved = checkpoint.save(tmp_path, Progress(3, unscored=2), 1, {}, torch.nn.Linear(1, 1), (), Layout())
     (remark,) = checkpoint.read(saved, {}, Layout())["remarks"]

@@ -56,6 +56,7 @@ DAMAGE: dict[str, Any] = {
     "updaters": [None, {}, [None], [[]], [{3: torch.ones(1)}], [{"momentum": {3: torch.ones(1)}}], [DEEP], [],
                  [{}, {}]],
     "buffers": [None, [], {"a": 3}],
+    "late": [None, {}, ["1"], [-1], [True]],
 }  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def test_a_wrong_entry_is_one_error(tmp_path, name):
             resume(saved)
 
 
-@pytest.mark.parametrize("name", sorted(DAMAGE.keys() - {"buffers"}))
+@pytest.mark.parametrize("name", sorted(DAMAGE.keys() - {"buffers", "late"}))
 def test_a_missing_entry_is_one_error(tmp_path, name):
     saved = save(tmp_path)
     content = torch.load(saved / "rank_0.pt", weights_only=True)

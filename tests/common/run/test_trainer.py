@@ -9,6 +9,7 @@ import torch
 
 from common import cli
 from common.config.composition import compose
+from common.data.batches import DataSource
 from common.distributed import job_store
 from common.distributed.rank_info import RankInfo
 from common.errors import CheckpointError
@@ -82,3 +83,32 @@ def test_a_resumed_run_does_not_load_initial_weights(data_of, tmp_path, monkeypa
         (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
         train_one_epoch(data, f"output_dir={tmp_path / 'again'}", f"resume={saved}")
     assert begun == [True]
+
+
+class Reordering:
+    """A source that reports the micro-batch after the next one as late."""
+
+    resumed: list[list[int]] = []  # noqa: RUF012
+
+    def __init__(self, source: DataSource) -> None:
+        self.train_samples, self.eval_samples = source.train_samples, source.eval_samples
+        self.synthetic, self.batches, self.close = source.synthetic, source.batches, source.close
+
+    def late(self, taken: int) -> list[int]:
+        return [taken + 1]
+
+    def resume(self, late: list[int]) -> None:
+        self.resumed.append(late)
+
+
+def test_a_resumed_run_gives_the_source_what_was_late(data_of, tmp_path, monkeypatch):
+    data, open_data = data_of(toy.NAME), Toy.open_data
+    monkeypatch.setattr(Toy, "open_data", lambda self, root: Reordering(open_data(self, root)))
+    monkeypatch.setattr(Reordering, "resumed", [])
+    with toy.known():
+        train_one_epoch(data, f"output_dir={tmp_path / 'out'}", "checkpoint_every=1", "keep_checkpoints=1")
+        (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
+        assert Reordering.resumed == []
+        train_one_epoch(data, f"output_dir={tmp_path / 'again'}", f"resume={saved}")
+    assert saved.name == "step_00000016"
+    assert Reordering.resumed == [[2 * 16 + 1]]  # the toy accumulates two micro-batches

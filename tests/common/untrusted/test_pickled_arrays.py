@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from common.untrusted.pickled_arrays import load_arrays
+from common.untrusted.pickled_arrays import load_arrays, load_values
 from tests.common.untrusted.hostile import Call
 from tests.common.untrusted.python2_pickles import python2_pickle
 
@@ -171,3 +171,27 @@ def test_a_garbled_state_of_an_array_is_damage(state):
 
     with pytest.raises(DataError, match="damaged"):
         load_arrays(pickle.dumps({"a": Garbled()}, 4))
+
+
+def test_a_dict_of_plain_values_is_read():
+    value = {"1abc": {"resolution": None, "date": "2020-01-01", "atoms": (b"bytes", (2, 37)), "chains": ["A"], 1: 2.5}}
+    assert load_values(pickle.dumps(value, 4)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Call(print, "x"), "asks for builtins.print"),
+        (np.zeros(2), r"asks for numpy\._core\.\w+\._(reconstruct|frombuffer)"),
+        ([1], "holds no dict, but a list"),
+    ],
+    ids=["call", "array", "list"],
+)
+def test_anything_but_plain_values_is_refused(value, message):
+    with pytest.raises(DataError, match=message):
+        load_values(pickle.dumps(value, 4), "dicts/ab")
+
+
+def test_a_cut_pickle_of_plain_values_is_damage():
+    with pytest.raises(DataError, match=r"^dicts/ab is damaged"):
+        load_values(pickle.dumps({"a": "b"})[:-3], "dicts/ab")

@@ -1,0 +1,213 @@
+"""Templates of a chain: structures of similar chains, which HHsearch found, placed at the chain's residues.
+
+The rows of HHsearch have the sequence of a hit as its database knows it. If the structure's own sequence does not
+contain it, Kalign aligns both, or, without Kalign, the hit is left out. (Source: supplement of AlphaFold 2, section
+1.2.3.)
+
+Axes: L residues of the chain; T templates.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.openfold.msa import tokens_of
+from benchmarks.openfold.residues import CA, GAP
+from benchmarks.openfold.samples import Structures
+from benchmarks.openfold.structures import unpack_atoms
+from common.errors import DataError
+from common.formats.alignments import Hit
+
+DAYS = 60
+"""A template was released more than these days before the chain."""
+LEAST_SHARE, COPY_SHARE, LEAST_LENGTH = 0.1, 0.95, 10
+"""Least aligned share of the chain; largest length of a part of the chain, as a share; least length of a hit."""
+LEAST_EQUAL = 0.9
+"""Least share of equal residues when a hit is realigned to its structure."""
+MOST_DISTANCE = 150.0
+"""Largest distance in angstrom of the CA atoms of neighbours."""
+LEAST_ATOMS = 5
+BEST = 20
+"""Hits from which training draws."""
+_KALIGN_SECONDS = 60
+Aligner = Callable[[str, str], tuple[str, str]]
+"""Returns the aligned rows of two sequences."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template at the chain's residues.
+
+    Attributes:
+        token_L: uint8, gap where nothing is aligned.
+        position_L373, mask_L37: float32, zero where nothing is aligned.
+    """
+
+    token_L: NDArray[np.uint8]
+    position_L373: NDArray[np.float32]
+    mask_L37: NDArray[np.float32]
+
+
+def admitted(hit: Hit, sequence: str, pdb_id: str, day: int, released: Mapping[str, int]) -> bool:
+    """Return whether a hit can be a template.
+
+    Args:
+        sequence, pdb_id: sequence and identifier of the chain.
+        day: release date of the chain, as its ordinal.
+        released: release date of each known structure, as its ordinal.
+    """
+    found = hit.name.partition("_")[0].lower()
+    template = hit.template.replace("-", "")
+    if found == pdb_id or found not in released or len(template) < LEAST_LENGTH:
+        return False
+    if released[found] >= day - DAYS or hit.aligned <= LEAST_SHARE * len(sequence):
+        return False
+    return not (template in sequence and len(template) > COPY_SHARE * len(sequence))
+
+
+class TemplateSearch:
+    """Makes templates of hits.
+
+    Args:
+        structures: all structures.
+        released: release date of each of them, as its ordinal.
+        obsolete: successors of superseded structures.
+        align: realigns hits to their structures; None leaves out hits that need it.
+    """
+
+    def __init__(
+        self,
+        structures: Structures,
+        released: Mapping[str, int],
+        obsolete: Mapping[str, str],
+        align: Aligner | None,
+    ) -> None:
+        self._structures, self._released, self._obsolete, self._align = structures, released, obsolete, align
+
+    def find(
+        self,
+        hits: Sequence[Hit],
+        sequence: str,
+        pdb_id: str,
+        day: int,
+        most: int,
+        random: np.random.Generator | None = None,
+    ) -> list[Template]:
+        """Return up to ``most`` templates of a chain.
+
+        Args:
+            random: draws from the :data:`BEST` hits; None takes the best ones.
+        """
+        renamed = [self._renamed(hit) for hit in hits]
+        chosen = [hit for hit in renamed if admitted(hit, sequence, pdb_id, day, self._released)]
+        chosen.sort(key=lambda hit: -hit.sum_probs)
+        if random is not None:
+            chosen = [chosen[index] for index in random.permutation(min(BEST, len(chosen)))]
+        found = (template for hit in chosen if (template := self._template(hit, len(sequence))) is not None)
+        return [template for template, _ in zip(found, range(most), strict=False)]
+
+    def _renamed(self, hit: Hit) -> Hit:
+        """Return a hit with the name of its structure's successor, if it is superseded."""
+        pdb_id, _, chain = hit.name.partition("_")
+        successor = self._obsolete.get(pdb_id.lower())
+        if successor is None or pdb_id.lower() in self._released:
+            return hit
+        return Hit(f"{successor}_{chain}", hit.sum_probs, hit.query, hit.template, hit.query_index, hit.template_index)
+
+    def _template(self, hit: Hit, length: int) -> Template | None:
+        """Return the template of a hit; None if its structure does not have the hit's residues."""
+        pdb_id, _, chain = hit.name.partition("_")
+        entry = self._structures.find(pdb_id.lower())
+        if entry is None:
+            return None
+        wanted = hit.template.replace("-", "")
+        aligned = (hit.query_index >= 0) & (hit.template_index >= 0)
+        query_index = hit.query_index[aligned]
+        own_index = hit.template_index[aligned] - hit.template_index[hit.template_index >= 0][0]
+        author = _author(entry["sequences"], chain, wanted)
+        if author is None:
+            return None
+        actual = entry["sequences"][author]
+        place: NDArray[np.int64] | None = None
+        if (first := actual.find(wanted)) >= 0:
+            place = np.arange(first, first + len(wanted))
+        elif self._align is not None:
+            place = realigned(wanted, actual, self._align)
+        if place is None:
+            return None
+        try:
+            return _placed(actual, *unpack_atoms(entry, author), query_index, place[own_index], length)
+        except (KeyError, ValueError) as error:
+            raise DataError(f"structure {pdb_id}: {error}; prepare the data again") from error
+
+
+def _author(sequences: Mapping[str, str], chain: str, wanted: str) -> str | None:
+    """Return the chain that a hit names if it has the hit's residues, else any chain that has, else the named one."""
+    order = [chain, *sequences] if chain in sequences else list(sequences)
+    return next((author for author in order if wanted in sequences[author]), order[0] if order else None)
+
+
+def realigned(wanted: str, actual: str, align: Aligner) -> NDArray[np.int64] | None:
+    """Return the index in ``actual`` of each residue of ``wanted``, -1 for a gap; None if too few are equal."""
+    rows = [np.frombuffer(row.encode("ascii"), np.uint8) for row in align(wanted, actual)]
+    letter = [row != ord("-") for row in rows]
+    equal = int(((rows[0] == rows[1]) & letter[0] & letter[1]).sum())
+    if equal < LEAST_EQUAL * min(len(wanted), len(actual)):
+        return None
+    index = np.where(letter[1], np.cumsum(letter[1]) - 1, -1)
+    return index[letter[0]]
+
+
+def _placed(
+    actual: str,
+    position_A373: NDArray[np.float32],
+    mask_A37: NDArray[np.bool_],
+    query_index: NDArray[np.int64],
+    own_index: NDArray[np.int64],
+    length: int,
+) -> Template | None:
+    """Return the template whose residues ``own_index`` are at ``query_index``; None without enough atoms."""
+    exists = own_index >= 0
+    query_index, own_index = query_index[exists], own_index[exists]
+    both = mask_A37[1:, CA] & mask_A37[:-1, CA]
+    if (np.linalg.norm(np.diff(position_A373[:, CA], axis=0), axis=1)[both] > MOST_DISTANCE).any():
+        return None
+    token_L = np.full(length, GAP, np.uint8)
+    position_L373, mask_L37 = np.zeros((length, 37, 3), np.float32), np.zeros((length, 37), np.float32)
+    token_L[query_index] = tokens_of(actual)[own_index]
+    position_L373[query_index], mask_L37[query_index] = position_A373[own_index], mask_A37[own_index]
+    return Template(token_L, position_L373, mask_L37) if mask_L37.sum() >= LEAST_ATOMS else None
+
+
+def kalign(program: str) -> Aligner:
+    """Return a function that aligns two sequences with Kalign 3.
+
+    Raises:
+        DataError: by the function, if the program fails.
+    """
+
+    def align(first: str, second: str) -> tuple[str, str]:
+        with tempfile.TemporaryDirectory() as folder:
+            given, made = Path(folder, "given.fasta"), Path(folder, "made.fasta")
+            given.write_text(f">0\n{first}\n>1\n{second}\n", encoding="ascii")
+            command = [program, "-i", str(given), "-o", str(made), "-f", "fasta"]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_KALIGN_SECONDS, check=False)
+                if done.returncode:
+                    raise DataError(f"{program} failed with the exit code {done.returncode}: {done.stderr[-500:]}")
+                rows = made.read_text(encoding="ascii").split(">")[1:]
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise DataError(f"{program}: {error}") from error
+        found = {row.partition("\n")[0].strip(): "".join(row.split("\n")[1:]).strip() for row in rows}
+        if set(found) != {"0", "1"} or len(found["0"]) != len(found["1"]):
+            raise DataError(f"{program} did not align two sequences")
+        return found["0"], found["1"]
+
+    return align
