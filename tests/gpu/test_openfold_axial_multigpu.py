@@ -45,7 +45,10 @@ class Trunk:
         self.dropout = Masks(torch.tensor(77, device=device), 40, True)
 
     def __call__(self) -> list[Tensor]:
-        """Return the results, the gradients of the inputs, and those of the weights, summed over the ranks."""
+        """Return the results, the gradients of the inputs, and those of the weights, summed over the ranks.
+
+        The results have no graph of autograd, which would tie the inputs to the current stream.
+        """
         inputs = (self.split.shard(x, 1) for x in (self.m, self.z))
         results = [self.split.gather(x, 1) for x in self.blocks(*inputs, *self.masks, self.dropout)]
         loss = sum((x * weight).sum() for x, weight in zip(results, self.weights, strict=True))
@@ -53,7 +56,7 @@ class Trunk:
         for gradient in found[2:]:
             if self.split.group is not None:
                 dist.all_reduce(gradient, group=self.split.group)
-        return [*results, *found]
+        return [*(x.detach() for x in results), *found]
 
 
 def run(rank: int, world: int, _: Path) -> dict[str, list[Tensor]]:
@@ -64,11 +67,11 @@ def run(rank: int, world: int, _: Path) -> dict[str, list[Tensor]]:
     eager = trunk()
     graph, replayed = captured(trunk)
     for tensor in replayed:
-        tensor.detach().fill_(float("nan"))
+        tensor.fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize()
     found = {"alone": alone, "eager": eager, "captured": replayed}
-    return {name: [x.detach().cpu() for x in tensors] for name, tensors in found.items()}
+    return {name: [x.cpu() for x in tensors] for name, tensors in found.items()}
 
 
 def test_gpus_that_share_a_sample_have_the_results_and_gradients_of_one(tmp_path: Path) -> None:
