@@ -20,14 +20,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.oc20.graph import CUTOFF, reverse_edges
+from benchmarks.oc20.graph import CUTOFF
 from benchmarks.oc20.samples import EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
 from common.config.ranges import AtLeast, Each
 from common.data.balanced_order import BalancedStream, PackedShard
@@ -92,9 +92,10 @@ class _Batches:
             tensors["global_free"] = torch.tensor(float(global_free))
         if self._pin_memory:
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
 
         def fill(slot: int) -> None:
-            self._fill(samples[slot], firsts_S4[slot], tensors)
+            self._fill(samples[slot], firsts_S4[slot], arrays)
 
         return self.threads.begin(tensors, len(samples), fill)
 
@@ -116,12 +117,11 @@ class _Batches:
             "edge_reverse": torch.full((edges,), -1, dtype=torch.int32),
         }
 
-    def _fill(self, sample: int, first_4: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
+    def _fill(self, sample: int, first_4: NDArray[np.int64], arrays: dict[str, NDArray[Any]]) -> None:
         """Write a sample behind the ``first_4`` atoms and edges of others."""
         structure = self._split.read(sample)
-        source, target = structure.edges.index_2E
-        reverse = reverse_edges(structure.edges)
-        atom, edge = first_4[:TRIPLETS].tolist()
+        source, target = structure.edge_index
+        (atom, edge), reverse = first_4[:TRIPLETS].astype(np.int32), structure.edge_reverse
         parts = {
             "atomic_number": (atom, structure.atomic_numbers),
             "position": (atom, structure.pos),
@@ -130,10 +130,10 @@ class _Batches:
             "edge_source": (edge, source + atom),
             "edge_target": (edge, target + atom),
             "edge_shift": (edge, structure.cell_offsets.astype(np.float32) @ structure.cell),
-            "edge_reverse": (edge, np.where(reverse < 0, -1, reverse + edge)),
+            "edge_reverse": (edge, np.where(reverse == np.arange(len(reverse)), -1, reverse + edge)),
         }
         for name, (first, values) in parts.items():
-            tensors[name].numpy()[first : first + len(values)] = values
+            arrays[name][first : first + len(values)] = values
 
 
 def staging_plan(root: Path) -> StagingPlan:

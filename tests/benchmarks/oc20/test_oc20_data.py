@@ -220,6 +220,12 @@ def edge_to_atom_99(value: bytes) -> bytes:
     return value[:first] + (99).to_bytes(2, "little") + value[first + 2 :]
 
 
+def reverse_9999(value: bytes) -> bytes:
+    atoms, edges = (int.from_bytes(value[first : first + 4], "little") for first in (0, 4))
+    first = HEADER + FIXED + 24 * atoms + 7 * edges
+    return value[:first] + (9999).to_bytes(2, "little") + value[first + 2 :]
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -228,8 +234,9 @@ def edge_to_atom_99(value: bytes) -> bytes:
         (lambda value: value[:5], "it is truncated"),
         (lambda value: bytes(HEADER + FIXED), "0 atoms and 0 edges, its counts say"),
         (edge_to_atom_99, "has an edge with an atom outside of 0 to"),
+        (reverse_9999, "has a reverse edge outside of 0 to"),
     ],
-    ids=["cut", "longer", "no counts", "empty", "edge"],
+    ids=["cut", "longer", "no counts", "empty", "edge", "reverse edge"],
 )
 def test_a_damaged_sample_is_named(change: Change, complaint: str, root: Path, tmp_path: Path) -> None:
     copied = copy_with(root, tmp_path / "data", lambda values: [change(value) for value in values])
