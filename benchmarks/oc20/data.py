@@ -11,13 +11,14 @@ A batch of shape (A atoms, E edges) has
   of the global batch.
 
 The last atom and the last edge are always padding. Each padding edge connects a padding atom with itself, at the
-distance of the cutoff. All padding atoms have about the same number of them.
+distance of the cutoff. All padding atoms have about the same number of them, in training at most as many as an atom has
+neighbours: a kernel's program takes all edges of an atom.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -27,12 +28,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.oc20.graph import CUTOFF
-from benchmarks.oc20.samples import EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
+from benchmarks.oc20.graph import CUTOFF, NEIGHBOURS
+from benchmarks.oc20.samples import ATOMS, EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
 from common.config.ranges import AtLeast, Each
 from common.data.balanced_order import BalancedStream, PackedShard
 from common.data.batches import DataSource, EvalSource
-from common.data.capacities import capacities_of, fitting, largest_sums, train_capacities
+from common.data.capacities import Capacities, capacities_of, fitting, largest_sums, train_capacities
 from common.data.manifest import NAME
 from common.data.order import MicroBatches
 from common.data.staging import SourceFile, StagingPlan
@@ -163,12 +164,7 @@ def open_train(
     split = Split(root, SPLITS["train"])
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
     counts_S4, batches = split.counts_S4, _Batches(split, reader, layout.device)
-    sizes_S2 = counts_S4[:, :TRIPLETS]
-    shapes = train_capacities(sizes_S2, counts_S4[:, EDGES], micro_batch, mine.streams)
-
-    def shape_of(micro_batches: Sequence[Sequence[int]]) -> GraphShape:
-        return GraphShape(*fitting(shapes, largest_sums(sizes_S2, micro_batches).tolist()))
-
+    shapes, shape_of = train_shapes(counts_S4, micro_batch, mine.streams)
     stream = BalancedStream(counts_S4[:, EDGES], mine, layout.seed, shape_of)
 
     def begin(number: int) -> PendingBatch:
@@ -181,7 +177,29 @@ def open_train(
     source = ThreadedTrainSource(
         stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, split.close
     )
-    return source, [GraphShape(*shape) for shape in shapes]
+    return source, shapes
+
+
+def train_shapes(
+    counts_S4: NDArray[np.int32], micro_batch: int, streams: int
+) -> tuple[list[GraphShape], Callable[[Sequence[Sequence[int]]], GraphShape]]:
+    """Return the shapes of nearly all training batches, and the function of a global batch's micro-batches to theirs.
+
+    Capacities are found for edges, and for the edges that the atoms have less than :data:`NEIGHBOURS`. Together they
+    give the atoms: every batch has at least one padding atom for :data:`NEIGHBOURS` padding edges.
+    """
+    edges_S = counts_S4[:, EDGES]
+    sizes_S2 = np.stack([edges_S, NEIGHBOURS * counts_S4[:, ATOMS] - edges_S], 1)
+    known = train_capacities(sizes_S2, edges_S, micro_batch, streams)
+
+    def shape(capacities: Capacities) -> GraphShape:
+        (atoms,) = capacities_of([sum(capacities) // NEIGHBOURS])
+        return GraphShape(atoms, capacities[0])
+
+    def shape_of(micro_batches: Sequence[Sequence[int]]) -> GraphShape:
+        return shape(fitting(known, largest_sums(sizes_S2, micro_batches).tolist()))
+
+    return [shape(each) for each in known], shape_of
 
 
 def open_eval(root: Path, reader: OcReaderConfig, layout: Layout) -> EvalSource:

@@ -14,7 +14,7 @@ import pytest
 import small_slabs
 import torch
 
-from benchmarks.oc20.data import GraphShape, OcReaderConfig, open_eval, open_train, staging_plan
+from benchmarks.oc20.data import GraphShape, OcReaderConfig, open_eval, open_train, staging_plan, train_shapes
 from benchmarks.oc20.samples import Split, Structure
 from common.data.batches import Block, HostBatch
 from common.data.manifest import NAME
@@ -126,6 +126,20 @@ def test_a_batch_is_its_structures_one_after_the_other_and_padding(read, root: P
         assert np.array_equal(tensors["edge_source"][edge:], np.sort(tensors["edge_target"][edge:]))
         assert tensors["edge_shift"][edge:].tolist() == [[6, 0, 0]] * (shape.edges - edge)
         assert tensors["edge_reverse"][edge:].tolist() == [-1] * (shape.edges - edge)
+
+
+def test_a_padding_atom_has_at_most_as_many_edges_as_a_real_one_can_have() -> None:
+    """Structures of 100 atoms have 800 to 5,000 edges, so micro-batches differ in edges alone."""
+    generator = np.random.default_rng(0)
+    counts = np.stack([np.full(400, 100), generator.integers(800, 5001, 400), np.ones(400), np.ones(400)], 1)
+    counts_S4 = counts.astype(np.int32)
+    shapes, shape_of = train_shapes(counts_S4, 2, 8)
+    assert len(shapes) == 5
+    for _ in range(50):
+        micro_batches = generator.permutation(400)[:16].reshape(8, 2)
+        shape = shape_of(micro_batches.tolist())
+        for used in counts_S4[micro_batches, :2].sum(1).tolist():
+            assert 0 < shape.edges - used[1] <= 50 * (shape.atoms - used[0])
 
 
 def test_types_of_a_batch(root: Path) -> None:
