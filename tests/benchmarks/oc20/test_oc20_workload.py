@@ -106,6 +106,13 @@ def unzeroed(workload: OpenCatalystForces) -> OpenCatalystForces:
     return workload
 
 
+def test_the_probe_of_the_micro_batch_has_larger_structures() -> None:
+    run, _ = loaded("scale=demo")
+    probe = OpenCatalystForces.probe(run, Layout(run.layout))
+    (batch,) = probe.example_batches()
+    assert batch.key == (176, 1360)  # 8 structures of 20 atoms and 169 edges, and padding to a multiple of 16
+
+
 def test_the_loss_is_weight_times_the_mean_l1_norm_of_normalised_errors_of_free_atoms() -> None:
     workload = built(
         "precision=fp64", "micro_batch=8", "benchmark.facts.force_std=1.7", "benchmark.facts.force_weight=9"
