@@ -155,7 +155,7 @@ def open_train(
         accumulation: micro-batches per step of a replica.
 
     Returns:
-        The data, and the shapes of nearly all of their batches.
+        The data, and the shapes to capture. A larger batch runs without a graph.
 
     Raises:
         DataError: the folder is incomplete. While reading: a sample is damaged.

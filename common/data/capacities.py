@@ -23,7 +23,7 @@ Capacities = tuple[int, ...]
 GLOBAL_BATCHES = 64
 """Number of global batches that capacities are derived from."""
 QUANTILES = (0.25, 0.5, 0.75, 0.95)
-"""Shares of the global batches that fit all capacities but the last."""
+"""Entry n: share of the global batches that fit into the n-th capacities. The last capacities are larger."""
 MULTIPLE = 16
 """Capacities are multiples of this, so that Triton compiles a kernel once for all of them."""
 
