@@ -21,6 +21,7 @@ from benchmarks.oc20.model import DimeNetArchitecture, force_errors
 from common.config.schema import RunConfig
 from common.contract.workload import Peer
 from common.data.batches import Batch
+from common.nn.tf32 import tf32_products
 from common.step.plain_step import plain_step
 
 
@@ -99,12 +100,8 @@ def start(
     step = plain_step(loss_of, (tensors["position"],), optimizer, compiled)
 
     def with_tf32() -> Tensor:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        try:
+        with tf32_products():
             return step()
-        finally:
-            torch.set_float32_matmul_precision(before)
 
     return with_tf32
 
