@@ -11,28 +11,29 @@ A batch of shape (A atoms, E edges) has
   of the global batch.
 
 The last atom and the last edge are always padding. Each padding edge connects a padding atom with itself, at the
-distance of the cutoff. All padding atoms have about the same number of them.
+distance of the cutoff. All padding atoms have about the same number of them, in training at most as many as an atom has
+neighbours: a kernel's program takes all edges of an atom.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.oc20.graph import CUTOFF, reverse_edges
-from benchmarks.oc20.samples import EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
+from benchmarks.oc20.graph import CUTOFF, NEIGHBOURS
+from benchmarks.oc20.samples import ATOMS, EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
 from common.config.ranges import AtLeast, Each
 from common.data.balanced_order import BalancedStream, PackedShard
 from common.data.batches import DataSource, EvalSource
-from common.data.capacities import capacities_of, fitting, largest_sums, train_capacities
+from common.data.capacities import Capacities, capacities_of, fitting, largest_sums, train_capacities
 from common.data.manifest import NAME
 from common.data.order import MicroBatches
 from common.data.staging import SourceFile, StagingPlan
@@ -92,9 +93,10 @@ class _Batches:
             tensors["global_free"] = torch.tensor(float(global_free))
         if self._pin_memory:
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
 
         def fill(slot: int) -> None:
-            self._fill(samples[slot], firsts_S4[slot], tensors)
+            self._fill(samples[slot], firsts_S4[slot], arrays)
 
         return self.threads.begin(tensors, len(samples), fill)
 
@@ -116,12 +118,11 @@ class _Batches:
             "edge_reverse": torch.full((edges,), -1, dtype=torch.int32),
         }
 
-    def _fill(self, sample: int, first_4: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
+    def _fill(self, sample: int, first_4: NDArray[np.int64], arrays: dict[str, NDArray[Any]]) -> None:
         """Write a sample behind the ``first_4`` atoms and edges of others."""
         structure = self._split.read(sample)
-        source, target = structure.edges.index_2E
-        reverse = reverse_edges(structure.edges)
-        atom, edge = first_4[:TRIPLETS].tolist()
+        source, target = structure.edge_index
+        (atom, edge), reverse = first_4[:TRIPLETS].astype(np.int32), structure.edge_reverse
         parts = {
             "atomic_number": (atom, structure.atomic_numbers),
             "position": (atom, structure.pos),
@@ -130,10 +131,10 @@ class _Batches:
             "edge_source": (edge, source + atom),
             "edge_target": (edge, target + atom),
             "edge_shift": (edge, structure.cell_offsets.astype(np.float32) @ structure.cell),
-            "edge_reverse": (edge, np.where(reverse < 0, -1, reverse + edge)),
+            "edge_reverse": (edge, np.where(reverse == np.arange(len(reverse)), -1, reverse + edge)),
         }
         for name, (first, values) in parts.items():
-            tensors[name].numpy()[first : first + len(values)] = values
+            arrays[name][first : first + len(values)] = values
 
 
 def staging_plan(root: Path) -> StagingPlan:
@@ -154,7 +155,7 @@ def open_train(
         accumulation: micro-batches per step of a replica.
 
     Returns:
-        The data, and the shapes of nearly all of their batches.
+        The data, and the shapes to capture. A larger batch runs without a graph.
 
     Raises:
         DataError: the folder is incomplete. While reading: a sample is damaged.
@@ -163,12 +164,7 @@ def open_train(
     split = Split(root, SPLITS["train"])
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
     counts_S4, batches = split.counts_S4, _Batches(split, reader, layout.device)
-    sizes_S2 = counts_S4[:, :TRIPLETS]
-    shapes = train_capacities(sizes_S2, counts_S4[:, EDGES], micro_batch, mine.streams)
-
-    def shape_of(micro_batches: Sequence[Sequence[int]]) -> GraphShape:
-        return GraphShape(*fitting(shapes, largest_sums(sizes_S2, micro_batches).tolist()))
-
+    shapes, shape_of = train_shapes(counts_S4, micro_batch, mine.streams)
     stream = BalancedStream(counts_S4[:, EDGES], mine, layout.seed, shape_of)
 
     def begin(number: int) -> PendingBatch:
@@ -181,7 +177,29 @@ def open_train(
     source = ThreadedTrainSource(
         stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, split.close
     )
-    return source, [GraphShape(*shape) for shape in shapes]
+    return source, shapes
+
+
+def train_shapes(
+    counts_S4: NDArray[np.int32], micro_batch: int, streams: int
+) -> tuple[list[GraphShape], Callable[[Sequence[Sequence[int]]], GraphShape]]:
+    """Return the shapes of nearly all training batches, and the function of a global batch's micro-batches to theirs.
+
+    Capacities are found for edges, and for the edges that the atoms have less than :data:`NEIGHBOURS`. Together they
+    give the atoms: every batch has at least one padding atom for :data:`NEIGHBOURS` padding edges.
+    """
+    edges_S = counts_S4[:, EDGES]
+    sizes_S2 = np.stack([edges_S, NEIGHBOURS * counts_S4[:, ATOMS] - edges_S], 1)
+    known = train_capacities(sizes_S2, edges_S, micro_batch, streams)
+
+    def shape(capacities: Capacities) -> GraphShape:
+        (atoms,) = capacities_of([sum(capacities) // NEIGHBOURS])
+        return GraphShape(atoms, capacities[0])
+
+    def shape_of(micro_batches: Sequence[Sequence[int]]) -> GraphShape:
+        return shape(fitting(known, largest_sums(sizes_S2, micro_batches).tolist()))
+
+    return [shape(each) for each in known], shape_of
 
 
 def open_eval(root: Path, reader: OcReaderConfig, layout: Layout) -> EvalSource:

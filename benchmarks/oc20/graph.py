@@ -89,7 +89,10 @@ def ordered(index_2E: Ints, offset_E3: Ints) -> Edges:
 
 
 def reverse_edges(edges: Edges) -> Ints:
-    """Return, for each edge j -> i, the index of the edge i -> j with the opposite offset, or -1; (E,)."""
+    """Return, for each edge j -> i, the index of the edge i -> j with the opposite offset; (E,).
+
+    An edge without such a reverse has its own index.
+    """
     (source, target), offset_E3 = edges
     atoms, reach = int(edges.index_2E.max()) + 1, int(np.abs(offset_E3).max())
 
@@ -101,11 +104,11 @@ def reverse_edges(edges: Edges) -> Ints:
 
     own, opposite = number(target, source, offset_E3), number(source, target, -offset_E3)
     found = np.minimum(np.searchsorted(own, opposite), len(own) - 1)
-    return np.where(own[found] == opposite, found, -1)
+    return np.where(own[found] == opposite, found, np.arange(len(own)))
 
 
-def count_triplets(edges: Edges) -> int:
-    """Return the number of triplets."""
+def count_triplets(edges: Edges, reverse_E: Ints) -> int:
+    """Return the number of triplets, with the result of :func:`reverse_edges`."""
     source, target = edges.index_2E
     into_N = np.bincount(target, minlength=int(source.max()) + 1)
-    return int(into_N[source].sum() - (reverse_edges(edges) >= 0).sum())
+    return int(into_N[source].sum() - (reverse_E != np.arange(len(reverse_E))).sum())

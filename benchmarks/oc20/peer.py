@@ -1,10 +1,10 @@
 """Peers: the same training with the blocks of torch_geometric's DimeNet++, eager and compiled.
 
-The blocks run in bf16 without fp32 master weights; distances, angles, basis functions and energies are fp32. The
-optimizer is fused AdamW. Edges and triplets of our own example batch are already on the device, because
-torch_geometric's search for neighbours knows no periodic images. A compiled function has no double backward pass, so
-the compiled peer computes the forces inside of it, by ``torch.func.grad``. It uses ``max-autotune``, which also
-captures CUDA graphs.
+The blocks run in bf16 without fp32 master weights, or in fp32, whose matrix products use TF32. Distances, angles, basis
+functions and energies are fp32. The optimizer is fused AdamW. Edges and triplets of our own example batch are already
+on the device, because torch_geometric's search for neighbours knows no periodic images. A compiled function has no
+double backward pass, so the compiled peer computes the forces inside of it, by ``torch.func.grad``. It uses
+``max-autotune``, which also captures CUDA graphs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.oc20.model import DimeNetArchitecture, force_errors
 from common.config.schema import RunConfig
 from common.contract.workload import Peer
 from common.data.batches import Batch
+from common.nn.tf32 import tf32_products
 from common.step.plain_step import plain_step
 
 
@@ -71,12 +72,14 @@ def energy(
     return total
 
 
-def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
+def start(
+    run: RunConfig, example: Batch, device: torch.device, compiled: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> Callable[[], Tensor]:
     """Start the peer; see :class:`common.contract.workload.Peer`."""
     facts, hparams = run.workload.facts, run.workload.hparams
     network = network_of(facts).to(device)
     for blocks in (network.emb, network.interaction_blocks, network.output_blocks):
-        blocks.to(torch.bfloat16)
+        blocks.to(dtype)
     rates = hparams.base_learning_rate, (hparams.beta_1, hparams.beta_2), hparams.epsilon, hparams.weight_decay
     optimizer = torch.optim.AdamW(network.parameters(), *rates, fused=device.type == "cuda")
     tensors = {name: x if x.is_floating_point() else x.long() for name, x in example.tensors.items()}
@@ -94,8 +97,22 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
         error = force_errors(-gradient_A3, tensors["force"] / facts.force_std, tensors["free"])
         return error * facts.force_weight / tensors["global_free"]
 
-    return plain_step(loss_of, (tensors["position"],), optimizer, compiled)
+    step = plain_step(loss_of, (tensors["position"],), optimizer, compiled)
+
+    def with_tf32() -> Tensor:
+        with tf32_products():
+            return step()
+
+    return with_tf32
 
 
-NAME = "torch_geometric in bf16 without masters"
-PEERS = (Peer(NAME, start), Peer(f"{NAME}, compiled with max-autotune", functools.partial(start, compiled=True)))
+BF16, TF32, COMPILED = (
+    "torch_geometric in bf16 without masters",
+    "torch_geometric in TF32",
+    "compiled with max-autotune",
+)
+PEERS = (
+    Peer(BF16, start),
+    Peer(f"{BF16}, {COMPILED}", functools.partial(start, compiled=True)),
+    Peer(f"{TF32}, {COMPILED}", functools.partial(start, compiled=True, dtype=torch.float32)),
+)

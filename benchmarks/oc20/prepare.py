@@ -27,7 +27,7 @@ from common.formats import lmdb_file
 
 RECORDS, STAGE = "records", "structures"
 TASK = 8  # trajectories per task, which writes one file; an official LMDB file is a task of its own
-EXPANSION = {raw.EXTXYZ: 3, raw.PACKED: 14, raw.LMDB: 1}
+EXPANSION = {raw.EXTXYZ: 4, raw.PACKED: 18, raw.LMDB: 1}
 """Estimated bytes of prepared data per byte of raw data."""
 MEMORY_PER_WORKER = 1 << 29
 """Bytes of memory for the search of neighbours in a structure."""

@@ -71,13 +71,11 @@ def _in_trajectory(path: Path) -> Iterator[Structure]:
             if system is None:
                 raise ValueError(f"{systems.name} has no line random<sid>,frame<fid>,<energy> for it")
             pos_N3, cell_33 = frame.columns["pos"], frame.cell_33
-            edges = neighbours(pos_N3, cell_33)
-            yield Structure(
+            yield Structure.of(
+                neighbours(pos_N3, cell_33),
                 pos=pos_N3,
                 atomic_numbers=frame.columns["species"],
                 cell=cell_33,
-                edge_index=edges.index_2E,
-                cell_offsets=edges.offset_E3,
                 force=frame.columns["forces"],
                 y=np.array(float(frame.properties["energy"]) - float(system[3])),
                 fixed=~frame.columns["move_mask"],
@@ -113,7 +111,7 @@ def _in_lmdb(path: Path) -> Iterator[Structure]:
                 edges = _checked_edges(graph, fields["pos"], fields["cell"])
             else:
                 edges = neighbours(fields["pos"].astype(np.float64), fields["cell"].astype(np.float64))
-            yield Structure(edge_index=edges.index_2E, cell_offsets=edges.offset_E3, **fields)
+            yield Structure.of(edges, **fields)
 
 
 def _checked_edges(graph: dict[str, Any], pos_N3: NDArray[Any], cell_33: NDArray[Any]) -> Edges:

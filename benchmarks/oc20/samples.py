@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.oc20.graph import Edges, count_triplets
+from benchmarks.oc20.graph import Edges, count_triplets, reverse_edges
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
@@ -26,7 +26,7 @@ from common.formats.lmdb_file import LmdbFile
 from common.formats.packed_arrays import Fields, pack, unpack
 from common.formats.raw_files import listed
 
-FORMAT = "oc20-lmdb/1"
+FORMAT = "oc20-lmdb/2"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=oc20 --raw-dir RAW --data-dir DATA"
 SPLITS = {"train": "train", "eval": "val_id"}
 """Prefix of the manifest's count to the folder."""
@@ -44,6 +44,7 @@ FIELDS: Fields = {
     "force": ("<f4", ("N", 3)),
     "edge_index": ("<u2", (2, "E")),
     "cell_offsets": ("i1", ("E", 3)),
+    "edge_reverse": ("<u2", ("E",)),
     "atomic_numbers": ("u1", ("N",)),
     "fixed": ("u1", ("N",)),
     "tags": ("u1", ("N",)),
@@ -60,6 +61,7 @@ class Structure:
         atomic_numbers: (N,).
         cell: (3, 3), the rows are the vectors of the cell in angstrom.
         edge_index, cell_offsets: (2, E) and (E, 3), see :class:`benchmarks.oc20.graph.Edges`.
+        edge_reverse: (E,), see :func:`benchmarks.oc20.graph.reverse_edges`.
         force: (N, 3) in eV per angstrom.
         y: (), energy in eV, relative to the reference energy.
         fixed: (N,), 1 for a fixed atom, else 0.
@@ -72,6 +74,7 @@ class Structure:
     cell: NDArray[Any]
     edge_index: NDArray[Any]
     cell_offsets: NDArray[Any]
+    edge_reverse: NDArray[Any]
     force: NDArray[Any]
     y: NDArray[Any]
     fixed: NDArray[Any]
@@ -79,15 +82,16 @@ class Structure:
     sid: NDArray[Any]
     fid: NDArray[Any]
 
-    @property
-    def edges(self) -> Edges:
-        """The edges as 64-bit integers."""
-        return Edges(self.edge_index.astype(np.int64), self.cell_offsets.astype(np.int64))
+    @classmethod
+    def of(cls, edges: Edges, **fields: NDArray[Any]) -> Structure:
+        """Return a structure with these edges; ``fields`` are all attributes that are not about edges."""
+        reverse_E = reverse_edges(edges)
+        return cls(edge_index=edges.index_2E, cell_offsets=edges.offset_E3, edge_reverse=reverse_E, **fields)
 
     def counts(self) -> list[int]:
         """Return the sample's counts, see :data:`COUNTS`."""
-        atoms = len(self.pos)
-        return [atoms, self.edge_index.shape[1], count_triplets(self.edges), atoms - int(self.fixed.sum())]
+        atoms, triplets = len(self.pos), count_triplets(Edges(self.edge_index, self.cell_offsets), self.edge_reverse)
+        return [atoms, self.edge_index.shape[1], triplets, atoms - int(self.fixed.sum())]
 
     def encode(self) -> bytes:
         """Return the value in an LMDB file; raises like :func:`common.formats.packed_arrays.pack`."""
@@ -141,6 +145,8 @@ class Split:
             raise DataError(f"{name} has {found[0]} atoms and {found[1]} edges, its counts say {expected}; {REMEDY}")
         if structure.edge_index.max() >= len(structure.pos):
             raise DataError(f"{name} has an edge with an atom outside of 0 to {len(structure.pos) - 1}; {REMEDY}")
+        if structure.edge_reverse.max() >= expected[EDGES]:
+            raise DataError(f"{name} has a reverse edge outside of 0 to {expected[EDGES] - 1}; {REMEDY}")
         return structure
 
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +27,9 @@ from common.ops.operation import OperationRequest, choose
 from common.optim.learning_rate import stepwise
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
+
+PROBED = 1.3
+"""Sizes of the structures of ``micro_batch=auto``, relative to typical ones."""
 
 
 class OpenCatalystForces(Workload):
@@ -53,6 +58,13 @@ class OpenCatalystForces(Workload):
         """Declare the data format, and the optimizer's name in the log."""
         own: Oc20Config = cfg.workload
         return Declaration(data_format=FORMAT, derived_values={"optimizer": type(own.hparams.adamw()).__name__})
+
+    @classmethod
+    def probe(cls, cfg: RunConfig, layout: Layout) -> Workload:
+        """Return a workload with larger typical structures: batches are padded to about the largest global batch."""
+        reader = cfg.workload.reader
+        atoms, edges = (math.ceil(PROBED * count) for count in reader.typical)
+        return cls(replace(cfg, workload=replace(cfg.workload, reader=replace(reader, typical=(atoms, edges)))), layout)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return one group: weight decay is for all parameters, also for biases and frequencies."""
@@ -90,7 +102,7 @@ class OpenCatalystForces(Workload):
         return Losses(total, {"loss": total.detach()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """Yield a micro-batch of noise with the sizes of typical structures; the data have other shapes."""
+        """Yield a micro-batch of noise with the sizes of typical structures. The data have other shapes."""
         yield self._example(self.own.reader.typical_shape(self.cfg.micro_batch))
 
     def examples_of_data(self) -> Iterable[Batch]:

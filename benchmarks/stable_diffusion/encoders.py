@@ -21,12 +21,12 @@ from torch import Tensor
 
 from benchmarks.stable_diffusion.frozen.clip import TextTower
 from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
-from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.frozen.published import load_text, load_vae
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.unet_operations import choose_layers
 from common.formats import jpeg
+from common.nn.tf32 import tf32_products
 
 
 def read_picture(data: bytes, side: int) -> Tensor:

@@ -22,7 +22,6 @@ from benchmarks.stable_diffusion.clip_score import ClipTransform, cosines, to_by
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.diffusion import abar, sampling_times
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FeatureSums, FrechetDistance, statistics_of_sums
-from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.generation import STAGES, GenerationSettings, PictureGenerator
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks
@@ -31,6 +30,7 @@ from common.distributed.layout import Layout
 from common.errors import DataError
 from common.evaluation.counts import Counts, check_whole_set
 from common.evaluation.stage_times import StageTimes
+from common.nn.tf32 import tf32_products
 
 ALL_STAGES = (*STAGES, "FID", "CLIP")
 DECODE_BATCH = 8

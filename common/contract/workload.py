@@ -117,13 +117,16 @@ class Workload(ABC):
 
     @abstractmethod
     def example_batches(self) -> Iterable[Batch]:
-        """Return synthetic micro-batches on the device, one for each batch key that occurs in training."""
+        """Return synthetic micro-batches on the device, one for each batch key that is known without the data.
+
+        If the data determine all keys (:meth:`examples_of_data`), return one of a typical size: it warms the step up,
+        and ``bench`` times it.
+        """
 
     def examples_of_data(self) -> Iterable[Batch]:
         """Return micro-batches, one per batch key, whose shapes depend on the data.
 
-        Called once after :meth:`open_data`; their capture is part of the measured time. Shapes known without
-        data belong in :meth:`example_batches`. Default: none.
+        Called once after :meth:`open_data`; their capture is part of the measured time. Default: none.
         """
         return ()
 

@@ -21,7 +21,7 @@ def balanced(weights: Sequence[int], bins: int) -> list[list[int]]:
     """
     heap = [(0, number) for number in range(bins)]
     filled: list[list[int]] = [[] for _ in range(bins)]
-    for item in sorted(range(len(weights)), key=lambda item: (-weights[item], item)):
+    for item in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):  # stable
         weight, lightest = heap[0]
         filled[lightest].append(item)
         heapq.heapreplace(heap, (weight + weights[item] + 1, lightest))  # 1 spreads weights of 0, too

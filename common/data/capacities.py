@@ -10,6 +10,7 @@ Axes: P samples, B global batches, C sizes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -23,7 +24,7 @@ Capacities = tuple[int, ...]
 GLOBAL_BATCHES = 64
 """Number of global batches that capacities are derived from."""
 QUANTILES = (0.25, 0.5, 0.75, 0.95)
-"""Shares of the global batches that fit all capacities but the last."""
+"""Entry n: share of the global batches that fit into the n-th capacities. The last capacities are larger."""
 MULTIPLE = 16
 """Capacities are multiples of this, so that Triton compiles a kernel once for all of them."""
 
@@ -36,7 +37,7 @@ def capacities_of(totals: Iterable[int]) -> Capacities:
 def largest_sums(sizes_PC: NDArray[np.int32], micro_batches: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Return the largest sum of each size over the samples of a micro-batch, (C,); no micro-batch may be empty."""
     firsts = np.cumsum([0, *map(len, micro_batches[:-1])])
-    samples = np.concatenate([np.asarray(each) for each in micro_batches])
+    samples = list(itertools.chain.from_iterable(micro_batches))
     sums: NDArray[np.int64] = np.add.reduceat(sizes_PC[samples], firsts, 0, dtype=np.int64)
     return sums.max(0)
 

@@ -210,8 +210,11 @@ class EpochStream:
     def samples_of(self, number: int) -> list[tuple[int, int]]:
         """Return the (epoch, sample) pairs of this replica's micro-batch ``number`` of the whole training, from 0."""
         start = (number * self.replicas + self.replica) * self.micro_batch
-        positions = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
-        return [(epoch, int(self.permutation(epoch)[position])) for epoch, position in positions]
+        pairs: list[tuple[int, int]] = []
+        while left := self.micro_batch - len(pairs):
+            epoch, position = divmod(start + len(pairs), self.train_samples)
+            pairs += [(epoch, sample) for sample in self.permutation(epoch)[position : position + left].tolist()]
+        return pairs
 
     def random_seed(self, number: int) -> int:
         """Return a seed in [0, 2**63) for micro-batch ``number``, which does not depend on the number of ranks."""

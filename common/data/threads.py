@@ -7,7 +7,7 @@ They suit libraries that release the GIL while they decode. The order of samples
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -126,10 +126,16 @@ class ThreadedTrainSource:
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
         """Yield the micro-batches of ``block`` from position ``start``; raises errors of the tasks."""
         first, positions = self.stream.first_micro_batch(block), range(start, self.stream.micro_batches(block))
-        begun = (self._begin(first + position) for position in positions)
+        keys: deque[Hashable] = deque()
+
+        def begun() -> Iterator[PendingBatch]:
+            for position in positions:
+                keys.append(self.stream.key(first + position))  # the stream may keep only the latest ones
+                yield self._begin(first + position)
+
         nominal = self.stream.micro_batch * self.stream.replicas
-        for position, tensors in zip(positions, self._threads.collect(begun), strict=True):
-            yield HostBatch(tensors, nominal, position, self.stream.key(first + position))
+        for position, tensors in zip(positions, self._threads.collect(begun()), strict=True):
+            yield HostBatch(tensors, nominal, position, keys.popleft())
 
     def close(self) -> None:
         """Stop the threads and close the data."""

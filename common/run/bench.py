@@ -398,7 +398,7 @@ def _time_run(
         evaluations.prepare(workload.weights)
         evaluations.open_data(data_dir)
         source = workload.open_data(data_dir)
-        runner.warm_up(workload.examples_of_data())
+        runner.warm_up(workload.examples_of_data(), iterations=1)
         samples = (options.warmup_steps + (2 if ranks else 1) * options.steps + 2) * run.global_batch
         batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
         prefetcher = Prefetcher(workload.prepare, run.grad_accumulation_steps, side_stream(workload.layout.device))

@@ -276,7 +276,7 @@ class Trainer:
         require_samples(self.run, self.session.data_dir, *found)
         self.clock.events.data_opened(self.data.train_samples, self.data.eval_samples)
         with self.heartbeat.extended(30 * 60, "capturing the shapes of the data"):
-            self.runner.warm_up(self.workload.examples_of_data())
+            self.runner.warm_up(self.workload.examples_of_data(), iterations=1)  # the step is warm already
         with self.runner.on_stream():
             blocks = self.schedule.blocks(self.data.train_samples, self.run.global_batch)
             for block, following in itertools.pairwise(itertools.chain(blocks, (None,))):

@@ -65,6 +65,12 @@ def forces_and_gradients(model: DimeNetPlusPlus, tensors: dict[str, Tensor]) -> 
     return {"force": force_A3, **dict(zip(names, gradients, strict=True))}
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_every_operation_has_a_kernel_by_default(precision: str) -> None:
+    run, _ = cli.load(compose(["benchmark=oc20", "scale=1xH200", f"precision={precision}"]))
+    assert OpenCatalystForces(run, Layout(run.layout, device=GPU)).choices == dict.fromkeys(OPERATIONS, "triton")
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-5), (torch.bfloat16, 0.15)], ids=str)
 def test_forces_and_gradients_follow_float64(dtype: torch.dtype, tolerance: float) -> None:
     """On a CPU, the largest errors of PyTorch's own operations are 2e-6 and 0.04. The order of sums differs here."""
@@ -82,7 +88,8 @@ def trained(capture: bool, root: Path) -> tuple[list[float], dict[str, Tensor], 
     before = {name: weight.detach().clone() for name, weight in workload.model.named_parameters()}
     losses, keys = [], []
     with contextlib.closing(workload.open_data(root)) as source:
-        runner.warm_up(workload.examples_of_data())
+        runner.warm_up(workload.example_batches())
+        runner.warm_up(workload.examples_of_data(), iterations=1)
         batches = [
             Batch({name: tensor.to(GPU) for name, tensor in batch.tensors.items()}, batch.samples, batch.key)
             for batch in source.batches(Block(0, 1, 2, 0, 2 * run.train_samples))

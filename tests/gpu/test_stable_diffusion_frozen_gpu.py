@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
-from benchmarks.stable_diffusion.frozen.inference import tf32_products
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.prepare import prepare
 from benchmarks.stable_diffusion.unet_operations import LAYERS, choose_layers
+from common.nn.tf32 import tf32_products
 from common.ops.operation import REFERENCE
 from tests.benchmarks.stable_diffusion.public_names import randomized
 from tests.benchmarks.stable_diffusion.small_raw import pictures, read_tar, write_raw

@@ -14,7 +14,7 @@ import pytest
 import small_slabs
 import torch
 
-from benchmarks.oc20.data import GraphShape, OcReaderConfig, open_eval, open_train, staging_plan
+from benchmarks.oc20.data import GraphShape, OcReaderConfig, open_eval, open_train, staging_plan, train_shapes
 from benchmarks.oc20.samples import Split, Structure
 from common.data.batches import Block, HostBatch
 from common.data.manifest import NAME
@@ -128,6 +128,20 @@ def test_a_batch_is_its_structures_one_after_the_other_and_padding(read, root: P
         assert tensors["edge_reverse"][edge:].tolist() == [-1] * (shape.edges - edge)
 
 
+def test_a_padding_atom_has_at_most_as_many_edges_as_a_real_one_can_have() -> None:
+    """Structures of 100 atoms have 800 to 5,000 edges, so micro-batches differ in edges alone."""
+    generator = np.random.default_rng(0)
+    counts = np.stack([np.full(400, 100), generator.integers(800, 5001, 400), np.ones(400), np.ones(400)], 1)
+    counts_S4 = counts.astype(np.int32)
+    shapes, shape_of = train_shapes(counts_S4, 2, 8)
+    assert len(shapes) == 5
+    for _ in range(50):
+        micro_batches = generator.permutation(400)[:16].reshape(8, 2)
+        shape = shape_of(micro_batches.tolist())
+        for used in counts_S4[micro_batches, :2].sum(1).tolist():
+            assert 0 < shape.edges - used[1] <= 50 * (shape.atoms - used[0])
+
+
 def test_types_of_a_batch(root: Path) -> None:
     numbers = {"atomic_number", "edge_source", "edge_target", "edge_reverse"}
     others = {"position", "force", "free", "edge_shift", "samples"}
@@ -220,6 +234,12 @@ def edge_to_atom_99(value: bytes) -> bytes:
     return value[:first] + (99).to_bytes(2, "little") + value[first + 2 :]
 
 
+def reverse_9999(value: bytes) -> bytes:
+    atoms, edges = (int.from_bytes(value[first : first + 4], "little") for first in (0, 4))
+    first = HEADER + FIXED + 24 * atoms + 7 * edges
+    return value[:first] + (9999).to_bytes(2, "little") + value[first + 2 :]
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -228,8 +248,9 @@ def edge_to_atom_99(value: bytes) -> bytes:
         (lambda value: value[:5], "it is truncated"),
         (lambda value: bytes(HEADER + FIXED), "0 atoms and 0 edges, its counts say"),
         (edge_to_atom_99, "has an edge with an atom outside of 0 to"),
+        (reverse_9999, "has a reverse edge outside of 0 to"),
     ],
-    ids=["cut", "longer", "no counts", "empty", "edge"],
+    ids=["cut", "longer", "no counts", "empty", "edge", "reverse edge"],
 )
 def test_a_damaged_sample_is_named(change: Change, complaint: str, root: Path, tmp_path: Path) -> None:
     copied = copy_with(root, tmp_path / "data", lambda values: [change(value) for value in values])

@@ -49,15 +49,16 @@ def test_reverse_edges_and_triplets_are_those_of_a_loop_over_pairs_of_edges(seed
     edges = neighbours(*tilted(seed))
     number = {edge: index for index, edge in enumerate(listed(edges))}
     opposite = [(j, i, tuple(-step for step in offset)) for i, j, offset in number]
-    assert reverse_edges(edges).tolist() == [number.get(edge, -1) for edge in opposite]
-    assert count_triplets(edges) == len(small_slabs.triplets_by_loops(listed(edges)))
+    reverse_E = reverse_edges(edges)
+    assert reverse_E.tolist() == [number.get(edge, own) for own, edge in enumerate(opposite)]
+    assert count_triplets(edges, reverse_E) == len(small_slabs.triplets_by_loops(listed(edges)))
 
 
 def test_images_of_an_atom_are_other_atoms() -> None:
     """An atom in a cube of 5 angstrom has 6 images as neighbours; an edge has an angle with all but its reverse."""
     edges = neighbours(np.zeros((1, 3)), np.eye(3) * 5)
     assert len(listed(edges)) == 6
-    assert count_triplets(edges) == 6 * 5
+    assert count_triplets(edges, reverse_edges(edges)) == 6 * 5
 
 
 def test_a_molecule_in_vacuum_has_no_angle_back_to_its_start() -> None:
@@ -65,7 +66,7 @@ def test_a_molecule_in_vacuum_has_no_angle_back_to_its_start() -> None:
     edges = neighbours(np.array([[0.0, 0, 0], [4, 0, 0], [8, 0, 0]]), np.eye(3) * 40)
     assert [edge[:2] for edge in listed(edges)] == [(0, 1), (1, 0), (1, 2), (2, 1)]
     assert reverse_edges(edges).tolist() == [1, 0, 3, 2]
-    assert count_triplets(edges) == 2
+    assert count_triplets(edges, reverse_edges(edges)) == 2
 
 
 @pytest.mark.parametrize(

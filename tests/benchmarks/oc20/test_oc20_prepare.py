@@ -43,7 +43,7 @@ def assert_first(found: Structure) -> None:
     assert found.tags.tolist() == [0, 1, 2]
     assert (float(found.y), int(found.sid), int(found.fid)) == (3.25, 2447361, 12)
     edges = small_slabs.neighbours_by_loops(found.pos.astype(np.float64), found.cell.astype(np.float64), 2)
-    (source, target), offsets = found.edges
+    (source, target), offsets = found.edge_index, found.cell_offsets
     assert list(zip(target.tolist(), source.tolist(), map(tuple, offsets.tolist()), strict=True)) == edges
 
 

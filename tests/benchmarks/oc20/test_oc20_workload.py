@@ -106,6 +106,13 @@ def unzeroed(workload: OpenCatalystForces) -> OpenCatalystForces:
     return workload
 
 
+def test_the_probe_of_the_micro_batch_has_larger_structures() -> None:
+    run, _ = loaded("scale=demo")
+    probe = OpenCatalystForces.probe(run, Layout(run.layout))
+    (batch,) = probe.example_batches()
+    assert batch.key == (176, 1360)  # 8 structures of 20 atoms and 169 edges, and padding to a multiple of 16
+
+
 def test_the_loss_is_weight_times_the_mean_l1_norm_of_normalised_errors_of_free_atoms() -> None:
     workload = built(
         "precision=fp64", "micro_batch=8", "benchmark.facts.force_std=1.7", "benchmark.facts.force_weight=9"
@@ -134,12 +141,16 @@ def test_figures_have_the_mean_sizes_of_the_example_and_then_of_the_data(tmp_pat
     assert workload.sample_sizes() == pytest.approx(expected)
 
 
-def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_step_of_the_peer_trains_on_the_example_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled peer is traced with its derivatives, and then runs eagerly."""
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: compile(function, backend="aot_eager"))
     workload = built("hparams.base_learning_rate=0.01", "hparams.global_batch_size=4")
     (batch,) = workload.example_batches()
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        step = PEERS[0].start(workload.cfg, batch, workload.layout.device)
+        step = PEERS[number].start(workload.cfg, batch, workload.layout.device)
     losses = [float(step()) for _ in range(20)]
     assert losses[0] == pytest.approx(workload.loss(batch).total.item(), rel=1e-5), "the first forces are 0"
     assert losses[-1] < 0.8 * losses[0]

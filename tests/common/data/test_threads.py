@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 import torch
 
+from common.data.balanced_order import BalancedStream
 from common.data.batches import Block
-from common.data.order import EpochStream, EvalShard
+from common.data.order import EpochStream, EvalShard, MicroBatches
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource, ahead
 from common.errors import DataError
 
@@ -45,6 +47,21 @@ def test_batches_are_those_of_the_stream_from_any_position(count, prefetch):
             (position, [sample for _, sample in stream.samples(block, position)]) for position in range(start, 6)
         ]
     source.close()
+
+
+def test_a_global_batch_has_its_key_computed_once_in_spite_of_prefetching():
+    steps: list[Sequence[Sequence[int]]] = []
+
+    def key_of(micro_batches: Sequence[Sequence[int]]) -> str:
+        steps.append(micro_batches)
+        return str(micro_batches)
+
+    stream, threads = BalancedStream(np.ones(12, np.int32), MicroBatches(2, 2), 1, key_of), SampleThreads(1, 5)
+    source = ThreadedTrainSource(stream, 3, True, threads, lambda number: numbers(threads, [-number], 1), closed)
+    found = [(batch.tensors["number"].tolist(), batch.key) for batch in source.batches(Block(0, 1, 2, 0, 24))]
+    source.close()
+    assert len(steps) == 6
+    assert found == [([-number], str(stream.global_batch(number // 2))) for number in range(12)]
 
 
 def test_a_shard_ends_with_padding():

@@ -13,4 +13,7 @@ EDGE_BASIS = Operation(
     kernel_names=(("basis functions", r"^edge_(functions|harmonics)_"),),
     cases="benchmarks.oc20.ops.edge_basis.cases",
 )
-"""Implementations of :func:`edge_basis_reference`, which has hundreds of small kernels with its derivatives."""
+"""Implementations of :func:`edge_basis_reference`.
+
+With its derivatives, the reference launches hundreds of small kernels.
+"""

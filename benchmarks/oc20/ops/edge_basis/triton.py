@@ -30,8 +30,8 @@ def edge_functions_kernel(
 ):  # fmt: skip
     """Write the functions of the distances of the program's edges. Grid (ceil(E / BLOCK_E),)."""
     edge = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
-    some = edge < E
-    x = tl.load(x_ptr + edge, mask=some, other=1.0).to(tl.float64)
+    valid = edge < E
+    x = tl.load(x_ptr + edge, mask=valid, other=1.0).to(tl.float64)
     inverse = 1.0 / x
     power = x
     for _ in tl.static_range(EXPONENT - 1):
@@ -41,9 +41,9 @@ def edge_functions_kernel(
     u1 = power * inverse * (a * EXPONENT + x * (b + x * c)) - inverse * inverse
     b, c = b * EXPONENT, c * (EXPONENT + 1)
     u2 = inverse * inverse * (2 * inverse + power * (a * (EXPONENT * (EXPONENT - 1)) + x * (b + x * c)))
-    tl.store(envelope_ptr + edge, u, mask=some)
-    tl.store(envelope_ptr + E + edge, u1, mask=some)
-    tl.store(envelope_ptr + 2 * E + edge, u2, mask=some)
+    tl.store(envelope_ptr + edge, u, mask=valid)
+    tl.store(envelope_ptr + E + edge, u1, mask=valid)
+    tl.store(envelope_ptr + 2 * E + edge, u2, mask=valid)
 
     function = tl.arange(0, BLOCK_F)
     known, order = function < S * R, function // R
@@ -62,7 +62,7 @@ def edge_functions_kernel(
     j1, j2 = j1 * zero, j2 * (zero * zero)
     u, u1, u2 = u[:, None], u1[:, None], u2[:, None]
     at = radial_ptr + edge.to(tl.int64)[:, None] * (S * R) + function[None, :]
-    both, derivative = some[:, None] & known[None, :], tl.full((), S, tl.int64) * R * E
+    both, derivative = valid[:, None] & known[None, :], tl.full((), S, tl.int64) * R * E
     tl.store(at, factor * (u * j), mask=both)
     tl.store(at + derivative, factor * (u1 * j + u * j1), mask=both)
     tl.store(at + 2 * derivative, factor * (u2 * j + 2 * u1 * j1 + u * j2), mask=both)
@@ -77,10 +77,10 @@ def edge_harmonics_kernel(
 ):  # fmt: skip
     """Write the harmonics of the directions of the program's edges. Grid (ceil(E / BLOCK_E),)."""
     edge = (tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)).to(tl.int64)
-    some = edge < E
-    x = tl.load(unit_ptr + 3 * edge, mask=some, other=0.0).to(tl.float64)
-    y = tl.load(unit_ptr + 3 * edge + 1, mask=some, other=0.0).to(tl.float64)
-    z = tl.load(unit_ptr + 3 * edge + 2, mask=some, other=1.0).to(tl.float64)
+    valid = edge < E
+    x = tl.load(unit_ptr + 3 * edge, mask=valid, other=0.0).to(tl.float64)
+    y = tl.load(unit_ptr + 3 * edge + 1, mask=valid, other=0.0).to(tl.float64)
+    z = tl.load(unit_ptr + 3 * edge + 2, mask=valid, other=1.0).to(tl.float64)
     at = harmonics_ptr + edge * (S * S)
     real, imaginary = x * 0 + 1, x * 0
     start = x * 0 + 0.28209479177387814  # 1 / sqrt(4 pi)
@@ -93,8 +93,8 @@ def edge_harmonics_kernel(
             scaled = (12.566370614359172 / (2 * up - 1)) ** 0.25 * polynomial  # 4 pi / (2 l + 1)
             if m > 0:
                 scaled *= 1.4142135623730951
-                tl.store(at + ((up - 1) * up - m), scaled * imaginary, mask=some)
-            tl.store(at + ((up - 1) * up + m), scaled * real, mask=some)
+                tl.store(at + ((up - 1) * up - m), scaled * imaginary, mask=valid)
+            tl.store(at + ((up - 1) * up + m), scaled * real, mask=valid)
             after = ((4 * up * up - 1) / (up * up - m * m)) ** 0.5 * z * polynomial
             if up - 1 > m:
                 after -= (
@@ -109,7 +109,7 @@ TILES: dict[str, Tile] = {"functions": Tile(edges=8, warps=4), "harmonics": Tile
 """Tiles by kernel; ``edges``: edges of a program."""
 
 
-class _Known(torch.autograd.Function):
+class _Tabulated(torch.autograd.Function):
     """A function of x whose values and derivatives at every x are known."""
 
     @staticmethod
@@ -122,7 +122,7 @@ class _Known(torch.autograd.Function):
         x_E, *derivatives = ctx.saved_tensors
         if not derivatives:
             raise NotImplementedError("the functions of the distance have two derivatives")
-        slope = _Known.apply(x_E, *derivatives)
+        slope = _Tabulated.apply(x_E, *derivatives)
         return (gradients[0] * slope).reshape(len(x_E), -1).sum(1), None, *(None for _ in derivatives)
 
 
@@ -150,6 +150,6 @@ def edge_basis(
     edge_harmonics_kernel[(triton.cdiv(edges, tile.edges),)](
         unit_E3, harmonics_EM, edges, S=orders, BLOCK_E=tile.edges, num_warps=tile.warps
     )
-    envelope_E: Tensor = _Known.apply(x_E, *envelope_3E)
-    radial_ESR: Tensor = _Known.apply(x_E, *radial_3ESR)
+    envelope_E: Tensor = _Tabulated.apply(x_E, *envelope_3E)
+    radial_ESR: Tensor = _Tabulated.apply(x_E, *radial_3ESR)
     return envelope_E, radial_ESR, harmonics_EM

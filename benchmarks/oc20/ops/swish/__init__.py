@@ -1,6 +1,6 @@
 """Swish, x sigmoid(x), with two derivatives.
 
-PyTorch composes the first derivative of a graph that is differentiated again, and the second one, of about 20 kernels.
+If forces are differentiated again, PyTorch needs about 20 kernels for both derivatives.
 """
 
 from __future__ import annotations

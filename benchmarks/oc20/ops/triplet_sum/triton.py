@@ -29,10 +29,10 @@ def _product(message_ptr, weight_ptr, edge, order, channel, mask, C, S: tl.const
 
 
 @triton.jit
-def _harmonics(harmonics_ptr, edge, order, some, S: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the harmonics of one order, (edges, BLOCK_M), and 0 behind them."""
+def _harmonics(harmonics_ptr, edge, order, valid, S: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the harmonics of one order, (edges, BLOCK_M). The remaining columns are 0."""
     index = tl.arange(0, BLOCK_M)
-    mask = some[:, None] & (index < 2 * order + 1)[None, :]
+    mask = valid[:, None] & (index < 2 * order + 1)[None, :]
     at = (edge * (S * S) + order * order)[:, None] + index[None, :]
     return tl.load(harmonics_ptr + at, mask=mask, other=0.0)
 
@@ -59,18 +59,18 @@ def triplet_moments_kernel(
     last = tl.load(rows_ptr + atom + 1)
     for first in range(tl.load(rows_ptr + atom), last, BLOCK_E):
         position = first + tl.arange(0, BLOCK_E)
-        some = position < last
+        valid = position < last
         edge = position.to(tl.int64)
         if LISTED:
-            edge = tl.load(edges_ptr + position, mask=some, other=0).to(tl.int64)
-        mask = some[:, None] & inside[None, :]
+            edge = tl.load(edges_ptr + position, mask=valid, other=0).to(tl.int64)
+        mask = valid[:, None] & inside[None, :]
         if TERMS == 0:
             value = tl.load(message_ptr + edge[:, None] * C + channel[None, :], mask=mask, other=0.0)
         else:
             value = _product(message_ptr, weight_ptr, edge, order, channel, mask, C, S)
             if TERMS == 2:
                 value += _product(more_message_ptr, more_weight_ptr, edge, order, channel, mask, C, S)
-        factor = tl.trans(_harmonics(harmonics_ptr, edge, order, some, S, BLOCK_M))
+        factor = tl.trans(_harmonics(harmonics_ptr, edge, order, valid, S, BLOCK_M))
         moments = tl.dot(factor, value, moments, input_precision="ieee", out_dtype=moments.dtype)
     index = tl.arange(0, BLOCK_M)
     row = ((atom * S * S) + order * order + index) * C
@@ -80,7 +80,7 @@ def triplet_moments_kernel(
 
 @triton.jit
 def _from_moments(
-    harmonics_ptr, moments_ptr, atom, edge, order, some, channel, C,
+    harmonics_ptr, moments_ptr, atom, edge, order, valid, channel, C,
     S: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Return the part of one order of the sums over all edges on the other side of the atom, (edges, channels)."""
@@ -88,7 +88,7 @@ def _from_moments(
     mask = (index < 2 * order + 1)[:, None] & (channel < C)[None, :]
     row = ((atom * S * S) + order * order + index) * C
     moments = tl.load(moments_ptr + row[:, None] + channel[None, :], mask=mask, other=0.0)
-    factor = _harmonics(harmonics_ptr, edge, order, some, S, BLOCK_M)
+    factor = _harmonics(harmonics_ptr, edge, order, valid, S, BLOCK_M)
     return tl.dot(factor, moments, input_precision="ieee", out_dtype=moments.dtype)
 
 
@@ -106,19 +106,19 @@ def triplet_sum_kernel(
     last = tl.load(from_ptr + atom + 1)
     for first in range(tl.load(from_ptr + atom), last, BLOCK_E):
         position = first + tl.arange(0, BLOCK_E)
-        some = position < last
-        edge = tl.load(by_source_ptr + position, mask=some, other=0).to(tl.int64)
-        reverse = tl.load(reverse_ptr + edge, mask=some, other=-1).to(tl.int64)
+        valid = position < last
+        edge = tl.load(by_source_ptr + position, mask=valid, other=0).to(tl.int64)
+        reverse = tl.load(reverse_ptr + edge, mask=valid, other=-1).to(tl.int64)
         found = (reverse >= 0)[:, None] & (channel < C)[None, :]
         total = tl.zeros((BLOCK_E, BLOCK_C), sum_ptr.dtype.element_ty)
         for order in tl.static_range(S):
-            total += _from_moments(harmonics_ptr, moments_ptr, atom, edge, order, some, channel, C, S, BLOCK_M)
+            total += _from_moments(harmonics_ptr, moments_ptr, atom, edge, order, valid, channel, C, S, BLOCK_M)
             value = _product(message_ptr, weight_ptr, reverse, order, channel, found, C, S)
             if TERMS == 2:
                 value += _product(more_message_ptr, more_weight_ptr, reverse, order, channel, found, C, S)
             # Y_l0(pi) = (-1)^l sqrt((2 l + 1) / (4 pi))
             total -= ((1 - 2 * (order % 2)) * ((2 * order + 1) * 0.07957747154594767) ** 0.5) * value
-        mask = some[:, None] & (channel < C)[None, :]
+        mask = valid[:, None] & (channel < C)[None, :]
         tl.store(sum_ptr + edge[:, None] * C + channel[None, :], total, mask=mask)
 
 
@@ -137,16 +137,16 @@ def triplet_gradient_kernel(
     last = tl.load(into_ptr + atom + 1)
     for first in range(tl.load(into_ptr + atom), last, BLOCK_E):
         edge = (first + tl.arange(0, BLOCK_E)).to(tl.int64)
-        some = edge < last
-        mask = some[:, None] & (channel < C)[None, :]
-        reverse = tl.load(reverse_ptr + edge, mask=some, other=-1).to(tl.int64)
+        valid = edge < last
+        mask = valid[:, None] & (channel < C)[None, :]
+        reverse = tl.load(reverse_ptr + edge, mask=valid, other=-1).to(tl.int64)
         found = (reverse >= 0)[:, None] & (channel < C)[None, :]
         opposite = tl.load(d_sum_ptr + reverse[:, None] * C + channel[None, :], mask=found, other=0.0)
         at = edge[:, None] * C + channel[None, :]
         message = tl.load(message_ptr + at, mask=mask, other=0.0)
         d_message = tl.zeros((BLOCK_E, BLOCK_C), d_message_ptr.dtype.element_ty)
         for order in tl.static_range(S):
-            d_value = _from_moments(harmonics_ptr, moments_ptr, atom, edge, order, some, channel, C, S, BLOCK_M)
+            d_value = _from_moments(harmonics_ptr, moments_ptr, atom, edge, order, valid, channel, C, S, BLOCK_M)
             d_value -= ((1 - 2 * (order % 2)) * ((2 * order + 1) * 0.07957747154594767) ** 0.5) * opposite
             row = ((edge * S + order) * C)[:, None] + channel[None, :]
             d_message += d_value * tl.load(weight_ptr + row, mask=mask, other=0.0)
