@@ -177,7 +177,7 @@ def workloads(results: Results) -> str:
             "target",
             "last round",
             "GPUs",
-            f"step on one H200, {results.dates[-1]}",
+            f"step on one H200, {' and '.join(results.dates)}",
             "two H200",
             "NVIDIA, per GPU",
         ),

@@ -14,7 +14,7 @@ import torch
 
 from common.ops.cases import Case, Draw
 from common.ops.catalogue import all_operations, cases_of
-from common.ops.operation import AUTO, REFERENCE, Operation
+from common.ops.operation import AUTO, REFERENCE
 from tests.operation_checks import LIBRARIES, check, parameters
 
 CPU = torch.device("cpu")
@@ -42,9 +42,7 @@ def interpretable(key_of: Callable[[str, Case], object] | None = None) -> Iterat
 
 
 @pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable()))
-def test_kernels_give_what_the_reference_does(
-    operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_kernels_give_what_the_reference_does(operation, name, case, sizes, dtype):
     check(operation, name, case, sizes, dtype, CPU)
 
 
@@ -56,7 +54,7 @@ OWN = [
 
 
 @pytest.mark.parametrize("operation", OWN, ids=lambda operation: operation.name)
-def test_auto_takes_a_kernel_for_the_sizes_of_every_recipe(operation: Operation) -> None:
+def test_auto_takes_a_kernel_for_the_sizes_of_every_recipe(operation):
     for case in cases_of(operation):
         own = [name for name in case.implementations(operation) if name not in LIBRARIES]
         if not case.only and any(operation.fast[name].automatic for name in own):
@@ -73,9 +71,7 @@ def refusal(*arguments: Any, strided: Container[int]) -> str | None:
 
 
 @pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable(lambda name, case: name)))
-def test_kernels_refuse_inputs_that_they_would_misread(
-    operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_kernels_refuse_inputs_that_they_would_misread(operation, name, case, sizes, dtype):
     reason = refusal(operation, name, case, sizes, dtype, strided=range(1000))
     assert reason is None or "stride" in reason or "contiguous" in reason
 
@@ -84,9 +80,7 @@ def test_kernels_refuse_inputs_that_they_would_misread(
 @pytest.mark.parametrize(
     ("operation", "name", "case", "sizes", "dtype"), list(interpretable(lambda name, case: (name, case.name)))
 )
-def test_kernels_refuse_each_input_that_they_would_misread(
-    operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_kernels_refuse_each_input_that_they_would_misread(operation, name, case, sizes, dtype):
     draw = Draw(CPU, dtype)
     case.passes(operation.function(name), draw, **sizes)
     for number in range(draw.drawn):

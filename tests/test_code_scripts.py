@@ -7,7 +7,6 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -38,16 +37,16 @@ class Doubled(Exception): """A docstring on a line of code."""
 '''
 
 
-def test_only_code_counts() -> None:
+def test_only_code_counts():
     """3 of LIMIT, 6 of def, 3 of text, 6 of return, 6 of class; brackets stand on lines of their own."""
     assert size_of(CODE) == Size(1, 24, 7)
 
 
-def test_layout_does_not_change_the_tokens() -> None:
+def test_layout_does_not_change_the_tokens():
     assert size_of(CODE.replace("(\n        x * 2\n    )", "(x * 2)"))[1:] == (24, 5)
 
 
-def test_files_below_the_folders_of_an_area_are_added_up_once(tmp_path: Path) -> None:
+def test_files_below_the_folders_of_an_area_are_added_up_once(tmp_path):
     for name in ("a/ops/one.py", "b/ops/deep/two.py", "b/other/three.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(CODE)
@@ -81,7 +80,7 @@ def sample(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_public_docstrings_are_shown_with_place_and_signature(tmp_path: Path) -> None:
+def test_public_docstrings_are_shown_with_place_and_signature(tmp_path):
     (tmp_path / "common").mkdir()
     (tmp_path / "common" / "a.py").write_text(SOURCE)
     (tmp_path / "benchmarks").mkdir()
@@ -91,7 +90,7 @@ def test_public_docstrings_are_shown_with_place_and_signature(tmp_path: Path) ->
     assert "No sample" not in shown
 
 
-def test_a_seed_always_gives_the_same_sample() -> None:
+def test_a_seed_always_gives_the_same_sample():
     assert sample("--seed", "2", "--count", "3") == sample("--seed", "2", "--count", "3") != sample("--count", "3")
 
 
@@ -129,7 +128,7 @@ def programs() -> list[str]:
 def test_every_program_explains_itself(program, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [program, "--help"])
     monkeypatch.delitem(sys.modules, program, raising=False)
-    code: object = 0
+    code = 0
     try:
         runpy.run_module(program, run_name="__main__")
     except SystemExit as ended:
@@ -141,7 +140,7 @@ def test_every_program_explains_itself(program, monkeypatch, capsys):
 # measure_file_reads.py
 
 
-def test_each_way_to_read_files_is_measured_and_no_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_each_way_to_read_files_is_measured_and_no_file_stays(tmp_path, capsys):
     arguments = [str(tmp_path), "--files", "3", "--bytes", "9000", "--threads", "2", "--repetitions", "1"]
     try:
         measure_file_reads.main(arguments)

@@ -62,7 +62,7 @@ def compared(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tup
     return code, capsys.readouterr().out
 
 
-def test_every_id_that_depends_on_time_or_hashes_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_id_that_depends_on_time_or_hashes_is_named(tmp_path, capsys):
     code, out = compared(tmp_path, UNSTABLE, capsys)
     assert code == 1
     assert set(re.findall(r"^[-+].*::(test_\w+)", out, re.MULTILINE)) == set(re.findall(r"def (test_\w+)", UNSTABLE))
@@ -70,11 +70,11 @@ def test_every_id_that_depends_on_time_or_hashes_is_named(tmp_path: Path, capsys
     assert "Give the cases ids=[…] of their own." in out
 
 
-def test_equal_collections_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_collections_are_accepted(tmp_path, capsys):
     assert compared(tmp_path, STABLE, capsys) == (0, "Both collections have the same 9 tests.\n")
 
 
-def test_tests_that_cannot_be_collected_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_that_cannot_be_collected_are_an_error(tmp_path, capsys):
     code, out = compared(tmp_path, "import no_such_module\n", capsys)
     assert code == 1
     assert "No module named 'no_such_module'" in out
@@ -84,13 +84,13 @@ def test_tests_that_cannot_be_collected_are_an_error(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     "value", [b"", b"text", re.compile(b"pattern")], ids=["no bytes", "some bytes", "pattern of bytes"]
 )
-def test_bytes_are_refused_as_an_id(value: object) -> None:
+def test_bytes_are_refused_as_an_id(value):
     with pytest.raises(pytest.Collector.CollectError, match=r"The parameter content has the value .* Name the cases"):
         pytest_make_parametrize_id(value, "content")
 
 
 @pytest.mark.parametrize("value", ["a", 1, None, 0.5, re.compile("a"), pytest.param({"a"}, id="set"), len, dict])
-def test_other_values_are_left_to_pytest(value: object) -> None:
+def test_other_values_are_left_to_pytest(value):
     assert pytest_make_parametrize_id(value, "content") is None
 
 
@@ -104,11 +104,11 @@ def collected(value: object, ids: Callable[[object], str] | str) -> types.Simple
 
 @pytest.mark.parametrize("ids", [str, repr])
 @pytest.mark.parametrize("make", [lambda: {"a"}, lambda: frozenset("ab"), {"a": 1}.keys, {"a": 1}.items, object])
-def test_texts_of_sets_and_objects_are_refused_as_an_id(make: Callable[[], object], ids: Callable[..., str]) -> None:
+def test_texts_of_sets_and_objects_are_refused_as_an_id(make, ids):
     with pytest.raises(pytest.UsageError, match=r"test_it\.py::test_it\[.*contains the text of the parameter content"):
         pytest_collection_modifyitems([collected(make(), ids)])
 
 
 @pytest.mark.parametrize("make", [lambda: {"a"}, object, lambda: ("a",)])
-def test_sets_and_objects_with_a_name_are_accepted(make: Callable[[], object]) -> None:
+def test_sets_and_objects_with_a_name_are_accepted(make):
     pytest_collection_modifyitems([collected(make(), "name"), types.SimpleNamespace(nodeid="test_it.py::test_it")])

@@ -191,7 +191,7 @@ def test_what_scores_goes_to_another_process_before_its_data_are_open(workload, 
 def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, data_of, tmp_path, monkeypatch):
     folder = tmp_path / "arrives at run_start"
     trainer = trainer_on(workload, folder, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
-    reached: list[bool] = []
+    reached = []
 
     def arrive() -> None:
         reached.append(folder.exists())
@@ -207,10 +207,10 @@ def test_data_are_opened_only_after_run_start(workload, overrides, data_of, tmp_
     folder = tmp_path / "there from the beginning"
     shutil.copytree(data_of(workload), folder)
     trainer = trainer_on(workload, folder, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
-    before: list[list[str]] = []
+    before = []
     at_run_start(monkeypatch, lambda: before.append(in_use_below(folder)))
 
-    after: list[list[str]] = []
+    after = []
     block_stop = RunEvents.block_stop
 
     # readers may open files as late as for their first batch
@@ -346,7 +346,7 @@ def test_the_log_is_accepted_as_far_as_synthetic_data_can_be(workload, whole):
 
 
 def test_a_signal_is_held_back_only_while_the_clock_runs(data_of, tmp_path, monkeypatch):
-    handlers: dict[str, object] = {}
+    handlers = {}
     for name in ("settings", "run_start"):
         original = getattr(RunEvents, name)
 

@@ -72,9 +72,7 @@ def custom_of(data_of: DataOf, tmp_path_factory: pytest.TempPathFactory) -> Data
 
 
 @pytest.mark.parametrize("workload", CASES)
-def test_prepare_notes_the_first_difference_once(
-    workload: str, custom_of: DataOf, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prepare_notes_the_first_difference_once(workload, custom_of, capsys):
     data = custom_of(workload)
     found = json.loads((data / "manifest.json").read_text())
     assert not found["synthetic"]
@@ -87,9 +85,7 @@ def test_prepare_notes_the_first_difference_once(
 
 
 @pytest.mark.parametrize("workload", CASES)
-def test_the_closed_division_trains_on_the_benchmarks_data_alone(
-    workload: str, custom_of: DataOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_closed_division_trains_on_the_benchmarks_data_alone(workload, custom_of, tmp_path, capsys):
     given = [f"benchmark={workload}", "scale=test", f"data_dir={custom_of(workload)}", f"output_dir={tmp_path / 'out'}"]
     given += ["benchmark.data_set=c4", "submission.division=closed"]
     assert cli.run(["train", *given]) == DataError.exit_code
@@ -112,8 +108,8 @@ SMALL = {"llama31_8b": replace(CORPUS, vocabulary=256), "gpt3": replace(GPT3, vo
 
 @pytest.mark.parametrize("workload", OPEN)
 def test_the_open_division_logs_them_as_custom_and_check_gives_them_no_more_than_format(
-    workload: str, custom_of: DataOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    workload, custom_of, tmp_path, capsys
+):
     data = custom_of(workload)
     if workload in SMALL:
         data = tmp_path / "data"
@@ -151,18 +147,14 @@ def benchmarks_own(data_of: DataOf, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return tmp_path / "data"
 
 
-def test_files_with_the_published_md5s_are_the_benchmarks(
-    benchmarks_own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_with_the_published_md5s_are_the_benchmarks(benchmarks_own, capsys):
     assert json.loads((benchmarks_own / "manifest.json").read_text())["custom"] == ""
     assert cli.run(["verify", "benchmark=llama31_8b", "--data-dir", str(benchmarks_own)]) == 0
     assert capsys.readouterr().out.endswith("as published: 4 files\n")
 
 
 @pytest.mark.parametrize("claim", ["custom", "md5"])
-def test_verify_refuses_a_manifest_that_claims_the_benchmarks_data(
-    claim: str, custom_of: DataOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_refuses_a_manifest_that_claims_the_benchmarks_data(claim, custom_of, tmp_path, capsys):
     data = Path(shutil.copytree(custom_of("gpt3"), tmp_path / "data"))
     found = json.loads((data / "manifest.json").read_text())
     found["custom"] = ""
@@ -175,9 +167,7 @@ def test_verify_refuses_a_manifest_that_claims_the_benchmarks_data(
 
 
 @pytest.mark.parametrize("kind", ["custom", "synthetic"])
-def test_preparing_again_completes_the_manifest_of_an_older_version(
-    kind: str, custom_of: DataOf, data_of: DataOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preparing_again_completes_the_manifest_of_an_older_version(kind, custom_of, data_of, tmp_path, capsys):
     source = custom_of("llama31_8b") if kind == "custom" else data_of("llama31_8b")
     data, raw = Path(shutil.copytree(source, tmp_path / "data")), source.parent / "raw"
     complete = json.loads((data / "manifest.json").read_text())
@@ -193,16 +183,14 @@ def test_preparing_again_completes_the_manifest_of_an_older_version(
     assert {path.name: path.stat().st_mtime_ns for path in data.glob("*.bin")} == before
 
 
-def test_data_that_an_older_version_marked_as_reduced_stay_no_benchmark_data(tmp_path: Path) -> None:
+def test_data_that_an_older_version_marked_as_reduced_stay_no_benchmark_data(tmp_path):
     older = Manifest("x/1", {}, {"train_samples": 3}, True, {}, UNDECIDED)
     made = Published({"train_samples": 3}).settled(tmp_path, older, "prepare")
     assert (made.synthetic, made.custom.startswith("an older version")) == (False, True)
     assert Published({"train_samples": 3}).settled(tmp_path, replace(older, synthetic=False), "prepare").custom == ""
 
 
-def test_a_changed_file_is_not_taken_over_from_an_older_version(
-    custom_of: DataOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_file_is_not_taken_over_from_an_older_version(custom_of, tmp_path, capsys):
     data = Path(shutil.copytree(custom_of("llama31_8b"), tmp_path / "data"))
     found = json.loads((data / "manifest.json").read_text())
     del found["custom"]
@@ -218,7 +206,7 @@ def test_a_changed_file_is_not_taken_over_from_an_older_version(
 
 
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))
-def test_every_workload_says_what_is_published(workload: str) -> None:
+def test_every_workload_says_what_is_published(workload):
     package = WORKLOADS[workload].partition(":")[0].rpartition(".")[0]
     known = importlib.import_module(f"{package}.prepare").COMMANDS.published
     assert known.counts or known.files

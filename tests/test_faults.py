@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -143,7 +142,7 @@ def _replace(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_halve, _empty, _replace])
-def test_resuming_from_a_damaged_file(spoil: Callable[[Path], None], saved, data_of, tmp_path):
+def test_resuming_from_a_damaged_file(spoil, saved, data_of, tmp_path):
     folder = shutil.copytree(saved[1], tmp_path / "step")
     spoil(folder / "rank_0.pt")
     message = _refused(tmp_path, data_of(toy.NAME), f"resume={folder}")

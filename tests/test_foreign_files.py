@@ -108,7 +108,7 @@ def listed(text: str) -> dict[tuple[str, str, str], tuple[int, str, str]]:
     return entries
 
 
-def test_every_call_that_reads_is_in_the_table() -> None:
+def test_every_call_that_reads_is_in_the_table():
     found, table = found_in(ROOT), listed(TABLE.read_text())
     counts = {key: count for key, (count, _, _) in table.items()}
     missing = [f"{key}: {count}" for key, count in found.items() if counts.get(key) != count]
@@ -119,7 +119,7 @@ def test_every_call_that_reads_is_in_the_table() -> None:
     assert not gone, f"these calls are no longer in the code; remove them from tests/foreign_files.txt: {gone}"
 
 
-def test_every_entry_has_a_kind_and_a_reason() -> None:
+def test_every_entry_has_a_kind_and_a_reason():
     for key, (_, kind, reason) in listed(TABLE.read_text()).items():
         assert kind in KINDS, key
         assert len(reason.split()) >= 2, key
@@ -141,5 +141,5 @@ def test_every_entry_has_a_kind_and_a_reason() -> None:
     ],
     ids=["open", "writing", "writing path", "path", "descriptor", "json", "torch", "triton", "bounded", "gzip"],
 )
-def test_calls_are_found(source: str, expected: list[tuple[str, str]]) -> None:
+def test_calls_are_found(source, expected):
     assert list(calls(source)) == expected

@@ -94,7 +94,7 @@ def test_help_of_training():
 def test_flags_stand_anywhere_among_the_overrides(flag, at, jobs, tmp_path, capsys):
     seeds = "1,2" if jobs else "1"
     overrides = ["benchmark=resnet", "scale=test", f"hydra.sweep.dir={tmp_path}", f"seed={seeds}"]
-    trees: list[object] = []
+    trees = []
 
     def job(tree, arguments):
         trees.append(tree["seed"])

@@ -32,7 +32,7 @@ def operations(workload: str) -> dict[str, Operation]:
 
 
 @pytest.mark.parametrize("workload", NAMES)
-def test_the_base_of_all_recipes_lists_every_operation(workload: str) -> None:
+def test_the_base_of_all_recipes_lists_every_operation(workload):
     tree = copy.deepcopy(composed(workload))
     assert set(tree["model"]["implementations"]) == set(operations(workload))
     run, _ = cli.load(tree)
@@ -40,7 +40,7 @@ def test_the_base_of_all_recipes_lists_every_operation(workload: str) -> None:
 
 
 @pytest.mark.parametrize("workload", NAMES)
-def test_the_former_key_of_an_operation_is_an_error_that_names_the_new_one(workload: str) -> None:
+def test_the_former_key_of_an_operation_is_an_error_that_names_the_new_one(workload):
     name = min(operations(workload))  # composing takes its time
     with pytest.raises(ConfigError) as error:
         compose([f"benchmark={workload}", "scale=test", f"model.{name}=auto"])
@@ -49,7 +49,7 @@ def test_the_former_key_of_an_operation_is_an_error_that_names_the_new_one(workl
 
 
 @pytest.mark.parametrize("workload", NAMES)
-def test_the_former_key_in_a_recipe_is_an_error_that_names_the_new_one(workload: str) -> None:
+def test_the_former_key_in_a_recipe_is_an_error_that_names_the_new_one(workload):
     for name in operations(workload):
         tree = copy.deepcopy(composed(workload))
         tree["model"][name] = "auto"
@@ -66,7 +66,7 @@ def test_the_former_key_in_a_recipe_is_an_error_that_names_the_new_one(workload:
         ("rgat", "reader.sample"),
     ],
 )
-def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(workload: str, key: str) -> None:
+def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(workload, key):
     with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: unknown .*; it is model\.implementations\.\w+ now$"):
         compose([f"benchmark={workload}", "scale=test", f"{key}=auto"])
     section, _, name = key.partition(".")
@@ -85,7 +85,7 @@ def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(work
         ("unet3d", "window_sums"),
     ],
 )
-def test_the_key_of_an_operation_that_is_gone_is_an_error_that_says_so(workload: str, name: str) -> None:
+def test_the_key_of_an_operation_that_is_gone_is_an_error_that_says_so(workload, name):
     key = f"model.implementations.{name}"
     message = rf"^{re.escape(key)}: unknown .*; remove it: PyTorch alone computes this now$"
     with pytest.raises(ConfigError, match=message):
@@ -105,9 +105,7 @@ def test_the_key_of_an_operation_that_is_gone_is_an_error_that_says_so(workload:
         ("resnet", "batch_norm", "cudnn", "convolution_moments=cudnn"),
     ],
 )
-def test_the_former_name_of_an_implementation_is_an_error_that_names_the_new_one(
-    workload: str, operation: str, former: str, now: str
-) -> None:
+def test_the_former_name_of_an_implementation_is_an_error_that_names_the_new_one(workload, operation, former, now):
     tree = copy.deepcopy(composed(workload))
     tree["model"]["implementations"][operation] = former
     with pytest.raises(ConfigError, match=rf"\('{former}' is '{now}' now\); choose one of auto, "):
@@ -116,7 +114,7 @@ def test_the_former_name_of_an_implementation_is_an_error_that_names_the_new_one
 
 @pytest.mark.parametrize("workload", NAMES)
 @pytest.mark.parametrize("former", ["torch", "plain"])
-def test_the_former_name_of_the_reference_is_an_error_that_lists_the_names(workload: str, former: str) -> None:
+def test_the_former_name_of_the_reference_is_an_error_that_lists_the_names(workload, former):
     tree = copy.deepcopy(composed(workload))
     for name in operations(workload):
         tree["model"]["implementations"] = {name: former}
@@ -128,7 +126,7 @@ def test_the_former_name_of_the_reference_is_an_error_that_lists_the_names(workl
 
 
 @pytest.mark.parametrize("workload", NAMES)
-def test_an_unknown_operation_is_an_error_that_lists_those_there_are(workload: str) -> None:
+def test_an_unknown_operation_is_an_error_that_lists_those_there_are(workload):
     tree = compose([f"benchmark={workload}", "scale=test", "+model.implementations.softmax=triton"])
     known = ", ".join(operations(workload))
     with pytest.raises(ConfigError, match=rf"^model\.implementations\.softmax: unknown operation; there are {known}$"):
@@ -136,7 +134,7 @@ def test_an_unknown_operation_is_an_error_that_lists_those_there_are(workload: s
 
 
 @pytest.mark.parametrize("workload", ["resnet", "ssd300"])
-def test_moments_that_no_batch_norm_reads_are_refused(workload: str) -> None:
+def test_moments_that_no_batch_norm_reads_are_refused(workload):
     tree = copy.deepcopy(composed(workload))
     tree["model"]["implementations"] |= {"batch_norm": "reference", "convolution_moments": "cudnn"}
     with pytest.raises(ConfigError, match=r"^model\.implementations\.batch_norm=reference: only Triton's batch norm"):

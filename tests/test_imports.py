@@ -217,6 +217,6 @@ def test_no_file_names_a_path_of_one_machine():
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 @pytest.mark.parametrize("folder", sorted(OF_RUNS))
-def test_results_in_a_default_folder_leave_the_source_unchanged(folder: str) -> None:
+def test_results_in_a_default_folder_leave_the_source_unchanged(folder):
     """Git ignores the folder. Otherwise, logs and reports would say that the source differs from its commit."""
     assert subprocess.run(["git", "-C", ROOT, "check-ignore", "--quiet", f"{folder}/file"], check=False).returncode == 0

@@ -3,8 +3,6 @@
 Each file runs in a process that is forked off one which has imported Triton for interpretation.
 """
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_each_path_through_the_kernels_gives_what_the_formula_does(file: str) -> None:
+def test_each_path_through_the_kernels_gives_what_the_formula_does(file):
     done = interpreted("-m", "not slow", file)
     assert done.code == 0, done.output + done.errors
 
@@ -26,6 +24,6 @@ def test_each_path_through_the_kernels_gives_what_the_formula_does(file: str) ->
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("file", FILES)
-def test_every_size_and_type_gives_what_the_formula_does(file: str) -> None:
+def test_every_size_and_type_gives_what_the_formula_does(file):
     done = interpreted("-m", "slow", file, timeout=3600)
     assert done.code in (0, NO_TESTS), done.output + done.errors

@@ -314,7 +314,7 @@ def laid_out(data_of, tmp_path_factory) -> Callable[[str], Path]:
     return find
 
 
-def test_every_workload_has_an_official_layout() -> None:
+def test_every_workload_has_an_official_layout():
     assert {official.workload for official in OFFICIAL.values()} == set(WORKLOADS)
 
 

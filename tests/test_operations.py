@@ -1,7 +1,5 @@
 """Run the cases of every operation on a CPU, through Triton's interpreter."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest
@@ -22,7 +20,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 @pytest.mark.parametrize("package", PACKAGES)
-def test_kernels_give_what_the_reference_does(package: str) -> None:
+def test_kernels_give_what_the_reference_does(package):
     done = interpreted("-m", "not slow", FILE, OPERATION=package)
     assert done.code == pytest.ExitCode.OK, done.output + done.errors
     assert ("passed" in done.output) == (package not in LIBRARIES_ONLY), done.output
@@ -32,12 +30,12 @@ def test_kernels_give_what_the_reference_does(package: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_size_with_every_type_gives_what_the_reference_does(package: str) -> None:
+def test_every_size_with_every_type_gives_what_the_reference_does(package):
     done = interpreted("-m", "slow", FILE, timeout=3600, OPERATION=package)
     assert done.code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), done.output + done.errors
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_cases_of_an_operation_have_different_names(operation: str) -> None:
+def test_cases_of_an_operation_have_different_names(operation):
     names = [case.name for case in cases_of(OPERATIONS[operation])]
     assert len(set(names)) == len(names)

@@ -36,7 +36,7 @@ def planted(tmp_path: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_every_kind_of_fault_changes_one_expression(tmp_path: Path) -> None:
+def test_every_kind_of_fault_changes_one_expression(tmp_path):
     assert planted(tmp_path) == {
         "index": ["row = (tl.arange(0, 8) + 1)"],
         "mask": ["mask = (row) <= (T)", "return total * 0.5, tl.cdiv(T, 8), mask, (T) != (E)"],
@@ -49,7 +49,7 @@ def test_every_kind_of_fault_changes_one_expression(tmp_path: Path) -> None:
     }
 
 
-def test_faults_are_spread_over_the_kinds() -> None:
+def test_faults_are_spread_over_the_kinds():
     found = [Fault("f", line, kind, line, line, "") for line in range(9) for kind in ("mask", "sum")]
     found.append(Fault("f", 20, "dtype", 0, 0, ""))
     kinds = [fault.kind for fault in chosen(found, 5)]
@@ -58,7 +58,7 @@ def test_faults_are_spread_over_the_kinds() -> None:
     assert len(chosen(found, 100)) == len(found)
 
 
-def test_all_operations_and_their_tests_are_found() -> None:
+def test_all_operations_and_their_tests_are_found():
     assert {"common/ops/row_norm", "benchmarks/rnnt/ops/joint"} <= set(operations(ROOT))
     of_cases = ["tests/operation_cases.py", "tests/common/ops/triton_language_cases.py"]
     assert find_tests("common/ops/row_norm", ROOT, gpu=False) == of_cases
@@ -78,7 +78,7 @@ def unused(x):
 
 
 @pytest.mark.parametrize(("test", "caught"), [("assert plus(1, 2) == 3", 4), ("assert plus(1, 2)", 0)])
-def test_faults_are_planted_in_a_copy_and_counted(test: str, caught: int, tmp_path: Path, capsys) -> None:
+def test_faults_are_planted_in_a_copy_and_counted(test, caught, tmp_path, capsys):
     tree, report = tmp_path / "tree", tmp_path / "report.json"
     for name, text in {
         "common/ops/plus/__init__.py": "Operation = dict\nPLUS = Operation()\n",
@@ -102,9 +102,7 @@ def test_faults_are_planted_in_a_copy_and_counted(test: str, caught: int, tmp_pa
     [("assert not kernels", "1 failed"), ("pytest.skip()", "1 skipped"), ("", "no test imports the operation")],
     ids=["failed", "skipped", "none"],
 )
-def test_operations_whose_tests_do_not_pass_without_a_fault_are_an_error(
-    test: str, message: str, tmp_path: Path, capsys
-) -> None:
+def test_operations_whose_tests_do_not_pass_without_a_fault_are_an_error(test, message, tmp_path, capsys):
     for name, text in {
         "common/ops/plus/__init__.py": "Operation = dict\nPLUS = Operation()\n",
         "common/ops/plus/kernels.py": OPERATION,
@@ -118,7 +116,7 @@ def test_operations_whose_tests_do_not_pass_without_a_fault_are_an_error(
     assert re.search(f"without a fault: .*{message}", capsys.readouterr().out)
 
 
-def test_a_folder_without_an_operation_is_an_error(capsys) -> None:
+def test_a_folder_without_an_operation_is_an_error(capsys):
     with pytest.raises(SystemExit):
         main(["common/ops/norm"])
     assert "common/ops/norm declares no operation" in capsys.readouterr().err

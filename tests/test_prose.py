@@ -59,7 +59,7 @@ def words(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("folder", ["common", "benchmarks", "scripts"])
 @pytest.mark.parametrize("rule", [fragments, words])
-def test_docstrings_follow_the_rule(folder: str, rule) -> None:
+def test_docstrings_follow_the_rule(folder, rule):
     paths = sorted(Path(ROOT, folder).rglob("*.py"))
     assert paths
     found = [
@@ -71,7 +71,7 @@ def test_docstrings_follow_the_rule(folder: str, rule) -> None:
     assert found == []
 
 
-def test_fragments_and_words_are_found() -> None:
+def test_fragments_and_words_are_found():
     text = "Move rows.\n\n    Args:\n        warps: of a program.\n        rows: number.\n\n    Returns:\n        of: x"
     assert list(fragments(text)) == ["warps: of a program."]
     assert list(words("Rows are dealt over ``rooms`` once more.")) == [
@@ -83,9 +83,9 @@ def _python_files(folder: str) -> Iterator[Path]:
     return (path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py"))
 
 
-def test_files_and_names_that_documents_give_exist() -> None:
+def test_files_and_names_that_documents_give_exist():
     """Every ``file.py`` exists; a name that directly follows it is in one of the files with this name."""
-    texts: dict[str, str] = {}
+    texts = {}
     for folder in ("common", "benchmarks", "scripts", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             texts[path.name] = texts.get(path.name, "") + path.read_text()

@@ -117,7 +117,7 @@ def row(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_the_documentation_has_the_same_sizes_and_licences(name: str) -> None:
+def test_the_documentation_has_the_same_sizes_and_licences(name):
     text = (ROOT / "docs/data.md").read_text()
     assert row(name) in text
     readme = " ".join((ROOT / "benchmarks" / name / "README.md").read_text().split())
@@ -127,13 +127,13 @@ def test_the_documentation_has_the_same_sizes_and_licences(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), sorted(ADDRESSES))
-def test_addresses_are_the_publishers(name: str, file: str) -> None:
+def test_addresses_are_the_publishers(name, file):
     files = [known for source in read_sources(name).values() for known in source.files]
     assert next(known.urls[0] for known in files if known.name.endswith(file)) == ADDRESSES[name, file]
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_list_names_all_files_without_a_network(name: str, monkeypatch, capsys) -> None:
+def test_list_names_all_files_without_a_network(name, monkeypatch, capsys):
     def refuse(*_: object) -> None:
         raise AssertionError("--list must not connect to anything")
 
@@ -234,7 +234,7 @@ def mirrors(monkeypatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_download_brings_all_files_and_brings_none_again(name: str, mirrors: list[str], tmp_path: Path) -> None:
+def test_download_brings_all_files_and_brings_none_again(name, mirrors, tmp_path):
     sources = read_sources(name)
     for source in needed(sources):
         if source.account:
@@ -270,7 +270,7 @@ def test_download_brings_all_files_and_brings_none_again(name: str, mirrors: lis
     ],
     ids=["resnet", "llama2", "unet3d"],
 )
-def test_files_behind_an_account_come_with_their_commands(name: str, steps: str, mirrors: list[str], tmp_path) -> None:
+def test_files_behind_an_account_come_with_their_commands(name, steps, mirrors, tmp_path):
     with pytest.raises(DataError, match="fetched by hand") as raised:
         download([f"benchmark={name}", f"--raw-dir={tmp_path}", *mirrors])
     assert steps.format(raw_dir=tmp_path) in str(raised.value)
@@ -285,19 +285,19 @@ def test_files_behind_an_account_come_with_their_commands(name: str, steps: str,
     ],
     ids=["resnet", "rnnt", "maskrcnn"],
 )
-def test_empty_folders_do_not_replace_archives(name: str, folders: tuple[str, ...], sets: str, tmp_path: Path) -> None:
+def test_empty_folders_do_not_replace_archives(name, folders, sets, tmp_path):
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     with pytest.raises(DataError, match="lacks files"):
         download([f"benchmark={name}", f"--raw-dir={tmp_path}", f"--sets={sets}", "--check"])
 
 
-def test_pictures_need_their_tables(tmp_path: Path) -> None:
+def test_pictures_need_their_tables(tmp_path):
     with pytest.raises(DataError, match=r"\.csv is missing; .mlperf-suite download benchmark=retinanet. fetches it"):
         download(["benchmark=retinanet", f"--raw-dir={tmp_path}", "--sets=pictures", "--check"])
 
 
-def test_check_wants_the_list_of_checksums(tmp_path: Path) -> None:
+def test_check_wants_the_list_of_checksums(tmp_path):
     (tmp_path / "moments").mkdir()
     for number in range(832):
         (tmp_path / f"moments/{number:05d}.tar").write_bytes(small("a.tar"))
@@ -314,6 +314,6 @@ def test_check_wants_the_list_of_checksums(tmp_path: Path) -> None:
     ],
     ids=["set", "scheme", "store"],
 )
-def test_unknown_sets_and_mirrors_are_refused(option: str, message: str, tmp_path: Path) -> None:
+def test_unknown_sets_and_mirrors_are_refused(option, message, tmp_path):
     with pytest.raises(ConfigError, match=re.escape(message)):
         download(["benchmark=bert", f"--raw-dir={tmp_path}", option])

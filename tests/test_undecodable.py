@@ -70,13 +70,7 @@ def prepare(workload: str, raw: Path, data: Path, *more: str) -> int:
 
 @pytest.mark.parametrize("damage", [cut, empty, renamed])
 @pytest.mark.parametrize("workload", sorted(PICTURES))
-def test_a_damaged_picture_is_named(
-    workload: str,
-    damage: Callable[[bytes], bytes],
-    raw_of: Callable[[str], Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_damaged_picture_is_named(workload, damage, raw_of, tmp_path, capsys):
     picture = sorted(raw_of(workload).glob(PICTURES[workload]))[1]
     whole = picture.read_bytes()
     picture.write_bytes(damage(whole))
@@ -89,9 +83,7 @@ def test_a_damaged_picture_is_named(
 
 
 @pytest.mark.parametrize("workload", sorted(PICTURES))
-def test_trust_leaves_pictures_undecoded_and_the_manifest_says_so(
-    workload: str, raw_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trust_leaves_pictures_undecoded_and_the_manifest_says_so(workload, raw_of, tmp_path, capsys):
     raw, data = raw_of(workload), tmp_path / "data"
     picture = sorted(raw.glob(PICTURES[workload]))[1]
     whole = picture.read_bytes()
@@ -106,7 +98,7 @@ def test_trust_leaves_pictures_undecoded_and_the_manifest_says_so(
     assert "was prepared with --trust, which decodes no picture" in capsys.readouterr().err
 
 
-def test_a_png_of_16_bits_is_no_picture_of_imagenet() -> None:
+def test_a_png_of_16_bits_is_no_picture_of_imagenet():
     """Pillow changes every value above 255 to 255, so the picture would be white."""
     written = io.BytesIO()
     Image.fromarray(np.arange(0, 60_000, 1000, dtype=np.uint16).reshape(6, 10)).save(written, "PNG")
@@ -163,7 +155,7 @@ READERS: dict[str, tuple[Callable[[Path], object], bytes]] = {
 
 @pytest.mark.parametrize("damage", sorted(NOT_UTF8))
 @pytest.mark.parametrize("kind", sorted(READERS))
-def test_the_line_that_is_not_utf8_is_named(kind: str, damage: str, tmp_path: Path) -> None:
+def test_the_line_that_is_not_utf8_is_named(kind, damage, tmp_path):
     read, content = READERS[kind]
     (tmp_path / "text").write_bytes(content.replace(b"%s", NOT_UTF8[damage]))
     with pytest.raises(DataError, match=rf"(?i){tmp_path}/.*(line|row #)\s?2"):
@@ -172,7 +164,7 @@ def test_the_line_that_is_not_utf8_is_named(kind: str, damage: str, tmp_path: Pa
 
 @pytest.mark.parametrize("text", [b"\\ud83d", b"\\uDC00x", b"\\udc00\\ud83d"], ids=["high", "low", "swapped"])
 @pytest.mark.parametrize("kind", ["C4", "GovReport", "JSON"])
-def test_half_of_a_surrogate_pair_is_refused(kind: str, text: bytes, tmp_path: Path) -> None:
+def test_half_of_a_surrogate_pair_is_refused(kind, text, tmp_path):
     read, content = READERS[kind]
     (tmp_path / "text").write_bytes(content.replace(b"%s", text))
     position = f"{tmp_path}/text" + ("" if kind == "JSON" else ", line 2")
@@ -180,20 +172,20 @@ def test_half_of_a_surrogate_pair_is_refused(kind: str, text: bytes, tmp_path: P
         read(tmp_path)
 
 
-def test_a_name_of_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+def test_a_name_of_half_a_surrogate_pair_is_refused(tmp_path):
     picture = {"id": 1, "width": 1, "height": 1, "file_name": "\ud83d.jpg"}
     (tmp_path / "text").write_text(json.dumps({"images": [picture], "categories": [], "annotations": []}))
     with pytest.raises(DataError, match=r"text: images\[0\]: 'file_name'"):
         read_coco(tmp_path / "text", names=True)
 
 
-def test_whole_surrogate_pairs_are_characters(tmp_path: Path) -> None:
+def test_whole_surrogate_pairs_are_characters(tmp_path):
     (tmp_path / "text").write_bytes(b'{"text": "\\ud83d\\ude00"}\n{"text": "\\\\ud83d"}\n')
     assert list(read_documents(tmp_path / "text")) == ["\U0001f600", "\\ud83d"]
 
 
 @pytest.mark.parametrize("kind", ["C4", "GovReport", "COCO", "JSON"])
-def test_deep_nesting_is_refused(kind: str, tmp_path: Path) -> None:
+def test_deep_nesting_is_refused(kind, tmp_path):
     read, content = READERS[kind]
     nested = b'"%s"' if b'"%s"' in content else b'"b%s"'
     (tmp_path / "text").write_bytes(content.replace(nested, b"[" * 100_000 + b"]" * 100_000))

@@ -133,7 +133,7 @@ def rewrite(folder: Path, name: str, text: str) -> None:
     sums.write_text(sums.read_text().replace(before, hashlib.sha256(file.read_bytes()).hexdigest()))
 
 
-def test_a_bundle_holds_the_commit_and_its_packages(unpacked: Path):
+def test_a_bundle_holds_the_commit_and_its_packages(unpacked):
     wheels = sorted(file.name.partition("-")[0] for file in (unpacked / "wheelhouse").glob("*.whl"))
 
     assert unpacked.name == f"mlperf-suite-1.2.3-py{PYTHON}-{os.uname().machine}"
@@ -141,11 +141,11 @@ def test_a_bundle_holds_the_commit_and_its_packages(unpacked: Path):
     assert (unpacked / "scripts" / "wheelhouse.sh").exists()
 
 
-def test_a_bundle_leaves_uncommitted_files_out(unpacked: Path):
+def test_a_bundle_leaves_uncommitted_files_out(unpacked):
     assert not (unpacked / "uncommitted.py").exists()
 
 
-def test_a_bundle_installs_from_itself(site: Site, unpacked: Path):
+def test_a_bundle_installs_from_itself(site, unpacked):
     done = site.run("install", cwd=unpacked, PIP_INDEX_URL="http://127.0.0.1:9/nothing-here")
 
     assert done.returncode == 0, done.stderr
@@ -159,16 +159,16 @@ def plan(folder: Path) -> str:
     ).stdout
 
 
-def test_make_installs_a_bundle_from_its_wheelhouse(unpacked: Path):
+def test_make_installs_a_bundle_from_its_wheelhouse(unpacked):
     assert "scripts/wheelhouse.sh install wheelhouse .venv" in plan(unpacked)
 
 
-def test_make_installs_a_checkout_from_the_registry(site: Site):
+def test_make_installs_a_checkout_from_the_registry(site):
     assert (site.source / "wheelhouse").exists()
     assert "wheelhouse.sh" not in plan(site.source)
 
 
-def test_a_damaged_package_is_refused(site: Site, unpacked: Path):
+def test_a_damaged_package_is_refused(site, unpacked):
     (unpacked / "wheelhouse" / LEAF).write_bytes(b"half")
 
     done = site.run("install", cwd=unpacked)
@@ -179,7 +179,7 @@ def test_a_damaged_package_is_refused(site: Site, unpacked: Path):
     assert not (unpacked / ".venv").exists()
 
 
-def test_a_missing_package_is_refused(site: Site, unpacked: Path):
+def test_a_missing_package_is_refused(site, unpacked):
     (unpacked / "wheelhouse" / LEAF).unlink()
 
     done = site.run("install", cwd=unpacked)
@@ -188,7 +188,7 @@ def test_a_missing_package_is_refused(site: Site, unpacked: Path):
     assert LEAF in done.stderr
 
 
-def test_a_bundle_for_another_python_is_refused(site: Site, unpacked: Path):
+def test_a_bundle_for_another_python_is_refused(site, unpacked):
     text = (unpacked / "wheelhouse" / "BUNDLE").read_text()
     rewrite(unpacked, "BUNDLE", text.replace(f"python={PYTHON}", "python=2.1"))
 
@@ -199,7 +199,7 @@ def test_a_bundle_for_another_python_is_refused(site: Site, unpacked: Path):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_package_of_another_platform_is_refused(site: Site, unpacked: Path):
+def test_a_package_of_another_platform_is_refused(site, unpacked):
     (unpacked / "wheelhouse" / "leaf-1.0-cp27-cp27m-win32.whl").write_bytes(b"")
 
     done = site.run("install", cwd=unpacked)
@@ -208,21 +208,21 @@ def test_a_package_of_another_platform_is_refused(site: Site, unpacked: Path):
     assert "does not fit this machine: leaf-1.0-cp27-cp27m-win32.whl\n" in done.stderr
 
 
-def test_a_folder_that_is_no_wheelhouse_is_refused(site: Site, tmp_path: Path):
+def test_a_folder_that_is_no_wheelhouse_is_refused(site, tmp_path):
     done = site.run("install", str(tmp_path))
 
     assert done.returncode == 2
     assert done.stderr == f"wheelhouse.sh: {tmp_path} is no wheelhouse: make wheelhouse fills one\n"
 
 
-def test_a_source_without_git_makes_no_bundle(site: Site, unpacked: Path):
+def test_a_source_without_git_makes_no_bundle(site, unpacked):
     done = site.run("build", cwd=unpacked)
 
     assert done.returncode == 2
     assert "is no git checkout: a bundle holds a commit" in done.stderr
 
 
-def test_a_folder_of_other_things_is_not_replaced(site: Site, tmp_path: Path):
+def test_a_folder_of_other_things_is_not_replaced(site, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
 
     done = site.run("build", str(tmp_path))
@@ -232,7 +232,7 @@ def test_a_folder_of_other_things_is_not_replaced(site: Site, tmp_path: Path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_failed_download_leaves_nothing_behind(tmp_path: Path):
+def test_a_failed_download_leaves_nothing_behind(tmp_path):
     site = make_site(tmp_path)
     (site.registry / LEAF).unlink()
 

@@ -41,5 +41,5 @@ LISTS: dict[str, Iterable[str]] = {
 
 
 @pytest.mark.parametrize("place", LISTS)
-def test_a_list_has_every_workload_once(place: str) -> None:
+def test_a_list_has_every_workload_once(place):
     assert sorted(LISTS[place]) == sorted(WORKLOADS)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Annotated, Literal
 
 from benchmarks.cosmoflow.data import CubeReaderConfig
 from benchmarks.cosmoflow.model import OPERATIONS, CosmoFlowArchitecture
-from common.config.ranges import AtLeast, Each, NotNegative, Positive, ProbabilityBelowOne, Range
+from common.config.ranges import Ascending, AtLeast, Each, NotNegative, Positive, ProbabilityBelowOne
 from common.errors import ConfigError
 from common.ops.operation import all_implementations
 from common.optim.hparams import SgdHparams
-
-Ascending = Range(
-    "epochs in ascending order, not negative",
-    lambda epochs: Each(NotNegative).holds(epochs) and all(early < late for early, late in pairwise(epochs)),
-)
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ class Hparams(SgdHparams):
     variant: Literal["nvidia", "reference"]
     warmup_epochs: Annotated[int, NotNegative]
     warmup_factor: Annotated[float, AtLeast(1)]
-    decay_boundary_epochs: Annotated[tuple[int, ...], Ascending]
+    decay_boundary_epochs: Annotated[tuple[int, ...], Ascending("epochs")]
     decay_factors: Annotated[tuple[float, ...], Each(Positive)]
     dropout: Annotated[float, ProbabilityBelowOne]
 

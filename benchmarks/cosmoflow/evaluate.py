@@ -9,24 +9,12 @@ from torch import Tensor
 
 from benchmarks.cosmoflow.model import CosmoFlow
 from benchmarks.cosmoflow.samples import PARAMETERS
-from common.contract.evaluation import Predictions, Scorer
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
-from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
+from common.evaluation.counts import CountedEvaluation, Counts, MeanScorer
 
-
-class MeanAbsoluteError(Scorer):
-    """Scorer that divides the sum of absolute errors by the number of estimates."""
-
-    def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return ``mean_absolute_error``, and ``eval_samples``.
-
-        Raises:
-            RuntimeError: not every cube was evaluated exactly once.
-        """
-        values, cubes = predictions.values, predictions.values["cubes"]
-        check_whole_set(cubes, values["expected"], "cubes")
-        return {"mean_absolute_error": values["error"] / (cubes * PARAMETERS), "eval_samples": cubes}
+SCORER = MeanScorer("mean_absolute_error", "error", "cubes", each=PARAMETERS)
+"""Scorer of the mean over all parameters of all cubes."""
 
 
 def evaluation_of(
@@ -51,4 +39,4 @@ def evaluation_of(
         error_N = (model(batch["x"]).double() - batch["y"].double()).abs().sum(1)
         counts.add(weight_N.sum(), (error_N * weight_N).sum())
 
-    return CountedEvaluation(MeanAbsoluteError(), model, count, counts, example, open_source, capture)
+    return CountedEvaluation(SCORER, model, count, counts, example, open_source, capture)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from benchmarks.cosmoflow.ops.conv_leaky_pool import CONV_LEAKY_POOL, PoolPasses, conv_leaky_pool
+from benchmarks.cosmoflow.ops.first_convolution import FIRST_CONVOLUTION, FirstConvolutionPasses, first_convolution
 from benchmarks.cosmoflow.ops.log_counts import LOG_COUNTS
 from benchmarks.cosmoflow.samples import PARAMETERS, REDSHIFTS
 from common.config.ranges import AtLeast, Each, Positive, Range
@@ -90,6 +91,7 @@ class CosmoFlowArchitecture:
 
 OPERATIONS: dict[str, Operation] = {
     "log_counts": LOG_COUNTS,
+    "first_convolution": FIRST_CONVOLUTION,
     "conv_leaky_pool": CONV_LEAKY_POOL,
     "dropout": DROPOUT,
 }
@@ -106,6 +108,18 @@ class ConvPool(nn.Conv3d):
         """Map (N, C in, D, H, W) to (N, C out, D/2, H/2, W/2)."""
         assert self.bias is not None
         return conv_leaky_pool(self.passes, x_NCDHW, self.weight, self.bias, self.slope)
+
+
+class FirstConvPool(nn.Conv3d):
+    """As :class:`ConvPool`, of the network's input, which gets no gradient."""
+
+    passes: FirstConvolutionPasses
+    slope: float
+
+    def forward(self, x_NCDHW: Tensor) -> Tensor:
+        """Map (N, C in, D, H, W) to (N, C out, D/2, H/2, W/2)."""
+        assert self.bias is not None
+        return first_convolution(self.passes, x_NCDHW, self.weight, self.bias, self.slope)
 
 
 class CosmoFlow(nn.Module):
@@ -133,13 +147,15 @@ class CosmoFlow(nn.Module):
     ) -> None:
         super().__init__()
         self.architecture, self._p, self._dtype = architecture, dropout, dtype
-        request = OperationRequest(torch.device(device), dtype)
+        request = OperationRequest(torch.device(device), dtype, {"inputs": REDSHIFTS})
         chosen = {name: select(implementations or {}, name, made, request) for name, made in OPERATIONS.items()}
         self._log_counts, self._dropout = chosen["log_counts"].function, chosen["dropout"].function
         self._chosen = {name: choice.name for name, choice in chosen.items()}
         for name, narrow, wide in architecture.convolutions:
-            layer = skip_init(ConvPool, narrow, wide, KERNEL, padding=1, device=device, dtype=dtype)
-            layer.passes, layer.slope = chosen["conv_leaky_pool"].function, architecture.slope
+            first = name == architecture.convolutions[0][0]
+            kind, operation = (FirstConvPool, "first_convolution") if first else (ConvPool, "conv_leaky_pool")
+            layer = skip_init(kind, narrow, wide, KERNEL, padding=1, device=device, dtype=dtype)
+            layer.passes, layer.slope = chosen[operation].function, architecture.slope
             self.add_module(name, layer.to(memory_format=torch.channels_last_3d))
         for name, inputs, outputs in architecture.dense:
             self.add_module(name, skip_init(nn.Linear, inputs, outputs, device=device, dtype=dtype))
@@ -176,7 +192,7 @@ class CosmoFlow(nn.Module):
     def _initialise(self, generator: torch.Generator) -> None:
         """Draw Keras's initial values: weights from Glorot's uniform distribution, biases of zero."""
         for module in self.children():
-            assert isinstance(module, ConvPool | nn.Linear)
+            assert isinstance(module, nn.Conv3d | nn.Linear)
             outputs, inputs, *edges = module.weight.shape
             bound = math.sqrt(6 / ((inputs + outputs) * math.prod(edges)))
             drawn = torch.empty(module.weight.shape, device=generator.device)

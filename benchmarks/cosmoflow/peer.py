@@ -16,6 +16,7 @@ from benchmarks.cosmoflow.model import KERNEL, CosmoFlowArchitecture
 from common.config.schema import RunConfig
 from common.contract.workload import Peer
 from common.data.batches import Batch
+from common.step.plain_step import plain_step
 
 
 class PlainNetwork(nn.Module):
@@ -57,16 +58,7 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
     def loss_of(x_NDHWC: Tensor) -> Tensor:
         return nn.functional.mse_loss(network(x_NDHWC), y_NP)
 
-    forward = torch.compile(loss_of, mode="max-autotune", dynamic=False) if compiled else loss_of
-
-    def step() -> Tensor:
-        loss = forward(x_NDHWC)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
+    return plain_step(loss_of, (x_NDHWC,), optimizer, compiled)
 
 
 PEERS = (

@@ -22,6 +22,7 @@ from benchmarks.cosmoflow.samples import (
     PREPARE_COMMAND,
     RECORD_SUFFIX,
     REDSHIFTS,
+    REMEDY,
     SPLITS,
     Split,
     cube_bytes,
@@ -40,6 +41,7 @@ from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats import tfrecord
 from common.formats.raw_files import listed
+from common.untrusted.regular_file import size_of
 
 Sizes = dict[str, dict[str, int]]
 """Bytes of each file by split and name."""
@@ -122,9 +124,17 @@ def _check(folder: Path, size: int, workers: int) -> None:
     files = read_list(folder / LIST)
     split = Split(folder, files, size, "buffered", checksums=True)
 
+    def label_bytes(name: str) -> int:
+        return size_of(folder / label_of(name), REMEDY) if name.endswith(CUBE_SUFFIX) else 0
+
+    first = files[0][0]
+    expected = label_bytes(first)
+
     def read(number: int) -> None:
         split.read(number, torch.empty((*[size] * 3, REDSHIFTS), dtype=torch.int16), torch.empty(PARAMETERS))
         name, length = files[number]
+        if label_bytes(name) != expected:
+            raise DataError(f"{folder / label_of(name)} has another size than {label_of(first)}; {REMEDY}")
         if (index := folder / f"{name}{tfrecord.INDEX_SUFFIX}").exists():
             try:
                 tfrecord.check_index(index, [(0, length)])

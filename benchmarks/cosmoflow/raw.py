@@ -13,7 +13,6 @@ Axes: D, H, W in voxels; C redshifts.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from benchmarks.cosmoflow.samples import (
     edge_of,
     encode,
 )
-from common.data.raw_layout import find_file
+from common.data.raw_layout import find_file, fingerprint_of
 from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats import tfrecord
@@ -130,11 +129,7 @@ class RawData:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over names and sizes, which depends neither on folders nor on the tar."""
-        digest = hashlib.sha256()
-        for split, files in self.splits.items():
-            for file in files:
-                digest.update(f"{split}\t{file.name}\t{file.size}\n".encode())
-        return digest.hexdigest()
+        return fingerprint_of((split, file.name, file.size) for split, files in self.splits.items() for file in files)
 
 
 def open_raw(raw_dir: Path) -> RawData:

@@ -10,24 +10,12 @@ from torch import Tensor
 
 from benchmarks.deepcam.model import DeepLab, normalised
 from benchmarks.deepcam.samples import CLASSES
-from common.contract.evaluation import Predictions, Scorer
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
-from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
+from common.evaluation.counts import CountedEvaluation, Counts, MeanScorer
 
-
-class MeanIoU(Scorer):
-    """Scorer that divides the sum of the samples' IoU by the number of samples."""
-
-    def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return ``mean_iou``, and ``eval_samples``.
-
-        Raises:
-            RuntimeError: not every sample was evaluated exactly once.
-        """
-        values, samples = predictions.values, predictions.values["samples"]
-        check_whole_set(samples, values["expected"], "samples")
-        return {"mean_iou": values["iou"] / samples, "eval_samples": samples}
+SCORER = MeanScorer("mean_iou", "iou", "samples")
+"""Scorer of the mean over all samples."""
 
 
 def sample_iou(found_NHW: Tensor, label_NHW: Tensor) -> Tensor:
@@ -68,4 +56,4 @@ def evaluation_of(
         logits_NKHW = model(normalised(batch["x"], batch["shift"], batch["scale"], dtype))
         counts.add(weight_N.sum(), (sample_iou(logits_NKHW.argmax(1), batch["y"]) * weight_N).sum())
 
-    return CountedEvaluation(MeanIoU(), model, count, counts, example, open_source, capture)
+    return CountedEvaluation(SCORER, model, count, counts, example, open_source, capture)

@@ -18,6 +18,7 @@ from common.config.schema import RunConfig
 from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.ops.operation import REFERENCE
+from common.step.plain_step import plain_step
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
@@ -40,16 +41,7 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
         x_NCHW = normalised(x_NHWC, tensors["shift"], tensors["scale"], torch.bfloat16)
         return weighted_cross_entropy(network(x_NCHW), tensors["y"], weight_K)
 
-    forward = torch.compile(loss_of, mode="max-autotune", dynamic=False) if compiled else loss_of
-
-    def step() -> Tensor:
-        loss = forward(tensors["x"])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
+    return plain_step(loss_of, (tensors["x"],), optimizer, compiled)
 
 
 PEERS = (

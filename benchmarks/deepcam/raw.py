@@ -8,7 +8,6 @@ Axes: H, W pixels; C variables.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.deepcam.samples import CHANNELS, SPLITS, STATISTICS, read_range, write_classes
-from common.data.raw_layout import find_file
+from common.data.raw_layout import find_file, fingerprint_of
 from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats.raw_files import listed
@@ -71,11 +70,8 @@ class RawData:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the statistics, and over names and sizes of all files."""
-        digest = hashlib.sha256(self.statistics)
-        for split, files in self.splits.items():
-            for path in files:
-                digest.update(f"{split}\t{path.name}\t{path.stat().st_size}\n".encode())
-        return digest.hexdigest()
+        files = ((split, path.name, path.stat().st_size) for split, paths in self.splits.items() for path in paths)
+        return fingerprint_of(files, self.statistics)
 
 
 def open_raw(raw_dir: Path) -> RawData:

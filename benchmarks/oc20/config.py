@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Annotated, Literal
 
 from benchmarks.oc20.data import OcReaderConfig
 from benchmarks.oc20.model import OPERATIONS, DimeNetArchitecture
-from common.config.ranges import Each, NotNegative, Positive, Range, Share
+from common.config.ranges import Ascending, NotNegative, Positive, Share
 from common.ops.operation import all_implementations
 from common.optim.hparams import AdamWHparams
-
-Ascending = Range(
-    "steps in ascending order, not negative",
-    lambda steps: Each(NotNegative).holds(steps) and all(early < late for early, late in pairwise(steps)),
-)
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class Hparams(AdamWHparams):
     optimizer: Literal["adamw"]
     warmup_steps: Annotated[int, NotNegative]
     warmup_factor: Annotated[float, Share]
-    decay_boundary_steps: Annotated[tuple[int, ...], Ascending]
+    decay_boundary_steps: Annotated[tuple[int, ...], Ascending("steps")]
     decay_factor: Annotated[float, Share]
 
 

@@ -1,62 +1,50 @@
 """Training and evaluation data of OpenCatalyst: several structures in one graph, padded to one of a few shapes.
 
-A batch of shape (A atoms, E edges, T triplets) has
+A batch of shape (A atoms, E edges) has
 
 - ``atomic_number`` int32 (A,), ``position`` and ``force`` float32 (A, 3), ``free`` float32 (A,): 1 for an atom that is
   neither fixed nor padding;
 - ``edge_source``, ``edge_target`` int32 (E,), sorted by target, and ``edge_shift`` float32 (E, 3): the edge j -> i has
   the vector ``position[j] - position[i] + shift``;
-- ``triplet_kj``, ``triplet_ji`` int32 (T,), the edges of each angle, sorted by the second;
+- ``edge_reverse`` int32 (E,), the edge i -> j with the opposite shift, or -1;
 - ``samples`` float32 (), the number of structures, and in training ``global_free`` float32 (), the number of free atoms
   of the global batch.
 
-The last atom and the last edge are always padding. Padding edges connect the last atom with itself, at the distance of
-the cutoff, and padding triplets connect the last edge with itself.
+The last atom and the last edge are always padding. Each padding edge connects a padding atom with itself, at the
+distance of the cutoff. All padding atoms have about the same number of them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.oc20.graph import CUTOFF, triplets
-from benchmarks.oc20.samples import ATOMS, EDGES, FREE, REMEDY, SPLITS, TRIPLETS, Split, read_manifest
-from common.config.ranges import AtLeast
+from benchmarks.oc20.graph import CUTOFF, reverse_edges
+from benchmarks.oc20.samples import EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
+from common.config.ranges import AtLeast, Each
 from common.data.balanced_order import BalancedStream, PackedShard
 from common.data.batches import DataSource, EvalSource
+from common.data.capacities import capacities_of, fitting, largest_sums, train_capacities
 from common.data.manifest import NAME
 from common.data.order import MicroBatches
 from common.data.staging import SourceFile, StagingPlan
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError
 
 
-@dataclass(frozen=True, order=True)
-class GraphShape:
-    """Capacities of a batch, with the padding."""
+class GraphShape(NamedTuple):
+    """Capacities of a batch: an atom and an edge are always padding."""
 
     atoms: int
     edges: int
-    triplets: int
-
-    def holds(self, totals: Sequence[int]) -> bool:
-        """Return whether structures with these total counts fit, and an atom and an edge of padding."""
-        return totals[ATOMS] < self.atoms and totals[EDGES] < self.edges and totals[TRIPLETS] <= self.triplets
-
-    @classmethod
-    def of(cls, each: Sequence[int], samples: int) -> GraphShape:
-        """Return the shape for ``samples`` structures with ``each`` atoms, edges and triplets on average."""
-        atoms, edges, triplets = (samples * count for count in each)
-        return cls(atoms + 1, edges + 1, triplets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,47 +54,20 @@ class OcReaderConfig:
     Attributes:
         threads: threads that read samples.
         prefetch: batches that are read ahead.
-        shapes: capacities of the training's batches in atoms, edges and triplets per structure, in ascending order. A
-            larger batch has a multiple of the last one.
+        typical: atoms and edges of a typical structure: an evaluation batch has the capacity for ``eval_batch`` of
+            them. The shapes of the training's batches are derived from the data; before the data are open, warm-up and
+            ``bench`` take batches of such structures.
         eval_batch: most structures of one evaluation batch on one rank.
-        eval_shape: capacities of all evaluation batches in atoms, edges and triplets per structure.
     """
 
     threads: Annotated[int, AtLeast(1)]
     prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
-    shapes: tuple[tuple[int, int, int], ...]
+    typical: Annotated[tuple[int, int], Each(AtLeast(1))]
     eval_batch: Annotated[int, AtLeast(1, "at least 1 structure")]
-    eval_shape: tuple[int, int, int]
 
-    def __post_init__(self) -> None:
-        for name, shapes in (("eval_shape", (self.eval_shape,)), ("shapes", self.shapes)):
-            if not shapes or min(map(min, shapes)) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: at least 1 atom, edge and triplet per structure")
-        if any(low >= high for one, other in pairwise(self.shapes) for low, high in zip(one, other, strict=True)):
-            raise ConfigError(f"shapes={self.shapes}: atoms, edges and triplets in ascending order")
-
-    def train_shapes(self, micro_batch: int) -> list[GraphShape]:
-        """Return the shapes of the training's batches."""
-        return [GraphShape.of(each, micro_batch) for each in self.shapes]
-
-    @property
-    def evaluation_shape(self) -> GraphShape:
-        """The shape of all evaluation batches."""
-        return GraphShape.of(self.eval_shape, self.eval_batch)
-
-
-def fitting(shapes: Sequence[Sequence[int]], samples: int, totals: Sequence[int]) -> GraphShape:
-    """Return the first shape that holds structures with the ``totals``, or else that of a multiple of the last one.
-
-    Args:
-        shapes: atoms, edges and triplets per structure.
-        samples: structures for which the capacities are meant.
-    """
-    for each in shapes:
-        if (shape := GraphShape.of(each, samples)).holds(totals):
-            return shape
-    most = max(-(-total // (samples * each)) for total, each in zip(totals, shapes[-1], strict=False))
-    return GraphShape.of(shapes[-1], samples * most)
+    def typical_shape(self, samples: int) -> GraphShape:
+        """Return the shape for ``samples`` typical structures."""
+        return GraphShape(*capacities_of(samples * count for count in self.typical))
 
 
 class _Batches:
@@ -122,22 +83,26 @@ class _Batches:
         Args:
             global_free: the batch's ``global_free``; None for a batch of the evaluation.
         """
-        tensors = self._padding(shape)
+        counts_S4 = self._split.counts_S4[list(samples)].astype(np.int64)
+        firsts_S4 = np.cumsum(counts_S4, 0) - counts_S4
+        atoms, edges = counts_S4[:, :TRIPLETS].sum(0).tolist()
+        tensors = self._padding(shape, atoms, edges)
         tensors["samples"] = torch.tensor(float(len(samples)))
         if global_free is not None:
             tensors["global_free"] = torch.tensor(float(global_free))
         if self._pin_memory:
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-        counts_S4 = self._split.counts_S4[list(samples)].astype(np.int64)
-        firsts_S4 = np.cumsum(counts_S4, 0) - counts_S4
 
         def fill(slot: int) -> None:
-            self._fill(samples[slot], counts_S4[slot], firsts_S4[slot], tensors)
+            self._fill(samples[slot], firsts_S4[slot], tensors)
 
         return self.threads.begin(tensors, len(samples), fill)
 
-    def _padding(self, shape: GraphShape) -> dict[str, Tensor]:
+    def _padding(self, shape: GraphShape, used_atoms: int, used_edges: int) -> dict[str, Tensor]:
         atoms, edges = shape.atoms, shape.edges
+        padding = edges - used_edges
+        atom_E = torch.zeros(edges, dtype=torch.int32)
+        atom_E[used_edges:] = used_atoms + torch.arange(padding) * (atoms - used_atoms) // padding
         shift_E3 = torch.zeros(edges, 3)
         shift_E3[:, 0] = CUTOFF
         return {
@@ -145,23 +110,18 @@ class _Batches:
             "position": torch.zeros(atoms, 3),
             "force": torch.zeros(atoms, 3),
             "free": torch.zeros(atoms),
-            "edge_source": torch.full((edges,), atoms - 1, dtype=torch.int32),
-            "edge_target": torch.full((edges,), atoms - 1, dtype=torch.int32),
+            "edge_source": atom_E,
+            "edge_target": atom_E.clone(),
             "edge_shift": shift_E3,
-            "triplet_kj": torch.full((shape.triplets,), edges - 1, dtype=torch.int32),
-            "triplet_ji": torch.full((shape.triplets,), edges - 1, dtype=torch.int32),
+            "edge_reverse": torch.full((edges,), -1, dtype=torch.int32),
         }
 
-    def _fill(
-        self, sample: int, count_4: NDArray[np.int64], first_4: NDArray[np.int64], tensors: dict[str, Tensor]
-    ) -> None:
-        """Write a sample behind the ``first_4`` atoms, edges and triplets of others."""
+    def _fill(self, sample: int, first_4: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
+        """Write a sample behind the ``first_4`` atoms and edges of others."""
         structure = self._split.read(sample)
-        kj, ji = triplets(structure.edges)
-        if len(kj) != count_4[TRIPLETS]:
-            raise DataError(f"sample {sample} has {len(kj)} triplets, its counts say {count_4[TRIPLETS]}; {REMEDY}")
         source, target = structure.edges.index_2E
-        atom, edge, triplet, _ = first_4.tolist()
+        reverse = reverse_edges(structure.edges)
+        atom, edge = first_4[:TRIPLETS].tolist()
         parts = {
             "atomic_number": (atom, structure.atomic_numbers),
             "position": (atom, structure.pos),
@@ -170,8 +130,7 @@ class _Batches:
             "edge_source": (edge, source + atom),
             "edge_target": (edge, target + atom),
             "edge_shift": (edge, structure.cell_offsets.astype(np.float32) @ structure.cell),
-            "triplet_kj": (triplet, kj + edge),
-            "triplet_ji": (triplet, ji + edge),
+            "edge_reverse": (edge, np.where(reverse < 0, -1, reverse + edge)),
         }
         for name, (first, values) in parts.items():
             tensors[name].numpy()[first : first + len(values)] = values
@@ -185,7 +144,7 @@ def staging_plan(root: Path) -> StagingPlan:
 
 def open_train(
     root: Path, reader: OcReaderConfig, layout: Layout, micro_batch: int, accumulation: int = 1
-) -> DataSource:
+) -> tuple[DataSource, list[GraphShape]]:
     """Open the training data under ``root`` for this rank; call it after ``run_start``.
 
     Args:
@@ -194,6 +153,9 @@ def open_train(
         micro_batch: structures per micro-batch of one replica, on average.
         accumulation: micro-batches per step of a replica.
 
+    Returns:
+        The data, and the shapes of nearly all of their batches.
+
     Raises:
         DataError: the folder is incomplete. While reading: a sample is damaged.
     """
@@ -201,33 +163,38 @@ def open_train(
     split = Split(root, SPLITS["train"])
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
     counts_S4, batches = split.counts_S4, _Batches(split, reader, layout.device)
+    sizes_S2 = counts_S4[:, :TRIPLETS]
+    shapes = train_capacities(sizes_S2, counts_S4[:, EDGES], micro_batch, mine.streams)
 
-    def shape_of(samples: Sequence[int]) -> GraphShape:
-        return fitting(reader.shapes, micro_batch, counts_S4[samples].sum(0).tolist())
+    def shape_of(micro_batches: Sequence[Sequence[int]]) -> GraphShape:
+        return GraphShape(*fitting(shapes, largest_sums(sizes_S2, micro_batches).tolist()))
 
-    stream = BalancedStream(counts_S4[:, TRIPLETS], mine, layout.seed, shape_of)
+    stream = BalancedStream(counts_S4[:, EDGES], mine, layout.seed, shape_of)
 
     def begin(number: int) -> PendingBatch:
         samples = [sample for _, sample in stream.samples_of(number)]
-        free = int(counts_S4[stream.global_samples(number), FREE].sum())
-        return batches.begin(samples, shape_of(samples), max(1, free))
+        together = list(itertools.chain(*stream.global_batch(stream.step_of(number))))
+        shape, free = stream.key(number), int(counts_S4[together, FREE].sum())
+        assert isinstance(shape, GraphShape)
+        return batches.begin(samples, shape, max(1, free))
 
-    return ThreadedTrainSource(
+    source = ThreadedTrainSource(
         stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, split.close
     )
+    return source, [GraphShape(*shape) for shape in shapes]
 
 
 def open_eval(root: Path, reader: OcReaderConfig, layout: Layout) -> EvalSource:
     """Open the evaluation data under ``root`` for this rank, after ``run_start``.
 
     Raises:
-        DataError: as :func:`open_train`, or a structure alone does not fit ``reader.eval_shape``.
+        DataError: as :func:`open_train`, or a structure alone does not fit in an evaluation batch.
     """
     read_manifest(root)
     split = Split(root, SPLITS["eval"])
-    shape, most = reader.evaluation_shape, [reader.eval_batch * each for each in reader.eval_shape]
-    setting = "the atoms, edges and triplets of reader.eval_shape times reader.eval_batch"
+    shape, most = reader.typical_shape(reader.eval_batch), [reader.eval_batch * each for each in reader.typical]
+    setting = "the atoms and edges of reader.typical times reader.eval_batch"
     replica = layout.size("dp"), layout.index("dp")
-    shard = PackedShard(split.counts_S4[:, :FREE], most, reader.eval_batch, shape, setting, *replica)
+    shard = PackedShard(split.counts_S4[:, :TRIPLETS], most, reader.eval_batch, shape, setting, *replica)
     batches = _Batches(split, reader, layout.device)
     return ThreadedEvalSource(shard, batches.threads, lambda samples: batches.begin(samples, shape), split.close)

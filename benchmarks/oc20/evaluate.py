@@ -8,27 +8,12 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.oc20.model import DimeNetPlusPlus, force_errors
-from common.contract.evaluation import Predictions, Scorer
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
-from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
+from common.evaluation.counts import CountedEvaluation, Counts, MeanScorer
 
-AXES = 3
-"""Components of a force."""
-
-
-class ForceMAE(Scorer):
-    """Scorer that divides the sum of the absolute errors by the number of components."""
-
-    def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return ``force_mae`` in eV/angstrom, and ``eval_samples``.
-
-        Raises:
-            RuntimeError: not every structure was evaluated exactly once.
-        """
-        values, samples = predictions.values, predictions.values["samples"]
-        check_whole_set(samples, values["expected"], "structures")
-        return {"force_mae": values["error"] / (AXES * values["free"]), "eval_samples": samples}
+SCORER = MeanScorer("force_mae", "error", "structures", "free", each=3)
+"""Scorer of the mean over the three components of all free atoms, in eV/angstrom."""
 
 
 def evaluation_of(
@@ -48,11 +33,11 @@ def evaluation_of(
         layout: the ranks that share the evaluation set.
         capture: replay the passes as a CUDA graph.
     """
-    counts = Counts(layout, ("samples", "free"), ("error",))
+    counts = Counts(layout, ("structures", "free"), ("error",))
 
     def count(batch: dict[str, Tensor]) -> None:
         free_A = batch["free"].double()
         error = force_errors(model(batch).double() * force_std, batch["force"].double(), free_A)
         counts.add(batch["samples"].double(), free_A.sum(), error)
 
-    return CountedEvaluation(ForceMAE(), model, count, counts, example, open_source, capture)
+    return CountedEvaluation(SCORER, model, count, counts, example, open_source, capture)

@@ -1,10 +1,13 @@
-"""Graph of a periodic structure: its nearest neighbours, and the pairs of edges that form angles.
+"""Graph of a periodic structure: its nearest neighbours, and the reverse of each edge.
 
 An edge j -> i has the vector ``pos[j] - pos[i] + offset @ cell``, where ``offset`` names the periodic image of the
 neighbour j. All structures are periodic along the three vectors of their cell. Edges are sorted by target, then by
 source and offset, so that all edges into an atom are contiguous.
 
-Axes: N atoms; E edges; T triplets.
+A triplet k -> j -> i is a pair of edges that forms an angle. All pairs count, except an edge and its own reverse: k = i
+without a periodic offset is left out, but images of i are other atoms.
+
+Axes: N atoms; E edges.
 """
 
 from __future__ import annotations
@@ -102,28 +105,7 @@ def reverse_edges(edges: Edges) -> Ints:
 
 
 def count_triplets(edges: Edges) -> int:
-    """Return the number of triplets of :func:`triplets`."""
-    return int(_triplets_of(edges)[1].sum())
-
-
-def triplets(edges: Edges) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the edges k -> j and j -> i of each angle, (T,) each, in the order of the second one.
-
-    All pairs count, except an edge and its own reverse: k = i without a periodic offset is left out, but images of i
-    are other atoms.
-    """
-    first_E, count_E, reverse_E = _triplets_of(edges)
-    ji = np.repeat(np.arange(len(count_E), dtype=np.int32), count_E)
-    kj = np.arange(len(ji), dtype=np.int32)
-    kj += np.repeat((first_E - np.cumsum(count_E) + count_E).astype(np.int32), count_E)
-    skipped = np.where(reverse_E < 0, len(count_E), reverse_E).astype(np.int32)
-    kj += kj >= np.repeat(skipped, count_E)
-    return kj, ji
-
-
-def _triplets_of(edges: Edges) -> tuple[Ints, Ints, Ints]:
-    """Return, for each edge j -> i, the first edge into j, the number of its triplets, and its reverse; (E,) each."""
+    """Return the number of triplets."""
     source, target = edges.index_2E
-    into_N = np.bincount(target, minlength=int(edges.index_2E.max()) + 1)
-    reverse_E = reverse_edges(edges)
-    return (np.cumsum(into_N) - into_N)[source], into_N[source] - (reverse_E >= 0), reverse_E
+    into_N = np.bincount(target, minlength=int(source.max()) + 1)
+    return int(into_N[source].sum() - (reverse_edges(edges) >= 0).sum())

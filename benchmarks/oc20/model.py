@@ -2,17 +2,18 @@
 the energy with respect to the positions.
 
 Messages live on directed edges j -> i from an atom's neighbours, which can be periodic images, to the atom. In every
-interaction, an edge j -> i receives the messages of all edges k -> j, weighted by a function of distance and angle.
-Output blocks sum messages into atoms. The angles are those of detached positions, as in the MLPerf HPC reference: only
-distances contribute to forces.
+interaction, an edge j -> i receives the messages of all edges k -> j except its own reverse, weighted by a function of
+distance and angle. Output blocks sum messages into atoms. The angles are those of detached positions, as in the MLPerf
+HPC reference: only distances contribute to forces.
 
 Distances, basis functions, the sums over triplets and over edges, and the last layers are at least fp32. All other
 layers, and their activations, have the dtype of :meth:`DimeNetPlusPlus.cast`.
 
-Padding edges of a micro-batch connect the last atom, which is padding, with itself. Their length is the cutoff, where
-all basis functions are 0, and does not depend on a position. So padding affects no real atom and no gradient.
+Padding edges of a micro-batch connect an atom that is padding with itself. Their length is the cutoff, where all basis
+functions are 0, and does not depend on a position. So padding affects no real atom and no gradient.
 
-Shapes: A atoms, E edges, T triplets, H hidden channels, R radial functions, S orders of spherical functions.
+Shapes: A atoms, E edges, H hidden channels, R radial functions, S orders of spherical functions, M = S^2 harmonics, B
+channels between the layers of a basis, C channels of the sum over triplets.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.oc20.basis import RadialBasis, SphericalBasis
 from benchmarks.oc20.graph import CUTOFF
-from benchmarks.oc20.ops.triplet_sum import TRIPLET_SUM, triplet_sum_reference
+from benchmarks.oc20.ops.edge_basis import EDGE_BASIS
+from benchmarks.oc20.ops.edge_basis.reference import edge_basis_reference, spherical_constants
+from benchmarks.oc20.ops.swish import SWISH, swish_reference
+from benchmarks.oc20.ops.triplet_sum import TRIPLET_SUM, EdgeGraph, edge_graph, triplet_sum_reference
 from common.config.ranges import AtLeast, NotNegative
 from common.ops.operation import Operation
 
-OPERATIONS: dict[str, Operation] = {"triplet_sum": TRIPLET_SUM}
+OPERATIONS: dict[str, Operation] = {"edge_basis": EDGE_BASIS, "swish": SWISH, "triplet_sum": TRIPLET_SUM}
 """Operations whose implementation can be chosen in ``model.implementations``."""
+
+Swish = Callable[[Tensor], Tensor]
 
 ELEMENTS = 95
 """Rows of the embedding: atomic numbers 0, for padding, to 94."""
@@ -49,7 +53,7 @@ class DimeNetArchitecture:
         triplet_embedding: channels of a message in the sum over triplets.
         basis_embedding: channels between the two layers of a basis.
         radial, spherical: R and S.
-        envelope_exponent: see :func:`benchmarks.oc20.basis.envelope`.
+        envelope_exponent: see :func:`benchmarks.oc20.ops.edge_basis.reference.envelope`.
         before_skip, after_skip: residual layers of an interaction block before and after its skip connection.
         output_layers: layers of an output block behind its first one.
     """
@@ -67,6 +71,18 @@ class DimeNetArchitecture:
     output_layers: Annotated[int, AtLeast(1)]
 
 
+class RadialBasis(nn.Module):
+    """Radial basis of a distance, u(x) sin(f_n x), with the envelope u and trained frequencies, which start at n pi."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(torch.pi * torch.arange(1, count + 1, dtype=torch.float32))
+
+    def forward(self, x_E: Tensor, envelope_E: Tensor) -> Tensor:
+        """Return the functions of every edge, (E, R), in the dtype of the frequencies."""
+        return envelope_E[:, None] * torch.sin(self.frequencies * x_E[:, None])
+
+
 class WideLinear(nn.Linear):
     """A linear layer without bias whose weight is at least fp32 in every precision."""
 
@@ -77,21 +93,23 @@ class WideLinear(nn.Linear):
 class Residual(nn.Module):
     """x + swish(W2 swish(W1 x + b1) + b2)."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, swish: Swish) -> None:
         super().__init__()
+        self._swish = swish
         self.first = nn.Linear(channels, channels)
         self.second = nn.Linear(channels, channels)
 
     def forward(self, x_EH: Tensor) -> Tensor:
         """Return the result, (E, H)."""
-        return x_EH + F.silu(self.second(F.silu(self.first(x_EH))))
+        return x_EH + self._swish(self.second(self._swish(self.first(x_EH))))
 
 
 class EmbeddingBlock(nn.Module):
     """The first message of an edge: from the elements of its atoms and its distance."""
 
-    def __init__(self, sizes: DimeNetArchitecture) -> None:
+    def __init__(self, sizes: DimeNetArchitecture, swish: Swish) -> None:
         super().__init__()
+        self._swish = swish
         self.elements = nn.Embedding(ELEMENTS, sizes.hidden)
         self.radial = nn.Linear(sizes.radial, sizes.hidden)
         self.dense = nn.Linear(3 * sizes.hidden, sizes.hidden)
@@ -100,7 +118,7 @@ class EmbeddingBlock(nn.Module):
         """Return messages (E, H)."""
         atoms_AH = self.elements(number_A)
         ends = (atoms_AH.index_select(0, target_E), atoms_AH.index_select(0, source_E))
-        return F.silu(self.dense(torch.cat([*ends, F.silu(self.radial(radial_ER))], 1)))
+        return self._swish(self.dense(torch.cat([*ends, self._swish(self.radial(radial_ER))], 1)))
 
 
 class InteractionBlock(nn.Module):
@@ -110,9 +128,9 @@ class InteractionBlock(nn.Module):
         triplet_sum: implementation of :func:`benchmarks.oc20.ops.triplet_sum.triplet_sum_reference`.
     """
 
-    def __init__(self, sizes: DimeNetArchitecture, triplet_sum: Callable[..., Tensor]) -> None:
+    def __init__(self, sizes: DimeNetArchitecture, swish: Swish, triplet_sum: Callable[..., Tensor]) -> None:
         super().__init__()
-        self._triplet_sum = triplet_sum
+        self._swish, self._triplet_sum = swish, triplet_sum
         hidden, basis, triplet = sizes.hidden, sizes.basis_embedding, sizes.triplet_embedding
         self.radial_1 = nn.Linear(sizes.radial, basis, bias=False)
         self.radial_2 = nn.Linear(basis, hidden, bias=False)
@@ -122,27 +140,39 @@ class InteractionBlock(nn.Module):
         self.ji = nn.Linear(hidden, hidden)
         self.down = nn.Linear(hidden, triplet, bias=False)
         self.up = nn.Linear(triplet, hidden, bias=False)
-        self.before = nn.Sequential(*(Residual(hidden) for _ in range(sizes.before_skip)))
+        self.before = nn.Sequential(*(Residual(hidden, swish) for _ in range(sizes.before_skip)))
         self.dense = nn.Linear(hidden, hidden)
-        self.after = nn.Sequential(*(Residual(hidden) for _ in range(sizes.after_skip)))
+        self.after = nn.Sequential(*(Residual(hidden, swish) for _ in range(sizes.after_skip)))
 
     def forward(
-        self, x_EH: Tensor, radial_ER: Tensor, basis_ESR: Tensor, unit_E3: Tensor, kj_T: Tensor, ji_T: Tensor
+        self, x_EH: Tensor, radial_ER: Tensor, basis_ESR: Tensor, harmonics_EM: Tensor, graph: EdgeGraph
     ) -> Tensor:
         """Return new messages (E, H); see :mod:`benchmarks.oc20.ops.triplet_sum`."""
-        message_EH = F.silu(self.kj(x_EH)) * self.radial_2(self.radial_1(radial_ER))
-        small_EC = F.silu(self.down(message_EH)).to(basis_ESR.dtype)
-        weights = self.spherical_1.weight, self.spherical_2.weight
-        summed_EC = self._triplet_sum(small_EC, basis_ESR, unit_E3, *weights, kj_T, ji_T)
-        h_EH = F.silu(self.ji(x_EH)) + F.silu(self.up(summed_EC.to(x_EH.dtype)))
-        return self.after(F.silu(self.dense(self.before(h_EH))) + x_EH)
+        swish = self._swish
+        message_EH = swish(self.kj(x_EH)) * self.radial_2(self.radial_1(radial_ER))
+        small_EC = swish(self.down(message_EH)).to(basis_ESR.dtype)
+        summed_EC = self._triplet_sum(small_EC, self._weights(basis_ESR), harmonics_EM, graph)
+        h_EH = swish(self.ji(x_EH)) + swish(self.up(summed_EC.to(x_EH.dtype)))
+        return self.after(swish(self.dense(self.before(h_EH))) + x_EH)
+
+    def _weights(self, basis_ESR: Tensor) -> Tensor:
+        """Return both layers of the spherical basis without the angle, (E, S, C).
+
+        The first layer is one product with a matrix that has the weights of each order on its diagonal.
+        """
+        edges, orders, radial = basis_ESR.shape
+        first_RBS = self.spherical_1.weight.view(-1, orders, radial).permute(2, 0, 1)
+        diagonal_FF = first_RBS.diag_embed().permute(2, 0, 3, 1).reshape(orders * radial, -1)
+        between_ESB = (basis_ESR.flatten(1) @ diagonal_FF).view(edges, orders, -1)
+        return self.spherical_2(between_ESB)
 
 
 class OutputBlock(nn.Module):
     """The energy of an atom, from the messages of its edges."""
 
-    def __init__(self, sizes: DimeNetArchitecture) -> None:
+    def __init__(self, sizes: DimeNetArchitecture, swish: Swish) -> None:
         super().__init__()
+        self._swish = swish
         self.radial = nn.Linear(sizes.radial, sizes.hidden, bias=False)
         self.up = nn.Linear(sizes.hidden, sizes.out_embedding)
         self.dense = nn.ModuleList(
@@ -157,7 +187,7 @@ class OutputBlock(nn.Module):
         summed_AH = message_EH.new_zeros(atoms, message_EH.shape[1]).index_add(0, target_E, message_EH)
         x_AC = self.up(summed_AH.to(x_EH.dtype))
         for layer in self.dense:
-            x_AC = F.silu(layer(x_AC))
+            x_AC = self._swish(layer(x_AC))
         return self.last(x_AC.to(wide))
 
 
@@ -166,6 +196,8 @@ class DimeNetPlusPlus(nn.Module):
 
     Args:
         generator: CPU generator that draws the initial weights; None keeps those of PyTorch's layers.
+        edge_basis: implementation of :func:`benchmarks.oc20.ops.edge_basis.reference.edge_basis_reference`.
+        swish: implementation of :func:`benchmarks.oc20.ops.swish.swish_reference`.
         triplet_sum: implementation of the sum over triplets (:class:`InteractionBlock`).
 
     Attributes:
@@ -173,20 +205,27 @@ class DimeNetPlusPlus(nn.Module):
     """
 
     detach_angles = True
+    zeros: Tensor
+    factors: Tensor
 
     def __init__(
         self,
         sizes: DimeNetArchitecture,
         generator: torch.Generator | None = None,
+        edge_basis: Callable[..., tuple[Tensor, Tensor, Tensor]] = edge_basis_reference,
+        swish: Swish = swish_reference,
         triplet_sum: Callable[..., Tensor] = triplet_sum_reference,
     ) -> None:
         super().__init__()
-        basis = (sizes.radial, CUTOFF, sizes.envelope_exponent)
-        self.radial = RadialBasis(*basis)
-        self.spherical = SphericalBasis(sizes.spherical, *basis)
-        self.embedding = EmbeddingBlock(sizes)
-        self.interactions = nn.ModuleList(InteractionBlock(sizes, triplet_sum) for _ in range(sizes.blocks))
-        self.outputs = nn.ModuleList(OutputBlock(sizes) for _ in range(sizes.blocks + 1))
+        self.radial = RadialBasis(sizes.radial)
+        self._edge_basis, self._exponent = edge_basis, sizes.envelope_exponent
+        for name, constants_SR in zip(
+            ("zeros", "factors"), spherical_constants(sizes.spherical, sizes.radial), strict=True
+        ):
+            self.register_buffer(name, constants_SR, persistent=False)
+        self.embedding = EmbeddingBlock(sizes, swish)
+        self.interactions = nn.ModuleList(InteractionBlock(sizes, swish, triplet_sum) for _ in range(sizes.blocks))
+        self.outputs = nn.ModuleList(OutputBlock(sizes, swish) for _ in range(sizes.blocks + 1))
         if generator is not None:
             self._initialise(generator)
 
@@ -224,11 +263,11 @@ class DimeNetPlusPlus(nn.Module):
 
         Args:
             tensors: ``atomic_number`` (A,), ``edge_source`` (j), ``edge_target`` (i) and ``edge_shift`` (E, 3) in
-                angstrom of the edges, ``triplet_kj`` and ``triplet_ji``, the edges of the triplets (T,).
+                angstrom of the edges, and ``edge_reverse``, see :mod:`benchmarks.oc20.data`.
             position_A3: in angstrom; the vector of an edge is position[j] - position[i] + shift.
         """
         source_E, target_E = tensors["edge_source"], tensors["edge_target"]
-        kj_T, ji_T = tensors["triplet_kj"], tensors["triplet_ji"]
+        graph = edge_graph(source_E, target_E, tensors["edge_reverse"], len(position_A3))
         vector_E3 = position_A3.index_select(0, source_E) - position_A3.index_select(0, target_E)
         vector_E3 = vector_E3 + tensors["edge_shift"].to(vector_E3.dtype)
         distance_E = torch.linalg.vector_norm(vector_E3, dim=1)
@@ -236,14 +275,16 @@ class DimeNetPlusPlus(nn.Module):
         unit_E3 = vector_E3 / distance_E[:, None]
         if self.detach_angles:
             unit_E3 = unit_E3.detach()
-        basis_ESR = self.spherical(distance_E)
+        x_E = distance_E / CUTOFF
+        constants = self.zeros, self.factors, self._exponent
+        envelope_E, basis_ESR, harmonics_EM = self._edge_basis(x_E, unit_E3, *constants)
 
         dtype = self.embedding.dense.weight.dtype
-        radial_ER = self.radial(distance_E).to(dtype)
+        radial_ER = self.radial(x_E, envelope_E).to(dtype)
         x_EH = self.embedding(tensors["atomic_number"], radial_ER, source_E, target_E)
         energy_A1 = self.outputs[0](x_EH, radial_ER, target_E, len(position_A3))
         for interaction, output in zip(self.interactions, list(self.outputs)[1:], strict=True):
-            x_EH = interaction(x_EH, radial_ER, basis_ESR, unit_E3, kj_T, ji_T)
+            x_EH = interaction(x_EH, radial_ER, basis_ESR, harmonics_EM, graph)
             energy_A1 = energy_A1 + output(x_EH, radial_ER, target_E, len(position_A3))
         return energy_A1[:, 0]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.oc20 import raw
 from benchmarks.oc20.raw import RawData
-from benchmarks.oc20.samples import COUNTS, FORMAT, PREPARE_COMMAND, SPLITS
+from benchmarks.oc20.samples import COUNTS, FORMAT, PREPARE_COMMAND, SPLITS, mean_counts
 from benchmarks.oc20.synthetic import generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
@@ -119,8 +119,8 @@ def _write_samples(source: RawData, data_dir: Path, workers: int) -> tuple[dict[
 
 
 def means(made: Manifest, data_dir: Path, **options: object) -> list[str]:
-    """Return a line with the mean counts of a training structure, for the shapes of batches and beside figures."""
-    counts = (f"{made.counts[f'train_{name}'] / made.counts['train_samples']:.1f} {name}" for name in COUNTS)
+    """Return a line with the mean counts of a training structure, for ``reader.typical`` and beside figures."""
+    counts = (f"{mean:.1f} {name}" for name, mean in mean_counts(made).items())
     return [f"{data_dir}: mean counts of a training structure: {', '.join(counts)}"]
 
 

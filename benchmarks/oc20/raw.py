@@ -9,7 +9,6 @@ Each split has a folder with one of the names in :data:`FOLDERS`, anywhere below
 
 from __future__ import annotations
 
-import hashlib
 import lzma
 import re
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.oc20.graph import NEIGHBOURS, SHORTEST, Edges, neighbours, ordered
 from benchmarks.oc20.samples import Structure
-from common.data.raw_layout import find_file, packed_hint
+from common.data.raw_layout import find_file, fingerprint_of, packed_hint
 from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats import extxyz
@@ -143,11 +142,9 @@ class RawData:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over names and sizes of all files."""
-        digest = hashlib.sha256()
-        for split, files in self.splits.items():
-            for path in files:
-                digest.update(f"{split}\t{path.name}\t{path.stat().st_size}\n".encode())
-        return digest.hexdigest()
+        return fingerprint_of(
+            (split, path.name, path.stat().st_size) for split, paths in self.splits.items() for path in paths
+        )
 
 
 def open_raw(raw_dir: Path) -> RawData:

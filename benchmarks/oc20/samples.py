@@ -155,4 +155,10 @@ def read_manifest(root: Path) -> Manifest:
     Raises:
         DataError: the manifest is missing, malformed or of another format.
     """
-    return manifest.read(root, FORMAT, PREPARE_COMMAND, ("train_samples", "eval_samples"))
+    counts = (f"train_{name}" for name in COUNTS)
+    return manifest.read(root, FORMAT, PREPARE_COMMAND, ("train_samples", "eval_samples", *counts))
+
+
+def mean_counts(found: Manifest) -> dict[str, float]:
+    """Return the mean numbers of atoms, edges and triplets of a training structure, by name."""
+    return {name: found.counts[f"train_{name}"] / found.counts["train_samples"] for name in COUNTS[:FREE]}

@@ -50,9 +50,9 @@ class SyntheticSlabs(Options):
 
     train: Annotated[int, Option("number of training structures", least=1)] = 2000
     eval: Annotated[int, Option("number of evaluation structures", least=1)] = 200
-    columns: Annotated[tuple[int, int], Option("fewest and most atoms along an edge of a slab", least=1, most=8)] = 3, 4
+    columns: Annotated[tuple[int, int], Option("fewest and most atoms along an edge of a slab", least=1, most=8)] = 3, 6
     layers: Annotated[tuple[int, int], Option("fewest and most layers of a slab", least=1, most=8)] = 2, 5
-    spacing: Annotated[float, Option("distance of neighbours in a slab in angstrom", least=2, most=5)] = 2.7
+    spacing: Annotated[float, Option("distance of neighbours in a slab in angstrom", least=2, most=5)] = 2.9
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from benchmarks.oc20.data import GraphShape, open_eval, open_train, staging_plan
 from benchmarks.oc20.evaluate import evaluation_of
 from benchmarks.oc20.graph import CUTOFF
 from benchmarks.oc20.model import ELEMENTS, OPERATIONS, DimeNetPlusPlus, force_errors
-from benchmarks.oc20.samples import FORMAT
+from benchmarks.oc20.samples import FORMAT, mean_counts, read_manifest
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
@@ -32,6 +32,7 @@ class OpenCatalystForces(Workload):
 
     config_type: ClassVar[type] = Oc20Config
     title = "OpenCatalyst"
+    peers = "benchmarks.oc20.peer"
     own: Oc20Config
     model: DimeNetPlusPlus
 
@@ -43,6 +44,9 @@ class OpenCatalystForces(Workload):
         network = DimeNetPlusPlus(self.own.facts, layout.shared_generator("weights"), **functions)
         self.model = network.cast(self.dtype).to(layout.device)
         self.choices |= {name: choice.name for name, choice in chosen.items()}
+        self._shapes: list[GraphShape] = []
+        atoms, edges = self.own.reader.typical
+        self._sizes = {"atoms": float(atoms), "edges": float(edges), "triplets": edges**2 / atoms}
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
@@ -66,7 +70,9 @@ class OpenCatalystForces(Workload):
             [hparams.decay_factor**number for number in range(1, len(boundaries) + 1)],
             steps_per_epoch=1,  # the rate changes at every step
         )
-        return self.step_with(hparams.adamw(), schedule, loss_scale=own.model.loss_scale)
+        step = self.step_with(hparams.adamw(), schedule, loss_scale=own.model.loss_scale)
+        step.one_key = True
+        return step
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Return the micro-batch's part of the loss of the global batch, times the number of micro-batches.
@@ -84,10 +90,17 @@ class OpenCatalystForces(Workload):
         return Losses(total, {"loss": total.detach()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """Yield one micro-batch of noise for each of ``reader.shapes``."""
-        for shape in self.own.reader.train_shapes(self.cfg.micro_batch):
-            tensors = {**self._noise(shape), "global_free": torch.tensor(float(shape.atoms), device=self.layout.device)}
-            yield Batch(tensors, self.nominal_samples, shape)
+        """Yield a micro-batch of noise with the sizes of typical structures; the data have other shapes."""
+        yield self._example(self.own.reader.typical_shape(self.cfg.micro_batch))
+
+    def examples_of_data(self) -> Iterable[Batch]:
+        """Yield a micro-batch of noise for each shape of the data."""
+        return map(self._example, self._shapes)
+
+    def _example(self, shape: GraphShape) -> Batch:
+        """Return a micro-batch of noise."""
+        tensors = {**self._noise(shape), "global_free": torch.tensor(float(shape.atoms), device=self.layout.device)}
+        return Batch(tensors, self.nominal_samples, shape)
 
     def _noise(self, shape: GraphShape) -> dict[str, Tensor]:
         """Return random tensors of a batch; all atoms are free, and edges have random directions and lengths."""
@@ -98,20 +111,22 @@ class OpenCatalystForces(Workload):
 
         length_E1 = CUTOFF * (1 + 2 * torch.rand(shape.edges, 1, generator=generator)) / 3
         shift_E3 = torch.nn.functional.normalize(torch.randn(shape.edges, 3, generator=generator)) * length_E1
-        target_E, ji_T = indices(shape.atoms, shape.edges), indices(shape.edges, shape.triplets)
         made = {
             "atomic_number": indices(ELEMENTS, shape.atoms),
             "position": torch.zeros(shape.atoms, 3),
             "force": torch.randn(shape.atoms, 3, generator=generator),
             "free": torch.ones(shape.atoms),
             "edge_source": indices(shape.atoms, shape.edges),
-            "edge_target": target_E.sort().values,
+            "edge_target": indices(shape.atoms, shape.edges).sort().values,
             "edge_shift": shift_E3,
-            "triplet_kj": indices(shape.edges, shape.triplets),
-            "triplet_ji": ji_T.sort().values,
+            "edge_reverse": indices(shape.edges, shape.edges),
             "samples": torch.ones(()),
         }
         return {name: tensor.to(self.layout.device) for name, tensor in made.items()}
+
+    def sample_sizes(self) -> dict[str, float]:
+        """Return the mean counts of a structure. An edge of noise is in as many triplets as an atom has edges."""
+        return self._sizes
 
     def staging(self, root: Path) -> StagingPlan:
         """Return all prepared files, for every node."""
@@ -120,12 +135,16 @@ class OpenCatalystForces(Workload):
     def open_data(self, root: Path) -> DataSource:
         """Open the training structures."""
         cfg = self.cfg
-        return open_train(root, self.own.reader, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
+        self._sizes = mean_counts(read_manifest(root))
+        source, self._shapes = open_train(
+            root, self.own.reader, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps
+        )
+        return source
 
     def evaluation(self, layout: Layout) -> CountedEvaluation:
         """Return the evaluation of the forces on the ranks of ``layout``."""
         reader = self.own.reader
-        example = self._noise(reader.evaluation_shape)
+        example = self._noise(reader.typical_shape(reader.eval_batch))
         return evaluation_of(
             self.model, self.own.facts.force_std, example, lambda root: open_eval(root, reader, layout), layout,
             self.cfg.cuda_graphs,

@@ -12,21 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
-from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.counts import Counts, MeanScorer
 from common.evaluation.forward import ForwardPass
-
-
-class RightAnswers(Scorer):
-    """Scorer that divides correct answers by pictures."""
-
-    def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return ``accuracy`` and ``eval_samples``, after checking that the whole set was evaluated."""
-        values = predictions.values
-        check_whole_set(values["pictures"], values["expected"], "pictures")
-        return {"accuracy": values["right"] / values["pictures"], "eval_samples": values["pictures"]}
 
 
 class TopOne(Evaluation):
@@ -47,7 +37,7 @@ class TopOne(Evaluation):
         layout: Layout,
         capture: bool,
     ) -> None:
-        self.scorer = RightAnswers()
+        self.scorer = MeanScorer("accuracy", "right", "pictures")
         self._model = model
         self._open_source = open_source
         self._source: EvalSource | None = None

@@ -16,20 +16,10 @@ from benchmarks.rgat.data import EvaluationSeeds, GraphData
 from benchmarks.rgat.graph import BlockShape, SampledBlock
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.sampling import BlockSampler
-from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.distributed.layout import Layout
-from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.counts import Counts, MeanScorer
 from common.evaluation.forward import ForwardPass, evaluating
-
-
-class NodeAccuracy(Scorer):
-    """Scorer of top-1 accuracy."""
-
-    def score(self, predictions: Predictions) -> dict[str, float]:
-        """Return ``accuracy``, correct predictions divided by seeds, and ``eval_samples``, the seeds."""
-        values = predictions.values
-        check_whole_set(values["seeds"], values["expected"], "seeds")
-        return {"accuracy": values["right"] / values["seeds"], "eval_samples": values["seeds"]}
 
 
 class NodeClassification(Evaluation):
@@ -54,7 +44,7 @@ class NodeClassification(Evaluation):
         layout: Layout,
         capture: bool,
     ) -> None:
-        self.scorer = NodeAccuracy()
+        self.scorer = MeanScorer("accuracy", "right", "seeds")
         self._model, self._open_sources, self._capture, self._layout = model, open_sources, capture, layout
         self._capacity_batches, self._sigma = batches, sigma
         self._group = layout.group("dp")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from common.errors import ConfigError
@@ -56,6 +57,20 @@ class Each(Range):
 
     def __init__(self, entry: Range) -> None:
         super().__init__(entry.needed, lambda values: all(entry.holds(value) for value in values))
+
+
+class Ascending(Range):
+    """Lists of numbers, each larger than the one before, of which none is negative.
+
+    Args:
+        what: name of the numbers in messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} in ascending order, not negative",
+            lambda values: Each(NotNegative).holds(values) and all(one < other for one, other in pairwise(values)),
+        )
 
 
 Positive = Range("positive and finite", lambda value: 0 < value < math.inf)

@@ -274,6 +274,8 @@ class OptimizerConfig:
             ranks with the same weights (``layout.dp`` and ``layout.cp``) share it.
         reduction: with shards: ``scatter``: each rank receives only the sum of its shard (several nodes then sum
             shards); ``all_reduce``: each rank receives the whole sum and keeps its shard.
+        exchange: with shards and ``scatter``, what moves gradients and weights between the ranks that share:
+            ``collectives``, or ``copy_engines``, only between the GPUs of a machine that can map each other's memory.
         grad_predivide: divisor of the scaled fp16 loss, so that sums of gradients over ranks stay in fp16's range; the
             update multiplies by it. With a power of two, only gradients below fp16's smallest normal number change.
         implementation: implementation of the update rule.
@@ -286,6 +288,7 @@ class OptimizerConfig:
     overlap: bool = True
     shard: Literal["none", "node", "all"] = "none"
     reduction: Literal["scatter", "all_reduce"] = "scatter"
+    exchange: Literal["collectives", "copy_engines"] = "collectives"
     grad_predivide: Annotated[float, Divisor] = 1.0
     implementation: str = "auto"
     masters: Literal["fp32", "remainder"] = "fp32"

@@ -315,6 +315,13 @@ class Workload(ABC):
         """Return model FLOPs of one training sample, forward and backward, for MFU. Default: 0, which means unknown."""
         return 0.0
 
+    def sample_sizes(self) -> Mapping[str, float]:
+        """Return mean sizes of a training sample by name, for ``bench``: those that its cost depends on. Default: none.
+
+        They are the sizes in :meth:`example_batches` or, after :meth:`open_data`, in the data.
+        """
+        return {}
+
     def memory_plan(self) -> str:
         """Return a report of the step's planned device memory, for ``bench``. Default: "", no plan."""
         return ""

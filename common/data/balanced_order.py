@@ -36,16 +36,22 @@ class BalancedStream:
 
     Args:
         weight_P: (P,) weight of each sample, not negative.
-        key_of: returns the batch key for the samples of a micro-batch.
+        key_of: returns the batch key of all micro-batches of a global batch from the samples of each, so that all
+            micro-batches of an iteration have one key, on all replicas.
     """
 
     def __init__(
-        self, weight_P: NDArray[np.int32], mine: MicroBatches, seed: int, key_of: Callable[[Sequence[int]], Hashable]
+        self,
+        weight_P: NDArray[np.int32],
+        mine: MicroBatches,
+        seed: int,
+        key_of: Callable[[Sequence[Sequence[int]]], Hashable],
     ) -> None:
-        self._weight_P, self._mine, self._key_of = weight_P, mine, key_of
+        self._weight_P, self._mine = weight_P, mine
         self._global = EpochStream(len(weight_P), mine.micro_batch * mine.streams, seed=seed)
         self.train_samples, self.micro_batch, self.replicas = len(weight_P), mine.micro_batch, mine.replicas
         self._divided = functools.lru_cache(maxsize=2)(self._divide)  # the key follows the samples
+        self._key = functools.lru_cache(maxsize=2)(lambda step: key_of(self.global_batch(step)))
 
     def first_micro_batch(self, block: Block) -> int:
         """Return the number of micro-batches of this replica before ``block``."""
@@ -60,14 +66,17 @@ class BalancedStream:
         step, accumulation_step = self._mine.step_of(number)
         return self._divided(step)[self._mine.stream(accumulation_step)]
 
-    def global_samples(self, number: int) -> list[int]:
-        """Return the samples of the global batch of micro-batch ``number``, over all replicas."""
-        step, _ = self._mine.step_of(number)
-        return [sample for pairs in self._divided(step) for _, sample in pairs]
+    def step_of(self, number: int) -> int:
+        """Return the global batch that micro-batch ``number`` belongs to."""
+        return self._mine.step_of(number)[0]
+
+    def global_batch(self, step: int) -> list[list[int]]:
+        """Return the samples of each micro-batch of a global batch, over all replicas."""
+        return [[sample for _, sample in pairs] for pairs in self._divided(step)]
 
     def key(self, number: int) -> Hashable:
         """Return the batch key of micro-batch ``number``."""
-        return self._key_of([sample for _, sample in self.samples_of(number)])
+        return self._key(self.step_of(number))
 
     def _divide(self, step: int) -> list[list[tuple[int, int]]]:
         pairs = self._global.samples_of(step)

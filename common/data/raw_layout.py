@@ -5,8 +5,9 @@ MLCommons' downloader, for example, creates ``processed_dataset/``, and the arch
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from common.data import manifest, preparation
@@ -17,6 +18,16 @@ LEVELS = 4
 """Levels of folders that are searched below the folder that the user names."""
 Identity = tuple[int, int]
 """Device number and inode of a file."""
+
+
+def fingerprint_of(files: Iterable[tuple[str, str, int]], content: bytes = b"") -> str:
+    """Return the SHA-256 over split, name and size of raw files, which does not depend on their folders.
+
+    Args:
+        content: content of a further file.
+    """
+    lines = "".join(f"{split}\t{name}\t{size}\n" for split, name, size in files)
+    return hashlib.sha256(content + lines.encode()).hexdigest()
 
 
 def find_file(root: Path, *patterns: str, others: Collection[str] = ()) -> Path | None:

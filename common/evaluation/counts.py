@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -72,6 +73,36 @@ def check_whole_set(evaluated: int, expected: int, samples: str) -> None:
     """
     if evaluated != expected:
         raise RuntimeError(f"{evaluated} of {expected} {samples} were evaluated")
+
+
+@dataclass(frozen=True)
+class MeanScorer(Scorer):
+    """Scorer that divides a total of :class:`Counts` by a count.
+
+    Attributes:
+        metric: name of the metric.
+        total: name of the total.
+        samples: name of the number of evaluated samples.
+        counted: name of the count that the total is divided by; empty: ``samples``.
+        each: number of values that the total has for each of ``counted``.
+    """
+
+    metric: str
+    total: str
+    samples: str
+    counted: str = ""
+    each: int = 1
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Return the metric, and ``eval_samples``.
+
+        Raises:
+            RuntimeError: not every sample was evaluated exactly once.
+        """
+        values, samples = predictions.values, predictions.values[self.samples]
+        check_whole_set(samples, values["expected"], self.samples)
+        mean = values[self.total] / (values[self.counted or self.samples] * self.each)
+        return {self.metric: mean, "eval_samples": samples}
 
 
 class CountedEvaluation(Evaluation):

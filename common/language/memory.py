@@ -237,11 +237,13 @@ class TrainedWorkspace(Workspace):
     Attributes:
         master_bytes: bytes of a weight's master; 0 without separate masters.
         shards: number of ranks over which masters, moments and the update are sharded.
+        staged: number of gradient shards of other ranks that a rank has memory for; 1 for the sum of its own shard.
         chunk_graphs: whether forward and backward passes have separate CUDA graphs, each with its own memory.
     """
 
     master_bytes: int
     shards: int
+    staged: int = 1
     gradient_bytes: int = 2
     chunk_graphs: bool = False
     recomputes: ClassVar[str] = "gate and up"
@@ -275,12 +277,13 @@ class TrainedWorkspace(Workspace):
     def state(self) -> int:
         """Return the bytes of weights, gradients, masters and moments.
 
-        Sharding adds a copy of the shard's weights and gradients.
+        Sharding adds a copy of the shard's weights, and ``staged`` of its gradients.
         """
         if not self.tokens:
             return self.parameters() * self.itemsize
         both, moments = self.itemsize + self.gradient_bytes, 2 * max(4, self.itemsize)
-        shared = (self.master_bytes + moments + (both if self.shards > 1 else 0)) / self.shards
+        copies = self.itemsize + self.staged * self.gradient_bytes if self.shards > 1 else 0
+        shared = (self.master_bytes + moments + copies) / self.shards
         return round(self.parameters() * (both + shared))
 
     def weights_in_fp8(self, transposed: int = 0) -> int:

@@ -25,6 +25,7 @@ from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
 from common.language.stage import MeanOverLabels
 from common.language.workload import LanguageModel
 from common.optim.groups import shard_ranks
+from common.optim.peer_exchange import COPY_ENGINES
 from common.optim.precision import gradient_dtype
 
 
@@ -182,6 +183,7 @@ class Pretraining(LanguageModel):
             **self.sizes(),
             "master_bytes": (2 if remainders else 4) if half else 0,
             "shards": shards,
+            "staged": max(shards - 1, 1) if optimizer.exchange == COPY_ENGINES else 1,
             "gradient_bytes": gradient_dtype(self.dtype, optimizer.gradients).itemsize,
             "chunk_graphs": self.cfg.chunk_graphs,
         }

@@ -15,6 +15,7 @@ the other. A reduce-scatter writes into its ``gradients``, and an all-gather rea
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -237,6 +238,17 @@ class FlatBuffer:
     def is_whole(self) -> bool:
         """Whether this rank updates everything. The shard's tensors are then the buffer's tensors."""
         return self.shard.parameters is self.parameters
+
+    def move_shard(self, parameters: Tensor, gradients: Tensor) -> None:
+        """Let the shard, which is not the whole buffer, use other tensors, into which the parameters are copied.
+
+        Args:
+            gradients: overwritten by the next reduction.
+        """
+        shard = self.shard
+        parameters.copy_(shard.parameters)
+        masters = shard.masters if shard.has_masters else parameters
+        self.shard = dataclasses.replace(shard, parameters=parameters, gradients=gradients, masters=masters)
 
     def _attach_gradient(self, segment: Segment) -> None:
         parameter = segment.parameter

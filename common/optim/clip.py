@@ -34,6 +34,7 @@ class MicroBatchClipper:
         other_ranks: ranks that hold the other parameters of this replica; None if it is this rank alone.
         sharing: for each parameter group, the ranks that each have a part of a micro-batch's gradient. The clipper
             sums gradients over them.
+        in_place: False only returns the factors, for one micro-batch per iteration.
 
     Attributes:
         sends: False disables the sum over ``sharing``; for measurements only.
@@ -48,8 +49,10 @@ class MicroBatchClipper:
         micro_batches: int,
         other_ranks: dist.ProcessGroup | None,
         sharing: Sequence[dist.ProcessGroup | None],
+        in_place: bool = True,
     ) -> None:
         self._factor = factor
+        self._in_place = in_place
         self._buffers = buffers
         self._weights = [factor**2 * share for factor, share in zip(mean_factors, norm_shares, strict=True)]
         self._other_ranks = other_ranks
@@ -65,10 +68,11 @@ class MicroBatchClipper:
         """Start an iteration."""
         self._collected = 0
 
-    def collect(self, last: bool, loss_scale: Tensor | None) -> None:
-        """Clip the gradient of one micro-batch after its backward pass.
+    def collect(self, last: bool, loss_scale: Tensor | None) -> Tensor:
+        """Clip the gradient of one micro-batch after its backward pass, and return its factor (0-d).
 
         After the last micro-batch the gradients hold the sum of all clipped gradients; after the others they are zero.
+        With ``in_place=False`` they remain as they are.
 
         Raises:
             RuntimeError: there are several micro-batches, but the optimizer was built for one.
@@ -78,9 +82,10 @@ class MicroBatchClipper:
         for run in itertools.chain.from_iterable(self._sharing) if self.sends else ():
             dist.all_reduce(run.gradients, group=run.group)
         factor = self._factor(self.norm(loss_scale))
-        for index, buffer in enumerate(self._buffers):
+        for index, buffer in enumerate(self._buffers if self._in_place else ()):
             self._add(buffer, factor, index, last)
         self._collected += 1
+        return factor
 
     def _add(self, buffer: FlatBuffer, factor: Tensor, index: int, last: bool) -> None:
         if last and self._collected == 0:

@@ -8,6 +8,8 @@ never averaged: the update applies the factor once, and summing over ranks then 
   then an all-reduce of the pieces over ranks that hold the same shard, if there are several.
 - ``all_reduce=True`` instead sums whole buckets over all ranks at once and keeps the piece, which suits networks
   whose switches reduce.
+- With a :class:`common.optim.peer_exchange.PeerExchange`, copy engines replace the scatter: pieces are pushed to their
+  owners, which add them up after the backward pass.
 
 A sum in fp16 may overflow although its terms do not. ``predivide`` of :class:`common.optim.precision.LossScale`
 divides all gradients beforehand.
@@ -16,6 +18,7 @@ divides all gradients beforehand.
 the *next* iteration, in the order in which the forward pass reads the weights, and each block of the model waits for
 its weights just before it runs. A captured iteration therefore waits for every gather that it starts. Between
 iterations the model has the weights of the update before the last; :meth:`WeightGatherer.gather` brings it up to date.
+A gather is a collective, or copies from the other ranks' shards.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from torch.utils.hooks import RemovableHandle
 from common.ops.device_clock import milliseconds, stamp
 from common.optim.buffers import Bucket, FlatBuffer, Segment
 from common.optim.groups import Route
+from common.optim.peer_exchange import PeerExchange, PeerPieces, Transfer, add_pieces
 
 AHEAD = 2
 """A block that runs starts the gathers of the block this many positions later.
@@ -52,6 +56,7 @@ class _Reduction:
         piece: destination of the sum of this rank's piece; None: in place.
         scattered: output of the scatter: ``piece``, or several pieces of ``gradients``.
         route: ranks to sum over.
+        pieces: copies to and from other ranks; None: the bucket is reduced by collectives.
     """
 
     bucket: Bucket
@@ -60,6 +65,7 @@ class _Reduction:
     piece: Tensor | None
     scattered: Tensor
     route: Route
+    pieces: PeerPieces | None = None
 
 
 class GradientReducer:
@@ -74,6 +80,7 @@ class GradientReducer:
         routes: for each parameter group, the ranks to sum over.
         overlap: False reduces everything in :meth:`finish`.
         all_reduce: with shards, sum whole buckets over all ranks and keep the piece.
+        exchange: copies pieces between the ranks that share shards; None: collectives do.
 
     Attributes:
         buckets: number of buckets that are reduced in an iteration.
@@ -87,15 +94,18 @@ class GradientReducer:
         routes: Sequence[Route],
         overlap: bool,
         all_reduce: bool = False,
+        exchange: PeerExchange | None = None,
     ) -> None:
-        self._reductions = _plan(buffers, routes)
+        self._reductions = _plan(buffers, routes, exchange)
         self._all_reduce = all_reduce
+        self._exchange = exchange
         self._overlap = overlap
         kept = [(r.piece, r.own) for r in self._reductions if r.piece is not None] if all_reduce else []
         self._kept = [piece for piece, _ in kept], [own for _, own in kept]
         self._bucket_of = {s.name: i for i, r in enumerate(self._reductions) for s in r.bucket.segments}
         device = buffers[0].device
-        staged = not all_reduce and any(r.piece is not None and _in_stages(r.route) for r in self._reductions)
+        scatters = exchange is None and not all_reduce
+        staged = scatters and any(r.piece is not None and _in_stages(r.route) for r in self._reductions)
         self._side = torch.cuda.Stream(device) if staged and device.type == "cuda" else None
         self._hooks: list[RemovableHandle] = []
         self._armed = False
@@ -104,7 +114,7 @@ class GradientReducer:
         self.buckets = len(self._reductions)
         self.launched = 0
         self.sends = True
-        self._works: list[dist.Work] = []
+        self._works: list[Transfer] = []
         self._moments = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self.begin()
 
@@ -134,10 +144,13 @@ class GradientReducer:
         else:
             self._armed_parameters.update(id(parameter) for parameter in parameters)
 
-    def finish(self) -> None:
+    def finish(self, factor: Tensor | None = None) -> None:
         """Launch the remaining buckets (with parameters that got no gradient) and wait for all.
 
         On a GPU the current stream waits, not the host.
+
+        Args:
+            factor: with an exchange, factor for all gradients of this rank, 0-d; None: 1 on all ranks.
         """
         self._armed = False
         self._armed_parameters = set()
@@ -146,6 +159,8 @@ class GradientReducer:
         stamp(self._moments[0])
         while self.launched < self.buckets:
             self._launch()
+        if self._exchange is not None:
+            self._add_up(self._exchange, factor)
         for work in self._works:
             work.wait()
         self._works = []
@@ -187,10 +202,25 @@ class GradientReducer:
         while self.launched < self.buckets and not self._missing[self.launched]:
             self._launch()
 
+    def _add_up(self, exchange: PeerExchange, factor: Tensor | None) -> None:
+        """Wait for the pieces of the other ranks and add them up; start the sums over ranks with the same shard."""
+        if factor is not None:
+            exchange.send_factor(factor)
+        exchange.meet().wait()
+        for reduction in self._reductions if self.sends else ():
+            assert reduction.piece is not None
+            assert reduction.pieces is not None
+            add_pieces(reduction.own, reduction.pieces.staged, reduction.piece, factor, exchange.factors)
+            if reduction.route.across is not None:
+                self._works.append(_summed(reduction.piece, reduction.route.across))
+
     def _launch(self) -> None:
         reduction = self._reductions[self.launched]
         self.launched += 1
         if not self.sends:
+            return
+        if self._exchange is not None and reduction.pieces is not None:
+            self._exchange.copy(reduction.pieces.pushes)
             return
         piece, route = reduction.piece, reduction.route
         if piece is None or self._all_reduce:
@@ -235,14 +265,14 @@ def _scattered(piece: Tensor, values: Tensor, group: dist.ProcessGroup | None) -
     return work
 
 
-def _plan(buffers: Sequence[FlatBuffer], routes: Sequence[Route]) -> list[_Reduction]:
+def _plan(buffers: Sequence[FlatBuffer], routes: Sequence[Route], exchange: PeerExchange | None) -> list[_Reduction]:
     """Return all reductions, in the estimated order in which the backward pass completes their buckets.
 
     Groups interleave in the model (weights and biases of the same layers), so the position of a bucket is estimated
     from the position of its first parameter within its group. Backward passes reach that parameter last.
     """
     reductions = []
-    for buffer in buffers:
+    for number, buffer in enumerate(buffers):
         for bucket in reversed(buffer.buckets):
             route = routes[bucket.group]
             if route.everyone is None and buffer.is_whole:
@@ -253,7 +283,8 @@ def _plan(buffers: Sequence[FlatBuffer], routes: Sequence[Route]) -> list[_Reduc
             if route.pieces > 1:
                 size = own.numel() * route.pieces
                 scattered = values.split(size)[(bucket.own.start - bucket.start) // size]
-            reductions.append(_Reduction(bucket, values, own, target, scattered, route))
+            pieces = None if exchange is None else exchange.pieces(number, buffer, bucket, route.pieces)
+            reductions.append(_Reduction(bucket, values, own, target, scattered, route, pieces))
     return sorted(reductions, key=lambda reduction: (reduction.route.late, reduction.bucket.readiness))
 
 
@@ -261,12 +292,14 @@ def _plan(buffers: Sequence[FlatBuffer], routes: Sequence[Route]) -> list[_Reduc
 class _Gather:
     """The gather of one bucket from ``piece`` into ``weights``.
 
-    ``readers`` are the indices of the blocks that read it; -1 stands for other code.
+    ``readers`` are the indices of the blocks that read it; -1 stands for other code. ``pieces`` has the copies that
+    replace a collective, if there are any.
     """
 
     piece: Tensor
     weights: Tensor
     readers: frozenset[int]
+    pieces: PeerPieces | None
 
 
 class WeightGatherer:
@@ -277,6 +310,7 @@ class WeightGatherer:
         blocks: parts of the model by name, in the order of the forward pass. A block's parameters must be read only
             while it runs, or later. Parameters outside all blocks are waited for at once. Without blocks nothing is
             overlapped. For a block that is compiled alone, give the result of ``torch.compile(block)``.
+        exchange: copies weights between the ranks of ``group``; None: collectives do.
 
     Attributes:
         overlapped: whether gathers run at the start of the next iteration; else they run right after the update.
@@ -291,12 +325,13 @@ class WeightGatherer:
         buffers: Sequence[FlatBuffer],
         group: dist.ProcessGroup | None,
         blocks: Sequence[tuple[str, nn.Module]],
+        exchange: PeerExchange | None = None,
     ) -> None:
-        self._group = group
+        self._group, self._exchange = group, exchange
         self.overlapped = group is not None and bool(blocks)
         self.sends = True
         self._started = 0  # number of gathers started, in their order
-        self._works: dict[int, dist.Work] = {}
+        self._works: dict[int, Transfer] = {}
         self._hooks: list[RemovableHandle] = []
         self._gathers: list[_Gather] = []
         self._blocks = tuple(blocks) if group is not None else ()
@@ -308,7 +343,11 @@ class WeightGatherer:
                 raise ValueError(f"block {name!r} is a {type(module).__name__}, which never runs: name its members")
             for parameter in module.parameters():
                 blocks_of.setdefault(id(parameter), set()).add(block)
-        found = [_gather_of(buffer, bucket, blocks_of) for buffer in buffers for bucket in buffer.buckets]
+        found = [
+            _gather_of(buffer, bucket, blocks_of, None if exchange is None else exchange.pieces(number, buffer, bucket))
+            for number, buffer in enumerate(buffers)
+            for bucket in buffer.buckets
+        ]
         self._gathers = sorted(found, key=lambda gather: min(gather.readers))
         self._started = len(self._gathers)
         for block, (_, module) in enumerate(blocks):
@@ -346,7 +385,11 @@ class WeightGatherer:
         """Gather everything and wait for it; on a GPU the current stream waits."""
         self.join()
         self._started = 0
+        if self._exchange is not None:
+            self._exchange.meet()  # the other ranks have updated their shards
         self.join()
+        if self._exchange is not None:
+            self._exchange.meet().wait()  # they have read this one's, which may change from now on
 
     def close(self) -> None:
         """Remove the hooks from the blocks."""
@@ -367,10 +410,15 @@ class WeightGatherer:
             return
         while self._started < len(self._gathers) and min(self._gathers[self._started].readers) <= block:
             gather = self._gathers[self._started]
-            work = dist.all_gather_into_tensor(gather.weights, gather.piece, group=self._group, async_op=True)
-            assert work is not None  # this rank is a member of the group
-            self._works[self._started] = work
+            self._works[self._started] = self._launch(gather)
             self._started += 1
+
+    def _launch(self, gather: _Gather) -> Transfer:
+        if self._exchange is not None and gather.pieces is not None:
+            return self._exchange.copy(gather.pieces.pulls)
+        work = dist.all_gather_into_tensor(gather.weights, gather.piece, group=self._group, async_op=True)
+        assert work is not None  # this rank is a member of the group
+        return work
 
     def _wait_for(self, block: int) -> None:
         for at in [at for at in self._works if block in self._gathers[at].readers]:
@@ -398,7 +446,9 @@ def wait_for_weights(block: nn.Module) -> None:
         hook(block, ())
 
 
-def _gather_of(buffer: FlatBuffer, bucket: Bucket, blocks_of: Mapping[int, set[int]]) -> _Gather:
+def _gather_of(
+    buffer: FlatBuffer, bucket: Bucket, blocks_of: Mapping[int, set[int]], pieces: PeerPieces | None
+) -> _Gather:
     readers = [blocks_of.get(id(segment.parameter), {-1}) for segment in bucket.segments]
     weights = buffer.parameters[bucket.start : bucket.stop]
-    return _Gather(buffer.shard.parameters[bucket.in_shard], weights, frozenset().union(*readers))
+    return _Gather(buffer.shard.parameters[bucket.in_shard], weights, frozenset().union(*readers), pieces)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
+from common.errors import ConfigError
 from common.ops.operation import asked_for
 from common.optim import state
 from common.optim.buffers import build_flat_buffers
@@ -24,6 +25,7 @@ from common.optim.clip import MicroBatchClipper
 from common.optim.communication import GradientReducer, WeightGatherer, sum_in_order
 from common.optim.groups import ParameterGroup as ParameterGroup
 from common.optim.groups import ShardPlan, check_groups, micro_batch_axes, redundant_ranks, settings_of
+from common.optim.peer_exchange import COPY_ENGINES, build_exchange
 from common.optim.precision import GradientPrecision, LossScale
 from common.optim.rules import Binding, Rule
 from common.optim.updater import Updater as Updater
@@ -81,6 +83,8 @@ class Optimizer:
         shard: ``none``: every rank updates all parameters. ``all``: the ranks of ``dp`` and ``cp`` share the
             parameters. ``node``: the ranks of ``dp`` and ``cp`` on one node share them, and each node holds all.
         reduction: with shards, ``scatter`` or ``all_reduce`` (see :mod:`common.optim.communication`).
+        exchange: with shards, ``collectives``, or ``copy_engines`` between the ranks that share, on one machine (see
+            :mod:`common.optim.peer_exchange`). Ranks with the same shard use collectives.
         ranks_per_node: number of consecutive ranks in a node, for ``shard="node"``.
         blocks: parts of the model in the order of the forward pass, whose weights are gathered just before they run
             (see :class:`common.optim.communication.WeightGatherer`). Without them gathers are not overlapped.
@@ -103,7 +107,7 @@ class Optimizer:
         ValueError: no parameters, one that occurs twice or does not fit a flat buffer, an unknown axis, or an
             argument out of its range.
         UnsupportedImplementation: the implementation does not exist or does not support these parameters.
-        ConfigError: the ranks of a node do not divide the ranks of ``dp`` and ``cp``.
+        ConfigError: the ranks of a node do not divide the ranks of ``dp`` and ``cp``, or copy engines cannot be used.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class Optimizer:
         implementation: str = "auto",
         shard: Literal["none", "node", "all"] = "none",
         reduction: Literal["scatter", "all_reduce"] = "scatter",
+        exchange: Literal["collectives", "copy_engines"] = "collectives",
         ranks_per_node: int | None = None,
         blocks: Sequence[tuple[str, nn.Module]] = (),
         clip: ClipNorm | None = None,
@@ -135,6 +140,11 @@ class Optimizer:
             raise ValueError(f"reduction={reduction!r}: use scatter or all_reduce")
         if gradients not in get_args(GradientPrecision):
             raise ValueError(f"gradients={gradients!r}: use same or fp32")
+        if exchange == COPY_ENGINES and (shard == "none" or reduction == "all_reduce"):
+            raise ConfigError(
+                f"optimizer.exchange={exchange} replaces a scatter to shards: set optimizer.shard to node or all, and "
+                "optimizer.reduction=scatter"
+            )
         check_groups(groups)
         self.plan = plan = ShardPlan(layout, shard, ranks_per_node)
         self._schedule, self._clip, self.loss_scale = schedule, clip, loss_scale
@@ -144,6 +154,7 @@ class Optimizer:
         self.buffers = buffers = build_flat_buffers(
             members, parts, plan.ranks, plan.index, bucket_bytes, gradients, masters == "remainder"
         )
+        self._exchange = build_exchange(buffers, plan.group) if exchange == COPY_ENGINES else None
         clip_first = clip is not None and clip.when == "before_reduction"
         routes = [plan.route(group, done=micro_batch_axes(group) if clip_first else ()) for group in groups]
         settings = [settings_of(group, layout, grad_divisor) for group in groups]
@@ -154,16 +165,25 @@ class Optimizer:
             self._update = rule.bind(binding, implementation)
         self.implementation = self._update.implementation
         self._clipper: MicroBatchClipper | None = None
+        parts_of_samples = {axis for group in groups for axis in micro_batch_axes(group)}
+        # The only micro-batch of a rank can be clipped in the sum over ranks, so its gradient is sent before.
+        self._clips_in_sum = (
+            clip_first and self._exchange is not None and micro_batches == 1 and layout.size(*parts_of_samples) == 1
+        )
+        self._clip_factor: Tensor | None = None
         if clip is not None and clip_first:
             micro = micro_batches * layout.size("dp") / grad_divisor
             means = [group.grad_scale * micro / redundant_ranks(group, layout, ["cp"]) for group in groups]
             shares = [entry.norm_share for entry in settings]
             others, sharing = plan.other_ranks, [plan.parts_of_a_micro_batch(group) for group in groups]
-            self._clipper = MicroBatchClipper(clip.factor, buffers, means, shares, micro_batches, others, sharing)
+            in_place = not self._clips_in_sum
+            self._clipper = MicroBatchClipper(
+                clip.factor, buffers, means, shares, micro_batches, others, sharing, in_place
+            )
         plan.check_tied(groups, routes, buffers[0].device)
-        early = overlap and not clip_first
-        self._reducer = GradientReducer(buffers, routes, early, reduction == "all_reduce")
-        self._gatherer = WeightGatherer(buffers, plan.group, blocks if overlap else ())
+        early = overlap and (not clip_first or self._clips_in_sum)
+        self._reducer = GradientReducer(buffers, routes, early, reduction == "all_reduce", self._exchange)
+        self._gatherer = WeightGatherer(buffers, plan.group, blocks if overlap else (), self._exchange)
         self.choices = self._in_words(reduction, plan.ranks // routes[0].pieces, early)
         # Some pipeline stages may have nothing to reduce. They must report the same metrics as the others.
         tied = any(layout.size(*group.tied_over) > 1 for group in groups)
@@ -190,11 +210,14 @@ class Optimizer:
             RuntimeError: a parameter or gradient was detached from its flat buffer.
         """
         self.check_views()
+        if self._exchange is not None:
+            self._exchange.meet()
         self._gatherer.begin()
         for buffer in self.buffers:
             buffer.zero_gradients()
         self._reducer.begin()
         self._armed = False
+        self._clip_factor = None
         if self._clipper is not None:
             self._clipper.begin()
 
@@ -209,13 +232,14 @@ class Optimizer:
     def collect(self) -> None:
         """Clip a micro-batch's gradient after its backward pass if clipping precedes the reduction; else do nothing."""
         if self._clipper is not None:
-            self._clipper.collect(self._armed, None if self.loss_scale is None else self.loss_scale.applied)
+            factor = self._clipper.collect(self._armed, None if self.loss_scale is None else self.loss_scale.applied)
+            self._clip_factor = factor if self._clips_in_sum else None
 
     @torch.no_grad()
     def measure(self) -> Tensor:
         """Let the stream wait for the reduction; return whether a gradient is not finite on any rank (0-d bool)."""
         self._gatherer.join()
-        self._reducer.finish()
+        self._reducer.finish(self._clip_factor)
         self._set_rates()
         self._stats.zero_()
         self._update.measure(self._stats)
@@ -386,8 +410,10 @@ class Optimizer:
         if not self._reducer.buckets:
             return chosen
         when = "during the backward pass" if early else "after the backward pass"
-        because = ", as clipping comes before" if self._clipper is not None else ""
+        because = ", as clipping comes before" if self._clipper is not None and not self._clips_in_sum else ""
         how = "all-reduce" if scattering == 1 or reduction == "all_reduce" else f"scatter over {scattering} ranks"
+        if self._exchange is not None:
+            how += f" by copy engines, through {self._exchange.size / 1e9:.2f} GB of memory on each,"
         chosen["gradient reduction"] = f"{how} {when}{because}"
         if self.plan.ranks > 1:
             chosen["weight gathering"] = "during the forward pass" if self._gatherer.overlapped else "after the update"

@@ -383,3 +383,52 @@ def scale(x: Tensor, factor: Tensor, result: Tensor, add: bool) -> None:
     assert factor.dtype == torch.float32
     count = x.numel()
     _scale_kernel[(triton.cdiv(count, BLOCK),)](x, factor, result, count, ADD=add, BLOCK=BLOCK, num_warps=WARPS)
+
+
+@triton.jit
+def _add_pieces_kernel(
+    own_ptr,  # (count,)
+    staged_ptr,  # (PIECES, count) with stride ``stride``
+    result_ptr,  # (count,); may be one of the staged pieces
+    factor_ptr,  # 0-d float32; None to multiply nothing
+    factors_ptr,  # (PIECES,) float32
+    count,
+    stride,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add the own and the staged gradients of BLOCK elements in float32. Grid (ceil(count / BLOCK),)."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    total = tl.load(own_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    if factor_ptr is not None:
+        total = (total * tl.load(factor_ptr)).to(own_ptr.dtype.element_ty).to(tl.float32)
+    for piece in tl.static_range(PIECES):
+        gradients = tl.load(staged_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        if factor_ptr is not None:
+            gradients *= tl.load(factors_ptr + piece)
+            gradients = gradients.to(own_ptr.dtype.element_ty).to(tl.float32)
+        total += gradients
+        staged_ptr += stride
+    tl.store(result_ptr + offsets, total.to(result_ptr.dtype.element_ty), mask=inside)
+
+
+def add_pieces(own: Tensor, staged: Tensor, result: Tensor, factor: Tensor | None, factors: Tensor) -> None:
+    """Add gradients of several ranks; see :func:`common.optim.peer_exchange.add_pieces`. The factors are fp32."""
+    assert own.is_contiguous()
+    assert result.is_contiguous()
+    assert staged.stride(1) == 1
+    pieces, count = staged.shape
+    _add_pieces_kernel[(triton.cdiv(count, BLOCK),)](
+        own,
+        staged,
+        result,
+        factor,
+        factors,
+        count,
+        staged.stride(0),
+        PIECES=pieces,
+        BLOCK=BLOCK,
+        num_warps=WARPS,
+        enable_fp_fusion=False,  # a product is rounded before it is added
+    )

@@ -82,10 +82,8 @@ def most_frequent(batches: Sequence[Tensor], tables: Tables, numbers: Sequence[i
     """
     counts = []
     for number in numbers:
-        total_R = torch.zeros(tables.tables[number].rows, dtype=torch.int64)
-        for ids_BL in batches:
-            total_R += torch.bincount(_known(ids_BL, tables, number), minlength=len(total_R))
-        counts.append(total_R)
+        ids_I = torch.cat([_known(ids_BL, tables, number) for ids_BL in batches])
+        counts.append(torch.bincount(ids_I, minlength=tables.tables[number].rows))
     ids = [total_R.nonzero().squeeze(1) for total_R in counts]
     if not ids:
         return []
@@ -169,8 +167,9 @@ def main(benchmark: str, workload_type: type[ClickPrediction], arguments: Sequen
     run, session = loading.load(compose([f"benchmark={benchmark}", *overrides]), lambda _: workload_type)
     tables, settings = run.workload.facts.tables, run.workload.embeddings
     if options.synthetic:
-        generator, count = torch.Generator().manual_seed(0), options.batches * run.global_batch // run.micro_batch
-        batches = [synthetic_ids(tables, run.micro_batch, settings.example_ids, generator) for _ in range(count)]
+        generator, samples = torch.Generator().manual_seed(0), options.batches * run.global_batch
+        # All at once, because the distribution of each table is computed once per call.
+        batches = list(synthetic_ids(tables, samples, settings.example_ids, generator).split(run.micro_batch))
     else:
         batches = read_batches(session.data_dir, run, workload_type.sample_format, options.batches)
     _, row_bytes = row_layout(tables, settings, workload_type.row_rule(run), DTYPES[run.precision])

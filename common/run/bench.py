@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
-import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -35,15 +35,17 @@ from common.distributed import job_store
 from common.distributed.groups import of_all_ranks
 from common.distributed.layout import Layout
 from common.distributed.rank_info import Role
+from common.distributed.weights import Arrived
 from common.errors import ConfigError
-from common.evaluation.inline import InlineEvaluation
 from common.evaluation.modes import evaluation_mode
 from common.evaluation.scorer_process import ScorerProcess
+from common.evaluation.serving import WeightEvaluation
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
 from common.ops.bench.operations import operations_of, report, time_operations
 from common.optim.updater import SendingUpdater
 from common.run.bench_figures import (
+    BesideEvaluation,
     Phases,
     RankFigures,
     RunTiming,
@@ -67,7 +69,6 @@ from common.run.start import Start
 from common.step.graphs import WARM_UP_ITERATIONS, StepRunner
 from common.step.train_step import DeviceResult, TrainStep
 
-EVALUATION_TIMES = "bench/evaluation times"
 EVALUATION_TIMEOUT = timedelta(hours=2)
 
 METER_SECONDS = 0.1
@@ -139,7 +140,7 @@ def bench(start: Start, began: float) -> int:
     if options.only in (None, "run") and session.data_dir.is_dir():
         timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
         phases.end("run")
-        say(run_text(timing_of_run, timing))
+        say(run_text(timing_of_run, timing, workload.sample_sizes()))
     elif options.only is None:
         say(table({"run": f"not measured: there are no prepared data in {session.data_dir} (data_dir=…)"}))
     if options.traffic == "both" and timing is not None and run.training_ranks > 1:
@@ -234,18 +235,18 @@ def _measure_step(
 def _bench_evaluation(
     workload_type: type[Workload], run: RunConfig, session: SessionConfig, role: Role, device: torch.device
 ) -> int:
-    """Measure the evaluation on the evaluation ranks and send the times to training rank 0, which prints them."""
+    """Evaluate the weights of the training ranks on the evaluation ranks, until the training ranks have measured."""
     if session.bench.only not in (None, "run") or not session.data_dir.is_dir():
         return 0
     workload = _evaluated_workload(workload_type, run, role, device)
-    layout = workload.layout
-    evaluation = InlineEvaluation(workload.evaluation(layout), layout, role.first_rank)
-    cuda = device.type == "cuda"
-    with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else contextlib.nullcontext():
-        evaluation.prepare(workload.weights)
-        evaluation.open_data(session.data_dir)
-        times = _time_evaluations(evaluation, workload, cuda)
-    job_store.from_rank(role.first_rank, EVALUATION_TIMES, json.dumps(times))
+    evaluation = workload.evaluation(workload.layout)
+    with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext():
+        evaluation.warm_up()
+        served = WeightEvaluation(run, workload, evaluation, EVALUATION_TIMEOUT)
+        served.open_data(session.data_dir)
+        while isinstance(item := served.receiver.take(), Arrived):
+            served.evaluate(item)
+    served.end()
     evaluation.close()
     workload.close()
     return 0
@@ -390,16 +391,15 @@ def _time_run(
 
     If the evaluation set is smaller than the rules' set, its time is scaled up.
     """
-    ranks = run.evaluation.ranks
-    evaluations = None if ranks else evaluation_mode(run, workload, workload.layout, scorer)
+    ranks, beside = run.evaluation.ranks, None
+    evaluations = evaluation_mode(run, workload, workload.layout, scorer)
     workload.warm_up_reader()
     with runner.on_stream():
-        if evaluations is not None:
-            evaluations.prepare(workload.weights)
-            evaluations.open_data(data_dir)
+        evaluations.prepare(workload.weights)
+        evaluations.open_data(data_dir)
         source = workload.open_data(data_dir)
         runner.warm_up(workload.examples_of_data())
-        samples = (options.warmup_steps + options.steps + 2) * run.global_batch
+        samples = (options.warmup_steps + (2 if ranks else 1) * options.steps + 2) * run.global_batch
         batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
         prefetcher = Prefetcher(workload.prepare, run.grad_accumulation_steps, side_stream(workload.layout.device))
         prefetcher.begin(batches)
@@ -407,11 +407,14 @@ def _time_run(
         prefetcher.wait_seconds = 0.0
         seconds = _timed(lambda: _feed(prefetcher, runner, options.steps), runner.cuda)
         wait = prefetcher.wait_seconds / options.steps * 1e3
-        if evaluations is not None:
-            times = _time_evaluations(evaluations, workload, runner.cuda)
-            evaluations.close()
-        else:
-            times = json.loads(job_store.from_rank(run.training_ranks, EVALUATION_TIMES, "", EVALUATION_TIMEOUT))
+        times = _time_evaluations(evaluations, workload, runner.cuda)
+        if ranks:
+            times = [[sum(parts), 0.0] for parts in times]  # training waits for none of it
+            every = math.ceil(times[-1][0] / (seconds / options.steps))
+            every = int(job_store.from_rank_0("bench/steps between evaluations", str(every)))
+            beside = _time_beside(evaluations, workload, prefetcher, runner, options.steps, every)
+        evaluations.dismiss(0)
+        evaluations.close()
     collections.deque(batches, maxlen=0)  # the reader ends
     whole_set = run.benchmark.eval_samples / source.eval_samples
     source.close()
@@ -423,8 +426,29 @@ def _time_run(
     between = max(train_seconds, eval_seconds) if ranks else max(train_seconds + eval_seconds, scoring * whole_set)
     between = train_seconds if run.evaluation.offline else between
     return RunTiming(
-        training, wait, source.eval_samples, first, later, scoring, block.samples / between, run.evaluation
+        training, wait, source.eval_samples, first, later, scoring, block.samples / between, run.evaluation, beside
     )
+
+
+def _time_beside(
+    evaluations: Evaluations,
+    workload: Workload,
+    prefetcher: Prefetcher,
+    runner: StepRunner,
+    steps: int,
+    every: int,
+) -> BesideEvaluation:
+    """Time ``steps`` steps during which the evaluation ranks get the weights before each ``every``-th step."""
+
+    def work() -> None:
+        for first in range(0, steps, every):
+            evaluations.submit(workload.weights(), first)
+            _feed(prefetcher, runner, min(every, steps - first))
+
+    step_ms = _timed(work, runner.cuda) / steps * 1e3
+    collections.deque(evaluations.finish(), maxlen=0)
+    sent = sum(tensor.nbytes for tensor in workload.weights().tensors.values())
+    return BesideEvaluation(step_ms, every, sent)
 
 
 def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:

@@ -129,16 +129,33 @@ class Phases:
 
 
 @dataclass(frozen=True)
+class BesideEvaluation:
+    """Training while separate ranks evaluate one evaluation after the other.
+
+    Attributes:
+        step_ms: milliseconds per iteration.
+        every: iterations between two transfers of the weights; about as many as an evaluation takes.
+        sent_bytes: bytes of the weights.
+    """
+
+    step_ms: float
+    every: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
 class RunTiming:
     """Timing of a run through reader and evaluations.
 
     Attributes:
         training: iterations fed by the reader.
         data_wait_ms: milliseconds per iteration that the host waited for data.
-        first_evaluation, later_evaluation: seconds that training waits for the first and for a later evaluation.
+        first_evaluation, later_evaluation: seconds that training waits for the first and for a later evaluation; with
+            evaluation ranks, seconds until the score, of which training waits for none.
         scoring: further seconds until the score, if it arrives later.
         with_evaluations: samples per second over all ranks, including evaluations at the rules' points.
         evaluation: where evaluations run.
+        beside: training beside evaluations on evaluation ranks; None without such ranks.
     """
 
     training: Timing
@@ -149,6 +166,7 @@ class RunTiming:
     scoring: float
     with_evaluations: float
     evaluation: EvaluationConfig
+    beside: BesideEvaluation | None = None
 
 
 def table(rows: dict[str, str]) -> str:
@@ -188,6 +206,7 @@ def step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.
     per_rank = timing.throughput / run.training_ranks
     rows = {
         "step": f"{step_times(timing)}, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
+        **size_rows("step", workload.sample_sizes(), timing.throughput),
     }
     if timing.overflow:
         rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
@@ -202,6 +221,14 @@ def step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.
             f"{_device_memory(device) / 1e9:.1f} GB of the GPU taken in all"
         )
     return table(rows)
+
+
+def size_rows(measured: str, sizes: Mapping[str, float], throughput: float) -> dict[str, str]:
+    """Return a table row with the mean sizes of a sample and their rates per second; empty without sizes."""
+    if not sizes:
+        return {}
+    each = (f"{mean:,.1f} {name} ({_rate(mean * throughput)}/s)" for name, mean in sizes.items())
+    return {f"{measured}: a sample on average": ", ".join(each)}
 
 
 def step_times(timing: Timing) -> str:
@@ -232,21 +259,35 @@ def breakdown_text(title: str, found: Breakdown, total_ms: float) -> str:
     return "\n".join([f"{title:<{LABEL}}{total_ms:.3f} ms under the profiler", *rows])
 
 
-def run_text(timing: RunTiming, step: Timing | None) -> str:
-    """Format the run's figures, with their ratio to the step if it was measured."""
+def run_text(timing: RunTiming, step: Timing | None, sizes: Mapping[str, float]) -> str:
+    """Format the run's figures, with their ratio to the step if it was measured.
+
+    Args:
+        sizes: mean sizes of a sample of the data.
+    """
     run, evaluation = timing.training, timing.evaluation
 
     def share(throughput: float) -> str:
         return "" if step is None else f", {throughput / step.throughput:.3f} of the step"
 
+    beside = timing.beside
     rows = {
         "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s"
         f"{share(run.throughput)}; host waited {timing.data_wait_ms:.2f} ms for data",
+        **size_rows("run", sizes, run.throughput),
         "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.later_evaluation:.2f} s after, "
         f"of {timing.eval_samples:,} samples"
         + (f", on ranks of its own ({evaluation.ranks})" if evaluation.ranks else "")
         + (f"; scored in the background, {timing.scoring:.2f} s" if evaluation.scoring == "background" else "")
         + ("; scored offline, which training does not wait for" if evaluation.offline else ""),
+        **(
+            {}
+            if beside is None
+            else {
+                "run: beside evaluations": f"{beside.step_ms:.3f} ms, {beside.step_ms / run.step_ms - 1:+.2%}; "
+                f"{beside.sent_bytes / 1e6:,.1f} MB of weights sent every {beside.every} steps"
+            }
+        ),
         "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s{share(timing.with_evaluations)}",
     }
     return table(rows)
@@ -270,8 +311,9 @@ def figures(
         reserved: bytes that PyTorch reserved on rank 0's GPU for the step.
 
     Returns:
-        ``samples_per_second`` and other rates over all ranks; bytes of rank 0's GPU; ``joules`` per step; ``updated``:
-        whether the last step updated the weights, without which the rate is not valid.
+        ``samples_per_second`` and other rates over all ranks; ``sample_sizes``: means of the data, or of the step,
+        if there was no run; bytes of rank 0's GPU; ``joules`` per step; ``updated``: whether the last step updated the
+        weights, without which the rate is not valid.
     """
     cuda = device.type == "cuda"
     return {
@@ -281,6 +323,7 @@ def figures(
         "micro_batch": config.micro_batch,
         "precision": config.precision,
         "implementations": workload.implementations(),
+        "sample_sizes": dict(workload.sample_sizes()),
         **({} if step is None else _whole_step_figures(step, by_rank)),
         "without_traffic": None if without_traffic is None else _step_figures(*without_traffic),
         "reserved_bytes": reserved,
@@ -292,6 +335,7 @@ def figures(
             "with_evaluations": run.with_evaluations,
             "evaluation_seconds": run.later_evaluation,
             "eval_samples": run.eval_samples,
+            "beside_evaluation": None if run.beside is None else dataclasses.asdict(run.beside),
         },
     }
 

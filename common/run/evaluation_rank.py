@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from common.config.schema import RunConfig, SessionConfig
-from common.contract.evaluation import Evaluation, Weights
 from common.contract.workload import Workload
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
@@ -20,14 +19,12 @@ from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo, Role
 from common.distributed.shared_folder import make_output
 from common.distributed.startup import set_determinism
-from common.distributed.tensor_split import own_parts
-from common.distributed.weights import Arrived, Ended, Template, Transfer, WeightReceiver
+from common.distributed.weights import Arrived, Ended
 from common.errors import Interrupted, SuiteError
 from common.evaluation.checkpoint_queue import FOLDER
 from common.evaluation.checkpoint_scoring import CheckpointScoring
-from common.evaluation.modes import weight_senders
 from common.evaluation.offline import OrderedCheckpoints
-from common.evaluation.ranks import ScoreSender
+from common.evaluation.serving import WeightEvaluation
 from common.mlperf.admission import admit
 from common.observe.metrics import MetricsWriter
 from common.observe.nvml import GpuMeter, device_uuid
@@ -98,16 +95,13 @@ class EvaluationRank:
 
     def _evaluate_all(self, stack: contextlib.ExitStack) -> int:
         """Evaluate all weights from the training ranks. Return the step at which a signal stopped training, or 0."""
-        session = self.session
         with self.heartbeat.extended(60 * self.rules.init_minutes, "initialisation"):
             evaluation = self._prepare(stack)
             self._meet()
         job_store.from_rank_0("run_start", "")
         signals = stack.enter_context(GracefulStop())
         with self.heartbeat.extended(OPENING_SECONDS, "opening data"):
-            evaluation.open_data(session.data_dir)
-            if self.reporter is not None:
-                evaluation.scorer.open_data(session.data_dir)
+            evaluation.open_data(self.session.data_dir)
         return self._serve(evaluation, signals)
 
     def _score_checkpoints(self, stack: contextlib.ExitStack) -> int:
@@ -152,19 +146,14 @@ class EvaluationRank:
         stack.callback(workload.close)
         return workload
 
-    def _prepare(self, stack: contextlib.ExitStack) -> Evaluation:
-        run, workload = self.run, self._build(stack)
-        self.splits = workload.tensor_splits()
+    def _prepare(self, stack: contextlib.ExitStack) -> WeightEvaluation:
+        workload = self._build(stack)
         evaluation = workload.evaluation(self.layout)
         stack.callback(evaluation.close)
         evaluation.warm_up()
-        transfer = Transfer(job_store.from_rank_0("transfer", ""), weight_senders(run), run.evaluation.ranks)
-        template = Template.decode(job_store.from_rank_0("weights", "", timedelta(minutes=self.rules.init_minutes)))
-        self.receiver = WeightReceiver(transfer, self.role.rank, template, self.device)
-        self.reporter = ScoreSender(transfer.token) if self.role.rank == 0 else None
-        return evaluation
+        return WeightEvaluation(self.run, workload, evaluation, timedelta(minutes=self.rules.init_minutes))
 
-    def _serve(self, evaluation: Evaluation, signals: GracefulStop) -> int:
+    def _serve(self, evaluation: WeightEvaluation, signals: GracefulStop) -> int:
         """Evaluate until the end is announced. Return the step at which a signal stopped training, or 0.
 
         After a signal, training still waits for the scores of all weights that it has sent, because a run resumed from
@@ -172,18 +161,17 @@ class EvaluationRank:
         """
         while True:
             with self.heartbeat.idle("waiting for weights"):
-                item = self.receiver.take()
+                item = evaluation.receiver.take()
             if isinstance(item, Ended):
                 break
             with self.heartbeat.extended(self.session.timeout_seconds, "evaluation"):
-                if self.reporter is not None and signals.requested:
-                    self.reporter.report(item.samples, None, 0.0)
+                if evaluation.reporter is not None and signals.requested:
+                    evaluation.reporter.report(item.samples, None, 0.0)
                 if self._any_passed():
-                    self.receiver.discard(item)
+                    evaluation.receiver.discard(item)
                 else:
                     self._evaluate(evaluation, item)
-        if self.reporter is not None:
-            self.reporter.end()
+        evaluation.end()
         return item.stopped_at
 
     def _any_passed(self) -> bool:
@@ -194,17 +182,11 @@ class EvaluationRank:
         dist.broadcast(passed, src=0)
         return bool(passed.item())
 
-    def _evaluate(self, evaluation: Evaluation, arrived: Arrived) -> None:
+    def _evaluate(self, evaluation: WeightEvaluation, arrived: Arrived) -> None:
         self.heartbeat.beat(arrived.index + 1, "evaluation")
         began = time.perf_counter()
-        weights = Weights(own_parts(self.receiver.assemble(arrived), self.splits))
-        predictions = evaluation.predict(weights)
-        if self.reporter is not None:
-            assert predictions is not None, "rank 0 predicts"
-            values = evaluation.scorer.score(predictions)
-            seconds = time.perf_counter() - began
-            self.reporter.report(arrived.samples, values, seconds + arrived.seconds)
-            self.passed = self.run.benchmark.reached(values)
+        values = evaluation.evaluate(arrived)
+        self.passed = values is not None and self.run.benchmark.reached(values)
         self.metrics.evaluated(
             arrived.index,
             arrived.samples,

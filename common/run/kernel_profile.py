@@ -39,7 +39,7 @@ CATEGORIES = (
     ("batch or instance norm", r"batch_?norm|bn_"),
     ("pooling", r"pool"),
     ("matrix product", r"gemm|nvjet|cutlass|xmma|splitk"),
-    ("optimizer", r"measure_kernel|adaptive_|multi_tensor|scale_kernel"),
+    ("optimizer", r"measure_kernel|adaptive_|multi_tensor|scale_kernel|add_pieces"),
     ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
 )
 """Kind of work -> regular expression for names of kernels of PyTorch, libraries and optimizers. The first match counts;

@@ -60,11 +60,14 @@ class _Captured:
     result: DeviceResult
 
 
-def combinations(keys: Sequence[Hashable], micro_batches: int) -> list[tuple[Hashable, ...]]:
-    """Return the keys of each iteration to capture, sorted as ``keys``; beyond MOST_GRAPHS, only with one key each."""
+def combinations(keys: Sequence[Hashable], micro_batches: int, one_key: bool = False) -> list[tuple[Hashable, ...]]:
+    """Return the keys of each iteration to capture, sorted as ``keys``.
+
+    With ``one_key``, or if there were more than MOST_GRAPHS, only iterations with the same key throughout.
+    """
     alike = [(key,) * micro_batches for key in keys]
     mixed = math.comb(len(keys) + micro_batches - 1, micro_batches) - len(alike)
-    if len(alike) + mixed > MOST_GRAPHS:
+    if one_key or len(alike) + mixed > MOST_GRAPHS:
         return alike
     return list(itertools.combinations_with_replacement(keys, micro_batches))
 
@@ -137,7 +140,7 @@ class StepRunner:
                         ]
             if self.capture and samples:
                 with self._counted():
-                    for keys in combinations(list(samples), self.micro_batches):
+                    for keys in combinations(list(samples), self.micro_batches, self.step.one_key):
                         self._captured[keys] = self._record(keys, samples)
             self.step.skip.fill_(0)
 

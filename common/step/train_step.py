@@ -139,10 +139,12 @@ class TrainStep:
         chunk_graphs: separate graphs of ``forward_backward``; None if one graph holds the whole iteration.
         rehearsing: context in which ``forward_backward`` does not wait for other stages
             (:meth:`common.step.pipeline.Pipeline.rehearsing`); None without a pipeline.
+        one_key: whether all micro-batches of an iteration have the same batch key.
     """
 
     chunk_graphs: PassGraphs | None = None
     rehearsing: Callable[[], AbstractContextManager[None]] | None = None
+    one_key = False
 
     def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
         self.forward_backward = forward_backward

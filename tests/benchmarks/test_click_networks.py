@@ -48,7 +48,7 @@ def loss_and_gradients(model: ClickNetwork, dense: Tensor, vectors: Tensor, labe
 
 @each
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.004), (torch.bfloat16, 0.03)], ids=str)
-def test_half_precision_only_rounds(name: str, dtype: torch.dtype, bound: float) -> None:
+def test_half_precision_only_rounds(name, dtype, bound):
     exact, half = small(name, torch.float64), small(name, dtype)
     dense, vectors, _ = synthetic(200, TABLES, WIDTH, torch.float64)
     bottom = half.bottom(dense.float())
@@ -60,7 +60,7 @@ def test_half_precision_only_rounds(name: str, dtype: torch.dtype, bound: float)
 
 
 @each
-def test_a_micro_batch_is_capturable(name: str) -> None:
+def test_a_micro_batch_is_capturable(name):
     model = small(name, torch.bfloat16)
     dense, vectors, label = synthetic(11, TABLES, WIDTH, torch.float32)
     with Capturable():
@@ -70,7 +70,7 @@ def test_a_micro_batch_is_capturable(name: str) -> None:
 
 
 @each
-def test_weights_follow_from_the_generator(name: str) -> None:
+def test_weights_follow_from_the_generator(name):
     one, same, other = (dict(small(name, torch.float64, seed).named_parameters()) for seed in (4, 4, 5))
     for parameter, value in one.items():
         assert torch.equal(value, same[parameter])
@@ -87,7 +87,7 @@ def test_weights_follow_from_the_generator(name: str) -> None:
         ({"top_mlp": ()}, r"top_mlp=\[\]: its last layer must be 1"),
     ],
 )
-def test_layer_sizes_that_contradict_the_width_are_refused(name: str, change: dict[str, Any], message: str) -> None:
+def test_layer_sizes_that_contradict_the_width_are_refused(name, change, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(NETWORKS[name][1], **change)
 
@@ -96,7 +96,7 @@ def test_layer_sizes_that_contradict_the_width_are_refused(name: str, change: di
     ("name", "option"),
     [("dlrm", "linear_relu"), ("dlrm", "dot_interaction"), ("dlrm_dcnv2", "cross_network")],
 )
-def test_an_unknown_implementation_is_named_with_its_option(name: str, option: str) -> None:
+def test_an_unknown_implementation_is_named_with_its_option(name, option):
     message = f"model.implementations.{option}=fast: .* no implementation 'fast'"
     with pytest.raises(UnsupportedImplementation, match=message):
         small(name, torch.float32, **{option: "fast"})

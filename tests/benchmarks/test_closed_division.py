@@ -25,9 +25,10 @@ HOTNESS = "[1,2,1,2,6,1,1,1,1,7,3,8,1,6,9,5,1,1,1,12,100,27,10,3,1,1]"
 
 
 def loaded(benchmark: str, assets: Path, *overrides: str) -> tuple[RunConfig, SessionConfig]:
-    """The configuration on eight GPUs, with a folder of assets where the workload needs one."""
-    scale = "scale=8xA100" if benchmark == "dlrm" else "scale=8xH200"
-    options = [f"assets_dir={assets}"] if benchmark in ("maskrcnn", "openfold", "retinanet", "ssd300") else []
+    """The configuration on the fewest GPUs of a usual scale, with a folder of assets where the workload needs one."""
+    scale = {"dlrm": "scale=8xA100", "gpt3": "scale=64xH100"}.get(benchmark, "scale=8xH200")
+    has_assets = benchmark in ("bert", "gpt3", "llama2_70b_lora", "maskrcnn", "openfold", "retinanet", "ssd300")
+    options = [f"assets_dir={assets}"] if has_assets else []
     return cli.load(compose([f"benchmark={benchmark}", "device=cpu", scale, *options, *overrides]))
 
 
@@ -92,6 +93,15 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(benchmark, override,
         *(("rgat", ruleset, "gnn") for ruleset in ("4.0.0", "4.1.0")),
         *(("rgat", ruleset, "rgat") for ruleset in ("5.0.0", "5.1.0")),
         *((name, ruleset, name) for name in HPC for ruleset in ("1.0.0", "2.0.0", "3.0.0")),
+        *(("bert", ruleset, "bert") for ruleset in ("1.1.0", "4.1.0", "5.0.0")),
+        *(
+            ("llama2_70b_lora", name, "llama2_70b_lora")
+            for name in ("4.0.0", "4.1.0", "5.0.0", "5.1.0", "6.0.0", "6.1.0")
+        ),
+        ("maskrcnn", "3.1.0", "maskrcnn"),
+        ("ssd300", "1.1.0", "ssd"),
+        *(("stable_diffusion", ruleset, "stable_diffusion") for ruleset in ("3.1.0", "4.0.0", "4.1.0", "5.0.0")),
+        *(("unet3d", ruleset, "unet3d") for ruleset in ("1.0.0", "3.1.0", "4.0.0")),
         ("openfold", "3.0.0", "openfold"),
     ],
 )
@@ -109,9 +119,10 @@ RUNS = {
     "cosmoflow": (524_288, 65_536, 1, 0.1239, None),
     "deepcam": (121_266, 15_158, 1, 0.8201, None),
     "oc20": (2_000_000, 999_866, 1, 0.0359, None),
+    "gpt3": (20_000_000, 11_590_004, 24 * 24_576, 2.6897, "1207959552"),  # in tokens
     "openfold": (594_595, 180, 40 * 128, 0.8001, None),
 }
-"""Training and evaluation samples, progress and score of the only evaluation, its fraction of an epoch in the log."""
+"""Training and evaluation samples, progress and score of the only evaluation, and its epoch in the log."""
 
 
 @pytest.mark.parametrize(
@@ -120,17 +131,21 @@ RUNS = {
         ("dlrm", "1.0.0"), ("dlrm", "2.1.0"), ("dlrm_dcnv2", "3.0.0"), ("dlrm_dcnv2", "4.1.0"), ("dlrm_dcnv2", "6.0.0"),
         ("retinanet", "4.1.0"), ("retinanet", "5.1.0"), ("rgat", "4.1.0"), ("rgat", "5.1.0"), ("cosmoflow", "1.0.0"),
         ("cosmoflow", "3.0.0"), ("deepcam", "1.0.0"), ("deepcam", "3.0.0"), ("oc20", "1.0.0"), ("oc20", "3.0.0"),
+        ("gpt3", "3.0.0"), ("gpt3", "4.1.0"),
         ("openfold", "3.0.0"),
     ],
 )  # fmt: skip
 def test_the_official_checker_accepts_the_log_of_a_run(benchmark, ruleset, tmp_path):
-    train, evaluation, done, score, fraction = RUNS[benchmark]
+    train, evaluation, done, score, epoch = RUNS[benchmark]
     run, session = loaded(benchmark, tmp_path, f"ruleset={ruleset}", "submission.org=acme")
     admission, began = admit(run, session), time.time_ns() // 1_000_000
-    rules, block = admission.rules, Block(0, 1, 0, 0, train if fraction is None else done)
+    rules, block = admission.rules, Block(0, 1, 0, 0, train if epoch is None else done)
     with RunLog(tmp_path / "mlperf.log", 0) as log:
-        fractions = {"fraction_of": None if fraction is None else train, "fractions_from": rules.fractions_from}
-        events = RunEvents(log, rules.progress_key, quality_key=rules.quality_key, **fractions)
+        if rules.unit == "tokens":
+            converted = {"sample_tokens": run.declaration.sample_tokens}
+        else:
+            converted = {"fraction_of": None if epoch is None else train, "fractions_from": rules.fractions_from}
+        events = RunEvents(log, rules.progress_key, quality_key=rules.quality_key, **converted)
         events.begin(run, session, rules, None, began, gpus=True)
         events.settings(7, admission.hyperparameters, {}, run.declaration.initialised_tensors)
         events.initialised()
@@ -142,8 +157,8 @@ def test_the_official_checker_accepts_the_log_of_a_run(benchmark, ruleset, tmp_p
         events.accuracy({"metric": score}, done, time.time_ns() // 1_000_000)
         events.eval_stop(done)
         events.run_stop("success", done, None)
-    if fraction is not None:
-        assert log.path.read_text().count(f'"epoch_num": {fraction}') == 5  # tracked_stats and run_stop too
+    if epoch is not None:
+        assert log.path.read_text().count(f'"epoch_num": {epoch}') == 5  # tracked_stats and run_stop too
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", rules.usage, "--ruleset", ruleset]
     files = [str(log.path), "--log_output", str(tmp_path / "checked")]
     checked = subprocess.run([*command, *files], capture_output=True, check=False)

@@ -83,7 +83,7 @@ def again(trained: Trained, *overrides: str, role: RoleName = "train") -> Pretra
     return built(trained.workload.cfg.benchmark.name, *overrides, role=role)
 
 
-def test_evaluations_in_fp8_do_not_change_training(trained: Trained) -> None:
+def test_evaluations_in_fp8_do_not_change_training(trained):
     others = again(trained)
     train(others)
     model = trained.workload.model
@@ -92,14 +92,14 @@ def test_evaluations_in_fp8_do_not_change_training(trained: Trained) -> None:
         assert torch.equal(own[name], tensor), name
 
 
-def test_the_score_in_fp8_is_close_to_that_in_half_precision(trained: Trained) -> None:
+def test_the_score_in_fp8_is_close_to_that_in_half_precision(trained):
     half = again(trained, "model.linear=torch")
     expected = evaluated(half).score(trained.workload.weights())
     assert trained.scores[-1] != expected, "one of them was not in FP8"
     assert trained.scores[-1] == pytest.approx(expected, rel=CLOSE)
 
 
-def test_evaluation_ranks_compute_their_own_scales(trained: Trained) -> None:
+def test_evaluation_ranks_compute_their_own_scales(trained):
     weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
     apart = evaluated(again(trained, role="evaluate"))
     found = apart.score(weights)
@@ -110,7 +110,7 @@ def test_evaluation_ranks_compute_their_own_scales(trained: Trained) -> None:
     assert apart.score(weights) == found, "nothing is left of other weights"
 
 
-def test_the_score_of_a_checkpoint_does_not_depend_on_the_rank(trained: Trained) -> None:
+def test_the_score_of_a_checkpoint_does_not_depend_on_the_rank(trained):
     """A rank has scales of its last weights after training, and none if it only reads a checkpoint."""
     weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
     offline = "evaluation.scoring=offline"
@@ -121,7 +121,7 @@ def test_the_score_of_a_checkpoint_does_not_depend_on_the_rank(trained: Trained)
     assert scores == [scores[0]] * 3
 
 
-def test_rows_that_fp8_cannot_multiply_are_an_error_in_evaluation() -> None:
+def test_rows_that_fp8_cannot_multiply_are_an_error_in_evaluation():
     odd = ("benchmark.facts.row_length=24", "micro_batch=2", "reader.eval_rows=1")
     with pytest.raises(UnsupportedImplementation, match=r"model\.linear=fp8: a product of 24 tokens"):
         built("llama31_8b", *odd)

@@ -90,8 +90,8 @@ def imports(folder: Path) -> list[str]:
 @pytest.mark.parametrize("breakage", list(BREAKAGES))
 @pytest.mark.parametrize(("operation", "name", "package", "module", "dtype"), BROKEN, ids=BROKEN_IDS)
 def test_a_broken_package_is_the_reason_for_the_next_choice(
-    operation, name, package, module, dtype, breakage, install, tmp_path: Path
-) -> None:
+    operation, name, package, module, dtype, breakage, install, tmp_path
+):
     install(package, module, BREAKAGES[breakage])
     request = OperationRequest(torch.device("cuda"), dtype, SIZES)
     with pytest.raises(UnsupportedImplementation, match=f"{package} is installed, but importing") as refused:
@@ -103,20 +103,20 @@ def test_a_broken_package_is_the_reason_for_the_next_choice(
     assert imports(tmp_path) == [module], "a process tries the import once"
 
 
-def test_a_package_that_is_not_there_is_not_called_broken(install) -> None:
+def test_a_package_that_is_not_there_is_not_called_broken(install):
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, SIZES)
     with pytest.raises(UnsupportedImplementation, match="flash-attn-4 is not installed"):
         CAUSAL_ATTENTION.select("flash_attention_4", request)
     assert broken_packages() == []
 
 
-def test_a_package_without_one_of_its_modules_is_broken(install, tmp_path: Path) -> None:
+def test_a_package_without_one_of_its_modules_is_broken(install, tmp_path):
     install("some-package", "somewhere", "")
     package = OptionalPackage("some-package", ("somewhere.inside:name",))
     assert "is installed, but importing somewhere.inside fails" in str(package.unavailable())
 
 
-def test_another_version_is_refused_before_it_is_imported(install, tmp_path: Path) -> None:
+def test_another_version_is_refused_before_it_is_imported(install, tmp_path):
     install("flash-attn-4", "flash_attn/cute/interface", "")
     package = OptionalPackage("flash-attn-4", ("flash_attn.cute.interface",), version="4.0.0b99")
     assert package.unavailable() == "flash-attn-4 4.0.0b36 is installed, and the suite works with 4.0.0b99 only"
@@ -125,8 +125,8 @@ def test_another_version_is_refused_before_it_is_imported(install, tmp_path: Pat
 
 @pytest.mark.parametrize(("operation", "name", "package", "module", "dtype"), BROKEN, ids=BROKEN_IDS)
 def test_a_request_that_a_library_cannot_serve_imports_nothing(
-    operation, name, package, module, dtype, install, tmp_path: Path, monkeypatch
-) -> None:
+    operation, name, package, module, dtype, install, tmp_path, monkeypatch
+):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     install(package, module, BREAKAGES["a library does not load"])
     for device, asked in (("cpu", dtype), ("cuda", torch.int8)):
@@ -135,7 +135,7 @@ def test_a_request_that_a_library_cannot_serve_imports_nothing(
     assert imports(tmp_path) == []
 
 
-def test_broken_tensorboard_is_a_configuration_error(install, tmp_path: Path, monkeypatch) -> None:
+def test_broken_tensorboard_is_a_configuration_error(install, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     install("tensorboard", "tensorboard", BREAKAGES["another version of a requirement"])
@@ -144,7 +144,7 @@ def test_broken_tensorboard_is_a_configuration_error(install, tmp_path: Path, mo
     assert broken_packages() == [TENSORBOARD.unavailable()]
 
 
-def test_commands_that_need_no_gpu_import_no_optional_package(tmp_path: Path) -> None:
+def test_commands_that_need_no_gpu_import_no_optional_package(tmp_path):
     for name in ("apex", "cudnn", "flash_attn", "transformer_engine"):
         (tmp_path / f"{name}.py").write_text("import os\nos._exit(77)\n")
     done = subprocess.run(

@@ -1,7 +1,5 @@
 """Text of strangers on a terminal."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -20,11 +18,11 @@ from common.errors import printable
         ("a\0b", "a\\x00b"),
     ],
 )
-def test_what_cannot_be_seen_is_an_escape(text: str, shown: str) -> None:
+def test_what_cannot_be_seen_is_an_escape(text, shown):
     assert printable(text) == shown
 
 
-def test_much_text_is_cut() -> None:
+def test_much_text_is_cut():
     shown = printable("x" * 1_000_000)
     assert len(shown) < 2_100
     assert shown.endswith("(1,000,000 characters)")

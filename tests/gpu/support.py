@@ -1,4 +1,4 @@
-"""Ranks, FP8 marks, captures of CUDA graphs and errors for tests on GPUs."""
+"""Ranks, FP8 marks, captures of CUDA graphs, evaluations and errors for tests on GPUs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from common.contract.evaluation import Weights
+from common.data.batches import HostBatch
+from common.evaluation.counts import CountedEvaluation
 from common.ops.cases import Draw
 from common.ops.fp8_cast.reference import Scaling
 from common.step.capture import capturing
@@ -38,6 +41,44 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     """Return the norm of the difference, divided by the norm of the expected values."""
     exact = expected.detach().double()
     return float((found.detach().double() - exact).norm() / exact.norm())
+
+
+class OnDevice:
+    """Evaluation data whose batches are on the device; an :class:`common.data.batches.EvalSource`."""
+
+    def __init__(self, batches: list[dict[str, Tensor]], eval_samples: int) -> None:
+        self.batches = [{name: tensor.to(GPU) for name, tensor in batch.items()} for batch in batches]
+        self.eval_samples = eval_samples
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        return (HostBatch(batch, 1, number) for number, batch in enumerate(self.batches))
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
+
+def eager_and_captured_scores(
+    source: OnDevice, evaluation_of: Callable[[dict[str, Tensor], bool], tuple[CountedEvaluation, nn.Module]]
+) -> list[dict[str, float]]:
+    """Return the scores of an eager and of a captured evaluation of ``source``.
+
+    Args:
+        evaluation_of: returns an evaluation and its network from an example batch, and whether to capture.
+    """
+    scores = []
+    for capture in (False, True):
+        example = {name: tensor.clone() for name, tensor in source.batches[0].items()}
+        evaluation, model = evaluation_of(example, capture)
+        with torch.cuda.stream(torch.cuda.Stream()):  # a capture needs a stream of its own
+            evaluation.warm_up()
+        torch.cuda.synchronize()
+        evaluation.open_data(Path())
+        scores.append(evaluation.scorer.score(evaluation.predict(Weights(dict(model.named_parameters())))))
+        evaluation.close()
+    return scores
 
 
 @contextlib.contextmanager

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.cosmoflow.evaluate import evaluation_of
-from benchmarks.cosmoflow.model import ConvPool, CosmoFlow, CosmoFlowArchitecture
-from common.contract.evaluation import Weights
-from common.data.batches import HostBatch
+from benchmarks.cosmoflow.model import ConvPool, CosmoFlow, CosmoFlowArchitecture, FirstConvPool
 from common.distributed.layout import Layout
-from tests.gpu.support import relative_error
+from common.evaluation.counts import CountedEvaluation
+from tests.gpu.support import OnDevice, eager_and_captured_scores, relative_error
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +36,7 @@ def test_volumes_and_their_gradients_keep_channels_last() -> None:
         y.register_hook(lambda dy: found.update({f"gradient of {name}": dy}))
 
     for name, module in model.named_modules():
-        if isinstance(module, ConvPool):
+        if isinstance(module, ConvPool | FirstConvPool):
             module.register_forward_hook(lambda _module, inputs, y, name=name: note(name, inputs[0], y))
     model(counts().cuda()).square().sum().backward()
     assert len(found) == 3 * len(ARCHITECTURE.filters)
@@ -68,40 +67,19 @@ def test_gradients_follow_float64() -> None:
         assert relative_error(found["cuda"][name].double().cpu(), expected) < 1e-2, name
 
 
-class Cubes:
-    """Two batches on the device; the last cube of the second one is padding."""
+def test_a_captured_evaluation_gives_what_an_eager_one_does() -> None:
+    """The last cube of the second batch is padding."""
+    generator, batches = torch.Generator().manual_seed(3), []
+    for number in range(2):
+        weight = torch.ones(SAMPLES)
+        weight[SAMPLES - number :] = 0
+        batches.append({"x": counts(number), "y": torch.rand(SAMPLES, 4, generator=generator), "weight": weight})
+    source = OnDevice(batches, 2 * SAMPLES - 1)
 
-    eval_samples = 2 * SAMPLES - 1
+    def made(example: dict[str, Tensor], capture: bool) -> tuple[CountedEvaluation, CosmoFlow]:
+        model = build("cuda", torch.float32)
+        return evaluation_of(model, example, lambda _: source, Layout(device="cuda"), capture), model
 
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.batches = []
-        for number in range(2):
-            weight = torch.ones(SAMPLES)
-            weight[SAMPLES - number :] = 0
-            batch = {"x": counts(number), "y": torch.rand(SAMPLES, 4, generator=generator), "weight": weight}
-            self.batches.append({name: tensor.cuda() for name, tensor in batch.items()})
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self):
-        return (HostBatch(batch, SAMPLES, number) for number, batch in enumerate(self.batches))
-
-    def close(self) -> None:
-        """Do nothing: there are no threads."""
-
-
-def test_a_captured_evaluation_gives_what_an_eager_one_does(tmp_path) -> None:
-    layout, errors = Layout(device="cuda"), []
-    for capture in (False, True):
-        model, cubes = build("cuda", torch.float32), Cubes()
-        example = {name: tensor.clone() for name, tensor in cubes.batches[0].items()}
-        evaluation = evaluation_of(model, example, lambda root, cubes=cubes: cubes, layout, capture)
-        evaluation.warm_up()
-        evaluation.open_data(tmp_path)
-        predictions = evaluation.predict(Weights(dict(model.named_parameters())))
-        assert (predictions.values["cubes"], predictions.values["expected"]) == (7, 7)
-        errors.append(evaluation.scorer.score(predictions)["mean_absolute_error"])
-        evaluation.close()
-    assert errors[0] == pytest.approx(errors[1], rel=1e-6)
+    eager, captured = eager_and_captured_scores(source, made)
+    assert eager["eval_samples"] == captured["eval_samples"] == 7
+    assert captured["mean_absolute_error"] == pytest.approx(eager["mean_absolute_error"], rel=1e-6)

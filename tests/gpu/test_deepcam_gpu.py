@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from benchmarks.deepcam.config import Facts
 from benchmarks.deepcam.evaluate import evaluation_of
 from benchmarks.deepcam.model import DeepLab
-from common.contract.evaluation import Weights
-from common.data.batches import HostBatch
 from common.distributed.layout import Layout
+from common.evaluation.counts import CountedEvaluation
 from common.mlperf.fixed import fixed_facts
 from common.nn.batch_norm import BatchNorm2d
-from tests.gpu.support import relative_error
+from tests.gpu.support import OnDevice, eager_and_captured_scores, relative_error
 
 pytestmark = pytest.mark.gpu
 
@@ -86,50 +85,32 @@ def test_gradients_and_statistics_follow_float64() -> None:
         assert relative_error(found["cuda"][name].double().cpu(), expected) < 3e-2, name
 
 
-class Images:
-    """Two batches on the device; the last image of the second one is padding."""
-
-    eval_samples = 2 * SAMPLES - 1
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.batches = []
-        for number in range(2):
-            weight = torch.ones(SAMPLES)
-            weight[SAMPLES - number :] = 0
-            batch = {
+def test_a_captured_evaluation_gives_what_an_eager_one_does() -> None:
+    """The last image of the second batch is padding."""
+    generator, batches = torch.Generator().manual_seed(3), []
+    for number in range(2):
+        weight = torch.ones(SAMPLES)
+        weight[SAMPLES - number :] = 0
+        batches.append(
+            {
                 "x": torch.randn(SAMPLES, 96, 128, 16, generator=generator),
                 "y": torch.randint(3, (SAMPLES, 96, 128), generator=generator, dtype=torch.uint8),
                 "shift": torch.zeros(16),
                 "scale": torch.ones(16),
                 "weight": weight,
             }
-            self.batches.append({name: tensor.cuda() for name, tensor in batch.items()})
+        )
+    source = OnDevice(batches, 2 * SAMPLES - 1)
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self):
-        return (HostBatch(batch, SAMPLES, number) for number, batch in enumerate(self.batches))
-
-    def close(self) -> None:
-        """Do nothing: there are no threads."""
-
-
-def test_a_captured_evaluation_gives_what_an_eager_one_does(tmp_path) -> None:
-    layout, scores = Layout(device="cuda"), []
-    for capture in (False, True):
-        network, data = build("cuda", torch.float32), Images()
+    def made(example: dict[str, Tensor], capture: bool) -> tuple[CountedEvaluation, DeepLab]:
+        network = build("cuda", torch.float32)
         for norm in network.modules():
             if isinstance(norm, BatchNorm2d):  # without statistics of its own, every pixel would have one class
                 norm.momentum = 1.0
-        network(data.batches[0]["x"].movedim(-1, 1))
-        example = {name: tensor.clone() for name, tensor in data.batches[0].items()}
-        evaluation = evaluation_of(network, torch.float32, example, lambda root, data=data: data, layout, capture)
-        evaluation.warm_up()
-        evaluation.open_data(tmp_path)
-        predictions = evaluation.predict(Weights(dict(network.named_parameters())))
-        assert (predictions.values["samples"], predictions.values["expected"]) == (7, 7)
-        scores.append(evaluation.scorer.score(predictions)["mean_iou"])
-        evaluation.close()
-    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+        network(example["x"].movedim(-1, 1))
+        layout = Layout(device="cuda")
+        return evaluation_of(network, torch.float32, example, lambda _: source, layout, capture), network
+
+    eager, captured = eager_and_captured_scores(source, made)
+    assert eager["eval_samples"] == captured["eval_samples"] == 7
+    assert captured["mean_iou"] == pytest.approx(eager["mean_iou"], rel=1e-6)

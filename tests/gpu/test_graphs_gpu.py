@@ -68,6 +68,8 @@ PRECISIONS = ["fp32", "bf16", "fp16"]
 GEOMETRY = ("boxes", "size", "transform", "object")
 """Tensors in Mask R-CNN's batches: corners, sizes, transforms of pictures, and rows of the table of polygons."""
 BLOCK = {field.name for field in fields(SampledBlock)}
+STRUCTURES = ("edge_source", "edge_target", "edge_shift", "edge_reverse", "free", "global_free")
+"""Tensors in OpenCatalyst's batches: edges, which are sorted and have the length of a bond, and free atoms."""
 
 
 @dataclass
@@ -136,10 +138,10 @@ def _drawn_like(name: str, example: Tensor, generator: torch.Generator) -> Tenso
     """Return noise where ``example`` is not zero (zeros may be padding), or integers drawn from those of the example.
 
     Sequences in a buffer (``starts``, ``lengths``) only get shorter; otherwise they could overlap or exceed the buffer.
-    Some tensors stay: weights of a loss, because fp16 gradients would overflow; nodes and edges of a sampled graph,
-    because kernels use them as indices; and boxes, because they need an area.
+    Some tensors stay: weights of a loss, because fp16 gradients would overflow; nodes and edges of a graph, because
+    kernels use them as indices; and boxes, because they need an area.
     """
-    if name in ("weight", *GEOMETRY) or name in BLOCK:
+    if name in ("weight", *GEOMETRY, *STRUCTURES) or name in BLOCK:
         return example.clone()
     if example.dtype.is_floating_point:
         noise = torch.randn(example.shape, generator=generator).to(example.dtype)

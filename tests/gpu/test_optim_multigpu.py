@@ -42,37 +42,44 @@ MODES: dict[str, dict[str, Any]] = {
     "sharded_overlapped": {"overlap": True, "shard": "all"},
     "all_reduce": {"overlap": True, "shard": "all", "reduction": "all_reduce"},
     "node": {"overlap": True, "shard": "node", "ranks_per_node": 2},
+    "copied": {"overlap": True, "shard": "all", "exchange": "copy_engines"},
+    "node_copied": {"overlap": True, "shard": "node", "ranks_per_node": 2, "exchange": "copy_engines"},
 }
 SPLIT = ", split samples"  # over cp, whose two ranks share shards, too
-MODES |= {mode + SPLIT: MODES[mode] for mode in ("plain", "sharded_overlapped", "all_reduce", "node")}
+MODES |= {mode + SPLIT: MODES[mode] for mode in ("plain", "sharded_overlapped", "all_reduce", "node", "copied")}
 CLIPS = {when: ClipNorm(0.05, when) for when in ("before_reduction", "after_reduction")}
 
 
 class Trainee:
-    """A small network with two micro-batches per step."""
+    """A small network with two micro-batches per step, by default."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, rule: str, captured: bool, **options: Any) -> None:
+    width = 256
+    schedule = staticmethod(SCHEDULE)
+
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, rule: Rule, captured: bool, micro_batches: int = 2, **options: Any
+    ) -> None:
         torch.manual_seed(0)
-        self.layout, self.dtype = layout, dtype
-        layers = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6)]
+        self.layout, self.dtype, self.micro_batches = layout, dtype, micro_batches
+        layers = [nn.Sequential(nn.Linear(self.width, self.width), nn.ReLU()) for _ in range(6)]
         self.model = nn.Sequential(*layers).to(layout.device, dtype)
         named = dict(self.model.named_parameters())
         weights = {n: p for n, p in named.items() if p.ndim > 1}
         groups = [
-            ParameterGroup(weights, 1e-4, trust_ratio=True, parts={"0.0.weight": 4}),
+            ParameterGroup(weights, 1e-4, trust_ratio=not rule.instead, parts={"0.0.weight": 4}),
             ParameterGroup({n: p for n, p in named.items() if p.ndim == 1}),
         ]
         self.scale = LossScale(layout.device, 1024.0, growth_interval=2) if dtype == torch.float16 else None
         self.optimizer = Optimizer(
-            groups, RULES[rule], SCHEDULE, layout,
-            grad_divisor=2.0 * layout.size("dp"), bucket_bytes=300_000,
-            blocks=list(self.model.named_children()), micro_batches=2, loss_scale=self.scale, **options,
+            groups, rule, self.schedule, layout,
+            grad_divisor=float(micro_batches * layout.size("dp")), bucket_bytes=300_000,
+            blocks=list(self.model.named_children()), micro_batches=micro_batches, loss_scale=self.scale, **options,
         )  # fmt: skip
         self.step = TrainStep(accumulate(self.loss, self.scale), [self.optimizer], layout)
-        self.runner = StepRunner(self.step, self.model, 2, captured)
+        self.runner = StepRunner(self.step, self.model, micro_batches, captured)
 
     def warm_up(self) -> None:
-        x_BC = torch.ones(16, 256, device=self.layout.device, dtype=self.dtype)
+        x_BC = torch.ones(16, self.width, device=self.layout.device, dtype=self.dtype)
         self.runner.warm_up([Batch({"x": x_BC}, 32)])
 
     def state(self) -> dict[str, Tensor]:
@@ -85,12 +92,13 @@ class Trainee:
         value = self.model(batch.tensors["x"]).float().square().sum() / 16
         return Losses(value, {"loss": value})
 
-    def iterate(self, iteration: int, factor: float = 1.0) -> None:
+    def iterate(self, iteration: int, factor: float = 1.0) -> Tensor:
+        """Run a step and return a copy of its result."""
         generator = torch.Generator().manual_seed(10 * iteration + self.layout.rank)
-        noise = factor * torch.randn(2, 16, 256, generator=generator)
+        noise = factor * torch.randn(self.micro_batches, 16, self.width, generator=generator)
         batches = [Batch({"x": x_BC.to(self.layout.device, self.dtype)}, 32) for x_BC in noise]
         with self.runner.on_stream():
-            self.runner(batches)
+            return self.runner(batches).values.clone()
 
     def result(self) -> dict[str, Tensor]:
         """Return the weights after the last update, and the scalars of the optimizer."""
@@ -106,7 +114,7 @@ class Trainee:
 
 
 def train(layout: Layout, dtype: torch.dtype, rule: str, captured: bool, **options: Any) -> dict[str, Tensor]:
-    trainee = Trainee(layout, dtype, rule, captured, **options)
+    trainee = Trainee(layout, dtype, RULES[rule], captured, **options)
     trainee.warm_up()
     for iteration in range(ITERATIONS):
         trainee.iterate(iteration)
@@ -115,7 +123,7 @@ def train(layout: Layout, dtype: torch.dtype, rule: str, captured: bool, **optio
 
 def train_with_an_overflow(layout: Layout, captured: bool, **options: Any) -> dict[str, Tensor]:
     """Train in fp16 with a loss scale; in one step, the gradients of the last rank are not finite."""
-    trainee = Trainee(layout, torch.float16, "lamb", captured, **options)
+    trainee = Trainee(layout, torch.float16, RULES["lamb"], captured, **options)
     trainee.warm_up()
     for iteration in range(ITERATIONS):
         last = layout.rank == layout.world_size - 1
@@ -125,7 +133,7 @@ def train_with_an_overflow(layout: Layout, captured: bool, **options: Any) -> di
 
 def warm_up_traces(layout: Layout, captured: bool) -> list[str]:
     """Return the names of the tensors of a sharded, overlapped optimizer that warm-up has changed."""
-    trainee = Trainee(layout, torch.float16, "lamb", captured, shard="all", clip=CLIPS["after_reduction"])
+    trainee = Trainee(layout, torch.float16, RULES["lamb"], captured, shard="all", clip=CLIPS["after_reduction"])
     before = trainee.state()
     trainee.warm_up()
     after = trainee.state()

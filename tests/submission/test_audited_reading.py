@@ -287,7 +287,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("count", cases)
 
 
-def test_a_canary_in_the_name_of_an_opened_file_is_recorded(tmp_path: Path) -> None:
+def test_a_canary_in_the_name_of_an_opened_file_is_recorded(tmp_path):
     (tmp_path / f"{MARK}1.log").write_text(closed_log("resnet", 1))
     found, in_children = audited([("check", [str(tmp_path / f"{MARK}1.log")])], tmp_path)
     assert {event for event, _ in found[0]["seen"]} >= {"open"}
@@ -295,7 +295,7 @@ def test_a_canary_in_the_name_of_an_opened_file_is_recorded(tmp_path: Path) -> N
     assert in_children == []
 
 
-def test_canaries_appear_in_no_audit_event(count: int, canaries: list[Canary], tmp_path: Path) -> None:
+def test_canaries_appear_in_no_audit_event(count, canaries, tmp_path):
     some = drawn(canaries, count, SEED, lambda canary: canary.file)
     jobs, owners = [], []
     for number, canary in enumerate(some):
@@ -321,9 +321,7 @@ def test_canaries_appear_in_no_audit_event(count: int, canaries: list[Canary], t
 
 
 @pytest.mark.slow
-def test_free_texts_of_an_accepted_submission_appear_in_no_audit_event(
-    results: Path, clone: Clone, tmp_path: Path
-) -> None:
+def test_free_texts_of_an_accepted_submission_appear_in_no_audit_event(results, clone, tmp_path):
     """All values that may be any text are canaries at once, in a submission that `package` accepts."""
     copy = Path(shutil.copytree(results, tmp_path / "results"))
     numbers = iter(range(9000, 9999))
@@ -377,7 +375,7 @@ def _named_rule_files() -> list[tuple[str, str, str, str, str]]:
 NAMED = _named_rule_files()
 
 
-def test_rules_that_name_files_are_found() -> None:
+def test_rules_that_name_files_are_found():
     keys = {key for _, _, _, key, _ in NAMED}
     assert {"submission_division", "submission_benchmark", "opt_name"} <= keys
     assert len({(usage, ruleset) for usage, ruleset, *_ in NAMED}) == sum(map(len, RULESETS.values()))
@@ -386,15 +384,7 @@ def test_rules_that_name_files_are_found() -> None:
 @pytest.mark.parametrize(
     ("usage", "ruleset", "benchmark", "key", "pattern"), NAMED, ids=lambda value: value.replace("/", " ")
 )
-def test_no_rule_file_but_the_checkers_own_is_used(
-    usage: str,
-    ruleset: str,
-    benchmark: str,
-    key: str,
-    pattern: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_rule_file_but_the_checkers_own_is_used(usage, ruleset, benchmark, key, pattern, tmp_path, capsys):
     before, after = pattern.split("{}")
     start = Path(mlp_compliance.__file__).parent / before
     folder = start if before.endswith("/") else start.parent

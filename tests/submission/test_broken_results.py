@@ -207,7 +207,7 @@ def package(results: Path, clone: Clone, ruleset: str = "4.0.0", **fields: str) 
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_broken_results_are_refused_naming_file_and_reason(results: Path, clone: Clone, name: str) -> None:
+def test_broken_results_are_refused_naming_file_and_reason(results, clone, name):
     damage, file, words = BREAKS[name]
     damage(results)
     with pytest.raises(DataError) as caught:
@@ -222,9 +222,7 @@ IN_THE_SUBMISSION = ("unlike nodes", "log of another submitter", "source of nobo
 
 
 @pytest.mark.parametrize("name", [name for name in BREAKS if name not in IN_THE_SUBMISSION])
-def test_check_refuses_broken_results_naming_file_and_reason(
-    results: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_refuses_broken_results_naming_file_and_reason(results, name, capsys):
     damage, file, words = BREAKS[name]
     damage(results)
     if name == "log of the open division":
@@ -236,14 +234,14 @@ def test_check_refuses_broken_results_naming_file_and_reason(
 
 
 @pytest.mark.parametrize("damage", [failed(2), lambda results: None], ids=["one failed run", "undamaged"])
-def test_good_results_are_not_refused(results: Path, damage: Break, capsys: pytest.CaptureFixture[str]) -> None:
+def test_good_results_are_not_refused(results, damage, capsys):
     damage(results)
     assert check.main([str(results)]) == 0
     assert "SUBMITTABLE" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("next_key", ["train_samples", "block_start", "eval_start"])
-def test_run_killed_early_is_one_failed_run(results: Path, next_key: str) -> None:
+def test_run_killed_early_is_one_failed_run(results, next_key):
     in_log(lambda text: cut_before(next_key, 0)(text) + ABORTED + "\n")(results)
     log = read_log(log_of(results, 2))
     minutes = (FIRST + 400_000 - log.all("run_start")[0].time_ms) / 60_000
@@ -251,31 +249,31 @@ def test_run_killed_early_is_one_failed_run(results: Path, next_key: str) -> Non
     assert check.main([str(results)]) == 0
 
 
-def test_benchmark_that_the_ruleset_does_not_accept_is_refused(results: Path, clone: Clone) -> None:
+def test_benchmark_that_the_ruleset_does_not_accept_is_refused(results, clone):
     with pytest.raises(DataError, match=r"_1\.log is refused: ruleset 5\.0\.0 does not accept resnet"):
         package(results, clone, "5.0.0")
 
 
-def test_series_of_too_few_runs_is_refused(tmp_path: Path, clone: Clone) -> None:
+def test_series_of_too_few_runs_is_refused(tmp_path, clone):
     results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0] * 4)
     with pytest.raises(DataError, match=r"a result of resnet needs 5 runs, these are 4"):
         package(results, clone)
 
 
-def test_wrong_size_of_the_evaluation_set_is_refused(tmp_path: Path, clone: Clone) -> None:
+def test_wrong_size_of_the_evaluation_set_is_refused(tmp_path, clone):
     results = write_series(tmp_path / "results", "unet3d", clone.commit, [None, 357_000.0])
     in_log(value("eval_samples", 41))(results)
     with pytest.raises(DataError, match=r"_2\.log is refused: line 30: eval_samples = 41 breaks rule"):
         package(results, clone)
 
 
-def test_series_whose_median_window_failed_is_refused(tmp_path: Path, clone: Clone) -> None:
+def test_series_whose_median_window_failed_is_refused(tmp_path, clone):
     results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0, 35.0, 35.0, None, None, 35.0, 35.0])
     with pytest.raises(DataError, match="2 runs did not converge"):
         package(results, clone)
 
 
-def test_seed_that_two_runs_share_outside_the_window_is_refused(tmp_path: Path, clone: Clone) -> None:
+def test_seed_that_two_runs_share_outside_the_window_is_refused(tmp_path, clone):
     logs = [tmp_path / f"{index}.log" for index in range(7)]
     for index, path in enumerate(logs):
         path.write_text(closed_log("resnet", max(index, 1), minutes=10.0 + index, start=first_line_ms(index + 1)))
@@ -292,9 +290,7 @@ def test_seed_that_two_runs_share_outside_the_window_is_refused(tmp_path: Path, 
         ("acme", "Acme, Inc.", False),
     ],
 )
-def test_submission_org_is_the_stated_one_or_the_submitters_letters(
-    results: Path, org: str, stated: str | None, accepted: bool
-) -> None:
+def test_submission_org_is_the_stated_one_or_the_submitters_letters(results, org, stated, accepted):
     for number in range(1, 6):
         in_log(lambda text: text.replace('"acme"', json.dumps(org)) + " ", number)(results)
     content = submission({"system": SYSTEM, "results": str(results)})
@@ -303,7 +299,7 @@ def test_submission_org_is_the_stated_one_or_the_submitters_letters(
     assert ("give submission_org" not in " ".join(found)) is accepted
 
 
-def test_a_stated_field_is_not_compared_between_nodes(results: Path, clone: Clone) -> None:
+def test_a_stated_field_is_not_compared_between_nodes(results, clone):
     doctor(results)
     assert package(results, clone, accelerator_model_name="NVIDIA H200 and H100") == 0
     description = json.loads((results.parent / f"out/acme/systems/{SYSTEM}.json").read_text())
@@ -329,9 +325,7 @@ def test_a_stated_field_is_not_compared_between_nodes(results: Path, clone: Clon
         (lambda c: c.update(color=1), "color: unknown key"),
     ],
 )  # fmt: skip
-def test_mistake_in_the_submission_is_named(
-    results: Path, clone: Clone, change: Callable[[dict], object], words: str
-) -> None:
+def test_mistake_in_the_submission_is_named(results, clone, change, words):
     content = submission({"system": SYSTEM, "results": "results"})
     change(content)
     path = write_submission(results.parent / "acme.yaml", content)
@@ -350,19 +344,19 @@ def test_mistake_in_the_submission_is_named(
         ("systems:\n  x:\n    fields: {cooling: air, cooling: air}", r"acme\.yaml, line 3: .*'cooling' is given twice"),
     ],
 )
-def test_file_that_is_no_submission_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_file_that_is_no_submission_is_named(tmp_path, text, words):
     (tmp_path / "acme.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_settings(tmp_path / "acme.yaml")
 
 
-def test_results_without_what_doctor_found_need_the_facts(results: Path, clone: Clone) -> None:
+def test_results_without_what_doctor_found_need_the_facts(results, clone):
     (results / f"{SERIES}_doctor.json").unlink()
     with pytest.raises(ConfigError, match="no file of `doctor` to take the nodes from"):
         package(results, clone)
 
 
-def test_added_experiment_that_never_started_must_have_its_log(results: Path, clone: Clone) -> None:
+def test_added_experiment_that_never_started_must_have_its_log(results, clone):
     late = begin_and_end("resnet", "4.0.0", 6, 5, seed_of(6), clone.commit, "not started")
     write_entries(results, [*entries_of(results), *late])
     with pytest.raises(DataError, match=r"_6\.log is missing: without it nobody can see"):

@@ -143,42 +143,42 @@ def lines_about(text: str, file: str) -> str:
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_broken_tree_is_found_and_named(tree: Path, name: str) -> None:
+def test_broken_tree_is_found_and_named(tree, name):
     damage, finder, file, words = BREAKS[name]
     damage(tree)
     assert words in lines_about(finder(tree), file)
 
 
-def test_broken_tree_is_refused_by_the_command(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_tree_is_refused_by_the_command(tree, capsys):
     large(tree)
     assert check.main([str(tree), "--ruleset", "4.0.0"]) == 1
     assert "is larger than 50 MB" in lines_about(capsys.readouterr().out, "acme/benchmarks/weights.bin")
 
 
-def test_undamaged_tree_is_accepted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undamaged_tree_is_accepted(tree, capsys):
     assert check.main([str(tree), "--ruleset", "4.0.0"]) == 0
     out = capsys.readouterr().out
     assert "NOT ACCEPTED" not in out
     assert "SUBMITTABLE (resnet, ruleset 4.0.0)" in out
 
 
-def test_tree_under_another_ruleset_is_not_accepted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tree_under_another_ruleset_is_not_accepted(tree, capsys):
     assert check.main([str(tree), "--ruleset", "5.0.0"]) == 1
     assert "ruleset 5.0.0 does not accept a benchmark named resnet" in capsys.readouterr().out
 
 
-def test_submission_without_a_ruleset_is_an_error(tree: Path) -> None:
+def test_submission_without_a_ruleset_is_an_error(tree):
     with pytest.raises(ConfigError, match="name the one version"):
         check.main([str(tree)])
 
 
-def test_paths_in_complaints_are_those_of_the_submission(tree: Path) -> None:
+def test_paths_in_complaints_are_those_of_the_submission(tree):
     (tree / "a b").touch()
     complaints = check_names_and_sizes(tree, "training", "4.0.0").complaints
     assert complaints == ("acme/a b: the name has a space or begins with a dot",)
 
 
-def test_crash_of_the_package_checker_is_a_complaint(tree: Path) -> None:
+def test_crash_of_the_package_checker_is_a_complaint(tree):
     path = tree / SYSTEM_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"submitter": 7}))
     assert check_package(tree, "training", "4.0.0").complaints[0].startswith("the checker crashed: TypeError")

@@ -22,38 +22,38 @@ def logs(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_each_log_and_the_set_are_judged(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_log_and_the_set_are_judged(logs, capsys):
     assert main([str(path) for path in logs]) == 0
     out = capsys.readouterr().out
     assert (out.count("VALID RUN"), out.count("SUBMITTABLE")) == (5, 1)
 
 
-def test_one_log_is_no_set(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_log_is_no_set(logs, capsys):
     assert main([str(logs[0])]) == 0
     out = capsys.readouterr().out
     assert (out.count("VALID RUN"), out.count("one run is never a score"), out.count("REFUSED")) == (1, 1, 0)
 
 
-def test_output_folder_of_one_run_is_that_run(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_folder_of_one_run_is_that_run(logs, capsys):
     (logs[0].parent / "run").mkdir()
     logs[0].rename(logs[0].parent / "run" / "mlperf.log")
     assert main([str(logs[0].parent / "run")]) == 0
     assert "run/mlperf.log: VALID RUN" in capsys.readouterr().out
 
 
-def test_log_of_synthetic_data_exits_with_zero(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_of_synthetic_data_exits_with_zero(logs, capsys):
     with logs[0].open("a") as file:
         file.write(event(1_700_000_000_000, POINT, "data_set", "stand-in") + "\n")
     assert main([str(logs[0])]) == 0
     assert "FORMAT" in capsys.readouterr().out
 
 
-def test_refused_log_exits_with_one(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_log_exits_with_one(logs, capsys):
     assert main([str(logs[0]), "--ruleset", "5.0.0"]) == 1
     assert "REFUSED" in capsys.readouterr().out
 
 
-def test_folder_with_a_single_run_is_no_result(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_with_a_single_run_is_no_result(results, capsys):
     lines = (results / "runs.jsonl").read_text().splitlines(keepends=True)
     (results / "runs.jsonl").write_text("".join(lines[:2]).replace('"declared": 5', '"declared": 1'))
     for number in range(2, 6):
@@ -62,7 +62,7 @@ def test_folder_with_a_single_run_is_no_result(results: Path, capsys: pytest.Cap
     assert "needs 5 runs, these are 1" in capsys.readouterr().out
 
 
-def test_series_without_run_start_has_no_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_series_without_run_start_has_no_runs(results, capsys):
     lines = (results / "runs.jsonl").read_text().replace('"status": "success"', '"status": "not started"')
     (results / "runs.jsonl").write_text(lines)
     for number in range(1, 6):
@@ -71,7 +71,7 @@ def test_series_without_run_start_has_no_runs(results: Path, capsys: pytest.Capt
     assert "(0 runs): REFUSED" in capsys.readouterr().out
 
 
-def test_damaged_runs_file_is_an_error(results: Path) -> None:
+def test_damaged_runs_file_is_an_error(results):
     with (results / "runs.jsonl").open("a") as file:
         file.write('{"event": "beg')
     with pytest.raises(DataError, match=r"runs\.jsonl, line 11"):
@@ -79,13 +79,11 @@ def test_damaged_runs_file_is_an_error(results: Path) -> None:
 
 
 @pytest.mark.parametrize("ruleset", ["1.2.3", "4"])
-def test_unknown_ruleset_is_an_error(logs: list[Path], ruleset: str) -> None:
+def test_unknown_ruleset_is_an_error(logs, ruleset):
     with pytest.raises(ConfigError, match=f"--ruleset {ruleset}: not known"):
         main([str(logs[0]), "--ruleset", ruleset])
 
 
-def test_command_line_prints_one_message_and_the_errors_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_line_prints_one_message_and_the_errors_code(tmp_path, capsys):
     assert cli.run(["check", str(tmp_path / "absent")]) == DataError.exit_code
     assert "absent: no such file or folder" in capsys.readouterr().err

@@ -109,7 +109,7 @@ LOGS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_forged_log_is_refused(tmp_path: Path, name: str) -> None:
+def test_forged_log_is_refused(tmp_path, name):
     change, words = LOGS[name]
     log = records(closed_log("resnet", 7))
     change(log)
@@ -120,7 +120,7 @@ def test_forged_log_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("benchmark", ["bert", "unet3d", "cosmoflow"])
 @pytest.mark.parametrize("progress", [1e308, -1e308, 2**63, 5000])
-def test_evaluations_with_equal_progress_are_refused(tmp_path: Path, benchmark: str, progress: float) -> None:
+def test_evaluations_with_equal_progress_are_refused(tmp_path, benchmark, progress):
     log = records(closed_log(benchmark, 7))
     for record in log:
         if record["key"].startswith("eval_") and "epoch_num" in record["metadata"]:
@@ -128,7 +128,7 @@ def test_evaluations_with_equal_progress_are_refused(tmp_path: Path, benchmark: 
     assert judge(write_log(tmp_path / "log", log)).kind == "refused"
 
 
-def test_contradicting_cache_clear_events_count_as_not_cleared(tmp_path: Path) -> None:
+def test_contradicting_cache_clear_events_count_as_not_cleared(tmp_path):
     log = records(closed_log("resnet", 7))
     log.insert(0, {**log[0], "value": False})
     assert judge(write_log(tmp_path / "log", log)).kind == "format"
@@ -145,14 +145,12 @@ def fast_set(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_text_of_another_event_does_not_slow_the_convergence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_of_another_event_does_not_slow_the_convergence(tmp_path, capsys):
     assert check.main([str(path) for path in fast_set(tmp_path)]) == 1
     assert "the runs converge faster than chance allows" in capsys.readouterr().out
 
 
-def test_runs_on_other_machines_are_no_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_on_other_machines_are_no_set(tmp_path, capsys):
     paths = []
     for seed, reached in enumerate(drawn_convergence("resnet")):
         log = records(closed_log("resnet", seed, reached, start=1_700_000_000_000 + 10_000_000 * seed))
@@ -162,12 +160,12 @@ def test_runs_on_other_machines_are_no_set(tmp_path: Path, capsys: pytest.Captur
     assert "different configurations: number_of_nodes is 1" in capsys.readouterr().out
 
 
-def test_runs_picked_from_a_series_are_no_set(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_picked_from_a_series_are_no_set(results, capsys):
     assert check.main([str(log_of(results, number)) for number in (1, 2, 3, 4, 5)]) == 1
     assert f"is beside or below {results / 'runs.jsonl'}" in capsys.readouterr().out
 
 
-def test_a_link_is_named_and_not_opened(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_is_named_and_not_opened(results, capsys):
     secret = results.parent / "secret"
     secret.write_text(f"{TOKEN}{{SECRET\n")
     log_of(results, 2).unlink()
@@ -178,7 +176,7 @@ def test_a_link_is_named_and_not_opened(results: Path, capsys: pytest.CaptureFix
     assert f"{log_of(results, 2)} is a link" in out
 
 
-def test_folders_of_links_are_no_submission(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_of_links_are_no_submission(tree, capsys):
     shutil.move(tree / "results", tree.parent / "elsewhere")
     (tree / "results").symlink_to(tree.parent / "elsewhere")
     assert check.main([str(tree), "--ruleset", "4.0.0"]) == 1
@@ -187,9 +185,7 @@ def test_folders_of_links_are_no_submission(tree: Path, capsys: pytest.CaptureFi
     assert "VALID RUN" not in out
 
 
-def test_a_series_of_many_experiments_without_run_start_is_judged_in_linear_time(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_series_of_many_experiments_without_run_start_is_judged_in_linear_time(results, capsys):
     begin, end = entries_of(results)[:2]
     entries = []
     for number in range(1, 4001):
@@ -213,13 +209,13 @@ def test_a_series_of_many_experiments_without_run_start_is_judged_in_linear_time
         "submitter: " + "x" * 300_000,
     ],
 )
-def test_submission_on_which_yaml_parsers_crash_is_one_message(tmp_path: Path, text: str) -> None:
+def test_submission_on_which_yaml_parsers_crash_is_one_message(tmp_path, text):
     (tmp_path / "acme.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"acme\.yaml"):
         read_settings(tmp_path / "acme.yaml")
 
 
-def test_summary_with_an_infinite_seed_is_valid_json(results: Path) -> None:
+def test_summary_with_an_infinite_seed_is_valid_json(results):
     path = log_of(results, 2)
     log = records(path.read_text())
     log[index(log, "seed")]["value"] = float("inf")
@@ -232,7 +228,7 @@ def test_summary_with_an_infinite_seed_is_valid_json(results: Path) -> None:
     json.loads((results.parent / "out.json").read_text(), parse_constant=refuse)
 
 
-def test_null_byte_in_the_name_of_a_log_is_one_message(tmp_path: Path) -> None:
+def test_null_byte_in_the_name_of_a_log_is_one_message(tmp_path):
     content = submission({"system": "2xH200_torch", "logs": ["a\0b"]})
     path = write_submission(tmp_path / "acme.yaml", content)
     (entry,) = gather(read_settings(path), "4.0.0")

@@ -138,9 +138,7 @@ def summarized(tree: Path, column: str) -> dict[str, str]:
     return next(csv.DictReader(lines[head:]))
 
 
-def test_time_to_solution_and_its_scaling_are_those_of_the_result_summarizer(
-    tmp_path: Path, clone: Clone, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_time_to_solution_and_its_scaling_are_those_of_the_result_summarizer(tmp_path, clone, capsys):
     results = write_series(tmp_path / "results", "cosmoflow", clone.commit, [22.0] * 3 + [23.0] * 7)
     settings = write_submission(tmp_path / "acme.yaml", submission({"system": SYSTEM, "results": str(results)}))
     assert run_package(settings, clone) == 0
@@ -152,24 +150,24 @@ def test_time_to_solution_and_its_scaling_are_those_of_the_result_summarizer(
     assert own["score_minutes"] == pytest.approx(float(theirs["cosmoflow"]))
 
 
-def test_mlcommons_checkers_accept_the_packaged_instances(tree: Path) -> None:
+def test_mlcommons_checkers_accept_the_packaged_instances(tree):
     assert "FOUND NO ERRORS, SUCCESS" in printed_by("package_checker", tree, "hpc", RULESET, folder=tree.parent)
     assert "ALL CHECKS PASSED" in printed_by("repo_checker", tree, "hpc", RULESET, folder=tree.parent)
 
 
-def test_kept_and_pruned_instances_keep_their_numbers_in_the_tree(accepted: Path) -> None:
+def test_kept_and_pruned_instances_keep_their_numbers_in_the_tree(accepted):
     weak = accepted / "results" / LARGE / "weak" / "cosmoflow"
     kept = {path.name for path in weak.glob("result_*.txt")}
     assert kept == {f"result_{instance}.txt" for instance in range(INSTANCES) if instance != PRUNED}
     assert [path.name for path in (weak / "pruned_results").iterdir()] == [f"result_{PRUNED}.txt"]
 
 
-def test_our_check_accepts_the_packaged_instances(accepted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_check_accepts_the_packaged_instances(accepted, capsys):
     assert check.main([str(accepted), "--ruleset", RULESET]) == 0
     assert "(T, S, M', TTTa) = (192, 16, 11, 13.1" in capsys.readouterr().out
 
 
-def test_summarize_gives_the_score_of_the_result_summarizer(tree: Path) -> None:
+def test_summarize_gives_the_score_of_the_result_summarizer(tree):
     weak = tree / "results" / LARGE / "weak"
     assert summarize.main([str(weak), "--ruleset", RULESET, "--json", str(tree.parent / "own.json")]) == 0
     (own,) = json.loads((tree.parent / "own.json").read_text())
@@ -181,9 +179,7 @@ def test_summarize_gives_the_score_of_the_result_summarizer(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("ruleset", RULESETS["hpc"])
-def test_time_to_train_all_is_from_the_first_start_to_the_last_stop(
-    tmp_path: Path, ruleset: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_time_to_train_all_is_from_the_first_start_to_the_last_stop(tmp_path, ruleset, capsys):
     weak = write_instances(tmp_path)
     (weak / "result_11.txt").rename(weak / "pruned_results" / "result_11.txt")
     assert summarize.main([str(weak), "--ruleset", ruleset, "--json", str(tmp_path / "own.json")]) == 0
@@ -241,9 +237,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_doctored_result_is_not_packaged(
-    tmp_path: Path, clone: Clone, strong: Path, fault: Callable[[Path], None]
-) -> None:
+def test_a_doctored_result_is_not_packaged(tmp_path, clone, strong, fault):
     weak = write_instances(tmp_path)
     fault(weak)
     with pytest.raises(DataError) as refused:
@@ -255,24 +249,20 @@ def test_a_doctored_result_is_not_packaged(
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_doctored_tree_is_refused_by_check(
-    tree: Path, fault: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_doctored_tree_is_refused_by_check(tree, fault, capsys):
     fault(tree / "results" / LARGE / "weak" / "cosmoflow")
     assert check.main([str(tree), "--ruleset", RULESET]) == 1
     assert FAULTS[fault] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", LAYOUTS, ids=lambda change: change.__name__)
-def test_results_in_wrong_folders_are_refused(
-    tree: Path, change: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_in_wrong_folders_are_refused(tree, change, capsys):
     change(tree)
     assert check.main([str(tree), "--ruleset", RULESET]) == 1
     assert LAYOUTS[change] in capsys.readouterr().out
 
 
-def test_a_throughput_alone_is_not_packaged(tmp_path: Path, clone: Clone, strong: Path) -> None:
+def test_a_throughput_alone_is_not_packaged(tmp_path, clone, strong):
     settings = settings_of(tmp_path, strong, write_instances(tmp_path))
     content = yaml.safe_load(settings.read_text())
     alone = {"systems": {LARGE: content["systems"][LARGE]}, "results": content["results"][1:]}
@@ -281,7 +271,7 @@ def test_a_throughput_alone_is_not_packaged(tmp_path: Path, clone: Clone, strong
         run_package(settings, clone)
 
 
-def test_open_instances_of_different_sizes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_open_instances_of_different_sizes_are_refused(tmp_path, capsys):
     weak = write_instances(tmp_path)
     for path in weak.rglob("result_*.txt"):
         path.write_text(path.read_text().replace('"closed"', '"open"'))

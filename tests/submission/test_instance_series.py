@@ -111,9 +111,7 @@ def score_of(results: Path, folder: Path) -> Entry:
     return dict(json.loads((folder / "score.json").read_text())[0]["throughput"])
 
 
-def test_the_score_is_of_the_instances_that_reached_the_target(
-    launched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_score_is_of_the_instances_that_reached_the_target(launched, tmp_path, capsys):
     found = score_of(launched, tmp_path)
     last = minutes_of(INSTANCES) + (start_ms(INSTANCES) - start_ms(1)) / 60_000
     assert found.pop("minutes") == pytest.approx(last, abs=0.2 / 60)  # a run starts within 0.2 s of its place
@@ -121,9 +119,7 @@ def test_the_score_is_of_the_instances_that_reached_the_target(
     assert "(T, S, M', TTTa) = (192, 16, 11, 13.3" in capsys.readouterr().out
 
 
-def test_mlcommons_checkers_accept_the_packaged_series(
-    launched: Path, tmp_path: Path, clone: Clone, strong: Path
-) -> None:
+def test_mlcommons_checkers_accept_the_packaged_series(launched, tmp_path, clone, strong):
     assert run_package(tmp_path, clone, strong, launched) == 0
     weak = tmp_path / "out" / "acme" / "results" / LARGE / "weak" / "cosmoflow"
     numbers = {int(path.stem.removeprefix("result_")) for path in weak.glob("result_*.txt")}
@@ -134,9 +130,7 @@ def test_mlcommons_checkers_accept_the_packaged_series(
     assert "\nscripts/run.sub " not in readme.read_text()
 
 
-def test_a_slow_instance_is_pruned_by_the_submission(
-    launched: Path, tmp_path: Path, clone: Clone, strong: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_instance_is_pruned_by_the_submission(launched, tmp_path, clone, strong, capsys):
     assert run_package(tmp_path, clone, strong, launched, pruned=[INSTANCES]) == 0
     assert "10 of 12 instances, 2 pruned" in capsys.readouterr().out
     weak = tmp_path / "out" / "acme" / "results" / LARGE / "weak" / "cosmoflow"
@@ -144,9 +138,7 @@ def test_a_slow_instance_is_pruned_by_the_submission(
     assert pruned == {f"result_{FAILED - 1}.txt", f"result_{INSTANCES - 1}.txt"}
 
 
-def test_only_instances_of_a_series_can_be_pruned_by_the_submission(
-    launched: Path, tmp_path: Path, clone: Clone, strong: Path
-) -> None:
+def test_only_instances_of_a_series_can_be_pruned_by_the_submission(launched, tmp_path, clone, strong):
     with pytest.raises(ConfigError, match="has no run 13, of which"):
         run_package(tmp_path, clone, strong, launched, pruned=[13])
     with pytest.raises(ConfigError, match="is no series of instances"):
@@ -159,7 +151,7 @@ def an_instance_that_never_started(results: Path) -> None:
     in_line("end", 3, **never)(results)
 
 
-def test_an_instance_that_never_started_is_left_out(results: Path, tmp_path: Path) -> None:
+def test_an_instance_that_never_started_is_left_out(results, tmp_path):
     an_instance_that_never_started(results)
     found = score_of(results, tmp_path)
     assert (found["accelerators"], found["instances"], found["launched"]) == (176, 10, 11)
@@ -213,9 +205,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_doctored_series_is_not_packaged(
-    results: Path, tmp_path: Path, clone: Clone, strong: Path, fault: str
-) -> None:
+def test_a_doctored_series_is_not_packaged(results, tmp_path, clone, strong, fault):
     change, message = FAULTS[fault]
     change(results)
     with pytest.raises(DataError) as refused:

@@ -78,7 +78,7 @@ def costly(found: dict, name: str, mutation: Mutation) -> list[str]:
     return wrong
 
 
-def test_large_log_ends_in_a_message(mutations: list[Mutation], tmp_path: Path) -> None:
+def test_large_log_ends_in_a_message(mutations, tmp_path):
     valid = tmp_path / "valid.log"
     valid.write_text(log_text("resnet"))
     paths = [tmp_path / f"{index}.log" for index in range(len(mutations))]
@@ -91,7 +91,7 @@ def test_large_log_ends_in_a_message(mutations: list[Mutation], tmp_path: Path) 
     assert not wrong
 
 
-def test_large_registry_ends_in_a_message(mutations: list[Mutation], tmp_path: Path) -> None:
+def test_large_registry_ends_in_a_message(mutations, tmp_path):
     valid = Path(shutil.copytree(series("resnet"), tmp_path / "valid"))
     folders = [Path(shutil.copytree(valid, tmp_path / str(index))) for index in range(len(mutations))]
     for mutation, folder in zip(mutations, folders, strict=True):
@@ -103,7 +103,7 @@ def test_large_registry_ends_in_a_message(mutations: list[Mutation], tmp_path: P
     assert not wrong
 
 
-def test_large_log_in_a_series_ends_in_a_message(tmp_path: Path) -> None:
+def test_large_log_in_a_series_ends_in_a_message(tmp_path):
     mutation = next(each for each in _logs() if each.name == SAMPLE[2])
     valid = Path(shutil.copytree(series("resnet"), tmp_path / "valid"))
     folder = Path(shutil.copytree(valid, tmp_path / "large"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from closed_logs import RECIPES
 from launched import log_of
-from mutations import Case, Mutation, log_mutations, parametrize, require, wants_every_case
+from mutations import Mutation, log_mutations, parametrize, require, wants_every_case
 from oracle import Facts, Workplace, faults, unearned
 from undamaged import EXPERIMENT, Baseline, copied_series, facts_of_series, log_text
 
@@ -69,7 +69,7 @@ def _log(workplace: Workplace, benchmark: str) -> Path:
     return path
 
 
-def test_log_in_a_series(case: Case, workplace: Workplace, before_in_a_series: Baseline) -> None:
+def test_log_in_a_series(case, workplace, before_in_a_series):
     before = before_in_a_series(case.benchmark)
     results = copied_series(workplace, case.benchmark)
     log = log_of(results, EXPERIMENT)
@@ -77,7 +77,7 @@ def test_log_in_a_series(case: Case, workplace: Workplace, before_in_a_series: B
     require(case, faults(before, workplace.observe([results]), log.name, case.mutation.line))
 
 
-def test_log_alone(case: Case, workplace: Workplace, before_alone: Baseline) -> None:
+def test_log_alone(case, workplace, before_alone):
     before = before_alone(case.benchmark)
     log = _log(workplace, case.benchmark)
     case.mutation.apply(log)

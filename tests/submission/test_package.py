@@ -58,7 +58,7 @@ def assert_accepted(tree: Path, benchmark: str, ruleset: str) -> None:
     assert "RCP test PASSED" in printed_by("rcp_checker", str(folder), "--rcp_version", ruleset)
 
 
-def test_tree_has_every_file_except_hidden_ones(accepted_tree: Path, series_of: Series) -> None:
+def test_tree_has_every_file_except_hidden_ones(accepted_tree, series_of):
     names = {str(path.relative_to(accepted_tree)) for path in accepted_tree.rglob("*") if path.is_file()}
     implementations = "benchmarks/resnet/implementations"
     assert names - {f"results/{SYSTEM}/resnet/scaling.json"} == {
@@ -80,11 +80,11 @@ def test_tree_has_every_file_except_hidden_ones(accepted_tree: Path, series_of: 
         assert copied.read_bytes() == log_of(series_of("resnet"), index + 1).read_bytes()
 
 
-def test_resnet_is_accepted_by_every_checker(accepted_tree: Path) -> None:
+def test_resnet_is_accepted_by_every_checker(accepted_tree):
     assert_accepted(accepted_tree, "resnet", "4.0.0")
 
 
-def test_system_description_has_the_facts_of_nodes_and_submitter(accepted_tree: Path) -> None:
+def test_system_description_has_the_facts_of_nodes_and_submitter(accepted_tree):
     fields = json.loads((accepted_tree / "systems" / f"{SYSTEM}.json").read_text())
     assert {name: fields[name] for name in FACTS} == FACTS
     assert fields["number_of_nodes"] == "2"
@@ -92,7 +92,7 @@ def test_system_description_has_the_facts_of_nodes_and_submitter(accepted_tree: 
     assert (fields["submitter"], fields["division"]) == ("acme", "closed")
 
 
-def test_readme_says_how_to_launch_and_which_runs_are_the_result(accepted_tree: Path, clone: Clone) -> None:
+def test_readme_says_how_to_launch_and_which_runs_are_the_result(accepted_tree, clone):
     text = (accepted_tree / f"benchmarks/resnet/implementations/{SYSTEM}/README-{SYSTEM}.md").read_text()
     arguments = "benchmark=resnet scale=2x8xH200 'data_dir=/data/my set'"
     assert f"sbatch -N2 --ntasks-per-node=8 scripts/run_and_time.sh {arguments}\n" in text
@@ -102,17 +102,15 @@ def test_readme_says_how_to_launch_and_which_runs_are_the_result(accepted_tree: 
     assert "all 5 runs, 1 to 5" in text
 
 
-def test_scripts_of_the_tree_are_executable_and_valid_shell(accepted_tree: Path) -> None:
+def test_scripts_of_the_tree_are_executable_and_valid_shell(accepted_tree):
     for path in (accepted_tree / f"benchmarks/resnet/implementations/{SYSTEM}").glob("*.sh"):
         assert path.stat().st_mode & 0o111
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
 
 
 @pytest.mark.slow
-def test_two_benchmarks_one_with_four_failed_runs_and_one_with_a_window_are_accepted(
-    tmp_path: Path, clone: Clone, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unet3d: list[float | None] = [*drawn_convergence("unet3d")]
+def test_two_benchmarks_one_with_four_failed_runs_and_one_with_a_window_are_accepted(tmp_path, clone, capsys):
+    unet3d = [*drawn_convergence("unet3d")]
     for failed in (3, 11, 12, 30):
         unet3d[failed] = None
     write_series(tmp_path / "all" / "unet3d", "unet3d", clone.commit, unet3d)
@@ -133,7 +131,7 @@ def test_two_benchmarks_one_with_four_failed_runs_and_one_with_a_window_are_acce
     assert "resnet can no longer be submitted: its last round was v4.0" in out
 
 
-def test_tree_has_the_scaling_factor_of_the_package_checker(tmp_path: Path, clone: Clone) -> None:
+def test_tree_has_the_scaling_factor_of_the_package_checker(tmp_path, clone):
     results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0, 35.0, 35.0, 31.0, 39.0])
     settings = write_submission(tmp_path / "acme.yaml", submission())
     assert run_package(settings, "4.0.0", tmp_path, clone, str(results)) == 0
@@ -157,7 +155,7 @@ def foreign(tmp_path: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_foreign_logs_with_one_failed_run_are_accepted(tmp_path: Path, clone: Clone) -> None:
+def test_foreign_logs_with_one_failed_run_are_accepted(tmp_path, clone):
     settings = write_submission(tmp_path / "acme.yaml", submission(foreign(tmp_path), number_of_nodes="4"))
     assert run_package(settings, "5.0.0", tmp_path / "out", clone) == 0
     tree = tmp_path / "out" / "acme"
@@ -178,8 +176,8 @@ def test_foreign_logs_with_one_failed_run_are_accepted(tmp_path: Path, clone: Cl
     ],
 )
 def test_results_that_were_scored_offline_are_accepted_if_one_run_reports_all_checkpoints(
-    first: tuple[int, ...], ruleset: str, code: int, tmp_path: Path, clone: Clone, capsys: pytest.CaptureFixture[str]
-) -> None:
+    first, ruleset, code, tmp_path, clone, capsys
+):
     """v5.0 accepts results without such a run: none of those that MLCommons accepted has one."""
     results = tmp_path / "results"
     results.mkdir()
@@ -200,7 +198,7 @@ def test_results_that_were_scored_offline_are_accepted_if_one_run_reports_all_ch
     capsys.readouterr()
 
 
-def test_hpc_results_are_in_the_folder_strong(tmp_path: Path, clone: Clone) -> None:
+def test_hpc_results_are_in_the_folder_strong(tmp_path, clone):
     results = write_series(tmp_path / "results", "cosmoflow", clone.commit)
     settings = write_submission(tmp_path / "acme.yaml", submission())
     assert run_package(settings, "3.0.0", tmp_path, clone, str(results)) == 0
@@ -209,7 +207,7 @@ def test_hpc_results_are_in_the_folder_strong(tmp_path: Path, clone: Clone) -> N
     assert "FOUND NO ERRORS, SUCCESS" in printed_by("package_checker", str(tmp_path / "acme"), "hpc", "3.0.0")
 
 
-def test_open_division_is_accepted_without_the_closed_ones_rules(tmp_path: Path, clone: Clone) -> None:
+def test_open_division_is_accepted_without_the_closed_ones_rules(tmp_path, clone):
     results = write_series(tmp_path / "results", "resnet", clone.commit, [27.0] * 5)
     for path in results.glob("*.log"):
         path.write_text(path.read_text().replace('"closed"', '"open"').replace("lars_epsilon", "own_epsilon"))
@@ -220,9 +218,7 @@ def test_open_division_is_accepted_without_the_closed_ones_rules(tmp_path: Path,
     assert json.loads((tmp_path / "acme" / "systems" / f"{SYSTEM}.json").read_text())["division"] == "open"
 
 
-def test_status_that_the_logs_do_not_state_and_an_empty_name_are_noted(
-    tmp_path: Path, clone: Clone, series_of: Series, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_that_the_logs_do_not_state_and_an_empty_name_are_noted(tmp_path, clone, series_of, capsys):
     content = submission()
     content["systems"][SYSTEM] |= {"status": "Available cloud", "system_name": ""}
     settings = write_submission(tmp_path / "acme.yaml", content)
@@ -232,13 +228,13 @@ def test_status_that_the_logs_do_not_state_and_an_empty_name_are_noted(
     assert f"note: systems/{SYSTEM}.json: system_name is empty; fill in systems.{SYSTEM}.system_name" in out
 
 
-def test_example_is_a_valid_submission() -> None:
+def test_example_is_a_valid_submission():
     settings = read_settings(ROOT / "configs" / "submission" / "example.yaml")
     assert settings.submitter == "acme"
     assert settings.results[0].results == ROOT / "configs" / "submission" / "results" / "resnet"
 
 
-def test_experiment_that_never_started_is_no_run_and_is_noted(tmp_path: Path, clone: Clone) -> None:
+def test_experiment_that_never_started_is_no_run_and_is_noted(tmp_path, clone):
     results = write_series(tmp_path / "results", "resnet", clone.commit)
     late = begin_and_end("resnet", "4.0.0", 6, 5, seed_of(6), clone.commit, "not started")
     log_of(results, 6).write_text("srun: error: node2 is down\n")
@@ -249,15 +245,13 @@ def test_experiment_that_never_started_is_no_run_and_is_noted(tmp_path: Path, cl
     assert "experiment 6 ended before run_start" in text
 
 
-def test_tree_that_exists_is_not_touched(tree: Path, clone: Clone, series_of: Series) -> None:
+def test_tree_that_exists_is_not_touched(tree, clone, series_of):
     settings = write_submission(tree.parent / "acme.yaml", submission())
     with pytest.raises(ConfigError, match="acme exists"):
         run_package(settings, "4.0.0", tree.parent, clone, str(series_of("resnet")))
 
 
-def test_rejected_tree_is_kept_only_on_request(
-    tmp_path: Path, clone: Clone, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rejected_tree_is_kept_only_on_request(tmp_path, clone, capsys):
     results = write_series(tmp_path / "results", "resnet", clone.commit)
     (tmp_path / "license").touch()
     with (tmp_path / "license").open("ab") as file:
@@ -278,9 +272,7 @@ def test_rejected_tree_is_kept_only_on_request(
     ],
     ids=["space", "size"],
 )
-def test_code_that_the_repository_checker_rejects_is_refused_before(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
+def test_code_that_the_repository_checker_rejects_is_refused_before(tmp_path, name, content, message):
     repository = tmp_path / "clone"
     repository.mkdir()
     (repository / name).write_bytes(content)
@@ -299,16 +291,14 @@ def test_code_that_the_repository_checker_rejects_is_refused_before(
         ("--output=x", r"commit is '--output=x', expected 7 to 64"),
     ],
 )
-def test_commit_that_the_clone_does_not_have_is_an_error(tmp_path: Path, clone: Clone, commit: str, words: str) -> None:
+def test_commit_that_the_clone_does_not_have_is_an_error(tmp_path, clone, commit, words):
     results = write_series(tmp_path / "results", "resnet", commit)
     settings = write_submission(tmp_path / "acme.yaml", submission())
     with pytest.raises((ConfigError, DataError), match=words):
         run_package(settings, "4.0.0", tmp_path, clone, str(results))
 
 
-def test_two_results_of_one_benchmark_on_one_system_are_refused(
-    tmp_path: Path, clone: Clone, series_of: Series
-) -> None:
+def test_two_results_of_one_benchmark_on_one_system_are_refused(tmp_path, clone, series_of):
     twice = [Path(shutil.copytree(series_of("resnet"), tmp_path / name)) for name in ("one", "two")]
     settings = write_submission(tmp_path / "acme.yaml", submission())
     with pytest.raises(DataError, match="are both resnet on 2xH200_torch"):

@@ -15,7 +15,6 @@ import pytest
 from closed_logs import POINT, closed_log, event
 from launched import (
     SERIES,
-    Clone,
     begin_and_end,
     entries_of,
     first_line_ms,
@@ -167,7 +166,7 @@ def obstacles(results: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_contradiction_between_registry_and_logs_is_refused(results: Path, name: str) -> None:
+def test_a_contradiction_between_registry_and_logs_is_refused(results, name):
     change, words = CASES[name]
     change(results)
     found = obstacles(results)
@@ -185,9 +184,7 @@ def test_a_contradiction_between_registry_and_logs_is_refused(results: Path, nam
         ("not started", {"verdict": "format"}, "has the verdict format, but the status not started"),
     ],
 )
-def test_an_end_that_contradicts_itself_is_refused(
-    results: Path, clone: Clone, status: str, changes: dict[str, object], words: str
-) -> None:
+def test_an_end_that_contradicts_itself_is_refused(results, clone, status, changes, words):
     begin, end = begin_and_end("resnet", "4.0.0", 6, 5, seed_of(6), clone.commit, status)
     log_of(results, 6).write_text("\n" if status == "not started" else log_text("resnet", 6, status=status))
     write_entries(results, [*entries_of(results), begin, end | changes])
@@ -195,7 +192,7 @@ def test_an_end_that_contradicts_itself_is_refused(
     assert [text for text in found if f"experiment 6 {words}" in text], found
 
 
-def test_an_aborted_run_and_an_experiment_without_run_start_are_accepted(tmp_path: Path, clone: Clone) -> None:
+def test_an_aborted_run_and_an_experiment_without_run_start_are_accepted(tmp_path, clone):
     results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0, 35.0, None, 35.0, 35.0])
     late = begin_and_end("resnet", "4.0.0", 6, 5, seed_of(6), clone.commit, "not started")
     write_entries(results, [*entries_of(results), *late])
@@ -208,17 +205,17 @@ def test_an_aborted_run_and_an_experiment_without_run_start_are_accepted(tmp_pat
     assert obstacles(results) == []
 
 
-def test_a_target_that_was_reached_before_the_machine_failed_counts(results: Path) -> None:
+def test_a_target_that_was_reached_before_the_machine_failed_counts(results):
     in_end(exit_code=137, reason="rank 3 was ended by a signal")(results)
     assert obstacles(results) == []
 
 
-def test_clocks_of_two_machines_may_differ_by_less_than_a_minute(results: Path) -> None:
+def test_clocks_of_two_machines_may_differ_by_less_than_a_minute(results):
     in_begin(2, time=(launch_time(2) + datetime.timedelta(seconds=75)).isoformat())(results)
     assert obstacles(results) == []
 
 
-def test_the_registry_of_our_launcher_has_no_contradiction(tmp_path: Path, data_of: Callable[[str], Path]) -> None:
+def test_the_registry_of_our_launcher_has_no_contradiction(tmp_path, data_of):
     data = f"data_dir={data_of('resnet')}"
     overrides = ["benchmark=resnet", "scale=test", data, f"launch.results={tmp_path}", "launch.experiments=5"]
     tree = compose(overrides)
@@ -237,9 +234,7 @@ def test_the_registry_of_our_launcher_has_no_contradiction(tmp_path: Path, data_
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["logs by name", "folder of results"])
-def test_copied_runs_are_found_without_a_registry(
-    results: Path, tmp_path: Path, named: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_copied_runs_are_found_without_a_registry(results, tmp_path, named, capsys):
     copied_under_a_new_seed(results)
     (tmp_path / "copies").mkdir()
     logs = [Path(shutil.copy(log_of(results, n + 1), tmp_path / "copies" / f"result_{n}.txt")) for n in range(5)]
@@ -248,14 +243,14 @@ def test_copied_runs_are_found_without_a_registry(
     assert "are one run" in out
 
 
-def test_a_copy_with_other_values_is_found_by_its_times(results: Path) -> None:
+def test_a_copy_with_other_values_is_found_by_its_times(results):
     copied_under_a_new_seed(results)
     log = log_of(results, 2)
     log.write_text(log.read_text().replace('"value": 0.7592', '"value": 0.7594'))
     assert any("are one run" in text for text in obstacles(results))
 
 
-def test_many_copies_are_found_quickly(tmp_path: Path) -> None:
+def test_many_copies_are_found_quickly(tmp_path):
     text = closed_log("resnet", 1)
     for number in range(100):
         (tmp_path / f"result_{number}.txt").write_text(text.replace('"value": 1,', f'"value": {number + 1},'))
@@ -264,14 +259,14 @@ def test_many_copies_are_found_quickly(tmp_path: Path) -> None:
     assert sum("are one run" in each for each in found) == 99
 
 
-def test_at_most_twenty_missing_results_are_named(tmp_path: Path) -> None:
+def test_at_most_twenty_missing_results_are_named(tmp_path):
     for number in (0, 999_999):
         (tmp_path / f"result_{number}.txt").write_text(closed_log("resnet", number))
     (run_set,) = find_run_sets([tmp_path])
     assert sum(" is missing" in text for text in run_set.gaps) == 20
 
 
-def test_a_registry_of_many_series_is_read_quickly(tmp_path: Path) -> None:
+def test_a_registry_of_many_series_is_read_quickly(tmp_path):
     begin = begin_and_end("resnet", "4.0.0", 1, 1, 5, "0" * 40, "success")[0]
     lines = [
         json.dumps(begin | {"series": f"s{n}", "log": f"s{n}_1.log", "output_dir": f"s{n}_1"}) for n in range(3000)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from closed_logs import RECIPES, closed_log
 from launched import SERIES, Entry, begin_and_end, entries_of, log_of, write_entries
-from mutations import Case, Mutation, parametrize, registry_mutations, require
+from mutations import Mutation, parametrize, registry_mutations, require
 from oracle import Workplace, faults
 from undamaged import COMMIT, Baseline, copied_series, facts_of_series, registry_text
 
@@ -45,7 +45,7 @@ def before(workplace: Workplace) -> Baseline:
     return facts_of_series(workplace)
 
 
-def test_registry(case: Case, workplace: Workplace, before: Baseline) -> None:
+def test_registry(case, workplace, before):
     facts = before(case.benchmark)
     results = copied_series(workplace, case.benchmark)
     case.mutation.apply(results / FILE)
@@ -153,7 +153,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_forged_series(name: str, workplace: Workplace, before: Baseline) -> None:
+def test_forged_series(name, workplace, before):
     forge, file = FORGERIES[name]
     facts = before("resnet")
     results = copied_series(workplace, "resnet")
@@ -163,6 +163,6 @@ def test_forged_series(name: str, workplace: Workplace, before: Baseline) -> Non
     assert not faults(facts, outcome, file, None)
 
 
-def test_registry_is_what_the_mutations_were_made_of() -> None:
+def test_registry_is_what_the_mutations_were_made_of():
     entries = [json.loads(line) for line in registry_text("resnet").splitlines()]
     assert [entry["event"] for entry in entries] == ["begin", "end"] * RECIPES["resnet"].runs

@@ -40,14 +40,14 @@ def accepted_by_mlcommons(log: Path, ruleset: str) -> bool:
 
 @pytest.mark.parametrize("ruleset", RULESETS["hpc"])
 @pytest.mark.parametrize(("before", "start"), [("init_stop", 10), ("train_samples", 62)])
-def test_staging_is_timed_up_to_v2(tmp_path: Path, ruleset: str, before: str, start: int) -> None:
+def test_staging_is_timed_up_to_v2(tmp_path, ruleset, before, start):
     log = write_staged(tmp_path / "run.log", before, start, start + 2)
     valid = before == "train_samples" or ruleset == "3.0.0"
     assert accepted_by_mlcommons(log, ruleset) == valid
     assert (judge(log, ruleset).kind == "valid run") == valid
 
 
-def test_only_hpc_v3_stages_before_the_clock_runs() -> None:
+def test_only_hpc_v3_stages_before_the_clock_runs():
     assert [ruleset for ruleset in RULESETS["hpc"] if not rules_for("cosmoflow", ruleset).staging_timed] == ["3.0.0"]
     assert rules_for("resnet", "3.0.0").staging_timed
 
@@ -59,15 +59,13 @@ def test_only_hpc_v3_stages_before_the_clock_runs() -> None:
         (70, 66, "staging_stop is 4.0 s earlier than"),
     ],
 )
-def test_staging_that_ends_before_it_starts_is_refused(
-    tmp_path: Path, start: int | None, stop: int, reason: str
-) -> None:
+def test_staging_that_ends_before_it_starts_is_refused(tmp_path, start, stop, reason):
     verdict = judge(write_staged(tmp_path / "run.log", "train_samples", start, stop), "3.0.0")
     assert verdict.kind == "refused"
     assert reason in verdict.refusals[0]
 
 
-def test_the_trainers_events_state_the_staging_and_its_duration(tmp_path: Path) -> None:
+def test_the_trainers_events_state_the_staging_and_its_duration(tmp_path):
     with RunLog(tmp_path / "run.log", rank=0) as log:
         events = RunEvents(log, "epoch_num")
         events.staging_start()

@@ -42,9 +42,7 @@ def checked(capsys: pytest.CaptureFixture[str], *paths: Path) -> tuple[int, str]
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["systems", "results"])
-def test_part_that_is_no_folder_is_refused(
-    tree: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_part_that_is_no_folder_is_refused(tree, name, damage, capsys):
     change, words = DAMAGES[damage]
     change(tree / name)
     code, out = checked(capsys, tree)
@@ -53,9 +51,7 @@ def test_part_that_is_no_folder_is_refused(
 
 
 @pytest.mark.parametrize("name", ["systems", "results", RESULTS])
-def test_part_that_cannot_be_read_is_refused(
-    tree: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_part_that_cannot_be_read_is_refused(tree, name, monkeypatch, capsys):
     entries = found_files._entries
 
     def readable(folder: Path) -> list[tuple[str, int, int]]:
@@ -70,9 +66,7 @@ def test_part_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize("damage", ["missing", "file", "link to a folder"])
-def test_missing_systems_are_refused_in_a_submission_without_code(
-    tree: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_systems_are_refused_in_a_submission_without_code(tree, damage, capsys):
     shutil.rmtree(tree / "benchmarks")
     DAMAGES[damage][0](tree / "systems")
     code, out = checked(capsys, tree)
@@ -81,14 +75,14 @@ def test_missing_systems_are_refused_in_a_submission_without_code(
 
 
 @pytest.mark.parametrize("damage", ["link to nothing", "file", "pipe"])
-def test_folder_with_neither_part_is_an_error(tree: Path, damage: str) -> None:
+def test_folder_with_neither_part_is_an_error(tree, damage):
     DAMAGES[damage][0](tree / "results")
     shutil.rmtree(tree / "systems")
     with pytest.raises(DataError, match="acme"):
         check.main([str(tree), "--ruleset", "4.0.0"])
 
 
-def test_submission_can_be_named_by_a_link(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submission_can_be_named_by_a_link(tree, capsys):
     link = tree.parent / "link"
     link.symlink_to(tree)
     assert checked(capsys, tree) == checked(capsys, tree / ".")
@@ -98,7 +92,7 @@ def test_submission_can_be_named_by_a_link(tree: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("name", ["results", f"results/{SYSTEM}", RESULTS])
-def test_folder_of_results_is_no_submission(tree: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_of_results_is_no_submission(tree, name, capsys):
     code, out = checked(capsys, tree / name)
     assert code == 0
     assert "package_checker" not in out
@@ -106,7 +100,7 @@ def test_folder_of_results_is_no_submission(tree: Path, name: str, capsys: pytes
 
 
 @pytest.mark.parametrize("name", ["results", "results/resnet", "results/h200/resnet"])
-def test_folder_above_a_series_is_no_submission(results: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_above_a_series_is_no_submission(results, name, capsys):
     target = results.parent / "runs" / name
     target.parent.mkdir(parents=True)
     results.rename(target)
@@ -116,7 +110,7 @@ def test_folder_above_a_series_is_no_submission(results: Path, name: str, capsys
 
 
 @pytest.mark.parametrize("above", ["round", "round/..", ""], ids=["round", "folder above", "two submitters"])
-def test_folder_above_submissions_is_an_error_that_names_them(tree: Path, above: str) -> None:
+def test_folder_above_submissions_is_an_error_that_names_them(tree, above):
     folder = tree.parent / "round" / "v4.0"
     folder.mkdir(parents=True)
     tree.rename(folder / "acme")
@@ -130,9 +124,7 @@ def test_folder_above_submissions_is_an_error_that_names_them(tree: Path, above:
 
 
 @pytest.mark.parametrize("below", ["backup", f"{SERIES}_1", "a/b/c"])
-def test_logs_in_subfolders_of_a_series_are_noted(
-    results: Path, below: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_in_subfolders_of_a_series_are_noted(results, below, capsys):
     before = checked(capsys, results)[1]
     (results / below).mkdir(parents=True, exist_ok=True)
     for number in range(5):
@@ -143,7 +135,7 @@ def test_logs_in_subfolders_of_a_series_are_noted(
     assert [line for line in out.splitlines() if line not in before.splitlines()] == [note]
 
 
-def test_logs_that_cannot_be_read_are_noted_in_a_subfolder(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_that_cannot_be_read_are_noted_in_a_subfolder(results, capsys):
     (results / "backup").mkdir()
     (results / "backup" / "result_0.txt").write_text("cut off")
     code, out = checked(capsys, results)

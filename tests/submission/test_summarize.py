@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from closed_logs import POINT, closed_log, drawn_convergence, event
-from launched import Clone, first_line_ms, log_of, write_series
+from launched import first_line_ms, log_of, write_series
 
 from common.errors import DataError
 from common.submission.summarize import main
@@ -22,9 +22,7 @@ def summary(paths: list[Path], tmp_path: Path, *more: str) -> tuple[int, dict]:
     return code, json.loads(file.read_text())[0]
 
 
-def test_score_is_the_olympic_mean_times_the_normalisation(
-    tmp_path: Path, clone: Clone, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_score_is_the_olympic_mean_times_the_normalisation(tmp_path, clone, capsys):
     times = [10.0, 12.0, 11.0, 14.0, 13.0]
     results = write_series(tmp_path / "r", "resnet", clone.commit, [35.0, 35.0, 35.0, 31.0, 39.0], times.__getitem__)
     code, found = summary([results], tmp_path)
@@ -50,9 +48,7 @@ def test_score_is_the_olympic_mean_times_the_normalisation(
         ((1.0, 1.0, None, 2.0, 3.0, 4.0), 1, 3.0),
     ],
 )
-def test_window_of_a_longer_series_is_the_median(
-    tmp_path: Path, clone: Clone, times: tuple[float | None, ...], start: int, score: float
-) -> None:
+def test_window_of_a_longer_series_is_the_median(tmp_path, clone, times, start, score):
     reached = [None if time is None else 39.0 for time in times]
     results = write_series(tmp_path / "r", "resnet", clone.commit, reached, lambda index: times[index] or 60.0)
     code, found = summary([results], tmp_path)
@@ -60,7 +56,7 @@ def test_window_of_a_longer_series_is_the_median(
     assert (code, found["score_minutes"]) == (0, pytest.approx(score))
 
 
-def test_unet3d_drops_four_at_each_end(series_of: Series, tmp_path: Path) -> None:
+def test_unet3d_drops_four_at_each_end(series_of, tmp_path):
     code, found = summary([series_of("unet3d")], tmp_path)
     counts = [-(-(x - 168_000) // 3360) * 3360 + 168_000 for x in drawn_convergence("unet3d")]
     assert code == 0
@@ -68,7 +64,7 @@ def test_unet3d_drops_four_at_each_end(series_of: Series, tmp_path: Path) -> Non
     assert found["olympic_minutes"] == pytest.approx(10.0 + 39 / 16)  # times 10, 10.125, ..., 14.875
 
 
-def test_named_logs_are_one_set(tmp_path: Path) -> None:
+def test_named_logs_are_one_set(tmp_path):
     logs = [tmp_path / f"{name}.txt" for name in "edcba"]
     for index, path in enumerate(logs):
         path.write_text(closed_log("resnet", index, 39.0, minutes=10.0 + index))
@@ -76,7 +72,7 @@ def test_named_logs_are_one_set(tmp_path: Path) -> None:
     assert (code, found["score_minutes"], found["declared"]) == (0, pytest.approx(12.0), None)
 
 
-def test_result_files_are_ordered_by_number(tmp_path: Path) -> None:
+def test_result_files_are_ordered_by_number(tmp_path):
     for index in range(12):
         (tmp_path / f"result_{index}.txt").write_text(closed_log("bert", index))
     found = summary([tmp_path], tmp_path)[1]
@@ -91,7 +87,7 @@ def numbered_logs(folder: Path, names: list[str]) -> list[Path]:
     return paths
 
 
-def test_logs_out_of_launch_order_are_noted_and_cannot_be_chosen_from(tmp_path: Path) -> None:
+def test_logs_out_of_launch_order_are_noted_and_cannot_be_chosen_from(tmp_path):
     six = numbered_logs(tmp_path, [f"run_{number}.log" for number in range(6)])
     assert summary(six, tmp_path)[0] == 0
     swapped = [six[1], six[0], *six[2:]]
@@ -108,7 +104,7 @@ def test_logs_out_of_launch_order_are_noted_and_cannot_be_chosen_from(tmp_path: 
     [((0, 1, 2, 3, 5), 4), ((1, 2, 4, 5, 6), 3), ((2, 3, 4, 5, 6), 1)],
     ids=["fourth", "third", "first"],
 )
-def test_gap_in_the_numbers_is_noted_and_forbids_a_choice(tmp_path: Path, numbers: tuple[int, ...], gap: int) -> None:
+def test_gap_in_the_numbers_is_noted_and_forbids_a_choice(tmp_path, numbers, gap):
     numbered_logs(tmp_path, [f"result_{number}.txt" for number in numbers])
     code, found = summary([tmp_path], tmp_path)
     assert code == 0
@@ -120,7 +116,7 @@ def test_gap_in_the_numbers_is_noted_and_forbids_a_choice(tmp_path: Path, number
 
 
 @pytest.mark.parametrize("name", ["result_00.txt", "result_0 copy.txt"])
-def test_result_file_that_the_package_checker_would_count_too_prevents_a_score(tmp_path: Path, name: str) -> None:
+def test_result_file_that_the_package_checker_would_count_too_prevents_a_score(tmp_path, name):
     numbered_logs(tmp_path, [f"result_{number}.txt" for number in range(5)])
     (tmp_path / name).write_text((tmp_path / "result_0.txt").read_text())
     code, found = summary([tmp_path], tmp_path)
@@ -129,9 +125,7 @@ def test_result_file_that_the_package_checker_would_count_too_prevents_a_score(t
 
 
 @pytest.mark.parametrize("data_set", ["stand-in", "custom"])
-def test_synthetic_and_custom_data_have_no_score(
-    data_set: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_synthetic_and_custom_data_have_no_score(data_set, results, tmp_path, capsys):
     log = log_of(results, 2)
     log.write_text(event(first_line_ms(2), POINT, "data_set", data_set) + "\n" + log.read_text())
     code, found = summary([results], tmp_path)
@@ -139,7 +133,7 @@ def test_synthetic_and_custom_data_have_no_score(
     assert "no score" in capsys.readouterr().out
 
 
-def test_too_few_and_too_fast_runs_have_no_score(tmp_path: Path, clone: Clone) -> None:
+def test_too_few_and_too_fast_runs_have_no_score(tmp_path, clone):
     few = write_series(tmp_path / "few", "resnet", clone.commit, [35.0] * 3)
     code, found = summary([few], tmp_path)
     assert (code, found["score_minutes"]) == (1, None)
@@ -150,20 +144,20 @@ def test_too_few_and_too_fast_runs_have_no_score(tmp_path: Path, clone: Clone) -
     assert (found["convergence"], found["score_minutes"]) == (31.0, None)
 
 
-def test_ruleset_that_does_not_accept_the_runs_prevents_a_score(results: Path, tmp_path: Path) -> None:
+def test_ruleset_that_does_not_accept_the_runs_prevents_a_score(results, tmp_path):
     code, found = summary([results], tmp_path, "--ruleset", "5.1.0")
     assert code == 1
     assert all("does not accept resnet" in text for text in found["obstacles"])
 
 
-def test_older_ruleset_is_noted(results: Path, tmp_path: Path) -> None:
+def test_older_ruleset_is_noted(results, tmp_path):
     code, found = summary([results], tmp_path, "--ruleset", "3.1.0")
     assert (code, found["ruleset"]) == (0, "3.1.0")
     assert "the runs were logged under ruleset 4.0.0 and are judged by 3.1.0" in found["notes"]
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
-def test_nothing_to_summarize_is_an_error(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_nothing_to_summarize_is_an_error(tmp_path, make):
     make(tmp_path / "empty")
     if (tmp_path / "empty").is_dir():
         with pytest.raises(DataError, match="has neither"):
@@ -172,6 +166,6 @@ def test_nothing_to_summarize_is_an_error(tmp_path: Path, make: Callable[[Path],
         assert main([str(tmp_path / "empty")]) == 1
 
 
-def test_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+def test_path_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         main([str(tmp_path / "absent")])

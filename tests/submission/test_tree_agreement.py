@@ -196,7 +196,7 @@ def refusals(tree: Path) -> str:
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_tree_that_contradicts_itself_is_not_accepted(tree: Path, content_checkers: list[str], name: str) -> None:
+def test_a_tree_that_contradicts_itself_is_not_accepted(tree, content_checkers, name):
     change, words = BREAKS[name]
     change(tree)
     text = refusals(tree)
@@ -204,9 +204,7 @@ def test_a_tree_that_contradicts_itself_is_not_accepted(tree: Path, content_chec
 
 
 @pytest.mark.parametrize("name", NOTES)
-def test_a_change_that_no_rule_and_no_checker_forbids_is_noted(
-    tree: Path, content_checkers: list[str], name: str
-) -> None:
+def test_a_change_that_no_rule_and_no_checker_forbids_is_noted(tree, content_checkers, name):
     change, words = NOTES[name]
     change(tree)
     reports = judged(tree)
@@ -215,9 +213,7 @@ def test_a_change_that_no_rule_and_no_checker_forbids_is_noted(
     assert [text for text in notes if re.search(f"note: .*{words}", text)], notes
 
 
-def test_content_checkers_do_not_run_on_a_log_that_names_a_file_of_rules(
-    tree: Path, content_checkers: list[str]
-) -> None:
+def test_content_checkers_do_not_run_on_a_log_that_names_a_file_of_rules(tree, content_checkers):
     in_first_log("opt_name", "../../x")(tree)
     judged(tree)
     assert content_checkers == ["repo_checker"]
@@ -237,9 +233,7 @@ def test_content_checkers_do_not_run_on_a_log_that_names_a_file_of_rules(
     ],
     ids=["old word", "not for sale yet", "case", "full name", "no number", "no accelerators", "platform", "no JSON"],
 )
-def test_another_spelling_and_a_missing_value_are_no_contradiction(
-    tree: Path, content_checkers: list[str], change: Change
-) -> None:
+def test_another_spelling_and_a_missing_value_are_no_contradiction(tree, content_checkers, change):
     change(tree)
     assert refusals(tree) == ""
 
@@ -251,7 +245,7 @@ def test_another_spelling_and_a_missing_value_are_no_contradiction(
         (f"{RESULTS}/notes.txt", "is neither a log nor scaling.json"),
     ],
 )
-def test_a_file_that_is_not_judged_is_noted(tree: Path, content_checkers: list[str], name: str, words: str) -> None:
+def test_a_file_that_is_not_judged_is_noted(tree, content_checkers, name, words):
     (tree / name).write_text("rcp-bypass")
     reports = judged(tree)
     assert all(report.accepted for report in reports)
@@ -272,7 +266,7 @@ def test_a_file_that_is_not_judged_is_noted(tree: Path, content_checkers: list[s
         ("A", "Acme", False),
     ],
 )
-def test_organisations_are_compared_by_their_letters(one: str, other: str, same: bool) -> None:
+def test_organisations_are_compared_by_their_letters(one, other, same):
     assert same_organisation(one, other) is same
 
 
@@ -285,7 +279,7 @@ def faster_tree(tmp_path: Path, clone: Clone) -> Path:
 
 
 @pytest.mark.slow
-def test_a_wrong_scaling_factor_is_refused_and_checking_writes_nothing(tmp_path: Path, clone: Clone) -> None:
+def test_a_wrong_scaling_factor_is_refused_and_checking_writes_nothing(tmp_path, clone):
     tree = faster_tree(tmp_path, clone)
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [tree, *tree.rglob("*")]}
     assert refusals(tree) == ""

@@ -185,7 +185,7 @@ def _chosen(mutations: list[TreeMutation], count: int, seed: int) -> list[TreeMu
 
 @pytest.mark.timeout(7200)
 @pytest.mark.slow
-def test_damaged_tree(benchmark: str, count: int, tree_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_damaged_tree(benchmark, count, tree_of, tmp_path):
     valid, ruleset = tree_of(benchmark), RECIPES[benchmark].ruleset
     workplace = Workplace(tmp_path / "workplace")
     every = list(mutations_of(valid, benchmark))
@@ -210,6 +210,6 @@ def _observed(workplace: Workplace, valid: Path, ruleset: str, mutation: TreeMut
     return workplace.observe([tree], "--ruleset", ruleset, runs=[tree / "results"])
 
 
-def test_names_of_mutations_tell_them_apart(tmp_path: Path) -> None:
+def test_names_of_mutations_tell_them_apart(tmp_path):
     names = [name for name, _, _ in _of_folders(f"{RESULTS}/resnet")]
     assert len(names) == len(set(names))

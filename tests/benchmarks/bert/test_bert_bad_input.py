@@ -94,16 +94,13 @@ def test_impossible_network_options_are_named(overrides, message):
         built(*overrides)
 
 
-@pytest.mark.parametrize("kind", ["missing", "truncated", "another shape"])
+@pytest.mark.parametrize("kind", ["missing", "another shape"])
 def test_a_starting_checkpoint_that_does_not_fit_is_named_with_its_keys(tmp_path, kind):
     path = tmp_path / "start.pt"
     if kind != "missing":
         torch.save({"bert.embeddings.word_embeddings.weight": torch.zeros(1024, 64)}, path)
-    if kind == "truncated":
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     reason = {
         "missing": "there is no such file",
-        "truncated": "not a file of tensors that PyTorch can read",
         "another shape": r"has shape \[1024, 64\], and the model needs \[1024, 32\]",
     }[kind]
     named = rf"model\.initial_checkpoint=start\.pt in assets_dir={tmp_path}; 'mlperf-suite download benchmark=bert'"

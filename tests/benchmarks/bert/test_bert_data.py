@@ -18,7 +18,6 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from tests.benchmarks.bert.small_shards import (
     EVALUATION,
-    FIRST,
     Sample,
     expected_tensors,
     make_packs,
@@ -111,13 +110,6 @@ def test_dropout_seeds_differ_between_all_micro_batches(root):
     assert len({int(batch.tensors["dropout_seed"]) for batch in batches}) == 60
 
 
-def test_micro_batches_run_across_the_ends_of_shards(root):
-    batches = list(itertools.chain.from_iterable(read(root, 1, 1, 5, 9)))
-    assert {int((batch.tensors["lengths"] > 0).sum()) >= 5 for batch in batches} == {True}
-    numbers = [number for batch in batches for number in numbers_in(batch.tensors)]
-    assert len(set(numbers)) == len(numbers), "45 rows of the first epoch"
-
-
 @pytest.mark.parametrize("graph_per_count", [False, True])
 def test_reading_on_from_a_position_equals_reading_through(root, graph_per_count):
     changes = {"order": "balanced", "graph_per_count": graph_per_count}
@@ -133,17 +125,6 @@ def test_reading_on_from_a_position_equals_reading_through(root, graph_per_count
             resumed.close()
             same(rest, batches[start:])
             assert [batch.position for batch in rest] == list(range(start, len(batches)))
-
-
-def test_a_source_can_read_a_block_again(root):
-    source = open_train(root, settings(), Layout(seed=3), 6, 2)
-    block = whole(4, 12)
-    first = list(source.batches(block))
-    abandoned = source.batches(block, 3)
-    next(abandoned)
-    abandoned.close()
-    same(list(source.batches(block)), first)
-    source.close()
 
 
 def test_the_seed_decides_the_order(root):
@@ -172,13 +153,13 @@ def samples_in(batch, packs):
     return [by_number[number] for number in numbers_in(batch.tensors)]
 
 
-@pytest.mark.parametrize(("form", "sequences", "masked"), [("packed", 12, 24), ("unpacked", 4, 20)])
+@pytest.mark.parametrize(("form", "sequences", "masked"), [("packed", 15, 30), ("unpacked", 5, 25)])
 def test_tensors_hold_the_sequences_back_to_back(root, packs, form, sequences, masked):
-    for (batch,) in read(root, 1, 1, 4, 10, format=form):
+    for (batch,) in read(root, 1, 1, 5, 9, format=form):  # some across the end of a shard
         tensors = dict(batch.tensors)
         seed = tensors.pop("dropout_seed")
         assert (seed.dtype, seed.shape) == (torch.int64, ())
-        expected = expected_tensors(samples_in(batch, packs), 4 * 32, sequences, masked)
+        expected = expected_tensors(samples_in(batch, packs), 5 * 32, sequences, masked)
         assert tensors.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0)
@@ -328,11 +309,6 @@ def test_a_manifest_of_other_data_is_refused(damaged, pattern, form, message):
         open_train(damaged, settings(format=form), Layout(), 4)
 
 
-def test_a_missing_data_folder_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="does not exist; run 'mlperf-suite prepare benchmark=bert"):
-        open_train(tmp_path / "nowhere", settings(), Layout(), 4)
-
-
 def test_evaluation_sequences_are_divided_into_contiguous_parts(root):
     for replicas in (1, 2, 3, 4, 23, 30):
         parts = [open_evaluation(root, settings(), Layout({"dp": replicas}, rank)) for rank in range(replicas)]
@@ -394,12 +370,6 @@ def test_examples_have_the_form_of_training(root, changes, rows):
     assert int(made_up["lengths"].sum()) == rows * 32
 
 
-def test_examples_have_the_real_sets_mix_of_packs():
-    shape = training_shape(settings(max_sequence_length=512).facts, settings().reader, 48)
-    lengths = example_lengths(shape)
-    assert Counter(lengths) == {512: 23, 256: 4, 171: 46, 170: 23}
-
-
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
 def test_examples_can_be_made_for_every_count(count):
     shape = shape_of(2).for_count(count)
@@ -421,7 +391,3 @@ def test_rows_beyond_the_capacities_of_a_micro_batch_are_an_error(tmp_path, leng
     file = ShardFile(root / "packed/part_00000", len(lengths), settings().training_limits())
     with pytest.raises(DataError, match=f"a micro-batch has {message}"):
         collate([file.read()], shape_of(rows, **changes), 0)
-
-
-def test_first_tokens_tell_the_sequences():
-    assert [sample.tokens[0] for sample in make_samples([4, 5])] == [FIRST, FIRST + 1]

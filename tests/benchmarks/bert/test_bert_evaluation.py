@@ -1,6 +1,5 @@
 """Masked-language-model accuracy over the whole evaluation set, against a plain loop over its sequences."""
 
-import math
 import shutil
 from functools import partial
 from pathlib import Path
@@ -84,19 +83,6 @@ def test_accuracy_and_loss_are_those_of_a_plain_loop(root, samples, eval_rows):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 40])
-def test_parts_of_all_ranks_add_up_to_the_whole_set(root, samples, replicas, monkeypatch):
-    monkeypatch.setattr(Layout, "group", lambda self, *axes: None)  # no sum: each rank's own counts
-    totals = {"correct": 0, "masked": 0, "loss": 0.0, "sequences": 0}
-    for rank in range(replicas):
-        model = Guess()
-        evaluation = evaluation_of(root, model, Layout({"dp": replicas}, rank))
-        values = evaluation.predict(weights_of(model)).values
-        totals = {name: total + values[name] for name, total in totals.items()}
-    correct, masked, loss = by_hand(samples)
-    assert totals == {"correct": correct, "masked": masked, "loss": loss, "sequences": 37}
-
-
 def run_rank(rank, world, folder, root):
     """One of three ranks, whose parts have 12, 12 and 13 sequences."""
     model = Guess()
@@ -178,10 +164,3 @@ def test_a_set_that_was_not_evaluated_wholly_gets_no_score():
     values = {"correct": 1, "masked": 2, "loss": 3.0, "sequences": 9_999, "expected": 10_000}
     with pytest.raises(RuntimeError, match="9999 of 10000 sequences were evaluated"):
         TokenMeans().score(Predictions(values))
-
-
-def test_scores_are_weighted_by_tokens_not_by_batches():
-    values = {"correct": 30, "masked": 40, "loss": 10.0, "sequences": 3, "expected": 3}
-    score = TokenMeans().score(Predictions(values))
-    assert math.isclose(score["masked_lm_accuracy"], 0.75)
-    assert math.isclose(score["masked_lm_loss"], 0.25)

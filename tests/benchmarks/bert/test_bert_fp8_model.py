@@ -20,9 +20,7 @@ IMPLEMENTATIONS = {linear: {**REFERENCES, "linear": linear} for linear in ("refe
 
 
 @pytest.mark.parametrize("linear", IMPLEMENTATIONS)
-def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(
-    linear: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(linear, monkeypatch):
     model = Bert(SMALL_FP8, torch.Generator().manual_seed(0), IMPLEMENTATIONS[linear], dtype=torch.bfloat16).train()
     qkv, kept, left, leave = model.layers[1].attention.qkv, [], {}, Handover.leave
 
@@ -54,9 +52,9 @@ def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_fp8_producers_write_the_operands_of_products(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_producers_write_the_operands_of_products(layers, monkeypatch):
     """Casts of their own are left for weights, the first layer's input and the attention's contexts."""
-    cast: list[tuple[int, ...]] = []
+    cast = []
 
     def record(x: Tensor, *rest: Any) -> Fp8Tensor:
         cast.append(tuple(x.shape))

@@ -22,12 +22,12 @@ SMALL = ["benchmark.train_samples=4", "benchmark.eval_samples=12", "device=cpu",
 
 
 @pytest.mark.parametrize("accuracy", [0.34085, 0.3441, 0.3373])
-def test_the_known_accuracy_passes_to_a_rounding(accuracy: float) -> None:
+def test_the_known_accuracy_passes_to_a_rounding(accuracy):
     starting_point.check(accuracy)
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.334, 0.38, 0.72, float("nan")])
-def test_another_accuracy_is_an_error_that_names_both(accuracy: float) -> None:
+def test_another_accuracy_is_an_error_that_names_both(accuracy):
     with pytest.raises(CheckpointError, match=rf"{accuracy:.5f} where the rules' checkpoint has 0\.34085"):
         starting_point.check(accuracy)
 
@@ -57,7 +57,7 @@ def saved_network(folder: Path) -> tuple[Path, BertPretraining]:
     return folder, workload
 
 
-def test_the_checkpoint_is_evaluated_and_compared(data, tmp_path, monkeypatch, capsys) -> None:
+def test_the_checkpoint_is_evaluated_and_compared(data, tmp_path, monkeypatch, capsys):
     assets, workload = saved_network(tmp_path / "assets")
     evaluation = workload.evaluation(Layout())
     evaluation.open_data(data)
@@ -70,7 +70,7 @@ def test_the_checkpoint_is_evaluated_and_compared(data, tmp_path, monkeypatch, c
     assert f"masked_lm_accuracy {accuracy:.5f}: the rules' checkpoint has" in capsys.readouterr().out
 
 
-def test_synthetic_data_and_no_checkpoint_are_refused(data, tmp_path, capsys) -> None:
+def test_synthetic_data_and_no_checkpoint_are_refused(data, tmp_path, capsys):
     assert starting_point.main([*SMALL, f"data_dir={data}"]) == 2
     assert "assets_dir=null: there is no checkpoint" in capsys.readouterr().err
     other = write_data(tmp_path / "synthetic", make_packs([1, 3]), 1, make_samples([20] * 12))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +65,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("reads", ["auto", "buffered"])
 @pytest.mark.parametrize("kind", ["plain", "gzip", "npy"])
-def test_every_format_gives_the_same_cubes(kind: str, reads: str, tmp_path: Path) -> None:
+def test_every_format_gives_the_same_cubes(kind, reads, tmp_path):
     batches = trained(small_cubes.prepared(tmp_path / kind, kind), reads=reads)
     for batch in batches:
         x_BDHWC, y_BP = batch.tensors["x"], batch.tensors["y"]
@@ -77,25 +76,25 @@ def test_every_format_gives_the_same_cubes(kind: str, reads: str, tmp_path: Path
             assert np.array_equal(y_P, y)
 
 
-def test_an_epoch_has_every_cube_once_in_an_order_of_its_own(root: Path) -> None:
+def test_an_epoch_has_every_cube_once_in_an_order_of_its_own(root):
     orders = [numbers(trained(root, block)) for block in (EPOCH, THIRD_EPOCH)]
     assert [sorted(order) for order in orders] == [list(range(TRAIN))] * 2
     assert orders[0] != orders[1]
     assert numbers(trained(root, EPOCH, seed=8)) not in orders
 
 
-def test_the_order_does_not_depend_on_threads(root: Path) -> None:
+def test_the_order_does_not_depend_on_threads(root):
     assert numbers(trained(root, threads=1, prefetch=1)) == numbers(trained(root, threads=4, prefetch=4))
 
 
-def test_a_resumed_block_continues_exactly(root: Path) -> None:
+def test_a_resumed_block_continues_exactly(root):
     whole, rest = trained(root, THIRD_EPOCH), trained(root, THIRD_EPOCH, start=3)
     assert [batch.position for batch in rest] == [3]
     for name, tensor in whole[3].tensors.items():
         assert torch.equal(rest[0].tensors[name], tensor)
 
 
-def test_two_ranks_read_what_one_rank_accumulates(root: Path) -> None:
+def test_two_ranks_read_what_one_rank_accumulates(root):
     """This includes the seeds of the dropout, which differ between micro-batches."""
     one = trained(root, accumulation=2)
     two = [trained(root, replicas=2, rank=rank) for rank in range(2)]
@@ -108,8 +107,8 @@ def test_two_ranks_read_what_one_rank_accumulates(root: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_the_weights_of_an_evaluation_select_every_cube_once(replicas: int, root: Path) -> None:
-    found: Counter[int] = Counter()
+def test_the_weights_of_an_evaluation_select_every_cube_once(replicas, root):
+    found = Counter()
     for rank in range(replicas):
         for batch in evaluated(root, replicas, rank):
             x_BDHWC, weight_B = batch.tensors["x"], batch.tensors["weight"]
@@ -121,7 +120,7 @@ def test_the_weights_of_an_evaluation_select_every_cube_once(replicas: int, root
     assert {number: count for number, count in found.items() if count} == dict.fromkeys(range(100, 105), 1)
 
 
-def test_cubes_of_another_recipe_are_refused(root: Path) -> None:
+def test_cubes_of_another_recipe_are_refused(root):
     with pytest.raises(DataError, match=rf"^{root} has cubes of 4\^3 voxels where benchmark\.facts\.size=8: these are"):
         trained(root, size=8)
 
@@ -156,7 +155,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_sample_is_one_message_with_its_path(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_sample_is_one_message_with_its_path(damage, tmp_path):
     root = small_cubes.prepared(tmp_path / "data", "plain")
     content, complaint = DAMAGES[damage]
     replaced(root, "s3.tfrecord", content)
@@ -164,20 +163,20 @@ def test_a_damaged_sample_is_one_message_with_its_path(damage: str, tmp_path: Pa
         trained(root)
 
 
-def test_a_sample_that_lost_bytes_since_the_preparation_is_refused(tmp_path: Path) -> None:
+def test_a_sample_that_lost_bytes_since_the_preparation_is_refused(tmp_path):
     root = small_cubes.prepared(tmp_path / "data", "plain")
     (root / "train" / "s3.tfrecord").write_bytes(WHOLE[:-9])
     with pytest.raises(DataError, match=rf"^{root}/train/s3\.tfrecord has 564 bytes and not 573; "):
         trained(root)
 
 
-def test_checksums_are_computed_only_on_request(tmp_path: Path) -> None:
+def test_checksums_are_computed_only_on_request(tmp_path):
     root = small_cubes.prepared(tmp_path / "data", "plain")
     replaced(root, "s3.tfrecord", DAMAGES["wrong checksum"][0])
     assert sorted(numbers(trained(root, checksums=False))) == list(range(TRAIN))
 
 
-def test_a_pair_without_its_parameters_is_refused(tmp_path: Path) -> None:
+def test_a_pair_without_its_parameters_is_refused(tmp_path):
     root = small_cubes.prepared(tmp_path / "data", "npy")
     (root / "train" / "s3_label.npy").unlink()
     with pytest.raises(DataError, match=r"train/s3_data\.npy: s3_label\.npy cannot be read: No such file"):
@@ -193,7 +192,7 @@ def test_a_pair_without_its_parameters_is_refused(tmp_path: Path) -> None:
     ],
     ids=["dtype", "shape", "order"],
 )
-def test_another_array_is_no_cube(array: np.ndarray, complaint: str, tmp_path: Path) -> None:
+def test_another_array_is_no_cube(array, complaint, tmp_path):
     root = small_cubes.prepared(tmp_path / "data", "npy")
     np.save(root / "train" / "s3_data.npy", array)
     with pytest.raises(DataError, match=complaint):
@@ -205,7 +204,7 @@ def test_another_array_is_no_cube(array: np.ndarray, complaint: str, tmp_path: P
     [(np.zeros(4), r"float64 of shape \(4,\)"), (np.zeros(3, np.float32), r"float32 of shape \(3,\)")],
     ids=["dtype", "shape"],
 )
-def test_other_parameters_are_refused(array: np.ndarray, complaint: str, tmp_path: Path) -> None:
+def test_other_parameters_are_refused(array, complaint, tmp_path):
     root = small_cubes.prepared(tmp_path / "data", "npy")
     np.save(root / "train" / "s3_label.npy", array)
     with pytest.raises(DataError, match=rf"s3_data\.npy: s3_label\.npy is {complaint}, not float32 of \(4,\)"):
@@ -213,7 +212,7 @@ def test_other_parameters_are_refused(array: np.ndarray, complaint: str, tmp_pat
 
 
 @pytest.mark.parametrize("line", ["s1.tfrecord 5e3", "../s1.tfrec 573", "s1.tfrecord_573"])
-def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
+def test_a_list_with_another_line_is_refused(line, tmp_path):
     root = small_cubes.prepared(tmp_path / "data", "plain")
     text = (root / "train" / LIST).read_text()
     (root / "train" / LIST).write_text(text.replace("s1.tfrecord 573", line))
@@ -222,7 +221,7 @@ def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opened", [trained, lambda root: staging_plan(root, small_cubes.SIZE)], ids=["read", "staged"])
-def test_a_list_of_fewer_samples_is_refused(opened: Callable[[Path], object], tmp_path: Path) -> None:
+def test_a_list_of_fewer_samples_is_refused(opened, tmp_path):
     """It has as many bytes as before, so that its size in the manifest is right."""
     root = small_cubes.prepared(tmp_path / "data", "plain")
     text = (root / "train" / LIST).read_text()
@@ -231,7 +230,7 @@ def test_a_list_of_fewer_samples_is_refused(opened: Callable[[Path], object], tm
         opened(root)
 
 
-def test_a_thread_reads_files_of_different_sizes(tmp_path: Path) -> None:
+def test_a_thread_reads_files_of_different_sizes(tmp_path):
     """A gzipped cube of zeros fits into one page, the next cube needs nine."""
     for name, kind, x in (
         ("a", "gzip", np.zeros((16, 16, 16, 4), np.int16)),

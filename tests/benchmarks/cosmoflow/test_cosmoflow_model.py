@@ -34,7 +34,7 @@ def counts(samples: int = 3, size: int = 8) -> Tensor:
     return torch.randint(60, (samples, size, size, size, 4), generator=generator, dtype=torch.int16)
 
 
-def test_layers_have_the_parameters_and_the_flops_of_the_benchmark() -> None:
+def test_layers_have_the_parameters_and_the_flops_of_the_benchmark():
     made = CosmoFlow(REAL, device="meta")
     found = {name: sum(part.numel() for part in layer.parameters()) for name, layer in made.named_children()}
     assert found == {name: parameters for name, (parameters, _) in LAYERS.items()}
@@ -70,7 +70,7 @@ def plain(weights: list[tuple[Tensor, Tensor]], counts_NDHWC: Tensor) -> Tensor:
     return x
 
 
-def test_estimates_and_gradients_are_those_of_a_plain_model_with_keras_weights() -> None:
+def test_estimates_and_gradients_are_those_of_a_plain_model_with_keras_weights():
     made = network()
     for layer in made.children():
         torch.nn.init.normal_(layer.bias, std=0.1, generator=torch.Generator().manual_seed(2))
@@ -83,7 +83,7 @@ def test_estimates_and_gradients_are_those_of_a_plain_model_with_keras_weights()
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_the_network_of_the_peer_is_the_same_function() -> None:
+def test_the_network_of_the_peer_is_the_same_function():
     made, peer = network(), PlainNetwork(SMALL, 0.0).double()
     layers = [module for module in peer.modules() if isinstance(module, torch.nn.Conv3d | torch.nn.Linear)]
     for ours, theirs in zip(made.children(), layers, strict=True):
@@ -91,7 +91,7 @@ def test_the_network_of_the_peer_is_the_same_function() -> None:
     torch.testing.assert_close(peer(counts()), made(counts()), rtol=1e-12, atol=1e-12)
 
 
-def test_estimates_stay_within_the_scaled_range_of_tanh() -> None:
+def test_estimates_stay_within_the_scaled_range_of_tanh():
     made = network()
     made.output.bias.data.copy_(torch.tensor([50.0, -50.0, 0.0, 1.0]))
     found = made(counts())
@@ -99,7 +99,7 @@ def test_estimates_stay_within_the_scaled_range_of_tanh() -> None:
     assert found[:, 1].tolist() == pytest.approx([-1.2] * 3)
 
 
-def test_initial_kernels_fill_glorots_interval_and_biases_are_zero() -> None:
+def test_initial_kernels_fill_glorots_interval_and_biases_are_zero():
     made = CosmoFlow(SMALL, generator=torch.Generator().manual_seed(0))
     bounds = {
         "conv1": math.sqrt(6 / (27 * (4 + 5))), "conv2": math.sqrt(6 / (27 * (5 + 6))),
@@ -112,7 +112,7 @@ def test_initial_kernels_fill_glorots_interval_and_biases_are_zero() -> None:
         assert not layer.bias.any()
 
 
-def test_dropout_follows_the_seed_in_training_only() -> None:
+def test_dropout_follows_the_seed_in_training_only():
     made = network(dropout=0.5)
     one, again, other = (made(counts(), torch.tensor(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, again)
@@ -121,9 +121,9 @@ def test_dropout_follows_the_seed_in_training_only() -> None:
     torch.testing.assert_close(made(counts()), plain(keras_weights(made), counts()), rtol=1e-12, atol=1e-12)
 
 
-def test_both_hidden_layers_drop_outputs_with_masks_of_their_own() -> None:
+def test_both_hidden_layers_drop_outputs_with_masks_of_their_own():
     made = network(dropout=0.5)
-    inputs: list[Tensor] = []
+    inputs = []
     for layer in (made.dense2, made.output):
         layer.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
     made(counts(64), torch.tensor(7))
@@ -138,6 +138,6 @@ def test_both_hidden_layers_drop_outputs_with_masks_of_their_own() -> None:
      ({"filters": []}, "one or more positive numbers"), ({"hidden": [8, 0]}, "one or more positive numbers"),
      ({"slope": 0.0}, "positive and finite")],
 )  # fmt: skip
-def test_impossible_sizes_are_refused(changes: dict[str, object], message: str) -> None:
+def test_impossible_sizes_are_refused(changes, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         fixed_facts(CosmoFlowArchitecture, "cosmoflow", **changes)

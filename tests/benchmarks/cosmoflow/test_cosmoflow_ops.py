@@ -15,7 +15,7 @@ from benchmarks.cosmoflow.ops.log_counts import log_counts_reference
 PASSES = CONV_LEAKY_POOL.reference
 
 
-def test_the_logarithm_of_counts_is_accurate_and_a_view_of_channels_last_memory() -> None:
+def test_the_logarithm_of_counts_is_accurate_and_a_view_of_channels_last_memory():
     counts_NDHWC = torch.tensor([0, 1, 2, 299, 32767, 5, 6, 7], dtype=torch.int16).view(1, 1, 2, 1, 4)
     found = log_counts_reference(counts_NDHWC, torch.float64)
     assert found.shape == (1, 4, 1, 2, 1)
@@ -24,7 +24,7 @@ def test_the_logarithm_of_counts_is_accurate_and_a_view_of_channels_last_memory(
     assert found.is_contiguous(memory_format=torch.channels_last_3d)
 
 
-def test_counts_are_converted_before_one_is_added() -> None:
+def test_counts_are_converted_before_one_is_added():
     """The sum of 32767 and 1 is no int16, and 1 + 300 is no bfloat16."""
     counts = torch.tensor([32767, 300], dtype=torch.int16).view(2, 1, 1, 1, 1)
     expected = torch.tensor([math.log(32768), math.log(301)]).to(torch.bfloat16)
@@ -41,7 +41,7 @@ def inputs(size: tuple[int, int, int] = (4, 6, 2)) -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-def test_the_operation_and_its_gradients_are_those_of_pytorchs_three_layers() -> None:
+def test_the_operation_and_its_gradients_are_those_of_pytorchs_three_layers():
     leaves = inputs()
     leaves[2].data.copy_(torch.tensor([-9.0, 0.0, 3.0, -6.0]))
     found, expected = conv_leaky_pool(PASSES, *leaves, 0.3), plain(*leaves, 0.3)
@@ -55,7 +55,7 @@ def test_the_operation_and_its_gradients_are_those_of_pytorchs_three_layers() ->
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
-def test_of_equal_voxels_the_first_one_gets_the_gradient_and_a_sum_of_zero_has_the_slope() -> None:
+def test_of_equal_voxels_the_first_one_gets_the_gradient_and_a_sum_of_zero_has_the_slope():
     z = torch.full((1, 1, 2, 2, 2), 2.0)
     y, code = PASSES.forward(z, torch.tensor([-2.0]), 0.3)
     assert (y.item(), code.item()) == (0.0, 8)
@@ -64,20 +64,20 @@ def test_of_equal_voxels_the_first_one_gets_the_gradient_and_a_sum_of_zero_has_t
     assert d_bias.tolist() == pytest.approx([0.3])
 
 
-def test_a_code_is_the_corner_of_the_largest_voxel() -> None:
+def test_a_code_is_the_corner_of_the_largest_voxel():
     for corner in range(8):
         z = torch.zeros(1, 1, 2, 2, 2)
         z.view(-1)[corner] = 1.0
         assert PASSES.forward(z, torch.zeros(1), 0.3)[1].item() == corner
 
 
-def test_a_value_that_is_no_number_is_not_lost() -> None:
+def test_a_value_that_is_no_number_is_not_lost():
     z = torch.zeros(1, 1, 2, 2, 2)
     z[0, 0, 1, 0, 1] = math.nan
     assert PASSES.forward(z, torch.zeros(1), 0.3)[0].isnan().all()
 
 
-def test_the_gradient_of_the_counts_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_of_the_counts_is_not_computed(monkeypatch):
     x, weight, bias = inputs()
     needed = []
     original = torch.ops.aten.convolution_backward
@@ -91,6 +91,6 @@ def test_the_gradient_of_the_counts_is_not_computed(monkeypatch: pytest.MonkeyPa
     assert needed == [[False, True, False]]
 
 
-def test_a_volume_with_an_odd_edge_is_refused() -> None:
+def test_a_volume_with_an_odd_edge_is_refused():
     with pytest.raises(ValueError, match=r"4, 5, 2.* no whole windows"):
         conv_leaky_pool(PASSES, *inputs((4, 5, 2)), 0.3)

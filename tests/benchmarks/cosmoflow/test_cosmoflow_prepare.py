@@ -52,11 +52,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.glob("*/*")}
 
 
-def test_a_sample_of_the_benchmark_has_its_published_size() -> None:
+def test_a_sample_of_the_benchmark_has_its_published_size():
     assert len(encode(np.zeros((128, 128, 128, 4), np.int16), PARAMETERS)) == 16_777_287
 
 
-def test_a_universe_becomes_64_cubes_in_the_published_order(universes: Path, tmp_path: Path) -> None:
+def test_a_universe_becomes_64_cubes_in_the_published_order(universes, tmp_path):
     """Number i counts along the last axis first: it is (i / 16, i / 4 % 4, i % 4)."""
     made = prepare(universes, tmp_path / "data")
     assert made.counts == {"train_samples": 64, "eval_samples": 64, "size": 2}
@@ -71,7 +71,7 @@ def test_a_universe_becomes_64_cubes_in_the_published_order(universes: Path, tmp
         assert np.array_equal(y, PARAMETERS)
 
 
-def test_a_universe_is_read_in_quarters(universes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_universe_is_read_in_quarters(universes, tmp_path, monkeypatch):
     """A whole universe of the benchmark has 1.07 GB."""
     shapes, getitem = [], h5py.Dataset.__getitem__
 
@@ -110,7 +110,7 @@ def faulty(file: h5py.File, fault: str) -> None:
         ("no parameters", "unitPar"),
     ],
 )
-def test_another_hdf5_file_is_no_universe(fault: str, complaint: str, universes: Path, tmp_path: Path) -> None:
+def test_another_hdf5_file_is_no_universe(fault, complaint, universes, tmp_path):
     path = universes / "train" / "21688988" / "univ_a.hdf5"
     with h5py.File(path, "r+") as file:
         faulty(file, fault)
@@ -118,14 +118,14 @@ def test_another_hdf5_file_is_no_universe(fault: str, complaint: str, universes:
         prepare(universes, tmp_path / "data")
 
 
-def test_a_truncated_universe_is_refused(universes: Path, tmp_path: Path) -> None:
+def test_a_truncated_universe_is_refused(universes, tmp_path):
     path = universes / "train" / "21688988" / "univ_a.hdf5"
     os.truncate(path, path.stat().st_size - 100)
     with pytest.raises(DataError, match=rf"^{path} is no readable universe: "):
         prepare(universes, tmp_path / "data")
 
 
-def test_the_published_tar_and_its_folders_give_the_same_files(tmp_path: Path) -> None:
+def test_the_published_tar_and_its_folders_give_the_same_files(tmp_path):
     """The tar is read in place. Its folder of tests and files of an operating system are ignored."""
     folders = small_cubes.write_samples(tmp_path / "raw", "gzip")
     (tmp_path / "packed").mkdir()
@@ -142,7 +142,7 @@ def test_the_published_tar_and_its_folders_give_the_same_files(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["plain", "gzip"])
-def test_a_published_record_is_kept_byte_for_byte(kind: str, tmp_path: Path) -> None:
+def test_a_published_record_is_kept_byte_for_byte(kind, tmp_path):
     prepare(small_cubes.write_samples(tmp_path / "raw", kind), tmp_path / "data")
     for number in range(small_cubes.COUNTS["train"]):
         made = tmp_path / "data" / "train" / f"s{number}.tfrecord"
@@ -150,7 +150,7 @@ def test_a_published_record_is_kept_byte_for_byte(kind: str, tmp_path: Path) -> 
         assert made.with_name(f"{made.name}.idx").read_text() == f"0 {made.stat().st_size}\n"
 
 
-def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_tar_is_refused(tmp_path):
     folders = small_cubes.write_samples(tmp_path / "raw", "plain")
     with tarfile.open(tmp_path / raw.TAR, "w") as tar:
         tar.add(folders / "train", "train")
@@ -169,7 +169,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_published_sample_is_named(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_published_sample_is_named(damage, tmp_path):
     path = small_cubes.write_samples(tmp_path / "raw", "gzip") / "train" / "s5.tfrecord"
     content, complaint = DAMAGES[damage]
     path.write_bytes(content)
@@ -179,7 +179,7 @@ def test_a_damaged_published_sample_is_named(damage: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["prepare", "adopt"])
-def test_cubes_of_several_sizes_are_refused(command: str, tmp_path: Path) -> None:
+def test_cubes_of_several_sizes_are_refused(command, tmp_path):
     root = small_cubes.write_samples(tmp_path / "raw", "gzip")
     small_cubes.write_sample(root / "validation", "gzip", "s3", *small_cubes.cube(3, 2))
     says = r"s3\.tfrecord has 2\^3 voxels, the first sample 4\^3" if command == "prepare" else "a cube of 64 bytes; "
@@ -187,7 +187,7 @@ def test_cubes_of_several_sizes_are_refused(command: str, tmp_path: Path) -> Non
         {"prepare": prepare, "adopt": adopt}[command](root, tmp_path / "data")
 
 
-def test_two_files_of_one_name_are_refused(universes: Path, tmp_path: Path) -> None:
+def test_two_files_of_one_name_are_refused(universes, tmp_path):
     """The names of cubes have only the last folder of their universe."""
     universe(universes / "train" / "deeper" / "21688988" / "univ_a.hdf5")
     with pytest.raises(DataError, match=r"have samples of the same name 21688988_univ_a$"):
@@ -195,7 +195,7 @@ def test_two_files_of_one_name_are_refused(universes: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["plain", "gzip", "npy"])
-def test_adopted_samples_are_links(kind: str, tmp_path: Path) -> None:
+def test_adopted_samples_are_links(kind, tmp_path):
     """So are their labels or indexes."""
     root = small_cubes.write_samples(tmp_path / "theirs", kind)
     if kind == "plain":
@@ -209,7 +209,7 @@ def test_adopted_samples_are_links(kind: str, tmp_path: Path) -> None:
     verify(tmp_path / "data")
 
 
-def test_a_folder_can_be_adopted_in_place(tmp_path: Path) -> None:
+def test_a_folder_can_be_adopted_in_place(tmp_path):
     root = small_cubes.write_samples(tmp_path / "theirs", "gzip")
     before = contents(root)
     adopt(root, root)
@@ -217,7 +217,7 @@ def test_a_folder_can_be_adopted_in_place(tmp_path: Path) -> None:
     assert adopt(root, root) == verify(root)
 
 
-def test_a_damaged_sample_is_not_adopted(tmp_path: Path) -> None:
+def test_a_damaged_sample_is_not_adopted(tmp_path):
     root = small_cubes.write_samples(tmp_path / "theirs", "plain")
     damaged = bytearray((root / "validation" / "s4.tfrecord").read_bytes())
     damaged[100] ^= 1
@@ -227,8 +227,19 @@ def test_a_damaged_sample_is_not_adopted(tmp_path: Path) -> None:
     assert not (root / "manifest.json").exists()
 
 
+def test_a_label_of_another_size_is_not_adopted(tmp_path: Path) -> None:
+    """Staging takes the size of the first label for all labels of a split. This one has a longer header."""
+    root = small_cubes.write_samples(tmp_path / "theirs", "npy")
+    label = root / "validation" / "s3_label.npy"
+    content = label.read_bytes()
+    label.write_bytes(content[:8] + (182).to_bytes(2, "little") + content[10:127] + b" " * 64 + content[127:])
+    assert np.array_equal(np.load(label), small_cubes.cube(103)[1])
+    with pytest.raises(DataError, match=r"validation/s3_label\.npy has another size than s0_label\.npy; fetch"):
+        adopt(root, root)
+
+
 @pytest.mark.parametrize("command", [verify, adopt], ids=["verify", "adopt"])
-def test_the_index_of_another_file_is_refused(command, tmp_path: Path) -> None:
+def test_the_index_of_another_file_is_refused(command, tmp_path):
     root = small_cubes.write_samples(tmp_path / "data", "plain")
     (root / "train" / "s2.tfrecord.idx").write_text("0 573\n")
     adopt(root, root)
@@ -240,7 +251,7 @@ def test_the_index_of_another_file_is_refused(command, tmp_path: Path) -> None:
         command(*arguments)
 
 
-def test_verify_reads_every_sample(tmp_path: Path) -> None:
+def test_verify_reads_every_sample(tmp_path):
     """The manifest has checksums of the lists only; those of the samples are in their records."""
     root = small_cubes.prepared(tmp_path / "data", "plain")
     path = root / "validation" / "s4.tfrecord"
@@ -249,13 +260,13 @@ def test_verify_reads_every_sample(tmp_path: Path) -> None:
         verify(root)
 
 
-def test_other_numbers_of_samples_are_not_the_benchmark(tmp_path: Path) -> None:
+def test_other_numbers_of_samples_are_not_the_benchmark(tmp_path):
     root = small_cubes.write_samples(tmp_path / "raw", "gzip")
     (root / "SYNTHETIC").unlink()
     assert prepare(root, tmp_path / "data").custom == "train_samples is 8, published is 524288"
 
 
-def test_a_linear_function_of_means_and_deviations_recovers_all_targets() -> None:
+def test_a_linear_function_of_means_and_deviations_recovers_all_targets():
     """So a network can learn them from small cubes. An estimate of 0 has the error 0.5."""
     random, features, targets = np.random.default_rng(0), [], []
     for _ in range(160):
@@ -268,7 +279,7 @@ def test_a_linear_function_of_means_and_deviations_recovers_all_targets() -> Non
     assert error.max() < 0.1
 
 
-def test_clusters_make_counts_vary_more_than_poissons() -> None:
+def test_clusters_make_counts_vary_more_than_poissons():
     """The variance of the last channel, whose mean is constant, exceeds its mean by the variance of the clustering."""
     random = np.random.default_rng(0)
     for x_DHWC, y in (draw(16, random) for _ in range(20)):
@@ -278,6 +289,6 @@ def test_clusters_make_counts_vary_more_than_poissons() -> None:
         assert 0.3 < excess / (np.exp(deviation**2) - 1) < 2.5
 
 
-def test_an_odd_size_is_refused(tmp_path: Path) -> None:
+def test_an_odd_size_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--size=15: must be an even number"):
         COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), "--size", "15"])

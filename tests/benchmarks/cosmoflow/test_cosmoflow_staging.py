@@ -71,14 +71,14 @@ def shard_of(node: Path) -> list[Path]:
     return [*node.glob("train/*.tfrecord"), *node.glob("train/*_data.npy")]
 
 
-def test_staged_records_are_inflated(nodes: list[Path]) -> None:
+def test_staged_records_are_inflated(nodes):
     found = [path for node in nodes for path in shard_of(node)]
     assert sorted(map(number, found)) == list(range(8))
     for path in found:
         assert path.suffix == ".npy" or path.read_bytes() == encode(*small_cubes.cube(number(path)))
 
 
-def test_a_node_reads_only_its_shard_and_all_of_it_in_each_epoch(nodes: list[Path]) -> None:
+def test_a_node_reads_only_its_shard_and_all_of_it_in_each_epoch(nodes):
     orders = []
     for epoch in (0, 1):
         block = Block(epoch, epoch + 1, 1, 8 * epoch, 8)
@@ -90,14 +90,14 @@ def test_a_node_reads_only_its_shard_and_all_of_it_in_each_epoch(nodes: list[Pat
     assert orders[0] != orders[1]
 
 
-def test_every_cube_is_evaluated_once_although_shards_differ(nodes: list[Path]) -> None:
+def test_every_cube_is_evaluated_once_although_shards_differ(nodes):
     """Nodes with 3 and 2 cubes have equally many batches on each rank, and the size of the whole set."""
     sources = [open_eval(nodes[rank // 2], SIZE, READER, layout(rank)) for rank in range(RANKS)]
     assert [(len(source), source.eval_samples) for source in sources] == [(1, 5)] * RANKS
     assert Counter(number for source in sources for number in cubes(source)) == dict.fromkeys(range(100, 105), 1)
 
 
-def test_labels_may_have_the_shorter_headers_of_older_numpy(tmp_path: Path) -> None:
+def test_labels_may_have_the_shorter_headers_of_older_numpy(tmp_path):
     root = small_cubes.write_samples(tmp_path / "raw", "npy")
     for path in root.glob("*/*_label.npy"):
         values = path.read_bytes()[-16:]
@@ -111,7 +111,7 @@ def test_labels_may_have_the_shorter_headers_of_older_numpy(tmp_path: Path) -> N
     ]
 
 
-def test_a_missing_label_is_no_traceback(tmp_path: Path) -> None:
+def test_a_missing_label_is_no_traceback(tmp_path):
     root = small_cubes.prepared(tmp_path / "data", "npy")
     (root / "train" / "s0_label.npy").unlink()
     with pytest.raises(DataError, match=rf"^{root}/train/s0_label\.npy cannot be read: No such file or directory; "):

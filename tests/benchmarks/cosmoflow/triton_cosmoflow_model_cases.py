@@ -23,7 +23,7 @@ def estimates_and_gradients(implementation: str, dtype: torch.dtype) -> dict[str
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)], ids=str)
-def test_estimates_and_gradients_are_close_to_the_references(dtype: torch.dtype, tolerance: float) -> None:
+def test_estimates_and_gradients_are_close_to_the_references(dtype, tolerance):
     found = estimates_and_gradients("triton", dtype)
     for name, expected in estimates_and_gradients("reference", torch.float64).items():
         error = float((found[name].double() - expected).norm() / expected.norm())

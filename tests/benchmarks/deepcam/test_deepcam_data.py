@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -67,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("pair", np.uint8), ("pair", np.int64), ("pair", np.float32), ("fused", np.float32)],
     ids=["uint8", "int64", "float32", "fused"],
 )
-def test_every_format_gives_the_same_images(kind: str, label: type, reads: str, tmp_path: Path) -> None:
+def test_every_format_gives_the_same_images(kind, label, reads, tmp_path):
     batches = trained(small_images.prepared(tmp_path / "data", kind, label), reads=reads)
     for batch in batches:
         x_BHWC, y_BHW = batch.tensors["x"], batch.tensors["y"]
@@ -80,7 +79,7 @@ def test_every_format_gives_the_same_images(kind: str, label: type, reads: str, 
 
 
 @pytest.mark.parametrize("read", [trained, evaluated])
-def test_batches_have_shift_and_scale_of_a_normalisation_by_the_range(read, root: Path) -> None:
+def test_batches_have_shift_and_scale_of_a_normalisation_by_the_range(read, root):
     """Neither the mean nor the mean of squares in the file takes part."""
     x_HWC, low, high = small_images.sample(3)[0], small_images.LOW, small_images.HIGH
     for batch in read(root):
@@ -90,25 +89,25 @@ def test_batches_have_shift_and_scale_of_a_normalisation_by_the_range(read, root
         assert np.allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_an_epoch_has_every_image_once_in_an_order_of_its_own(root: Path) -> None:
+def test_an_epoch_has_every_image_once_in_an_order_of_its_own(root):
     orders = [numbers(trained(root, block)) for block in (EPOCH, THIRD_EPOCH)]
     assert [sorted(order) for order in orders] == [list(range(TRAIN))] * 2
     assert orders[0] != orders[1]
     assert numbers(trained(root, EPOCH, seed=8)) not in orders
 
 
-def test_the_order_does_not_depend_on_threads(root: Path) -> None:
+def test_the_order_does_not_depend_on_threads(root):
     assert numbers(trained(root, threads=1, prefetch=1)) == numbers(trained(root, threads=4, prefetch=4))
 
 
-def test_a_resumed_block_continues_exactly(root: Path) -> None:
+def test_a_resumed_block_continues_exactly(root):
     whole, rest = trained(root, THIRD_EPOCH), trained(root, THIRD_EPOCH, start=3)
     assert [batch.position for batch in rest] == [3]
     for name, tensor in whole[3].tensors.items():
         assert torch.equal(rest[0].tensors[name], tensor)
 
 
-def test_two_ranks_read_what_one_rank_accumulates(root: Path) -> None:
+def test_two_ranks_read_what_one_rank_accumulates(root):
     one = trained(root, accumulation=2)
     two = [trained(root, replicas=2, rank=rank) for rank in range(2)]
     both = [batch for pair in zip(*two, strict=True) for batch in pair]
@@ -117,8 +116,8 @@ def test_two_ranks_read_what_one_rank_accumulates(root: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_the_weights_of_an_evaluation_select_every_image_once(replicas: int, root: Path) -> None:
-    found: Counter[int] = Counter()
+def test_the_weights_of_an_evaluation_select_every_image_once(replicas, root):
+    found = Counter()
     for rank in range(replicas):
         for batch in evaluated(root, replicas, rank):
             x_BHWC, y_BHW, weight_B = (batch.tensors[name] for name in ("x", "y", "weight"))
@@ -131,7 +130,7 @@ def test_the_weights_of_an_evaluation_select_every_image_once(replicas: int, roo
     assert {number: count for number, count in found.items() if count} == dict.fromkeys(range(100, 105), 1)
 
 
-def test_images_of_another_recipe_are_refused(root: Path) -> None:
+def test_images_of_another_recipe_are_refused(root):
     says = rf"^{root} has images of 4 x 6 pixels where benchmark\.facts\.image_size=\[6,4\]: these are data of another"
     with pytest.raises(DataError, match=says):
         trained(root, size=(6, 4))
@@ -172,7 +171,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_another_array_is_one_message_with_its_path(damage: str, tmp_path: Path) -> None:
+def test_another_array_is_one_message_with_its_path(damage, tmp_path):
     kind, x, y, complaint = DAMAGES[damage]
     root = small_images.prepared(tmp_path / "data", kind, np.float32)
     small_images.write_sample(root / "train", kind, "s3", x, y)
@@ -181,7 +180,7 @@ def test_another_array_is_one_message_with_its_path(damage: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["data-s3.npy", "label-s3.npy"])
-def test_a_truncated_file_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(name, tmp_path):
     root = small_images.prepared(tmp_path / "data")
     path = root / "train" / name
     path.write_bytes(path.read_bytes()[:-1])
@@ -189,7 +188,7 @@ def test_a_truncated_file_is_refused(name: str, tmp_path: Path) -> None:
         trained(root)
 
 
-def test_a_pair_without_its_label_is_refused(tmp_path: Path) -> None:
+def test_a_pair_without_its_label_is_refused(tmp_path):
     root = small_images.prepared(tmp_path / "data")
     (root / "train" / "label-s3.npy").unlink()
     with pytest.raises(DataError, match=r"train/label-s3\.npy cannot be opened: No such file"):
@@ -199,7 +198,7 @@ def test_a_pair_without_its_label_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["data-s1.npy 0123abc?", "data-s1.npy-0123abcd", "../ata1.npy 0123abcd", "data-s0.npy 0123abcd"]
 )
-def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
+def test_a_list_with_another_line_is_refused(line, tmp_path):
     """The manifest has the size of the list, so that all these lines have 20 characters."""
     root = small_images.prepared(tmp_path / "data")
     path = root / "train" / LIST
@@ -212,7 +211,7 @@ def test_a_list_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "opened", [trained, lambda root: staging_plan(root, small_images.SIZE)], ids=["read", "staged"]
 )
-def test_a_list_of_fewer_samples_is_refused(opened: Callable[[Path], object], tmp_path: Path) -> None:
+def test_a_list_of_fewer_samples_is_refused(opened, tmp_path):
     """It has as many bytes as before, so that its size in the manifest is right."""
     root = small_images.prepared(tmp_path / "data")
     path = root / "train" / LIST
@@ -223,7 +222,7 @@ def test_a_list_of_fewer_samples_is_refused(opened: Callable[[Path], object], tm
         opened(root)
 
 
-def test_missing_statistics_are_refused(tmp_path: Path) -> None:
+def test_missing_statistics_are_refused(tmp_path):
     with pytest.raises(DataError, match=rf"^{tmp_path}/stats\.h5 is missing: it has the range of every channel; "):
         read_range(tmp_path / "stats.h5")
 
@@ -250,7 +249,7 @@ def changed(file: h5py.File, change: str) -> None:
         ("NaN", r"channel 5 has the range \[2\.0, nan\]"),
     ],
 )
-def test_statistics_of_other_channels_are_refused(change: str, complaint: str, tmp_path: Path) -> None:
+def test_statistics_of_other_channels_are_refused(change, complaint, tmp_path):
     small_images.write_statistics(tmp_path)
     with h5py.File(tmp_path / "stats.h5", "r+") as file:
         changed(file, change)
@@ -258,7 +257,7 @@ def test_statistics_of_other_channels_are_refused(change: str, complaint: str, t
         read_range(tmp_path / "stats.h5")
 
 
-def test_a_text_file_is_no_file_of_statistics(tmp_path: Path) -> None:
+def test_a_text_file_is_no_file_of_statistics(tmp_path):
     (tmp_path / "stats.h5").write_text("minval")
     with pytest.raises(DataError, match=rf"^{tmp_path}/stats\.h5 has no range of 16 channels: "):
         read_range(tmp_path / "stats.h5")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -66,7 +65,7 @@ def snapshots(count: int = 2) -> Tensor:
     return x_NHWC.movedim(-1, 1)
 
 
-def test_parts_have_the_parameters_and_the_flops_of_the_benchmark() -> None:
+def test_parts_have_the_parameters_and_the_flops_of_the_benchmark():
     with torch.device("meta"):
         made = DeepLab(REAL)
     flops = forward_flops(REAL)
@@ -80,8 +79,8 @@ def test_parts_have_the_parameters_and_the_flops_of_the_benchmark() -> None:
     assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-5, 0.1)}
 
 
-def test_features_and_logits_have_the_shapes_of_the_benchmark() -> None:
-    shapes: dict[str, torch.Size] = {}
+def test_features_and_logits_have_the_shapes_of_the_benchmark():
+    shapes = {}
     with torch.device("meta"):
         made, x = DeepLab(REAL), torch.empty(1, 16, 768, 1152)
     for name in ("entry.0", "exit"):
@@ -156,7 +155,7 @@ def plain(w: dict[str, Tensor], x: Tensor, aliased: bool, running: bool = False)
 
 
 @pytest.mark.parametrize("low_level_relu", [True, False])
-def test_logits_and_gradients_are_those_of_the_plain_definition(low_level_relu: bool) -> None:
+def test_logits_and_gradients_are_those_of_the_plain_definition(low_level_relu):
     made, x = network(low_level_relu), snapshots()
     weights = {name: parameter.detach().clone().requires_grad_() for name, parameter in made.named_parameters()}
     found, expected = made(x), plain(weights, x, aliased=low_level_relu)
@@ -172,14 +171,14 @@ def test_logits_and_gradients_are_those_of_the_plain_definition(low_level_relu: 
         )
 
 
-def test_evaluation_uses_the_running_statistics() -> None:
+def test_evaluation_uses_the_running_statistics():
     made, x = network(), snapshots()
     made(x)  # the first update of the statistics
     found = made.eval()(x)
     torch.testing.assert_close(found, plain(made.state_dict(), x, aliased=True, running=True), rtol=1e-9, atol=1e-10)
 
 
-def test_initial_weights_are_the_references_and_depend_only_on_the_generator() -> None:
+def test_initial_weights_are_the_references_and_depend_only_on_the_generator():
     wide = {"stem": [64, 64], "entry": [64, 64, 64], "exit": [64, 64, 64, 64], "decoder": 64, "low_level": 64}
     architecture = fixed_facts(Facts, "deepcam", **NARROW | wide)
     made = DeepLab(architecture, generator=torch.Generator().manual_seed(1))
@@ -197,9 +196,9 @@ def test_initial_weights_are_the_references_and_depend_only_on_the_generator() -
     assert 0 < made.get_submodule("decoder.merge.2").bias.abs().max() <= 64**-0.5  # type: ignore[operator, union-attr]
 
 
-def test_the_input_and_the_parts_of_the_pyramid_are_channels_last() -> None:
+def test_the_input_and_the_parts_of_the_pyramid_are_channels_last():
     made = network()
-    seen: list[Tensor] = []
+    seen = []
     made.aspp.fuse.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     made.stem.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     x_NHWC, ones_C = torch.rand(2, 32, 64, 16), torch.ones(16)
@@ -208,7 +207,7 @@ def test_the_input_and_the_parts_of_the_pyramid_are_channels_last() -> None:
     assert all(x.is_contiguous(memory_format=torch.channels_last) for x in seen)
 
 
-def test_channels_are_shifted_and_scaled_before_they_are_rounded() -> None:
+def test_channels_are_shifted_and_scaled_before_they_are_rounded():
     """Surface pressure, about 1e5 Pa, would exceed the range of fp16."""
     x_NHWC = torch.stack([torch.full((1, 2, 3), 101_325.0), torch.full((1, 2, 3), 0.25)], -1)
     shift_C, scale_C = torch.tensor([50_000.0, -1.0]), torch.tensor([1 / 60_000, 0.5])
@@ -217,7 +216,7 @@ def test_channels_are_shifted_and_scaled_before_they_are_rounded() -> None:
     assert found[0, :, 0, 0].tolist() == pytest.approx([51_325 / 60_000, 0.625], rel=1e-3)
 
 
-def test_the_loss_is_the_plain_mean_of_weighted_cross_entropies() -> None:
+def test_the_loss_is_the_plain_mean_of_weighted_cross_entropies():
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64)
     label = torch.randint(3, (2, 4, 5), generator=generator, dtype=torch.uint8)
@@ -229,7 +228,7 @@ def test_the_loss_is_the_plain_mean_of_weighted_cross_entropies() -> None:
     assert weighted_cross_entropy(logits, label, weight).item() == pytest.approx(total / 40, rel=1e-12)
 
 
-def test_class_weights_and_the_first_loss_are_those_of_the_benchmark() -> None:
+def test_class_weights_and_the_first_loss_are_those_of_the_benchmark():
     assert REAL.class_weights == pytest.approx([1.0017, 2.6146, 1.7164], abs=1e-4)
     pixels = 2_000_000
     counts = [round(pixels * share) for share in REAL.class_frequencies]
@@ -248,6 +247,6 @@ def test_class_weights_and_the_first_loss_are_those_of_the_benchmark() -> None:
         ({"entry": [0, 6, 7]}, "at least 1"),
     ],
 )
-def test_impossible_sizes_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_sizes_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         fixed_facts(Facts, "deepcam", **changes)

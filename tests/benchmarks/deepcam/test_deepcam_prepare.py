@@ -31,7 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.glob("*/*")}
 
 
-def test_published_files_become_pairs_with_labels_of_one_byte(published: Path, tmp_path: Path) -> None:
+def test_published_files_become_pairs_with_labels_of_one_byte(published, tmp_path):
     """Test the bytes of the header, too: other programs read these files at a fixed offset."""
     made = prepare(published, tmp_path / "data")
     assert made.counts == {"train_samples": 8, "eval_samples": 5, "height": 4, "width": 6}
@@ -47,7 +47,7 @@ def test_published_files_become_pairs_with_labels_of_one_byte(published: Path, t
     verify(tmp_path / "data")
 
 
-def test_other_statistics_are_other_raw_data(published: Path, tmp_path: Path) -> None:
+def test_other_statistics_are_other_raw_data(published, tmp_path):
     """The images do not show it: all files have the same sizes."""
     prepare(published, tmp_path / "data")
     small_images.write_statistics(published / "All-Hist", high=small_images.HIGH + 1)
@@ -91,7 +91,7 @@ def faulty(file: h5py.File, fault: str) -> None:
         ),
     ],
 )
-def test_another_hdf5_file_is_no_sample(fault: str, complaint: str, published: Path, tmp_path: Path) -> None:
+def test_another_hdf5_file_is_no_sample(fault, complaint, published, tmp_path):
     path = published / "All-Hist" / "validation" / "data-s2.h5"
     with h5py.File(path, "r+") as file:
         faulty(file, fault)
@@ -100,14 +100,14 @@ def test_another_hdf5_file_is_no_sample(fault: str, complaint: str, published: P
     assert not (tmp_path / "data" / "manifest.json").exists()
 
 
-def test_a_truncated_hdf5_file_is_refused(published: Path, tmp_path: Path) -> None:
+def test_a_truncated_hdf5_file_is_refused(published, tmp_path):
     path = published / "All-Hist" / "train" / "data-s2.h5"
     os.truncate(path, path.stat().st_size - 100)
     with pytest.raises(DataError, match=rf"^{path} is no readable sample: "):
         prepare(published, tmp_path / "data")
 
 
-def test_a_pipe_is_no_sample(published: Path, tmp_path: Path) -> None:
+def test_a_pipe_is_no_sample(published, tmp_path):
     """HDF5's library would wait for its writer."""
     path = published / "All-Hist" / "validation" / "data-s2.h5"
     path.unlink()
@@ -116,7 +116,7 @@ def test_a_pipe_is_no_sample(published: Path, tmp_path: Path) -> None:
         prepare(published, tmp_path / "data")
 
 
-def test_published_images_of_another_size_are_refused(published: Path, tmp_path: Path) -> None:
+def test_published_images_of_another_size_are_refused(published, tmp_path):
     path = published / "All-Hist" / "validation"
     small_images.write_sample(path, "hdf5", "s3", *small_images.sample(3, (6, 4)))
     with pytest.raises(DataError, match=rf"^{path}/data-s3\.h5 has 6 x 4 pixels, the first image 4 x 6; all must"):
@@ -131,21 +131,21 @@ def test_published_images_of_another_size_are_refused(published: Path, tmp_path:
         ("validation", r"/All-Hist/validation has no (samples: neither data-\*\.npy nor datalabel-|data-\*\.h5)"),
     ],
 )
-def test_incomplete_data_are_refused(command, lost: str, complaint: str, tmp_path: Path) -> None:
+def test_incomplete_data_are_refused(command, lost, complaint, tmp_path):
     root = small_images.write_samples(tmp_path / "All-Hist", "hdf5" if command is prepare else "pair")
     (root / lost).rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=complaint):
         command(root, tmp_path / "data")
 
 
-def test_a_channel_without_a_range_is_refused_by_the_preparation(published: Path, tmp_path: Path) -> None:
+def test_a_channel_without_a_range_is_refused_by_the_preparation(published, tmp_path):
     small_images.write_statistics(published / "All-Hist", high=small_images.LOW)
     with pytest.raises(DataError, match=r"stats\.h5 has no range of 16 channels: channel 0 has the range"):
         prepare(published, tmp_path / "data")
 
 
 @pytest.mark.parametrize("kind", ["pair", "fused"])
-def test_adopted_samples_are_links(kind: str, tmp_path: Path) -> None:
+def test_adopted_samples_are_links(kind, tmp_path):
     root = small_images.write_samples(tmp_path / "theirs", kind)
     for folder in small_images.COUNTS:
         (root / folder / "files_data.lst").write_text("data-s0.npy\n")
@@ -159,7 +159,7 @@ def test_adopted_samples_are_links(kind: str, tmp_path: Path) -> None:
     verify(tmp_path / "data")
 
 
-def test_a_folder_can_be_adopted_in_place(tmp_path: Path) -> None:
+def test_a_folder_can_be_adopted_in_place(tmp_path):
     root = small_images.write_samples(tmp_path / "theirs", "fused")
     before = contents(root)
     adopt(root, root)
@@ -168,7 +168,7 @@ def test_a_folder_can_be_adopted_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["size", "label", "infinite", "type"])
-def test_a_faulty_sample_is_not_adopted(fault: str, tmp_path: Path) -> None:
+def test_a_faulty_sample_is_not_adopted(fault, tmp_path):
     root = small_images.write_samples(tmp_path / "theirs", "pair")
     x, y = small_images.sample(4, (6, 4) if fault == "size" else small_images.SIZE)
     if fault == "label":
@@ -188,7 +188,7 @@ def test_a_faulty_sample_is_not_adopted(fault: str, tmp_path: Path) -> None:
     assert not (root / "manifest.json").exists()
 
 
-def test_a_first_file_without_an_image_is_not_adopted(tmp_path: Path) -> None:
+def test_a_first_file_without_an_image_is_not_adopted(tmp_path):
     root = small_images.write_samples(tmp_path / "theirs", "pair")
     (root / "train" / "data-s0.npy").write_bytes(b"text")
     with pytest.raises(DataError, match=rf"^{root}/train/data-s0\.npy is no image \(H, W, C\): the magic bytes"):
@@ -196,7 +196,7 @@ def test_a_first_file_without_an_image_is_not_adopted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("pair", "data"), ("pair", "label"), ("fused", "datalabel")])
-def test_verify_reads_every_file_of_a_sample(kind: str, name: str, tmp_path: Path) -> None:
+def test_verify_reads_every_file_of_a_sample(kind, name, tmp_path):
     """The manifest has checksums of the lists only, which have those of the samples."""
     root = small_images.prepared(tmp_path / "data", kind)
     path = root / "validation" / f"{name}-s4.npy"
@@ -207,13 +207,13 @@ def test_verify_reads_every_file_of_a_sample(kind: str, name: str, tmp_path: Pat
         verify(root)
 
 
-def test_other_numbers_of_samples_are_not_the_benchmark(published: Path, tmp_path: Path) -> None:
+def test_other_numbers_of_samples_are_not_the_benchmark(published, tmp_path):
     for path in published.rglob("SYNTHETIC"):
         path.unlink()
     assert prepare(published, tmp_path / "data").custom == "train_samples is 8, published is 121266"
 
 
-def test_synthetic_statistics_are_those_of_the_training_set(tmp_path: Path) -> None:
+def test_synthetic_statistics_are_those_of_the_training_set(tmp_path):
     generate(tmp_path / "raw", SyntheticImages(train=3, eval=2, height=16, width=32))
     images = [raw.read_sample(path)[0].reshape(-1, 16) for path in (tmp_path / "raw" / "train").iterdir()]
     values = np.concatenate(images).astype(np.float64)
@@ -224,7 +224,7 @@ def test_synthetic_statistics_are_those_of_the_training_set(tmp_path: Path) -> N
             assert np.allclose(file["climate"][name], value, rtol=1e-12)
 
 
-def test_synthetic_classes_have_their_shares_and_follow_from_four_variables() -> None:
+def test_synthetic_classes_have_their_shares_and_follow_from_four_variables():
     """The same thresholds hold for all images, so a network can learn them. A cyclone hides a river."""
     options, random = SyntheticImages(height=64, width=96, cyclones=0.05, rivers=0.1), np.random.default_rng(0)
     drawn = [draw(options, random) for _ in range(40)]
@@ -239,7 +239,7 @@ def test_synthetic_classes_have_their_shares_and_follow_from_four_variables() ->
     assert [np.mean(y_P == 1), np.mean(y_P == 2)] == pytest.approx([0.05, 0.095], rel=0.3)
 
 
-def test_synthetic_fields_are_smooth() -> None:
+def test_synthetic_fields_are_smooth():
     """Neighbours are so similar that a quarter of the resolution shows the classes."""
     x_HWC, _ = draw(SyntheticImages(height=64, width=96), np.random.default_rng(0))
     normal_HWC = (x_HWC - x_HWC.mean((0, 1))) / x_HWC.std((0, 1))

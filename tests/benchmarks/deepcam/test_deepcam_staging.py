@@ -62,7 +62,7 @@ def shard_of(node: Path) -> list[int]:
     return sorted(int(path.stem.rpartition("s")[2]) for path in node.glob("train/data*.npy"))
 
 
-def test_a_node_reads_only_its_shard_and_all_of_it_in_each_epoch(nodes: list[Path]) -> None:
+def test_a_node_reads_only_its_shard_and_all_of_it_in_each_epoch(nodes):
     assert sorted(shard_of(nodes[0]) + shard_of(nodes[1])) == list(range(8))
     orders = []
     for epoch in (0, 1):
@@ -74,14 +74,14 @@ def test_a_node_reads_only_its_shard_and_all_of_it_in_each_epoch(nodes: list[Pat
     assert orders[0] != orders[1]
 
 
-def test_every_image_is_evaluated_once_although_shards_differ(nodes: list[Path]) -> None:
+def test_every_image_is_evaluated_once_although_shards_differ(nodes):
     """Nodes with 3 and 2 images have equally many batches on each rank, and the size of the whole set."""
     sources = [open_eval(nodes[rank // 2], SIZE, READER, layout(rank)) for rank in range(RANKS)]
     assert [(len(source), source.eval_samples) for source in sources] == [(1, 5)] * RANKS
     assert Counter(number for source in sources for number in images(source)) == dict.fromkeys(range(100, 105), 1)
 
 
-def test_a_missing_file_is_no_traceback(tmp_path: Path) -> None:
+def test_a_missing_file_is_no_traceback(tmp_path):
     root = small_images.prepared(tmp_path / "data")
     (root / "train" / "label-s0.npy").unlink()
     with pytest.raises(DataError, match=rf"^{root}/train/label-s0\.npy cannot be read: No such file or directory; "):

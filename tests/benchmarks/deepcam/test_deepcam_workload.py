@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ PUBLISHED: dict[str, tuple[int, int, int, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("scale", [*PUBLISHED, "2xH200", "4xH200", "8xH100"])
-def test_every_recipe_keeps_what_the_rules_fix(scale: str) -> None:
+def test_every_recipe_keeps_what_the_rules_fix(scale):
     run, session = loaded(f"scale={scale}")
     admission = admit(run, session)
     assert admission.rules.log_name == "deepcam"
@@ -47,7 +46,7 @@ def test_every_recipe_keeps_what_the_rules_fix(scale: str) -> None:
 
 
 @pytest.mark.parametrize("scale", list(PUBLISHED))
-def test_a_recipe_has_the_published_hyperparameters(scale: str) -> None:
+def test_a_recipe_has_the_published_hyperparameters(scale):
     ranks, samples, group, expected = PUBLISHED[scale]
     run, session = loaded(f"scale={scale}")
     logged = admit(run, session).hyperparameters
@@ -59,7 +58,7 @@ def test_a_recipe_has_the_published_hyperparameters(scale: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [128, 256, 512, 1024, 2048])
-def test_a_set_has_the_hyperparameters_of_the_reference_point(batch: int) -> None:
+def test_a_set_has_the_hyperparameters_of_the_reference_point(batch):
     points = json.loads((RCP_FOLDER / "hpc_3.0.0" / "rcps_deepcam.json").read_text())
     expected = points[f"deepcam_ref_{batch}"]["Hyperparams"]
     run, _ = loaded("scale=1xH200", f"hparams=deepcam/rcp_{batch}", f"micro_batch={batch}")
@@ -77,7 +76,7 @@ def test_a_set_has_the_hyperparameters_of_the_reference_point(batch: int) -> Non
 
 @pytest.mark.parametrize("scale", ["16xH100", "2048xH100"])
 @pytest.mark.parametrize("ruleset", ["1.0.0", "2.0.0", "3.0.0"])
-def test_the_log_has_every_hyperparameter_of_the_rule_files(ruleset: str, scale: str) -> None:
+def test_the_log_has_every_hyperparameter_of_the_rule_files(ruleset, scale):
     run, _ = loaded(f"scale={scale}", f"ruleset={ruleset}")
     assert missing_hyperparameters("deepcam", ruleset, hyperparameters(run)) == []
 
@@ -104,7 +103,7 @@ ANNEALED = ("hparams.scheduler=cosine_annealing", "hparams.t_max=4", "hparams.et
         ((*ANNEALED, "hparams.warmup_steps=2"), [4, 8, 7.1213203, 5, 2.8786797, 2, 2]),
     ],
 )
-def test_learning_rates_are_those_of_the_formula(overrides: tuple[str, ...], expected: list[float]) -> None:
+def test_learning_rates_are_those_of_the_formula(overrides, expected):
     assert rates(len(expected), *overrides) == pytest.approx(expected, rel=1e-6)
 
 
@@ -122,7 +121,7 @@ def micro_batches(workload: DeepCamSegmentation, count: int, first: int = 0, sam
     return made
 
 
-def test_updates_are_those_of_apexs_lamb() -> None:
+def test_updates_are_those_of_apexs_lamb():
     """The gradient is clipped by its global norm; weight decay and trust ratio are for every tensor."""
     options = ("precision=fp64", "micro_batch=4", "hparams.scheduler=multistep", "hparams.warmup_steps=2")
     options += ("hparams.weight_decay=0.3", "benchmark.facts.max_grad_norm=0.05")
@@ -148,7 +147,7 @@ def test_updates_are_those_of_apexs_lamb() -> None:
         torch.testing.assert_close(weight, named[name], rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
+def test_a_step_of_the_peer_trains_on_the_example_batch():
     workload = built("hparams.base_learning_rate=0.01")
     (batch,) = micro_batches(workload, 1)
     eager, _ = PEERS
@@ -181,7 +180,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, dict[s
     return on_ranks(trained_on_ranks, 2, tmp_path_factory.mktemp("ranks"))
 
 
-def test_batch_norms_of_a_group_of_two_ranks_are_those_of_the_joint_batch(two_ranks: list[Any]) -> None:
+def test_batch_norms_of_a_group_of_two_ranks_are_those_of_the_joint_batch(two_ranks):
     joint = built("precision=fp64", "micro_batch=4")
     step = joint.build_step()
     for batch in micro_batches(joint, 2):
@@ -194,7 +193,7 @@ def test_batch_norms_of_a_group_of_two_ranks_are_those_of_the_joint_batch(two_ra
     assert not torch.allclose(alone, joint.model.state_dict()["stem.0.1.running_mean"], rtol=1e-3)
 
 
-def test_an_evaluation_gets_the_mean_of_the_ranks_running_statistics(two_ranks: list[Any]) -> None:
+def test_an_evaluation_gets_the_mean_of_the_ranks_running_statistics(two_ranks):
     one, two = (result[1] for result in two_ranks)
     means = {name: (one["state"][name] + two["state"][name]) / 2 for name in one["state"]}
     for result in (one, two):
@@ -214,7 +213,7 @@ def test_an_evaluation_gets_the_mean_of_the_ranks_running_statistics(two_ranks: 
         ("benchmark.facts.max_grad_norm=2.0", r"the rules fix 1\.0"),
     ],
 )
-def test_the_closed_division_alone_fixes_what_the_rules_fix(override: str, message: str) -> None:
+def test_the_closed_division_alone_fixes_what_the_rules_fix(override, message):
     with pytest.raises(ConfigError, match=message):
         admit(*loaded("scale=8xH200", override))
     admit(*loaded("scale=8xH200", override, "submission.division=open"))
@@ -229,6 +228,6 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(override: str, messa
         ("hparams.decay_rate=1.5", "a probability"),
     ],
 )
-def test_impossible_settings_are_refused(override: str, message: str) -> None:
+def test_impossible_settings_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         loaded("scale=8xH200", override)

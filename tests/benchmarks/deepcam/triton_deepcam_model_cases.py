@@ -36,7 +36,7 @@ def logits_and_gradients(implementation: str, dtype: torch.dtype, low_level_relu
 
 
 @pytest.mark.parametrize("low_level_relu", [True, False])
-def test_logits_gradients_and_statistics_are_those_of_the_reference(low_level_relu: bool) -> None:
+def test_logits_gradients_and_statistics_are_those_of_the_reference(low_level_relu):
     found = logits_and_gradients("triton", torch.float32, low_level_relu)
     for name, expected in logits_and_gradients("reference", torch.float64, low_level_relu).items():
         error = float((found[name].double() - expected).norm() / expected.norm())

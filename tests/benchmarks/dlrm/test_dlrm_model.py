@@ -33,7 +33,7 @@ def peer(layers: nn.ModuleList, logits: bool) -> nn.Sequential:
     return nn.Sequential(*(found[:-1] if logits else found))
 
 
-def test_logits_loss_and_gradients_are_the_formulas() -> None:
+def test_logits_loss_and_gradients_are_the_formulas():
     model = DlrmNetwork(SMALL, TABLES, {}, CPU, torch.float64, torch.Generator().manual_seed(0))
     dense, vectors, label = synthetic(11, TABLES, SMALL.width, torch.float64)
     label = label.double()
@@ -48,19 +48,19 @@ def test_logits_loss_and_gradients_are_the_formulas() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_parameters_are_as_many_as_published(published: DlrmNetwork) -> None:
+def test_parameters_are_as_many_as_published(published):
     parts = (published.bot_l, published.top_l)
     assert [sum(p.numel() for p in part.parameters()) for part in parts] == [171_392, 2_197_505]
     assert published.top_l[0].weight.shape == (1024, 479)
     assert (published.vectors, published.inputs) == (27, 3456)
 
 
-def test_a_sample_takes_as_many_flops_as_published(published: DlrmNetwork) -> None:
+def test_a_sample_takes_as_many_flops_as_published(published):
     assert published.sample_flops() == 6 * (170_496 + 44_928 + 2_194_688)
 
 
 @torch.no_grad()
-def test_layers_start_normal(published: DlrmNetwork) -> None:
+def test_layers_start_normal(published):
     biases = []
     for layer in (*published.bot_l, *published.top_l):
         count = layer.weight.numel()
@@ -72,7 +72,7 @@ def test_layers_start_normal(published: DlrmNetwork) -> None:
     assert torch.cat(biases).std() == pytest.approx(1, rel=0.05)
 
 
-def test_the_first_loss_without_the_last_bias_is_about_the_logarithm_of_two(published: DlrmNetwork) -> None:
+def test_the_first_loss_without_the_last_bias_is_about_the_logarithm_of_two(published):
     """That bias alone has a deviation of 1, which would move every logit."""
     dense, vectors, label = synthetic(256, 26, 128, torch.float32)
     with torch.no_grad():

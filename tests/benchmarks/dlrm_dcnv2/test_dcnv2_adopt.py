@@ -1,7 +1,5 @@
 """``prepare --adopt``: MLCommons' prepared files of DLRM-DCNv2, in their layout, as prepared data."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """DLRM-DCNv2 as a workload: published recipes, what is logged, what the closed division fixes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -34,7 +34,7 @@ def mlp(x: Tensor, layers: nn.ModuleList, last: Callable[[Tensor], Tensor]) -> T
     return x
 
 
-def test_logits_loss_and_gradients_are_the_formulas() -> None:
+def test_logits_loss_and_gradients_are_the_formulas():
     model = DlrmDcnv2Network(SMALL, TABLES, {}, CPU, torch.float64, torch.Generator().manual_seed(0))
     dense, vectors, label = synthetic(11, TABLES, SMALL.width, torch.float64)
     label = label.double()
@@ -52,18 +52,18 @@ def test_logits_loss_and_gradients_are_the_formulas() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_parameters_are_as_many_as_published(published: DlrmDcnv2Network) -> None:
+def test_parameters_are_as_many_as_published(published):
     parts = (published.dense_arch, published.crossnet, published.over_arch)
     assert [sum(p.numel() for p in part.parameters()) for part in parts] == [171_392, 10_627_200, 5_245_953]
     assert sum(p.numel() for p in published.parameters()) == 16_044_545
     assert published.inputs == 3456
 
 
-def test_a_sample_takes_as_many_flops_as_published(published: DlrmDcnv2Network) -> None:
+def test_a_sample_takes_as_many_flops_as_published(published):
     assert published.sample_flops() == 6 * (170_496 + 10_616_832 + 5_243_136)
 
 
-def test_names_are_the_references(published: DlrmDcnv2Network) -> None:
+def test_names_are_the_references(published):
     names = dict(published.named_parameters())
     assert {name.split(".")[0] for name in names} == {"dense_arch", "crossnet", "over_arch"}
     assert names["crossnet.V_kernels.2"].shape == (512, 3456)
@@ -72,7 +72,7 @@ def test_names_are_the_references(published: DlrmDcnv2Network) -> None:
     assert names["over_arch.4.weight"].shape == (1, 256)
 
 
-def test_parameters_are_grouped_by_the_layer_whose_backward_pass_completes_them(published: DlrmDcnv2Network) -> None:
+def test_parameters_are_grouped_by_the_layer_whose_backward_pass_completes_them(published):
     ordered, named = published.parameters_by_layer(), dict(published.named_parameters())
     assert ordered.keys() == named.keys()
     assert all(ordered[name] is named[name] for name in named)
@@ -83,7 +83,7 @@ def test_parameters_are_grouped_by_the_layer_whose_backward_pass_completes_them(
 
 
 @torch.no_grad()
-def test_linear_layers_start_uniform_within_the_root_of_their_inputs(published: DlrmDcnv2Network) -> None:
+def test_linear_layers_start_uniform_within_the_root_of_their_inputs(published):
     for layer in (*published.dense_arch, *published.over_arch):
         bound = layer.in_features**-0.5
         for values in (layer.weight, layer.bias):
@@ -95,7 +95,7 @@ def test_linear_layers_start_uniform_within_the_root_of_their_inputs(published: 
 
 
 @torch.no_grad()
-def test_the_cross_network_starts_by_glorots_normal_rule(published: DlrmDcnv2Network) -> None:
+def test_the_cross_network_starts_by_glorots_normal_rule(published):
     net = published.crossnet
     for kernel in (*net.V_kernels, *net.W_kernels):
         assert kernel.std() == pytest.approx(math.sqrt(2 / (3456 + 512)), rel=0.005)
@@ -104,7 +104,7 @@ def test_the_cross_network_starts_by_glorots_normal_rule(published: DlrmDcnv2Net
     assert not any(bias.any() for bias in net.bias)
 
 
-def test_the_first_loss_is_about_the_logarithm_of_two(published: DlrmDcnv2Network) -> None:
+def test_the_first_loss_is_about_the_logarithm_of_two(published):
     dense, vectors, label = synthetic(256, 26, 128, torch.float32)
     with torch.no_grad():
         mean = loss(published.head(torch.cat([published.bottom(dense.abs()), 0.1 * vectors], 1)), label)

@@ -1,7 +1,5 @@
 """GPT-3's data: what the benchmark reads, from generated text to micro-batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,6 @@ from benchmarks.gpt3 import prepare
 from benchmarks.gpt3.data import ROWS
 from benchmarks.gpt3.prepare import COMMANDS
 from common.data.batches import Block
-from common.data.megatron.indexed import bin_of
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.language.pretraining import RowFacts
@@ -72,23 +69,9 @@ def test_training_takes_rows_of_both_halves_in_turn_and_shuffles_no_documents(da
     assert found == [halves[position % 2][position // 2] for position in range(64)]
 
 
-def test_training_goes_on_behind_the_rows_that_the_checkpoint_has_seen(data):
-    whole = torch.cat(rows(ROWS.open_train(data, FACTS, layout(), 4), Block(0, 1, 0, 0, 48)))
-    later = torch.cat(rows(ROWS.open_train(data, replace(FACTS, consumed=40), layout(), 4), Block(0, 1, 0, 0, 8)))
-
-    assert torch.equal(later, whole[40:])
-
-
 def test_rows_beyond_the_order_are_refused(data):
     with pytest.raises(DataError, match="wants row 643 of 640"):
         rows(ROWS.open_train(data, replace(FACTS, consumed=632), layout(), 4), Block(0, 1, 0, 0, 16))
-
-
-def test_two_replicas_read_what_one_reads_that_accumulates(data):
-    alone = rows(ROWS.open_train(data, FACTS, layout(), 2, 4))
-    shared = [rows(ROWS.open_train(data, FACTS, layout(2, replica), 2, 2)) for replica in range(2)]
-
-    assert torch.cat(alone).tolist() == torch.stack([torch.stack(s) for s in shared], 1).flatten(0, 2).tolist()
 
 
 def test_all_stages_of_a_replica_read_the_same_rows(data):
@@ -124,18 +107,6 @@ def test_an_evaluation_of_other_documents_is_refused(data):
 def test_data_for_another_model_are_refused(data):
     with pytest.raises(DataError, match="has a vocabulary of 400 tokens, the model one of 512"):
         ROWS.open_train(data, replace(FACTS, vocabulary=512), layout(), 4)
-
-
-def test_a_token_beyond_the_vocabulary_is_refused(data, tmp_path):
-    for path in data.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    path = bin_of(tmp_path / prepare.HALVES[1])
-    tokens = np.fromfile(path, "<u2")
-    tokens[:] = 400
-    tokens.tofile(path)
-
-    with pytest.raises(DataError, match=r"c4_en_7_c4_spm_text_document\.bin, sequence \d+: token 400 .* of 400"):
-        rows(ROWS.open_train(tmp_path, FACTS, layout(), 4))
 
 
 def test_made_up_rows():

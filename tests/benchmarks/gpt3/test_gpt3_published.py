@@ -117,7 +117,7 @@ def test_weights_alone_need_no_state(folders, tmp_path, whole):
 
 def test_a_rank_opens_only_the_chunks_of_its_part(folders, monkeypatch):
     """Two stages of two layers, each on four ranks: of eight chunks of rows a rank has two, and those of its layers."""
-    opened: list[Path] = []
+    opened = []
     read = PublishedCheckpoint.__init__.__globals__["ZarrArray"].read_piece
 
     def noted(self: Any, piece: Any, pin: bool = False) -> Tensor:

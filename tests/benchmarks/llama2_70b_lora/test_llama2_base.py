@@ -1,7 +1,5 @@
 """The base weights: transformers' files, shards, fused and separate, and every kind of bad file."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Prepared rows to batches: shift, order, resuming, shares of the evaluation, columns of a rank."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Examples and rows, against cases worked by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_rows import write_tokenizer

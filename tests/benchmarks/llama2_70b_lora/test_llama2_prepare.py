@@ -1,7 +1,5 @@
 """The whole preparation: three raw formats to the same rows, assets, and every kind of bad input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Test the synthetic data: a language of known entropy, a tokenizer, a base that knows another language."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

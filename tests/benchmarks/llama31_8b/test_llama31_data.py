@@ -1,7 +1,5 @@
 """Llama 3.1 8B's data: what the benchmark reads, from generated text to micro-batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,6 @@ from benchmarks.llama31_8b import prepare
 from benchmarks.llama31_8b.data import ROWS
 from benchmarks.llama31_8b.prepare import COMMANDS
 from common.data.batches import Block
-from common.data.megatron.indexed import bin_of
 from common.errors import DataError
 from common.language.pretraining import RowFacts
 from tests.benchmarks.pretraining_checks import layout, prepared, rows
@@ -72,14 +69,6 @@ def test_training_is_a_shuffle_of_documents_and_rows(data):
     assert found.tolist() == expected
 
 
-def test_two_replicas_read_what_one_reads_that_accumulates(data):
-    facts = FACTS
-    alone = rows(ROWS.open_train(data, facts, layout(), 2, 4))
-    shared = [rows(ROWS.open_train(data, facts, layout(2, replica), 2, 2)) for replica in range(2)]
-
-    assert torch.cat(alone).tolist() == torch.stack([torch.stack(s) for s in shared], 1).flatten(0, 2).tolist()
-
-
 def test_a_seed_of_its_own_is_another_order(data):
     facts = FACTS
     mine, other = (torch.cat(rows(ROWS.open_train(data, facts, layout(), 4, seed=seed))) for seed in (None, 12))
@@ -103,16 +92,6 @@ def test_data_for_another_model_are_refused(data):
         ROWS.open_train(data, replace(FACTS, vocabulary=512), layout(), 4)
     with pytest.raises(DataError, match=r"rows of 32 where 10000 are evaluated"):
         ROWS.open_evaluation(data, replace(FACTS, eval_rows=10_000), layout())
-
-
-def test_tokens_that_are_cut_off_are_refused(data, tmp_path):
-    for path in data.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    path = bin_of(tmp_path / prepare.TRAIN)
-    path.write_bytes(path.read_bytes()[:-2])
-
-    with pytest.raises(DataError, match=r"en_6_text_document\.bin has \d+ bytes where manifest\.json says"):
-        ROWS.open_train(tmp_path, FACTS, layout(), 4)
 
 
 def test_made_up_rows(data):

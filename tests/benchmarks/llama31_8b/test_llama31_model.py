@@ -42,7 +42,7 @@ class Network:
         return self._decoder.hidden_states(inputs_BS, TokenPositions.whole(rows, length)), tokens_BR[:, 1:].flatten()
 
 
-def test_loss_and_all_gradients_are_those_of_hugging_face() -> None:
+def test_loss_and_all_gradients_are_those_of_hugging_face():
     ours, given = decoder(), rows()
     theirs = hugging_face(ours)
     logits = theirs(input_ids=given[:, :-1].long()).logits
@@ -60,7 +60,7 @@ def test_loss_and_all_gradients_are_those_of_hugging_face() -> None:
         assert difference < 2e-6, name
 
 
-def test_the_rotation_is_scaled_as_hugging_face_scales_it() -> None:
+def test_the_rotation_is_scaled_as_hugging_face_scales_it():
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -81,7 +81,7 @@ def test_the_rotation_is_scaled_as_hugging_face_scales_it() -> None:
     torch.testing.assert_close(sin.double(), angles.sin(), rtol=0.0, atol=2e-3)
 
 
-def test_dimensions_by_how_often_they_turn() -> None:
+def test_dimensions_by_how_often_they_turn():
     """Hand-worked: over 64 tokens one dimension turns 8 times, one 2.5 times, one half a time."""
     scaling = rope.RopeScaling(factor=8.0, slow_turns=1.0, fast_turns=4.0, original_context=64)
     turns = torch.tensor([8.0, 2.5, 0.5], dtype=torch.float64)
@@ -89,13 +89,13 @@ def test_dimensions_by_how_often_they_turn() -> None:
     assert found.tolist() == pytest.approx([1.0, 0.5 + 0.5 / 8, 1 / 8])
 
 
-def test_the_real_network_has_as_many_weights_as_the_rules_say() -> None:
+def test_the_real_network_has_as_many_weights_as_the_rules_say():
     shape = fixed_facts(Facts, "llama31_8b")
     counted = sum(parameter.numel() for parameter in Decoder(shape, "meta").parameters())
     assert counted == shape.parameters == 8_030_261_248
 
 
-def test_weights_on_the_residual_stream_are_drawn_smaller() -> None:
+def test_weights_on_the_residual_stream_are_drawn_smaller():
     shape = facts(hidden=256, layers=8, feed_forward=512, initializer_range=0.02, vocabulary=512)
     ours = Decoder(shape)
     ours.initialise(generator_of)
@@ -107,7 +107,7 @@ def test_weights_on_the_residual_stream_are_drawn_smaller() -> None:
         assert float(parameter.detach().std()) == pytest.approx(wanted, rel=0.05), name
 
 
-def test_the_first_loss_is_that_of_the_published_initialisation() -> None:
+def test_the_first_loss_is_that_of_the_published_initialisation():
     """ln V plus half the variance of a logit: 256 times 0.02 squared, of normalised vectors."""
     shape = facts(hidden=256, initializer_range=0.02, vocabulary=4096)
     ours = Decoder(shape)
@@ -117,7 +117,7 @@ def test_the_first_loss_is_that_of_the_published_initialisation() -> None:
 
 
 @pytest.mark.parametrize("chunk", [7, 80, 1000])
-def test_the_chunks_of_the_head_change_nothing(chunk: int) -> None:
+def test_the_chunks_of_the_head_change_nothing(chunk):
     one, other, given = decoder(), decoder(), rows()
     whole, parts = Network(one, 80), Network(other, chunk)
     whole.loss(given).backward()
@@ -127,7 +127,7 @@ def test_the_chunks_of_the_head_change_nothing(chunk: int) -> None:
     torch.testing.assert_close(parts.losses(given), whole.losses(given))
 
 
-def test_padding_is_not_scored_and_gives_no_gradient() -> None:
+def test_padding_is_not_scored_and_gives_no_gradient():
     ours, given = decoder(), rows()
     given[1, 20:] = -1
     losses, scored = Network(ours).losses(given)
@@ -137,7 +137,7 @@ def test_padding_is_not_scored_and_gives_no_gradient() -> None:
     assert all(torch.isfinite(parameter.grad).all() for parameter in ours.parameters())
 
 
-def test_a_factor_on_the_loss_is_one_on_the_gradients() -> None:
+def test_a_factor_on_the_loss_is_one_on_the_gradients():
     one, other, given = decoder(), decoder(), rows()
     (1024.0 * Network(one).loss(given)).backward()
     Network(other).loss(given).backward()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ def save(path: Path, content: bytes) -> Path:
     ],
     ids=["by Python 2", "nested", "flat"],
 )
-def test_a_published_file_becomes_the_trunks_weights(tmp_path: Path, written: Callable[[Any], bytes]) -> None:
+def test_a_published_file_becomes_the_trunks_weights(tmp_path, written):
     arrays, trunk = blobs(), ResNetTrunk(SHAPE)
     load_backbone(save(tmp_path / "R-50.pkl", written(arrays)), trunk)
     state = trunk.state_dict()
@@ -109,7 +108,7 @@ BAD: dict[str, tuple[Any, type[SuiteError], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_file_of_something_else_is_one_error_and_changes_nothing(tmp_path: Path, case: str) -> None:
+def test_a_file_of_something_else_is_one_error_and_changes_nothing(tmp_path, case):
     content, kind, message = BAD[case]
     trunk = ResNetTrunk(SHAPE)
     before = copy.deepcopy(trunk.state_dict())
@@ -119,7 +118,7 @@ def test_a_file_of_something_else_is_one_error_and_changes_nothing(tmp_path: Pat
     assert all(torch.equal(value, before[name]) for name, value in trunk.state_dict().items())
 
 
-def test_a_pickle_that_calls_is_refused_and_nothing_is_called(tmp_path: Path) -> None:
+def test_a_pickle_that_calls_is_refused_and_nothing_is_called(tmp_path):
     target = tmp_path / "written by the pickle"
     content = pickle.dumps({"blobs": {**blobs(), NAME: Call(open, str(target), "w")}}, 2)
     with pytest.raises(DataError, match=r"R-50\.pkl: its pickle asks for (builtins|__builtin__|io|_io)\.open"):
@@ -127,7 +126,7 @@ def test_a_pickle_that_calls_is_refused_and_nothing_is_called(tmp_path: Path) ->
     assert not target.exists()
 
 
-def test_a_damaged_or_missing_file_is_one_error(tmp_path: Path) -> None:
+def test_a_damaged_or_missing_file_is_one_error(tmp_path):
     whole, trunk = pickle.dumps({"blobs": blobs()}, 2), ResNetTrunk(SHAPE)
     for length in (0, 1, len(whole) // 2, len(whole) - 1):
         with pytest.raises(DataError, match=r"R-50\.pkl is damaged"):
@@ -138,7 +137,7 @@ def test_a_damaged_or_missing_file_is_one_error(tmp_path: Path) -> None:
         load_backbone(tmp_path, trunk)
 
 
-def test_a_written_file_computes_what_the_trunk_does_whose_statistics_are_folded(tmp_path: Path) -> None:
+def test_a_written_file_computes_what_the_trunk_does_whose_statistics_are_folded(tmp_path):
     shape = replace(SHAPE, norm=TrainedNorm(1e-3, momentum=1.0), width=8)
     image = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     state = fitted_backbone(shape, image, seed=0)
@@ -153,7 +152,7 @@ def test_a_written_file_computes_what_the_trunk_does_whose_statistics_are_folded
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_written_file_has_arrays_under_caffe2s_names_alone(tmp_path: Path) -> None:
+def test_a_written_file_has_arrays_under_caffe2s_names_alone(tmp_path):
     path = tmp_path / "R-50.pkl"
     write_backbone(path, ResNetTrunk(SHAPE).state_dict(), epsilon=0.0)
     with open(path, "rb") as file:

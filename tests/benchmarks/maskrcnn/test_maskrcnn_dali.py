@@ -1,7 +1,5 @@
 """The DALI reader's CPU pipeline against the reader that runs anywhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The reader that runs anywhere, and what becomes of its batches, against one picture after another by Pillow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

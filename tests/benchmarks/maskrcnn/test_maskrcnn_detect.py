@@ -78,7 +78,7 @@ def synthetic(seed: int, slots: int = 40) -> tuple[Tensor, Tensor, Proposals]:
 
 
 @pytest.mark.parametrize(("keep", "slots"), [(100, 40), (5, 40), (100, 7), (1, 1)])
-def test_boxes_are_those_of_the_rule(keep: int, slots: int) -> None:
+def test_boxes_are_those_of_the_rule(keep, slots):
     logits, deltas, proposals = synthetic(keep + slots, slots)
     proposals.score_BS[2] = -torch.inf  # no detection
     found = detector(replace(FACTS, detections=keep)).select(logits, deltas, proposals, SIZES)
@@ -93,7 +93,7 @@ def test_boxes_are_those_of_the_rule(keep: int, slots: int) -> None:
         assert found.label_BD[picture][valid].tolist() == [label for _, label, _ in expected[picture]]
 
 
-def test_of_equal_scores_lower_classes_come_first_and_then_earlier_proposals() -> None:
+def test_of_equal_scores_lower_classes_come_first_and_then_earlier_proposals():
     boxes = torch.tensor([[[0.0, 0.0, 9.0, 9.0], [40.0, 0.0, 49.0, 9.0]]])
     logits = torch.tensor([[-9.0, 1.0, 1.0, -9.0]]).repeat(2, 1)
     facts = replace(FACTS, detections=3)
@@ -102,7 +102,7 @@ def test_of_equal_scores_lower_classes_come_first_and_then_earlier_proposals() -
     assert found.corners_BD4[0, :, 0].tolist() == [0.0, 40.0, 0.0]
 
 
-def test_a_score_of_the_threshold_is_none() -> None:
+def test_a_score_of_the_threshold_is_none():
     logits = torch.log(torch.tensor([[0.9, 0.05, 0.0501, 1e-9]]))
     proposals = Proposals(torch.tensor([[[0.0, 0.0, 9.0, 9.0]]]), torch.zeros((1, 1)))
     threshold = float(torch.softmax(logits, 1)[0, 1])
@@ -124,7 +124,7 @@ class FixedProposals:
         return self.proposals
 
 
-def test_a_batch_is_what_its_pictures_are_alone() -> None:
+def test_a_batch_is_what_its_pictures_are_alone():
     """Boxes in pixels of the published picture, with 1 more for the last pixel, and the masks of the same slots."""
     random = torch.Generator().manual_seed(2)
     model = MaskRCNN(FACTS, random)

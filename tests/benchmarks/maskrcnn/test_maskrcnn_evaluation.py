@@ -116,7 +116,7 @@ def near(values: dict[str, Any], drawn: Path, folder: Path) -> Path:
     return folder / "objects.json"
 
 
-def test_figures_are_pycocotools(drawn: Path, prepared: Path, tmp_path: Path) -> None:
+def test_figures_are_pycocotools(drawn, prepared, tmp_path):
     made, model = built(2)
     predictions = predicted(made, model, prepared)
     values = predictions.values
@@ -136,7 +136,7 @@ def test_figures_are_pycocotools(drawn: Path, prepared: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("batch", [1, 5])
-def test_predictions_do_not_depend_on_the_batch(prepared: Path, batch: int) -> None:
+def test_predictions_do_not_depend_on_the_batch(prepared, batch):
     found = []
     for size in (3, batch):
         made, model = built(size)

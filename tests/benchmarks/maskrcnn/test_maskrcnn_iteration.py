@@ -11,8 +11,10 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.iteration import DetectionLosses, TrainingPass
-from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.loss import rpn_losses
+from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
 from benchmarks.maskrcnn.polygon_table import PolygonCapacity, PolygonTable
+from benchmarks.maskrcnn.targets import RpnSample
 from common import cli
 from common.config.composition import compose
 from tests.benchmarks.maskrcnn import list_iteration
@@ -40,7 +42,8 @@ class Case:
     def gradients(self, total: Tensor) -> dict[str, Tensor]:
         """Return the gradients by parameter, divided by the scale."""
         self.model.zero_grad()
-        (total * SCALE).backward()
+        if total.requires_grad:  # without a sample, the losses of the lists are constants
+            (total * SCALE).backward()
         return {
             name: (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()) / SCALE
             for name, parameter in self.model.named_parameters()
@@ -118,6 +121,7 @@ CASES = {
     "too few negatives": (drawn(2, 1), ("benchmark.facts.rpn_samples=4000", "benchmark.facts.roi_sampled=400")),
     "equal overlaps": (drawn(3, 2, twins=True), ()),
     "a surplus slot": (drawn(2, surplus=True), ()),
+    "only surplus slots": ([empty._replace(real=False) for empty in drawn(0, 0)], ()),
 }
 
 
@@ -140,3 +144,9 @@ def test_losses_and_gradients_are_those_of_the_lists(name):
         assert found.mask_slots == found.loss_mask == found.loss_box_reg == 0
     if name == "over the cap":
         assert found.mask_slots == 2 * 2
+
+
+def test_half_precision_is_widened_before_it_is_summed():
+    outputs = [RpnOutput(*(torch.zeros((2, 4, 4, size), dtype=torch.bfloat16).permute(0, 3, 1, 2) for size in (3, 12)))]
+    sample = RpnSample(torch.arange(6).repeat(2, 1), torch.tensor([2, 2]), torch.tensor([6, 6]), torch.zeros((2, 6, 4)))
+    assert {loss.dtype for loss in rpn_losses(outputs, sample, 1 / 9)} == {torch.float32}

@@ -28,7 +28,7 @@ def still(objects: list[list[np.ndarray]], box: tuple[float, ...] = (0, 0, 28, 2
 
 
 @pytest.mark.parametrize("size", [28, 7])
-def test_outlines_of_several_parts_are_drawn_as_pycocotools_does(size: int) -> None:
+def test_outlines_of_several_parts_are_drawn_as_pycocotools_does(size):
     case = random_targets(seed=size, rois=150)
     expected = expected_targets(case, size)
     assert 0.02 < expected.float().mean() < 0.5
@@ -36,7 +36,7 @@ def test_outlines_of_several_parts_are_drawn_as_pycocotools_does(size: int) -> N
 
 
 @pytest.mark.parametrize("step", [1.0, 0.5, 0.1])
-def test_corners_on_the_grid_where_roundings_tie(step: float) -> None:
+def test_corners_on_the_grid_where_roundings_tie(step):
     random = np.random.default_rng(int(10 * step))
     objects = []
     for _ in range(300):
@@ -46,7 +46,7 @@ def test_corners_on_the_grid_where_roundings_tie(step: float) -> None:
     assert torch.equal(found(case), expected_targets(case, 28))
 
 
-def test_lines_points_and_what_lies_outside_are_drawn_as_pycocotools_does() -> None:
+def test_lines_points_and_what_lies_outside_are_drawn_as_pycocotools_does():
     point, line = np.full((3, 2), 5.0), np.array([(3.0, 4), (20, 4), (11, 4)])
     slanted = np.array([(3.0, 4), (20, 9), (3, 4)])
     lower = SQUARE + np.array([0, 14])
@@ -56,7 +56,7 @@ def test_lines_points_and_what_lies_outside_are_drawn_as_pycocotools_does() -> N
     assert torch.equal(found(case), expected_targets(case, 28))
 
 
-def test_a_square_by_hand() -> None:
+def test_a_square_by_hand():
     """A RoI of twice the mask's size: the square's corners are at 1 and 6 there."""
     mask = found(still([[SQUARE]], (0, 0, 56, 56)))[0]
     expected = torch.zeros((28, 28), dtype=torch.uint8)
@@ -64,7 +64,7 @@ def test_a_square_by_hand() -> None:
     assert torch.equal(mask, expected)
 
 
-def test_mirroring_counts_from_the_last_pixel_of_the_resized_picture() -> None:
+def test_mirroring_counts_from_the_last_pixel_of_the_resized_picture():
     """640 px become 1,280; x of 2 to 12 becomes 4 to 24, then 1275 to 1255."""
     case = still([[SQUARE]], (1251, 4, 1279, 32))
     case = case._replace(transform=torch.tensor([[2.0, 2.0, 1.0, 640.0]]))
@@ -72,7 +72,7 @@ def test_mirroring_counts_from_the_last_pixel_of_the_resized_picture() -> None:
     assert (columns_.min(), columns_.max() + 1, rows.min(), rows.max() + 1) == (4, 24, 0, 20)
 
 
-def test_a_roi_narrower_than_a_pixel_is_drawn_as_one_of_a_pixel() -> None:
+def test_a_roi_narrower_than_a_pixel_is_drawn_as_one_of_a_pixel():
     case = still([[SQUARE], [SQUARE]], (2.25, 3.0, 2.5, 9.0))
     case = case._replace(boxes=torch.tensor([[2.25, 3.0, 2.5, 9.0], [2.25, 3.0, 3.25, 9.0]]))
     both = found(case)
@@ -80,7 +80,7 @@ def test_a_roi_narrower_than_a_pixel_is_drawn_as_one_of_a_pixel() -> None:
     assert torch.equal(both, expected_targets(case, 28))
 
 
-def test_no_object_no_polygon_and_no_roi() -> None:
+def test_no_object_no_polygon_and_no_roi():
     case = still([[SQUARE], []])
     assert not found(case._replace(object=torch.tensor([-1, 1]))).any()
     nothing = case._replace(object=case.object[:0], boxes=case.boxes[:0], transform=case.transform[:0])
@@ -90,7 +90,7 @@ def test_no_object_no_polygon_and_no_roi() -> None:
 # The table
 
 
-def test_until_there_are_data_every_object_is_a_disc() -> None:
+def test_until_there_are_data_every_object_is_a_disc():
     table = PolygonTable(PolygonCapacity(5, 7, 210), torch.device("cpu"))
     case = still([[SQUARE]] * 5, EXAMPLE_BOX)
     masks = mask_targets_reference(table, case.object, case.boxes, case.transform, 28)
@@ -99,7 +99,7 @@ def test_until_there_are_data_every_object_is_a_disc() -> None:
     assert ((masks != disc).float().mean((1, 2)) < 0.1).all()
 
 
-def test_data_replace_all_that_was_there_and_no_address_changes() -> None:
+def test_data_replace_all_that_was_there_and_no_address_changes():
     table = PolygonTable(PolygonCapacity(4, 6, 40), torch.device("cpu"))
     before = [column.data_ptr() for column in (table.object_bounds, table.polygon_bounds, table.xy)]
     for objects in ([[SQUARE], [SQUARE + 1, SQUARE + 2], [SQUARE]], [[SQUARE + 3]]):
@@ -113,20 +113,20 @@ def test_data_replace_all_that_was_there_and_no_address_changes() -> None:
 
 
 @pytest.mark.parametrize("capacity", [(1, 9, 99), (9, 2, 99), (9, 9, 11)], ids=["objects", "polygons", "points"])
-def test_data_above_the_capacity_are_refused_with_the_remedy(capacity: tuple[int, int, int]) -> None:
+def test_data_above_the_capacity_are_refused_with_the_remedy(capacity):
     polygons = columns([[SQUARE], [SQUARE, SQUARE]])
     with pytest.raises(DataError, match=r"reader\.polygon_capacity=\{objects: 2, polygons: 3, points: 12\}"):
         PolygonTable(PolygonCapacity(*capacity), torch.device("cpu")).load(polygons)
 
 
-def test_bounds_that_point_elsewhere_are_refused() -> None:
+def test_bounds_that_point_elsewhere_are_refused():
     polygons = columns([[SQUARE], [SQUARE, SQUARE]])
     polygons.polygon_bounds[1] = 9
     with pytest.raises(DataError, match="polygon_bounds don't rise from 0 to 12"):
         PolygonTable(PolygonCapacity(9, 9, 99), torch.device("cpu")).load(polygons)
 
 
-def test_the_kernel_refuses_masks_of_more_rows_than_its_integers_have_bits() -> None:
+def test_the_kernel_refuses_masks_of_more_rows_than_its_integers_have_bits():
     request = OperationRequest(torch.device("cuda"), torch.float16, {"size": 56})
     with pytest.raises(UnsupportedImplementation, match="size is at most 31, not 56"):
         mask_targets.MASK_TARGETS.select("triton", request)

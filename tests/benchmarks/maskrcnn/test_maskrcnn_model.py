@@ -75,7 +75,7 @@ def inputs(facts: Facts, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     ]
 
 
-def test_every_part_and_every_gradient_equals_torchvisions() -> None:
+def test_every_part_and_every_gradient_equals_torchvisions():
     torch.manual_seed(0)
     theirs, ours = Parts(NARROW).double(), build(NARROW).cast(torch.float64)
     ours.load_state_dict(theirs.ours(NARROW))
@@ -97,7 +97,7 @@ def test_every_part_and_every_gradient_equals_torchvisions() -> None:
         assert (value.grad - other.grad).abs().max() <= 1e-12 * other.grad.abs().max()
 
 
-def test_parameters_are_as_many_as_the_rules_model_has() -> None:
+def test_parameters_are_as_many_as_the_rules_model_has():
     network = on_meta(REAL)
     counts = dict.fromkeys((True, False), 0)
     for name, parameter in network.named_parameters():
@@ -107,7 +107,7 @@ def test_parameters_are_as_many_as_the_rules_model_has() -> None:
     assert sum(buffer.numel() for buffer in network.buffers()) == 4 * 26_560
 
 
-def test_flops_are_those_of_the_rules_model() -> None:
+def test_flops_are_those_of_the_rules_model():
     layers = on_meta(REAL).flops((800, 1344), RegionsSeen(boxes=512, masks=128))
 
     def of(*prefixes: str) -> LayerFlops:
@@ -153,7 +153,7 @@ def test_flops_are_those_of_the_rules_model() -> None:
         ("mask_head.mask_fcn_logits", (2 / 31) ** 0.5),
     ],
 )
-def test_initial_weights_are_those_of_the_reference(initial: MaskRCNN, name: str, standard_deviation: float) -> None:
+def test_initial_weights_are_those_of_the_reference(initial, name, standard_deviation):
     layer = initial.get_submodule(name)
     values = layer.weight.flatten()
     assert values.std().item() == pytest.approx(standard_deviation, rel=5 / len(values) ** 0.5)
@@ -164,14 +164,14 @@ def test_initial_weights_are_those_of_the_reference(initial: MaskRCNN, name: str
     assert not layer.bias.any()
 
 
-def test_frozen_tensors_are_marked_as_such() -> None:
+def test_frozen_tensors_are_marked_as_such():
     network = build(SMALL)
     frozen = {name for name, _ in network.named_parameters() if name.startswith(FROZEN)}
     assert frozen | {name for name, _ in network.named_buffers()} == frozen_names(network)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_proposals_are_in_the_order_of_the_anchors_without_a_copy(dtype: torch.dtype) -> None:
+def test_proposals_are_in_the_order_of_the_anchors_without_a_copy(dtype):
     """Row i, column j and ratio a have index (i x width + j) x 3 + a."""
     network = build(SMALL).cast(dtype)
     size = (64, 96)
@@ -190,7 +190,7 @@ def test_proposals_are_in_the_order_of_the_anchors_without_a_copy(dtype: torch.d
             assert torch.equal(deltas[1, at], output.deltas_NAHW[1, 4 * a : 4 * a + 4, i, j])
 
 
-def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
+def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last():
     torch.manual_seed(0)
     exact = build(SMALL)
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
     assert {buffer.dtype for buffer in network.buffers()} == {torch.float32}
 
 
-def test_no_regions_have_no_results() -> None:
+def test_no_regions_have_no_results():
     network = build(SMALL)
     _, *regions = inputs(SMALL, torch.float32)
     classes, deltas = network.box_head(regions[0][:0])

@@ -62,32 +62,30 @@ def rate(base: float, count: int, first_step: int = 0) -> float:
         (16_000, 0.0012, 0.0024),
     ],
 )
-def test_the_warm_up_lacks_the_same_of_both_rates_and_the_falls_are_factors(
-    t: int, weights: float, biases: float
-) -> None:
+def test_the_warm_up_lacks_the_same_of_both_rates_and_the_falls_are_factors(t, weights, biases):
     assert rate(0.12, t) == pytest.approx(weights, rel=1e-6, abs=1e-9)
     assert rate(0.24, t) == pytest.approx(biases, rel=1e-6)
     if t:  # and where the first update counts as 1
         assert rate(0.12, t - 1, first_step=1) == rate(0.12, t)
 
 
-def test_the_first_update_counts_as_1() -> None:
+def test_the_first_update_counts_as_1():
     assert learning_rate(FACTS, HPARAMS)(torch.tensor(0)).item() == pytest.approx(1.92e-4, rel=1e-6)
     assert learning_rate(FACTS, HPARAMS, bias=True)(torch.tensor(0)).item() == pytest.approx(0.12 + 1.92e-4, rel=1e-6)
 
 
-def test_what_is_lacking_may_be_more_than_the_rate() -> None:
+def test_what_is_lacking_may_be_more_than_the_rate():
     """In the set for a global batch of 48 the first updates go uphill, in the reference too."""
     schedule = subtractive_warmup_then_step_decay(0.06, 800, 9.6e-5, (24_000, 32_000), 0.1)
     assert schedule(torch.tensor(0)).item() == pytest.approx(0.06 - 799 * 9.6e-5, rel=1e-6)
     assert schedule(torch.tensor(0)).item() < 0
 
 
-def test_without_a_warm_up_it_starts_at_the_base() -> None:
+def test_without_a_warm_up_it_starts_at_the_base():
     assert subtractive_warmup_then_step_decay(0.5, 0, 1.0, (3, 4), 0.1)(torch.tensor(0)).item() == 0.5
 
 
-def test_biases_are_whatever_is_named_so_and_nothing_frozen_is_in_a_group() -> None:
+def test_biases_are_whatever_is_named_so_and_nothing_frozen_is_in_a_group():
     network = MaskRCNN(SMALL, torch.Generator().manual_seed(0))
     weights, biases = parameter_groups(network, FACTS, HPARAMS)
     trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
@@ -99,7 +97,7 @@ def test_biases_are_whatever_is_named_so_and_nothing_frozen_is_in_a_group() -> N
     assert (weights.weight_decay, biases.weight_decay) == (1e-4, 0.0)
 
 
-def test_updates_are_the_reference_optimizers_with_a_rate_for_either_group() -> None:
+def test_updates_are_the_reference_optimizers_with_a_rate_for_either_group():
     """SGD in float64 whose rates are set before every step, as the reference sets them."""
     hparams = replace(HPARAMS, warmup_steps=3, warmup_factor=0.01, decay_steps=(5, 7))
     ours, theirs = (MaskRCNN(SMALL, torch.Generator().manual_seed(0)).double() for _ in range(2))

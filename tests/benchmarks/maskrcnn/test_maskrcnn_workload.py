@@ -144,25 +144,10 @@ def test_batches_are_prepared_as_the_loss_takes_them():
     }
 
 
-def test_a_surplus_slot_counts_for_nothing_and_is_no_sample():
+def test_a_surplus_slot_is_no_sample():
     workload = built()
     losses = workload.loss(workload.prepare(host_batch(workload, [True, False], 1)))
     assert losses.metrics[SAMPLES] == 1
-    alone = built("micro_batch=1", "hparams.global_batch_size=4", "hparams.image_candidates=1000")
-    alone.model.load_state_dict(workload.model.state_dict())
-    expected = alone.loss(alone.prepare(host_batch(alone, [True], 1)))
-    for name in ("loss_objectness", "loss_rpn_box_reg"):
-        torch.testing.assert_close(losses.metrics[name], expected.metrics[name])
-
-
-def test_a_picture_without_objects_has_finite_gradients():
-    workload = built()
-    losses = workload.loss(workload.prepare(host_batch(workload, [True, True], 0)))
-    losses.total.backward()
-    assert losses.metrics["mask_slots"] == losses.metrics["loss_mask"] == losses.metrics["loss_box_reg"] == 0
-    trained = [parameter for parameter in workload.model.parameters() if parameter.requires_grad]
-    assert all(parameter.grad.isfinite().all() for parameter in trained if parameter.grad is not None)
-    assert any(parameter.grad.count_nonzero() for parameter in workload.model.rpn.parameters())
 
 
 def test_losses_of_fresh_heads_are_those_of_guessing():
@@ -201,7 +186,6 @@ def test_a_graph_can_hold_the_step(precision):
 
 def test_biases_have_their_own_rate():
     _, biases = built().parameter_groups()
-    assert biases.schedule is not None
     # 0.02 and 0.04 less 39 times 4e-4
     assert biases.schedule(torch.tensor(0)).item() == pytest.approx(0.04 - 39 * 4e-4)
 

@@ -38,7 +38,7 @@ SMALL: dict[str, tuple[Operation, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_auto_takes_the_kernels_and_a_graph_can_hold_them(name: str) -> None:
+def test_auto_takes_the_kernels_and_a_graph_can_hold_them(name):
     operation, sizes = SMALL[name]
     case = cases_of(operation)[0]
     chosen = operation.select(AUTO, case.request(CPU, torch.float16, **sizes))
@@ -49,13 +49,13 @@ def test_auto_takes_the_kernels_and_a_graph_can_hold_them(name: str) -> None:
             each.run()
 
 
-def test_auto_takes_the_reference_of_the_logits_where_channels_are_too_many() -> None:
+def test_auto_takes_the_reference_of_the_logits_where_channels_are_too_many():
     operation = selected_logits.SELECTED_LOGITS
     request = cases_of(operation)[0].request(CPU, torch.float16, channels=4096)
     assert operation.select(AUTO, request).name == "reference"
 
 
-def test_slots_without_a_region_read_nothing() -> None:
+def test_slots_without_a_region_read_nothing():
     levels = [torch.full((1, 3, 24 // stride, 36 // stride), torch.nan, requires_grad=True) for stride in STRIDES]
     boxes, there = torch.tensor([4.0, 4.0, 30.0, 30.0]).expand(1, 3, 4), torch.zeros((1, 3), dtype=torch.bool)
     found = roi_align.ROI_ALIGN.function("triton")(levels, boxes, there, STRIDES, 4, 2)
@@ -65,20 +65,20 @@ def test_slots_without_a_region_read_nothing() -> None:
 
 
 @pytest.mark.parametrize(("sets", "regions", "message"), [(3, 1, "3 sets of regions"), (1, 32769, "32769 regions")])
-def test_more_than_two_sets_or_than_16_bit_number_are_refused(sets: int, regions: int, message: str) -> None:
+def test_more_than_two_sets_or_than_16_bit_number_are_refused(sets, regions, message):
     levels = [torch.zeros((1, 4, 24 // stride, 36 // stride)) for stride in STRIDES]
     own = Regions(torch.zeros((1, regions, 4)), torch.ones((1, regions), dtype=torch.bool), 2)
     with pytest.raises(ValueError, match=message):
         roi_align.ROI_ALIGN.function("triton").several(levels, [own] * sets, STRIDES, 2)
 
 
-def test_targets_of_more_rows_than_bits_are_refused() -> None:
+def test_targets_of_more_rows_than_bits_are_refused():
     table, boxes = PolygonTable(PolygonCapacity(1, 1, 9), CPU), torch.zeros((1, 4))
     with pytest.raises(ValueError, match="at most 31 rows, not 32"):
         mask_targets.MASK_TARGETS.function("triton")(table, torch.zeros(1, dtype=torch.int64), boxes, boxes, 32)
 
 
-def test_pixels_that_do_not_lie_behind_one_another_are_refused() -> None:
+def test_pixels_that_do_not_lie_behind_one_another_are_refused():
     size, pixels = torch.ones((1, 2)), torch.zeros((1, 6, 6, 3), dtype=torch.uint8).transpose(1, 2)
     with pytest.raises(ValueError, match="pixels_BSS3 must be contiguous"):
         resize.RESIZE.function("triton")(

@@ -12,14 +12,13 @@ CUTOFF = 6.0
 
 
 def graph_of(
-    position_A3: Tensor, cell_33: Tensor | None = None, images: bool = True, padding: tuple[int, int, int] = (1, 1, 0)
+    position_A3: Tensor, cell_33: Tensor | None = None, padding: tuple[int, int] = (1, 1)
 ) -> dict[str, Tensor]:
     """Return the tensors of a micro-batch with one structure whose neighbours are all atoms within the cutoff.
 
     Args:
         cell_33: rows are the lattice vectors; None for a molecule in vacuum.
-        images: keep triplets k -> j -> i whose k is a periodic image of i.
-        padding: atoms, edges and triplets of padding.
+        padding: atoms and edges of padding.
     """
     atoms, generator = len(position_A3), torch.Generator().manual_seed(atoms_seed(position_A3))
     steps = [(0, 0, 0)] if cell_33 is None else list(itertools.product((-1, 0, 1), repeat=3))
@@ -31,18 +30,16 @@ def graph_of(
         distance = float((position_A3[source] - position_A3[target] + shift).norm())
         if 0 < distance <= CUTOFF:
             edges.append((source, target, step, shift))
-    triplets = []
-    for ji, (j, i, step_ji, _) in enumerate(edges):
-        for kj, (k, centre, step_kj, _) in enumerate(edges):
-            net = tuple(one + other for one, other in zip(step_ji, step_kj, strict=True))
-            back = k == i and (net == (0, 0, 0) or not images)
-            if centre == j and not back:
-                triplets.append((kj, ji))
-    more_atoms, more_edges, more_triplets = padding
-    last_atom, last_edge = atoms + more_atoms - 1, len(edges) + more_edges - 1
+    reverse = [-1] * len(edges)
+    for edge, (j, i, step, _) in enumerate(edges):
+        for other, (k, centre, back, _) in enumerate(edges):
+            if centre == j and k == i and all(one == -two for one, two in zip(step, back, strict=True)):
+                reverse[edge] = other
+    more_atoms, more_edges = padding
+    last_atom = atoms + more_atoms - 1
     far = torch.tensor([CUTOFF, 0.0, 0.0], dtype=torch.float64)
     edges += [(last_atom, last_atom, (0, 0, 0), far)] * more_edges
-    triplets += [(last_edge, last_edge)] * more_triplets
+    reverse += [-1] * more_edges
     number_A = torch.randint(1, 90, (atoms,), generator=generator, dtype=torch.int32)
     force_A3 = torch.randn(atoms, 3, generator=generator, dtype=torch.float64)
     free_A = (torch.arange(atoms) % 3 > 0).float()
@@ -58,8 +55,7 @@ def graph_of(
         "edge_source": torch.tensor([edge[0] for edge in edges], dtype=torch.int32),
         "edge_target": torch.tensor([edge[1] for edge in edges], dtype=torch.int32),
         "edge_shift": torch.stack([edge[3] for edge in edges]),
-        "triplet_kj": torch.tensor([triplet[0] for triplet in triplets], dtype=torch.int32),
-        "triplet_ji": torch.tensor([triplet[1] for triplet in triplets], dtype=torch.int32),
+        "edge_reverse": torch.tensor(reverse, dtype=torch.int32),
         "samples": torch.ones(()),
     }
 
@@ -83,12 +79,16 @@ def joined(graphs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return one micro-batch with all structures; the padding of each one stays where it is."""
     atoms = list(itertools.accumulate([len(graph["position"]) for graph in graphs], initial=0))
     edges = list(itertools.accumulate([len(graph["edge_shift"]) for graph in graphs], initial=0))
-    offsets = {"edge_source": atoms, "edge_target": atoms, "triplet_kj": edges, "triplet_ji": edges}
+    offsets = {"edge_source": atoms, "edge_target": atoms, "edge_reverse": edges}
     made = {}
     for name in graphs[0]:
         if name == "samples":
             made[name] = torch.tensor(float(len(graphs)))
             continue
-        parts = [graph[name] + offsets[name][n] if name in offsets else graph[name] for n, graph in enumerate(graphs)]
+        parts = [graph[name] for graph in graphs]
+        if name in offsets:
+            parts = [
+                torch.where(part < 0, part, part + offset) for part, offset in zip(parts, offsets[name], strict=False)
+            ]
         made[name] = torch.cat(parts)
     return made

@@ -1,4 +1,4 @@
-"""Batches of structures: padding, edges and triplets, shapes, order, resuming, ranks, and damaged files."""
+"""Batches of structures: padding, edges and their reverse, shapes, order, resuming, ranks, and damaged files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 import small_slabs
 import torch
 
-from benchmarks.oc20.data import GraphShape, OcReaderConfig, fitting, open_eval, open_train, staging_plan
+from benchmarks.oc20.data import GraphShape, OcReaderConfig, open_eval, open_train, staging_plan
 from benchmarks.oc20.samples import Split, Structure
 from common.data.batches import Block, HostBatch
 from common.data.manifest import NAME
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError
+from common.errors import DataError
 from common.formats import lmdb_file
 
 TRAIN, EVAL = small_slabs.TRAIN, small_slabs.EVAL
@@ -28,8 +28,7 @@ THIRD_EPOCH = Block(2, 3, 1, 2 * TRAIN, TRAIN)
 
 
 def reader(**changes: object) -> OcReaderConfig:
-    shapes = ((6, 30, 200), (9, 60, 500), (12, 110, 1200))
-    usual = {"threads": 2, "prefetch": 2, "shapes": shapes, "eval_batch": 4, "eval_shape": (8, 60, 600)}
+    usual = {"threads": 2, "prefetch": 2, "typical": (8, 60), "eval_batch": 4}
     return OcReaderConfig(**usual | changes)
 
 
@@ -38,7 +37,7 @@ def trained(
     rank: int = 0, seed: int = 7, **changes: object,
 ) -> list[HostBatch]:  # fmt: skip
     layout = Layout({"dp": replicas}, rank, seed=seed)
-    source = open_train(root, reader(**changes), layout, micro_batch, accumulation)
+    source, _ = open_train(root, reader(**changes), layout, micro_batch, accumulation)
     try:
         return list(source.batches(block, start))
     finally:
@@ -95,7 +94,7 @@ def test_a_batch_is_its_structures_one_after_the_other_and_padding(read, root: P
     for batch in read(root):
         tensors, shape = {name: tensor.numpy() for name, tensor in batch.tensors.items()}, batch.key
         assert isinstance(shape, GraphShape)
-        atom = edge = triplet = 0
+        atom = edge = 0
         for first, structure in parts(batch, structures):
             assert first == atom
             atoms = slice(atom, atom + len(structure.pos))
@@ -111,27 +110,26 @@ def test_a_batch_is_its_structures_one_after_the_other_and_padding(read, root: P
             assert tensors["edge_source"][edges].tolist() == [j + atom for _, j, _ in loops]
             shifts = np.array([o for _, _, o in loops]) @ structure.cell
             assert np.allclose(tensors["edge_shift"][edges], shifts, atol=1e-5)
-            pairs = small_slabs.triplets_by_loops(loops)
-            angles = slice(triplet, triplet + len(pairs))
-            assert tensors["triplet_ji"][angles].tolist() == [ji + edge for ji, _ in pairs]
-            assert tensors["triplet_kj"][angles].tolist() == [kj + edge for _, kj in pairs]
-            atom, edge, triplet = atoms.stop, edges.stop, angles.stop
+            number = {item: index + edge for index, item in enumerate(loops)}
+            opposite = [(j, i, tuple(-step for step in offset)) for i, j, offset in loops]
+            assert tensors["edge_reverse"][edges].tolist() == [number.get(item, -1) for item in opposite]
+            atom, edge = atoms.stop, edges.stop
         assert int(tensors["samples"]) == len(parts(batch, structures))
         assert atom < shape.atoms
         assert edge < shape.edges
-        assert triplet <= shape.triplets
         for name in ("atomic_number", "position", "force", "free"):
             assert len(tensors[name]) == shape.atoms
             assert not tensors[name][atom:].any()
-        assert tensors["edge_target"][edge:].tolist() == [shape.atoms - 1] * (shape.edges - edge)
-        assert tensors["edge_source"][edge:].tolist() == [shape.atoms - 1] * (shape.edges - edge)
+        per_atom = np.bincount(tensors["edge_target"][edge:], minlength=shape.atoms)[atom:]
+        assert per_atom.sum() == shape.edges - edge
+        assert np.ptp(per_atom) <= 1
+        assert np.array_equal(tensors["edge_source"][edge:], np.sort(tensors["edge_target"][edge:]))
         assert tensors["edge_shift"][edge:].tolist() == [[6, 0, 0]] * (shape.edges - edge)
-        assert tensors["triplet_ji"][triplet:].tolist() == [shape.edges - 1] * (shape.triplets - triplet)
-        assert tensors["triplet_kj"][triplet:].tolist() == [shape.edges - 1] * (shape.triplets - triplet)
+        assert tensors["edge_reverse"][edge:].tolist() == [-1] * (shape.edges - edge)
 
 
 def test_types_of_a_batch(root: Path) -> None:
-    numbers = {"atomic_number", "edge_source", "edge_target", "triplet_kj", "triplet_ji"}
+    numbers = {"atomic_number", "edge_source", "edge_target", "edge_reverse"}
     others = {"position", "force", "free", "edge_shift", "samples"}
     for batches, more in ((trained(root), {"global_free"}), (evaluated(root), set())):
         types = {name: tensor.dtype for name, tensor in batches[0].tensors.items()}
@@ -192,53 +190,24 @@ def test_an_evaluation_has_every_structure_once(replicas: int, root: Path, struc
     assert len({len(batches) for batches in ranks}) == 1
     found = Counter(number for batches in ranks for number in systems(batches, structures))
     assert found == Counter(range(EVAL))
-    assert {batch.key for batches in ranks for batch in batches} == {GraphShape(4 * 8 + 1, 4 * 60 + 1, 4 * 600)}
+    assert {batch.key for batches in ranks for batch in batches} == {GraphShape(48, 256)}
     assert all(int(batch.tensors["samples"]) <= 4 for batches in ranks for batch in batches)
 
 
 def test_a_structure_that_no_evaluation_batch_holds_is_an_error(root: Path) -> None:
-    with pytest.raises(DataError, match=r"evaluation is too large \(\d+, \d+, \d+\) for .*reader\.eval_shape"):
-        evaluated(root, eval_shape=(100, 3, 100), eval_batch=1)
+    with pytest.raises(DataError, match=r"evaluation is too large \(\d+, \d+\) for .*reader\.typical"):
+        evaluated(root, typical=(100, 3), eval_batch=1)
 
 
-@pytest.mark.parametrize(
-    ("totals", "expected"),
-    [
-        ([20, 40, 100], (21, 41, 100)),
-        ([21, 40, 100], (31, 61, 150)),
-        ([20, 41, 100], (31, 61, 150)),
-        ([20, 40, 101], (31, 61, 150)),
-        ([30, 60, 151], (61, 121, 300)),
-        ([91, 1, 1], (121, 241, 600)),
-    ],
-    ids=["fits", "atoms", "edges", "triplets", "twice the last", "four times the last"],
-)
-def test_the_smallest_shape_that_holds_all_counts_is_taken(totals: list[int], expected: tuple[int, ...]) -> None:
-    """For ten structures of 2, 4 and 10, or 3, 6 and 15; an atom and an edge are padding."""
-    found = fitting(((2, 4, 10), (3, 6, 15)), 10, [*totals, 5])
-    assert (found.atoms, found.edges, found.triplets) == expected
-
-
-def test_batches_have_the_shapes_of_the_recipe(root: Path) -> None:
-    known = reader().train_shapes(4)
-    keys = {batch.key for batch in trained(root)}
-    assert known == [GraphShape(25, 121, 800), GraphShape(37, 241, 2000), GraphShape(49, 441, 4800)]
-    assert len(keys) > 1
-    assert keys <= set(known)
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"shapes": ()}, r"^shapes=\(\): at least 1 atom"),
-        ({"shapes": ((4, 0, 9),)}, r"^shapes=\(\(4, 0, 9\),\): at least 1 atom"),
-        ({"eval_shape": (4, 9, 0)}, r"^eval_shape=\(4, 9, 0\): at least 1 atom"),
-        ({"shapes": ((4, 9, 9), (5, 9, 10))}, "^shapes=.*: atoms, edges and triplets in ascending order"),
-    ],
-)
-def test_shapes_without_capacity_or_order_are_refused(changes: dict, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        reader(**changes)
+def test_all_micro_batches_of_an_iteration_have_one_of_the_shapes_of_the_data(root: Path) -> None:
+    ranks = [trained(root, replicas=2, rank=rank, accumulation=2) for rank in range(2)]
+    source, shapes = open_train(root, reader(), Layout({"dp": 2}), 4, 2)
+    source.close()
+    iterations = [
+        {batch.key for rank in ranks for batch in rank[step : step + 2]} for step in range(0, len(ranks[0]), 2)
+    ]
+    assert [len(keys) for keys in iterations] == [1] * len(iterations)
+    assert set().union(*iterations) <= set(shapes)
 
 
 Change = Callable[[bytes], bytes]
@@ -273,15 +242,6 @@ def test_a_damaged_sample_is_named(change: Change, complaint: str, root: Path, t
 def test_a_file_with_fewer_samples_than_counts_is_refused(root: Path, tmp_path: Path) -> None:
     copied = copy_with(root, tmp_path / "data", lambda values: values[:-1])
     with pytest.raises(DataError, match=rf"data\.0000\.lmdb: its counts are int32 of shape \({TRAIN}, 4\); prepare"):
-        trained(copied)
-
-
-def test_other_triplets_than_counted_are_an_error(root: Path, tmp_path: Path) -> None:
-    copied = copy_with(root, tmp_path / "data", list)
-    counts = np.load(copied / "train" / "data.0000.npy")
-    counts[:, 2] += 1
-    np.save(copied / "train" / "data.0000.npy", counts)
-    with pytest.raises(DataError, match=r"sample \d+ has \d+ triplets, its counts say \d+; prepare the data again"):
         trained(copied)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.oc20.evaluate import ForceMAE, evaluation_of
-from common.contract.evaluation import Predictions, Weights
+from benchmarks.oc20.evaluate import evaluation_of
+from common.contract.evaluation import Weights
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
 
@@ -61,9 +61,3 @@ def test_the_metric_is_the_mean_over_components_of_free_atoms_in_electronvolts_p
                 errors += [abs(std * one - other) for one, other in zip(position, force, strict=True)]
     assert len(errors) == 3 * 4
     assert scores == {"force_mae": pytest.approx(sum(errors) / len(errors), rel=1e-6), "eval_samples": 3}
-
-
-def test_a_set_that_is_not_evaluated_completely_has_no_score() -> None:
-    values = {"samples": 2, "free": 4, "error": 0.1, "expected": 3}
-    with pytest.raises(RuntimeError, match="2 of 3 structures"):
-        ForceMAE().score(Predictions(values))

@@ -10,12 +10,19 @@ import torch
 from scipy import special
 from torch import Tensor, nn
 
-from benchmarks.oc20.basis import RadialBasis, SphericalBasis, envelope, spherical_bessel_zeros
+from benchmarks.oc20 import peer
 from benchmarks.oc20.config import Facts
-from benchmarks.oc20.model import DimeNetArchitecture, DimeNetPlusPlus, WideLinear, force_errors
-from benchmarks.oc20.ops.triplet_sum import spherical_harmonics, triplet_sum_reference
+from benchmarks.oc20.model import DimeNetArchitecture, DimeNetPlusPlus, RadialBasis, WideLinear, force_errors
+from benchmarks.oc20.ops.edge_basis.reference import (
+    edge_basis_reference,
+    envelope,
+    spherical_bessel_zeros,
+    spherical_constants,
+    spherical_harmonics,
+)
+from benchmarks.oc20.ops.triplet_sum import edge_graph, triplet_sum_reference
 from common.mlperf.fixed import fixed_facts
-from tests.benchmarks.oc20.small_graphs import CUTOFF, graph_of, joined, molecule
+from tests.benchmarks.oc20.small_graphs import graph_of, joined, molecule
 
 FULL = DimeNetArchitecture(192, 192, 3, 64, 8, 6, 7, 5, 1, 2, 3)
 SMALL = DimeNetArchitecture(8, 6, 2, 4, 3, 3, 4, 5, 1, 2, 2)
@@ -62,10 +69,10 @@ def test_zeros_are_those_of_the_spherical_bessel_functions() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_spherical_basis_is_that_of_scipy_down_to_the_shortest_bonds(dtype: torch.dtype) -> None:
-    basis, distance = SphericalBasis(7, 6, CUTOFF, 5), torch.linspace(0.7, 5.99, 40, dtype=dtype)
-    found = basis(distance)
+    x = torch.linspace(0.12, 0.999, 40, dtype=dtype)
+    _, found, _ = edge_basis_reference(x, torch.zeros(40, 3, dtype=dtype), *spherical_constants(7, 6), 5)
     assert found.dtype == dtype
-    x = distance.double() / CUTOFF
+    x = x.double()
     for order in range(7):
         for number, zero in enumerate(spherical_bessel_zeros(7, 6)[order]):
             norm = math.sqrt(2) / abs(special.spherical_jn(order + 1, float(zero)))
@@ -75,12 +82,14 @@ def test_the_spherical_basis_is_that_of_scipy_down_to_the_shortest_bonds(dtype: 
             torch.testing.assert_close(*sign, rtol=1e-6, atol=2e-6)
 
 
-def test_the_angular_basis_is_that_of_spherical_harmonics() -> None:
-    angle = torch.linspace(0, math.pi, 30, dtype=torch.float64)
-    found = spherical_harmonics(torch.cos(angle), 7)
+def test_products_of_spherical_harmonics_add_up_to_legendre_polynomials_of_the_angle() -> None:
+    one, other = nn.functional.normalize(torch.randn(2, 30, 3, generator=torch.manual_seed(3)).double(), dim=2)
+    one[0], other[0] = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
+    products, cosine = spherical_harmonics(one, 7) * spherical_harmonics(other, 7), (one * other).sum(1)
     for order in range(7):
-        expected = special.eval_legendre(order, torch.cos(angle).numpy()) * math.sqrt((2 * order + 1) / (4 * math.pi))
-        assert found[:, order].tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+        found = products[:, order**2 : (order + 1) ** 2].sum(1)
+        expected = special.eval_legendre(order, cosine.numpy()) * math.sqrt((2 * order + 1) / (4 * math.pi))
+        assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
 
 
 def test_the_envelope_and_two_derivatives_vanish_at_the_cutoff() -> None:
@@ -93,39 +102,42 @@ def test_the_envelope_and_two_derivatives_vanish_at_the_cutoff() -> None:
 
 
 def test_the_second_derivatives_of_the_bases_are_right() -> None:
-    distance = torch.tensor([0.9, 2.3, 5.1], dtype=torch.float64, requires_grad=True)
-    radial, spherical = RadialBasis(3, CUTOFF, 5).double(), SphericalBasis(4, 3, CUTOFF, 5)
+    x = torch.tensor([0.15, 0.4, 0.85], dtype=torch.float64, requires_grad=True)
+    direction = torch.randn(3, 3, generator=torch.manual_seed(1)).double().requires_grad_()
+    radial, constants = RadialBasis(3).double(), spherical_constants(4, 3)
 
-    def with_frequencies(distance_E: Tensor, frequencies: Tensor) -> Any:
-        return torch.func.functional_call(radial, {"frequencies": frequencies}, (distance_E,))
+    def bases(x_E: Tensor, direction_E3: Tensor, frequencies: Tensor) -> Any:
+        envelope_E, *others = edge_basis_reference(x_E, nn.functional.normalize(direction_E3), *constants, 5)
+        return torch.func.functional_call(radial, {"frequencies": frequencies}, (x_E, envelope_E)), *others
 
-    frequencies = radial.frequencies.detach().requires_grad_()
-    assert torch.autograd.gradgradcheck(with_frequencies, (distance, frequencies))
-    assert torch.autograd.gradgradcheck(spherical, (distance,))
+    inputs = x, direction, radial.frequencies.detach().requires_grad_()
+    assert torch.autograd.gradcheck(bases, inputs)
+    assert torch.autograd.gradgradcheck(bases, inputs)
 
 
 def test_the_sum_over_triplets_is_that_of_a_loop_and_has_right_second_derivatives() -> None:
-    edges, orders, radial, between, channels = 4, 3, 2, 3, 5
+    """Edges 1 and 5 are the reverse of one another; atom 3 has no edge."""
+    source, target = [1, 2, 0, 2, 2, 1, 0], [0, 1, 1, 1, 2, 2, 2]
+    reverse, orders, channels = [-1, 5, -1, -1, -1, 1, -1], 4, 3
     generator = torch.Generator().manual_seed(6)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
-
-    message, basis, direction = normal(edges, channels), normal(edges, orders, radial), normal(edges, 3)
-    unit = nn.functional.normalize(direction).detach().requires_grad_()
-    first, second = normal(between, orders * radial), normal(channels, between)
-    kj, ji = torch.tensor([1, 2, 3, 0, 2], dtype=torch.int32), torch.tensor([0, 0, 1, 3, 3], dtype=torch.int32)
-    expected = torch.zeros(edges, channels, dtype=torch.float64)
-    for source, target in zip(kj.tolist(), ji.tolist(), strict=True):
-        cosine = float((unit[source] * unit[target]).sum().detach())
-        harmonics = [
-            math.sqrt((2 * order + 1) / (4 * math.pi)) * special.eval_legendre(order, cosine) for order in range(orders)
-        ]
-        product = torch.stack([basis[source, order] * harmonics[order] for order in range(orders)]).flatten()
-        expected[target] += (message[source] * (second @ (first @ product))).detach()
-    inputs = (message, basis, unit, first, second)
-    torch.testing.assert_close(triplet_sum_reference(*inputs, kj, ji), expected)
-    assert torch.autograd.gradgradcheck(lambda *values: triplet_sum_reference(*values, kj, ji), inputs)
+    unit = nn.functional.normalize(torch.randn(7, 3, generator=generator).double())
+    unit[5] = -unit[1]
+    message = torch.randn(7, channels, generator=generator).double().requires_grad_()
+    weight = torch.randn(7, orders, channels, generator=generator).double().requires_grad_()
+    graph = edge_graph(*(torch.tensor(part, dtype=torch.int32) for part in (source, target, reverse)), 4)
+    expected = torch.zeros(7, channels, dtype=torch.float64)
+    for ji in range(7):
+        for kj in range(7):
+            if target[kj] == source[ji] and kj != reverse[ji]:
+                for order in range(orders):
+                    angular = math.sqrt((2 * order + 1) / (4 * math.pi))
+                    angular *= special.eval_legendre(order, float(unit[kj] @ unit[ji]))
+                    expected[ji] += angular * (message[kj] * weight[kj, order]).detach()
+    harmonics = spherical_harmonics(unit, orders)
+    torch.testing.assert_close(triplet_sum_reference(message, weight, harmonics, graph), expected)
+    inputs = message, weight, harmonics.requires_grad_()
+    assert torch.autograd.gradcheck(lambda *inputs: triplet_sum_reference(*inputs, graph), inputs)
+    assert torch.autograd.gradgradcheck(lambda *inputs: triplet_sum_reference(*inputs, graph), inputs)
 
 
 # --- the network ---
@@ -133,13 +145,7 @@ def test_the_sum_over_triplets_is_that_of_a_loop_and_has_right_second_derivative
 
 def torch_geometric_of(model: DimeNetPlusPlus, sizes: DimeNetArchitecture) -> nn.Module:
     """Return torch_geometric's network with the weights of ``model``, whose `up` biases must be 0."""
-    from torch_geometric.nn.models.dimenet import DimeNetPlusPlus as Other
-
-    other = Other(
-        sizes.hidden, 1, sizes.blocks, sizes.triplet_embedding, sizes.basis_embedding, sizes.out_embedding,
-        sizes.spherical, sizes.radial, CUTOFF, envelope_exponent=sizes.envelope_exponent,
-        num_before_skip=sizes.before_skip, num_after_skip=sizes.after_skip, num_output_layers=sizes.output_layers,
-    ).double()  # fmt: skip
+    other: nn.Module = peer.network_of(sizes).double()
     renamed = {
         "radial.frequencies": "rbf.freq", "embedding.elements": "emb.emb", "embedding.radial": "emb.lin_rbf",
         "embedding.dense": "emb.lin", "interactions.": "interaction_blocks.", "outputs.": "output_blocks.",
@@ -163,32 +169,34 @@ def torch_geometric_of(model: DimeNetPlusPlus, sizes: DimeNetArchitecture) -> nn
     return other
 
 
-def torch_geometric_energy(other: Any, graph: dict[str, Tensor], position: Tensor, detached: bool) -> Tensor:
-    """Return the energy of torch_geometric's blocks, with the angle of atan2."""
-    j, i = graph["edge_source"].long(), graph["edge_target"].long()
-    kj, ji = graph["triplet_kj"].long(), graph["triplet_ji"].long()
-    vector = position[j] - position[i] + graph["edge_shift"]
-    distance, (a, b) = vector.norm(dim=1), (vector[ji], vector[kj])
-    angle = torch.atan2(torch.linalg.cross(a, b).norm(dim=1), (a * b).sum(1))
-    angle = angle.detach() if detached else angle
-    radial, spherical = other.rbf(distance), other.sbf(distance, angle, kj)
-    x = other.emb(graph["atomic_number"].long(), radial, i, j)
-    energy = other.output_blocks[0](x, radial, i, len(position))
-    for interaction, output in zip(other.interaction_blocks, other.output_blocks[1:], strict=True):
-        x = interaction(x, radial, spherical, kj, ji)
-        energy = energy + output(x, radial, i, len(position))
-    return energy.sum()
+def triplets_of(graph: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the edges k -> j and j -> i of all triplets. An edge and its reverse form none; images of i are atoms."""
+    edges = list(enumerate(zip(graph["edge_source"].tolist(), graph["edge_target"].tolist(), strict=True)))
+    shift = graph["edge_shift"]
+    pairs = [
+        (kj, ji)
+        for ji, (j, i) in edges
+        for kj, (k, centre) in edges
+        if centre == j and not (k == i and (shift[kj] + shift[ji]).norm() < 1e-9)
+    ]
+    kj, ji = torch.tensor(pairs).T
+    return kj, ji
 
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_energy_and_forces_are_those_of_torch_geometric(detached: bool) -> None:
+    """Some triplets have an image of i as k."""
     model = network()
     model.detach_angles = detached
     for output in model.outputs:
         nn.init.zeros_(output.up.bias)
-    graph = graph_of(molecule(6, seed=2), padding=(0, 0, 0))
+    graph = graph_of(molecule(3, seed=2), CELL, padding=(0, 0))
     position = graph["position"].clone().requires_grad_()
-    expected = torch_geometric_energy(torch_geometric_of(model, SMALL), graph, position, detached)
+    integers = {name: tensor.long() for name, tensor in graph.items() if not tensor.is_floating_point()}
+    triplets = triplets_of(graph)
+    found = peer.triplets_of(*(integers[f"edge_{name}"] for name in ("source", "target", "reverse")))
+    assert all(torch.equal(*pair) for pair in zip(found, triplets, strict=True))
+    expected = peer.energy(torch_geometric_of(model, SMALL), position, graph | integers, *triplets, detached)
     (gradient,) = torch.autograd.grad(expected, position)
     # torch_geometric's zeros of the Bessel functions are fp32
     torch.testing.assert_close(model.atom_energies(graph, graph["position"]).sum(), expected, rtol=1e-5, atol=1e-5)
@@ -259,21 +267,11 @@ def test_forces_rotate_with_the_structure_and_ignore_translations(detached: bool
     assert forces.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("images", [False, True])
-def test_triplets_of_periodic_images_count(images: bool) -> None:
-    """With the images of atom i as k, a crystal of one atom has triplets at all; its energy depends on them."""
-    position, cell = torch.zeros(1, 3, dtype=torch.float64), 4.5 * torch.eye(3, dtype=torch.float64)
-    graph = graph_of(position, cell, images)
-    edges = len(graph["edge_shift"]) - 1
-    assert edges == 6, "six images of the atom are within the cutoff"
-    assert len(graph["triplet_kj"]) == (edges * (edges - 1) if images else 0)
-
-
 def test_padding_changes_neither_forces_nor_gradients() -> None:
     model, position = network(), molecule(4, seed=5)
     found = []
-    for padding in ((1, 1, 0), (5, 40, 300)):
-        graph = graph_of(position, CELL, padding=padding)
+    for padding in ((1, 1), (5, 40)):
+        graph = graph_of(position, CELL, padding)
         force = model(graph)
         loss = force_errors(force, graph["force"], graph["free"].double())
         found.append((force[:4], torch.autograd.grad(loss, list(model.parameters()))))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+import small_slabs
 import torch
 from torch import Tensor
 
+from benchmarks.oc20.peer import PEERS
 from benchmarks.oc20.workload import OpenCatalystForces
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -117,6 +121,30 @@ def test_the_loss_is_weight_times_the_mean_l1_norm_of_normalised_errors_of_free_
     assert found.metrics["loss"].item() == pytest.approx(found.total.item())
 
 
+def test_figures_have_the_mean_sizes_of_the_example_and_then_of_the_data(tmp_path: Path) -> None:
+    workload = built("reader.typical=[20,100]")
+    (batch,) = workload.example_batches()
+    source_E, target_E = (batch.tensors[f"edge_{name}"].long() for name in ("source", "target"))
+    triplets = int(target_E.bincount(minlength=len(batch.tensors["position"]))[source_E].sum())
+    assert workload.sample_sizes() == pytest.approx({"atoms": 20, "edges": 100, "triplets": triplets / 4}, rel=0.3)
+    root = small_slabs.prepared(tmp_path / "data")
+    workload.open_data(root).close()
+    counts_S4 = np.load(root / "train" / "data.0000.npy")
+    expected = dict(zip(("atoms", "edges", "triplets"), counts_S4.mean(0).tolist(), strict=False))
+    assert workload.sample_sizes() == pytest.approx(expected)
+
+
+def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
+    workload = built("hparams.base_learning_rate=0.01", "hparams.global_batch_size=4")
+    (batch,) = workload.example_batches()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        step = PEERS[0].start(workload.cfg, batch, workload.layout.device)
+    losses = [float(step()) for _ in range(20)]
+    assert losses[0] == pytest.approx(workload.loss(batch).total.item(), rel=1e-5), "the first forces are 0"
+    assert losses[-1] < 0.8 * losses[0]
+
+
 def gradients(workload: OpenCatalystForces, batches: list[Batch]) -> tuple[float, list[Tensor]]:
     """Return the mean loss over micro-batches, and the gradients that a step divides by their number."""
     losses = [workload.loss(batch).total for batch in batches]
@@ -194,6 +222,7 @@ def test_the_closed_division_alone_fixes_what_the_rules_fix(override: str, messa
         ("hparams.decay_boundary_steps=[5,5]", "steps in ascending order"),
         ("hparams.warmup_factor=1.5", "a share"),
         ("hparams.optimizer=adam", "optimizer"),
+        ("reader.typical=[4,9,0]", "reader.typical"),
     ],
 )
 def test_impossible_settings_are_refused(override: str, message: str) -> None:

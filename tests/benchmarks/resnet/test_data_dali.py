@@ -83,7 +83,7 @@ def test_a_position_that_lies_behind_is_refused(root):
 
 @pytest.mark.parametrize("replicas", [1, 3, 7, 8])
 def test_eval_shards_are_exactly_the_set_every_time(root, replicas):
-    seen: list[list[int]] = [[], []]
+    seen = [[], []]
     for rank in range(replicas):
         source = settings(reader="dali").open_eval(root, Layout({"dp": replicas}, rank), batch=5)
         for evaluation in seen:
@@ -147,7 +147,7 @@ def test_pictures_with_the_magic_number_inside_are_read(tmp_path):
 
 
 def test_warm_up_opens_no_data():
-    opened: list[str] = []
+    opened = []
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" and watching else None)
     watching = True
     settings(reader="dali").warm_up(Layout(), 4)

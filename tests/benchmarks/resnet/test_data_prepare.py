@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
 from benchmarks.resnet.prepare import COMMANDS, FILES, prepare
 from benchmarks.resnet.synthetic import SyntheticImages, digit_plans, generate
@@ -17,7 +16,6 @@ from common.config.composition import compose
 from common.errors import ConfigError, DataError
 from common.formats.jpeg import jpeg_components, to_rgb_jpeg
 from common.formats.recordio import RecordReader
-from common.vision import record_files
 
 
 def contents(data_dir):
@@ -142,49 +140,6 @@ def test_a_development_kit_that_is_missing_or_empty_is_an_error(tmp_path):
         prepare(tmp_path, tmp_path / "data")
 
 
-def test_continuation_keeps_what_was_written(tmp_path, monkeypatch):
-    generate(tmp_path / "raw", SyntheticImages(train=30, val=10))
-    fail_at = 12
-
-    def failing(pictures, trust, record_id):
-        nonlocal fail_at
-        fail_at -= 1
-        if fail_at == 0:
-            raise DataError("the cable fell out")
-        return original(pictures, trust, record_id)
-
-    original = prepare_module._payload
-    monkeypatch.setattr(prepare_module, "_payload", failing)
-    with pytest.raises(DataError, match="the cable fell out"):
-        prepare(tmp_path / "raw", tmp_path / "data", workers=1)
-    made = []
-    monkeypatch.setattr(prepare_module, "_payload", lambda *task: made.append(task[-1]) or original(*task))
-    prepare(tmp_path / "raw", tmp_path / "data", workers=1)
-    assert len(made) == 40 - 11
-
-
-def interrupted(raw_dir, data_dir, monkeypatch):
-    """A preparation that has written the training records and ends before those for validation."""
-    original, written = record_files.write, []
-
-    def failing(*arguments):
-        if written:
-            raise DataError("the cable fell out")
-        written.append(original(*arguments))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(record_files, "write", failing)
-        with pytest.raises(DataError, match="the cable fell out"):
-            prepare(raw_dir, data_dir)
-
-
-def test_other_raw_data_do_not_continue_an_interrupted_preparation(folders, tmp_path, monkeypatch):
-    interrupted(folders[0], tmp_path / "data", monkeypatch)
-    (folders[0] / "train/n01/a3.JPEG").write_bytes(jpeg())
-    with pytest.raises(DataError, match="was prepared from other raw data"):
-        prepare(folders[0], tmp_path / "data")
-
-
 def test_records_of_an_unknown_source_are_made_again(folders, tmp_path):
     prepare(folders[0], tmp_path / "data")
     (tmp_path / "data" / "manifest.json").unlink()
@@ -259,9 +214,7 @@ def test_same_seed_draws_the_same_pictures(tmp_path):
     assert all(x != y for x, y in zip(a, c, strict=True))
 
 
-def test_generate_refuses_a_used_folder_and_too_many_digits(folders, tmp_path):
-    with pytest.raises(DataError, match="is not empty"):
-        generate(folders[0], SyntheticImages())
+def test_generate_refuses_too_many_digits(tmp_path):
     with pytest.raises(ConfigError, match="10 to 1437 handwritten digits"):
         generate(tmp_path / "new", SyntheticImages(train=2000))
 

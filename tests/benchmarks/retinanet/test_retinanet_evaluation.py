@@ -1,9 +1,5 @@
 """An evaluation from prepared pictures to COCO's figures: as pycocotools has them, in line and in the background."""
 
-from __future__ import annotations
-
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +7,7 @@ import torch
 from benchmarks.retinanet.workload import RetinaNetDetection
 from common import cli
 from common.config.composition import compose
-from common.contract.evaluation import Predictions
 from common.distributed.layout import Layout
-from common.evaluation.scorer_process import ScorerProcess
 from tests.common.detection.pycocotools_metrics import box_metrics
 
 
@@ -53,20 +47,3 @@ def test_figures_are_pycocotools(predicted, data_dir):
     assert figures["mean_average_precision"] > 0
     expected = box_metrics(data_dir / "validation" / "labels" / "openimages-mlperf.json", predictions.values)
     np.testing.assert_allclose(list(figures.values()), expected, rtol=0, atol=1e-12)
-
-
-def test_the_score_in_the_background_is_the_one_in_line(predicted, data_dir):
-    evaluation, predictions = predicted
-    evaluation.scorer.open_data(data_dir)
-    expected = evaluation.scorer.score(predictions)
-    run, _ = cli.load(compose(["benchmark=retinanet", "scale=test", "device=cpu", "evaluation.scoring=background"]))
-    workload = RetinaNetDetection(run, Layout(run.layout, seed=3))
-    with ScorerProcess(1, 120.0) as process:
-        process.keep_to(os.sched_getaffinity(0))
-        process.begin(workload.evaluation(workload.layout).scorer)
-        process.open_data(data_dir)
-        process.submit(Predictions(dict(predictions.values)), 16)
-        result = None
-        while result is None:
-            result = process.wait()
-    assert result.values == expected

@@ -5,7 +5,7 @@ import torch
 from torchvision_retinanet import CLASSES, IMAGE_SIZE, as_torchvision_has_it, levels_of, torchvision_retinanet
 
 from benchmarks.retinanet.config import Facts
-from benchmarks.retinanet.loss import BACKGROUND, AnchorTargets, DetectionLoss, OffsetLoss
+from benchmarks.retinanet.loss import AnchorTargets, DetectionLoss, OffsetLoss
 from benchmarks.retinanet.model import anchors
 from common.mlperf.fixed import fixed_facts
 
@@ -57,23 +57,6 @@ def test_losses_and_their_gradients_are_torchvisions(counts):
     assert found.boxes.item() == pytest.approx(expected["bbox_regression"].item(), rel=1e-6, abs=1e-12)
     for own, others in zip(torch.autograd.grad(found.classes + found.boxes, leaves), gradients, strict=True):
         torch.testing.assert_close(own, others, rtol=1e-5, atol=1e-9)
-
-
-def test_the_loss_is_that_of_the_pictures_alone_whatever_lies_behind_their_boxes():
-    generator = torch.Generator().manual_seed(3)
-    boxes, label, count = boxes_of([4, 7], generator)
-    targets = targets_of(boxes, label, count)
-    boxes[0, 4:], boxes[1, 7:] = float("nan"), float("inf")
-    for name, expected in targets.items():
-        torch.testing.assert_close(targets_of(boxes, label, count)[name], expected, rtol=0, atol=0, msg=name)
-
-
-def test_a_picture_without_boxes_is_all_background_and_has_a_weight():
-    boxes, label, count = boxes_of([0, 2], torch.Generator().manual_seed(1))
-    targets = targets_of(boxes, label, count)
-    assert (targets["class"][0] == BACKGROUND).all()
-    assert targets["offsets"].isfinite().all()
-    assert targets["weight"][0] == 0.5  # of two pictures
 
 
 def test_an_offset_that_does_not_count_may_be_anything_and_has_no_gradient():

@@ -1,13 +1,10 @@
 """Preparation of OpenImages: the reference's JSON field by field, columns that equal it, pictures byte by byte."""
 
-import contextlib
-import io
 import json
 import shutil
 
 import numpy as np
 import pytest
-from pycocotools.coco import COCO
 
 from benchmarks.retinanet import prepare as preparing
 from benchmarks.retinanet.prepare import COMMANDS, prepare, verify
@@ -85,16 +82,6 @@ def test_real_data_have_category_ids_from_0_to_263(tmp_path):
     assert [category["id"] for category in content["categories"]] == list(range(264))
 
 
-def test_pycocotools_reads_the_json(folders):
-    prepare(*folders)
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO(folders[1] / "train/labels/openimages-mlperf.json")
-    assert coco.getImgIds() == [1, 2]
-    assert coco.getCatIds() == [0, 1, 2]
-    assert [entry["bbox"] for entry in coco.loadAnns(coco.getAnnIds(imgIds=2, iscrowd=False))] == [[8, 0, 8, 80]]
-    assert coco.getAnnIds(imgIds=1, catIds=1) == [2]
-
-
 @pytest.mark.parametrize(("ours", "folder"), [("train", "train"), ("eval", "validation")])
 def test_columns_equal_the_json(folders, ours, folder):
     prepare(*folders)
@@ -137,25 +124,6 @@ def test_the_backbone_is_placed_beside_the_data(folders, tmp_path):
     placed.write_bytes(b"others")
     with pytest.raises(DataError, match=r"backbone.pth is another file than .*; delete .*data-assets or name another"):
         prepare(*folders)
-
-
-def test_an_interrupted_preparation_continues(folders, monkeypatch):
-    raw_dir, data_dir = folders
-    monkeypatch.setattr(preparing, "TASK", 1)
-    damaged = raw_dir / "train/b7.jpg"
-    damaged.write_bytes(PICTURES["train"]["b7"][:-100])
-    with pytest.raises(DataError, match="b7"):
-        prepare(raw_dir, data_dir)
-    assert [path.stem for path in (data_dir / "records/train").iterdir()] == ["0000000"]
-    assert not (data_dir / "manifest.json").exists()
-    damaged.write_bytes(PICTURES["train"]["b7"])
-    done: list[str] = []
-    work = preparing.place_pictures
-    monkeypatch.setattr(preparing, "place_pictures", lambda *task: done.extend(task[2]) or work(*task))
-    made = prepare(raw_dir, data_dir)
-    assert done == ["b7.jpg", "c9.jpg", "d1.jpg"]
-    shutil.rmtree(data_dir)
-    assert prepare(raw_dir, data_dir).files == made.files
 
 
 def test_a_picture_that_got_lost_meanwhile_is_placed_again(folders, monkeypatch):

@@ -80,14 +80,7 @@ def test_boxes_are_where_the_objects_are(raw_dir):
     assert np.mean(others) < 0.1
 
 
-def test_the_same_request_gives_the_same_bytes(raw_dir, tmp_path):
-    generate(tmp_path / "again", SyntheticOpenImages(**SMALL), workers=1)
-    names = sorted(path.relative_to(raw_dir) for path in raw_dir.rglob("*.*") if path.suffix != ".pth")
-    assert [(tmp_path / "again" / name).read_bytes() for name in names] == [
-        (raw_dir / name).read_bytes() for name in names
-    ]
-    states = [torch.load(folder / "backbone.pth", weights_only=True) for folder in (raw_dir, tmp_path / "again")]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+def test_another_seed_draws_other_pictures(raw_dir, tmp_path):
     generate(tmp_path / "other", SyntheticOpenImages(**{**SMALL, "seed": 1}))
     assert not {path.name for path in (tmp_path / "other/train").iterdir()} & {
         path.name for path in (raw_dir / "train").iterdir()

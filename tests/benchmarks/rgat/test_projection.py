@@ -25,9 +25,7 @@ def small(seed: int, level: int, x_dtype: torch.dtype, dtype: torch.dtype, *, fu
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("types", TYPES, ids=str)
-def test_products_and_gradients_are_those_of_the_definition(
-    types: tuple[torch.dtype, torch.dtype], level: int, full: bool
-) -> None:
+def test_products_and_gradients_are_those_of_the_definition(types, level, full):
     given = small(level, level, *types, full=full)
     formula, wide = expected(given)._asdict(), torch.promote_types(types[1], torch.float32)
     dtypes = {"z": types[1], "weight_gradient": torch.float32, "input_gradient": types[1]}
@@ -39,23 +37,7 @@ def test_products_and_gradients_are_those_of_the_definition(
     assert not found["weight_gradient"][formula["weight_gradient"].sum((1, 2)) == 0].any()
 
 
-def test_the_product_of_a_row_worked_by_hand() -> None:
-    """Row 2 of authors is author 5, whose inputs follow those of all papers."""
-    block, relation, author = random_block(0), 3, 1
-    shape = block.shape
-    assert shape.schema.sources[relation] == author
-    block.rows[shape.row_offsets(shape.hops)[relation] + 2] = 5
-    given = case(block, 2, 2, 2, 1, torch.float64, torch.float64)
-    given.x_NK[shape.node_offsets(2)[author] + 5] = torch.tensor([1.0, 10.0])
-    given.weight_RKD[relation] = torch.tensor([[2.0, 3.0], [0.5, 0.25]])
-    given.att_source_RAd[relation] = torch.tensor([[-1.0], [2.0]])
-    z, source_term = PLAIN.project(given.x_NK, block, 2, given.weight_RKD, given.att_source_RAd)
-    row = shape.row_offsets(2)[relation] + 2
-    assert z[row].tolist() == [7.0, 5.5]
-    assert source_term[row].tolist() == [-7.0, 11.0]
-
-
-def test_inputs_of_another_level_are_refused() -> None:
+def test_inputs_of_another_level_are_refused():
     given = small(0, 2, torch.float32, torch.float32)
     for level in (1, 3):
         with pytest.raises(ValueError, match=f"level {level} holds at most"):

@@ -41,7 +41,7 @@ def real(source: TrainingSeeds, number: int) -> list[int]:
     return batch.seeds[: batch.count].tolist()
 
 
-def test_each_stream_visits_its_seeds_in_a_new_order_per_epoch() -> None:
+def test_each_stream_visits_its_seeds_in_a_new_order_per_epoch():
     source = stream(replicas=3, replica=1)  # 34 seeds of a stream: 8 batches of 4 and one of 2
     assert (source.stream_seeds, source.steps_of_epoch) == (34, 9)
     epochs = [[real(source, epoch * 9 + step) for step in range(9)] for epoch in range(2)]
@@ -52,17 +52,7 @@ def test_each_stream_visits_its_seeds_in_a_new_order_per_epoch() -> None:
     assert source.batch(8)[1].tolist()[2:] == [NO_LABEL] * 2
 
 
-def test_replicas_see_what_one_sees_that_accumulates() -> None:
-    alone = stream(accumulation=3)
-    for replica in range(3):
-        source = stream(replicas=3, replica=replica)
-        for step in range(20):
-            number = 3 * step + replica
-            assert real(source, step) == real(alone, number)
-            assert torch.equal(source.batch(step)[0].seed, alone.batch(number)[0].seed)
-
-
-def test_a_block_is_continued_from_a_position_and_over_the_end_of_an_epoch() -> None:
+def test_a_block_is_continued_from_a_position_and_over_the_end_of_an_epoch():
     source = stream()
     block = Block(0, 1, 0, 24 * 4, 5 * 4)
     whole = [batch.seeds.tolist() for batch, _ in source.batches(block)]
@@ -71,25 +61,25 @@ def test_a_block_is_continued_from_a_position_and_over_the_end_of_an_epoch() -> 
     assert [len(real(source, number)) for number in range(24, 29)] == [4, 3, 4, 4, 4]  # 103 seeds are 26 batches
 
 
-def test_what_is_drawn_differs_from_batch_to_batch_and_run_to_run() -> None:
+def test_what_is_drawn_differs_from_batch_to_batch_and_run_to_run():
     drawn = [int(stream(seed=seed).batch(number)[0].seed) for seed in (1, 2) for number in range(30)]
     assert len(set(drawn)) == 60
 
 
-def test_an_epoch_of_the_schedule_has_the_streams_steps() -> None:
+def test_an_epoch_of_the_schedule_has_the_streams_steps():
     schedule = SCHEDULES["rgat"](3 * 4 * 2, train_samples=1003, ranks=6, last_epoch=1)
     labelled = Labelled(np.arange(1003, dtype=np.int32), np.zeros(1003, dtype=np.int16))
     source = TrainingSeeds(labelled, MicroBatches(4, 2, 3, 0), 0, CPU)
     assert schedule.period == source.steps_of_epoch * 24
 
 
-def test_too_few_seeds_are_an_error_that_says_so() -> None:
+def test_too_few_seeds_are_an_error_that_says_so():
     with pytest.raises(ConfigError, match="103 training seeds over 30 micro-batches of a global batch are only 3"):
         TrainingSeeds(TRAIN, MicroBatches(4, 30, 1, 0), 0, CPU)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_evaluation_seed_comes_once_over_any_number_of_ranks(ranks: int) -> None:
+def test_every_evaluation_seed_comes_once_over_any_number_of_ranks(ranks):
     found, batches = [], set()
     for rank in range(ranks):
         seeds = EvaluationSeeds(TRAIN, 8, 4, ranks, rank, 3, CPU)
@@ -104,7 +94,7 @@ def test_every_evaluation_seed_comes_once_over_any_number_of_ranks(ranks: int) -
     assert batches == {(tuple(b.seeds[: b.count].tolist()), int(b.seed)) for b, _ in alone.batches()}
 
 
-def test_ranks_that_do_not_divide_the_parts_are_refused() -> None:
+def test_ranks_that_do_not_divide_the_parts_are_refused():
     with pytest.raises(ConfigError, match="3 do not divide the 4 parts"):
         EvaluationSeeds(TRAIN, 8, 4, 3, 0, 3, CPU)
 
@@ -137,7 +127,7 @@ class _RecordedFeatures:
         pass
 
 
-def test_a_block_is_planned_for_a_batch_before_it_is_gathered() -> None:
+def test_a_block_is_planned_for_a_batch_before_it_is_gathered():
     graph, features = small_graph(2), _RecordedFeatures()
     sources = GraphData(graph, features, FANOUTS, sampler_reference)
     sampler = sources.sampler(largest_shape(graph, 4, FANOUTS))
@@ -168,7 +158,7 @@ class _Stream:
         self.waited.append(event)
 
 
-def test_the_first_batches_of_a_run_wait_for_what_opened_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_batches_of_a_run_wait_for_what_opened_the_data(monkeypatch):
     current, side = _Stream(), _Stream()
     monkeypatch.setattr("torch.cuda.current_stream", lambda: current)
     monkeypatch.setattr("torch.cuda.stream", lambda stream: contextlib.nullcontext())

@@ -56,7 +56,7 @@ def whole(graph: Graph) -> Levels:
 
 
 @pytest.mark.parametrize("kind", ["graph", "block", "trimmed"])
-def test_logits_and_gradients_are_those_of_pytorch_geometric(kind: str) -> None:
+def test_logits_and_gradients_are_those_of_pytorch_geometric(kind):
     torch.manual_seed(0)
     graph = small_graph(1, 0.0)
     fanouts = (16, 16, 16) if kind == "graph" else (3, 2, 2)
@@ -95,7 +95,7 @@ def test_logits_and_gradients_are_those_of_pytorch_geometric(kind: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_the_benchmarks_network_has_the_rules_parameters() -> None:
+def test_the_benchmarks_network_has_the_rules_parameters():
     facts = benchmark_settings("rgat")["facts"]
     schema = Schema.augmented(facts["node_types"], facts["relations"], facts["seeds"])
     architecture = Architecture(**{name: facts[name] for name in Architecture.__dataclass_fields__})

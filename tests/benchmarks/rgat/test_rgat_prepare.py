@@ -1,7 +1,5 @@
 """The whole preparation against raw files that are renumbered by dictionaries of lists, and all that may go wrong."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 
@@ -72,23 +70,6 @@ def describe_anew(folder, **source):
         found["files"][name] = {"bytes": entry.bytes, "sha256": entry.sha256}
     found["source"].update(source)
     (folder / "manifest.json").write_text(json.dumps(found))
-
-
-def test_synthetic_data_are_generated_prepared_and_verified(tmp_path, capsys):
-    folders, prepared = ["--raw-dir", str(tmp_path / "raw")], ["--data-dir", str(tmp_path / "data")]
-    sizes = ["--papers", "200", "--classes", "4", "--size", "16", "--workers", "1"]
-    assert COMMANDS.run("generate", [*folders, *sizes]) == 0
-    assert COMMANDS.run("prepare", [*folders, *prepared, "--workers", "1", "--memory-gb", "0.0001"]) == 0
-    assert COMMANDS.run("verify", [*prepared, "--workers", "2"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith(f"{tmp_path / 'raw'}: 200 paper, 206 author, 4 institute, 4 fos, 4 journal, 4 conference,")
-    assert out[1].startswith(
-        f"{tmp_path / 'data'}: synthetic, train_samples 96, eval_samples 16, labelled 160, classes"
-    )
-    made = {str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").rglob("*") if path.is_file()}
-    assert len(made) == 6 + 22 + 4 + 2
-    assert {"manifest.json", "prepare.lock", "seeds/train.npy"} <= made
-    assert "graph/conference__rev_venue__paper/indptr.npy" in made
 
 
 def test_features_are_those_of_the_same_nodes_converted(raw_dir, data):
@@ -346,15 +327,6 @@ def test_no_memory_is_refused(raw_dir, tmp_path, memory, needed):
 def own_data(raw_dir, tmp_path):
     prepare(raw_dir, tmp_path / "data")
     return tmp_path / "data"
-
-
-@pytest.mark.parametrize("name", ["features/author.npy", "graph/paper__topic__fos/indices.npy", "manifest.json"])
-def test_damage_is_found(own_data, name):
-    content = bytearray((own_data / name).read_bytes())
-    content[-20] ^= 1
-    (own_data / name).write_bytes(content)
-    with pytest.raises(DataError, match=name.split("/")[0]):
-        verify(own_data, workers=2)
 
 
 def test_features_of_another_dtype_are_refused(own_data):

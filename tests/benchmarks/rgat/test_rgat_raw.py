@@ -1,7 +1,5 @@
 """Raw files: types and shapes from their headers, and invalid files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import small_graph

@@ -37,7 +37,7 @@ def batches(count: int, real: int = 8) -> Iterator[SeedBatch]:
 
 
 @pytest.mark.parametrize("limit", [3, 20])
-def test_a_block_that_exceeds_its_capacity_is_sampled_again_with_a_larger_one(limit: int) -> None:
+def test_a_block_that_exceeds_its_capacity_is_sampled_again_with_a_larger_one(limit):
     small = BlockSampler(GRAPH, FANOUTS, sampler_reference, at_most(LARGEST, limit))
     found = list(small.blocks(batches(4)))
     expected = [sampler_reference(GRAPH, FANOUTS, LARGEST)(each.seeds, each.count, each.seed) for each in batches(4)]
@@ -47,7 +47,7 @@ def test_a_block_that_exceeds_its_capacity_is_sampled_again_with_a_larger_one(li
     assert all(block.shape != small.shape for block in found)
 
 
-def test_blocks_that_fit_have_the_shape_and_come_one_behind_the_sampler() -> None:
+def test_blocks_that_fit_have_the_shape_and_come_one_behind_the_sampler():
     sampler, requested = BlockSampler(GRAPH, FANOUTS, sampler_reference, LARGEST), []
 
     def given() -> Iterator[SeedBatch]:
@@ -60,8 +60,8 @@ def test_blocks_that_fit_have_the_shape_and_come_one_behind_the_sampler() -> Non
     assert (sampler.sampled, sampler.larger) == (5, 0)
 
 
-def test_all_ranks_leave_the_captured_shape_when_one_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    overflows: list[int] = []
+def test_all_ranks_leave_the_captured_shape_when_one_must(monkeypatch):
+    overflows = []
 
     def another_rank_overflows_once(overflow: Tensor, operation: object, group: object) -> None:
         overflows.append(int(overflow))
@@ -78,7 +78,7 @@ def test_all_ranks_leave_the_captured_shape_when_one_must(monkeypatch: pytest.Mo
     assert (overflows, sampler.larger) == ([0] * 5, 1)  # a collective for each batch, whatever becomes of it
 
 
-def test_measured_sizes_do_not_depend_on_the_first_capacity() -> None:
+def test_measured_sizes_do_not_depend_on_the_first_capacity():
     counts = [sampler_reference(GRAPH, FANOUTS, LARGEST)(b.seeds, b.count, b.seed).counts for b in batches(3)]
     found = sampled_moments(GRAPH, FANOUTS, sampler_reference, 8, batches(3))
     assert found[: LARGEST.counts].tolist() == torch.stack(counts).sum(0).tolist()
@@ -100,7 +100,7 @@ def loss_and_gradients(shape: BlockShape, real: int = 8) -> tuple[Tensor, list[T
 
 
 @pytest.mark.parametrize("real", [8, 5])
-def test_the_capacity_of_a_block_changes_neither_loss_nor_gradients(real: int) -> None:
+def test_the_capacity_of_a_block_changes_neither_loss_nor_gradients(real):
     (batch,) = batches(1, real)
     counts = sampler_reference(GRAPH, FANOUTS, LARGEST)(batch.seeds, batch.count, batch.seed)
 
@@ -117,7 +117,7 @@ def test_the_capacity_of_a_block_changes_neither_loss_nor_gradients(real: int) -
         torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
 
 
-def test_another_seed_drops_others() -> None:
+def test_another_seed_drops_others():
     (batch,) = batches(1)
     block = sampler_reference(GRAPH, FANOUTS, LARGEST)(batch.seeds, batch.count, batch.seed)
     x_NF, _ = features_of(block, [torch.randn(count, SMALL.feature_size) for count in NODES])
@@ -140,7 +140,7 @@ def counts_of(*, nodes: list[int], edges: list[int], rows: list[int], overflow: 
     return [*nodes, *edges, *rows, overflow]
 
 
-def test_bounds_are_fanouts_and_what_the_graph_has() -> None:
+def test_bounds_are_fanouts_and_what_the_graph_has():
     schema = Schema.augmented(("paper", "author"), ("paper__cites__paper", "author__of__paper"), "paper")
     cites = [[0] * 9 for _ in range(100)]
     graph = graph_of(
@@ -158,12 +158,12 @@ def test_bounds_are_fanouts_and_what_the_graph_has() -> None:
     assert shape.rows == ((12, 7, 0), (100, 7, 70))
 
 
-def test_the_capacity_may_exceed_the_number_of_nodes() -> None:
+def test_the_capacity_may_exceed_the_number_of_nodes():
     assert largest_shape(small_graph(), 100, (2,)).nodes == ((0, 100, 0), (3, 100, 30))
 
 
 @pytest.mark.parametrize("fanouts", [(2, 2), (16, 16, 16)], ids=str)
-def test_no_batch_exceeds_the_bounds(fanouts: tuple[int, ...]) -> None:
+def test_no_batch_exceeds_the_bounds(fanouts):
     graph = small_graph()
     sampler = sampler_reference(graph, fanouts, largest_shape(graph, 9, fanouts))
     for seed in range(5):
@@ -171,7 +171,7 @@ def test_no_batch_exceeds_the_bounds(fanouts: tuple[int, ...]) -> None:
         assert sampler(seeds, 9, torch.tensor(seed)).overflow.item() == 0
 
 
-def test_the_capacity_is_the_mean_and_deviations_of_all_ranks() -> None:
+def test_the_capacity_is_the_mean_and_deviations_of_all_ranks():
     first = counts_of(nodes=[4, 0, 4, 10, 20, 30], edges=[12, 0, 30, 9], rows=[10, 0, 20, 3])
     second = counts_of(nodes=[4, 0, 4, 14, 21, 30], edges=[16, 0, 30, 9], rows=[14, 0, 20, 3])
     together = moments([first]) + moments([second])
@@ -183,7 +183,7 @@ def test_the_capacity_is_the_mean_and_deviations_of_all_ranks() -> None:
     assert shape.rows == ((16, 0), (20, 3))
 
 
-def test_the_capacity_is_bounded_grows_with_hops_and_is_positive_where_entries_are_possible() -> None:
+def test_the_capacity_is_bounded_grows_with_hops_and_is_positive_where_entries_are_possible():
     few = counts_of(nodes=[1, 0, 1, 0, 1, 0], edges=[0, 0, 0, 0], rows=[0, 0, 0, 0])
     shape = enough_shape(moments([few]), HAND_MADE, 5.0)
     assert shape.nodes == ((4, 0), (4, 1), (4, 1))
@@ -192,12 +192,12 @@ def test_the_capacity_is_bounded_grows_with_hops_and_is_positive_where_entries_a
     assert enough_shape(moments([few, wild]), HAND_MADE, 9.0) == HAND_MADE
 
 
-def test_rows_are_no_more_than_edges_or_nodes() -> None:
+def test_rows_are_no_more_than_edges_or_nodes():
     some = [counts_of(nodes=[4, 0, 4, 5, 9, 9], edges=[30, 0, 30, 9], rows=[rows, 0, rows, 3]) for rows in (1, 5)]
     assert enough_shape(moments(some), HAND_MADE, 5.0).rows == ((5, 0), (9, 3))
 
 
-def test_batches_that_say_nothing_are_refused() -> None:
+def test_batches_that_say_nothing_are_refused():
     with pytest.raises(ValueError, match="no batch was sampled"):
         enough_shape(torch.zeros(2 * HAND_MADE.counts + 1, dtype=torch.int64), HAND_MADE, 5.0)
     cut = counts_of(nodes=[4, 0, 4, 5, 9, 9], edges=[30, 0, 30, 9], rows=[1, 0, 1, 3], overflow=1)
@@ -205,7 +205,7 @@ def test_batches_that_say_nothing_are_refused() -> None:
         enough_shape(moments([cut]), HAND_MADE, 5.0)
 
 
-def test_growing_ends_at_the_largest_shape() -> None:
+def test_growing_ends_at_the_largest_shape():
     shape, sizes = at_most(HAND_MADE, 5), []
     assert shape.nodes[0] == HAND_MADE.nodes[0]
     assert shape.edges == ((5, 0), (5, 5))
@@ -215,7 +215,7 @@ def test_growing_ends_at_the_largest_shape() -> None:
     assert sizes == [10, 20, 40, 70]  # and then all 60 and 30
 
 
-def test_what_is_rare_grows_to_more_than_twice() -> None:
+def test_what_is_rare_grows_to_more_than_twice():
     shape = grown(at_most(HAND_MADE, 12), HAND_MADE, 32)
     assert (shape.nodes, shape.edges) == (((4, 0), (4, 20), (32, 32)), ((32, 0), (32, 30)))
     assert grown(shape, HAND_MADE, 32).edges == ((40, 0), (60, 30))  # twice 32 is more than there can be

@@ -43,7 +43,7 @@ def _tables() -> dict[str, Callable[[int], Any]]:
     }
 
 
-def test_no_table_is_forgotten() -> None:
+def test_no_table_is_forgotten():
     pytest.importorskip("triton")
     for name, make in _tables().items():
         first = make(1)
@@ -52,7 +52,7 @@ def test_no_table_is_forgotten() -> None:
         assert make(1) is first, name
 
 
-def test_no_table_is_copied_in_the_capture_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_table_is_copied_in_the_capture_of_a_graph(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="before a CUDA graph is captured"):
         device_table([[1, 2], [3, 4]], torch.int32, torch.device("cuda"))

@@ -135,7 +135,7 @@ def test_a_step_captures_the_shape_that_nearly_all_batches_have(data):
 
 
 def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
-    made: list[BlockShape] = []
+    made = []
 
     def counted(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> NeighborSampler:
         made.append(shape)
@@ -191,7 +191,7 @@ def test_every_evaluation_seed_is_counted_once(data, batch):
     workload.close()
 
 
-def test_the_example_of_the_data_is_given_away(data) -> None:
+def test_the_example_of_the_data_is_given_away(data):
     workload = built()
     source = workload.open_data(data)
     (example,) = workload.examples_of_data()
@@ -200,7 +200,7 @@ def test_the_example_of_the_data_is_given_away(data) -> None:
     workload.close()
 
 
-def test_the_loss_and_its_gradients_can_be_captured() -> None:
+def test_the_loss_and_its_gradients_can_be_captured():
     workload = built()
     (example,) = workload.example_batches()
     workload.loss(example).total.backward()  # tables of host numbers go to the device in the first pass

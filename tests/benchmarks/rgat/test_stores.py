@@ -317,7 +317,7 @@ def test_a_graph_that_fits_no_gpu_and_cannot_be_shared_is_named(tmp_path, monkey
     def refuse(self: object, name: str, *arguments: object) -> None:
         raise UnsupportedImplementation("no mapping")
 
-    tried: list[tuple[str, ...]] = []
+    tried = []
 
     def usable(what: str, requested: str, order: tuple[str, ...], *arguments: object, **options: object) -> tuple[str]:
         tried.append(order)

@@ -41,7 +41,7 @@ def both_ways(
     return own, gradients
 
 
-def test_small_tiles_of_several_programs_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tiles_of_several_programs_give_the_same(monkeypatch):
     """Rows span many chunks, and programs write partial sums."""
     monkeypatch.setattr(edge_triton, "CHUNK", 4)
     for key, items in (("gradient", 8), ("targets", 4), ("chunks", 2), ("long_rows", 4)):
@@ -50,7 +50,7 @@ def test_small_tiles_of_several_programs_give_the_same(monkeypatch: pytest.Monke
     check(edge_attention.EDGE_ATTENTION, "triton", CASES[2], sizes, torch.float32, torch.device("cpu"))
 
 
-def test_the_same_bits_twice_and_others_from_another_seed() -> None:
+def test_the_same_bits_twice_and_others_from_another_seed():
     block, seed = random_block(6, schema=ONE, seeds=2, fanouts=(3, 2, 2), slack=1), torch.tensor(1)
     inputs = random_inputs(block, 2, 4, 8, torch.float32)
     dropout = DropoutMask(0.5, seed, 1)
@@ -70,7 +70,7 @@ def test_the_same_bits_twice_and_others_from_another_seed() -> None:
     assert not torch.equal(out_PD == 0, others_PD == 0)
 
 
-def test_an_only_edge_has_no_gradient_of_its_logit() -> None:
+def test_an_only_edge_has_no_gradient_of_its_logit():
     """To the bit: its share is 1 whatever the logit, and an optimizer that normalizes would make much of a residue."""
     block = random_block(8, schema=ONE, fanouts=(1, 1, 1), seeds=8, slack=1)
     inputs = random_inputs(block, 3, 4, 8, torch.float32)
@@ -80,7 +80,7 @@ def test_an_only_edge_has_no_gradient_of_its_logit() -> None:
     assert not datt_source_RAd.any()
 
 
-def test_heads_are_a_power_of_two() -> None:
+def test_heads_are_a_power_of_two():
     request = OperationRequest(torch.device("cpu"), torch.float32, {"heads": 3})
     assert edge_attention.EDGE_ATTENTION.select(AUTO, request).name == "reference"
     assert edge_attention.EDGE_ATTENTION.select(AUTO, dataclasses.replace(request, sizes={})).name == "triton"

@@ -3,8 +3,6 @@
 tests/test_interpreted_kernels.py runs this file.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -21,7 +19,7 @@ ROWS = ShardedRows((torch.zeros(10, 16, dtype=torch.uint8),) * 2, (5, 0, 2, 3), 
 """Rows of 16 bytes of four types in two shards."""
 
 
-def test_a_store_gathers_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_gathers_by_the_kernel(monkeypatch):
     graph, launches = small.made(), []
     monkeypatch.setattr(
         gather_triton, "gather_rows", lambda *given, gather=gather_triton.gather_rows: launches.append(gather(*given))
@@ -30,13 +28,13 @@ def test_a_store_gathers_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(launches) == 3
 
 
-def test_a_block_of_capacity_zero() -> None:
+def test_a_block_of_capacity_zero():
     none = torch.zeros(0, dtype=torch.int32)
     out = torch.zeros(0, 16, dtype=torch.uint8)
     gather_triton.gather_rows(ROWS, none, torch.zeros(4, dtype=torch.int32), (0,) * 5, out)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     node, count, offsets = torch.zeros(9, dtype=torch.int32), torch.ones(4, dtype=torch.int32), (0, 5, 5, 7, 9)
     rows, out = ROWS, torch.zeros(9, 16, dtype=torch.uint8)
     for arguments in (

@@ -36,7 +36,7 @@ def block() -> SampledBlock:
 
 
 @pytest.mark.parametrize(("dtype", "exact"), [(torch.float16, 1e-6), (torch.bfloat16, 8e-3)], ids=str)
-def test_products_of_fp16_are_the_definitions(dtype: torch.dtype, exact: float) -> None:
+def test_products_of_fp16_are_the_definitions(dtype, exact):
     """With weights in bf16, the inputs are rounded to bf16."""
     given = case(block(), 2, 16, 2, 16, torch.float16, dtype)
     formula, rounded = expected(given)._asdict(), {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
@@ -45,14 +45,14 @@ def test_products_of_fp16_are_the_definitions(dtype: torch.dtype, exact: float) 
         assert_close(value, formula[name], tolerances.get(name, exact), name)
 
 
-def test_gradients_too_small_for_fp16_are_not_lost() -> None:
+def test_gradients_too_small_for_fp16_are_not_lost():
     given = case(block(), 2, 16, 2, 8, torch.float16, torch.float16)
     given = given._replace(dterm_TA=given.dterm_TA * 1e-9)
     found = projection_triton.target_terms_gradient(given.x_NK, given.dterm_TA, given.block, 2)
     assert_close(found, expected(given).term_gradient, 1e-6)
 
 
-def test_the_vectors_of_terms_keep_more_than_the_inputs_bits() -> None:
+def test_the_vectors_of_terms_keep_more_than_the_inputs_bits():
     """bf16 alone would round 1 + 2^-12 to 1."""
     given = case(block(), 2, 16, 1, 8, torch.bfloat16, torch.bfloat16)
     given.v_RKA.fill_(1 + 2**-12)
@@ -60,7 +60,7 @@ def test_the_vectors_of_terms_keep_more_than_the_inputs_bits() -> None:
     assert_close(term[filled(given.block, 2).targets], expected(given).term, 1e-6)
 
 
-def test_a_block_in_which_nothing_has_an_edge() -> None:
+def test_a_block_in_which_nothing_has_an_edge():
     given = case(random_block(1, without=tuple(range(5)), slack=0), 2, 16, 2, 8, torch.float32, torch.float32)
     found = only_filled(results(TRITON, given), given)
     assert (found["z"].shape, found["source_term"].shape) == ((0, 16), (0, 2))
@@ -69,7 +69,7 @@ def test_a_block_in_which_nothing_has_an_edge() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "name"), [((4, 128), "triton"), ((3, 8), "triton"), ((5, 96), "reference")], ids=str)
-def test_heads_that_fill_no_tile_are_left_to_pytorch(sizes: tuple[int, int], name: str) -> None:
+def test_heads_that_fill_no_tile_are_left_to_pytorch(sizes, name):
     given = {"heads": sizes[0], "head_size": sizes[1]}
     request = OperationRequest(torch.device("cpu"), torch.bfloat16, given)
     assert projection.PROJECTION.select(AUTO, request).name == name

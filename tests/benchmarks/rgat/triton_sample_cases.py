@@ -32,7 +32,7 @@ def few_items(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sample_triton.TILES, key, Tile(items=32, warps=1))
 
 
-def test_shards_and_a_count_on_the_host() -> None:
+def test_shards_and_a_count_on_the_host():
     fanouts, count = (5, 2), 5
     graph, seeds = sharded(small_graph(1), 2), some_seeds(1)
     shape = largest_shape(graph, SEEDS, fanouts)
@@ -55,15 +55,13 @@ def assert_cut_as_plain(fanouts: tuple[int, ...], capacities: Sequence[tuple[str
         assert filled(cut) == filled(expected)
 
 
-def test_entries_beyond_the_capacity_are_left_out_as_by_the_reference() -> None:
+def test_entries_beyond_the_capacity_are_left_out_as_by_the_reference():
     capacities = [("nodes", 1, "paper"), ("edges", 1, "author__rev_by__paper"), ("rows", 1, "paper__cites__paper")]
     assert_cut_as_plain((3, 2), capacities)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capacity", SMALL_CAPACITIES, ids=str)
-def test_every_kind_of_capacity_cuts_as_in_the_reference(
-    capacity: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_of_capacity_cuts_as_in_the_reference(capacity, monkeypatch):
     few_items(monkeypatch)
     assert_cut_as_plain((4, 3, 2), [capacity])

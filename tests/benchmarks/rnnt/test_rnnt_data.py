@@ -1,7 +1,5 @@
 """Test batches of a prepared folder: utterances, samples and tokens."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -89,15 +87,6 @@ def test_a_block_can_be_read_from_any_position(root, batches):
         assert len(rest) == len(batches) - start
         for mine, other in zip(rest, batches[start:], strict=True):
             assert_equal(mine, other)
-
-
-def test_two_ranks_read_the_same_as_one(root, batches):
-    for replica in range(2):
-        layout = Layout({"dp": 2}, replica)
-        mine = read(root, BLOCK, layout=layout, accumulation=1)
-        for batch, other in zip(mine, batches[replica::2], strict=True):
-            assert_equal(batch, other)
-            assert batch.samples == 2 * other.samples
 
 
 def test_batches_do_not_depend_on_the_number_of_threads(root, batches):

@@ -58,20 +58,6 @@ def test_frames_and_utterances_emit_at_most_their_limits(look_ahead, symbols):
     assert found == [token_by_token(model, f_SNJ[:length, n], limits) for n, length in enumerate(LENGTHS)]
 
 
-def test_each_frame_counts_its_own_tokens():
-    # Frames with a 1 emit the first class up to the limit; all others emit blank.
-    model, limits = SmallTransducer(0), DecodingLimits(BLANK, frame_symbols=2, symbols=300)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.joint.last.weight[0, 0] = 2.0
-        model.joint.last.bias[BLANK] = 1.0
-    f_SNJ = torch.zeros(FRAMES, len(LENGTHS), JOINT, dtype=torch.float64)
-    f_SNJ[[0, 1, 4, 11], :, 0] = 1.0
-    found = decoded(decoder_of(model, limits, look_ahead=4), f_SNJ)
-    assert [len(tokens) for tokens in found] == [8, 0, 2, 6, 8, 4, 4, 6, 6, 8]
-
-
 def test_blanks_advance_several_frames_at_once():
     model, limits = SmallTransducer(0, blank=1000.0), DecodingLimits(BLANK, frame_symbols=3, symbols=11)
     decoder = decoder_of(model, limits, look_ahead=4, unroll=1)

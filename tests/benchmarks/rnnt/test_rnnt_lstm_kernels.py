@@ -107,7 +107,7 @@ DIVISIONS: dict[str, tuple[int, tuple[Any, ...], tuple[Any, ...], int, torch.dty
 
 
 @pytest.mark.parametrize("name", DIVISIONS)
-def test_kernels_equal_the_reference(name: str, machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_equal_the_reference(name, machine, monkeypatch):
     width, *divisions, batch, dtype, kind = DIVISIONS[name]
     inputs, frames = 24, 6
     for backward, division in zip((False, True), divisions, strict=True):
@@ -132,7 +132,7 @@ def test_kernels_equal_the_reference(name: str, machine: None, monkeypatch: pyte
         assert error < TOLERANCE[dtype], f"{index}: relative error {error:.2e}"
 
 
-def test_rows_above_the_maximum_take_several_launches(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_above_the_maximum_take_several_launches(machine, monkeypatch):
     width, batch, frames = 128, MOST_ROWS + 5, 2
     monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, MOST_ROWS), LstmPlan(False, width, 2, 128, 32, 1))
     monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, 5), LstmPlan(False, width, 1, 16, 32, 1))
@@ -145,12 +145,10 @@ def test_rows_above_the_maximum_take_several_launches(machine: None, monkeypatch
 
 
 @pytest.mark.parametrize("autograd", [False, True])
-def test_gates_and_cell_states_are_saved_only_for_a_backward_pass(
-    autograd: bool, machine: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gates_and_cell_states_are_saved_only_for_a_backward_pass(autograd, machine, monkeypatch):
     monkeypatch.setitem(persistent.FIXED_PLANS, (False, 128, 3), LstmPlan(False, 128, 1, 16, 32, 1))
     launch = persistent.launch
-    kept: list[tuple[int, list[int]]] = []
+    kept = []
 
     def recorded(
         backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]
@@ -166,7 +164,7 @@ def test_gates_and_cell_states_are_saved_only_for_a_backward_pass(
     assert kept == [(5, [1]) if autograd else (0, [0])]
 
 
-def test_a_second_backward_pass_is_refused(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_backward_pass_is_refused(machine, monkeypatch):
     for backward in (False, True):
         monkeypatch.setitem(persistent.FIXED_PLANS, (backward, 128, 3), LstmPlan(backward, 128, 1, 16, 32, 1))
     x = drawn(1, 3, 8, dtype=torch.float16)
@@ -183,7 +181,7 @@ def test_a_second_backward_pass_is_refused(machine: None, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("batch", [1, 8, 32, 64, 100, 192, 256])
 @pytest.mark.parametrize("width", [128, 512, 832, 1024])
 @pytest.mark.parametrize("backward", [False, True])
-def test_every_plan_covers_all_rows_and_units_within_the_gpus_limits(backward: bool, width: int, batch: int) -> None:
+def test_every_plan_covers_all_rows_and_units_within_the_gpus_limits(backward, width, batch):
     found = plans(backward, width, batch, *H200)
     assert found
     assert {plan.wait for plan in found} == {Wait.COUNT if backward else Wait.LOAD}
@@ -229,14 +227,14 @@ MEASURED = {
 
 
 @pytest.mark.parametrize(("batch", "backward"), MEASURED)
-def test_the_first_division_is_the_fastest_that_was_measured(batch: int, backward: bool) -> None:
+def test_the_first_division_is_the_fastest_that_was_measured(batch, backward):
     measured = {LstmPlan(backward, 1024, *division): took for division, took in MEASURED[batch, backward].items()}
     assert plans(backward, 1024, batch, *H200)[0] == min(measured, key=lambda plan: measured[plan])
     for plan, took in measured.items():
         assert abs(plan.microseconds / took - 1) < 0.25
 
 
-def test_a_small_gpu_has_no_plan_for_a_large_layer() -> None:
+def test_a_small_gpu_has_no_plan_for_a_large_layer():
     assert not plans(False, 1024, MOST_ROWS, 20, H200[1])
 
 
@@ -244,7 +242,7 @@ def test_a_small_gpu_has_no_plan_for_a_large_layer() -> None:
     ("backward", "bfloat", "width", "batch"),
     [(False, False, 1024, 192), (True, True, 1024, 192), (False, True, 512, 8), (True, False, 832, 32)],
 )
-def test_nvrtc_compiles_the_source(backward: bool, bfloat: bool, width: int, batch: int) -> None:
+def test_nvrtc_compiles_the_source(backward, bfloat, width, batch):
     if (reason := no_compiler()) is not None:
         pytest.skip(reason)
     plan = plans(backward, width, batch, *H200)[0]

@@ -1,7 +1,5 @@
 """Test the order of training utterances, their speeds, and the sizes to which micro-batches are padded."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -163,40 +163,9 @@ def test_the_manifest_counts_utterances_samples_and_pieces(data_dir):
     assert open_prepared(data_dir).synthetic
 
 
-def test_a_second_preparation_changes_nothing_and_other_settings_are_refused(raw_dir, data_dir, copied):
-    before = contents(data_dir)
-    prepare(raw_dir, data_dir)
-    assert contents(data_dir) == before
+def test_other_settings_are_refused(raw_dir, data_dir):
     with pytest.raises(DataError, match=r"was prepared with .*not with"):
         prepare(raw_dir, data_dir, vocabulary=VOCABULARY - 1)
-    path = copied / CHAPTER / "19-198.trans.txt"
-    path.write_text(path.read_text().replace("RUNS", "RISES"))
-    with pytest.raises(DataError, match="from other raw data"):
-        prepare(copied, data_dir)
-
-
-def test_an_interrupted_preparation_resumes_to_the_same_files(raw_dir, small_shards, tmp_path, monkeypatch):
-    prepare(raw_dir, tmp_path / "whole")
-    read, decoded = speech_pipeline.read_flac, []
-
-    def fails(path: Path) -> np.ndarray:
-        if path.stem == "14-208-0001":
-            raise DataError("cut off")
-        decoded.append(path.stem)
-        return read(path)
-
-    monkeypatch.setattr(speech_pipeline, "read_flac", fails)
-    with pytest.raises(DataError, match="cut off"):
-        prepare(raw_dir, tmp_path / "data")
-    assert not (tmp_path / "data" / "manifest.json").exists()
-    first = list(decoded)
-    monkeypatch.setattr(speech_pipeline, "read_flac", lambda path: (decoded.append(path.stem), read(path))[1])
-    prepare(raw_dir, tmp_path / "data")
-    again = decoded[len(first) :]
-
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
-    assert "103-1240-0000" in first
-    assert "103-1240-0000" not in again
 
 
 def test_several_processes_write_the_same_files(raw_dir, small_shards, forked_pools, tmp_path):
@@ -248,16 +217,11 @@ def test_a_vocabulary_larger_than_the_transcripts_allow_is_refused(raw_dir, tmp_
         prepare(raw_dir, tmp_path / "data", 1023)
 
 
-def test_verify_finds_a_changed_byte_and_opening_a_missing_one(raw_dir, data_dir, tmp_path):
+def test_opening_finds_a_missing_byte(raw_dir, data_dir, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(data_dir, data)
     path = data / "eval" / "audio_00000.pcm"
-    content = bytearray(path.read_bytes())
-    content[100] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"audio_00000.pcm: SHA-256"):
-        verify(data)
-    path.write_bytes(content[:-2])
+    path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DataError, match=r"audio_00000.pcm has \d+ bytes where"):
         open_prepared(data)
 

@@ -47,7 +47,7 @@ def random_logits(given: Case, classes: int, dtype: torch.dtype = torch.float64,
 # Rows
 
 
-def test_rows_are_packed_by_utterance_frame_and_token() -> None:
+def test_rows_are_packed_by_utterance_frame_and_token():
     given = case(*MIXED, classes=5)
     indices = row_indices(given.rows)
     wanted = [
@@ -63,14 +63,13 @@ def test_rows_are_packed_by_utterance_frame_and_token() -> None:
     assert [tuple(line) for line in found.tolist()] == wanted
 
 
-def test_too_many_rows_make_losses_infinite_and_gradients_zero() -> None:
+def test_too_many_rows_make_losses_infinite_and_gradients_zero():
     given = case([4, 3], [2, 2], classes=5, spare=-1)
     assert given.rows.capacity == 20
     logits_RV = torch.randn(20, 5, requires_grad=True)
     loss_B = packed_loss(LOSS_PASSES, logits_RV, given.tokens_BU, given.rows)
     loss_B.sum().backward()
     assert loss_B.tolist() == [math.inf, math.inf]
-    assert logits_RV.grad is not None
     assert not logits_RV.grad.any()
 
 
@@ -78,7 +77,7 @@ def test_too_many_rows_make_losses_infinite_and_gradients_zero() -> None:
 
 
 @pytest.mark.parametrize(("frames", "tokens"), [*itertools.product((1, 2, 3, 4), (0, 1, 2, 3, 4))])
-def test_loss_and_gradient_equal_the_sum_over_all_alignments(frames: int, tokens: int) -> None:
+def test_loss_and_gradient_equal_the_sum_over_all_alignments(frames, tokens):
     given = case([frames], [tokens], classes=4, seed=frames)
     leaf = random_logits(given, 4)
     wanted = leaf[: used_rows(given.rows)].clone().requires_grad_()
@@ -94,23 +93,10 @@ def test_loss_and_gradient_equal_the_sum_over_all_alignments(frames: int, tokens
 
 
 @pytest.mark.parametrize(
-    ("frames", "tokens", "classes", "published"),
-    [(2, 1, 3, 2.60269), (4, 3, 5, 8.27033), (205, 56, 1024, 1676.47)],
-)
-def test_loss_of_equal_logits_has_a_closed_form(frames: int, tokens: int, classes: int, published: float) -> None:
-    given = case([frames], [tokens], classes, spare=0)
-    logits_RV = torch.full((given.rows.capacity, 1), 0.25).expand(-1, classes)
-    loss_B = packed_loss(LOSS_PASSES, logits_RV, given.tokens_BU, given.rows)
-    closed = (frames + tokens) * math.log(classes) - math.log(math.comb(frames + tokens - 1, tokens))
-    assert closed == pytest.approx(published, abs=0.005)
-    assert loss_B.item() == pytest.approx(closed, rel=1e-5)
-
-
-@pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)],
 )
-def test_mixed_lengths_equal_the_recursion_in_float64(dtype: torch.dtype, tolerance: float) -> None:
+def test_mixed_lengths_equal_the_recursion_in_float64(dtype, tolerance):
     given = case([9, 1, 6, 12, 3], [5, 7, 0, 1, 4], classes=11, seed=3, spare=None)
     leaf = random_logits(given, 11, dtype).requires_grad_()
     weight_B = torch.rand(5, dtype=torch.float64) + 0.5
@@ -125,7 +111,7 @@ def test_mixed_lengths_equal_the_recursion_in_float64(dtype: torch.dtype, tolera
     assert not d_leaf[used:].any()
 
 
-def test_long_utterances_with_large_logits_stay_finite_in_fp32() -> None:
+def test_long_utterances_with_large_logits_stay_finite_in_fp32():
     given = case([60, 40], [30, 20], classes=9, spare=0)
     leaf = (200 * random_logits(given, 9, torch.float32)).requires_grad_()
     loss_B = packed_loss(LOSS_PASSES, leaf, given.tokens_BU, given.rows)
@@ -136,7 +122,7 @@ def test_long_utterances_with_large_logits_stay_finite_in_fp32() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchaudio") is None, reason="torchaudio is not installed")
-def test_loss_equals_torchaudios() -> None:
+def test_loss_equals_torchaudios():
     from torchaudio.functional import rnnt_loss
 
     frames, tokens, classes = [6, 6, 4], [3, 2, 3], 8
@@ -202,7 +188,7 @@ def forward_with_nan(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: Dr
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("p", [0.0, 0.4])
-def test_packed_joint_loss_equals_the_padded_one(p: float, parts: int) -> None:
+def test_packed_joint_loss_equals_the_padded_one(p, parts):
     given = case(*MIXED, classes=6)
     dropout = DropoutMask(p, torch.tensor(1 << 40), 5)
     drawn = leaves(given, 10, 6)
@@ -217,7 +203,7 @@ def test_packed_joint_loss_equals_the_padded_one(p: float, parts: int) -> None:
         assert torch.allclose(gradient, formula.nan_to_num(0.0), rtol=1e-9, atol=1e-12)
 
 
-def test_the_joint_loss_in_half_precision_is_close() -> None:
+def test_the_joint_loss_in_half_precision_is_close():
     given = case([9, 5, 7], [4, 6, 2], classes=12)
     exact = leaves(given, 16, 12)
     for dtype, tolerance in ((torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
@@ -232,7 +218,7 @@ def test_the_joint_loss_in_half_precision_is_close() -> None:
             assert (gradient.double() - formula.nan_to_num(0.0)).norm() < tolerance * formula.nan_to_num(0.0).norm()
 
 
-def test_a_second_backward_pass_is_refused() -> None:
+def test_a_second_backward_pass_is_refused():
     given = case([3], [2], classes=5)
     loss_B = joint_loss(JOINT_PASSES, LOSS_PASSES, *leaves(given, 4, 5), given.tokens_BU, given.rows, NO_DROPOUT)
     loss_B.sum().backward(retain_graph=True)
@@ -240,7 +226,7 @@ def test_a_second_backward_pass_is_refused() -> None:
         loss_B.sum().backward()
 
 
-def test_tensors_of_inconsistent_shapes_are_refused() -> None:
+def test_tensors_of_inconsistent_shapes_are_refused():
     given = case([3, 2], [2, 1], classes=5)
     drawn = leaves(given, 4, 5)
     with pytest.raises(ValueError, match=r"tokens must be \(2, 3\), not \(2, 2\)"):
@@ -263,7 +249,7 @@ def module(batch_split: int = 1) -> Joint:
     return Joint(facts, config, torch.Generator().manual_seed(0), torch.device("cpu"), torch.float32, site=3)
 
 
-def test_logits_for_decoding_are_consistent_with_the_loss() -> None:
+def test_logits_for_decoding_are_consistent_with_the_loss():
     own = module().eval()
     given = case([3], [2], classes=6, spare=0)
     random = torch.Generator().manual_seed(4)
@@ -275,7 +261,7 @@ def test_logits_for_decoding_are_consistent_with_the_loss() -> None:
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
-def test_a_training_step_is_capturable_and_its_dropout_follows_the_seed() -> None:
+def test_a_training_step_is_capturable_and_its_dropout_follows_the_seed():
     own, given = module(batch_split=2), case(*MIXED, classes=6)
     f_SBJ, g_NBJ = torch.randn(6, 5, 10), torch.randn(6, 5, 10)
     frames, tokens = given.rows.frames_B, given.rows.tokens_B
@@ -291,7 +277,7 @@ def test_a_training_step_is_capturable_and_its_dropout_follows_the_seed() -> Non
     assert not torch.equal(losses[0], losses[2])
 
 
-def test_cases_have_librispeechs_number_of_rows_and_spare_capacity() -> None:
+def test_cases_have_librispeechs_number_of_rows_and_spare_capacity():
     given = case_rows(192, torch.device("cpu"))
     assert given.used == int(given.rows.offsets[-1])
     assert given.used == pytest.approx(2.45e6, rel=0.06)

@@ -37,7 +37,7 @@ LOSS = transducer_loss.TRANSDUCER_LOSS.function("triton")
 DROPOUT = DropoutMask(0.25, torch.tensor((5 << 32) + 3), 7)
 
 
-def test_small_tiles_without_descriptors_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tiles_without_descriptors_give_the_same(monkeypatch):
     for key, tile in loss_triton.TILES.items():
         if "depth" in vars(tile):
             monkeypatch.setitem(loss_triton.TILES, key, tile.replace(rows=16, columns=16, depth=16, programs=8))
@@ -52,14 +52,14 @@ def test_small_tiles_without_descriptors_give_the_same(monkeypatch: pytest.Monke
     check(transducer_loss.TRANSDUCER_LOSS, "triton", CASES[1], sizes, torch.float16, CPU)
 
 
-def test_the_joint_network_propagates_nan() -> None:
+def test_the_joint_network_propagates_nan():
     rows, _ = case_rows(((2, 1),), CPU)
     f, g = networks(rows, 8, Draw(CPU, torch.float16))
     f[0, 0, 3] = torch.nan
     assert JOINT.forward(f, g, rows, DROPOUT._replace(p=0.0))[:4].isnan().sum() == 2
 
 
-def test_forward_and_backward_recursion_agree() -> None:
+def test_forward_and_backward_recursion_agree():
     given = case([3, 20, 2], [33, 2, 0], classes=8)
     rows, weight = given.rows, torch.eye(8, dtype=torch.float16)
     label_R = LOSS.labels(given.tokens_BU, rows)
@@ -69,7 +69,7 @@ def test_forward_and_backward_recursion_agree() -> None:
     assert torch.allclose(alpha_R[last_B] + statistics.blank_R[last_B], total_B, rtol=1e-6)
 
 
-def test_too_many_rows_make_losses_infinite_and_gradients_zero() -> None:
+def test_too_many_rows_make_losses_infinite_and_gradients_zero():
     given = case([4, 3], [2, 2], classes=8, spare=-1)
     leaf = torch.randn(20, 8, dtype=torch.float16, requires_grad=True)
     loss_B = packed_loss(LOSS, leaf, given.tokens_BU, given.rows)
@@ -79,7 +79,7 @@ def test_too_many_rows_make_losses_infinite_and_gradients_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rows_whose_gradient_rounds_to_zero_are_left_out(dtype: torch.dtype) -> None:
+def test_rows_whose_gradient_rounds_to_zero_are_left_out(dtype):
     floor = 2.0**-25 * (1.0 if dtype == torch.float16 else 0.5)
     through = torch.tensor([1.0, 0.9, 1.1, 0.0, torch.nan, 3.0, 2.0, torch.nan]) * floor
     label = torch.tensor([3, -1, 2, 0, -1, 4, -2, -2], dtype=torch.int32)
@@ -90,7 +90,7 @@ def test_rows_whose_gradient_rounds_to_zero_are_left_out(dtype: torch.dtype) -> 
     assert chosen.row_R[:3].tolist() == [2, 4, 5]
 
 
-def test_losses_do_not_depend_on_parts_and_a_step_is_capturable() -> None:
+def test_losses_do_not_depend_on_parts_and_a_step_is_capturable():
     rows, draw = case_rows(((5, 1), (1, 3), (2, 0)), CPU)[0], Draw(CPU, torch.float16)
     tokens_BU, drawn = tokens_of(rows, 16, draw), [*networks(rows, 16, draw), draw.normal(16, 16), draw.normal(16)]
 
@@ -106,7 +106,7 @@ def test_losses_do_not_depend_on_parts_and_a_step_is_capturable() -> None:
     assert torch.equal(one, three)
 
 
-def test_the_reference_is_selected_for_sizes_that_the_kernels_do_not_support() -> None:
+def test_the_reference_is_selected_for_sizes_that_the_kernels_do_not_support():
     def request(dtype: torch.dtype, width: int, classes: int) -> OperationRequest:
         return OperationRequest(CPU, dtype, {"width": width, "classes": classes})
 
@@ -126,7 +126,7 @@ FACTS = small_corpus.facts()
 FRAMES = 32
 
 
-def test_silence_is_cut_at_the_references_samples() -> None:
+def test_silence_is_cut_at_the_references_samples():
     audio = oracle.utterances((9000, 7000, 2047, 2048, 5000), (1.0,) * 5, silent=0.3)
     audio.audio_A[int(audio.offset_B[4]) :] = 0
     signal_BN = reference.resample(audio, FACTS.largest_resampled(FRAMES) + 1, FACTS, torch.float32)
@@ -138,7 +138,7 @@ def test_silence_is_cut_at_the_references_samples() -> None:
     assert found.length_B.tolist() == (-(-(kept_B // 160 + 1) // 3)).tolist()
 
 
-def test_audio_that_is_not_contiguous_is_refused() -> None:
+def test_audio_that_is_not_contiguous_is_refused():
     audio = oracle.utterances((1500, 170), (1.0, 1.0))
     audio = type(audio)(audio.audio_A[::2], *(getattr(audio, name) for name in list(audio.__dataclass_fields__)[1:]))
     with pytest.raises(ValueError, match="audio_A must be contiguous"):

@@ -8,14 +8,11 @@ from pathlib import Path
 import mlperf_logging.compliance_checker
 import pytest
 import torch
-import torchvision
 import yaml
 from small_ssd300 import FACTS, SMALL
-from torch import nn
 
 from benchmarks.ssd300.model import SSD300, Head, Joined
 from benchmarks.ssd300.workload import initialised_tensors
-from common.nn.backbone_file import load_backbone
 from common.nn.fused_convolution import FusedConv2d
 
 FOURTH_SLICE = 64 * 7 * 7
@@ -61,26 +58,6 @@ def test_a_picture_of_300_px_gives_8732_boxes(network):
         (256, 3, 3),
         (256, 1, 1),
     ]
-
-
-def test_the_backbone_is_torchvisions_resnet34_whose_third_stage_has_stride_1(tmp_path):
-    torch.manual_seed(0)
-    backbone = SSD300(FACTS, torch.Generator().manual_seed(0)).backbone
-    theirs = torchvision.models.resnet34(weights=None)
-    for module in theirs.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-    torch.save(theirs.state_dict(), tmp_path / "resnet34.pth")
-    theirs.layer3[0].conv1.stride = theirs.layer3[0].downsample[0].stride = (1, 1)
-    load_backbone(tmp_path / "resnet34.pth", backbone)
-    backbone.double(), theirs.double()
-    image = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    for training in (False, True):
-        backbone.train(training), theirs.train(training)
-        x = theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(image))))
-        expected = theirs.layer3(theirs.layer2(theirs.layer1(x)))
-        torch.testing.assert_close(backbone.features(image, [3])[0], expected)
 
 
 def test_weights_begin_glorot_uniform_with_classes_and_offsets_apart(network):

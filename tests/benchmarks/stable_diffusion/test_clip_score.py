@@ -1,7 +1,5 @@
 """Test the CLIP score's preprocessing against Pillow and torchvision, and its cosines."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Test CLIP's two towers against Transformers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPVisionConfig, CLIPVisionModelWithProjection

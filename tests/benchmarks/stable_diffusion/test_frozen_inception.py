@@ -1,13 +1,8 @@
 """Test FID's Inception against torchvision's network with other pooling."""
 
-from __future__ import annotations
-
-import functools
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torchvision.models import inception as torchvision_inception
 
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes
@@ -28,42 +23,6 @@ def network():
 @pytest.fixture(scope="module")
 def images():
     return torch.rand(2, 3, 40, 56, generator=torch.Generator().manual_seed(0))
-
-
-class Patched:
-    """``torch.nn.functional`` with the pooling of TensorFlow's Inception."""
-
-    maxima = False
-
-    def __getattr__(self, name):
-        if name == "avg_pool2d":
-            if self.maxima:
-                return F.max_pool2d
-            return functools.partial(F.avg_pool2d, count_include_pad=False)
-        return getattr(F, name)
-
-
-def test_features_equal_torchvisions_with_other_pooling(network, images, monkeypatch):
-    patched = Patched()
-    monkeypatch.setattr(torchvision_inception, "F", patched)
-    theirs = torchvision_inception.Inception3(
-        num_classes=1008, aux_logits=False, transform_input=False, init_weights=False
-    ).eval()
-    theirs.fc = torch.nn.Identity()
-    missing = theirs.load_state_dict(network.state_dict(), strict=True)
-    assert not missing.missing_keys
-    theirs.Mixed_7c.register_forward_pre_hook(lambda *_: setattr(patched, "maxima", True))
-    resized = F.interpolate(images, size=(RESOLUTION, RESOLUTION), mode="bilinear", align_corners=False)
-
-    with torch.no_grad():
-        expected = theirs(2 * resized - 1)
-        patched.maxima = False
-        found = network.features(images)
-
-    assert patched.maxima is False
-    assert found.shape == (2, 2048)
-    assert network.out == 2048
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5 * expected.abs().max().item())
 
 
 def test_features_equal_pytorch_fids(network, images, monkeypatch):

@@ -1,7 +1,5 @@
 """Test reading and writing of the frozen networks' published files, also against libraries that read them."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Test CLIP's tokenizer against Transformers and OpenCLIP."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import random

@@ -226,12 +226,6 @@ def test_files_and_threads_are_closed(tmp_path):
     assert threading.active_count() == threads
 
 
-def test_counts_equal_the_manifests(encoded):
-    source = open_train(encoded, configuration(), Layout(), 2, 1, None)
-    assert (source.train_samples, source.eval_samples, source.synthetic) == (16, 2, True)
-    source.close()
-
-
 def test_data_without_encoded_captions_are_refused(tmp_path):
     root = write_prepared(tmp_path / "data", "npy")
     with pytest.raises(ConfigError, match=r"reader\.captions=encoded: .* has \.npy members, without encoded captions"):
@@ -242,13 +236,6 @@ def test_tokens_without_merges_are_refused(encoded, tmp_path):
     own = configuration(captions="tokens")
     with pytest.raises(DataError, match=r"bpe_simple_vocab_16e6\.txt\.gz cannot be read"):
         open_train(encoded, own, Layout(), 2, 1, tmp_path)
-
-
-def test_a_truncated_tar_is_refused_when_opened(tmp_path):
-    root = write_prepared(tmp_path / "data")
-    os.truncate(root / "train/00001.tar", 5000)
-    with pytest.raises(DataError, match=r"00001\.tar has 5000 bytes where manifest\.json says"):
-        read(root, block(60))
 
 
 def test_a_tar_truncated_while_reading_is_refused(tmp_path):

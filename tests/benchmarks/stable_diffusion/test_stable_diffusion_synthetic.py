@@ -1,7 +1,5 @@
 """Test the files that ``generate`` writes."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Test the small frozen networks that are fitted to generated pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import random

@@ -1,7 +1,5 @@
 """A small U-Net learns the latents of four captions, and the sampler reproduces them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Test the whole U-Net and the autoencoder with Triton's kernels in the interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

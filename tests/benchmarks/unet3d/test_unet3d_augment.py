@@ -32,21 +32,6 @@ def draws_of(flips: tuple[bool, ...] = (False, False, False), scale: float = 1.0
     return Draws(flips, scale, deviation, 7)
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_mirrored_crop_of_2x2x2_voxels(axis):
-    image = torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]])
-    mirrored = {
-        0: [[[5, 6], [7, 8]], [[1, 2], [3, 4]]],
-        1: [[[3, 4], [1, 2]], [[7, 8], [5, 6]]],
-        2: [[[2, 1], [4, 3]], [[6, 5], [8, 7]]],
-    }[axis]
-    slab = Slab((2, 2, 2), 0, 2)
-    given = parameters([VolumeCrop(0, (2, 2, 2), (0, 0, 0), draws_of(tuple(i == axis for i in range(3))))], slab)
-    crop, label = augment_reference(image.ravel(), image.ravel().byte(), **given, slab=slab, dtype=torch.float32)
-    assert crop[0, 0].tolist() == mirrored
-    assert label[0].tolist() == mirrored
-
-
 @pytest.mark.parametrize("flips", ALL_FLIPS)
 def test_crops_and_labels_equal_numpys_slices(flips):
     volumes, offsets, images, labels = flat_volumes()

@@ -52,12 +52,6 @@ def test_the_two_largest_boxes_of_each_class_equal_a_flood_fill(density):
         assert sorted(map(volume, given)) == sorted(map(volume, every))[-2:]
 
 
-def test_voxels_that_share_only_an_edge_are_two_objects():
-    label = np.zeros((4, 4, 4), np.uint8)
-    label[1, 1, 1] = label[1, 2, 2] = 2
-    assert [tuple(side.start for side in box) for box in largest_boxes(label)[2]] == [(1, 1, 1), (1, 2, 2)]
-
-
 def test_an_object_at_the_end_of_a_volume_and_an_absent_class():
     label = np.zeros((5, 6, 7), np.uint8)
     label[3:, 4:, 5:] = 2

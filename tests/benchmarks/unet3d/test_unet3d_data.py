@@ -351,11 +351,6 @@ def test_volumes_larger_than_the_memory_are_an_error(root, monkeypatch):
 # Bad input, and the rest
 
 
-def test_a_missing_folder_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        opened(tmp_path / "nothing", settings(), 2)
-
-
 def test_a_volume_smaller_than_the_crop_is_a_data_error(root):
     with pytest.raises(DataError, match="case_00000 has 8x12x10 voxels"):
         opened(root, settings(size=(9, 12, 10)), 2)
@@ -369,11 +364,6 @@ def test_the_error_for_a_damaged_volume_names_it(counted, kind):
     with pytest.raises(DataError, match=f"case_00004_{kind}.npy cannot be read"):
         list(source.batches(epochs(1, 6)))
     source.close()
-
-
-def test_shares_must_divide_the_volumes_of_the_folder(root):
-    with pytest.raises(ConfigError, match="shares=4 does not divide the 6 training volumes"):
-        opened(root, settings(shares=4), 4)
 
 
 def test_ranks_must_divide_the_planes_of_a_crop(root):

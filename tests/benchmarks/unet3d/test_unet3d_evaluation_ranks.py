@@ -1,7 +1,5 @@
 """Test the evaluation on several ranks: the assignment of volumes and windows, and equal counts for all layouts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -115,7 +115,7 @@ def test_every_block_has_its_flops(full):
 
 
 def test_every_block_returns_its_shape(full):
-    found: dict[str, tuple[int, ...]] = {}
+    found = {}
 
     def note(name: str, y: Tensor | tuple[Tensor, Tensor]) -> None:
         shapes = {tuple(part.shape) for part in (y if isinstance(y, tuple) else (y,))}

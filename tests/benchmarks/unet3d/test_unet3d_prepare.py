@@ -35,22 +35,6 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.npy"))}
 
 
-def test_synthetic_data_can_be_generated_prepared_and_verified(tmp_path, capsys):
-    folders = ["--raw-dir", str(tmp_path / "raw")]
-    prepared = ["--data-dir", str(tmp_path / "data")]
-    sizes = ["--train", "2", "--eval", "1", "--patch", "32", "--smallest", "32", "--largest", "40"]
-    assert COMMANDS.run("generate", [*folders, *sizes]) == 0
-    assert COMMANDS.run("prepare", [*folders, *prepared]) == 0
-    assert COMMANDS.run("verify", [*prepared]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith(f"{tmp_path / 'raw'}: 2 cases to train and 1 to evaluate")
-    assert out[1] == f"{tmp_path / 'data'}: synthetic, train_samples 2, eval_samples 1"
-    written = {path.name for path in (tmp_path / "data").iterdir()}
-    assert written == {f"case_{case:05d}_{kind}.npy" for case in (0, 1, 2) for kind in "xy"} | {
-        "cases.json", "checksum.json", "manifest.json", "prepare.lock"
-    }  # fmt: skip
-
-
 def test_files_have_numpys_format(data):
     for kind, code, size in (("x", "<f4", 4), ("y", "|u1", 1)):
         content = (data / f"case_00001_{kind}.npy").read_bytes()
@@ -223,13 +207,6 @@ def test_a_recorded_case_with_a_missing_file_is_prepared_again(raw_dir, data, tm
     assert contents(again) == contents(data)
 
 
-def test_a_preparation_from_other_scans_is_not_continued(raw_dir, tmp_path, monkeypatch):
-    interrupted(raw_dir, tmp_path / "data", monkeypatch)
-    small_scans.write_case(raw_dir / "case_00004", (20, 20, 20), (2.0, 1.0, 1.0))
-    with pytest.raises(DataError, match="was prepared from other raw data"):
-        prepare(raw_dir, tmp_path / "data")
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -262,12 +239,6 @@ def test_verify_compares_the_md5s(data):
 def test_verify_counts_the_volumes(data):
     (data / "case_00009_x.npy").write_bytes((data / "case_00001_x.npy").read_bytes())
     with pytest.raises(DataError, match=r"has case_00009_x.npy, which .*checksum.json does not have"):
-        verify(data)
-
-
-def test_verify_reports_a_missing_file(data):
-    (data / "case_00001_x.npy").unlink()
-    with pytest.raises(DataError, match=r"case_00001_x.npy is missing"):
         verify(data)
 
 

@@ -1,6 +1,5 @@
 """The generated scans have what they promise: anatomy, intensities, sizes, determinism."""
 
-import gzip
 import json
 
 import nibabel
@@ -66,12 +65,6 @@ def test_one_case_lacks_a_tumour_and_others_have_two_components_of_each_class(vo
     assert (1, 1) in found.values()
 
 
-def test_every_evaluation_volume_has_kidney_and_tumour(volumes):
-    for case in volumes.eval:
-        _, label = volumes.read(case)
-        assert set(np.unique(label)) == {0, 1, 2}
-
-
 def test_tumours_lie_in_kidneys(volumes):
     for case in volumes.train:
         _, label = volumes.read(case)
@@ -115,10 +108,6 @@ def test_sizes_reach_both_branches_of_the_sliding_window(volumes, split):
     rests = [size % 32 for case in getattr(volumes, split) for size in case.shape]
     assert any(0 < rest < 16 for rest in rests)
     assert any(rest >= 16 for rest in rests)
-
-
-def test_some_scans_are_smaller_than_the_patch():
-    assert any(entry.shape[0] < 64 for entry in plan(SYNTHETIC))
 
 
 @pytest.mark.parametrize(
@@ -174,11 +163,6 @@ def test_the_marker_has_the_options_and_the_crop(raw_dir):
         "kind": "ellipsoids in noise", "train": 8, "eval": 4, "smallest": 56, "largest": 96, "seed": 0,
         "settings": {"patch": [64, 64, 64]},
     }  # fmt: skip
-
-
-def test_files_are_whole_gzip(raw_dir):
-    for path in raw_dir.rglob("*.nii.gz"):
-        assert gzip.decompress(path.read_bytes())
 
 
 @pytest.mark.parametrize(

@@ -67,27 +67,6 @@ def test_the_error_for_a_volume_smaller_than_the_crop_names_it(root, patch):
         open_volumes(root, patch)
 
 
-def test_the_error_for_an_unprepared_folder_has_the_command(tmp_path):
-    with pytest.raises(DataError, match=r"does not exist; run 'mlperf-suite prepare benchmark=unet3d"):
-        open_volumes(tmp_path / "none", small_scans.PATCH)
-    with pytest.raises(DataError, match=r"holds no completely prepared data; run 'mlperf-suite prepare"):
-        open_volumes(tmp_path, small_scans.PATCH)
-
-
-@pytest.mark.parametrize("name", ["case_00002_y.npy", "case_00002_x.npy", "cases.json"])
-def test_the_error_for_a_missing_file_names_it(root, name):
-    (root / name).unlink()
-    with pytest.raises(DataError, match=rf"{name} is missing"):
-        open_volumes(root, small_scans.PATCH)
-
-
-def test_the_error_for_a_truncated_file_names_it(root):
-    path = root / "case_00001_x.npy"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"case_00001_x.npy has 96127 bytes where manifest.json says 96128"):
-        open_volumes(root, small_scans.PATCH)
-
-
 def test_the_error_for_a_case_not_in_the_manifest_names_it(root):
     edit(root, "manifest.json", lambda manifest: manifest["files"].pop("case_00001_y.npy"))
     with pytest.raises(DataError, match=r"manifest.json lacks case_00001_y.npy of case_00001"):

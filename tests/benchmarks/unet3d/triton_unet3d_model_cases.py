@@ -43,7 +43,7 @@ def logits_and_gradients(settings: NetworkSettings, dtype: torch.dtype) -> tuple
     return model.chosen(), found
 
 
-def test_logits_and_gradients_are_close_to_the_reference() -> None:
+def test_logits_and_gradients_are_close_to_the_reference():
     chosen, found = logits_and_gradients(NetworkSettings(), torch.float32)
     assert chosen == {
         "instance_norm": "triton",

@@ -1,7 +1,5 @@
 """Overrides of paths and free text survive Hydra's grammar, OmegaConf's and the shell's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -23,13 +21,13 @@ NASTY = (
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_hydra_reads_the_same_text(text: str) -> None:
+def test_hydra_reads_the_same_text(text):
     argument = override("output_dir", text)
     assert OverridesParser.create().parse_override(argument).key_or_group == "output_dir"
     assert parsed(argument) == ("output_dir", text)
 
 
-def test_composed_values_are_the_same_texts() -> None:
+def test_composed_values_are_the_same_texts():
     """One composition for all: as entries of a section, whose keys are numbers."""
     overrides = [override(f"+system.environment.v{number}", text) for number, text in enumerate(NASTY)]
     tree = compose(["benchmark=resnet", "scale=test", *overrides])
@@ -37,12 +35,12 @@ def test_composed_values_are_the_same_texts() -> None:
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_a_plain_path_has_no_quotes_and_others_do(text: str) -> None:
+def test_a_plain_path_has_no_quotes_and_others_do(text):
     argument = override("data_dir", text)
     assert argument == f"data_dir={text}" if text == "./a" else argument.startswith('data_dir="')
 
 
-def test_a_shell_passes_on_what_the_command_prints() -> None:
+def test_a_shell_passes_on_what_the_command_prints():
     """In a shell: ``train "$(python -m common.config.override data_dir "$folder")"``."""
     folder = "/jürgen's (runs), #1 = $a `b` \\\n"
     script = 'printf %s "$("$1" -m common.config.override data_dir "$2")"'
@@ -56,7 +54,7 @@ TYPED = ("/users/jürgen", "/a=b(", "/a,b", "/a(b)", "/it's", "/a#b", "/a\nb")
 
 
 @pytest.mark.parametrize("text", TYPED)
-def test_the_message_has_a_form_that_bash_and_hydra_read(text: str) -> None:
+def test_the_message_has_a_form_that_bash_and_hydra_read(text):
     with pytest.raises(ConfigError, match="in bash: ") as caught:
         compose(["benchmark=resnet", "scale=test", f"data_dir={text}"])
     typed = str(caught.value).rpartition("in bash: ")[2]
@@ -64,20 +62,20 @@ def test_the_message_has_a_form_that_bash_and_hydra_read(text: str) -> None:
     assert compose(["benchmark=resnet", "scale=test", words.stdout])["data_dir"] == text
 
 
-def test_the_message_expands_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_expands_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/users/jürgen")
     with pytest.raises(ConfigError, match="/users/jürgen/data"):
         parsed("data_dir=~/data")
 
 
 @pytest.mark.parametrize("argument", ["foo", "foo=[1", "foo={a", "foo='a"])
-def test_quotes_are_not_advised_where_something_else_is_missing(argument: str) -> None:
+def test_quotes_are_not_advised_where_something_else_is_missing(argument):
     with pytest.raises(ConfigError) as caught:
         parsed(argument)
     assert "in bash" not in str(caught.value)
 
 
-def test_no_program_composes_an_override_of_a_path_by_hand() -> None:
+def test_no_program_composes_an_override_of_a_path_by_hand():
     """``f"data_dir={…}"`` as an element of a list, which is how arguments are composed."""
     keys = ("data_dir", "output_dir", "assets_dir", "resume", "bench.report", "launch.results", "launch.series")
     found = [

@@ -1,9 +1,5 @@
 """YAML that users write: a mistake is one message with file and line, and no key is given twice."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from common.config.composition import compose
@@ -26,7 +22,7 @@ from common.errors import ConfigError
     ],
     ids=["top", "list", "number", "merged", "end", "indent", "null byte", "date", "depth"],
 )
-def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
+def test_a_mistake_is_named_with_its_line(text, message):
     with pytest.raises(ConfigError, match=message):
         load_yaml(text, "file.yaml")
 
@@ -40,11 +36,11 @@ def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
     ],
     ids=["case", "two sections", "merged key"],
 )
-def test_keys_that_differ_or_override_a_merged_one_are_taken(text: str, content: object) -> None:
+def test_keys_that_differ_or_override_a_merged_one_are_taken(text, content):
     assert load_yaml(text, "file.yaml") == content
 
 
-def test_a_configuration_with_a_key_twice_is_one_message(tmp_path: Path) -> None:
+def test_a_configuration_with_a_key_twice_is_one_message(tmp_path):
     (tmp_path / "hparams").mkdir()
     (tmp_path / "hparams" / "own.yaml").write_text("a: 1\na: 2\n")
     with pytest.raises(ConfigError, match=r"hparams/own\.yaml, line 2: is no valid YAML: found duplicate key a"):

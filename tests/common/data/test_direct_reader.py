@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.data import direct_reader
 from common.data.aligned_buffers import ALIGNMENT, AlignedBuffers, aligned
-from common.data.direct_reader import DirectFile, FilePiece, FileReader, Mode, NoDirectReads, read_file
+from common.data.direct_reader import DirectFile, FilePiece, FileReader, NoDirectReads, read_file
 from common.errors import DataError, DeviceError
 
 SIZE = 37 * ALIGNMENT + 1234
@@ -91,7 +91,7 @@ def descriptors() -> int:
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("ahead", [0, 1, 5])
-def test_random_ranges_have_the_bytes_of_a_plain_read(file: DirectFile, path: Path, threads: int, ahead: int) -> None:
+def test_random_ranges_have_the_bytes_of_a_plain_read(file, path, threads, ahead):
     draw = random.Random(100 * threads + ahead)
     edges = [0, 1, ALIGNMENT - 1, ALIGNMENT, PIECE - 1, PIECE, PIECE + 1, SIZE - 1, SIZE]
     ends = [(a, b) for a in edges for b in edges if a <= b]
@@ -102,14 +102,14 @@ def test_random_ranges_have_the_bytes_of_a_plain_read(file: DirectFile, path: Pa
     assert found == [plain[start : start + length] for start, length in ranges]
 
 
-def test_direct_reads_are_used_if_the_file_system_has_them(path: Path) -> None:
+def test_direct_reads_are_used_if_the_file_system_has_them(path):
     with DirectFile(path) as file:
         assert file.direct == has_direct_reads(path)
         assert bool(file.why_buffered) != file.direct
         assert file.size == SIZE
 
 
-def test_reads_are_of_whole_blocks_each_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_are_of_whole_blocks_each_once(path, monkeypatch):
     seen = []
     preadv = os.preadv
 
@@ -128,7 +128,7 @@ def test_reads_are_of_whole_blocks_each_once(path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("mode", ["auto", "buffered"])
-def test_a_whole_file_is_read_with_one_read(path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_file_is_read_with_one_read(path, mode, monkeypatch):
     seen = []
     preadv = os.preadv
 
@@ -148,7 +148,7 @@ def test_a_whole_file_is_read_with_one_read(path: Path, mode: Mode, monkeypatch:
         assert seen == [(0, aligned(SIZE))]
 
 
-def test_each_thread_reads_whole_files_into_its_own_buffer(path: Path) -> None:
+def test_each_thread_reads_whole_files_into_its_own_buffer(path):
     (path.parent / "empty").touch()
     other = path.with_name("other")
     other.write_bytes(path.read_bytes()[::-1])
@@ -161,16 +161,14 @@ def test_each_thread_reads_whole_files_into_its_own_buffer(path: Path) -> None:
     assert reader.read(other) == found == other.read_bytes()  # the same thread overwrites its buffer
 
 
-def test_a_file_larger_than_the_largest_is_refused_unread(path: Path) -> None:
+def test_a_file_larger_than_the_largest_is_refused_unread(path):
     with pytest.raises(DataError, match=f"^{path} has {SIZE:,} bytes, more than {SIZE - 1:,}; fetch or prepare"):
         FileReader("auto", SIZE - 1).read(path)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_any_tensor_on_the_host_is_filled(
-    file: DirectFile, path: Path, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_tensor_on_the_host_is_filled(file, path, dtype, threads, monkeypatch):
     monkeypatch.setattr(direct_reader, "PIECE_BYTES", PIECE)
     plain = path.read_bytes()
     draw = random.Random(threads)
@@ -184,15 +182,15 @@ def test_any_tensor_on_the_host_is_filled(
         assert not around[-1]
 
 
-def test_tensors_elsewhere_are_refused(file: DirectFile) -> None:
+def test_tensors_elsewhere_are_refused(file):
     with pytest.raises(ValueError, match="contiguous tensors on the host"):
         file.read_into(0, torch.zeros(4, 4, dtype=torch.uint8).T)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_pieces_stay_while_those_ahead_are_taken(file: DirectFile, path: Path, ahead: int) -> None:
+def test_pieces_stay_while_those_ahead_are_taken(file, path, ahead):
     plain = path.read_bytes()
-    held: list[FilePiece] = []
+    held = []
     for piece in file.pieces([(7, SIZE - 7)], ALIGNMENT, ahead, threads=4):
         held = [*held[-ahead:], piece] if ahead else [piece]
         for kept in held:
@@ -200,7 +198,7 @@ def test_pieces_stay_while_those_ahead_are_taken(file: DirectFile, path: Path, a
     assert len(held) == ahead + 1
 
 
-def test_buffers_are_filled_again(file: DirectFile) -> None:
+def test_buffers_are_filled_again(file):
     addresses = [piece.buffer.values.data_ptr() for piece in file.pieces([(0, SIZE)], ALIGNMENT, 1, 1)]
     assert len(addresses) == 38
     assert addresses[3:] == addresses[:-3]
@@ -218,7 +216,7 @@ class Snapshot:
         self.seen = content(self.piece.values)
 
 
-def test_a_piece_is_kept_until_its_event(file: DirectFile, path: Path) -> None:
+def test_a_piece_is_kept_until_its_event(file, path):
     plain = path.read_bytes()
     copies = []
     for piece in file.pieces([(0, SIZE)], PIECE, 1, 4):
@@ -227,7 +225,7 @@ def test_a_piece_is_kept_until_its_event(file: DirectFile, path: Path) -> None:
     assert [copy.seen for copy in copies] == [plain[start : start + PIECE] for start in range(0, SIZE, PIECE)]
 
 
-def test_at_most_the_given_number_of_pieces_is_read_ahead(file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_the_given_number_of_pieces_is_read_ahead(file, monkeypatch):
     seen = []
     preadv = os.preadv
     begun = threading.Semaphore(0)
@@ -247,7 +245,7 @@ def test_at_most_the_given_number_of_pieces_is_read_ahead(file: DirectFile, monk
     assert sorted(seen) == [index * ALIGNMENT for index in range(4)]
 
 
-def test_given_buffers_are_used_again_for_another_file(file: DirectFile, path: Path, tmp_path: Path) -> None:
+def test_given_buffers_are_used_again_for_another_file(file, path, tmp_path):
     other = tmp_path / "other"
     other.write_bytes(path.read_bytes()[::-1])
     with AlignedBuffers(3, PIECE, pin_memory=False) as buffers, DirectFile(other) as second:
@@ -260,7 +258,7 @@ def test_given_buffers_are_used_again_for_another_file(file: DirectFile, path: P
             assert found == opened.path.read_bytes()[3:]
 
 
-def test_units_are_not_separated(file: DirectFile, path: Path) -> None:
+def test_units_are_not_separated(file, path):
     unit = 1000
     count = SIZE // unit - 1
     found = b""
@@ -271,7 +269,7 @@ def test_units_are_not_separated(file: DirectFile, path: Path) -> None:
     assert found == path.read_bytes()[77 : 77 + count * unit]
 
 
-def test_all_descriptors_are_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_descriptors_are_closed(path, monkeypatch):
     before = descriptors()
     with DirectFile(path) as file:
         whole = file.pieces([(0, SIZE)], PIECE)
@@ -293,7 +291,7 @@ def test_all_descriptors_are_closed(path: Path, monkeypatch: pytest.MonkeyPatch)
     assert descriptors() == before
 
 
-def test_a_closed_file_is_read_to_the_end_by_those_who_began(path: Path) -> None:
+def test_a_closed_file_is_read_to_the_end_by_those_who_began(path):
     file = DirectFile(path)
     pieces = file.pieces([(0, SIZE)], PIECE, 0, 1)
     found = content(next(pieces).values)
@@ -343,8 +341,8 @@ def refuse_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_known")
 @pytest.mark.parametrize("refuse", [refuse_opening, refuse_reading])
 def test_a_file_system_without_direct_reads_is_read_through_the_page_cache_and_reported_once(
-    path: Path, refuse: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    path, refuse, monkeypatch, capsys
+):
     refuse(monkeypatch)
     before = descriptors()
     for _ in range(2):
@@ -357,7 +355,7 @@ def test_a_file_system_without_direct_reads_is_read_through_the_page_cache_and_r
 
 
 @pytest.mark.parametrize("refuse", [refuse_opening, refuse_reading])
-def test_mode_direct_fails_without_direct_reads(path: Path, refuse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mode_direct_fails_without_direct_reads(path, refuse, monkeypatch):
     refuse(monkeypatch)
 
     def read_directly() -> None:
@@ -368,7 +366,7 @@ def test_mode_direct_fails_without_direct_reads(path: Path, refuse: Any, monkeyp
         read_directly()
 
 
-def test_short_reads_within_the_file_go_on(file: DirectFile, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_within_the_file_go_on(file, path, monkeypatch):
     preadv = os.preadv
 
     def short(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -381,7 +379,7 @@ def test_short_reads_within_the_file_go_on(file: DirectFile, path: Path, monkeyp
 
 
 @pytest.mark.parametrize("left", [0, 1, ALIGNMENT, 10 * ALIGNMENT + 17])
-def test_a_file_that_became_shorter_is_one_error(file: DirectFile, path: Path, left: int) -> None:
+def test_a_file_that_became_shorter_is_one_error(file, path, left):
     os.truncate(path, left)
     message = rf"{re.escape(str(path))} ends at byte {left:,}, where [\d,]+ bytes at offset [\d,]+ are read"
     found = []
@@ -391,9 +389,7 @@ def test_a_file_that_became_shorter_is_one_error(file: DirectFile, path: Path, l
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_a_read_error_is_raised_with_its_piece(
-    file: DirectFile, path: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_error_is_raised_with_its_piece(file, path, number, monkeypatch):
     preadv = os.preadv
 
     def failing(descriptor: int, buffers: Any, offset: int) -> int:
@@ -409,7 +405,7 @@ def test_a_read_error_is_raised_with_its_piece(
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, SIZE + 1), (SIZE, 1), (SIZE + 5, 0), (SIZE - 9, 10)])
-def test_a_range_beyond_the_end_is_seen_at_once(file: DirectFile, path: Path, offset: int, length: int) -> None:
+def test_a_range_beyond_the_end_is_seen_at_once(file, path, offset, length):
     message = f"{path} has {SIZE:,} bytes, too few for {length:,} at offset {offset:,}"
     with pytest.raises(DataError, match=message):
         file.pieces([(0, 5), (offset, length)], PIECE)
@@ -418,7 +414,7 @@ def test_a_range_beyond_the_end_is_seen_at_once(file: DirectFile, path: Path, of
 
 
 @pytest.mark.parametrize("mode", ["auto", "direct", "buffered"])
-def test_a_path_that_is_no_regular_file_is_an_error(tmp_path: Path, path: Path, mode: Mode) -> None:
+def test_a_path_that_is_no_regular_file_is_an_error(tmp_path, path, mode):
     os.mkfifo(tmp_path / "pipe")
     for name, message in {
         "nothing": "nothing cannot be opened: No such file",
@@ -432,16 +428,16 @@ def test_a_path_that_is_no_regular_file_is_an_error(tmp_path: Path, path: Path, 
             DirectFile(path, SIZE + 1, mode)
 
 
-def test_an_empty_file_has_no_pieces(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_pieces(tmp_path):
     (tmp_path / "empty").touch()
     with DirectFile(tmp_path / "empty", 0) as file:
         assert list(file.pieces([(0, 0)])) == []
         file.read_into(0, torch.empty(0))
 
 
-def test_sizes_that_do_not_fit_one_another_are_refused(file: DirectFile) -> None:
+def test_sizes_that_do_not_fit_one_another_are_refused(file):
     with AlignedBuffers(2, PIECE, pin_memory=False) as buffers:
-        wrong: list[tuple[dict[str, Any], str]] = [
+        wrong = [
             ({"piece_bytes": ALIGNMENT + 1}, "a multiple of"),
             ({"ahead": -1}, "none or more ahead"),
             ({"threads": 0}, "at least one thread"),
@@ -460,7 +456,7 @@ def test_sizes_that_do_not_fit_one_another_are_refused(file: DirectFile) -> None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_memory_is_not_pinned_without_a_gpu() -> None:
+def test_memory_is_not_pinned_without_a_gpu():
     with AlignedBuffers(1, ALIGNMENT) as buffers:
         assert not buffers.pinned
     with pytest.raises(DeviceError, match="sees no GPU"):

@@ -35,9 +35,7 @@ def whole(pieces: Iterator[RowPiece], first: int) -> Tensor:
 @pytest.mark.parametrize(("kind", "dtype"), [(np.float32, torch.float32), (np.int64, torch.int64)])
 @pytest.mark.parametrize("row_shape", [(64,), (3,), (2, 5), ()])
 @pytest.mark.parametrize("form", ["headerless", "npy"])
-def test_rows_are_those_of_numpy(
-    tmp_path: Path, form: str, row_shape: tuple[int, ...], kind: type[np.generic], dtype: torch.dtype
-) -> None:
+def test_rows_are_those_of_numpy(tmp_path, form, row_shape, kind, dtype):
     array = made((ROWS, *row_shape), kind)
     path = tmp_path / "node_feat.npy"  # whatever it holds
     if form == "npy":
@@ -54,7 +52,7 @@ def test_rows_are_those_of_numpy(
         assert list(rows.read(7, 7)) == []
 
 
-def test_values_that_numpy_lacks_are_read_as_their_bytes(tmp_path: Path) -> None:
+def test_values_that_numpy_lacks_are_read_as_their_bytes(tmp_path):
     bits = np.arange(256, dtype=np.uint8).reshape(16, 16)
     bits.tofile(tmp_path / "features.bin")
     np.save(tmp_path / "features.npy", bits)
@@ -71,7 +69,7 @@ def test_values_that_numpy_lacks_are_read_as_their_bytes(tmp_path: Path) -> None
             assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
-def test_values_behind_a_header_of_any_length_are_read(tmp_path: Path) -> None:
+def test_values_behind_a_header_of_any_length_are_read(tmp_path):
     array = made((ROWS, 3), np.float64)
     header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (500, 3)}\n"  # not padded
     path = tmp_path / "a.npy"
@@ -82,7 +80,7 @@ def test_values_behind_a_header_of_any_length_are_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(whole(rows.read(0, ROWS, PIECE), 0).numpy(), array)
 
 
-def test_pieces_have_as_many_whole_rows_as_fit(tmp_path: Path) -> None:
+def test_pieces_have_as_many_whole_rows_as_fit(tmp_path):
     made((ROWS, 1024), np.uint8).tofile(tmp_path / "rows")
     with DirectRows.headerless(tmp_path / "rows", torch.uint8, (1024,)) as rows:
         sizes = [len(piece.values) for piece in rows.read(0, ROWS, PIECE)]
@@ -99,7 +97,7 @@ def refused(path: Path, message: str, form: str = "headerless", rows: int | None
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_headerless_file_that_is_none_is_one_error(tmp_path: Path) -> None:
+def test_a_headerless_file_that_is_none_is_one_error(tmp_path):
     array, path = made((ROWS, 3), np.float32), tmp_path / "a.npy"
     refused(path, "No such file")
     path.write_bytes(array.tobytes()[:-5])
@@ -110,7 +108,7 @@ def test_a_headerless_file_that_is_none_is_one_error(tmp_path: Path) -> None:
     refused(path, "has numpy's header", rows=None)
 
 
-def test_an_npy_file_that_is_none_is_one_error(tmp_path: Path) -> None:
+def test_an_npy_file_that_is_none_is_one_error(tmp_path):
     array, path = made((ROWS, 3), np.float32), tmp_path / "a.npy"
     refused(path, "No such file", "npy")
     array.tofile(path)
@@ -132,7 +130,7 @@ def test_an_npy_file_that_is_none_is_one_error(tmp_path: Path) -> None:
     refused(path, "cannot be read as an .npy file", "npy")
 
 
-def test_rows_beyond_the_last_are_one_error(tmp_path: Path) -> None:
+def test_rows_beyond_the_last_are_one_error(tmp_path):
     made((ROWS, 3), np.float32).tofile(tmp_path / "rows")
     with DirectRows.headerless(tmp_path / "rows", torch.float32, (3,)) as rows:
         with pytest.raises(DataError, match="rows has 500 rows, too few for rows 499 to 501"):

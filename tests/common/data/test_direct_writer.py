@@ -9,7 +9,6 @@ import random
 import resource
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def nothing_reported() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [0, 1, ALIGNMENT, CAPACITY - 1, CAPACITY, CAPACITY + 1, 9 * ALIGNMENT + 77])
-def test_pieces_of_any_size_become_one_file(size: int, buffer: AlignedBuffer, tmp_path: Path) -> None:
+def test_pieces_of_any_size_become_one_file(size, buffer, tmp_path):
     draw = random.Random(size)
     whole = draw.randbytes(size)
     cuts = [0, *sorted(draw.choices(range(size + 1), k=5)), size]
@@ -51,7 +50,7 @@ def test_pieces_of_any_size_become_one_file(size: int, buffer: AlignedBuffer, tm
     assert (tmp_path / "folder" / "file").read_bytes() == whole
 
 
-def test_writes_are_of_whole_blocks(buffer: AlignedBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_are_of_whole_blocks(buffer, tmp_path, monkeypatch):
     seen = []
     pwrite = os.pwrite
 
@@ -65,7 +64,7 @@ def test_writes_are_of_whole_blocks(buffer: AlignedBuffer, tmp_path: Path, monke
     assert seen == [(0, CAPACITY, 0), (CAPACITY, 2 * ALIGNMENT, 0)]
 
 
-def test_written_files_are_not_in_the_page_cache(buffer: AlignedBuffer, tmp_path: Path) -> None:
+def test_written_files_are_not_in_the_page_cache(buffer, tmp_path):
     if file_system_in_memory(tmp_path):
         pytest.skip("temporary files are in memory here")
     write_file(tmp_path / "file", [bytes(3 * CAPACITY)], buffer)
@@ -107,12 +106,8 @@ def refuse_writing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_reported")
 @pytest.mark.parametrize("refuse", [refuse_opening, refuse_writing])
 def test_a_file_system_without_direct_writes_uses_the_page_cache_and_says_so_once(
-    refuse: Any,
-    buffer: AlignedBuffer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    refuse, buffer, tmp_path, monkeypatch, capsys
+):
     refuse(monkeypatch)
     flushed = []
     fsync = os.fsync
@@ -124,14 +119,14 @@ def test_a_file_system_without_direct_writes_uses_the_page_cache_and_says_so_onc
     assert capsys.readouterr().err.count("is written through the page cache") == 1
 
 
-def test_an_existing_file_stays(buffer: AlignedBuffer, tmp_path: Path) -> None:
+def test_an_existing_file_stays(buffer, tmp_path):
     (tmp_path / "file").write_bytes(b"before")
     with pytest.raises(FileExistsError):
         write_file(tmp_path / "file", [b"after"], buffer)
     assert (tmp_path / "file").read_bytes() == b"before"
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(buffer: AlignedBuffer, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_that_names_the_file(buffer, tmp_path):
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * ALIGNMENT, limits[1]))

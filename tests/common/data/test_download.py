@@ -374,7 +374,7 @@ def check_failure(client: Client, file: RemoteFile, path: Path, message: str) ->
         for case in cases
     ],
 )
-def test_each_answer_gives_the_file_or_one_line(case: Case, client: Client, lines: list[str], tmp_path: Path) -> None:
+def test_each_answer_gives_the_file_or_one_line(case, client, lines, tmp_path):
     timeout_s = 0.3 if case in STALLS else 20
     client.limits = replace(client.limits, tries=case.tries, timeout_s=timeout_s)
     path = tmp_path / case.name
@@ -399,8 +399,8 @@ def test_each_answer_gives_the_file_or_one_line(case: Case, client: Client, line
 
 
 @pytest.mark.parametrize("part", [b"", PART, OLD_PART, BODY], ids=["none", "part", "wrong part", "complete"])
-def test_progress_is_the_size(part: bytes, client: Client, tmp_path: Path) -> None:
-    counts: list[int] = []
+def test_progress_is_the_size(part, client, tmp_path):
+    counts = []
     client.advance = counts.append
     with Server(stored(BODY, cut=1000), stored(BODY, cut=2000, etag='"2"'), stored(BODY, etag='"2"')) as server:
         put_part(tmp_path / "f.bin", part, f"{server.url}/f", None)
@@ -408,7 +408,7 @@ def test_progress_is_the_size(part: bytes, client: Client, tmp_path: Path) -> No
     assert sum(counts) == SIZE
 
 
-def test_part_of_another_address_is_not_continued(client: Client, tmp_path: Path) -> None:
+def test_part_of_another_address_is_not_continued(client, tmp_path):
     with Server(WHOLE) as server:
         put_part(tmp_path / "f.bin", OLD_PART, f"{server.url}/other", '"1"')
         client.fetch(remote(f"{server.url}/f"), tmp_path / "f.bin")
@@ -416,9 +416,7 @@ def test_part_of_another_address_is_not_continued(client: Client, tmp_path: Path
 
 
 @pytest.mark.parametrize("answer", [WHOLE, reply("200 OK", BODY)], ids=["range honoured", "range ignored"])
-def test_a_partial_download_counts_as_free_space(
-    answer: Answer | Script, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partial_download_counts_as_free_space(answer, client, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=SIZE - 300))
     with Server(answer) as server:
         put_part(tmp_path / "f.bin", PART, f"{server.url}/f", '"1"')

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -112,7 +112,7 @@ def run(client: Client, raw: Path) -> Any:
     return download
 
 
-def test_missing_files_are_fetched(run: Any, raw: Path) -> None:
+def test_missing_files_are_fetched(run, raw):
     with Server(serving(FILES)) as server:
         lines = run(pair(server.url))
         assert run(pair(server.url)) == [
@@ -133,7 +133,7 @@ def test_missing_files_are_fetched(run: Any, raw: Path) -> None:
     ],
     ids=["as named", "nested", "others instead", "nested folder instead"],
 )
-def test_files_count_as_present(present: dict[str, bytes], changes: dict[str, Any], run: Any, raw: Path) -> None:
+def test_files_count_as_present(present, changes, run, raw):
     put(raw, present)
     with Server(serving(FILES)) as server:
         assert "fetched" not in run(pair(server.url, **changes))[0]
@@ -142,7 +142,7 @@ def test_files_count_as_present(present: dict[str, bytes], changes: dict[str, An
 
 
 @pytest.mark.parametrize("name", ["a/1.json", "x/a/1.json"])
-def test_unpacked_gzip_counts_as_present(name: str, run: Any, raw: Path) -> None:
+def test_unpacked_gzip_counts_as_present(name, run, raw):
     put(raw, {name: b"unpacked"})
     with Server(serving({})) as server:
         run(source_set(RemoteFile("a/1.json.gz", (f"{server.url}/1.json.gz",), "ask nicely", 7, "md5:00000000")))
@@ -152,7 +152,7 @@ def test_unpacked_gzip_counts_as_present(name: str, run: Any, raw: Path) -> None
 @pytest.mark.parametrize(
     "other", ["1.bin", "b/1.bin", "ba/1.bin", ".git/a/1.bin", "x.partial/a/1.bin", "a/1.bin.partial", "a/1.bin.gz"]
 )
-def test_other_files_do_not_count(other: str, run: Any, raw: Path) -> None:
+def test_other_files_do_not_count(other, run, raw):
     put(raw, {other: FIRST, "a/2.bin": SECOND})
     with Server(serving(FILES)) as server:
         run(pair(server.url))
@@ -160,7 +160,7 @@ def test_other_files_do_not_count(other: str, run: Any, raw: Path) -> None:
     assert (raw / "a/1.bin").read_bytes() == FIRST
 
 
-def test_file_goes_beside_the_others_of_its_set(run: Any, raw: Path) -> None:
+def test_file_goes_beside_the_others_of_its_set(run, raw):
     put(raw, {"processed/a/1.bin": FIRST})
     with Server(serving(FILES)) as server:
         run(pair(server.url))
@@ -176,7 +176,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("wrong", "fault"), WRONG.values(), ids=list(WRONG))
-def test_wrong_file_is_fetched_again(wrong: dict[str, bytes], fault: str, run: Any, raw: Path) -> None:
+def test_wrong_file_is_fetched_again(wrong, fault, run, raw):
     put(raw, wrong)
     with Server(serving(FILES)) as server, pytest.raises(DataError, match=rf"{fault}.*: run .* without --check$"):
         run(pair(server.url), check=True)
@@ -191,9 +191,7 @@ def test_wrong_file_is_fetched_again(wrong: dict[str, bytes], fault: str, run: A
 
 @pytest.mark.parametrize(("wrong", "fault"), WRONG.values(), ids=list(WRONG))
 @pytest.mark.parametrize("check", [False, True], ids=["run", "check"])
-def test_wrong_file_that_comes_by_hand_is_named(
-    wrong: dict[str, bytes], fault: str, check: bool, run: Any, raw: Path
-) -> None:
+def test_wrong_file_that_comes_by_hand_is_named(wrong, fault, check, run, raw):
     put(raw, wrong)
     files = tuple(replace(file, urls=()) for file in pair("").files)
     with pytest.raises(DataError, match=rf"{next(iter(wrong))} .*{fault}.*: delete and fetch again \(ask nicely\)"):
@@ -201,7 +199,7 @@ def test_wrong_file_that_comes_by_hand_is_named(
     assert content_of(raw) == wrong
 
 
-def test_folder_in_the_place_of_a_file_is_named(run: Any, raw: Path) -> None:
+def test_folder_in_the_place_of_a_file_is_named(run, raw):
     put(raw, {"a/1.bin/inner": FIRST, "a/2.bin": SECOND})
     with Server(serving(FILES)) as server, pytest.raises(DataError, match=r"a/1\.bin is a folder and no file"):
         run(pair(server.url))
@@ -209,14 +207,14 @@ def test_folder_in_the_place_of_a_file_is_named(run: Any, raw: Path) -> None:
     assert sorted(content_of(raw)) == ["a/1.bin/inner", "a/2.bin"]
 
 
-def test_file_in_the_place_of_the_raw_folder_is_left_alone(run: Any, raw: Path) -> None:
+def test_file_in_the_place_of_the_raw_folder_is_left_alone(run, raw):
     raw.write_bytes(FIRST)
     with pytest.raises(DataError, match=f"{raw} is no folder; give another --raw-dir"):
         run(pair("http://nowhere.invalid"))
     assert raw.read_bytes() == FIRST
 
 
-def test_file_that_is_wrong_again_is_an_error(run: Any, raw: Path) -> None:
+def test_file_that_is_wrong_again_is_an_error(run, raw):
     put(raw, {"a/1.bin": FIRST, "a/2.bin": SECOND[::-1]})
     with (
         Server(serving({"/d/a/2.bin": SECOND[1:] + b"x"})) as server,
@@ -226,7 +224,7 @@ def test_file_that_is_wrong_again_is_an_error(run: Any, raw: Path) -> None:
     assert content_of(raw)["a/2.bin"] == SECOND[::-1]
 
 
-def test_check_names_missing_files_and_changes_nothing(run: Any, raw: Path) -> None:
+def test_check_names_missing_files_and_changes_nothing(run, raw):
     put(raw, {"a/1.bin": FIRST})
     with Server(serving(FILES)) as server, pytest.raises(DataError, match=r"lacks files:\n  set: a/2\.bin$"):
         run(pair(server.url), check=True)
@@ -234,7 +232,7 @@ def test_check_names_missing_files_and_changes_nothing(run: Any, raw: Path) -> N
     assert [path.name for path in raw.rglob("*")] == ["a", "1.bin"]
 
 
-def test_check_of_a_complete_folder_changes_nothing(run: Any, raw: Path) -> None:
+def test_check_of_a_complete_folder_changes_nothing(run, raw):
     put(raw, {"a/1.bin": FIRST, "a/2.bin": SECOND})
     assert run(pair("http://nowhere.invalid"), check=True) == [
         f"{raw}: set, 2 files: 1 compared with a checksum, 1 without a published checksum"
@@ -242,13 +240,13 @@ def test_check_of_a_complete_folder_changes_nothing(run: Any, raw: Path) -> None
     assert sorted(path.name for path in raw.rglob("*")) == ["1.bin", "2.bin", "a"]
 
 
-def test_check_of_no_folder_makes_none(run: Any, raw: Path) -> None:
+def test_check_of_no_folder_makes_none(run, raw):
     with pytest.raises(DataError, match=r"lacks files:\n  set: a/1\.bin, a/2\.bin$"):
         run(pair("http://nowhere.invalid"), check=True)
     assert not raw.exists()
 
 
-def test_sets_by_hand_print_their_steps_after_the_others(run: Any, raw: Path) -> None:
+def test_sets_by_hand_print_their_steps_after_the_others(run, raw):
     by_hand = source_set(
         RemoteFile("h/x.tar", (), "for members", 1234, "md5:12345678"),
         RemoteFile("h/y.tar", (), "for members"),
@@ -270,12 +268,12 @@ def test_sets_by_hand_print_their_steps_after_the_others(run: Any, raw: Path) ->
     assert content_of(raw) == {"a/1.bin": FIRST, "a/2.bin": SECOND}
 
 
-def test_unknown_set_is_an_error(run: Any) -> None:
+def test_unknown_set_is_an_error(run):
     with pytest.raises(ConfigError, match="--sets nothing: unknown; the sets are set"):
         run(pair(""), chosen=("nothing",))
 
 
-def test_optional_set_comes_only_by_name(run: Any, raw: Path) -> None:
+def test_optional_set_comes_only_by_name(run, raw):
     with Server(serving(FILES)) as server:
         optional = pair(server.url, optional=True)
         assert run(optional) == []
@@ -285,7 +283,7 @@ def test_optional_set_comes_only_by_name(run: Any, raw: Path) -> None:
 
 
 @pytest.mark.parametrize(("present", "expected"), [({}, "one"), ({"b.bin": b"b"}, "two")], ids=["first", "present"])
-def test_of_a_choice_the_existing_set_is_used(present: dict[str, bytes], expected: str, run: Any, raw: Path) -> None:
+def test_of_a_choice_the_existing_set_is_used(present, expected, run, raw):
     put(raw, present)
     with Server(stored(b"a")) as server:
         sets = [
@@ -295,7 +293,7 @@ def test_of_a_choice_the_existing_set_is_used(present: dict[str, bytes], expecte
         assert [line.partition(": ")[2].partition(",")[0] for line in run(*sets)] == [expected]
 
 
-def test_set_goes_beside_another(run: Any, raw: Path) -> None:
+def test_set_goes_beside_another(run, raw):
     with Server(serving(FILES | {"/label": b"label"})) as server:
         beside = source_set(RemoteFile("a/label", (f"{server.url}/label",), "free", 5), name="label", beside="set")
         with pytest.raises(DataError, match="label: the files of set have to be there first"):
@@ -305,7 +303,7 @@ def test_set_goes_beside_another(run: Any, raw: Path) -> None:
     assert set(content_of(raw)) == {"x/a/1.bin", "x/a/2.bin", "x/a/label"}
 
 
-def test_synthetic_data_are_left_alone(run: Any, raw: Path) -> None:
+def test_synthetic_data_are_left_alone(run, raw):
     put(raw, {MARKER: b""})
     with pytest.raises(DataError, match="holds synthetic data"):
         run(pair(""))
@@ -326,7 +324,7 @@ def listed_sources(*stores: str) -> Sources:
     return sources_of(source_set(*files, list_name="toy"), mlcommons=stores)
 
 
-def test_lists_of_checksums_are_fetched_and_kept(run: Any, raw: Path) -> None:
+def test_lists_of_checksums_are_fetched_and_kept(run, raw):
     contents = dict(BELOW)
     with Server(serving(contents)) as server:
         contents |= lists(server.url)
@@ -344,7 +342,7 @@ def test_lists_of_checksums_are_fetched_and_kept(run: Any, raw: Path) -> None:
 
 
 @pytest.mark.parametrize("of_mirror", [True, False], ids=["mirror", "official store"])
-def test_files_come_from_the_mirror(of_mirror: bool, run: Any, raw: Path) -> None:
+def test_files_come_from_the_mirror(of_mirror, run, raw):
     """The lists come from the mirror, too, or from the official store if the mirror has none."""
     mirrored = dict(BELOW)
     with Server(lambda request: serving(lists(server.url))(request)) as server, Server(serving(mirrored)) as mirror:
@@ -370,7 +368,7 @@ def test_files_come_from_the_mirror(of_mirror: bool, run: Any, raw: Path) -> Non
     ],
     ids=["short", "garbage", "page", "no text", "page as address", "other address", "swapped"],
 )
-def test_wrong_list_is_an_error(changed: dict[str, bytes], message: str, run: Any, raw: Path) -> None:
+def test_wrong_list_is_an_error(changed, message, run, raw):
     contents = dict(BELOW)
     with Server(serving(contents)) as server:
         contents |= lists(server.url) | changed
@@ -414,7 +412,7 @@ def hub(first: bytes, second: bytes) -> Script:
     return script
 
 
-def test_list_of_a_repository_has_two_pages(run: Any, raw: Path) -> None:
+def test_list_of_a_repository_has_two_pages(run, raw):
     other = ("README.md", b"# read me")
     with Server(hub(entries(("data/d=1/p.bin", FIRST), other), entries(("data/d=2/p.bin", SECOND)))) as server:
         [line] = run(hub_sources(server.url))
@@ -448,7 +446,7 @@ GOOD = entries(("data/d=1/p.bin", FIRST))
     ],
     ids=["short", "page", "object", "numbers", "size text", "no size", "checksum", "outside", "other file"],
 )
-def test_wrong_list_of_a_repository_is_an_error(second: bytes, message: str, run: Any, raw: Path) -> None:
+def test_wrong_list_of_a_repository_is_an_error(second, message, run, raw):
     with Server(hub(GOOD, second)) as server, pytest.raises(DataError, match=message):
         run(hub_sources(server.url))
     assert not (raw.parent / "p.bin").exists()
@@ -460,19 +458,19 @@ def test_wrong_list_of_a_repository_is_an_error(second: bytes, message: str, run
     [b'{"data/d', b"[]", b'{"a": 1, "b": [2]}', b'{"../x": [1, null], "b": [1, null]}'],
     ids=["cut", "list", "numbers", "outside"],
 )
-def test_damaged_list_of_a_repository_is_named(kept: bytes, run: Any, raw: Path) -> None:
+def test_damaged_list_of_a_repository_is_named(kept, run, raw):
     put(raw, {"set.files.json": kept})
     with pytest.raises(DataError, match=r"set\.files\.json.*delete it and run the command again"):
         run(hub_sources("http://nowhere.invalid"))
 
 
-def test_list_of_a_repository_is_not_fetched_to_check(run: Any, raw: Path) -> None:
+def test_list_of_a_repository_is_not_fetched_to_check(run, raw):
     with Server(hub(GOOD, GOOD)) as server, pytest.raises(DataError, match="run the command without --check first"):
         run(hub_sources(server.url), check=True)
     assert server.requests == []
 
 
-def test_two_downloads_into_one_folder_are_refused(run: Any, raw: Path) -> None:
+def test_two_downloads_into_one_folder_are_refused(run, raw):
     raw.mkdir()
     with Server(serving(FILES)) as server:
         with locked(raw, LOCK), pytest.raises(DataError, match=f"another process is downloading to {raw}"):
@@ -483,9 +481,7 @@ def test_two_downloads_into_one_folder_are_refused(run: Any, raw: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "enough"), [(1889, False), (1890, True)], ids=["too little", "enough"])
-def test_free_space_is_checked_before_the_first_byte(
-    free: int, enough: bool, run: Any, raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_space_is_checked_before_the_first_byte(free, enough, run, raw, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
     with Server(serving(FILES)) as server:
         if enough:
@@ -497,9 +493,7 @@ def test_free_space_is_checked_before_the_first_byte(
 
 
 @pytest.mark.parametrize(("name", "mode", "times"), [("d.tar", "w", 2), ("d.tar.gz", "w:gz", 3)])
-def test_an_archive_needs_space_for_itself_and_its_files(
-    name: str, mode: Literal["w", "w:gz"], times: int, run: Any, raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_needs_space_for_itself_and_its_files(name, mode, times, run, raw, monkeypatch):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode=mode) as tar:
         member = tarfile.TarInfo("d/1.bin")
@@ -517,7 +511,7 @@ def test_an_archive_needs_space_for_itself_and_its_files(
     assert content_of(raw)["d/1.bin"] == FIRST
 
 
-def test_failed_transfer_keeps_the_received_bytes(run: Any, raw: Path, client: Client) -> None:
+def test_failed_transfer_keeps_the_received_bytes(run, raw, client):
     with Server(serving({"/d/a/1.bin": FIRST})) as server, pytest.raises(DataError, match=r"2\.bin: HTTP 404"):
         run(pair(server.url))
     client.stopped.clear()
@@ -563,7 +557,7 @@ def archive(url: str, **changes: Any) -> SourceSet:
     )
 
 
-def test_archive_is_unpacked_and_no_longer_needed(run: Any, raw: Path) -> None:
+def test_archive_is_unpacked_and_no_longer_needed(run, raw):
     packed = tar_of(SPEECH)
     with Server(serving({"/s": packed})) as server:
         lines = run(archive(server.url))
@@ -574,13 +568,13 @@ def test_archive_is_unpacked_and_no_longer_needed(run: Any, raw: Path) -> None:
     assert len(server.requests) == 1
 
 
-def test_unpacking_that_was_cut_off_starts_again(run: Any, raw: Path) -> None:
+def test_unpacking_that_was_cut_off_starts_again(run, raw):
     put(raw, {"speech.tar.gz": tar_of(SPEECH), "speech.tar.gz.unpacked.partial/out/0.flac": b"old"})
     run(archive("http://nowhere.invalid"))
     assert {name for name in content_of(raw) if name != "speech.tar.gz"} == {"out/1.flac", "out/x/2.flac"}
 
 
-def test_check_unpacks_nothing(run: Any, raw: Path) -> None:
+def test_check_unpacks_nothing(run, raw):
     put(raw, {"speech.tar.gz": tar_of(SPEECH)})
     run(archive("http://nowhere.invalid"), check=True)
     assert list(content_of(raw)) == ["speech.tar.gz"]
@@ -601,7 +595,7 @@ def test_check_unpacks_nothing(run: Any, raw: Path) -> None:
     ],
     ids=["link", "hard link", "device", "outside", "below a file", "no folder", "cut", "cut early", "no gzip"],
 )
-def test_archive_that_cannot_be_unpacked_is_named(packed: bytes, run: Any, raw: Path) -> None:
+def test_archive_that_cannot_be_unpacked_is_named(packed, run, raw):
     put(raw, {"speech.tar.gz": packed})
     with pytest.raises(DataError, match=r"speech\.tar\.gz.*(again)"):
         run(archive("http://nowhere.invalid"))
@@ -614,7 +608,7 @@ def test_archive_that_cannot_be_unpacked_is_named(packed: bytes, run: Any, raw: 
     [(b"two", None), (b"owt", "md5"), (None, "is missing")],
     ids=["right", "wrong", "missing"],
 )
-def test_unpacked_files_are_compared(content: bytes | None, fault: str | None, run: Any, raw: Path) -> None:
+def test_unpacked_files_are_compared(content, fault, run, raw):
     put(raw, {"out/1.flac": b"one", "md5sums": f"{md5(b'one')}  1.flac\n{md5(b'two')}  x/2.flac\n".encode()})
     if content is not None:
         put(raw, {"out/x/2.flac": content})
@@ -633,7 +627,7 @@ def rewritten(path: Path, content: bytes) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_second_run_reads_no_file_again_and_check_does(run: Any, raw: Path) -> None:
+def test_second_run_reads_no_file_again_and_check_does(run, raw):
     with Server(serving(FILES)) as server:
         run(pair(server.url))
         rewritten(raw / "a/2.bin", SECOND[::-1])
@@ -643,14 +637,14 @@ def test_second_run_reads_no_file_again_and_check_does(run: Any, raw: Path) -> N
             run(pair(server.url), check=True)
 
 
-def test_existing_files_are_read_once(run: Any, raw: Path) -> None:
+def test_existing_files_are_read_once(run, raw):
     put(raw, {"a/1.bin": FIRST, "a/2.bin": SECOND})
     run(pair("http://nowhere.invalid"))
     rewritten(raw / "a/2.bin", SECOND[::-1])
     assert len(run(pair("http://nowhere.invalid"))) == 1
 
 
-def test_file_of_another_time_is_read_again(run: Any, raw: Path) -> None:
+def test_file_of_another_time_is_read_again(run, raw):
     with Server(serving(FILES)) as server:
         run(pair(server.url))
         rewritten(raw / "a/2.bin", SECOND[::-1])
@@ -664,13 +658,13 @@ def test_file_of_another_time_is_read_again(run: Any, raw: Path) -> None:
     [b"{", b"[]", b'{"a/2.bin": null, "a/1.bin": 3}', b'{"a/2.bin": {}, "a/1.bin": [1]}', b"\xff"],
     ids=["cut", "list", "numbers", "short", "no text"],
 )
-def test_damaged_state_is_no_state(state: bytes, run: Any, raw: Path) -> None:
+def test_damaged_state_is_no_state(state, run, raw):
     put(raw, {"a/1.bin": FIRST, "a/2.bin": SECOND, ".download.json": state})
     run(pair("http://nowhere.invalid"))
     assert set(json.loads((raw / ".download.json").read_text())) == {"a/1.bin", "a/2.bin"}
 
 
-def test_checksum_that_only_the_server_stated_is_kept(run: Any, raw: Path) -> None:
+def test_checksum_that_only_the_server_stated_is_kept(run, raw):
     def script(request: Request) -> Answer:
         if request.target == "/f":
             return reply("302 Found", b"", "Location: /g", f'X-Linked-Etag: "{sha256(FIRST)}"')
@@ -684,7 +678,7 @@ def test_checksum_that_only_the_server_stated_is_kept(run: Any, raw: Path) -> No
             run(file, check=True)
 
 
-def test_list_of_sets_needs_no_network() -> None:
+def test_list_of_sets_needs_no_network():
     by_hand = source_set(RemoteFile("h.tar", (), "for members"), name="hand", account="sign {raw_dir}", optional=True)
     assert list(described(sources_of(pair("http://nowhere.invalid"), by_hand))) == [
         "set (needed): numbers; 2 files, 1.89e-06 GB",

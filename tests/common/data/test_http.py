@@ -64,22 +64,22 @@ def closed_port() -> Iterator[str]:
     ],
     ids=["bracket", "no host", "large port", "no port", "long label", "scheme"],
 )
-def test_unusable_address_is_an_error_at_once(url: str, client: Client, lines: list[str], path: Path) -> None:
+def test_unusable_address_is_an_error_at_once(url, client, lines, path):
     assert failure(client, path, url).startswith(f"{url}: is no usable address")
     assert lines == []
 
 
-def test_file_without_address_is_an_error(client: Client, path: Path) -> None:
+def test_file_without_address_is_an_error(client, path):
     assert failure(client, path) == "f.bin has no address: ask nicely"
 
 
-def test_refused_connection_is_tried_again(client: Client, lines: list[str], path: Path, closed_port: str) -> None:
+def test_refused_connection_is_tried_again(client, lines, path, closed_port):
     client.limits = replace(client.limits, tries=8, unreachable_tries=3)
     assert "Connection refused; run the command again to continue" in failure(client, path, f"http://{closed_port}/f")
     assert [line.partition("; ")[2] for line in lines] == ["attempt 2 of 3 in 0 s", "attempt 3 of 3 in 0 s"]
 
 
-def test_host_that_does_not_answer_is_tried_less_often(client: Client, path: Path) -> None:
+def test_host_that_does_not_answer_is_tried_less_often(client, path):
     client.limits = replace(client.limits, tries=8, unreachable_tries=1, timeout_s=0.2)
     with contextlib.ExitStack() as open_:
         listener = open_.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
@@ -91,7 +91,7 @@ def test_host_that_does_not_answer_is_tried_less_often(client: Client, path: Pat
     assert "timed out" in message
 
 
-def test_unknown_host_is_named(client: Client, path: Path) -> None:
+def test_unknown_host_is_named(client, path):
     message = failure(client, path, "http://nonexistent.invalid/f")
     assert "the name of nonexistent.invalid cannot be resolved; run the command again" in message
 
@@ -108,7 +108,7 @@ SECOND = {
 
 
 @pytest.mark.parametrize("answers", SECOND.values(), ids=list(SECOND))
-def test_second_address_is_tried(answers: tuple[Answer, ...], client: Client, lines: list[str], path: Path) -> None:
+def test_second_address_is_tried(answers, client, lines, path):
     with Server(*answers) as first, Server(stored(BODY)) as second:
         checksum = f"md5:{hashlib.md5(BODY).hexdigest()}"
         client.fetch(remote(f"{first.url}/f", f"{second.url}/f", checksum=checksum), path)
@@ -117,13 +117,13 @@ def test_second_address_is_tried(answers: tuple[Answer, ...], client: Client, li
     assert lines[-1].endswith("; trying the next address")
 
 
-def test_second_address_follows_an_unreachable_one(client: Client, path: Path, closed_port: str) -> None:
+def test_second_address_follows_an_unreachable_one(client, path, closed_port):
     with Server(stored(BODY)) as second:
         client.fetch(remote(f"http://{closed_port}/f", f"{second.url}/f"), path)
     assert path.read_bytes() == BODY
 
 
-def test_last_address_names_the_error(client: Client, path: Path) -> None:
+def test_last_address_names_the_error(client, path):
     with Server(reply("404 Not Found")) as first, Server(reply("410 Gone")) as second:
         assert failure(client, path, f"{first.url}/f", f"{second.url}/f").startswith(f"{second.url}/f: HTTP 410 Gone")
 
@@ -140,21 +140,21 @@ class Pauses(threading.Event):
         return self.is_set()
 
 
-def test_pauses_double_up_to_a_minute(client: Client, path: Path) -> None:
+def test_pauses_double_up_to_a_minute(client, path):
     client.limits, client.stopped = Limits(), Pauses()
     with Server(reply("503 Slow Down")) as server:
         failure(client, path, f"{server.url}/f")
     assert client.stopped.seconds == [1, 2, 4, 8, 16, 32, 60]
 
 
-def test_pause_has_the_length_of_retry_after(client: Client, path: Path) -> None:
+def test_pause_has_the_length_of_retry_after(client, path):
     client.stopped = Pauses()
     with Server(reply("503 Slow Down", b"", "Retry-After: 7"), stored(BODY)) as server:
         client.fetch(remote(f"{server.url}/f"), path)
     assert client.stopped.seconds == [7]
 
 
-def test_attempts_that_bring_bytes_do_not_count(client: Client, path: Path) -> None:
+def test_attempts_that_bring_bytes_do_not_count(client, path):
     def script(request: Request) -> Answer:
         answer = stored(BODY)(request)
         head, _, body = answer.content.partition(b"\r\n\r\n")
@@ -166,7 +166,7 @@ def test_attempts_that_bring_bytes_do_not_count(client: Client, path: Path) -> N
     assert len(server.requests) == 8
 
 
-def test_attempts_that_only_bring_the_same_bytes_count(client: Client, path: Path) -> None:
+def test_attempts_that_only_bring_the_same_bytes_count(client, path):
     client.limits = replace(client.limits, tries=4)
     cut = [reply("200 OK", BODY[:size], length=str(SIZE)) for size in (1000, 900, 1000, 900, 1000, 900)]
     with Server(*cut) as server:
@@ -174,7 +174,7 @@ def test_attempts_that_only_bring_the_same_bytes_count(client: Client, path: Pat
     assert len(server.requests) == 4
 
 
-def test_stopping_ends_a_pause(client: Client, path: Path) -> None:
+def test_stopping_ends_a_pause(client, path):
     client.limits = replace(client.limits, delay_s=10_000)
     client.report = lambda line: client.stopped.set()
     with Server(reply("503 Slow Down")) as server:
@@ -182,7 +182,7 @@ def test_stopping_ends_a_pause(client: Client, path: Path) -> None:
     assert len(server.requests) == 1
 
 
-def test_stopping_ends_a_transfer_and_keeps_the_part(client: Client, path: Path) -> None:
+def test_stopping_ends_a_transfer_and_keeps_the_part(client, path):
     client.advance = lambda count: client.stopped.set() if count > 0 else None
     with Server(reply("200 OK", BODY[:1000], 'ETag: "1"', length=str(SIZE), then="stall")) as server:
         assert failure(client, path, f"{server.url}/f", "http://a.invalid/f").endswith(
@@ -191,14 +191,14 @@ def test_stopping_ends_a_transfer_and_keeps_the_part(client: Client, path: Path)
     assert path.with_name("f.bin.partial").read_bytes() == BODY[:1000]
 
 
-def test_nothing_begins_after_stopping(client: Client, path: Path) -> None:
+def test_nothing_begins_after_stopping(client, path):
     client.stopped.set()
     with Server(stored(BODY)) as server:
         failure(client, path, f"{server.url}/f", f"{server.url}/g")
     assert server.requests == []
 
 
-def test_two_files_come_over_one_connection(client: Client, tmp_path: Path) -> None:
+def test_two_files_come_over_one_connection(client, tmp_path):
     with Server(stored(BODY, then="keep")) as server:
         for name in ("a", "b"):
             client.fetch(remote(f"{server.url}/{name}"), tmp_path / name)
@@ -211,16 +211,14 @@ def test_two_files_come_over_one_connection(client: Client, tmp_path: Path) -> N
     [reply("302 Found", b"", "Location: /g", then="keep"), reply("503 Slow Down", then="keep")],
     ids=["redirect", "failure"],
 )
-def test_answer_without_body_leaves_the_connection_open(
-    answer: Answer, client: Client, lines: list[str], path: Path
-) -> None:
+def test_answer_without_body_leaves_the_connection_open(answer, client, lines, path):
     with Server(answer, stored(BODY, then="keep")) as server:
         client.fetch(remote(f"{server.url}/f"), path)
     assert server.connections == 1
     assert all("HTTP 503" in line for line in lines)
 
 
-def test_a_host_gets_eight_connections(client: Client, tmp_path: Path) -> None:
+def test_a_host_gets_eight_connections(client, tmp_path):
     together = threading.Barrier(CONNECTIONS)  # none is answered before eight have come
 
     def script(request: Request) -> Answer:
@@ -237,14 +235,14 @@ def test_a_host_gets_eight_connections(client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "302 Found"])
-def test_connections_of_unread_bodies_are_given_back(status: str, client: Client, path: Path) -> None:
+def test_connections_of_unread_bodies_are_given_back(status, client, path):
     with Server(reply(status, BODY, then="keep")) as server:
         for _ in range(CONNECTIONS + 1):
             failure(client, path, f"{server.url}/f")
         assert len(server.requests) > CONNECTIONS
 
 
-def test_text_is_read(client: Client) -> None:
+def test_text_is_read(client):
     with Server(reply("503 No"), reply("200 OK", "ä".encode(), 'Link: <b>; rel="next"')) as server:
         text, headers = client.text(f"{server.url}/list")
     assert (text, headers["Link"]) == ("ä", '<b>; rel="next"')
@@ -261,18 +259,14 @@ def test_text_is_read(client: Client) -> None:
     ],
     ids=["no text", "404", "long", "cut", "no gzip"],
 )
-def test_text_that_cannot_be_read_is_an_error(
-    answer: Answer, message: str, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_that_cannot_be_read_is_an_error(answer, message, client, monkeypatch):
     monkeypatch.setattr("common.data.http.TEXT_BYTES", 1000)
     with Server(answer) as server, pytest.raises(DataError, match=message):
         client.text(f"{server.url}/list")
 
 
 @pytest.mark.parametrize("prefix", ["http://", ""], ids=["address", "host and port"])
-def test_requests_go_through_the_proxy(
-    prefix: str, client: Client, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_go_through_the_proxy(prefix, client, path, monkeypatch):
     with Server(stored(BODY)) as proxy:
         monkeypatch.setenv("http_proxy", f"{prefix}{proxy.host}")
         client.fetch(remote("http://nonexistent.invalid/f"), path)
@@ -280,7 +274,7 @@ def test_requests_go_through_the_proxy(
     assert [request.target for request in proxy.requests] == ["http://nonexistent.invalid/f"]
 
 
-def test_no_proxy_is_honoured(client: Client, path: Path, monkeypatch: pytest.MonkeyPatch, closed_port: str) -> None:
+def test_no_proxy_is_honoured(client, path, monkeypatch, closed_port):
     monkeypatch.setenv("http_proxy", f"http://{closed_port}")
     monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
     with Server(stored(BODY)) as server:
@@ -289,9 +283,7 @@ def test_no_proxy_is_honoured(client: Client, path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_refused_proxy_is_named_without_its_password(
-    scheme: str, client: Client, path: Path, monkeypatch: pytest.MonkeyPatch, closed_port: str
-) -> None:
+def test_refused_proxy_is_named_without_its_password(scheme, client, path, monkeypatch, closed_port):
     monkeypatch.setenv(f"{scheme}_proxy", f"http://me:secret@{closed_port}")
     message = failure(client, path, f"{scheme}://nonexistent.invalid/f")
     assert f"the proxy http://{closed_port} ({scheme}_proxy) fails: " in message
@@ -300,16 +292,14 @@ def test_refused_proxy_is_named_without_its_password(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_unknown_proxy_is_named(scheme: str, client: Client, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_proxy_is_named(scheme, client, path, monkeypatch):
     monkeypatch.setenv(f"{scheme}_proxy", "http://nonexistent.invalid:3128")
     message = failure(client, path, f"{scheme}://127.0.0.1/f")
     assert f"the proxy http://nonexistent.invalid:3128 ({scheme}_proxy) fails: " in message
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_proxy_that_asks_for_a_login(
-    scheme: str, client: Client, lines: list[str], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy_that_asks_for_a_login(scheme, client, lines, path, monkeypatch):
     with Server(reply("407 Proxy Authentication Required", b"", "Proxy-Authenticate: Basic")) as proxy:
         monkeypatch.setenv(f"{scheme}_proxy", proxy.url)
         message = failure(client, path, f"{scheme}://nonexistent.invalid/f")
@@ -318,7 +308,7 @@ def test_proxy_that_asks_for_a_login(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_proxy_gets_its_login(scheme: str, client: Client, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_gets_its_login(scheme, client, path, monkeypatch):
     with Server(reply("407 Proxy Authentication Required")) as proxy:
         monkeypatch.setenv(f"{scheme}_proxy", f"http://me:a%40b@{proxy.host}")
         failure(client, path, f"{scheme}://nonexistent.invalid/f")
@@ -328,7 +318,7 @@ def test_proxy_gets_its_login(scheme: str, client: Client, path: Path, monkeypat
 @pytest.mark.parametrize(
     "proxy", ["socks9://127.0.0.1:1", "http://[::1", "http://:port"], ids=["kind", "bracket", "port"]
 )
-def test_unusable_proxy_is_an_error(proxy: str, client: Client, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_proxy_is_an_error(proxy, client, path, monkeypatch):
     monkeypatch.setenv("http_proxy", proxy)
     assert "proxy" in failure(client, path, "http://nonexistent.invalid/f")
 
@@ -356,7 +346,7 @@ def tls(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-def test_certificate_of_nobody_is_refused(client: Client, lines: list[str], path: Path, tls: ssl.SSLContext) -> None:
+def test_certificate_of_nobody_is_refused(client, lines, path, tls):
     with Server(stored(BODY), tls=tls) as server:
         message = failure(client, path, f"{server.url}/f")
     assert "the certificate of 127.0.0.1 cannot be verified: " in message
@@ -364,18 +354,14 @@ def test_certificate_of_nobody_is_refused(client: Client, lines: list[str], path
     assert lines == []
 
 
-def test_certificate_of_another_host_is_refused(
-    client: Client, path: Path, tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificate_of_another_host_is_refused(client, path, tls, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with Server(stored(BODY), tls=tls) as server:
         message = failure(client, path, f"{server.url.replace('127.0.0.1', 'localhost')}/f")
     assert "the certificate of localhost cannot be verified: " in message
 
 
-def test_certificate_of_a_named_authority_is_taken(
-    client: Client, path: Path, tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificate_of_a_named_authority_is_taken(client, path, tls, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with Server(stored(BODY), tls=tls) as https:
         with Server(reply("302 Found", b"", f"Location: {https.url}/g")) as server:
@@ -386,18 +372,18 @@ def test_certificate_of_a_named_authority_is_taken(
     assert "redirects to http://127.0.0.1/g, which is no https address" in message
 
 
-def test_redirect_to_a_certificate_of_nobody_is_refused(client: Client, path: Path, tls: ssl.SSLContext) -> None:
+def test_redirect_to_a_certificate_of_nobody_is_refused(client, path, tls):
     with Server(stored(BODY), tls=tls) as https, Server(reply("302 No", b"", f"Location: {https.url}/g")) as server:
         assert failure(client, path, f"{server.url}/f").startswith(f"{https.url}/g: the certificate of 127.0.0.1")
 
 
-def test_http_to_a_server_of_tls_is_an_error(client: Client, path: Path, tls: ssl.SSLContext) -> None:
+def test_http_to_a_server_of_tls_is_an_error(client, path, tls):
     with Server(stored(BODY), tls=tls) as server:
         message = failure(client, path, f"{server.url.replace('https', 'http')}/f")
     assert message.endswith("; run the command again to continue")
 
 
-def test_https_to_a_server_of_http_is_an_error(client: Client, path: Path) -> None:
+def test_https_to_a_server_of_http_is_an_error(client, path):
     with Server(stored(BODY)) as server:
         message = failure(client, path, f"{server.url.replace('http', 'https')}/f")
     assert message.endswith("; run the command again to continue")

@@ -154,34 +154,6 @@ def test_a_document_without_text_makes_no_sequence(raw, tmp_path):
     assert index.documents.tolist() == [0, 0, 1, 1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("stage", ["tokens", "place"])
-def test_an_interrupted_preparation_continues(raw, tmp_path, monkeypatch, stage):
-    """A task fails after others were done; those are not done again, and the result is the same."""
-    prepare(raw, tmp_path / "whole", corpus())
-    name = {"tokens": "tokenize_files", "place": "copy_piece"}[stage]
-    real, done = getattr(preparation, name), []
-
-    def failing(*arguments):
-        if len(done) == 2:
-            raise OSError(28, "No space left on device")
-        done.append(arguments)
-        return real(*arguments)
-
-    monkeypatch.setattr(preparation, name, failing)
-    with pytest.raises(DataError, match=rf"stopped at stage {stage}: .*No space left.*it continues"):
-        prepare(raw, tmp_path / "data", corpus())
-    assert not (tmp_path / "data" / "manifest.json").exists()
-
-    def counting(*arguments):
-        done.append(arguments)
-        return real(*arguments)
-
-    monkeypatch.setattr(preparation, name, counting)
-    prepare(raw, tmp_path / "data", corpus())
-    assert len(done) == 5  # four files of text and one piece of two
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
-
-
 def test_a_piece_that_was_placed_and_not_noted_is_not_missed(raw, tmp_path, monkeypatch):
     """Killed between a piece's end and its record: the piece is gone, and its tokens are where they belong."""
     prepare(raw, tmp_path / "whole", corpus())

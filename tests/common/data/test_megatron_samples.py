@@ -1,7 +1,5 @@
 """Rows of documents, against formulas that are written here from their definition, and cases worked by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -42,20 +40,6 @@ def stream(index, lengths):
     ]
 
 
-def test_worked_by_hand_without_an_extra_token():
-    """Documents of 3, 5 and 4 tokens in rows of 4: a row ends where the last document does."""
-    lengths = np.array([3, 5, 4], np.int32)
-    index = build_samples(lengths, 4, None, extra_token=False, seed=None)
-
-    assert index.documents.tolist() == [0, 1, 2]
-    assert index.starts.tolist() == [[0, 0], [1, 1], [1, 5], [2, 4]]
-    assert stream(index, lengths) == [
-        [(0, 0), (0, 1), (0, 2), (1, 0)],
-        [(1, 1), (1, 2), (1, 3), (1, 4)],
-        [(2, 0), (2, 1), (2, 2), (2, 3)],
-    ]
-
-
 def test_worked_by_hand_with_an_extra_token():
     """The same documents: two rows, whose labels end with the first token of the next row."""
     lengths = np.array([3, 5, 4], np.int32)
@@ -66,22 +50,6 @@ def test_worked_by_hand_with_an_extra_token():
         [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)],
         [(1, 1), (1, 2), (1, 3), (1, 4), (2, 0)],
     ]
-
-
-def test_worked_by_hand_over_the_seam_of_epochs():
-    lengths = np.array([2, 3], np.int32)
-    index = build_samples(lengths, 4, 2, extra_token=False, seed=None)
-
-    assert index.documents.tolist() == [0, 1, 0, 1]
-    assert stream(index, lengths) == [[(0, 0), (0, 1), (1, 0), (1, 1)], [(1, 2), (0, 0), (0, 1), (1, 0)]]
-
-
-def test_a_partial_last_row_is_kept():
-    lengths = np.array([3, 4], np.int32)
-    index = build_samples(lengths, 5, None, extra_token=False, seed=None, keep_partial=True)
-
-    assert index.starts.tolist() == [[0, 0], [1, 2], [1, 4]]
-    assert stream(index, lengths)[1] == [(1, 2), (1, 3)]
 
 
 @pytest.mark.parametrize("keep_partial", [False, True])
@@ -135,20 +103,6 @@ def test_numpys_generator_draws_the_rows():
     assert index.documents.tolist() == list(range(30))
 
 
-def test_numpys_generator_draws_the_documents_of_all_epochs_and_then_the_rows():
-    lengths = np.arange(1, 11, dtype=np.int32)  # 55 tokens: 13 rows of 4 and one behind
-    index = build_samples(lengths, 4, 26, extra_token=True, seed=7, shuffle_documents=True)
-    random = np.random.RandomState(7)
-    documents = np.array([*range(10), *range(10)], np.int32)
-    random.shuffle(documents)
-    order = np.arange(27, dtype=np.uint32)  # (110 - 1) / 4
-    random.shuffle(order)
-
-    assert index.documents.tolist() == documents.tolist()
-    assert index.order.tolist() == order.tolist()
-    assert index.starts.tolist() == [list(entry) for entry in walk(lengths, documents, 4, 27, 1)]
-
-
 @pytest.mark.parametrize(("rows", "separate"), [(35, True), (36, False)])
 def test_a_last_epoch_of_which_less_than_four_fifths_are_used_is_shuffled_by_itself(rows, separate):
     """Epochs of 80 tokens have 20 rows of 4; of the second one 15 or 16 rows are used, and 16 are four fifths."""
@@ -194,14 +148,6 @@ def test_a_blend_takes_from_the_file_that_is_behind_most(weights):
 
     assert list(zip(files.tolist(), numbers.tolist(), strict=True)) == greedy(weights, 300)
     assert (files.dtype, numbers.dtype) == (np.int16, np.int64)
-
-
-def test_a_blend_worked_by_hand():
-    """Weights of 3 and 1: errors (.75, .25), (-.25, .25), (.5, -.5), (.25, -.25), (0, 0), (-.25, .25)."""
-    files, numbers = blended((3, 1), 6)
-
-    assert files.tolist() == [0, 1, 0, 0, 0, 1]
-    assert numbers.tolist() == [0, 0, 1, 2, 3, 1]
 
 
 def test_files_of_a_blend_provide_a_few_more_rows_than_their_share():

@@ -1,7 +1,5 @@
 """The order of samples: once per epoch, for any number of replicas, from any position."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What all preparations share: one at a time in a folder, of one source, on a disk that is large enough."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import functools
@@ -57,7 +55,6 @@ def test_nothing_prepared_is_none(tmp_path):
 @pytest.mark.parametrize("wanted", [WANTED, None])
 def test_the_same_data_are_found(prepared, wanted):
     found = preparation.already_prepared(prepared, "x/1", "prepare it", wanted)
-    assert found is not None
     assert found.counts == {"train_samples": 3, "classes": 2}
 
 

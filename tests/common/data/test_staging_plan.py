@@ -31,7 +31,7 @@ PLAN = StagingPlan({
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8])
-def test_each_file_belongs_to_one_node(nodes: int) -> None:
+def test_each_file_belongs_to_one_node(nodes):
     shards = [PLAN.of_node(5, node, nodes) for node in range(nodes)]
     for split, files in PLAN.shards.items():
         found = [file for shard in shards for file in shard[split]]
@@ -40,7 +40,7 @@ def test_each_file_belongs_to_one_node(nodes: int) -> None:
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_nodes_take_turns_in_one_permutation_of_the_seed() -> None:
+def test_nodes_take_turns_in_one_permutation_of_the_seed():
     whole = PLAN.of_node(5, 0, 1)
     assert PLAN.of_node(5, 1, 3) == {split: files[1::3] for split, files in whole.items()}
     assert whole == PLAN.of_node(5, 0, 1)
@@ -48,7 +48,7 @@ def test_nodes_take_turns_in_one_permutation_of_the_seed() -> None:
     assert whole["train"] != PLAN.of_node(6, 0, 1)["train"]
 
 
-def test_data_and_labels_of_a_sample_belong_to_the_same_node() -> None:
+def test_data_and_labels_of_a_sample_belong_to_the_same_node():
     kinds = {kind: [SourceFile(f"{kind}/{number}", 1) for number in range(9)] for kind in ("data", "label")}
     for node in range(2):
         found = StagingPlan(kinds).of_node(5, node, 2)
@@ -56,7 +56,7 @@ def test_data_and_labels_of_a_sample_belong_to_the_same_node() -> None:
 
 
 @pytest.mark.parametrize("change", ["name", "size", "split", "whole"])
-def test_different_files_have_different_digests(change: str) -> None:
+def test_different_files_have_different_digests(change):
     files = [SourceFile("a", 1), SourceFile("b", 2)]
     others = {
         "name": StagingPlan({"train": [files[0], SourceFile("c", 2)]}),
@@ -69,27 +69,27 @@ def test_different_files_have_different_digests(change: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../a", "a/../../b", LOCK, SHARDS, "train/1"])
-def test_names_outside_of_the_folder_or_twice_are_refused(name: str) -> None:
+def test_names_outside_of_the_folder_or_twice_are_refused(name):
     with pytest.raises(DataError, match=f"'{name}' cannot be staged"):
         StagingPlan({"train": [SourceFile("train/1", 1)]}, [SourceFile(name, 1)])
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 2), ("train", 4), ("eval", 0)])
-def test_a_list_of_another_shard_is_one_error(split: str, count: int, tmp_path: Path) -> None:
+def test_a_list_of_another_shard_is_one_error(split, count, tmp_path):
     """Node 1 of 3 has 3 of 8 samples."""
     write_shards(tmp_path, NodeShards(1, 3, {"train": [f"train/{number}" for number in range(count)]}))
     with pytest.raises(DataError, match=rf"staged\.json has {count} files of {split}, not 3; stage the data again"):
         open_split(tmp_path, split, 8, replicas=3, replica=1, seed=0)
 
 
-def test_shards_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_shards_are_read_as_they_were_written(tmp_path):
     assert read_shards(tmp_path) is None
     shards = NodeShards(1, 2, {"train": ["b", "a"], "eval": []})
     write_shards(tmp_path, shards)
     assert read_shards(tmp_path) == shards
 
 
-def test_nodes_have_orders_of_their_own() -> None:
+def test_nodes_have_orders_of_their_own():
     """Otherwise, the samples with the same positions in all shards would share every batch of an epoch."""
     orders = [NodeOrder.of(NodeShards(node, 3, {}), 6, 2 * node + 1, 7) for node in range(3)]
     assert [(order.node, order.nodes, order.replicas, order.replica) for order in orders] == [
@@ -99,7 +99,7 @@ def test_nodes_have_orders_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": 1, "nodes": 2}', '{"node": "x", "nodes": 2, "files": {}}'])
-def test_a_damaged_list_of_shards_is_one_error(text: str, tmp_path: Path) -> None:
+def test_a_damaged_list_of_shards_is_one_error(text, tmp_path):
     (tmp_path / SHARDS).write_text(text)
     with pytest.raises(DataError, match=f"{SHARDS} is damaged"):
         read_shards(tmp_path)
@@ -109,7 +109,7 @@ def names(folder: Path) -> Iterator[str]:
     return (entry.name for entry in folder.iterdir())
 
 
-def test_the_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+def test_the_files_of_an_earlier_run_are_removed(tmp_path):
     folder = tmp_path / "local" / "staged"
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "file").touch()
@@ -124,14 +124,14 @@ def test_the_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere" / "file").exists()
 
 
-def test_files_that_no_run_has_staged_are_refused_and_stay(tmp_path: Path) -> None:
+def test_files_that_no_run_has_staged_are_refused_and_stay(tmp_path):
     (tmp_path / "thesis").touch()
     with pytest.raises(DataError, match=f"{tmp_path} has files that no run has staged, such as thesis"):
         claimed(tmp_path).__enter__()
     assert list(names(tmp_path)) == ["thesis"]
 
 
-def test_the_folder_of_a_running_run_is_refused_and_stays(tmp_path: Path) -> None:
+def test_the_folder_of_a_running_run_is_refused_and_stays(tmp_path):
     with claimed(tmp_path):
         (tmp_path / "1").touch()
         with pytest.raises(DataError, match=f"{tmp_path} is in use by another run"):
@@ -139,14 +139,14 @@ def test_the_folder_of_a_running_run_is_refused_and_stays(tmp_path: Path) -> Non
         assert set(names(tmp_path)) == {LOCK, "1"}
 
 
-def test_a_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cannot be used: Not a directory \(.*file/below\)"):
         claimed(tmp_path / "file" / "below").__enter__()
 
 
 @pytest.mark.parametrize(("kind", "found"), [("ext4", ""), ("tmpfs", "tmpfs"), ("ramfs", "ramfs"), ("lustre", "")])
-def test_file_systems_in_memory_are_recognised(kind: str, found: str, tmp_path: Path) -> None:
+def test_file_systems_in_memory_are_recognised(kind, found, tmp_path):
     device = os.stat(tmp_path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = tmp_path / "mountinfo"

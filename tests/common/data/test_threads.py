@@ -31,7 +31,7 @@ def numbers(threads: SampleThreads, samples: Sequence[int], size: int) -> Pendin
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("count", [1, 4])
-def test_batches_are_those_of_the_stream_from_any_position(count: int, prefetch: int) -> None:
+def test_batches_are_those_of_the_stream_from_any_position(count, prefetch):
     stream, threads = EpochStream(6, 2, seed=1), SampleThreads(count, prefetch)
 
     def begin(number: int) -> PendingBatch:
@@ -47,7 +47,7 @@ def test_batches_are_those_of_the_stream_from_any_position(count: int, prefetch:
     source.close()
 
 
-def test_a_shard_ends_with_padding() -> None:
+def test_a_shard_ends_with_padding():
     threads = SampleThreads(2, 1)
     source = ThreadedEvalSource(EvalShard(5, 2, 1, 0), threads, lambda samples: numbers(threads, samples, 2), closed)
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_a_shard_ends_with_padding() -> None:
     source.close()
 
 
-def test_an_error_surfaces_where_its_batch_is_collected() -> None:
+def test_an_error_surfaces_where_its_batch_is_collected():
     threads = SampleThreads(2, 2)
     source = ThreadedEvalSource(EvalShard(9, 3, 1, 0), threads, lambda samples: numbers(threads, samples, 3), closed)
     batches = iter(source)
@@ -66,8 +66,8 @@ def test_an_error_surfaces_where_its_batch_is_collected() -> None:
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 9])
-def test_everything_comes_in_order_with_a_window_begun(window: int) -> None:
-    begun: list[int] = []
+def test_everything_comes_in_order_with_a_window_begun(window):
+    begun = []
 
     def begin() -> Iterator[int]:
         for number in range(5):
@@ -80,8 +80,8 @@ def test_everything_comes_in_order_with_a_window_begun(window: int) -> None:
     assert len(begun) == 5
 
 
-def test_results_that_no_caller_waits_for_are_abandoned() -> None:
-    abandoned: list[int] = []
+def test_results_that_no_caller_waits_for_are_abandoned():
+    abandoned = []
     pieces = ahead(iter(range(9)), 3, abandoned.append)
     assert next(pieces) == 0
     pieces.close()

@@ -1,7 +1,5 @@
 """Drawn pictures: their boxes are where the pixels say, and everything follows from the plan."""
 
-from __future__ import annotations
-
 import io
 import pickle
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,18 +58,16 @@ def expected() -> dict[str, list[int]]:
     return {"picture_id": ids, "run_count": counts, "runs": runs}
 
 
-def test_columns_have_the_runs_of_what_is_there_and_of_no_padding() -> None:
+def test_columns_have_the_runs_of_what_is_there_and_of_no_padding():
     columns = gathered(Layout(), 0, len(IDS))
-    assert columns is not None
     assert {name: columns[name].tolist() for name in expected()} == expected()
     assert columns["run_count"].dtype == columns["runs"].dtype == np.int32
 
 
-def test_a_network_that_finds_fewer_than_are_kept_leaves_no_mask_of_before() -> None:
+def test_a_network_that_finds_fewer_than_are_kept_leaves_no_mask_of_before():
     buffer = DetectionBuffer(Layout(), KEEP, identifying_runs)
     for rows, kept in ((slice(5, 6), KEEP), (slice(5, 6), 2)):
         found = found_in(rows)
-        assert found.masks is not None
         few = FoundMasks(found.masks.corners[:, :kept], found.masks.probability[:, :kept], found.masks.size)
         buffer.begin(1)
         buffer.add(
@@ -78,7 +75,6 @@ def test_a_network_that_finds_fewer_than_are_kept_leaves_no_mask_of_before() -> 
             Found(found.box[:, :kept], found.score[:, :kept], found.class_id[:, :kept], found.valid[:, :kept], few),
         )
         columns = buffer.columns()
-        assert columns is not None
         assert len(columns["run_count"]) == kept
         assert columns["run_count"].sum() == len(columns["runs"])
 
@@ -90,7 +86,6 @@ def run_rank(rank: int, world: int, folder: str) -> dict[str, list[Any]] | None:
     return None if columns is None else {name: value.tolist() for name, value in columns.items()}
 
 
-def test_two_ranks_gather_what_one_has(tmp_path: Path) -> None:
+def test_two_ranks_gather_what_one_has(tmp_path):
     whole = gathered(Layout(), 0, len(IDS))
-    assert whole is not None
     assert on_ranks(run_rank, 2, tmp_path) == [{name: value.tolist() for name, value in whole.items()}, None]

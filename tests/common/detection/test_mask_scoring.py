@@ -35,7 +35,7 @@ def opened(made: SyntheticMasks, folder: Path, processes: int = 1) -> MaskScorer
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_figures_are_pycocotools(seed: int, tmp_path: Path) -> None:
+def test_figures_are_pycocotools(seed, tmp_path):
     made = synthetic(seed, decimals=(1, 2, 8)[seed % 3])
     figures, expected = opened(made, tmp_path).score(made.predictions), oracle(made)
     assert figures.pop("eval_samples") == 5
@@ -45,21 +45,21 @@ def test_figures_are_pycocotools(seed: int, tmp_path: Path) -> None:
     assert figures["SEGM"] != figures["BBOX"]
 
 
-def test_more_than_100_detections_of_a_picture_and_class(tmp_path: Path) -> None:
+def test_more_than_100_detections_of_a_picture_and_class(tmp_path):
     made = synthetic(10, pictures=2, classes=1, objects=12, found=160)
     figures = opened(made, tmp_path).score(made.predictions)
     del figures["eval_samples"]
     assert figures == pytest.approx(oracle(made), rel=0, abs=1e-12)
 
 
-def test_nothing_found_is_0(tmp_path: Path) -> None:
+def test_nothing_found_is_0(tmp_path):
     made = synthetic(11)
     none = {name: column[:0] for name, column in made.predictions.values.items() if name != "pictures"}
     figures = opened(made, tmp_path).score(Predictions({"pictures": made.predictions.values["pictures"], **none}))
     assert (figures["BBOX"], figures["SEGM"]) == (0, 0)
 
 
-def test_a_mask_of_no_pixel_finds_nothing(tmp_path: Path) -> None:
+def test_a_mask_of_no_pixel_finds_nothing(tmp_path):
     made = synthetic(12)
     size = {entry["id"]: (entry["height"], entry["width"]) for entry in made.dataset["images"]}
     whole = [int(np.prod(size[row["image_id"]])) for row in made.results]
@@ -69,7 +69,7 @@ def test_a_mask_of_no_pixel_finds_nothing(tmp_path: Path) -> None:
     assert figures["BBOX"] > 0
 
 
-def test_a_mask_that_does_not_cover_its_picture_is_refused(tmp_path: Path) -> None:
+def test_a_mask_that_does_not_cover_its_picture_is_refused(tmp_path):
     made = synthetic(13)
     runs = made.predictions.values["runs"].copy()
     runs[0] += 1
@@ -78,14 +78,14 @@ def test_a_mask_that_does_not_cover_its_picture_is_refused(tmp_path: Path) -> No
         opened(made, tmp_path).score(Predictions({**made.predictions.values, "runs": runs}))
 
 
-def test_pictures_that_were_not_all_seen_have_no_score(tmp_path: Path) -> None:
+def test_pictures_that_were_not_all_seen_have_no_score(tmp_path):
     made = synthetic(14)
     values = {**made.predictions.values, "pictures": made.predictions.values["pictures"][:-1]}
     with pytest.raises(RuntimeError, match="4 of 5 pictures were evaluated"):
         opened(made, tmp_path).score(Predictions(values))
 
 
-def test_processes_find_what_one_finds_and_end_with_the_scorer(tmp_path: Path) -> None:
+def test_processes_find_what_one_finds_and_end_with_the_scorer(tmp_path):
     made, other = synthetic(15), synthetic(15, decimals=8)
     alone = opened(made, tmp_path)
     scorer = pickle.loads(pickle.dumps(MaskScorer(read_annotations, torch.device("cpu"), 3)))
@@ -100,7 +100,7 @@ def test_processes_find_what_one_finds_and_end_with_the_scorer(tmp_path: Path) -
     assert not any(process.is_running() for process in started)
 
 
-def test_a_failure_in_a_process_is_reported_and_its_end_noticed(tmp_path: Path) -> None:
+def test_a_failure_in_a_process_is_reported_and_its_end_noticed(tmp_path):
     made = synthetic(16)
     runs = made.predictions.values["runs"].copy()
     runs[0] += 1

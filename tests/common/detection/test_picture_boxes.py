@@ -93,7 +93,7 @@ def test_a_set_without_boxes():
 
 def test_a_picture_with_more_boxes_than_the_capacity_is_named():
     found = PictureBoxes.of(annotations([(3, 0, 1, 1, 2, 2)] * 4 + [(7, 0, 1, 1, 2, 2)] * 2))
-    closed: list[bool] = []
+    closed = []
     pictures = SimpleNamespace(describe="abc".__getitem__, close=lambda: closed.append(True))
     require_capacity(found.counts, 4, pictures)
     assert not closed

@@ -58,11 +58,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(run_rank, WORLD, tmp_path_factory.mktemp("ranks"))
 
 
-def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks: list[dict[str, Any]]) -> None:
+def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks):
     pairs = {0: (0, 2), 1: (2, 4), 2: (0, 4)}
     for rank, result in enumerate(ranks):
         stage, index = divmod(rank, 2)
-        wanted: dict[str, list[int]] = {"pp": [index, index + 2, index + 4], "all": list(range(6))}
+        wanted = {"pp": [index, index + 2, index + 4], "all": list(range(6))}
         for purpose, firsts in (("forward", (0, 1)), ("around", (0, 1, 2))):
             wanted[f"tp after {purpose}"] = [2 * stage, 2 * stage + 1]
             if stage != 1:  # the ranks of the first and the last stage together
@@ -73,7 +73,7 @@ def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ra
         assert result["found"] == wanted
 
 
-def test_a_rank_takes_part_in_its_own_groups_alone(ranks: list[dict[str, Any]]) -> None:
+def test_a_rank_takes_part_in_its_own_groups_alone(ranks):
     """All equally often: of links two turns and three, one of tp, one of the ends, one of pp; the last is the world."""
     for rank, result in enumerate(ranks):
         assert len(result["asked"]) == 2 + 3 + 1 + 1 + 1
@@ -84,13 +84,11 @@ def test_a_rank_takes_part_in_its_own_groups_alone(ranks: list[dict[str, Any]]) 
 
 @pytest.mark.parametrize("size", range(1, 8))
 @pytest.mark.parametrize("around", [False, True])
-def test_every_two_neighbours_are_linked_once_and_no_place_is_twice_in_a_turn(
-    monkeypatch: pytest.MonkeyPatch, size: int, around: bool
-) -> None:
-    turns: dict[int, list[tuple[int, ...]]] = {}
-    found: list[dict[int, Any]] = []
+def test_every_two_neighbours_are_linked_once_and_no_place_is_twice_in_a_turn(monkeypatch, size, around):
+    turns = {}
+    found = []
     for rank in range(size):
-        made: list[tuple[int, ...]] = []
+        made = []
         monkeypatch.setattr(groups, "make", lambda ranks, _, made=made: made.append(tuple(ranks)) or made[-1])
         found.append(Layout({"pp": size}, rank).links("pp", "purpose", around))
         turns[rank] = made
@@ -106,10 +104,8 @@ def test_every_two_neighbours_are_linked_once_and_no_place_is_twice_in_a_turn(
         assert all(turn[other] == members for members in turn for other in members)
 
 
-def test_ranks_of_the_largest_published_layout_make_fewer_groups_than_it_has_axes_and_links(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[Any] = []
+def test_ranks_of_the_largest_published_layout_make_fewer_groups_than_it_has_axes_and_links(monkeypatch):
+    made = []
     monkeypatch.setattr(groups, "make", lambda ranks, _: made.append(ranks))
     layout = Layout({"pp": 6, "dp": 484, "tp": 4}, 5000)
     for direction in ("forward", "backward"):
@@ -142,7 +138,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return options
 
 
-def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[str, Any]]) -> None:
+def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl):
     groups.make([1, 5])
     groups.make([1])
     together, alone = nccl
@@ -156,8 +152,8 @@ def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[st
     assert alone["device_id"] is None, "a communicator of one rank would take memory"
 
 
-def test_groups_wait_as_long_as_the_world(monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]]) -> None:
-    timeouts: list[timedelta] = []
+def test_groups_wait_as_long_as_the_world(monkeypatch, nccl):
+    timeouts = []
     monkeypatch.setattr(groups.dist, "is_initialized", lambda: True, raising=False)
     monkeypatch.setattr(groups.dist, "set_timeout", timeouts.append, raising=False)
     monkeypatch.setattr(groups._Waiting, "timeout", None)
@@ -170,7 +166,7 @@ def test_groups_wait_as_long_as_the_world(monkeypatch: pytest.MonkeyPatch, nccl:
     assert nccl[-1]["pg_options"]._timeout == timedelta(hours=2)
 
 
-def test_the_world_is_bound_again_after_an_error(monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]]) -> None:
+def test_the_world_is_bound_again_after_an_error(monkeypatch, nccl):
     def fails(ranks: list[int], **given: Any) -> None:
         raise RuntimeError("no network")
 
@@ -180,7 +176,7 @@ def test_the_world_is_bound_again_after_an_error(monkeypatch: pytest.MonkeyPatch
     assert groups.dist.group.WORLD.bound_device_id == torch.device("cuda", 3)
 
 
-def test_thread_blocks_are_options_of_the_group(nccl: list[dict[str, Any]]) -> None:
+def test_thread_blocks_are_options_of_the_group(nccl):
     groups.make([0, 1], Ctas(min=2, max=8, cluster=0))
     groups.make([0, 1], Ctas(max=16))
     groups.make([0], Ctas(max=16))
@@ -190,7 +186,7 @@ def test_thread_blocks_are_options_of_the_group(nccl: list[dict[str, Any]]) -> N
     assert alone is None
 
 
-def test_nccl_knows_these_options() -> None:
+def test_nccl_knows_these_options():
     if not dist.is_nccl_available():
         pytest.skip("this PyTorch has no NCCL")
     config = dist.ProcessGroupNCCL.Options().config
@@ -199,13 +195,13 @@ def test_nccl_knows_these_options() -> None:
         assert getattr(config, name) == 4
 
 
-def test_gloo_has_no_thread_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_has_no_thread_blocks(monkeypatch):
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     assert groups.options(Ctas(max=8)) is None
 
 
-def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Ctas] = []
+def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch):
+    made = []
     monkeypatch.setattr(groups, "make", lambda ranks, given: made.append(given) or object())
     monkeypatch.setattr(dist, "get_world_size", lambda: 16)
     of_axis = {axis: Ctas(max=number) for number, axis in enumerate(("pp", "dp", "cp", "tp"), 1)}
@@ -226,10 +222,8 @@ def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.
         assert made == [of_axis.get(expected.partition(",")[0], Ctas())], expected
 
 
-def test_pipeline_links_use_two_thread_blocks_by_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[Ctas] = []
+def test_pipeline_links_use_two_thread_blocks_by_default(monkeypatch):
+    made = []
     monkeypatch.setattr(groups, "make", lambda ranks, given: made.append(given) or object())
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     layout = Layout({"pp": 2, "dp": 2}, ctas={"pp": Ctas(), "dp": Ctas(max=8)})
@@ -248,13 +242,11 @@ def test_pipeline_links_use_two_thread_blocks_by_default(
         (Ctas(max=1), Ctas(max=1)),
     ],
 )
-def test_pipeline_links_use_the_configured_thread_blocks(options: Ctas, of_links: Ctas) -> None:
+def test_pipeline_links_use_the_configured_thread_blocks(options, of_links):
     assert groups.of_links({"pp": options}, "pp") == of_links
 
 
-def test_an_axis_of_all_ranks_has_a_communicator_of_its_own_only_with_nccl_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_axis_of_all_ranks_has_a_communicator_of_its_own_only_with_nccl_options(monkeypatch):
     monkeypatch.setattr(groups, "make", lambda ranks, given: "of its own")
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     monkeypatch.setattr("common.distributed.layout.dist.group", SimpleNamespace(WORLD="the world"))
@@ -262,7 +254,7 @@ def test_an_axis_of_all_ranks_has_a_communicator_of_its_own_only_with_nccl_optio
     assert Layout({"dp": 4}, ctas={"dp": Ctas(max=8)}).group("dp") == "of its own"
 
 
-def test_network_choices_list_the_thread_blocks_of_existing_axes() -> None:
+def test_network_choices_list_the_thread_blocks_of_existing_axes():
     options = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
     of_dp = {"thread blocks of dp": "at least 1, at most 8, in clusters of 4"}
     assert Layout({"dp": 2}, device="cuda", ctas=options).network_choices() == of_dp
@@ -276,7 +268,7 @@ def loaded(*overrides: str) -> dict[str, Ctas]:
     return run.system.network.ctas.by_axis()
 
 
-def test_the_systems_file_sets_thread_blocks() -> None:
+def test_the_systems_file_sets_thread_blocks():
     assert loaded() == dict.fromkeys(("pp", "dp", "cp", "tp"), Ctas())
     given = loaded("system.network.ctas.dp={max: 8, min: 4}", "system.network.ctas.tp.cluster=0")
     assert given == {"pp": Ctas(), "dp": Ctas(min=4, max=8), "cp": Ctas(), "tp": Ctas(cluster=0)}
@@ -293,7 +285,7 @@ def test_the_systems_file_sets_thread_blocks() -> None:
         ("dp.priority=high", r"system\.network\.ctas\.dp\.priority"),
     ],
 )
-def test_thread_blocks_outside_nccl_s_range_are_refused(override: str, message: str) -> None:
+def test_thread_blocks_outside_nccl_s_range_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         loaded(f"system.network.ctas.{override}")
 
@@ -353,11 +345,11 @@ def test_neighbourhoods_divide_the_axis(make):
 @pytest.mark.parametrize(
     ("rank", "ranks"), [(0, (0, 1, 2, 3)), (3, (0, 1, 2, 3)), (4, (4, 5, 6, 7)), (9, (8, 9))], ids=str
 )
-def test_ranks_of_a_node_follow_one_another(rank: int, ranks: tuple[int, ...]) -> None:
+def test_ranks_of_a_node_follow_one_another(rank, ranks):
     assert Layout({"dp": 5, "tp": 2}, rank).node(4) == ranks
 
 
 @pytest.mark.usefixtures("groups_are_their_ranks")
-def test_a_rank_alone_on_its_node_has_no_group() -> None:
+def test_a_rank_alone_on_its_node_has_no_group():
     assert Layout({"dp": 5}, 4).node(4) is None
     assert Layout({"dp": 3}, 1).node(1) is None

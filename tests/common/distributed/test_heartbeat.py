@@ -145,12 +145,10 @@ def test_nobody_is_blamed_for_a_store_that_does_not_answer(tmp_path):
         heartbeat._peers[rank] = (view, now - 0.5)
     assert [heartbeat._diagnose(now + late) for late in (0.0, 4.9, 5.1, 5.6, 6.0)] == [None] * 5
     diagnosis = heartbeat._diagnose(now + 6.1)
-    assert diagnosis is not None
     assert diagnosis.ranks == (0,)
     assert "hosts the store" in diagnosis.text
     heartbeat._exchanged = now + 6.1  # It answers, and still nothing new: now it is their silence.
     silent = heartbeat._diagnose(now + 6.2)
-    assert silent is not None
     assert silent.ranks == (0, 2)
 
 
@@ -218,7 +216,7 @@ def test_the_second_signal_has_its_default_action():
             signal.raise_signal(signal.SIGINT)
 
 
-def test_ranks_with_equal_process_ids_agree_on_the_first_claim(tmp_path: Path, monkeypatch) -> None:
+def test_ranks_with_equal_process_ids_agree_on_the_first_claim(tmp_path, monkeypatch):
     """The second rank claims between the first rank's write and its link."""
     first, second = StatusFiles(tmp_path), StatusFiles(tmp_path)
     link, answers = os.link, []
@@ -234,7 +232,7 @@ def test_ranks_with_equal_process_ids_agree_on_the_first_claim(tmp_path: Path, m
     assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
 
 
-def test_values_are_read_in_order_and_missing_ones_are_none(tmp_path: Path) -> None:
+def test_values_are_read_in_order_and_missing_ones_are_none(tmp_path):
     store = StatusFiles(tmp_path / "store")
     store.post("a", b"1")
     store.post("a", b"2")

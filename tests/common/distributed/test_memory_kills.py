@@ -42,7 +42,7 @@ def explained(kernel: Path, changed: dict[str, str]) -> str:
         ("cgroup/memory/job/memory.oom_control", {"memory.limit_in_bytes": "9223372036854771712\n"}, ""),
     ],
 )
-def test_the_innermost_cgroup_that_counts_another_kill_is_named(kernel, counter, limits, limit) -> None:
+def test_the_innermost_cgroup_that_counts_another_kill_is_named(kernel, counter, limits, limit):
     folder = (kernel / counter).parent
     for name, text in limits.items():
         put(folder / name, text)
@@ -51,20 +51,20 @@ def test_the_innermost_cgroup_that_counts_another_kill_is_named(kernel, counter,
     assert said == f"the kernel killed a process because memory was full: oom_kill in {kernel / counter}{end}"
 
 
-def test_the_limit_may_be_that_of_a_cgroup_above(kernel: Path) -> None:
+def test_the_limit_may_be_that_of_a_cgroup_above(kernel):
     put(kernel / "cgroup/slice/unit/memory.max", "max\n")
     put(kernel / "cgroup/slice/memory.max", "4000000000\n")
     said = explained(kernel, {"cgroup/slice/unit/memory.events": "oom_kill 1\n"})
     assert said.endswith(f"; {kernel / 'cgroup/slice'} may use 4.0 GB")
 
 
-def test_neither_kills_in_other_cgroups_nor_earlier_ones_explain_anything(kernel: Path) -> None:
+def test_neither_kills_in_other_cgroups_nor_earlier_ones_explain_anything(kernel):
     counter = kernel / "cgroup/memory/job/memory.oom_control"
     expected = f"not by the kernel for want of memory: {counter} counts no such kill"
     assert explained(kernel, {"proc/vmstat": "oom_kill 8\n"}) == explained(kernel, {}) == expected
 
 
-def test_where_no_cgroup_counts_the_machine_does(tmp_path: Path) -> None:
+def test_where_no_cgroup_counts_the_machine_does(tmp_path):
     put(tmp_path / "proc/vmstat", "oom_kill 7\n")
     vmstat = tmp_path / "proc/vmstat"
     assert explained(tmp_path, {}) == f"not by the kernel for want of memory: {vmstat} counts no such kill"
@@ -72,12 +72,12 @@ def test_where_no_cgroup_counts_the_machine_does(tmp_path: Path) -> None:
     assert said == f"the kernel killed a process of this machine because memory was full: oom_kill in {vmstat}"
 
 
-def test_a_container_finds_its_own_cgroup_at_the_mount_point(tmp_path: Path) -> None:
+def test_a_container_finds_its_own_cgroup_at_the_mount_point(tmp_path):
     put(tmp_path / "proc/self/cgroup", "0::/docker/4f2a\n")
     put(tmp_path / "cgroup/memory.events", "oom_kill 0\n")
     said = explained(tmp_path, {"cgroup/memory.events": "oom_kill 1\n"})
     assert said.endswith(f"oom_kill in {tmp_path / 'cgroup/memory.events'}")
 
 
-def test_without_counters_the_kernels_messages_are_named(tmp_path: Path) -> None:
+def test_without_counters_the_kernels_messages_are_named(tmp_path):
     assert explained(tmp_path, {}) == "the kernel may have run out of memory (see dmesg)"

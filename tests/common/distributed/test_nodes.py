@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,7 +30,7 @@ def loaded(*overrides: str) -> RunConfig:
     return cli.load(compose(["benchmark=resnet", "scale=test", "micro_batch=4", *overrides]))[0]
 
 
-def test_ranks_of_a_machine_are_divided_among_its_nodes() -> None:
+def test_ranks_of_a_machine_are_divided_among_its_nodes():
     assert loaded("scale.gpus_per_node=4").ranks_per_node == 4
     run = loaded("scale.gpus_per_node=4", "layout.machines=2")
     assert (run.ranks_per_node, run.scale.nodes, run.layout["dp"]) == (2, 1, 4)
@@ -45,12 +44,12 @@ def test_ranks_of_a_machine_are_divided_among_its_nodes() -> None:
         (["layout.machines=2", "scale.nodes=2", "scale.gpus_per_node=2"], "layout.machines=2: .* 2 nodes of 2 ranks"),
     ],
 )
-def test_nodes_that_cannot_be_are_refused(overrides, message) -> None:
+def test_nodes_that_cannot_be_are_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         loaded(*overrides)
 
 
-def test_every_rank_gets_the_identity_of_its_node_before_anything_uses_a_gpu() -> None:
+def test_every_rank_gets_the_identity_of_its_node_before_anything_uses_a_gpu():
     run, found = loaded("scale.gpus_per_node=4", "layout.machines=2"), []
     for rank in range(4):
         with mock.patch.dict(os.environ, {MACHINE_VARIABLE: "of the shell"}):
@@ -70,7 +69,7 @@ def asked(rank: int, world: int, _: str) -> list[bool]:
     return [*found, *(one_machine(group, CPU) for group in (dist.group.WORLD, half))]
 
 
-def test_ranks_of_different_nodes_are_not_on_one_machine(tmp_path: Path) -> None:
+def test_ranks_of_different_nodes_are_not_on_one_machine(tmp_path):
     assert on_ranks(asked, 4, tmp_path / "ranks") == [[True, True, False, True]] * 4
 
 
@@ -90,7 +89,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], list[dic
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_nodes_of_one_rank_train_bit_for_bit_as_two_ranks_of_a_node(both, case) -> None:
+def test_two_nodes_of_one_rank_train_bit_for_bit_as_two_ranks_of_a_node(both, case):
     for on_machine, on_nodes in zip(*both, strict=True):
         expected, found = on_machine[case], on_nodes[case]
         assert found["losses"] == expected["losses"]
@@ -100,7 +99,7 @@ def test_two_nodes_of_one_rank_train_bit_for_bit_as_two_ranks_of_a_node(both, ca
             assert torch.equal(found["changes"][name], change), name
 
 
-def test_the_nodes_of_a_run_are_those_of_its_exchange(data_of, tmp_path: Path) -> None:
+def test_the_nodes_of_a_run_are_those_of_its_exchange(data_of, tmp_path):
     fixed = ["scale.gpus_per_node=4", "layout.machines=2", "embeddings.plan=row_wise"]
     data = data_of("dlrm_dcnv2")
     done = suite(*training(data, tmp_path / "run", *fixed, benchmark="dlrm_dcnv2"))

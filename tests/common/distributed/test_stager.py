@@ -90,7 +90,7 @@ def staged_by(plan: StagingPlan, rank: int, world: int, folder: str) -> tuple[li
     return read, [file.name for file in files], error
 
 
-def test_two_instances_of_two_ranks_read_each_file_once_and_get_all(tmp_path: Path) -> None:
+def test_two_instances_of_two_ranks_read_each_file_once_and_get_all(tmp_path):
     plan = write_sources(tmp_path)
     reads, wanted, errors = zip(*on_ranks(partial(staged_by, plan), 2 * RANKS, tmp_path), strict=True)
     assert errors == ("",) * 4
@@ -103,7 +103,7 @@ def test_two_instances_of_two_ranks_read_each_file_once_and_get_all(tmp_path: Pa
     assert list(wanted) == 2 * [order[0::2], order[1::2]]
 
 
-def test_a_source_file_of_another_size_is_named_where_it_is_read(tmp_path: Path) -> None:
+def test_a_source_file_of_another_size_is_named_where_it_is_read(tmp_path):
     plan = write_sources(tmp_path)
     file = plan.of_node(0, 0, 1)["train"][2]  # the second of rank 0, which instance 1 reads
     path = tmp_path / "source" / file.name
@@ -114,7 +114,7 @@ def test_a_source_file_of_another_size_is_named_where_it_is_read(tmp_path: Path)
     assert errors[2].startswith(f"DataError: {path} has {file.bytes - 1:,} bytes and not {file.bytes:,}")
 
 
-def test_an_instance_that_cannot_write_its_last_files_ends_the_others_too(tmp_path: Path) -> None:
+def test_an_instance_that_cannot_write_its_last_files_ends_the_others_too(tmp_path):
     plan = StagingPlan({"train": write_sources(tmp_path).shards["train"][: 2 * RANKS]})  # one round
     (tmp_path / "instance1").touch()  # where a folder would have to be
     _, _, errors = zip(*on_ranks(partial(staged_by, plan), 2 * RANKS, tmp_path), strict=True)
@@ -133,7 +133,7 @@ def different(rank: int, world: int, folder: str) -> str:
     return ""
 
 
-def test_instances_with_different_files_are_refused(tmp_path: Path) -> None:
+def test_instances_with_different_files_are_refused(tmp_path):
     assert all("the instances have different files" in text for text in on_ranks(different, 2, tmp_path / "ranks"))
 
 
@@ -157,7 +157,7 @@ def lost(folder: Path, plan: StagingPlan, last: int) -> None:
 
 
 @pytest.mark.parametrize("last", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_an_instance_that_is_lost_ends_the_others_with_a_message(last: int, tmp_path: Path) -> None:
+def test_an_instance_that_is_lost_ends_the_others_with_a_message(last, tmp_path):
     plan = write_sources(tmp_path)
     other = FORKS.Process(target=lost, args=(tmp_path, plan, int(last)))
     other.start()
@@ -170,13 +170,13 @@ def test_an_instance_that_is_lost_ends_the_others_with_a_message(last: int, tmp_
         other.join()
 
 
-def test_an_instance_that_does_not_come_is_reported(tmp_path: Path) -> None:
+def test_an_instance_that_does_not_come_is_reported(tmp_path):
     group = Instances(str(tmp_path / "meeting"), 0, 2)
     with pytest.raises(RankFailure, match=r"instance 0 did not meet the 1 others at .*/meeting within 1 s"):
         group.group(0, 1, timedelta(seconds=1), PATIENCE)
 
 
-def test_instances_that_start_later_have_more_time_than_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instances_that_start_later_have_more_time_than_an_exchange(monkeypatch):
     waited = []
 
     class Store:
@@ -196,14 +196,14 @@ def test_instances_that_start_later_have_more_time_than_an_exchange(monkeypatch:
     assert waited == [(["arrived/4/0", "arrived/4/1", "arrived/4/2"], timedelta(minutes=30))]
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_a_port_in_use_is_named():
     taken = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     message = f"another program has the port of MLPERF_STAGING_ADDRESS=127.0.0.1:{taken.port}; give another port"
     with pytest.raises(RankFailure, match=message):
         Instances(f"127.0.0.1:{taken.port}", 0, 2).group(0, 1, PATIENCE, PATIENCE)
 
 
-def test_instances_meet_at_a_port() -> None:
+def test_instances_meet_at_a_port():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("arrived/5/0", "")
     with ThreadPoolExecutor(1) as pool:
@@ -216,7 +216,7 @@ def test_instances_meet_at_a_port() -> None:
     assert [[float(value) for value in values] for values in gathered] == [[3, 7], [3, 7]]
 
 
-def test_rank_0_of_instance_0_opens_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_of_instance_0_opens_the_port(monkeypatch):
     hosts = {}
 
     def opened(host: str, port: int, world: int | None, is_master: bool, *rest: Any, **others: Any) -> None:
@@ -234,7 +234,7 @@ def stage_alone(folder: Path, plan: StagingPlan, **settings: Any) -> None:
     Stager(folder / "source", folder / "staged", **settings).stage(plan.shards["train"], plan)
 
 
-def test_a_damaged_source_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_source_file_is_named(tmp_path):
     plan = write_sources(tmp_path)
     path = tmp_path / "source" / "train/7"
     path.write_bytes(path.read_bytes()[:-4] + bytes(4))
@@ -242,7 +242,7 @@ def test_a_damaged_source_file_is_named(tmp_path: Path) -> None:
         stage_alone(tmp_path, plan)
 
 
-def test_a_full_disk_is_one_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_error_that_names_the_file(tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "large").write_bytes(bytes(5 * ALIGNMENT))
     plan = StagingPlan({"train": [SourceFile("large", 5 * ALIGNMENT)]})
@@ -257,7 +257,7 @@ def test_a_full_disk_is_one_error_that_names_the_file(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_files_that_wait_to_be_written_are_bounded_in_bytes(tmp_path: Path) -> None:
+def test_files_that_wait_to_be_written_are_bounded_in_bytes(tmp_path):
     plan = write_sources(tmp_path)
     limit = 2 * max(file.bytes for file in plan.shards["train"])
     lock, decoding, exceeded = threading.Lock(), 0, threading.Event()
@@ -277,7 +277,7 @@ def test_files_that_wait_to_be_written_are_bounded_in_bytes(tmp_path: Path) -> N
     assert not exceeded.is_set()
 
 
-def test_a_file_larger_than_the_queue_is_staged(tmp_path: Path) -> None:
+def test_a_file_larger_than_the_queue_is_staged(tmp_path):
     plan = write_sources(tmp_path)
     stage_alone(tmp_path, plan, queue_bytes=1)
     assert (tmp_path / "staged" / "train/3").read_bytes() == content(3)
@@ -296,7 +296,7 @@ HOST = {ADDRESS: "n1:29500", INSTANCE: "1", INSTANCES: "4"}
     ],
     ids=["alone", "one-instance", "port", "file"],
 )
-def test_instances_are_those_of_the_launcher(environment: dict[str, str], found: Instances | None) -> None:
+def test_instances_are_those_of_the_launcher(environment, found):
     assert Instances.from_environment(environment) == found
 
 
@@ -313,6 +313,6 @@ def test_instances_are_those_of_the_launcher(environment: dict[str, str], found:
     ],
     ids=lambda value: None if isinstance(value, dict) else value.split()[0],
 )
-def test_wrong_variables_of_the_launcher_are_named(environment: dict[str, str], message: str) -> None:
+def test_wrong_variables_of_the_launcher_are_named(environment, message):
     with pytest.raises(ConfigError, match=message):
         Instances.from_environment(environment)

@@ -28,7 +28,7 @@ SLURM = {
     ("name", "value"),
     [("MASTER_ADDR", ""), ("MASTER_PORT", ""), ("MASTER_PORT", "abc"), ("MASTER_PORT", "70000"), ("MASTER_PORT", "-1")],
 )
-def test_a_wrong_address_of_rank_0_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_address_of_rank_0_is_named(name, value, monkeypatch):
     for variable, text in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", name: value}.items():
         monkeypatch.setenv(variable, text)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ PUBLICATIONS = 3
 STOPPED_AT = 17
 
 
-def parameters(number: int) -> dict[str, Tensor]:
-    """The same as a model holds them."""
+def parameters(number: int, device: torch.device) -> dict[str, Tensor]:
+    """The same as a model on ``device`` holds them."""
     return {
-        name: torch.nn.Parameter(tensor) if tensor.is_floating_point() else tensor
+        name: torch.nn.Parameter(tensor.to(device)) if tensor.is_floating_point() else tensor.to(device)
         for name, tensor in weights(number).items()
     }
 
@@ -40,8 +41,10 @@ def weights(number: int) -> dict[str, Tensor]:
     }
 
 
-def run(rank: int, world_size: int, port: int, evaluation_ranks: int, senders: int, folder: str) -> None:
-    """One rank: trains (publishes) or evaluates (saves what it receives to ``folder``)."""
+def run(
+    rank: int, world_size: int, port: int, evaluation_ranks: int, senders: int, folder: str, kind: str = "cpu"
+) -> None:
+    """One rank on a device of this kind: trains (publishes) or evaluates (saves what it receives to ``folder``)."""
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -51,24 +54,24 @@ def run(rank: int, world_size: int, port: int, evaluation_ranks: int, senders: i
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the test holds the store
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    rank_info = find_rank_info(os.environ)
-    initialise(rank_info, torch.device("cpu"), 120, evaluation_ranks=evaluation_ranks)
+    rank_info, device = find_rank_info(os.environ), torch.device(f"cuda:{rank}" if kind == "cuda" else kind)
+    initialise(rank_info, device, 120, evaluation_ranks=evaluation_ranks)
     role = Role.of(rank_info, evaluation_ranks)
     template = Template.of(weights(0), senders)
     transfer = Transfer("test", senders, evaluation_ranks)
     if role.name == "train":
-        _publish(role.rank, transfer, template)
+        _publish(role.rank, transfer, template, device)
     else:
-        _receive(role.rank, transfer, template, folder)
+        _receive(role.rank, transfer, template, folder, device)
     shutdown()
 
 
-def _publish(rank: int, transfer: Transfer, template: Template) -> None:
+def _publish(rank: int, transfer: Transfer, template: Template, device: torch.device) -> None:
     if rank >= transfer.senders:
         return
-    sender = WeightSender(transfer, rank, template, torch.device("cpu"))
+    sender = WeightSender(transfer, rank, template, device)
     for number in range(PUBLICATIONS):
-        current = parameters(number)
+        current = parameters(number, device)
         sender.publish(number, 100 * number, current)
         for tensor in current.values():
             tensor.detach().zero_()  # training goes on as soon as they are published
@@ -76,11 +79,11 @@ def _publish(rank: int, transfer: Transfer, template: Template) -> None:
     sender.end(STOPPED_AT)
 
 
-def _receive(rank: int, transfer: Transfer, template: Template, folder: str) -> None:
-    receiver = WeightReceiver(transfer, rank, template, torch.device("cpu"))
+def _receive(rank: int, transfer: Transfer, template: Template, folder: str, device: torch.device) -> None:
+    receiver = WeightReceiver(transfer, rank, template, device)
     seen: list[object] = []
     while isinstance(item := receiver.take(), Arrived):
-        tensors = {name: tensor.clone() for name, tensor in receiver.assemble(item).items()}
+        tensors = {name: tensor.cpu().clone() for name, tensor in receiver.assemble(item).items()}
         seen.append((item.index, item.samples, tensors))
     torch.save((seen, item.stopped_at), f"{folder}/rank{rank}.pt")
 
@@ -116,12 +119,19 @@ def test_the_most_senders_that_fill_rows(evaluation_ranks, training_ranks_of_fir
     [(2, 1, 1), (1, 2, 1), (2, 2, 2), pytest.param(2, 4, 2, marks=pytest.mark.slow)],
 )
 def test_every_evaluation_rank_receives_the_published_weights(training_ranks, evaluation_ranks, senders, tmp_path):
+    published_weights_arrive(training_ranks, evaluation_ranks, senders, tmp_path)
+
+
+def published_weights_arrive(
+    training_ranks: int, evaluation_ranks: int, senders: int, folder: Path, kind: str = "cpu"
+) -> None:
+    """Send weights between ranks on devices of this kind, and compare what each evaluation rank receives."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: the system chooses a free one
     world_size = training_ranks + evaluation_ranks
-    arguments = (world_size, store.port, evaluation_ranks, senders, str(tmp_path))
-    mp.start_processes(run, arguments, nprocs=world_size, start_method="forkserver")
+    arguments = (world_size, store.port, evaluation_ranks, senders, str(folder), kind)
+    mp.start_processes(run, arguments, nprocs=world_size, start_method="forkserver" if kind == "cpu" else "spawn")
     for rank in range(evaluation_ranks):
-        seen, stopped_at = torch.load(tmp_path / f"rank{rank}.pt")
+        seen, stopped_at = torch.load(folder / f"rank{rank}.pt")
         assert stopped_at == STOPPED_AT
         assert [(index, samples) for index, samples, _ in seen] == [(0, 0), (1, 100), (2, 200)]
         for index, _, tensors in seen:

@@ -105,7 +105,7 @@ def test_a_missing_checkpoint_is_named(tmp_path):
 
 
 def test_a_failure_of_rank_0_ends_the_other_ranks(tmp_path, monkeypatch):
-    sent: list[str] = []
+    sent = []
 
     def from_rank(sender: int, name: str, value: str, timeout: object = None) -> str:
         sent.append(value)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from common.contract.evaluation import Weights
+from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
-from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.counts import Counts, MeanScorer, check_whole_set
 from common.evaluation.forward import ForwardPass
 from tests.gloo_ranks import on_ranks
 
@@ -108,12 +106,12 @@ SEEN = {"replicas": [5, 10, 5, 10], "replicas and parts": [15] * 4, "parts": [5,
 """Consecutive ranks differ in tp first, then in cp, then in dp."""
 
 
-def test_parts_of_samples_are_summed_where_it_is_asked_for_and_the_ranks_of_a_layer_never(tmp_path: Path):
+def test_parts_of_samples_are_summed_where_it_is_asked_for_and_the_ranks_of_a_layer_never(tmp_path):
     for rank, found in enumerate(on_ranks(run_split_rank, 4, tmp_path)):
         assert found == {name: {"seen": seen[rank], "loss": seen[rank] / 2} for name, seen in SEEN.items()}
 
 
-def test_every_rank_gets_the_sums_over_all_ranks_once_an_evaluation(tmp_path: Path):
+def test_every_rank_gets_the_sums_over_all_ranks_once_an_evaluation(tmp_path):
     assert on_ranks(run_rank, 2, tmp_path) == [[{"seen": 3, "loss": 2.0}] * 2] * 2
 
 
@@ -122,3 +120,19 @@ def test_a_set_of_which_a_sample_is_missing_or_counted_twice_has_no_score(evalua
     check_whole_set(10, 10, "pictures")
     with pytest.raises(RuntimeError, match=f"^{evaluated} of 10 pictures were evaluated$"):
         check_whole_set(evaluated, 10, "pictures")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "expected"),
+    [
+        (MeanScorer("accuracy", "right", "pictures"), 0.75),
+        (MeanScorer("accuracy", "right", "pictures", each=3), 0.25),
+        (MeanScorer("accuracy", "right", "pictures", "pixels", each=2), 0.3),
+    ],
+    ids=["of samples", "of values of samples", "of parts of samples"],
+)
+def test_a_mean_is_a_total_divided_by_a_count_of_the_whole_set(scorer, expected):
+    values = {"right": 3.0, "pictures": 4, "pixels": 5}
+    assert scorer.score(Predictions({**values, "expected": 4})) == {"accuracy": expected, "eval_samples": 4}
+    with pytest.raises(RuntimeError, match=r"^4 of 5 pictures were evaluated$"):
+        scorer.score(Predictions({**values, "expected": 5}))

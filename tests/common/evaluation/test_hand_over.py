@@ -15,7 +15,7 @@ def descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-def test_objects_arrive_unchanged_with_writable_arrays() -> None:
+def test_objects_arrive_unchanged_with_writable_arrays():
     numbers = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
     values = {
         "rows": numbers,
@@ -37,7 +37,7 @@ def test_objects_arrive_unchanged_with_writable_arrays() -> None:
     assert found["nested"][1:] == ["text", 1.5]
 
 
-def test_arrays_of_sender_and_receiver_are_independent() -> None:
+def test_arrays_of_sender_and_receiver_are_independent():
     numbers = np.arange(1000.0)
     descriptor, sizes = pack({"numbers": numbers})
     numbers[:] = 0
@@ -48,7 +48,7 @@ def test_arrays_of_sender_and_receiver_are_independent() -> None:
     assert numbers[0] == 0
 
 
-def test_memory_that_cannot_be_written_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_written_is_freed(monkeypatch):
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "no space")
 

@@ -1,7 +1,5 @@
 """Seconds of an evaluation's stages."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.evaluation import stage_times

@@ -26,7 +26,7 @@ def read(text: str) -> list[Frame]:
     return list(frames(Path("a.extxyz"), io.BytesIO(text.encode()), KINDS))
 
 
-def test_columns_are_found_by_name_in_any_order() -> None:
+def test_columns_are_found_by_name_in_any_order():
     first, second = read(TEXT)
     assert first.properties["energy"] == "-1.5"
     assert first.properties["note"] == "a b"
@@ -41,13 +41,13 @@ def test_columns_are_found_by_name_in_any_order() -> None:
     }  # fmt: skip
 
 
-def test_elements_have_their_atomic_numbers() -> None:
+def test_elements_have_their_atomic_numbers():
     known = {"H": 1, "O": 8, "Al": 13, "Cu": 29, "Ag": 47, "Pt": 78, "Rn": 86, "Pu": 94}
     assert {symbol: SYMBOLS.index(symbol) + 1 for symbol in known} == known
     assert len(set(SYMBOLS)) == 94
 
 
-def test_written_structures_are_read_again() -> None:
+def test_written_structures_are_read_again():
     for frame in read(TEXT):
         frame.properties.clear()
         (found,) = read(encode(frame, KINDS))
@@ -74,18 +74,18 @@ def test_written_structures_are_read_again() -> None:
         (" F F 0\n", " F F 0 7\n", "an atom has not 8 columns"),
     ],
 )
-def test_a_damaged_structure_is_an_error(old: str, new: str, complaint: str) -> None:
+def test_a_damaged_structure_is_an_error(old, new, complaint):
     assert old in TEXT
     with pytest.raises(ValueError, match=complaint):
         read(TEXT.replace(old, new, 1))
 
 
 @pytest.mark.parametrize("name", ["Lattice", "Properties"])
-def test_a_missing_property_is_named(name: str) -> None:
+def test_a_missing_property_is_named(name):
     with pytest.raises(KeyError, match=name):
         read(TEXT.replace(name, "Other"))
 
 
-def test_a_line_without_an_end_is_not_read() -> None:
+def test_a_line_without_an_end_is_not_read():
     with pytest.raises(DataError, match=r"a\.extxyz, line 2: is longer than 65,536 bytes"):
         read("2\n" + "x" * 100_000)

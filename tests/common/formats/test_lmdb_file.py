@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -22,7 +22,7 @@ def written(path: Path, pairs: dict[bytes, bytes]) -> Path:
     return path
 
 
-def test_a_written_file_has_decimal_keys_and_a_pickled_length(tmp_path: Path) -> None:
+def test_a_written_file_has_decimal_keys_and_a_pickled_length(tmp_path):
     assert write(tmp_path / "a.lmdb", VALUES) == 24
     with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False, readonly=True, lock=False) as file, file.begin() as found:
         pairs = dict(found.cursor())
@@ -30,14 +30,14 @@ def test_a_written_file_has_decimal_keys_and_a_pickled_length(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_lengths_of_every_protocol_are_read(protocol: int, tmp_path: Path) -> None:
+def test_lengths_of_every_protocol_are_read(protocol, tmp_path):
     path = written(tmp_path / "a.lmdb", {b"299": b"value", b"length": pickle.dumps(300, protocol)})
     file = LmdbFile(path)
     assert (file.length, file.read(299)) == (300, b"value")
     file.close()
 
 
-def test_the_latest_transaction_decides_how_many_pages_there_are(tmp_path: Path) -> None:
+def test_the_latest_transaction_decides_how_many_pages_there_are(tmp_path):
     """Each transaction writes the other of two pages with the state of the file."""
     path = written(tmp_path / "a.lmdb", {b"0": b"first", b"length": pickle.dumps(1)})
     for number in range(1, 4):
@@ -51,7 +51,7 @@ def test_the_latest_transaction_decides_how_many_pages_there_are(tmp_path: Path)
             LmdbFile(cut)
 
 
-def test_a_sample_that_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_a_sample_that_is_missing_is_an_error(tmp_path):
     file = LmdbFile(written(tmp_path / "a.lmdb", {b"0": b"value", b"length": pickle.dumps(2)}))
     with pytest.raises(ValueError, match="it has no sample 1, though its length is 2"):
         file.read(1)
@@ -69,7 +69,7 @@ def test_a_sample_that_is_missing_is_an_error(tmp_path: Path) -> None:
     ],
     ids=["missing", "text", "negative", "cut off", "function"],
 )
-def test_a_file_without_a_length_is_refused_and_closed(length: bytes | None, complaint: str, tmp_path: Path) -> None:
+def test_a_file_without_a_length_is_refused_and_closed(length, complaint, tmp_path):
     path = written(tmp_path / "a.lmdb", {b"0": b"value"} | ({} if length is None else {b"length": length}))
     with pytest.raises(ValueError, match=complaint) as kept:  # with the object in its traceback
         LmdbFile(path)
@@ -90,7 +90,7 @@ def test_a_file_without_a_length_is_refused_and_closed(length: bytes | None, com
     ],
     ids=["half", "last byte", "second page", "first page", "empty", "zeros"],
 )
-def test_a_truncated_file_is_not_mapped(damage: Callable[[bytes], bytes], complaint: str, tmp_path: Path) -> None:
+def test_a_truncated_file_is_not_mapped(damage, complaint, tmp_path):
     """Reading it would end the process with a signal."""
     write(tmp_path / "a.lmdb", VALUES)
     (tmp_path / "b.lmdb").write_bytes(damage((tmp_path / "a.lmdb").read_bytes()))
@@ -98,7 +98,7 @@ def test_a_truncated_file_is_not_mapped(damage: Callable[[bytes], bytes], compla
         LmdbFile(tmp_path / "b.lmdb")
 
 
-def test_an_interrupted_file_has_no_length_and_is_written_again(tmp_path: Path) -> None:
+def test_an_interrupted_file_has_no_length_and_is_written_again(tmp_path):
     def failing() -> Iterator[bytes]:
         yield from VALUES
         raise RuntimeError("interrupted")
@@ -110,7 +110,7 @@ def test_an_interrupted_file_has_no_length_and_is_written_again(tmp_path: Path) 
     assert write(tmp_path / "a.lmdb", VALUES) == len(VALUES)
 
 
-def test_nothing_of_an_existing_file_stays(tmp_path: Path) -> None:
+def test_nothing_of_an_existing_file_stays(tmp_path):
     write(tmp_path / "a.lmdb", VALUES)
     write(tmp_path / "a.lmdb", VALUES[:2])
     file = LmdbFile(tmp_path / "a.lmdb")

@@ -1,7 +1,5 @@
 """Records of arrays: their bytes, and values that do not fit."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np
@@ -14,11 +12,11 @@ ARRAYS = {"y": 0.1, "pos": [[1.5, -2], [3, 4], [5, 6]], "edges": [[0], [65535]],
 RECORD = struct.pack("<IId6f2H3B", 3, 1, 0.1, 1.5, -2, 3, 4, 5, 6, 0, 65535, 0, 2, 255)
 
 
-def test_a_record_has_sizes_and_values_one_after_the_other() -> None:
+def test_a_record_has_sizes_and_values_one_after_the_other():
     assert pack(ARRAYS, FIELDS) == RECORD
 
 
-def test_arrays_are_read_with_their_types_and_shapes() -> None:
+def test_arrays_are_read_with_their_types_and_shapes():
     found = unpack(RECORD, FIELDS)
     assert list(found) == list(FIELDS)
     for name, array in found.items():
@@ -26,7 +24,7 @@ def test_arrays_are_read_with_their_types_and_shapes() -> None:
         assert array.tolist() == np.asarray(ARRAYS[name]).tolist()
 
 
-def test_axes_of_length_zero_are_kept() -> None:
+def test_axes_of_length_zero_are_kept():
     empty = ARRAYS | {"edges": np.zeros((2, 0))}
     assert unpack(pack(empty, FIELDS), FIELDS)["edges"].shape == (2, 0)
 
@@ -44,7 +42,7 @@ def test_axes_of_length_zero_are_kept() -> None:
         ("edges", [[0], [-1]], "edges has numbers that are no uint16"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(name: str, value: object, complaint: str) -> None:
+def test_values_that_do_not_fit_are_refused(name, value, complaint):
     with pytest.raises(ValueError, match=complaint):
         pack(ARRAYS | {name: value}, FIELDS)
 
@@ -59,6 +57,6 @@ def test_values_that_do_not_fit_are_refused(name: str, value: object, complaint:
     ],
     ids=["sizes", "values", "longer", "too many"],
 )
-def test_a_damaged_record_is_refused(record: bytes, complaint: str) -> None:
+def test_a_damaged_record_is_refused(record, complaint):
     with pytest.raises(ValueError, match=complaint):
         unpack(record, FIELDS)

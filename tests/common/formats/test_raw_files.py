@@ -34,17 +34,17 @@ def litter(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*(name.format("a.JPEG") for name in FOREIGN), "a/THUMBS.DB", "a/.git/config"])
-def test_foreign_files_are_no_data(name: str) -> None:
+def test_foreign_files_are_no_data(name):
     assert not is_data(name)
 
 
 @pytest.mark.parametrize("name", ["a.JPEG", "./n01440764/a.JPEG", "_a.npy", "a.DS_Store", "macosx/a", "..", "/raw/a"])
-def test_others_are_data(name: str) -> None:
+def test_others_are_data(name):
     assert is_data(name)
 
 
 @pytest.mark.parametrize("workload", ["resnet", "retinanet", "ssd300", "stable_diffusion", "unet3d"])
-def test_raw_data_with_foreign_files_are_the_same_data(workload: str, data_of, tmp_path: Path, capsys) -> None:
+def test_raw_data_with_foreign_files_are_the_same_data(workload, data_of, tmp_path, capsys):
     data = data_of(workload)
     folder = shutil.copytree(data.parent / "raw", tmp_path / "raw")
     litter(folder)
@@ -54,14 +54,14 @@ def test_raw_data_with_foreign_files_are_the_same_data(workload: str, data_of, t
 
 
 @pytest.mark.parametrize("workload", ["retinanet", "stable_diffusion", "unet3d"])
-def test_prepared_data_with_foreign_files_are_as_they_were(workload: str, data_of, tmp_path: Path, capsys) -> None:
+def test_prepared_data_with_foreign_files_are_as_they_were(workload, data_of, tmp_path, capsys):
     data = shutil.copytree(data_of(workload), tmp_path / "data")
     litter(data)
     code = cli.run(["verify", f"benchmark={workload}", "--data-dir", str(data)])
     assert code == 0, capsys.readouterr().err
 
 
-def test_foreign_members_of_tars_are_passed_over(tmp_path: Path) -> None:
+def test_foreign_members_of_tars_are_passed_over(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("a.jpg", *(name.format("a.jpg") for name in FOREIGN), "b/c.jpg"):
             add_member(tar, name, b"1")
@@ -69,7 +69,7 @@ def test_foreign_members_of_tars_are_passed_over(tmp_path: Path) -> None:
         assert [name for name, _, _ in data_members(file, tmp_path / "a.tar")] == ["a.jpg", "c.jpg"]
 
 
-def test_foreign_members_of_zips_are_passed_over(tmp_path: Path) -> None:
+def test_foreign_members_of_zips_are_passed_over(tmp_path):
     folder = SPLITS["train"]
     with zipfile.ZipFile(tmp_path / f"{folder}.zip", "w") as archive:
         for name in ("a.jpg", *(name.format("a.jpg") for name in FOREIGN)):
@@ -79,7 +79,7 @@ def test_foreign_members_of_zips_are_passed_over(tmp_path: Path) -> None:
     assert found.sizes == {"a.jpg": 1}
 
 
-def test_foreign_files_beside_speech_are_no_utterances(tmp_path: Path) -> None:
+def test_foreign_files_beside_speech_are_no_utterances(tmp_path):
     chapter = tmp_path / "1" / "2"
     chapter.mkdir(parents=True)
     (chapter / "1-2.trans.txt").write_text("1-2-0000 YES\n")
@@ -88,7 +88,7 @@ def test_foreign_files_beside_speech_are_no_utterances(tmp_path: Path) -> None:
     assert [utterance.name for utterance in raw._subset(tmp_path)] == ["1-2-0000"]
 
 
-def test_foreign_members_of_librispeech_stay_packed(tmp_path: Path) -> None:
+def test_foreign_members_of_librispeech_stay_packed(tmp_path):
     archive = tmp_path / "dev-clean.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for name in ("1/a.flac", *(f"1/{name.format('a.flac')}" for name in FOREIGN)):
@@ -97,7 +97,7 @@ def test_foreign_members_of_librispeech_stay_packed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "dev-clean").rglob("*") if path.is_file()] == ["a.flac"]
 
 
-def test_a_listing_is_sorted_and_has_folders(tmp_path: Path) -> None:
+def test_a_listing_is_sorted_and_has_folders(tmp_path):
     (tmp_path / "b" / "c.npy").parent.mkdir()
     (tmp_path / "b" / "c.npy").touch()
     (tmp_path / "a.npy").touch()

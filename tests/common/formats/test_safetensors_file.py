@@ -1,7 +1,5 @@
 """Safetensors files, compared with those of the library."""
 
-from __future__ import annotations
-
 import pytest
 import safetensors
 import safetensors.torch

@@ -1,9 +1,6 @@
 """TensorFlow checkpoints: checksums, files of TensorFlow, and any number of files and blocks."""
 
-from __future__ import annotations
-
 import base64
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,12 +26,12 @@ from tests.common.formats.bundle_writer import checksum, write_bundle
     ],
     ids=["empty", "digits", "zeros", "ones", "rising", "falling"],
 )
-def test_crc32c_has_its_published_values(data: bytes, expected: int) -> None:
+def test_crc32c_has_its_published_values(data, expected):
     assert crc32c(data) == expected
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 1000, 65535, 65536, 65537, 150001])
-def test_masked_crc32c_of_any_length(size: int) -> None:
+def test_masked_crc32c_of_any_length(size):
     data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
     assert masked_crc32c(data).to_bytes(4, "little") == checksum(data.tobytes())
 
@@ -50,7 +47,7 @@ WRITTEN_BY_TENSORFLOW = {
 }
 
 
-def test_reads_a_checkpoint_of_tensorflow(tmp_path: Path) -> None:
+def test_reads_a_checkpoint_of_tensorflow(tmp_path):
     for name, content in WRITTEN_BY_TENSORFLOW.items():
         (tmp_path / name).write_bytes(base64.b64decode(content))
     bundle = TensorBundle(tmp_path / "tiny")
@@ -64,7 +61,7 @@ def test_reads_a_checkpoint_of_tensorflow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("block_entries", [1, 5, 1000])
-def test_reads_any_number_of_files_and_blocks(shards: int, block_entries: int, tmp_path: Path) -> None:
+def test_reads_any_number_of_files_and_blocks(shards, block_entries, tmp_path):
     random = np.random.default_rng(0)
     tensors = {f"layer_{i}/kernel/{'m' * (i % 4)}": random.standard_normal((i % 5, 3)) for i in range(40)}
     write_bundle(tmp_path / "ckpt", tensors, shards=shards, block_entries=block_entries)
@@ -74,12 +71,12 @@ def test_reads_any_number_of_files_and_blocks(shards: int, block_entries: int, t
         np.testing.assert_array_equal(bundle.read(name).numpy(), expected)
 
 
-def test_entries_without_a_checksum_are_refused(tmp_path: Path) -> None:
+def test_entries_without_a_checksum_are_refused(tmp_path):
     write_bundle(tmp_path / "ckpt", {"a": np.arange(3.0)}, checksums=False)
     with pytest.raises(CheckpointError, match=r"ckpt\.index: tensor a has no checksum, which TensorFlow always writes"):
         TensorBundle(tmp_path / "ckpt").read("a")
 
 
-def test_masked_checksum_of_tensorflow() -> None:
+def test_masked_checksum_of_tensorflow():
     # of the eight bytes of global_step in WRITTEN_BY_TENSORFLOW, whose entry ends with it
     assert masked_crc32c((28252).to_bytes(8, "little")) == int.from_bytes(bytes.fromhex("96055fc9"), "little")

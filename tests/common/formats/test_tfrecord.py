@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,14 +29,14 @@ def payloads(data: bytes, checksums: bool = True) -> list[bytes]:
     return [bytes(payload) for _, payload in records(memoryview(data), checksums)]
 
 
-def test_tensorboard_reads_our_records(tmp_path: Path) -> None:
+def test_tensorboard_reads_our_records(tmp_path):
     stub = pytest.importorskip("tensorboard.compat.tensorflow_stub.pywrap_tensorflow")
     (tmp_path / "a").write_bytes(b"".join(map(frame, PAYLOADS)))
     reader = stub.PyRecordReader_New(str(tmp_path / "a"))
     assert [(reader.GetNext(), reader.record())[1] for _ in PAYLOADS] == PAYLOADS
 
 
-def test_we_read_the_records_of_tensorboard(tmp_path: Path) -> None:
+def test_we_read_the_records_of_tensorboard(tmp_path):
     writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
     with open(tmp_path / "a", "wb") as file:
         for payload in PAYLOADS:
@@ -76,19 +75,19 @@ def example_class():
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
-def test_an_example_is_four_nested_messages() -> None:
+def test_an_example_is_four_nested_messages():
     """Computed by hand: Example, Features, the entry of y, and its Feature, with a FloatList of 1.0."""
     example = "0a0f0a0d0a0179120812060a040000803f"
     assert pack_example({"y": np.ones(1, np.float32)}).hex() == example
 
 
-def test_protobuf_reads_our_example() -> None:
+def test_protobuf_reads_our_example():
     example = example_class().FromString(pack_example({"x": X, "y": Y}))
     assert example.features.feature["x"].bytes_list.value == [X]
     assert np.array_equal(np.array(example.features.feature["y"].float_list.value, np.float32), Y)
 
 
-def test_we_read_the_example_of_protobuf() -> None:
+def test_we_read_the_example_of_protobuf():
     example = example_class()()
     example.features.feature["x"].bytes_list.value.append(X)
     example.features.feature["y"].float_list.value.extend(Y.tolist())
@@ -99,7 +98,7 @@ def test_we_read_the_example_of_protobuf() -> None:
     assert np.array_equal(found["y"], Y)
 
 
-def test_values_that_are_not_packed_are_read() -> None:
+def test_values_that_are_not_packed_are_read():
     """A writer may give every float32 value a field of its own: tag 0x0d and 4 bytes."""
     values = b"".join(b"\x0d" + struct.pack("<f", value) for value in Y)
     feature = encode_field(2, values)
@@ -108,7 +107,7 @@ def test_values_that_are_not_packed_are_read() -> None:
     assert np.array_equal(found["y"], Y)
 
 
-def test_an_incomplete_value_is_refused() -> None:
+def test_an_incomplete_value_is_refused():
     entry = encode_field(1, b"y") + encode_field(2, encode_field(2, encode_field(1, b"\0" * 7)))
     with pytest.raises(Malformed, match="a list of float32 values has 7 bytes"):
         unpack_example(memoryview(encode_field(1, encode_field(1, entry))))
@@ -117,13 +116,13 @@ def test_an_incomplete_value_is_refused() -> None:
 @pytest.mark.parametrize(
     "payload", [b"\x08\x05", encode_field(1, encode_field(1, encode_field(1, b"x")))], ids=["number", "name"]
 )
-def test_another_message_is_no_example(payload: bytes) -> None:
+def test_another_message_is_no_example(payload):
     """Its first field is a number, or an entry has a name without a feature."""
     with pytest.raises(Malformed):
         unpack_example(memoryview(payload))
 
 
-def test_every_truncated_file_is_refused() -> None:
+def test_every_truncated_file_is_refused():
     whole = frame(b"one") + frame(b"two")
     for size in range(1, len(whole)):
         if size != len(frame(b"one")):
@@ -131,7 +130,7 @@ def test_every_truncated_file_is_refused() -> None:
                 payloads(whole[:size])
 
 
-def test_every_changed_byte_is_found() -> None:
+def test_every_changed_byte_is_found():
     whole = frame(b"payload")
     for at in range(len(whole)):
         damaged = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
@@ -139,14 +138,14 @@ def test_every_changed_byte_is_found() -> None:
             payloads(damaged)
 
 
-def test_checksums_of_payloads_can_be_left_out() -> None:
+def test_checksums_of_payloads_can_be_left_out():
     whole = frame(b"payload")
     assert payloads(whole.replace(b"pay", b"PAY"), checksums=False) == [b"PAYload"]
     with pytest.raises(Malformed, match="the checksum of the length at byte 0"):
         payloads(b"\x06" + whole[1:], checksums=False)
 
 
-def test_a_number_of_more_than_32_bits_is_no_float32() -> None:
+def test_a_number_of_more_than_32_bits_is_no_float32():
     values = encode_varint(1 << 3) + encode_varint(1 << 32)  # field 1 as a varint
     feature = encode_field(2, encode_field(2, values))
     example = encode_field(1, encode_field(1, encode_field(1, b"y") + feature))
@@ -154,7 +153,7 @@ def test_a_number_of_more_than_32_bits_is_no_float32() -> None:
         unpack_example(memoryview(example))
 
 
-def test_a_gzip_stream_is_inflated_within_its_bound() -> None:
+def test_a_gzip_stream_is_inflated_within_its_bound():
     content = bytes(1000) + b"end"
     assert inflate(memoryview(gzip.compress(content)), 1003) == content
     assert gzip.decompress(deflate(content)) == content
@@ -162,7 +161,7 @@ def test_a_gzip_stream_is_inflated_within_its_bound() -> None:
         inflate(memoryview(gzip.compress(content)), 1002)
 
 
-def test_a_damaged_gzip_stream_is_refused() -> None:
+def test_a_damaged_gzip_stream_is_refused():
     packed = deflate(bytes(range(256)) * 10)
     with pytest.raises(Malformed, match="the gzip data end early"):
         inflate(memoryview(packed[:-5]), 10_000)
@@ -170,12 +169,12 @@ def test_a_damaged_gzip_stream_is_refused() -> None:
         inflate(memoryview(packed[:-8] + bytes(8)), 10_000)
 
 
-def test_the_same_data_are_deflated_to_the_same_bytes() -> None:
+def test_the_same_data_are_deflated_to_the_same_bytes():
     """The stream has neither time nor name: its header ends with 4 zero bytes, the level and the system."""
     assert deflate(b"data")[:8] == bytes.fromhex("1f8b080000000000")
 
 
-def test_an_index_has_offset_and_size_of_every_record(tmp_path: Path) -> None:
+def test_an_index_has_offset_and_size_of_every_record(tmp_path):
     """A payload of n bytes takes n + 16: 8 + 4 before and 4 behind it."""
     found = extents(memoryview(b"".join(map(frame, PAYLOADS))))
     assert index_text(found) == "0 16\n16 19\n35 76816\n"
@@ -191,7 +190,7 @@ def test_an_index_has_offset_and_size_of_every_record(tmp_path: Path) -> None:
         ("", "it has 0 records, not 3"),
     ],
 )
-def test_the_index_of_another_file_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+def test_the_index_of_another_file_is_refused(text, complaint, tmp_path):
     (tmp_path / "a.idx").write_text(text)
     with pytest.raises(Malformed, match=rf"a\.idx is the index of another file: {complaint}"):
         check_index(tmp_path / "a.idx", [(0, 16), (16, 19), (35, 76816)])

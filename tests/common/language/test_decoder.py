@@ -72,13 +72,13 @@ def their_llama(decoder: Decoder):
     return model.float()
 
 
-def test_logits_are_those_of_hugging_face() -> None:
+def test_logits_are_those_of_hugging_face():
     decoder, given = small(), tokens()
     expected = their_llama(decoder)(input_ids=given).logits
     torch.testing.assert_close(decoder.forward_logits(given), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_loss_and_adapter_gradients_are_those_of_peft() -> None:
+def test_loss_and_adapter_gradients_are_those_of_peft():
     """Separate adapters of q, k and v that start from one A have gradients of A that add up to the fused one's."""
     from peft import LoraConfig, get_peft_model
 
@@ -115,7 +115,7 @@ def test_loss_and_adapter_gradients_are_those_of_peft() -> None:
         assert block.qkv.weight.grad is None
 
 
-def test_counts_of_llama_2_70b() -> None:
+def test_counts_of_llama_2_70b():
     decoder = Decoder(LLAMA_2_70B, "meta", torch.bfloat16, LoraSettings(16, 32.0, 0.1))
     trained = sum(p.numel() for p in decoder.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in decoder.parameters() if not p.requires_grad)
@@ -124,7 +124,7 @@ def test_counts_of_llama_2_70b() -> None:
     assert LLAMA_2_70B.forward_flops(8192) == pytest.approx(1213.8e12, rel=1e-4)
 
 
-def test_fresh_adapters_change_nothing() -> None:
+def test_fresh_adapters_change_nothing():
     plain, adapted = Decoder(SMALL), Decoder(SMALL, lora=LoraSettings(4, 8.0, 0.5))
     plain.initialise(generator_of)
     adapted.initialise(generator_of)
@@ -136,7 +136,7 @@ def test_fresh_adapters_change_nothing() -> None:
         assert block.qkv.lora_b.grad.count_nonzero() > 0
 
 
-def test_dropout_is_on_the_adapters_input_alone() -> None:
+def test_dropout_is_on_the_adapters_input_alone():
     """Its mean over seeds is no dropout; two seeds differ; the same seed gives the same."""
     lora = LoraSettings(4, 8.0, 0.25)
     block = small(lora, torch.float64).blocks()[0]
@@ -149,7 +149,7 @@ def test_dropout_is_on_the_adapters_input_alone() -> None:
     assert ((outputs.mean(0) - block.qkv(x)).abs() < 5 * deviation).all()
 
 
-def test_shapes_that_cannot_be() -> None:
+def test_shapes_that_cannot_be():
     with pytest.raises(ConfigError, match="kv_heads=3: a divisor of heads=8"):
         LlamaArchitecture(97, 48, 2, 8, 3, 6, 80, 1e-5, 10_000.0, 0.02)
     with pytest.raises(ConfigError, match="head_size=5: an even number"):

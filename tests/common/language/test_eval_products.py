@@ -61,7 +61,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale() -> None:
+def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale():
     network, half = Network(), Network("torch")
     network.step(1, 2)
     half.model.load_state_dict(dict(network.model.named_parameters()))
@@ -76,7 +76,7 @@ def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale() -> No
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("transposed", [0, 2])
-def test_training_goes_on_as_if_nothing_had_been_evaluated(transposed: int, prepared: bool) -> None:
+def test_training_goes_on_as_if_nothing_had_been_evaluated(transposed, prepared):
     ours, theirs = (Network(transposed=transposed) for _ in range(2))
     for seed in range(3):
         found = ours.step(2 * seed, 2 * seed + 1, prepared=prepared)
@@ -88,9 +88,9 @@ def test_training_goes_on_as_if_nothing_had_been_evaluated(transposed: int, prep
         assert equal(dict(ours.model.named_parameters()), dict(theirs.model.named_parameters()))
 
 
-def test_weights_are_cast_before_the_passes_of_an_evaluation_and_not_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_cast_before_the_passes_of_an_evaluation_and_not_in_them(monkeypatch):
     network = Network(transposed=SMALL.layers)
-    casts: list[Fp8TrainedProduct] = []
+    casts = []
     original = Fp8TrainedProduct._cast_weight
 
     def counted(product: Fp8TrainedProduct) -> None:
@@ -113,14 +113,14 @@ def test_weights_are_cast_before_the_passes_of_an_evaluation_and_not_in_them(mon
     assert len(casts) == 4 * PRODUCTS, "elsewhere weights may have changed before any pass"
 
 
-def test_before_any_step_scales_are_found_and_stay_unknown() -> None:
+def test_before_any_step_scales_are_found_and_stay_unknown():
     network, half = Network(), Network("torch")
     found, wanted = network.evaluate(1)[0], half.evaluate(1)[0]
     assert error(found, wanted) < 0.2
     assert not any(buffer.any() for buffer in network.buffers().values())
 
 
-def test_an_evaluation_with_scales_of_its_own_is_the_same_whatever_came_before() -> None:
+def test_an_evaluation_with_scales_of_its_own_is_the_same_whatever_came_before():
     """They begin anew, and follow its micro-batches."""
     network, fresh, half = Network(own_eval_scales=True), Network(own_eval_scales=True), Network("torch")
     network.evaluate(5, 6)
@@ -139,7 +139,7 @@ def test_an_evaluation_with_scales_of_its_own_is_the_same_whatever_came_before()
         assert error(one, other) < 0.3
 
 
-def test_a_weight_whose_scale_is_unknown_is_cast_with_its_maximum() -> None:
+def test_a_weight_whose_scale_is_unknown_is_cast_with_its_maximum():
     """A sample of its rows would miss the one that is a hundred times as large, and cut it off."""
 
     class Layer(nn.Module):

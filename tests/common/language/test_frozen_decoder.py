@@ -83,7 +83,7 @@ def gradients(network: Decoder | HandwrittenDecoder, decoder: Decoder) -> dict[s
 
 
 @pytest.mark.parametrize("recomputed_qkv", [0, 2])
-def test_halves_are_the_decoder_under_autograd(recomputed_qkv: int) -> None:
+def test_halves_are_the_decoder_under_autograd(recomputed_qkv):
     plain, frozen = reference(torch.float64), built(torch.float64, recomputed_qkv=recomputed_qkv)
     torch.testing.assert_close(losses(frozen, frozen.decoder), losses(plain, plain), rtol=1e-12, atol=1e-12)
     found, expected = gradients(frozen, frozen.decoder), gradients(plain, plain)
@@ -94,7 +94,7 @@ def test_halves_are_the_decoder_under_autograd(recomputed_qkv: int) -> None:
         )
 
 
-def test_kept_transposes_are_those_made_when_needed() -> None:
+def test_kept_transposes_are_those_made_when_needed():
     keeping, making = built(torch.bfloat16, True, transposed_layers=2), built(torch.bfloat16, True)
     for network in (keeping, making):
         losses(network, network.decoder).mean().backward()
@@ -106,7 +106,7 @@ def test_kept_transposes_are_those_made_when_needed() -> None:
     assert last._transposed_IO is None
 
 
-def test_evaluation_drops_nothing_and_keeps_nothing() -> None:
+def test_evaluation_drops_nothing_and_keeps_nothing():
     plain, frozen = reference(torch.float64), built(torch.float64)
     with torch.no_grad():
         found = losses(frozen, frozen.decoder, None)
@@ -117,7 +117,7 @@ def test_evaluation_drops_nothing_and_keeps_nothing() -> None:
 @pytest.mark.parametrize(
     ("dtype", "slack", "bound"), [(torch.float32, 1e-4, 1e-4), (torch.bfloat16, 0.1, 0.02)], ids=["fp32", "bf16"]
 )
-def test_fp8_products_take_rounded_operands_and_all_else_is_wide(dtype, slack, bound) -> None:
+def test_fp8_products_take_rounded_operands_and_all_else_is_wide(dtype, slack, bound):
     frozen = built(dtype, fp8=True)
     gradients(frozen, frozen.decoder)  # the scale of a first use comes from a sample
     scales = {name: buffer.clone() for name, buffer in frozen.decoder.named_buffers()}
@@ -148,7 +148,7 @@ class CastsItself(Fp8FrozenProduct):
 
 
 @pytest.mark.parametrize("product", [Fp8FrozenProduct, CastsItself])
-def test_fp8_stays_near_wide_products(product: type[Fp8FrozenProduct], monkeypatch) -> None:
+def test_fp8_stays_near_wide_products(product, monkeypatch):
     monkeypatch.setitem(IN_FP8, "fp8", product)
     plain, frozen = reference(torch.float32), built(torch.bfloat16, fp8=True)
     for _ in range(2):
@@ -163,14 +163,14 @@ def test_fp8_stays_near_wide_products(product: type[Fp8FrozenProduct], monkeypat
         assert error < 0.45, f"{name}: {error}"
 
 
-def test_fp8_values_are_the_same_where_they_are_computed_again() -> None:
+def test_fp8_values_are_the_same_where_they_are_computed_again():
     kept, again = built(torch.bfloat16, fp8=True), built(torch.bfloat16, fp8=True, recomputed_qkv=ARCHITECTURE.layers)
     for _ in range(2):
         found, expected = gradients(again, again.decoder), gradients(kept, kept.decoder)
         assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
-def test_resting_scales_rest() -> None:
+def test_resting_scales_rest():
     frozen = built(torch.bfloat16, fp8=True)
     gradients(frozen, frozen.decoder)
     before = {name: buffer.clone() for name, buffer in frozen.decoder.named_buffers()}
@@ -183,7 +183,7 @@ def test_resting_scales_rest() -> None:
 
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("recomputed_qkv", [0, 1])
-def test_layers_keep_the_planned_bytes(fp8: bool, recomputed_qkv: int) -> None:
+def test_layers_keep_the_planned_bytes(fp8, recomputed_qkv):
     """All that the graph holds beyond the weights, by memory and not by tensor: nobody keeps a product's input."""
     frozen = built(torch.bfloat16, fp8, recomputed_qkv)
     workspace = FrozenWorkspace(
@@ -193,7 +193,7 @@ def test_layers_keep_the_planned_bytes(fp8: bool, recomputed_qkv: int) -> None:
     own = {
         p.untyped_storage().data_ptr() for p in itertools.chain(frozen.decoder.parameters(), frozen.decoder.buffers())
     }
-    kept: dict[int, int] = {}
+    kept = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -217,7 +217,7 @@ WHOLE = FrozenWorkspace(
 H100, H200 = 85_000_000_000, 150_754_000_000
 
 
-def test_a_plan_recomputes_as_little_as_fits() -> None:
+def test_a_plan_recomputes_as_little_as_fits():
     """Kept bytes of a layer as they are counted in gigabytes by hand."""
     workspace = dataclasses.replace(WHOLE, eval_tokens=8192)
     assert workspace.frozen() == pytest.approx(68.45e9 + 1.05e9, rel=0.001)
@@ -232,14 +232,14 @@ def test_a_plan_recomputes_as_little_as_fits() -> None:
         plan(workspace, 80_000_000_000, None, 0)
 
 
-def test_each_ranks_tokens_are_enough_for_a_product_in_fp8() -> None:
+def test_each_ranks_tokens_are_enough_for_a_product_in_fp8():
     check_fp8("fp8", LLAMA_2_70B, 4, (8192, 0), CPU, torch.bfloat16)
     check_fp8("fp8", LLAMA_2_70B, 1, (96,), CPU, torch.bfloat16)
     with pytest.raises(UnsupportedImplementation, match=r"model\.linear=fp8: a product of 24 tokens"):
         check_fp8("fp8", LLAMA_2_70B, 4, (8192, 96), CPU, torch.bfloat16)
 
 
-def test_remaining_memory_holds_transposed_weights() -> None:
+def test_remaining_memory_holds_transposed_weights():
     """One GPU has none at 80 layers; two that share rows have some, two that share layers enough for all."""
     whole = dataclasses.replace(WHOLE, eval_tokens=8192)
     rows = dataclasses.replace(whole, tokens=4096, sharers=2, eval_tokens=4096, alone=False)
@@ -255,14 +255,14 @@ def test_remaining_memory_holds_transposed_weights() -> None:
     assert plan(in_half, H200, None, None).transposed == 0
 
 
-def test_the_plan_counts_buffers_for_exchanged_tokens() -> None:
+def test_the_plan_counts_buffers_for_exchanged_tokens():
     """The residual stream of all tokens, twice, in 16 bits."""
     layers = dataclasses.replace(WHOLE, ranks=2, eval_tokens=16_384, alone=False)
     rows = dataclasses.replace(layers, ranks=1)
     assert layers.reserved() - rows.reserved() == 2 * 16_384 * 8192 * 2
 
 
-def test_the_plan_of_an_evaluation_rank_has_no_training_memory() -> None:
+def test_the_plan_of_an_evaluation_rank_has_no_training_memory():
     """Weights, adapters in bf16, scratch of 2 * 28,672 columns and of a transposed weight, the forward pass, 5 GB."""
     training = dataclasses.replace(WHOLE, alone=False)
     evaluating = dataclasses.replace(training, tokens=0, eval_tokens=8192)
@@ -278,7 +278,7 @@ def test_the_plan_of_an_evaluation_rank_has_no_training_memory() -> None:
         plan(evaluating, 70_000_000_000, None, 0)
 
 
-def test_a_base_that_does_not_fit_is_refused() -> None:
+def test_a_base_that_does_not_fit_is_refused():
     decoder = Decoder(ARCHITECTURE, "meta", torch.float32, LORA)
     whole = dict(Decoder(ARCHITECTURE).state_dict())
     with pytest.raises(CheckpointError, match=r"norm\.weight and 0 other frozen weights are missing"):
@@ -289,12 +289,10 @@ def test_a_base_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("fp8", [False, True], ids=["16 bits", "FP8"])
-def test_a_layer_releases_a_products_input_before_it_allocates_what_it_keeps(
-    monkeypatch: pytest.MonkeyPatch, fp8: bool
-) -> None:
+def test_a_layer_releases_a_products_input_before_it_allocates_what_it_keeps(monkeypatch, fp8):
     """A temporary that outlives a kept tensor leaves a gap per layer in a CUDA graph's memory: 6 GB of Llama 2 70B."""
-    results: list[weakref.ref[Tensor]] = []
-    alive: list[int] = []
+    results = []
+    alive = []
 
     def counted() -> int:
         return sum(result() is not None for result in results)
@@ -323,9 +321,9 @@ def test_a_layer_releases_a_products_input_before_it_allocates_what_it_keeps(
     assert alive == [1, 0, 1, 0] * ARCHITECTURE.layers
 
 
-def test_the_sum_that_enters_a_layer_is_released_before_its_mlp_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[weakref.ref[Tensor]] = []
-    alive: list[bool] = []
+def test_the_sum_that_enters_a_layer_is_released_before_its_mlp_runs(monkeypatch):
+    entered = []
+    alive = []
     attention, mlp = AttentionHalf.__call__, MlpHalf.__call__
 
     def entering(self: AttentionHalf, pair: Pair, *args: Any) -> Pair:

@@ -1,7 +1,5 @@
 """The gradient of a head's weight, whose chunks of tokens add up in fp32 where the main gradient is in fp32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ sum, is rounded to bf16."""
 
 
 @pytest.mark.parametrize("head", list(HEADS))
-def test_chunks_are_added_without_rounding_their_products(head: str) -> None:
+def test_chunks_are_added_without_rounding_their_products(head):
     weight_VE = SMALL.zeros()
     assert SMALL.gradient_and_error(head, weight_VE, torch.float32)[1] < AS_FP32
     assert SMALL.gradient_and_error(head, weight_VE, torch.bfloat16)[1] > BEYOND_BF16
@@ -22,7 +20,7 @@ def test_chunks_are_added_without_rounding_their_products(head: str) -> None:
 
 @pytest.mark.parametrize("head", list(HEADS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gradient_follows_float64_and_is_handed_on_in_its_dtype(head: str, dtype: torch.dtype) -> None:
+def test_a_gradient_follows_float64_and_is_handed_on_in_its_dtype(head, dtype):
     """Logits and their gradients are in bf16."""
     gradient, error = SMALL.gradient_and_error(head, SMALL.drawn(), dtype)
     assert error < 0.01

@@ -87,7 +87,7 @@ def built(facts: type[TinyFacts], *overrides: str) -> Tiny:
 
 
 @pytest.mark.parametrize("facts", [TinyFacts, ExpertFacts])
-def test_handwritten_passes_are_those_of_autograd(facts: type[TinyFacts]) -> None:
+def test_handwritten_passes_are_those_of_autograd(facts):
     losses, gradients = [], []
     for blocks in ("handwritten", "autograd"):
         workload = built(facts, "precision=fp64", f"model.blocks={blocks}")
@@ -104,7 +104,7 @@ def test_handwritten_passes_are_those_of_autograd(facts: type[TinyFacts]) -> Non
 
 @pytest.mark.parametrize("facts", [TinyFacts, ExpertFacts])
 @pytest.mark.parametrize("precision", [("fp32", "torch"), ("bf16", "fp8")])
-def test_it_learns_a_row(facts: type[TinyFacts], precision: tuple[str, str]) -> None:
+def test_it_learns_a_row(facts, precision):
     workload = built(facts, f"precision={precision[0]}", f"model.linear={precision[1]}", "hparams.global_batch_size=2")
     step, (batch,) = workload.build_step(), workload.example_batches()
     results = [step([batch]) for _ in range(20)]
@@ -112,7 +112,7 @@ def test_it_learns_a_row(facts: type[TinyFacts], precision: tuple[str, str]) -> 
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_experts_are_parameters_of_the_block() -> None:
+def test_the_experts_are_parameters_of_the_block():
     workload = built(ExpertFacts)
     names = {name for name, _ in workload.model.named_parameters() if name.startswith("layers.0.m")}
     assert names == {

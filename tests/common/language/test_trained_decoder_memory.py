@@ -34,6 +34,11 @@ def test_fp32_gradients_take_two_bytes_more_per_weight_and_per_element_of_the_he
     assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
 
 
+def test_copy_engines_take_a_shard_of_gradients_for_each_other_rank() -> None:
+    over_eight = dataclasses.replace(WHOLE, master_bytes=4, shards=8, staged=7)
+    assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 2 + (4 + 8 + 2 + 7 * 2) / 8))
+
+
 def test_a_head_that_ranks_share_adds_up_in_fp32_and_hands_on_the_gradients_dtype() -> None:
     """Under it: five residual streams of own tokens and two of all, logits and their gradient in 16 bits and fp32."""
     two, words = dataclasses.replace(WHOLE, ranks=2, alone=False), 128_256 // 2

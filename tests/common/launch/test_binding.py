@@ -1,7 +1,5 @@
 """Where a rank belongs, on machines described by the kernel's own files."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from common.config.schema import BindingConfig
 from common.distributed.rank_info import RankInfo
 from common.launch import binding
-from common.launch.binding import CpuBinding, RankBinding, Topology, left_over, locate, parse_list, read_topology
+from common.launch.binding import RankBinding, Topology, left_over, locate, parse_list, read_topology
 
 PAIRS = {cpu: cpu % 8 for cpu in range(16)}
 """8 physical cores; CPU c + 8 is the hyperthread of CPU c."""
@@ -28,15 +26,15 @@ TWO_NODES = Topology(
     ("text", "numbers"),
     [("", set()), ("5", {5}), ("0-3,8,10-11", {0, 1, 2, 3, 8, 10, 11}), ("0-1\n", {0, 1})],
 )
-def test_a_kernel_list_is_read(text: str, numbers: set[int]) -> None:
+def test_a_kernel_list_is_read(text, numbers):
     assert parse_list(text) == numbers
 
 
-def test_a_rank_gets_the_node_of_its_gpu_and_shares_it_with_its_neighbour() -> None:
+def test_a_rank_gets_the_node_of_its_gpu_and_shares_it_with_its_neighbour():
     assert locate(TWO_NODES, 2, "node", "node", range(4)) == RankBinding(parse_list("4-7,12-15"), frozenset({1}), 2)
 
 
-def test_an_exclusive_share_is_whole_cores_with_their_hyperthreads() -> None:
+def test_an_exclusive_share_is_whole_cores_with_their_hyperthreads():
     shares = [locate(TWO_NODES, gpu, "exclusive", "node", range(4)) for gpu in range(4)]
     assert [share.cpus for share in shares] == [
         parse_list("0-1,8-9"), parse_list("2-3,10-11"), parse_list("4-5,12-13"), parse_list("6-7,14-15"),
@@ -44,7 +42,7 @@ def test_an_exclusive_share_is_whole_cores_with_their_hyperthreads() -> None:
     assert {share.sharers for share in shares} == {1}
 
 
-def test_exclusive_shares_leave_cores_that_are_next_to_no_gpu() -> None:
+def test_exclusive_shares_leave_cores_that_are_next_to_no_gpu():
     near_node_0 = Topology(
         TWO_NODES.allowed_cpus, TWO_NODES.allowed_nodes, TWO_NODES.gpu_cpus[:2], TWO_NODES.gpu_nodes[:2], PAIRS
     )
@@ -54,9 +52,7 @@ def test_exclusive_shares_leave_cores_that_are_next_to_no_gpu() -> None:
 
 
 @pytest.mark.parametrize(("cpu", "spare"), [("exclusive", "4-7,12-15"), ("node", ""), ("none", "")])
-def test_only_exclusive_ranks_leave_cores_to_a_process_beside_them(
-    cpu: CpuBinding, spare: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_exclusive_ranks_leave_cores_to_a_process_beside_them(cpu, spare, monkeypatch):
     monkeypatch.setattr(binding, "pci_bus_ids", lambda: ["0000:00:00.0", "0000:01:00.0"])
     monkeypatch.setattr(binding, "read_topology", lambda ids: TWO_NODES)
     one_machine = RankInfo(0, 2, 0, 2, 0, "torchrun")
@@ -68,9 +64,7 @@ def test_only_exclusive_ranks_leave_cores_to_a_process_beside_them(
 @pytest.mark.parametrize(
     ("cpu", "visible", "reported"), [("exclusive", 1, True), ("exclusive", 2, False), ("node", 1, False)]
 )
-def test_a_rank_without_exclusive_cores_reports_it(
-    cpu: CpuBinding, visible: int, reported: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_without_exclusive_cores_reports_it(cpu, visible, reported, monkeypatch, capsys):
     monkeypatch.setattr(binding, "pci_bus_ids", lambda: ["0000:00:00.0", "0000:01:00.0"][:visible])
     monkeypatch.setattr(binding, "read_topology", lambda ids: TWO_NODES)
     monkeypatch.setattr(binding, "apply", lambda bound: [])
@@ -78,38 +72,38 @@ def test_a_rank_without_exclusive_cores_reports_it(
     assert ("a rank sees 1, so that ranks share" in capsys.readouterr().err) == reported
 
 
-def test_a_cpuset_is_respected() -> None:
+def test_a_cpuset_is_respected():
     halved = Topology(parse_list("0-1,4-5"), frozenset({0}), TWO_NODES.gpu_cpus, TWO_NODES.gpu_nodes, PAIRS)
     assert locate(halved, 3, "node", "node", range(4)) == RankBinding(frozenset({4, 5}), frozenset(), 2)
 
 
-def test_a_gpu_whose_cores_are_not_allowed_leaves_all_allowed_ones() -> None:
+def test_a_gpu_whose_cores_are_not_allowed_leaves_all_allowed_ones():
     elsewhere = Topology(parse_list("0-3"), frozenset({0}), TWO_NODES.gpu_cpus, TWO_NODES.gpu_nodes, PAIRS)
     assert locate(elsewhere, 2, "node", "none", range(4)).cpus == parse_list("0-3")
 
 
-def test_gpus_in_another_order_than_their_nodes_are_bound_by_their_own_node() -> None:
+def test_gpus_in_another_order_than_their_nodes_are_bound_by_their_own_node():
     crossed = Topology(
         TWO_NODES.allowed_cpus, TWO_NODES.allowed_nodes, TWO_NODES.gpu_cpus[::-1], TWO_NODES.gpu_nodes[::-1], PAIRS
     )
     assert locate(crossed, 0, "node", "node", range(4)).memory_nodes == {1}
 
 
-def test_more_ranks_than_cores_share_them() -> None:
+def test_more_ranks_than_cores_share_them():
     small = Topology(parse_list("0,8"), frozenset({0}), (parse_list("0,8"),) * 4, (0,) * 4, PAIRS)
     assert locate(small, 3, "exclusive", "none", range(4)) == RankBinding(frozenset({0, 8}), frozenset(), 4)
 
 
-def test_more_numa_nodes_than_gpus_is_no_problem() -> None:
+def test_more_numa_nodes_than_gpus_is_no_problem():
     one = Topology(frozenset(range(16)), frozenset(range(4)), (parse_list("8-11"),), (2,), PAIRS)
     assert locate(one, 0, "node", "node", [0]) == RankBinding(parse_list("8-11"), frozenset({2}), 1)
 
 
-def test_none_leaves_everything() -> None:
+def test_none_leaves_everything():
     assert locate(TWO_NODES, 1, "none", "none", range(4)) == RankBinding(frozenset(range(16)), frozenset(), 4)
 
 
-def test_the_kernel_files_of_a_machine_are_read(tmp_path: Path) -> None:
+def test_the_kernel_files_of_a_machine_are_read(tmp_path):
     device = tmp_path / "bus/pci/devices/0000:ab:00.0"
     device.mkdir(parents=True)
     (device / "numa_node").write_text("1\n")
@@ -124,7 +118,7 @@ def test_the_kernel_files_of_a_machine_are_read(tmp_path: Path) -> None:
     assert topology.allowed_cpus == os.sched_getaffinity(0)
 
 
-def test_applying_binds_this_process_and_its_memory() -> None:
+def test_applying_binds_this_process_and_its_memory():
     before = os.sched_getaffinity(0)
     one = frozenset({min(before)})
     pid = os.fork()

@@ -67,7 +67,7 @@ def start_the_clock(results: Path, number: int) -> Path:
     return log
 
 
-def test_seeds_follow_the_first_which_is_drawn(tmp_path: Path) -> None:
+def test_seeds_follow_the_first_which_is_drawn(tmp_path):
     first = next_one(tmp_path)
     start_the_clock(tmp_path, 1)
     finish(tmp_path, 1)
@@ -77,7 +77,7 @@ def test_seeds_follow_the_first_which_is_drawn(tmp_path: Path) -> None:
     assert next_one(tmp_path / "other")["seed"] not in (first["seed"], second["seed"])
 
 
-def test_a_series_may_begin_with_the_seed_0(tmp_path: Path) -> None:
+def test_a_series_may_begin_with_the_seed_0(tmp_path):
     assert next_one(tmp_path, "s", "seed=0")["seed"] == 0
     start_the_clock(tmp_path, 1)
     finish(tmp_path, 1)
@@ -85,7 +85,7 @@ def test_a_series_may_begin_with_the_seed_0(tmp_path: Path) -> None:
     assert [run.begin.seed for run in read_runs(tmp_path)[0].experiments] == [0, 1]
 
 
-def test_a_complete_series_has_no_next_experiment_and_needs_no_data(tmp_path: Path, asked_for_data) -> None:
+def test_a_complete_series_has_no_next_experiment_and_needs_no_data(tmp_path, asked_for_data):
     for number in (1, 2):
         next_one(tmp_path)
         start_the_clock(tmp_path, number)
@@ -95,7 +95,7 @@ def test_a_complete_series_has_no_next_experiment_and_needs_no_data(tmp_path: Pa
     assert len(asked_for_data) == 2
 
 
-def test_an_experiment_without_run_start_is_replaced(tmp_path: Path) -> None:
+def test_an_experiment_without_run_start_is_replaced(tmp_path):
     next_one(tmp_path)
     finish(tmp_path, 1, code=2)
     for number in (2, 3):
@@ -105,29 +105,27 @@ def test_an_experiment_without_run_start_is_replaced(tmp_path: Path) -> None:
     assert next_ones(tmp_path) == []
 
 
-def test_a_run_that_was_cut_off_is_closed_as_aborted(tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_is_closed_as_aborted(tmp_path):
     next_one(tmp_path)
     log = start_the_clock(tmp_path, 1)
     finish(tmp_path, 1, code=137)
     last = json.loads(log.read_text().splitlines()[-1].removeprefix(":::MLLOG "))
     assert (last["key"], last["metadata"]["status"]) == ("run_stop", "aborted")
     ended = read_runs(tmp_path)[0].experiments[0].end
-    assert ended is not None
     assert (ended.status, ended.exit_code) == ("aborted", 137)
     assert ended.minutes is not None
 
 
-def test_an_experiment_without_an_end_is_closed_before_the_next(tmp_path: Path) -> None:
+def test_an_experiment_without_an_end_is_closed_before_the_next(tmp_path):
     next_one(tmp_path)
     log = start_the_clock(tmp_path, 1)
     assert next_one(tmp_path)["experiment"] == 2
     assert '"status": "aborted"' in log.read_text()
     ended = read_runs(tmp_path)[0].experiments[0].end
-    assert ended is not None
     assert (ended.status, ended.exit_code) == ("aborted", None)
 
 
-def test_a_log_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_log_is_never_overwritten(tmp_path):
     (tmp_path / "s_1.log").write_text("precious")
     with pytest.raises(ConfigError, match="never overwrites"):
         next_one(tmp_path)
@@ -135,7 +133,7 @@ def test_a_log_is_never_overwritten(tmp_path: Path) -> None:
     assert read_runs(tmp_path) == []
 
 
-def test_a_series_has_one_configuration(tmp_path: Path) -> None:
+def test_a_series_has_one_configuration(tmp_path):
     next_one(tmp_path)
     with pytest.raises(ConfigError, match="a series has one configuration"):
         next_one(tmp_path, "s", "hparams.base_learning_rate=0.5")
@@ -149,17 +147,17 @@ def test_a_series_has_one_configuration(tmp_path: Path) -> None:
         ("submission.org=acme", False), ("system.network.sharp=true", False), ("staging_dir=/local", False),
     ],
 )  # fmt: skip
-def test_the_hash_covers_all_configuration_that_influences_training(tmp_path: Path, change: str, same: bool) -> None:
+def test_the_hash_covers_all_configuration_that_influences_training(tmp_path, change, same):
     before = configuration_hash(compose(arguments(tmp_path)))
     assert (configuration_hash(compose(arguments(tmp_path, change))) == before) is same
 
 
-def test_two_staging_folders_are_one_configuration(tmp_path: Path) -> None:
+def test_two_staging_folders_are_one_configuration(tmp_path):
     first, second = (configuration_hash(compose(arguments(tmp_path, f"staging_dir=/disk{i}"))) for i in (1, 2))
     assert first == second
 
 
-def test_a_requeued_job_continues_its_series(tmp_path: Path) -> None:
+def test_a_requeued_job_continues_its_series(tmp_path):
     next_one(tmp_path, "mine", job="12")
     next_one(tmp_path, "another", job="13")
     settings = LaunchConfig.load(compose(arguments(tmp_path)))
@@ -167,7 +165,7 @@ def test_a_requeued_job_continues_its_series(tmp_path: Path) -> None:
     assert series_name(settings, {"SLURM_JOB_ID": "12"}) not in ("mine", "another")
 
 
-def test_a_series_is_gone_on_with_by_name(tmp_path: Path) -> None:
+def test_a_series_is_gone_on_with_by_name(tmp_path):
     next_one(tmp_path, "mine")
     settings = LaunchConfig.load(compose(arguments(tmp_path, "launch.series=mine")))
     assert series_name(settings, {}) == "mine"
@@ -182,7 +180,7 @@ def examined(tmp_path: Path, *overrides: str) -> Mapping[str, Any]:
     return limits["limits"]
 
 
-def test_a_series_of_a_scale_of_gpus_has_the_doctor_demand_them(tmp_path: Path) -> None:
+def test_a_series_of_a_scale_of_gpus_has_the_doctor_demand_them(tmp_path):
     of_gpus = ("benchmark=resnet", "scale=8xH200")
     found = examined(tmp_path, *of_gpus)
     assert parse_limits(found)["node.gpus"].min == 8
@@ -193,13 +191,13 @@ def test_a_series_of_a_scale_of_gpus_has_the_doctor_demand_them(tmp_path: Path) 
     assert "gpus" not in examined(tmp_path, "benchmark=resnet", "scale=demo")["node"]
 
 
-def test_a_job_of_another_size_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_job_of_another_size_is_refused_before_anything_runs(tmp_path):
     tree = compose(arguments(tmp_path))
     with pytest.raises(ConfigError, match="the job has 2: sbatch -N1"):
         open_series(tree, LaunchConfig.load(tree), {"SLURM_JOB_NODELIST": "n[1-2]"}, cli.admitted)
 
 
-def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anything_runs(tmp_path):
     tree = compose(
         ["benchmark=resnet", "scale=8xH200", "benchmark.targets.accuracy.value=0.7", f"launch.results={tmp_path}"]
     )
@@ -221,7 +219,7 @@ def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anyt
         ("launch.run_minutes=0", "at least 1"),
     ],
 )
-def test_a_wrong_launch_setting_is_named(tmp_path: Path, override: str, complaint: str) -> None:
+def test_a_wrong_launch_setting_is_named(tmp_path, override, complaint):
     with pytest.raises(ConfigError, match=complaint):
         LaunchConfig.load(compose(arguments(tmp_path, override)))
 
@@ -235,9 +233,7 @@ def test_a_wrong_launch_setting_is_named(tmp_path: Path, override: str, complain
         ("MLPERF_CACHE_CLEARED", "maybe"),
     ],
 )  # fmt: skip
-def test_a_wrong_environment_variable_is_named(
-    command: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_environment_variable_is_named(command, name, value, monkeypatch, capsys):
     monkeypatch.setenv(name, value)
     assert cli.run([*command.split(), "benchmark=resnet"]) == ConfigError.exit_code
     (line,) = capsys.readouterr().err.splitlines()
@@ -245,29 +241,27 @@ def test_a_wrong_environment_variable_is_named(
     assert "unset it, or give " in line
 
 
-def test_a_command_for_data_names_the_empty_variable_of_their_folder(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_for_data_names_the_empty_variable_of_their_folder(monkeypatch, capsys):
     monkeypatch.setenv("MLPERF_DATA_DIR", "")
     monkeypatch.setenv("NEXP", "")  # is no setting of this command
     assert cli.run(["prepare", "benchmark=resnet"]) == ConfigError.exit_code
     assert "the environment variable MLPERF_DATA_DIR is empty" in capsys.readouterr().err
 
 
-def test_an_override_replaces_a_wrong_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_override_replaces_a_wrong_environment_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("NEXP", "")
     monkeypatch.setenv("LOGDIR", "")
     assert LaunchConfig.load(compose(arguments(tmp_path))).experiments == 2
 
 
 @pytest.mark.parametrize("given", [("seed=5",), ("launch.experiments=1",)], ids=["several-runs", "no-seed"])
-def test_a_series_that_resumes_needs_the_seed_of_the_checkpoint(tmp_path: Path, given: tuple[str, ...]) -> None:
+def test_a_series_that_resumes_needs_the_seed_of_the_checkpoint(tmp_path, given):
     tree = compose(arguments(tmp_path, "resume=/a/step_00000001", *given))
     with pytest.raises(ConfigError, match=r"give seed=… .* and launch\.experiments=1"):
         open_series(tree, LaunchConfig.load(tree), {}, cli.admitted)
 
 
-def test_a_linked_folder_that_git_ignores_leaves_the_source_clean(tmp_path: Path) -> None:
+def test_a_linked_folder_that_git_ignores_leaves_the_source_clean(tmp_path):
     elsewhere, checkout = tmp_path / "elsewhere", tmp_path / "checkout"
     elsewhere.mkdir()
     checkout.mkdir()
@@ -283,7 +277,7 @@ def test_a_linked_folder_that_git_ignores_leaves_the_source_clean(tmp_path: Path
     assert find_source(checkout, {}).dirty is True
 
 
-def test_end_returns_the_number_of_remaining_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_returns_the_number_of_remaining_experiments(tmp_path, capsys):
     for number, left in ((1, 1), (2, 0)):
         next_one(tmp_path)
         start_the_clock(tmp_path, number)
@@ -293,18 +287,17 @@ def test_end_returns_the_number_of_remaining_experiments(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("code", FULL_DISK)
-def test_a_full_disk_is_the_reason(tmp_path: Path, code: int) -> None:
+def test_a_full_disk_is_the_reason(tmp_path, code):
     next_one(tmp_path)
     log = start_the_clock(tmp_path, 1)
     with log.open("a") as file:
         file.write(f"mlperf-suite: SuiteError: {os.strerror(code)} (/disk/metrics_rank0.jsonl)\nENDING\n")
     finish(tmp_path, 1, 1)
     ended = read_runs(tmp_path)[0].experiments[0].end
-    assert ended is not None
     assert ended.reason == f"full disk: SuiteError: {os.strerror(code)} (/disk/metrics_rank0.jsonl)"
 
 
-def test_the_launch_command_of_a_series_is_complete(tmp_path: Path) -> None:
+def test_the_launch_command_of_a_series_is_complete(tmp_path):
     results = tmp_path / "my results"
     given = ["benchmark=resnet", "scale=test", override("launch.results", results), "launch.experiments=2"]
     tree = compose(given)
@@ -315,7 +308,7 @@ def test_the_launch_command_of_a_series_is_complete(tmp_path: Path) -> None:
     assert (settings.results, settings.series, settings.experiments) == (results, "s", 2)
 
 
-def test_a_rank_that_srun_names_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_srun_names_is_the_reason(tmp_path, capsys):
     next_one(tmp_path)
     start_the_clock(tmp_path, 1)
     errors = tmp_path / "errors"
@@ -323,22 +316,20 @@ def test_a_rank_that_srun_names_is_the_reason(tmp_path: Path, capsys: pytest.Cap
     finish(tmp_path, 1, 137, errors=errors)
     assert "error: rank 3 on n2 was ended by a signal" in capsys.readouterr().err
     ended = read_runs(tmp_path)[0].experiments[0].end
-    assert ended is not None
     assert ended.reason.startswith("rank 3 on n2")
 
 
-def test_the_reason_of_the_driver_precedes_that_of_srun(tmp_path: Path) -> None:
+def test_the_reason_of_the_driver_precedes_that_of_srun(tmp_path):
     next_one(tmp_path)
     start_the_clock(tmp_path, 1)
     errors = tmp_path / "errors"
     errors.write_text("srun: error: n2: task 3: Killed\n")
     end(LaunchConfig.load(compose(arguments(tmp_path))), "s", 1, 137, errors, "it took too long")
     ended = read_runs(tmp_path)[0].experiments[0].end
-    assert ended is not None
     assert ended.reason == "it took too long"
 
 
-def test_a_step_that_srun_cannot_start_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_srun_cannot_start_is_the_reason(tmp_path, capsys):
     next_one(tmp_path)
     errors = tmp_path / "errors"
     errors.write_text("srun: error: Unable to create step for job 7: More processors requested than permitted\n")
@@ -347,19 +338,17 @@ def test_a_step_that_srun_cannot_start_is_the_reason(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(("text", "dropped"), [("0", False), ("1", True), ("false", False)])
-def test_dropping_caches_is_switched_as_dgx_users_write_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, dropped: bool
-) -> None:
+def test_dropping_caches_is_switched_as_dgx_users_write_it(tmp_path, monkeypatch, text, dropped):
     monkeypatch.setenv("CLEAR_CACHES", text)
     assert LaunchConfig.load(compose(arguments(tmp_path))).clear_caches is dropped
 
 
-def test_assignments_survive_a_shell() -> None:
+def test_assignments_survive_a_shell():
     text = assignments({"a": "x y", "b": 3, "c": ("one $HOME", "it's")})
     assert [shlex.split(line) for line in text.splitlines()] == [["a=x y"], ["b=3"], ["c=(one $HOME", "it's)"]]
 
 
-def test_a_mistake_is_one_message_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_message_and_an_exit_code(capsys):
     assert cli.run(["series", "open", "--", "benchmark=resnet", "launch.experimens=2"]) == ConfigError.exit_code
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -367,16 +356,14 @@ def test_a_mistake_is_one_message_and_an_exit_code(capsys: pytest.CaptureFixture
     assert "launch.experimens" in printed.err
 
 
-def test_the_end_of_an_unknown_experiment_is_refused(tmp_path: Path) -> None:
+def test_the_end_of_an_unknown_experiment_is_refused(tmp_path):
     next_one(tmp_path)
     append(tmp_path, replace(read_runs(tmp_path)[0].experiments[0].begin, series="t"))
     with pytest.raises(Exception, match="has no experiment 4"):
         finish(tmp_path, 4)
 
 
-def test_reasons_against_a_submission_are_printed_before_the_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reasons_against_a_submission_are_printed_before_the_runs(tmp_path, capsys):
     environment = {"MLPERF_SUITE_COMMIT": "abc", "MLPERF_SUITE_DIRTY": "true"}
     real = ["benchmark=resnet", "scale=1xH200", f"launch.results={tmp_path}"]
     tree = compose([*real, "submission.org=acme"])
@@ -391,7 +378,7 @@ def test_reasons_against_a_submission_are_printed_before_the_runs(
     assert capsys.readouterr().err == ""
 
 
-def test_an_unfinished_experiment_of_a_live_job_is_not_closed(tmp_path: Path) -> None:
+def test_an_unfinished_experiment_of_a_live_job_is_not_closed(tmp_path):
     next_one(tmp_path, "s", job="12")
     log = start_the_clock(tmp_path, 1)
     tree = compose(arguments(tmp_path))
@@ -405,7 +392,7 @@ def test_an_unfinished_experiment_of_a_live_job_is_not_closed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("live", [None, "", "unknown", "11"], ids=["not asked", "nothing", "unknown", "another job"])
-def test_an_experiment_is_not_closed_if_squeue_does_not_list_this_job(tmp_path: Path, live: str | None) -> None:
+def test_an_experiment_is_not_closed_if_squeue_does_not_list_this_job(tmp_path, live):
     next_one(tmp_path, "s", job="12")
     tree = compose(arguments(tmp_path))
     environment = {"SLURM_JOB_ID": "13"} | ({} if live is None else {"MLPERF_LIVE_JOBS": live})
@@ -414,18 +401,17 @@ def test_an_experiment_is_not_closed_if_squeue_does_not_list_this_job(tmp_path: 
     assert read_runs(tmp_path)[0].experiments[0].end is None
 
 
-def test_a_second_end_is_refused(tmp_path: Path) -> None:
+def test_a_second_end_is_refused(tmp_path):
     next_one(tmp_path)
     start_the_clock(tmp_path, 1)
     finish(tmp_path, 1)
     with pytest.raises(DataError, match=r"experiment 1 of series s ended already, at .*; nothing was written"):
         finish(tmp_path, 1, code=1)
     ended = read_runs(tmp_path)[0].experiments[0].end
-    assert ended is not None
     assert ended.exit_code == 0
 
 
-def test_a_damaged_series_is_refused_and_another_one_continues(tmp_path: Path) -> None:
+def test_a_damaged_series_is_refused_and_another_one_continues(tmp_path):
     next_one(tmp_path, "s")
     next_one(tmp_path, "t")
     finish(tmp_path, 1, name="s")
@@ -448,7 +434,7 @@ def offline_one(results: Path, *more: str) -> dict[str, str | int | Sequence[str
         return only
 
 
-def test_the_first_run_of_a_series_has_all_its_checkpoints_scored(tmp_path: Path) -> None:
+def test_the_first_run_of_a_series_has_all_its_checkpoints_scored(tmp_path):
     assert "evaluation.all=true" in offline_one(tmp_path)["own"]
     start_the_clock(tmp_path, 1)
     finish(tmp_path, 1)
@@ -456,7 +442,7 @@ def test_the_first_run_of_a_series_has_all_its_checkpoints_scored(tmp_path: Path
     assert "evaluation.all=true" not in next_one(tmp_path / "counted")["own"]
 
 
-def test_a_series_leaves_no_run_to_the_command_that_scores(tmp_path: Path) -> None:
+def test_a_series_leaves_no_run_to_the_command_that_scores(tmp_path):
     with pytest.raises(
         ConfigError, match=r"evaluation\.by_command=true: the runs of a series are judged when they end"
     ):

@@ -56,7 +56,7 @@ def opened(tmp_path: Path, instances: int, nodes: str, *more: str) -> dict[str, 
     return open_series(tree, LaunchConfig.load(tree), {"SLURM_JOB_NODELIST": nodes}, cli.admitted)
 
 
-def test_all_instances_begin_at_once_with_different_seeds_and_folders(tmp_path: Path) -> None:
+def test_all_instances_begin_at_once_with_different_seeds_and_folders(tmp_path):
     values = begun(tmp_path, 3, "seed=40")
     assert [(each["experiment"], each["of"], each["seed"]) for each in values] == [(1, 3, 40), (2, 3, 41), (3, 3, 42)]
     assert [each["output_dir"] for each in values] == [f"{tmp_path}/s_{number}" for number in (1, 2, 3)]
@@ -65,7 +65,7 @@ def test_all_instances_begin_at_once_with_different_seeds_and_folders(tmp_path: 
     assert [run.begin.seed for run in series.experiments] == [40, 41, 42]
 
 
-def test_either_all_instances_begin_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_either_all_instances_begin_or_none(tmp_path, monkeypatch):
     (tmp_path / "s_2.log").write_text("precious")
     with pytest.raises(ConfigError, match=r"s_2\.log exists"):
         begun(tmp_path)
@@ -83,7 +83,7 @@ def full(_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_the_job_has_the_nodes_of_all_instances_and_the_registry_those_of_one(tmp_path: Path) -> None:
+def test_the_job_has_the_nodes_of_all_instances_and_the_registry_those_of_one(tmp_path):
     values = opened(tmp_path, 3, "n[1-6]")
     assert (values["instances"], values["nodes"]) == (3, 6)
     begun(tmp_path)
@@ -93,25 +93,25 @@ def test_the_job_has_the_nodes_of_all_instances_and_the_registry_those_of_one(tm
 
 
 @pytest.mark.parametrize("nodes", ["n[1-7]", "n[1-2]"])
-def test_a_job_whose_nodes_do_not_fit_the_instances_is_refused(tmp_path: Path, nodes: str) -> None:
+def test_a_job_whose_nodes_do_not_fit_the_instances_is_refused(tmp_path, nodes):
     with pytest.raises(ConfigError, match=r"2 nodes for each of 3 instances, but the job has \d: sbatch -N6 …"):
         opened(tmp_path, 3, nodes)
 
 
-def test_instances_of_which_none_has_trained_all_begin_again_with_other_seeds(tmp_path: Path) -> None:
+def test_instances_of_which_none_has_trained_all_begin_again_with_other_seeds(tmp_path):
     begun(tmp_path, 3, "seed=40")
     assert ended(tmp_path, [1, 2, 3])[-1] == 3
     again = begun(tmp_path, 3, "seed=40")
     assert [(each["experiment"], each["seed"]) for each in again] == [(4, 43), (5, 44), (6, 45)]
 
 
-def test_no_instance_begins_again_once_one_has_trained(tmp_path: Path) -> None:
+def test_no_instance_begins_again_once_one_has_trained(tmp_path):
     begun(tmp_path)
     assert ended(tmp_path, [1, 2, 3], trained=[2]) == [0, 0, 0]
     assert begun(tmp_path) == []
 
 
-def test_a_series_goes_on_with_its_number_of_instances(tmp_path: Path) -> None:
+def test_a_series_goes_on_with_its_number_of_instances(tmp_path):
     begun(tmp_path)
     with pytest.raises(ConfigError, match=r"launch\.instances=2: series s was launched with 3"):
         begun(tmp_path, 2)
@@ -126,6 +126,6 @@ def test_a_series_goes_on_with_its_number_of_instances(tmp_path: Path) -> None:
     ],
     ids=["training round", "experiments", "resumed"],
 )
-def test_what_instances_cannot_be_is_one_message(tmp_path: Path, more: tuple[str, ...], words: str) -> None:
+def test_what_instances_cannot_be_is_one_message(tmp_path, more, words):
     with pytest.raises(ConfigError, match=words):
         opened(tmp_path, 3, "", *more)

@@ -1,7 +1,5 @@
 """The named network settings as NCCL's variables, which the NCCL user guide defines, and variables that are refused."""
 
-from __future__ import annotations
-
 import os
 import re
 from unittest import mock
@@ -30,12 +28,12 @@ from common.run import start
         (NetworkConfig(nvls=False), {"NCCL_NVLS_ENABLE": "0"}),
     ],
 )
-def test_a_setting_becomes_its_variables(settings: NetworkConfig, expected: dict[str, str]) -> None:
+def test_a_setting_becomes_its_variables(settings, expected):
     assert variables(settings, {}) == expected
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_buffers_of_expandable_segments_are_registered_only_on_demand(name: str) -> None:
+def test_buffers_of_expandable_segments_are_registered_only_on_demand(name):
     environment = {name: "max_split_size_mb:64, expandable_segments:True"}
     assert variables(NetworkConfig(), environment) == {"NCCL_GRAPH_REGISTER": "0"}
     asked = {"NCCL_GRAPH_REGISTER": "1", "NCCL_LOCAL_REGISTER": "1"}
@@ -52,7 +50,7 @@ WINDOWS = [
 
 @pytest.mark.parametrize("version", [(2, 28, 9), (2, 30, 4), (2, 30)], ids=["2.28.9", "2.30.4", "2.30"])
 @pytest.mark.parametrize(("name", "value"), WINDOWS)
-def test_symmetric_windows_of_an_nccl_that_does_not_wait_are_refused(name, value, version) -> None:
+def test_symmetric_windows_of_an_nccl_that_does_not_wait_are_refused(name, value, version):
     used = ".".join(str(part) for part in version)
     with pytest.raises(ConfigError, match=f"(?s)^{name}={re.escape(value)} .*PyTorch uses NCCL {used}.*Unset {name}"):
         check_windows({"HOME": "/root", name: value}, version)
@@ -60,7 +58,7 @@ def test_symmetric_windows_of_an_nccl_that_does_not_wait_are_refused(name, value
 
 @pytest.mark.parametrize("version", [(2, 30, 7), (2, 31, 0), (3, 0, 1)], ids=["2.30.7", "2.31.0", "3.0.1"])
 @pytest.mark.parametrize(("name", "value"), WINDOWS)
-def test_symmetric_windows_of_a_later_nccl_are_allowed(name, value, version) -> None:
+def test_symmetric_windows_of_a_later_nccl_are_allowed(name, value, version):
     check_windows({name: value}, version)
 
 
@@ -75,15 +73,15 @@ def test_symmetric_windows_of_a_later_nccl_are_allowed(name, value, version) -> 
         ("NCCL_GRAPH_REGISTER", "1"),
     ],
 )
-def test_variables_without_windows_are_allowed_with_every_nccl(name, value) -> None:
+def test_variables_without_windows_are_allowed_with_every_nccl(name, value):
     check_windows({name: value}, (2, 28, 9))
 
 
-def test_a_run_checks_the_variables_of_its_system_before_it_builds_anything(monkeypatch) -> None:
+def test_a_run_checks_the_variables_of_its_system_before_it_builds_anything(monkeypatch):
     monkeypatch.setattr(start, "pick_device", lambda requested, local_rank: torch.device("cuda", local_rank))
     monkeypatch.setattr(start, "initialise", lambda *arguments: None)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
-    printed: list[BaseException] = []
+    printed = []
     monkeypatch.setattr(start, "print_error", printed.append)
     tree = compose([
         "benchmark=resnet", "scale=test", "scale.gpus_per_node=2", "device=cpu",

@@ -7,7 +7,6 @@ import math
 import os
 import resource
 import signal
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ BEGIN = Begin(
 END = End("s", 1, "2026-01-01T01:00:00+00:00", 0, "success", 12.5, "valid run")
 
 
-def test_entries_are_read_back(tmp_path: Path) -> None:
+def test_entries_are_read_back(tmp_path):
     second = replace(BEGIN, experiment=2, seed=8)
     other = replace(BEGIN, series="t", declared=1)
     for entry in (BEGIN, END, second, other):
@@ -41,9 +40,7 @@ def test_entries_are_read_back(tmp_path: Path) -> None:
     [((END,), 0), ((replace(BEGIN, experiment=2), replace(BEGIN, experiment=3)), 1)],
     ids=["a line", "two lines"],
 )
-def test_partial_entries_are_removed_when_the_disk_is_full(
-    tmp_path: Path, entries: tuple[Begin | End, ...], complete: int
-) -> None:
+def test_partial_entries_are_removed_when_the_disk_is_full(tmp_path, entries, complete):
     append(tmp_path, BEGIN)
     limit = (tmp_path / RUNS_FILE).stat().st_size * (1 + complete) + 20
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -58,13 +55,13 @@ def test_partial_entries_are_removed_when_the_disk_is_full(
     assert [run.end for run in read_runs(tmp_path)[0].experiments] == [None]
 
 
-def test_an_experiment_without_run_start_is_no_run(tmp_path: Path) -> None:
+def test_an_experiment_without_run_start_is_no_run(tmp_path):
     append(tmp_path, BEGIN)
     append(tmp_path, replace(END, status="not started", minutes=None))
     assert read_runs(tmp_path)[0].started == 0
 
 
-def test_a_folder_without_the_file_has_no_series(tmp_path: Path) -> None:
+def test_a_folder_without_the_file_has_no_series(tmp_path):
     assert read_runs(tmp_path) == []
 
 
@@ -79,7 +76,7 @@ def test_a_folder_without_the_file_has_no_series(tmp_path: Path) -> None:
         ([BEGIN, END, END], "ends twice"),
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, entries: list[Begin | End], complaint: str) -> None:
+def test_a_file_that_contradicts_itself_is_refused(tmp_path, entries, complaint):
     for entry in entries:
         append(tmp_path, entry)
     with pytest.raises(DataError, match=complaint) as caught:
@@ -95,9 +92,7 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, entries: list
         ([END], "line 2: experiment 1 of s ends without a begin"),
     ],
 )
-def test_a_damaged_series_does_not_hide_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], entries: list[Begin | End], complaint: str
-) -> None:
+def test_a_damaged_series_does_not_hide_the_others(tmp_path, capsys, entries, complaint):
     other = replace(BEGIN, series="t")
     for entry in (other, *entries, replace(END, series="t")):
         append(tmp_path, entry)
@@ -110,7 +105,7 @@ def test_a_damaged_series_does_not_hide_the_others(
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "", json.dumps({"event": "begin"}), json.dumps({"event": "middle"})])
-def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+def test_a_damaged_line_is_named(tmp_path, line):
     append(tmp_path, BEGIN)
     with (tmp_path / RUNS_FILE).open("a") as file:
         file.write(line + "\n")
@@ -163,9 +158,7 @@ WRONG: list[tuple[Begin | End, str, object]] = [
 
 
 @pytest.mark.parametrize(("entry", "field", "value"), WRONG, ids=[f"{field}-{value!r}" for _, field, value in WRONG])
-def test_a_value_that_no_launcher_writes_is_named(
-    tmp_path: Path, entry: Begin | End, field: str, value: object
-) -> None:
+def test_a_value_that_no_launcher_writes_is_named(tmp_path, entry, field, value):
     append(tmp_path, BEGIN)
     kind = "begin" if isinstance(entry, Begin) else "end"
     with (tmp_path / RUNS_FILE).open("a") as file:
@@ -181,7 +174,7 @@ def test_a_value_that_no_launcher_writes_is_named(
         (lambda fields: fields.update(colour="red"), "has 'colour', which no entry has"),
     ],
 )
-def test_fields_are_those_of_an_entry(tmp_path: Path, change: Callable[[dict], object], words: str) -> None:
+def test_fields_are_those_of_an_entry(tmp_path, change, words):
     fields = {"event": "begin", **asdict(BEGIN)}
     change(fields)
     (tmp_path / RUNS_FILE).write_text(json.dumps(fields) + "\n")
@@ -201,7 +194,7 @@ def test_fields_are_those_of_an_entry(tmp_path: Path, change: Callable[[dict], o
     ],
     ids=["no text", "a key twice", "nested", "digits", "long line", "large file"],
 )
-def test_bytes_that_no_launcher_writes_are_one_error(tmp_path: Path, content: bytes, words: str) -> None:
+def test_bytes_that_no_launcher_writes_are_one_error(tmp_path, content, words):
     (tmp_path / RUNS_FILE).write_bytes(content)
     with pytest.raises(DataError, match=words):
         read_runs(tmp_path)
@@ -217,7 +210,7 @@ def test_bytes_that_no_launcher_writes_are_one_error(tmp_path: Path, content: by
     ],
     ids=["pipe", "folder", "link to a device", "link to nothing"],
 )
-def test_a_special_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_a_special_file_is_refused_without_waiting(tmp_path, make):
     make(tmp_path / RUNS_FILE)
     with pytest.raises(DataError, match=r"runs\.jsonl: is .*, no regular file"):
         read_runs(tmp_path)

@@ -104,7 +104,7 @@ def write_log(path: Path, run: RunConfig, session: SessionConfig, admission: Adm
 
 
 @pytest.mark.parametrize(("name", "ruleset", "division"), pairs())
-def test_the_log_of_an_admitted_run_is_not_refused(name: str, ruleset: str, division: str, tmp_path: Path) -> None:
+def test_the_log_of_an_admitted_run_is_not_refused(name, ruleset, division, tmp_path):
     run, session = composed(name)
     session = replace(session, ruleset=ruleset, submission=replace(session.submission, division=division))
     refused = REFUSED.get((name, ruleset, division))

@@ -37,18 +37,18 @@ def log_of(write_log: WriteLog, lines: Sequence[Line]) -> ParsedLog:
         ("gradient_accumulation_steps", 1.5, "is 1.5, not a whole number"),
     ],
 )
-def test_a_value_that_is_no_count_is_named(write_log: WriteLog, key: str, value: object, words: str) -> None:
+def test_a_value_that_is_no_count_is_named(write_log, key, value, words):
     lines = replaced(resnet_lines(), key, value)
     number = next(index for index, line in enumerate(lines, start=1) if line[1] == key)
     assert wrong_counts(log_of(write_log, lines)) == [f"line {number}: {key} {words}"]
 
 
-def test_counts_of_a_good_log_are_counts(write_log: WriteLog) -> None:
+def test_counts_of_a_good_log_are_counts(write_log):
     assert wrong_counts(log_of(write_log, resnet_lines())) == []
 
 
-def test_part_of_a_sample_is_no_count(write_log: WriteLog) -> None:
-    lines: list[Line] = [(START, "block_start", None, {"samples_count": 0.5}, 0)]
+def test_part_of_a_sample_is_no_count(write_log):
+    lines = [(START, "block_start", None, {"samples_count": 0.5}, 0)]
     assert wrong_counts(log_of(write_log, lines)) == ["line 1: samples_count of block_start is 0.5, not a whole number"]
 
 
@@ -65,9 +65,7 @@ def test_part_of_a_sample_is_no_count(write_log: WriteLog) -> None:
         ("dlrm", "2.1.0", 55296, 4195197692, 89137318),
     ],
 )
-def test_sizes_of_published_logs_are_those_of_the_reference(
-    write_log: WriteLog, benchmark: str, ruleset: str, batch: int, train: int, evaluate: int
-) -> None:
+def test_sizes_of_published_logs_are_those_of_the_reference(write_log, benchmark, ruleset, batch, train, evaluate):
     assert odd_sizes(sized(write_log, batch, train, evaluate), rules_for(benchmark, ruleset)) == []
 
 
@@ -84,7 +82,7 @@ def sized(write_log: WriteLog, batch: int, train: int, evaluate: int) -> ParsedL
         (640000, 50000, "line 2: train_samples is 640,000; the reference data set of resnet has 1,281,167"),
     ],
 )
-def test_sizes_of_other_data_are_noted(write_log: WriteLog, train: int, evaluate: int, words: str) -> None:
+def test_sizes_of_other_data_are_noted(write_log, train, evaluate, words):
     assert odd_sizes(sized(write_log, 3264, train, evaluate), rules_for("resnet", "4.0.0")) == [words]
 
 
@@ -140,12 +138,12 @@ NUMBERED: dict[str, tuple[str, str, list[Line]]] = {
 
 
 @pytest.mark.parametrize("name", NUMBERED)
-def test_numbers_of_published_logs_agree(write_log: WriteLog, name: str) -> None:
+def test_numbers_of_published_logs_agree(write_log, name):
     benchmark, ruleset, lines = NUMBERED[name]
     assert disagreeing_progress(log_of(write_log, lines), rules_for(benchmark, ruleset)) == []
 
 
-def test_evaluation_where_no_block_ends_is_refused(write_log: WriteLog) -> None:
+def test_evaluation_where_no_block_ends_is_refused(write_log):
     lines = run(epochs(1, 5, 9, 13, count=4), [4, 8, 12, 26])
     found = disagreeing_progress(log_of(write_log, lines), rules_for("resnet", "4.0.0"))
     assert found == ["line 13: an evaluation after epoch_num 26 is where no block ends: they end after 4, 8, 12, 16"]
@@ -158,7 +156,7 @@ def test_evaluation_where_no_block_ends_is_refused(write_log: WriteLog) -> None:
         (slice(6, 8), "an evaluation after epoch_num 28 is where no block ends"),
     ],
 )
-def test_blocks_that_are_missing_are_training_that_is_missing(write_log: WriteLog, left_out: slice, words: str) -> None:
+def test_blocks_that_are_missing_are_training_that_is_missing(write_log, left_out, words):
     """Evaluations after 4, 8, ..., 32, of which some have no block before them."""
     firsts = list(range(1, 32, 4))
     lines = run(epochs(*firsts, count=4), [first + 3 for first in firsts])
@@ -168,14 +166,14 @@ def test_blocks_that_are_missing_are_training_that_is_missing(write_log: WriteLo
     assert words in found[0]
 
 
-def test_run_that_begins_within_its_samples_is_refused(write_log: WriteLog) -> None:
+def test_run_that_begins_within_its_samples_is_refused(write_log):
     ends = [175_104 * number for number in range(11, 15)]
     lines = run([({"samples_count": end - 175_104}, {"samples_count": end}) for end in ends], ends, batch=3072)
     found = disagreeing_progress(log_of(write_log, lines), rules_for("bert", "5.0.0"))
     assert found == ["line 2: the first block begins after 1751040: the training before it is missing"]
 
 
-def test_progress_is_read_where_the_rules_have_it(write_log: WriteLog) -> None:
+def test_progress_is_read_where_the_rules_have_it(write_log):
     """The RCP checker reads epoch_num; a samples_count beside it must not hide it."""
     lines = run(epochs(1, 5, 9, count=4), [4, 8, 24])
     lines = [
@@ -186,7 +184,7 @@ def test_progress_is_read_where_the_rules_have_it(write_log: WriteLog) -> None:
     assert misplaced_evaluations(log, rules_for("resnet", "4.0.0")) != []
 
 
-def test_run_that_does_not_begin_at_its_start_is_refused(write_log: WriteLog) -> None:
+def test_run_that_does_not_begin_at_its_start_is_refused(write_log):
     lines = run(epochs(9, 13, 17, count=4), [12, 16, 20])
     found = disagreeing_progress(log_of(write_log, lines), rules_for("resnet", "4.0.0"))
     assert found == ["line 2: the first block begins after 8: the training before it is missing"]
@@ -203,9 +201,7 @@ SCHEDULED = [
 
 
 @pytest.mark.parametrize(("benchmark", "ruleset", "batch", "key", "points"), SCHEDULED)
-def test_evaluations_on_the_rules_grid_are_accepted(
-    write_log: WriteLog, benchmark: str, ruleset: str, batch: int, key: str, points: list[float]
-) -> None:
+def test_evaluations_on_the_rules_grid_are_accepted(write_log, benchmark, ruleset, batch, key, points):
     log = log_of(write_log, evaluated(batch, key, points))
     assert misplaced_evaluations(log, rules_for(benchmark, ruleset)) == []
 
@@ -221,14 +217,12 @@ def evaluated(batch: int, key: str, points: Sequence[float]) -> list[Line]:
 @pytest.mark.parametrize(
     "change", [lambda points: [*points[:-1], 1.3 * points[-1]], lambda points: [*points, 5 * points[-1]]]
 )
-def test_evaluations_off_the_rules_grid_are_refused(
-    write_log: WriteLog, benchmark: str, ruleset: str, batch: int, key: str, points: list[float], change: Any
-) -> None:
+def test_evaluations_off_the_rules_grid_are_refused(write_log, benchmark, ruleset, batch, key, points, change):
     log = log_of(write_log, evaluated(batch, key, change(points)))
     assert misplaced_evaluations(log, rules_for(benchmark, ruleset)) != []
 
 
-def test_batch_that_the_evaluations_contradict_is_refused(write_log: WriteLog) -> None:
+def test_batch_that_the_evaluations_contradict_is_refused(write_log):
     """At a batch of 3,072 the interval is 175,000: evaluations every 150,000 are another batch's."""
     log = log_of(write_log, evaluated(3072, "epoch_num", [150_000 * number for number in range(1, 20)]))
     assert "schedule at a batch of 3072: every 175000" in misplaced_evaluations(log, rules_for("bert", "5.0.0"))[0]
@@ -267,7 +261,7 @@ ODD_LABELS: dict[str, tuple[str, str, list[Line], str]] = {
 
 
 @pytest.mark.parametrize("name", ODD_LABELS)
-def test_odd_blocks_of_published_logs_are_at_most_a_note(write_log: WriteLog, name: str) -> None:
+def test_odd_blocks_of_published_logs_are_at_most_a_note(write_log, name):
     benchmark, ruleset, lines, words = ODD_LABELS[name]
     log, rules = log_of(write_log, lines), rules_for(benchmark, ruleset)
     assert disagreeing_progress(log, rules) == []
@@ -275,7 +269,7 @@ def test_odd_blocks_of_published_logs_are_at_most_a_note(write_log: WriteLog, na
     assert any(note.startswith(words) for note in notes) if words else True
 
 
-def test_evaluations_without_training_between_them_are_refused(write_log: WriteLog) -> None:
+def test_evaluations_without_training_between_them_are_refused(write_log):
     """The blocks of a run were cut out, and its evaluations stayed."""
     lines = run([({}, {})] * 5, [384 * n for n in range(4, 9)], batch=8, key="samples_count")
     rules = rules_for("llama2_70b_lora", "5.0.0")
@@ -299,16 +293,14 @@ BATCHES = [({"samples_count": a}, {"samples_count": a + 384}) for a in range(0, 
         ([384, 384, 768, 1152, 1536], False),  # evaluations lag behind the training: nothing is compared
     ],
 )
-def test_the_only_evaluation_that_disagrees_with_its_block_is_refused(
-    write_log: WriteLog, points: list[float], refused: bool
-) -> None:
+def test_the_only_evaluation_that_disagrees_with_its_block_is_refused(write_log, points, refused):
     lines = run(BATCHES, points, batch=8, key="samples_count")
     found = disagreeing_progress(log_of(write_log, lines), rules_for("llama2_70b_lora", "5.0.0"))
     assert [each.reason for each in found] == (["evaluation-untrained"] if refused else [])
     assert all("follows a block that ends after" in each for each in found)
 
 
-def test_key_twice_in_one_object_is_an_error(tmp_path: Path) -> None:
+def test_key_twice_in_one_object_is_an_error(tmp_path):
     record = json.dumps({"time_ms": 1, "event_type": "", "key": "seed", "value": 1, "metadata": {}})
     (tmp_path / "log").write_text(f':::MLLOG {record[:-1]}, "value": 2}}\n')
     with pytest.raises(DataError, match=r"line 1: MLLOG line is ambiguous: it has 'value' twice"):

@@ -67,30 +67,30 @@ RUNS_OF_HPC = {"cosmoflow": 10, "deepcam": 5, "oc20": 5, "openfold": 10}  # HPC 
 
 
 @pytest.mark.parametrize(("name", "ruleset"), TARGETS)
-def test_targets_are_those_of_the_rules(name: str, ruleset: str) -> None:
+def test_targets_are_those_of_the_rules(name, ruleset):
     targets = rules_for(name, ruleset).targets
     assert [(target.direction, target.value) for target in targets] == TARGETS[name, ruleset]
 
 
-def test_bert_of_v07_has_another_target_for_large_batches() -> None:
+def test_bert_of_v07_has_another_target_for_large_batches():
     rules = rules_for("bert", "0.7.0")
     assert rules.meets_target({"eval_accuracy": 0.707}, 8192)
     assert not rules.meets_target({"eval_accuracy": 0.707}, 8191)
     assert not rules_for("bert", "1.0.0").meets_target({"eval_accuracy": 0.715}, 8192)
 
 
-def test_runs_of_hpc_are_those_of_the_rules() -> None:
+def test_runs_of_hpc_are_those_of_the_rules():
     assert {rules.benchmark: rules.runs for rules in ALL_RULES if rules.usage == "hpc"} == RUNS_OF_HPC
 
 
-def test_olympic_scoring_drops_four_of_unet3d_and_one_of_the_others() -> None:
+def test_olympic_scoring_drops_four_of_unet3d_and_one_of_the_others():
     for name in BENCHMARKS:
         rules = rules_for(name)
         assert (rules.dropped, rules.non_converged) == ((4, 4) if name == "unet3d" else (1, 1)), name
 
 
 @pytest.mark.parametrize(("name", "last", "retired"), [("unet3d", "v4.0", True), ("llama2_70b_lora", "v6.1", False)])
-def test_last_round(name: str, last: str, retired: bool) -> None:
+def test_last_round(name, last, retired):
     rules = rules_for(name)
     assert (rules.last_round, rules.retired) == (last, retired)
 
@@ -107,7 +107,7 @@ def test_last_round(name: str, last: str, retired: bool) -> None:
         ("rgat", "5.1.0", "rgat"),
     ],
 )
-def test_names_that_changed(log_name: str, ruleset: str, benchmark: str) -> None:
+def test_names_that_changed(log_name, ruleset, benchmark):
     rules = rules_for(log_name, ruleset)
     assert (rules.benchmark, rules.log_name) == (benchmark, log_name)
     assert accepted(log_name, ruleset)
@@ -117,7 +117,7 @@ def test_names_that_changed(log_name: str, ruleset: str, benchmark: str) -> None
     ("name", "newest"),
     [("ssd", "4.1.0"), ("ssd300", "1.1.0"), ("retinanet", "5.1.0"), ("gnn", "4.1.0"), ("rgat", "5.1.0")],
 )
-def test_newest_ruleset_of_a_name_that_changed(name: str, newest: str) -> None:
+def test_newest_ruleset_of_a_name_that_changed(name, newest):
     assert newest_ruleset(name) == newest
 
 
@@ -137,30 +137,30 @@ def test_newest_ruleset_of_a_name_that_changed(name: str, newest: str) -> None:
         ("openfold", "3.0.0", "samples", "epoch_num"),
     ],
 )
-def test_unit_and_key_of_progress(name: str, ruleset: str, unit: str, key: str) -> None:
+def test_unit_and_key_of_progress(name, ruleset, unit, key):
     rules = rules_for(name, ruleset)
     assert (rules.unit, rules.progress_key) == (unit, key)
 
 
-def test_initialisation_caps() -> None:
+def test_initialisation_caps():
     assert rules_for("resnet", "0.7.0").init_minutes == 20
     assert rules_for("resnet", "4.0.0").init_minutes == 30
     assert rules_for("gpt3").init_minutes == 60
 
 
 @pytest.mark.parametrize(("name", "ruleset"), [("resnet", "4.1.0"), ("bert", "5.1.0"), ("gnn", "5.0.0"), ("ssd", "9")])
-def test_ruleset_that_does_not_accept_a_benchmark_is_an_error(name: str, ruleset: str) -> None:
+def test_ruleset_that_does_not_accept_a_benchmark_is_an_error(name, ruleset):
     with pytest.raises(ConfigError, match=r"(does not accept|is not known; \w+ is accepted by)"):
         rules_for(name, ruleset)
     assert not accepted(name, ruleset)
 
 
-def test_unknown_benchmark_is_an_error() -> None:
+def test_unknown_benchmark_is_an_error():
     with pytest.raises(ConfigError, match="not known"):
         newest_ruleset("alexnet")
 
 
-def test_every_ruleset_of_the_installed_checker_is_known() -> None:
+def test_every_ruleset_of_the_installed_checker_is_known():
     """Fails when a new mlperf-logging ships a ruleset: the tables of rules.py need its benchmarks and targets."""
     folders = {
         folder.name for folder in CHECKER.iterdir() if re.fullmatch(r"(training|hpc)_\d+\.\d+\.\d+", folder.name)
@@ -170,7 +170,7 @@ def test_every_ruleset_of_the_installed_checker_is_known() -> None:
 
 
 @pytest.mark.parametrize(("usage", "version"), VERSIONS)
-def test_acceptance_is_the_checkers(usage: str, version: str) -> None:
+def test_acceptance_is_the_checkers(usage, version):
     record = rule_records(f"{usage}_{version}/closed_common.yaml")["submission_benchmark"]
     listed = re.findall(r"'(\w+)'", record["CHECK"].partition(" in ")[2])
     judged = {name for name in listed if (CHECKER / f"{usage}_{version}" / f"closed_{name}.yaml").exists()}
@@ -179,12 +179,12 @@ def test_acceptance_is_the_checkers(usage: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("rules", [r for r in ALL_RULES if r.usage == "training"], ids=rules_id)
-def test_runs_are_those_of_the_package_checker(rules: Rules) -> None:
+def test_runs_are_those_of_the_package_checker(rules):
     assert benchmark_meta.get_result_file_counts("training")[rules.log_name] == rules.runs
 
 
 @pytest.mark.parametrize("rules", ALL_RULES, ids=rules_id)
-def test_targets_are_those_of_the_checkers_rule_files(rules: Rules) -> None:
+def test_targets_are_those_of_the_checkers_rule_files(rules):
     """Our judgement and the checker's expression agree on, beside and far from every number in the expression."""
     records = rule_records(f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml")
     name = "aggregated_eval_accuracy" if rules.benchmark == "stable_diffusion" else rules.quality_key
@@ -205,7 +205,7 @@ def test_targets_are_those_of_the_checkers_rule_files(rules: Rules) -> None:
                 assert rules.meets_target(values, batch) == theirs, (values, expression)
 
 
-def test_progress_keys_are_those_that_the_rule_files_demand() -> None:
+def test_progress_keys_are_those_that_the_rule_files_demand():
     demanded = {}
     for rules in ALL_RULES:
         records = rule_records(f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml")

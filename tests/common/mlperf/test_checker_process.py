@@ -39,14 +39,14 @@ def findings(log: ParsedLog) -> object:
         return checker.ask("compliance", [log], usage="training", ruleset="4.0.0")
 
 
-def test_answers_are_those_of_the_checker_itself(write_log: WriteLog) -> None:
+def test_answers_are_those_of_the_checker_itself(write_log):
     log = read_log(write_log(replaced(resnet_lines(), "lars_epsilon", 1e-5)))
     own = check_lines([event.text for event in log.events], "training", "4.0.0")
     assert own
     assert findings(log) == [vars(finding) for finding in own]
 
 
-def test_one_process_answers_within_a_block_and_ends_with_it(write_log: WriteLog, children: Children) -> None:
+def test_one_process_answers_within_a_block_and_ends_with_it(write_log, children):
     log = read_log(write_log(resnet_lines()))
     with one_checker_process():
         findings(log)
@@ -57,7 +57,7 @@ def test_one_process_answers_within_a_block_and_ends_with_it(write_log: WriteLog
     assert not before[0].is_running()
 
 
-def test_a_process_that_died_is_replaced_by_another(write_log: WriteLog, children: Children) -> None:
+def test_a_process_that_died_is_replaced_by_another(write_log, children):
     log = read_log(write_log(resnet_lines()))
     with one_checker_process():
         findings(log)
@@ -68,17 +68,13 @@ def test_a_process_that_died_is_replaced_by_another(write_log: WriteLog, childre
         assert children() != [child]
 
 
-def test_a_missing_answer_is_an_error_with_the_last_output_of_the_process(
-    write_log: WriteLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_answer_is_an_error_with_the_last_output_of_the_process(write_log, monkeypatch):
     log = read_log(write_log(resnet_lines()))
     with one_checker_process() as checker, pytest.raises(CheckerStopped, match=r"it died.*KeyError: 'no such task'"):
         checker.ask("no such task", [log])
 
 
-def test_a_log_without_an_answer_of_the_checker_is_refused(
-    write_log: WriteLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_without_an_answer_of_the_checker_is_refused(write_log, monkeypatch):
     monkeypatch.setattr(checker_process, "SECONDS", 0.0)
     verdict = judge(write_log(resnet_lines()))
     assert verdict.kind == "refused"
@@ -87,9 +83,7 @@ def test_a_log_without_an_answer_of_the_checker_is_refused(
 
 @pytest.mark.parametrize("key", ["submission_division", "submission_benchmark", "opt_name"])
 @pytest.mark.parametrize("value", ["../closed", "closed_common.yaml\0", "{0}", 7, None, ["lars"]])
-def test_values_that_name_no_rule_file_are_found_before_the_checker_sees_them(
-    write_log: WriteLog, key: str, value: object
-) -> None:
+def test_values_that_name_no_rule_file_are_found_before_the_checker_sees_them(write_log, key, value):
     log = read_log(write_log(replaced(resnet_lines(), key, value)))
     number = next(event.line for event in log.events if event.key == key)
     found = inadmissible(log.events, "training", "4.0.0")
@@ -97,5 +91,5 @@ def test_values_that_name_no_rule_file_are_found_before_the_checker_sees_them(
     assert found[0].startswith(f"line {number}: {key} = ")
 
 
-def test_values_of_every_rule_file_are_admissible(write_log: WriteLog) -> None:
+def test_values_of_every_rule_file_are_admissible(write_log):
     assert inadmissible(read_log(write_log(resnet_lines())).events, "training", "4.0.0") == []

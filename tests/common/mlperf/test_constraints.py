@@ -1,7 +1,5 @@
 """Hyperparameters that the closed division forbids are refused before a run."""
 
-from __future__ import annotations
-
 import pytest
 from handwritten_logs import LARS
 
@@ -38,7 +36,7 @@ MASKRCNN = {
 
 
 @pytest.mark.parametrize("values", [LARS, SGD], ids=["lars", "sgd"])
-def test_resnet_values_of_submissions_pass_and_are_complete(values: dict[str, object]) -> None:
+def test_resnet_values_of_submissions_pass_and_are_complete(values):
     check_hyperparameters("resnet", "4.0.0", values)
     assert missing_hyperparameters("resnet", "4.0.0", values) == []
 
@@ -56,7 +54,7 @@ def test_resnet_values_of_submissions_pass_and_are_complete(values: dict[str, ob
         (SGD, "sgd_opt_weight_decay", 3e-4),
     ],
 )
-def test_forbidden_resnet_value_is_named_with_its_rule(base: dict[str, object], key: str, value: object) -> None:
+def test_forbidden_resnet_value_is_named_with_its_rule(base, key, value):
     with pytest.raises(ConfigError) as caught:
         check_hyperparameters("resnet", None, {**base, key: value})
     message = str(caught.value)
@@ -65,19 +63,19 @@ def test_forbidden_resnet_value_is_named_with_its_rule(base: dict[str, object], 
     assert ".yaml" in message or "rules' table" in message
 
 
-def test_allowed_choices_of_resnet_pass() -> None:
+def test_allowed_choices_of_resnet_pass():
     check_hyperparameters("resnet", "4.0.0", {**LARS, "lars_opt_weight_decay": 0.0002, "lars_opt_momentum": 0.9})
     check_hyperparameters("resnet", "4.0.0", {**LARS, "global_batch_size": 32768, "lars_opt_momentum": 0.94})
 
 
-def test_every_broken_rule_is_listed() -> None:
+def test_every_broken_rule_is_listed():
     with pytest.raises(ConfigError) as caught:
         check_hyperparameters("resnet", None, {**LARS, "lars_epsilon": 1.0, "lars_opt_weight_decay": 3e-5})
     assert "lars_epsilon" in str(caught.value)
     assert "lars_opt_weight_decay" in str(caught.value)
 
 
-def test_rules_that_refer_to_another_key_do_not_depend_on_the_order() -> None:
+def test_rules_that_refer_to_another_key_do_not_depend_on_the_order():
     check_hyperparameters("maskrcnn", None, MASKRCNN)
     check_hyperparameters("maskrcnn", None, {**MASKRCNN, "global_batch_size": 8, "opt_base_learning_rate": 0.01})
     with pytest.raises(ConfigError, match=r"opt_base_learning_rate = 0\.01"):
@@ -98,7 +96,7 @@ def test_rules_that_refer_to_another_key_do_not_depend_on_the_order() -> None:
         (8192, 2e-5, False),
     ],
 )
-def test_gpt3_learning_rate_depends_on_the_batch(batch: int, rate: float, allowed: bool) -> None:
+def test_gpt3_learning_rate_depends_on_the_batch(batch, rate, allowed):
     values = {"global_batch_size": batch, "opt_base_learning_rate": rate}
     if allowed:
         check_hyperparameters("gpt3", None, values)
@@ -108,7 +106,7 @@ def test_gpt3_learning_rate_depends_on_the_batch(batch: int, rate: float, allowe
 
 
 @pytest.mark.parametrize("batch", [1520, 8208])
-def test_gpt3_has_no_reference_points_for_smaller_or_larger_batches(batch: int) -> None:
+def test_gpt3_has_no_reference_points_for_smaller_or_larger_batches(batch):
     values = {"global_batch_size": batch, "opt_base_learning_rate": 2e-5 if batch < 2048 else 3e-5}
     with pytest.raises(ConfigError, match=rf"global_batch_size = {batch} breaks the rules' table: 1,536 to 8,192"):
         check_hyperparameters("gpt3", None, values)
@@ -118,7 +116,7 @@ def test_gpt3_has_no_reference_points_for_smaller_or_larger_batches(batch: int) 
     ("epochs", "allowed"),
     [((40, 50), True), ([44, 55], True), ((68, 85), True), ((41, 50), False), ((44, 50), False), ((40, 50, 60), False)],
 )
-def test_ssd300s_learning_rate_falls_at_a_multiple_of_40_and_50_epochs(epochs: object, allowed: bool) -> None:
+def test_ssd300s_learning_rate_falls_at_a_multiple_of_40_and_50_epochs(epochs, allowed):
     given = {"opt_learning_rate_decay_boundary_epochs": epochs}
     if allowed:
         check_hyperparameters("ssd300", "1.1.0", given)
@@ -127,23 +125,23 @@ def test_ssd300s_learning_rate_falls_at_a_multiple_of_40_and_50_epochs(epochs: o
             check_hyperparameters("ssd300", "1.1.0", given)
 
 
-def test_missing_keys_are_named() -> None:
+def test_missing_keys_are_named():
     values = {key: value for key, value in LARS.items() if key not in ("lars_epsilon", "global_batch_size")}
     assert sorted(missing_hyperparameters("resnet", None, values)) == ["global_batch_size", "lars_epsilon"]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_needs_hyperparameters_and_none_is_forbidden_when_none_is_given(name: str) -> None:
+def test_every_benchmark_needs_hyperparameters_and_none_is_forbidden_when_none_is_given(name):
     check_hyperparameters(name, newest_ruleset(name), {})
     assert missing_hyperparameters(name, newest_ruleset(name), {})
 
 
-def test_ruleset_that_does_not_accept_the_benchmark_is_an_error() -> None:
+def test_ruleset_that_does_not_accept_the_benchmark_is_an_error():
     with pytest.raises(ConfigError, match="does not accept"):
         check_hyperparameters("resnet", "5.0.0", LARS)
 
 
-def test_tensors_of_another_network_are_refused_where_a_ruleset_lists_them() -> None:
+def test_tensors_of_another_network_are_refused_where_a_ruleset_lists_them():
     names = ["FPN_inner_block1", "FPN_layer_block1"]
     with pytest.raises(ConfigError) as caught:
         check_hyperparameters("maskrcnn", "2.1.0", MASKRCNN, tensors=names)
@@ -153,7 +151,7 @@ def test_tensors_of_another_network_are_refused_where_a_ruleset_lists_them() -> 
     check_hyperparameters("maskrcnn", "3.0.0", MASKRCNN, tensors=names)
 
 
-def test_the_open_division_fixes_no_value_and_requires_the_keys_of_its_rule_files() -> None:
+def test_the_open_division_fixes_no_value_and_requires_the_keys_of_its_rule_files():
     # open_gpt3.yaml of v4.1 has the closed division's keys, and open_maskrcnn.yaml none of hyperparameters
     check_hyperparameters("gpt3", "4.1.0", {"opt_adam_beta_1": 0.8}, division="open")
     check_hyperparameters("maskrcnn", "3.1.0", {"min_image_size": 600}, division="open")

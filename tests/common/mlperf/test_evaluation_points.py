@@ -38,7 +38,7 @@ def log_of(global_batch: int, points: list[float], key: str = "eval_accuracy") -
         ("bert", "5.0.0", 768, [150_369, 300_130, 449_812]),
     ],
 )
-def test_points_of_the_rules_are_accepted(benchmark: str, ruleset: str, global_batch: int, points: list[float]) -> None:
+def test_points_of_the_rules_are_accepted(benchmark, ruleset, global_batch, points):
     assert misplaced_evaluations(log_of(global_batch, points), rules_for(benchmark, ruleset)) == []
 
 
@@ -57,6 +57,6 @@ def test_points_of_the_rules_are_accepted(benchmark: str, ruleset: str, global_b
         ("bert", "5.0.0", 768, [150_369, 297_000]),  # more than a batch for each interval away
     ],
 )
-def test_other_points_are_named(benchmark: str, ruleset: str, global_batch: int, points: list[float]) -> None:
+def test_other_points_are_named(benchmark, ruleset, global_batch, points):
     (complaint,) = misplaced_evaluations(log_of(global_batch, points), rules_for(benchmark, ruleset))
     assert "schedule" in complaint

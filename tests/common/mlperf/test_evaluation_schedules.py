@@ -1,7 +1,5 @@
 """Evaluation points against the rules' table and its worked examples."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import islice
@@ -74,60 +72,60 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("name", "batch", "options", "points"), EXAMPLES)
-def test_points_of_the_rules(name: str, batch: int, options: dict[str, object], points: list[int]) -> None:
+def test_points_of_the_rules(name, batch, options, points):
     schedule = SCHEDULES[name](batch, **options)
     assert list(islice(schedule.points(), len(points))) == points
 
 
-def test_every_benchmark_of_the_table_has_a_schedule_and_an_example() -> None:
+def test_every_benchmark_of_the_table_has_a_schedule_and_an_example():
     not_in_the_table = {"gnmt", "transformer", "dlrmv4", "qwen35_397b_grpo"}
     assert set(SCHEDULES) == set(BENCHMARKS) - not_in_the_table
     assert {name for name, *_ in EXAMPLES} == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("batch", [32, 48, 80, 256, 448, 768, 1536, 3072, 5888, 8192, 16384])
-def test_bert_interval_is_the_formula_in_exact_arithmetic(batch: int) -> None:
+def test_bert_interval_is_the_formula_in_exact_arithmetic(batch):
     exact = Fraction(5, 100) * (Fraction(23023, 100) * batch + 3_000_000)
     assert SCHEDULES["bert"](batch).interval == math.floor(exact / 25_000) * 25_000
 
 
 @pytest.mark.parametrize("batch", [1152, 1440, 2304, 4608, 9216, 5000])
-def test_llama31_405b_skips_the_formula_in_exact_arithmetic(batch: int) -> None:
+def test_llama31_405b_skips_the_formula_in_exact_arithmetic(batch):
     schedule = SCHEDULES["llama31_405b"](batch)
     assert schedule.first == (math.floor(Fraction(26, 10_000) * batch + 12) + 1) * schedule.interval
 
 
-def test_unet3d_fails_after_ten_thousand_nominal_epochs() -> None:
+def test_unet3d_fails_after_ten_thousand_nominal_epochs():
     assert SCHEDULES["unet3d"](56).last == 10000
     assert SCHEDULES["unet3d"](32).last == 8750  # S = 192
     assert list(SCHEDULES["unet3d"](56).points())[-1] == 10000
 
 
-def test_dlrm_evaluates_twenty_times_within_the_epoch() -> None:
+def test_dlrm_evaluates_twenty_times_within_the_epoch():
     for batch in (32768, 55296, 65536, 102400, 135168):
         points = list(SCHEDULES["dlrm_dcnv2"](batch).points())
         assert len(points) == 20
         assert points[-1] <= 4_195_197_692
 
 
-def test_dlrm_needs_a_batch_for_each_evaluation() -> None:
+def test_dlrm_needs_a_batch_for_each_evaluation():
     assert list(SCHEDULES["dlrm"](8, train_samples=160, last_samples=20).points()) == [8, 16]
     with pytest.raises(ValueError, match="fewer than 20 batches of 8"):
         SCHEDULES["dlrm"](8, train_samples=159)
 
 
-def test_points_of_rgat_restart_in_each_epoch() -> None:
+def test_points_of_rgat_restart_in_each_epoch():
     schedule = SCHEDULES["rgat"](16384, ranks=8, last_epoch=2)
     steps = [point // 16384 for point in schedule.points()]
     assert steps == [288 * k for k in range(1, 21)] + [5775 + 288 * k for k in range(1, 21)]
 
 
-def test_last_ends_the_points() -> None:
+def test_last_ends_the_points():
     schedule = SCHEDULES["resnet"](3200, last_epoch=37)
     assert list(schedule.points()) == [3, 7, 11, 15, 19, 23, 27, 31, 35]
 
 
-def test_blocks_of_epochs_are_the_training_between_evaluations() -> None:
+def test_blocks_of_epochs_are_the_training_between_evaluations():
     blocks = list(SCHEDULES["resnet"](32, first_epoch=3, last_epoch=12).blocks(1000, 32))
     assert blocks == [
         Block(index=0, first_epoch=1, epochs=3, start_sample=0, samples=3000),
@@ -136,13 +134,13 @@ def test_blocks_of_epochs_are_the_training_between_evaluations() -> None:
     ]
 
 
-def test_blocks_of_unet3d_count_the_padded_epoch() -> None:
+def test_blocks_of_unet3d_count_the_padded_epoch():
     first, second = islice(SCHEDULES["unet3d"](32).blocks(168, 32), 2)
     assert (first.epochs, first.samples) == (875, 875 * 192)
     assert (second.first_epoch, second.epochs, second.start_sample) == (876, 18, 875 * 192)
 
 
-def test_blocks_of_samples_end_with_the_batch_that_holds_the_point() -> None:
+def test_blocks_of_samples_end_with_the_batch_that_holds_the_point():
     blocks = list(islice(SCHEDULES["bert"](768).blocks(400_000, 768), 3))
     ends = [150_528, 300_288, 450_048]  # multiples of 768 at or above 150,000, 300,000, 450,000
     assert [block.start_sample + block.samples for block in blocks] == ends
@@ -151,18 +149,18 @@ def test_blocks_of_samples_end_with_the_batch_that_holds_the_point() -> None:
     assert all(block.epochs == 0 and block.samples % 768 == 0 for block in blocks)
 
 
-def test_blocks_of_samples_name_the_epoch_that_they_start_in() -> None:
+def test_blocks_of_samples_name_the_epoch_that_they_start_in():
     blocks = islice(Schedule(100, 100, None, "samples").blocks(train_samples=150, global_batch=50), 4)
     assert [block.first_epoch for block in blocks] == [1, 1, 2, 3]
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_resnet_offset_outside_the_rules_is_an_error(first: int) -> None:
+def test_resnet_offset_outside_the_rules_is_an_error(first):
     with pytest.raises(ValueError, match=r"1\.\.4"):
         SCHEDULES["resnet"](3200, first_epoch=first)
 
 
-def test_impossible_schedules_are_errors() -> None:
+def test_impossible_schedules_are_errors():
     with pytest.raises(ValueError, match="no evaluation falls before the end"):
         SCHEDULES["resnet"](3200, first_epoch=4, last_epoch=3)
     with pytest.raises(ValueError, match="positive"):
@@ -176,7 +174,7 @@ def test_impossible_schedules_are_errors() -> None:
 
 
 @pytest.mark.parametrize("name", ["maskrcnn", "resnet", "retinanet", "rnnt", "ssd300", "unet3d"])
-def test_a_global_batch_fits_into_an_epoch(name: str) -> None:
+def test_a_global_batch_fits_into_an_epoch(name):
     tree = compose([f"benchmark={name}", "scale=test", "device=cpu"])
     batch, samples = tree["hparams"]["global_batch_size"], tree["benchmark"]["train_samples"]
     tree["hparams"]["global_batch_size"] = samples // batch * batch
@@ -196,6 +194,6 @@ def test_a_global_batch_fits_into_an_epoch(name: str) -> None:
         ("stable_diffusion", {"interval": 0}),
     ],
 )
-def test_zero_is_no_default(name: str, options: dict[str, object]) -> None:
+def test_zero_is_no_default(name, options):
     with pytest.raises(ValueError, match=r"positive first point|no evaluation falls before the end"):
         SCHEDULES[name](4, **options)

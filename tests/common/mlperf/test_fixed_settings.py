@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ def composed(*overrides: str) -> BenchmarkConfig:
         "benchmark.schedule.interval=5",
     ],
 )
-def test_a_changed_value_is_named_with_the_one_that_the_rules_fix(override: str) -> None:
+def test_a_changed_value_is_named_with_the_one_that_the_rules_fix(override):
     # training_rules, tables of quality targets, data sets and evaluation frequency
     key, value = override.split("=")
     with pytest.raises(ConfigError) as caught:
@@ -47,40 +46,40 @@ def test_a_changed_value_is_named_with_the_one_that_the_rules_fix(override: str)
     assert "configs/benchmark/resnet.yaml" in str(caught.value)
 
 
-def test_every_broken_rule_is_listed() -> None:
+def test_every_broken_rule_is_listed():
     with pytest.raises(ConfigError) as caught:
         check_fixed(composed("scale=8xH200", "benchmark.targets.accuracy.value=0.7"), ["model.width=32: too narrow"])
     assert "benchmark.targets.accuracy.value=0.7" in str(caught.value)
     assert "model.width=32: too narrow" in str(caught.value)
 
 
-def test_a_target_more_is_refused() -> None:
+def test_a_target_more_is_refused():
     override = "+benchmark.targets.loss={value:1.5,direction:lower}"
     with pytest.raises(ConfigError, match=r"benchmark\.targets\.loss\.value=1\.5: the rules fix null"):
         check_fixed(composed("scale=8xH200", override), ())
 
 
-def test_a_missing_entry_is_a_changed_one() -> None:
+def test_a_missing_entry_is_a_changed_one():
     benchmark = dataclasses.replace(composed("scale=8xH200"), schedule={"first_epoch": 3})
     with pytest.raises(ConfigError, match=r"benchmark\.schedule\.interval=null"):
         check_fixed(benchmark, ())
 
 
 @pytest.mark.parametrize("override", ["benchmark.schedule.first_epoch=1", "benchmark.schedule.last_epoch=99"])
-def test_values_that_a_recipe_may_choose_pass(override: str) -> None:
+def test_values_that_a_recipe_may_choose_pass(override):
     check_fixed(composed("scale=8xH200", override), ())
 
 
-def test_synthetic_data_have_their_own_values() -> None:
+def test_synthetic_data_have_their_own_values():
     check_fixed(composed("scale=demo", "benchmark.targets.accuracy.value=0.5"), ["model.width=16: too narrow"])
 
 
-def test_synthetic_data_called_real_are_refused() -> None:
+def test_synthetic_data_called_real_are_refused():
     with pytest.raises(ConfigError, match=r"benchmark\.targets\.accuracy\.value=0\.95"):
         check_fixed(composed("scale=demo", "benchmark.data_set=imagenet-1k"), ())
 
 
-def test_a_run_in_the_closed_division_is_refused_before_it_starts(tmp_path: Path) -> None:
+def test_a_run_in_the_closed_division_is_refused_before_it_starts(tmp_path):
     overrides = [
         "benchmark.targets.accuracy.value=0.7",
         "hparams.label_smoothing=0.2",
@@ -95,7 +94,7 @@ def test_a_run_in_the_closed_division_is_refused_before_it_starts(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_rnnts_longest_utterance_and_so_the_number_of_samples_are_free() -> None:
+def test_rnnts_longest_utterance_and_so_the_number_of_samples_are_free():
     # training_rules, RNN-T: data_train_max_duration and train_samples are unconstrained, eval_samples is 2703
     overrides = ["benchmark=rnnt", "scale=8xH200", "benchmark.train_samples=262144", "hparams.max_duration=15"]
     run, session = cli.load(compose(overrides))
@@ -104,7 +103,7 @@ def test_rnnts_longest_utterance_and_so_the_number_of_samples_are_free() -> None
         admit(*cli.load(compose([*overrides, "benchmark.eval_samples=2000"])))
 
 
-def test_the_open_division_skips_these_rules() -> None:
+def test_the_open_division_skips_these_rules():
     overrides = [
         "benchmark.targets.accuracy.value=0.7",
         "hparams.label_smoothing=0.2",

@@ -64,14 +64,14 @@ def lines_of(scores: Scores, seed: int = 1, data_set: str = "laion-400m", target
         (PASSED_AT_4[:3], None),
     ],
 )
-def test_scored_checkpoints_of_a_log(scores: Scores, reported: ReportedCheckpoints | None, write_log: WriteLog) -> None:
+def test_scored_checkpoints_of_a_log(scores, reported, write_log):
     log = read_log(write_log(lines_of(scores)))
     rules = rules_for("stable_diffusion", "5.0.0")
     assert reported_checkpoints(log, rules) == reported
     assert convergence_of(log, rules) == (None if reported is None else reported.passed)
 
 
-def test_a_checkpoint_of_any_size_is_compared_in_little_memory(write_log: WriteLog) -> None:
+def test_a_checkpoint_of_any_size_is_compared_in_little_memory(write_log):
     last = 2**53 - 1
     at = {EVERY * 3: last - EVERY, EVERY * 4: last}
     lines = [
@@ -84,7 +84,7 @@ def test_a_checkpoint_of_any_size_is_compared_in_little_memory(write_log: WriteL
     assert found == ReportedCheckpoints(last, before=True, all=False)
 
 
-def test_the_published_interval_may_be_rounded_down(write_log: WriteLog) -> None:
+def test_the_published_interval_may_be_rounded_down(write_log):
     """888 steps of 576 images, where the rules' table rounds up to 889."""
     lines = [
         (kind, key, value, {**metadata, "samples_count": metadata["samples_count"] // EVERY * 511_488}, second)
@@ -97,7 +97,7 @@ def test_the_published_interval_may_be_rounded_down(write_log: WriteLog) -> None
     assert found == ReportedCheckpoints(4 * 511_488, before=True, all=True)
 
 
-def test_the_checkpoint_before_the_first_that_passes_belongs_to_a_valid_run(write_log: WriteLog) -> None:
+def test_the_checkpoint_before_the_first_that_passes_belongs_to_a_valid_run(write_log):
     assert judge(write_log(lines_of(PASSED_AT_4[2:]))).kind == "valid run"
     verdict = judge(write_log(lines_of((PASSED_AT_4[0], PASSED_AT_4[3])), "without.txt"))
     assert verdict.kind == "refused"
@@ -105,7 +105,7 @@ def test_the_checkpoint_before_the_first_that_passes_belongs_to_a_valid_run(writ
     assert "the checkpoint before the first that meets the targets, at samples_count 2048000, is not reported" in reason
 
 
-def test_run_stop_before_the_training_of_the_checkpoint_is_refused(write_log: WriteLog) -> None:
+def test_run_stop_before_the_training_of_the_checkpoint_is_refused(write_log):
     lines = [*lines_of(PASSED_AT_4)[:-1], (END, "run_stop", None, {"status": "success"}, 241)]
     (reason,) = judge(write_log(lines)).reasons
     assert "which ended the training of the checkpoint at samples_count 2.048e+06" in reason
@@ -120,9 +120,7 @@ def test_run_stop_before_the_training_of_the_checkpoint_is_refused(write_log: Wr
         (PASSED_AT_4[2:], "4.0.0", "refused"),
     ],
 )
-def test_one_run_of_a_result_reports_all_checkpoints(
-    first: Scores, ruleset: str, kind: str, write_log: WriteLog
-) -> None:
+def test_one_run_of_a_result_reports_all_checkpoints(first, ruleset, kind, write_log):
     every = [first, *[PASSED_AT_4[2:]] * 9]
     paths = [write_log(lines_of(scores, seed=100 + n), f"result_{n}.txt") for n, scores in enumerate(every)]
     verdict = judge_together([judge(path, ruleset) for path in paths], ruleset)
@@ -134,7 +132,7 @@ def test_one_run_of_a_result_reports_all_checkpoints(
         assert verdict.score == pytest.approx(4.0)
 
 
-def test_v50_accepts_results_without_a_run_that_reports_all_checkpoints(write_log: WriteLog) -> None:
+def test_v50_accepts_results_without_a_run_that_reports_all_checkpoints(write_log):
     """None of the accepted results of that round has such a run."""
     paths = [write_log(lines_of(PASSED_AT_4[2:], seed=100 + n), f"result_{n}.txt") for n in range(10)]
     verdict = judge_together([judge(path, "5.0.0") for path in paths], "5.0.0")
@@ -145,7 +143,7 @@ def test_v50_accepts_results_without_a_run_that_reports_all_checkpoints(write_lo
 @pytest.mark.parametrize(
     ("target", "passed"), [({"FID": 200.0, "CLIP": 0.05}, 2 * EVERY), ({"FID": 1.0, "CLIP": 0.05}, None), (None, None)]
 )
-def test_synthetic_data_have_the_targets_in_their_log(target: object, passed: int | None, write_log: WriteLog) -> None:
+def test_synthetic_data_have_the_targets_in_their_log(target, passed, write_log):
     lines = lines_of(PASSED_AT_4, data_set="stand-in", target=target)
     log = read_log(write_log([*lines[:-1], (END, "run_stop", None, {"status": "success"}, 181)]))
     assert convergence_of(log, rules_for("stable_diffusion", "5.0.0")) == passed

@@ -1,7 +1,5 @@
 """Reading logs: what follows from the events, and errors that name the line."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma
@@ -19,7 +17,7 @@ from common.mlperf.parsed_log import read_log
 WriteLog = Callable[..., Path]
 
 
-def test_facts_of_a_run(write_log: WriteLog) -> None:
+def test_facts_of_a_run(write_log):
     log = read_log(write_log(resnet_lines(seed=77, accuracies=(0.1, 0.5, 0.76), last_epoch=11, minutes=12.5)))
     assert log.benchmark == "resnet"
     assert log.division == "closed"
@@ -37,7 +35,7 @@ def test_facts_of_a_run(write_log: WriteLog) -> None:
     assert not log.resumed
 
 
-def test_several_metrics_and_units(write_log: WriteLog) -> None:
+def test_several_metrics_and_units(write_log):
     lines = [
         (POINT, "eval_accuracy", {"BBOX": 0.377, "SEGM": 0.34}, {"epoch_num": 13}, 0),
         (POINT, "eval_accuracy", 85.5, {"metric": "FID", "samples_count": 512000}, 0),
@@ -56,7 +54,7 @@ def test_several_metrics_and_units(write_log: WriteLog) -> None:
     assert math.isnan(evaluations[3].progress)
 
 
-def test_prefixes_other_output_and_carriage_returns_are_ignored(tmp_path: Path) -> None:
+def test_prefixes_other_output_and_carriage_returns_are_ignored(tmp_path):
     seed, stats = encode((POINT, "seed", 1, {}, 0), 1), encode((POINT, "tracked_stats", 2, {}, 0), 2)
     path = tmp_path / "log"
     path.write_bytes(b"hello \xff\n" + b"0: " + seed.encode() + b"50%|####\r" + stats.encode() + b":::MLLOG" + b"x\n")
@@ -64,7 +62,7 @@ def test_prefixes_other_output_and_carriage_returns_are_ignored(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("begun", [':::MLLOG {"namesp', ':::MLLOG {"key": 1}', ":::MLL", ":::"])
-def test_event_that_begins_within_another_is_refused(tmp_path: Path, begun: str) -> None:
+def test_event_that_begins_within_another_is_refused(tmp_path, begun):
     path = tmp_path / "log"
     path.write_text("0: " + begun + encode((POINT, "seed", 1, {}, 0), 1) + 'ace": ""}\n')
     with pytest.raises(DataError, match="line 1: one MLLOG event begins within another"):
@@ -102,7 +100,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_bad_line_is_named(tmp_path: Path, name: str) -> None:
+def test_bad_line_is_named(tmp_path, name):
     text, message = BAD_LINES[name]
     path = tmp_path / "log"
     path.write_text(encode((POINT, "seed", 1, {}, 0), 1) + "\n" + text)
@@ -111,7 +109,7 @@ def test_bad_line_is_named(tmp_path: Path, name: str) -> None:
     assert "line 3" in str(caught.value) or "last line" in str(caught.value)
 
 
-def test_file_without_a_log_is_an_error(tmp_path: Path) -> None:
+def test_file_without_a_log_is_an_error(tmp_path):
     (tmp_path / "log").write_text("nothing here\n")
     with pytest.raises(DataError, match="no MLLOG line"):
         read_log(tmp_path / "log")
@@ -130,13 +128,13 @@ def test_file_without_a_log_is_an_error(tmp_path: Path) -> None:
     ],
     ids=["empty", "gzip", "xz", "bzip2", "UTF-16"],
 )
-def test_the_message_describes_a_file_that_is_no_log(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_the_message_describes_a_file_that_is_no_log(tmp_path, content, reason):
     (tmp_path / "log").write_bytes(content)
     with pytest.raises(DataError, match=reason):
         read_log(tmp_path / "log")
 
 
-def test_folder_and_pipe_are_no_logs(tmp_path: Path) -> None:
+def test_folder_and_pipe_are_no_logs(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="is a folder"):
         read_log(tmp_path)

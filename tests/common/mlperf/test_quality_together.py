@@ -69,7 +69,7 @@ def write_log(path: Path, last: dict[str, float], together: bool = True, status:
     return path
 
 
-def test_an_evaluation_is_one_line_with_both_metrics_and_its_epoch(tmp_path: Path) -> None:
+def test_an_evaluation_is_one_line_with_both_metrics_and_its_epoch(tmp_path):
     first, last = logged(write_log(tmp_path / "log", PASSING), "eval_accuracy")
     assert last["value"] == PASSING
     assert last["metadata"]["epoch_num"] == 2
@@ -77,7 +77,7 @@ def test_an_evaluation_is_one_line_with_both_metrics_and_its_epoch(tmp_path: Pat
     assert first["metadata"]["epoch_num"] == 1
 
 
-def test_the_official_checker_and_ours_accept_it_as_a_converged_run(tmp_path: Path) -> None:
+def test_the_official_checker_and_ours_accept_it_as_a_converged_run(tmp_path):
     path = write_log(tmp_path / "log", PASSING)
     assert official_exit_code(path, "3.1.0") == 0
     verdict = judge(path)
@@ -85,22 +85,22 @@ def test_the_official_checker_and_ours_accept_it_as_a_converged_run(tmp_path: Pa
     assert verdict.converged
 
 
-def test_the_official_checker_refuses_one_line_per_metric(tmp_path: Path) -> None:
+def test_the_official_checker_refuses_one_line_per_metric(tmp_path):
     path = write_log(tmp_path / "log", PASSING, together=False)
     assert len(logged(path, "eval_accuracy")) == 4
     assert official_exit_code(path, "3.1.0") != 0
 
 
 @pytest.mark.parametrize("last", [{"BBOX": 0.376, "SEGM": 0.35}, {"BBOX": 0.38, "SEGM": 0.338}])
-def test_one_metric_below_its_target_is_no_success(last: dict[str, float], tmp_path: Path) -> None:
+def test_one_metric_below_its_target_is_no_success(last, tmp_path):
     assert not judge(write_log(tmp_path / "log", last)).converged
 
 
-def test_nan_is_logged_and_misses_the_target(tmp_path: Path) -> None:
+def test_nan_is_logged_and_misses_the_target(tmp_path):
     path = write_log(tmp_path / "log", {"BBOX": math.nan, "SEGM": 0.35}, status="aborted")
     assert math.isnan(logged(path, "eval_accuracy")[1]["value"]["BBOX"])
     assert not judge(path).converged
 
 
-def test_only_mask_rcnn_has_them_together() -> None:
+def test_only_mask_rcnn_has_them_together():
     assert [name for name in BENCHMARKS if rules_for(name).quality_together] == ["maskrcnn"]

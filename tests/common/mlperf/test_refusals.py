@@ -23,7 +23,7 @@ def used_reasons() -> dict[str, str]:
     return found
 
 
-def test_the_table_has_exactly_the_reasons_that_the_code_refuses_for() -> None:
+def test_the_table_has_exactly_the_reasons_that_the_code_refuses_for():
     by_the_clock = {"run-stop-early", "clock-backwards", "phase-order", "outside-run", "run-without-length"}
     by_the_clock |= {"initialization-too-long", "evaluation-after-target"}  # arguments of _Clock.refuse
     by_the_clock |= {"staging-not-started"}
@@ -32,14 +32,14 @@ def test_the_table_has_exactly_the_reasons_that_the_code_refuses_for() -> None:
     assert all(f'"{reason}"' in clock for reason in by_the_clock)
 
 
-def test_the_documents_show_the_same_table() -> None:
+def test_the_documents_show_the_same_table():
     rows = [f"| `{name}` | {each.kind} | {each.text} | {each.source} |" for name, each in REASONS.items()]
     table = "\n".join(["| name | kind | what must hold | source |", "|---|---|---|---|", *rows])
     assert table in (ROOT / "docs/compliance.md").read_text()
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_a_refusal_for_a_rule_cites_the_rule_and_its_source(name: str) -> None:
+def test_a_refusal_for_a_rule_cites_the_rule_and_its_source(name):
     reason = REASONS[name]
     refusal = Refusal(name, "line 7: something is wrong").about("log.txt, ")
     assert refusal.startswith("log.txt, line 7: something is wrong")
@@ -47,6 +47,6 @@ def test_a_refusal_for_a_rule_cites_the_rule_and_its_source(name: str) -> None:
     assert (reason.text in refusal and reason.source in refusal) == (reason.kind == "rule")
 
 
-def test_a_reason_that_is_not_in_the_table_cannot_be_used() -> None:
+def test_a_reason_that_is_not_in_the_table_cannot_be_used():
     with pytest.raises(KeyError):
         Refusal("no-such-reason", "something is wrong")

@@ -120,7 +120,7 @@ def complaints(write_log: WriteLog, lines: Sequence[Line], head: Sequence[Line] 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes_of_published_logs_are_accepted(write_log: WriteLog, shape: str) -> None:
+def test_shapes_of_published_logs_are_accepted(write_log, shape):
     assert complaints(write_log, SHAPES[shape]) == []
 
 
@@ -172,7 +172,7 @@ TURNED: dict[str, tuple[list[Line], str]] = {
 }  # fmt: skip
 
 
-def test_training_after_the_target_is_a_note(write_log: WriteLog) -> None:
+def test_training_after_the_target_is_a_note(write_log):
     """Published logs of 3D U-Net train one more block: the clock may stop at the target and need not."""
     lines = [*PLAIN[:10], block_start(9, 82), block_stop(9, 90), run_stop(90)]
     refusals, notes = check_clock(read_log(write_log([*HEAD, *lines])), rules_for("resnet", "4.0.0"))
@@ -180,7 +180,7 @@ def test_training_after_the_target_is_a_note(write_log: WriteLog) -> None:
     assert "line 17: training goes on after the evaluation that reached the target in line 15" in notes[0]
 
 
-def test_synthetic_data_have_their_own_target(write_log: WriteLog) -> None:
+def test_synthetic_data_have_their_own_target(write_log):
     # A demo that goes on to 0.95 passes the rules' 0.759 on its way; such a log earns no more than the format.
     lines = [*PLAIN[:10], block_start(9, 82), block_stop(9, 90), accuracy(12, 92, 0.96), run_stop(92)]
     synthetic = [*HEAD[:2], (POINT, "data_set", "stand-in", {}, 0), *HEAD[2:]]
@@ -188,7 +188,7 @@ def test_synthetic_data_have_their_own_target(write_log: WriteLog) -> None:
 
 
 @pytest.mark.parametrize("name", TURNED)
-def test_turned_clock_is_refused_with_its_line(write_log: WriteLog, name: str) -> None:
+def test_turned_clock_is_refused_with_its_line(write_log, name):
     lines, words = TURNED[name]
     assert any(words in text for text in complaints(write_log, lines)), complaints(write_log, lines)
 
@@ -203,7 +203,7 @@ def test_turned_clock_is_refused_with_its_line(write_log: WriteLog, name: str) -
         ([*HEAD, HEAD[2]], "init_start comes during the run"),
     ],
 )
-def test_phases_out_of_order_are_refused(write_log: WriteLog, head: Sequence[Line], words: str) -> None:
+def test_phases_out_of_order_are_refused(write_log, head, words):
     assert any(words in text for text in complaints(write_log, PLAIN, head))
 
 
@@ -211,7 +211,7 @@ def test_phases_out_of_order_are_refused(write_log: WriteLog, head: Sequence[Lin
     "time_ms",
     ["1700000082", "1700000082000000", "1700000082000.5"],  # seconds, microseconds, a part of a millisecond
 )
-def test_times_that_are_no_milliseconds_are_refused(write_log: WriteLog, time_ms: str) -> None:
+def test_times_that_are_no_milliseconds_are_refused(write_log, time_ms):
     path = write_log([*HEAD, *PLAIN])
     text = path.read_text()
     path.write_text(text.replace('"time_ms": 1700000070000', f'"time_ms": {time_ms}', 1))
@@ -219,7 +219,7 @@ def test_times_that_are_no_milliseconds_are_refused(write_log: WriteLog, time_ms
     assert found == [f"line 8: time_ms of block_stop is {time_ms}, no whole milliseconds since 1970"]
 
 
-def test_times_of_other_keys_do_not_matter(write_log: WriteLog) -> None:
+def test_times_of_other_keys_do_not_matter(write_log):
     """Published logs have a time of 0 in their heads, and a seed of the next day."""
     path = write_log([*HEAD, *PLAIN])
     path.write_text(path.read_text().replace('"time_ms": 1700000001000', '"time_ms": 0', 1))
@@ -263,7 +263,7 @@ def odd_labels(lines: Sequence[Line]) -> list[Line]:
 
 
 @pytest.mark.parametrize("stop", [62, 68])
-def test_run_of_checkpoints_does_not_end_before_a_block_that_it_includes(write_log: WriteLog, stop: int) -> None:
+def test_run_of_checkpoints_does_not_end_before_a_block_that_it_includes(write_log, stop):
     """However blocks are labelled: the second one starts at second 70 with less progress than the checkpoint."""
     found = check_clock(read_log(write_log(odd_labels(checkpoints(stop)))), rules_for("stable_diffusion", "5.0.0"))[0]
     assert any("which began training that the checkpoint at samples_count 1.024e+06 includes" in each for each in found)
@@ -271,9 +271,7 @@ def test_run_of_checkpoints_does_not_end_before_a_block_that_it_includes(write_l
 
 @pytest.mark.parametrize("labels", [list, repeated_labels], ids=["end of the block", "start of the block"])
 @pytest.mark.parametrize(("stop", "fits"), [(80, True), (95, True), (75, False)])
-def test_run_of_checkpoints_ends_with_the_training_of_the_first_that_passes(
-    write_log: WriteLog, stop: int, fits: bool, labels: Callable[[Sequence[Line]], list[Line]]
-) -> None:
+def test_run_of_checkpoints_ends_with_the_training_of_the_first_that_passes(write_log, stop, fits, labels):
     path = write_log(labels(checkpoints(stop)))
     found = check_clock(read_log(path), rules_for("stable_diffusion", "5.0.0"))[0]
     assert (found == []) is fits

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from handwritten_logs import POINT, Line, replaced, resnet_lines
@@ -171,9 +169,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("benchmark", "others", "key", "allowed", "forbidden", "ruleset"), EVERY)
-def test_a_value_that_the_table_forbids_is_refused_in_every_round(
-    benchmark: str, others: dict[str, object], key: str, allowed: object, forbidden: object, ruleset: str
-) -> None:
+def test_a_value_that_the_table_forbids_is_refused_in_every_round(benchmark, others, key, allowed, forbidden, ruleset):
     check_hyperparameters(benchmark, ruleset, {**others, key: allowed})
     with pytest.raises(ConfigError, match=f"{key} = "):
         check_hyperparameters(benchmark, ruleset, {**others, key: forbidden})
@@ -198,14 +194,12 @@ def test_a_value_that_the_table_forbids_is_refused_in_every_round(
     ],
     ids=["maskrcnn", "gpt3"],
 )
-def test_values_of_published_results_pass_where_the_text_is_read_in_several_ways(
-    benchmark: str, logged: dict[str, object]
-) -> None:
+def test_values_of_published_results_pass_where_the_text_is_read_in_several_ways(benchmark, logged):
     assert hyperparameter_complaints(rules_for(benchmark), logged) == {}
 
 
 @pytest.mark.parametrize(("ruleset", "allowed"), [("6.0.0", True), ("6.1.0", False)])
-def test_a_row_holds_in_its_rounds_only(ruleset: str, allowed: bool) -> None:
+def test_a_row_holds_in_its_rounds_only(ruleset, allowed):
     # training_rules: in v6.0 alone GPT-OSS may end at 4e-5
     logged = {"opt_base_learning_rate": 8e-4, "opt_end_learning_rate": 4e-5}
     complaints = hyperparameter_complaints(rules_for("gpt_oss_20b", ruleset), logged)
@@ -214,7 +208,7 @@ def test_a_row_holds_in_its_rounds_only(ruleset: str, allowed: bool) -> None:
 
 
 @pytest.mark.parametrize("name", TEXT_RULES)
-def test_rows_name_rounds_of_their_benchmark_and_values_of_another_type_break_them(name: str) -> None:
+def test_rows_name_rounds_of_their_benchmark_and_values_of_another_type_break_them(name):
     rules = rules_for(name)
     for rule in TEXT_RULES[name]:
         assert rule.rounds(rules)
@@ -224,7 +218,7 @@ def test_rows_name_rounds_of_their_benchmark_and_values_of_another_type_break_th
 
 
 @pytest.mark.parametrize("batch", [None, "64", 0, math.inf], ids=str)
-def test_a_formula_names_a_missing_value(batch: object) -> None:
+def test_a_formula_names_a_missing_value(batch):
     logged = {"global_batch_size": batch, "opt_learning_rate_decay_steps": [12000, 16000]}
     complaint = hyperparameter_complaints(rules_for("maskrcnn"), logged)["opt_learning_rate_decay_steps"]
     assert "global_batch_size must be" in complaint
@@ -241,12 +235,12 @@ def test_a_formula_names_a_missing_value(batch: object) -> None:
         ("bert", "train_loss", math.nan, False),
     ],
 )
-def test_a_hyperparameter_is_a_number(benchmark: str, key: str, value: object, refused: bool) -> None:
+def test_a_hyperparameter_is_a_number(benchmark, key, value, refused):
     complaints = hyperparameter_complaints(rules_for(benchmark), {key: value})
     assert list(complaints) == ([key] if refused else [])
 
 
-def test_check_names_line_rule_and_source(write_log: Callable[..., Path]) -> None:
+def test_check_names_line_rule_and_source(write_log):
     lines = replaced(resnet_lines(), "lars_opt_momentum", 0.95)
     lines.insert(12, (POINT, "label_smoothing", 0.2, {}, 3))
     log = read_log(write_log(lines))
@@ -261,7 +255,7 @@ def test_check_names_line_rule_and_source(write_log: Callable[..., Path]) -> Non
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
-def test_check_refuses_a_hyperparameter_that_is_no_number(value: float, write_log: Callable[..., Path]) -> None:
+def test_check_refuses_a_hyperparameter_that_is_no_number(value, write_log):
     verdict = judge(write_log(replaced(resnet_lines(), "lars_opt_base_learning_rate", value)))
     assert verdict.kind == "refused"
     assert any(
@@ -290,9 +284,7 @@ def ssd_lines(epochs: list[int]) -> list[Line]:
     ],
     ids=str,
 )
-def test_ssd300_is_evaluated_at_the_epochs_of_its_round(
-    ruleset: str, epochs: list[int], placed: bool, write_log: Callable[..., Path]
-) -> None:
+def test_ssd300_is_evaluated_at_the_epochs_of_its_round(ruleset, epochs, placed, write_log):
     # training_rules of August 2020: "Fixed at epochs=40, 50, 55, 60, 65, 70, 75, 80"; of December 2021: every 5 epochs
     complaints = misplaced_evaluations(read_log(write_log(ssd_lines(epochs))), rules_for("ssd", ruleset))
     assert (complaints == []) == placed, complaints

@@ -34,7 +34,7 @@ def with_last_epoch(lines: list[Line], epoch: object) -> list[Line]:
     return [*lines[:last], (kind, key, value, {"epoch_num": epoch}, seconds), *lines[last + 1 :]]
 
 
-def test_good_run_is_valid_and_the_official_command_agrees(write_log: WriteLog) -> None:
+def test_good_run_is_valid_and_the_official_command_agrees(write_log):
     path = write_log(resnet_lines())
     verdict = judge(path)
     assert (verdict.kind, verdict.reasons, verdict.ruleset) == ("valid run", (), "4.0.0")
@@ -43,7 +43,7 @@ def test_good_run_is_valid_and_the_official_command_agrees(write_log: WriteLog) 
     assert official_exit_code(path, "4.0.0") == 0
 
 
-def test_the_message_about_a_retired_benchmark_has_its_last_round(write_log: WriteLog) -> None:
+def test_the_message_about_a_retired_benchmark_has_its_last_round(write_log):
     assert "resnet can no longer be submitted: its last round was v4.0" in judge(write_log(resnet_lines())).notes
 
 
@@ -83,9 +83,7 @@ def test_the_message_about_a_retired_benchmark_has_its_last_round(write_log: Wri
         (lambda lines: moved(lines, "eval_accuracy", seconds=-20), "eval_accuracy is 20.0 s earlier than eval_start"),
     ],
 )
-def test_bad_log_is_refused_with_its_reason(
-    write_log: WriteLog, change: Callable[[list[Line]], list[Line]], reason: str
-) -> None:
+def test_bad_log_is_refused_with_its_reason(write_log, change, reason):
     verdict = judge(write_log(change(resnet_lines())))
     assert verdict.kind == "refused"
     assert any(reason in sentence for sentence in verdict.reasons), verdict.reasons
@@ -99,14 +97,14 @@ def moved(lines: list[Line], *keys: str, seconds: int, after: int = 0) -> list[L
     ]
 
 
-def test_evaluation_during_training_may_end_the_run_before_its_last_block(write_log: WriteLog) -> None:
+def test_evaluation_during_training_may_end_the_run_before_its_last_block(write_log):
     block = {"first_epoch_num": 36, "epoch_count": 1}
     lines = resnet_lines()
     lines[-1:-1] = [(START, "block_start", None, block, 670), (END, "block_stop", None, {"first_epoch_num": 36}, 690)]
     assert judge(write_log(lines)).reasons == ()
 
 
-def test_evaluation_after_the_passing_one_is_refused(write_log: WriteLog) -> None:
+def test_evaluation_after_the_passing_one_is_refused(write_log):
     lines = resnet_lines(accuracies=(0.76, 0.75))
     lines[-1] = (END, "run_stop", None, {"status": "success"}, 700)
     assert "follows the evaluation that reached the target" in judge(write_log(lines)).reasons[0]
@@ -133,9 +131,7 @@ def evaluated_after(*epochs: float) -> list[Line]:
 
 # training_rules, evaluation frequency of ResNet: every 4 epochs with offset 0, 1, 2 or 3.
 @pytest.mark.parametrize("epochs", [(1, 5, 9), (2, 6), (3, 7, 11, 15), (4,)])
-def test_evaluations_every_4_epochs_from_one_of_the_first_4_are_the_rules(
-    write_log: WriteLog, epochs: tuple[int, ...]
-) -> None:
+def test_evaluations_every_4_epochs_from_one_of_the_first_4_are_the_rules(write_log, epochs):
     assert judge(write_log(evaluated_after(*epochs))).kind == "valid run"
 
 
@@ -151,22 +147,20 @@ def test_evaluations_every_4_epochs_from_one_of_the_first_4_are_the_rules(
         ((2.5, 6.5), "2.5, 6.5: epoch_num is a whole number"),
     ],
 )
-def test_evaluations_off_the_rules_schedule_are_refused(
-    write_log: WriteLog, epochs: tuple[float, ...], reason: str
-) -> None:
+def test_evaluations_off_the_rules_schedule_are_refused(write_log, epochs, reason):
     verdict = judge(write_log(evaluated_after(*epochs)))
     assert verdict.kind == "refused"
     assert any(re.search(reason, sentence) for sentence in verdict.reasons), verdict.reasons
 
 
-def test_synthetic_data_and_the_open_division_have_no_evaluation_schedule(write_log: WriteLog) -> None:
+def test_synthetic_data_and_the_open_division_have_no_evaluation_schedule(write_log):
     lines = evaluated_after(1, 2, 3)
     assert judge(write_log([*lines, SYNTHETIC])).kind == "format"
     reasons = judge(write_log(replaced(lines, "submission_division", "open"))).reasons
     assert not [reason for reason in reasons if "schedule" in reason]
 
 
-def test_truncated_log_is_refused_naming_the_line(write_log: WriteLog) -> None:
+def test_truncated_log_is_refused_naming_the_line(write_log):
     path = write_log(resnet_lines())
     text = path.read_text()
     path.write_text(text[: len(text) - 40])
@@ -175,11 +169,11 @@ def test_truncated_log_is_refused_naming_the_line(write_log: WriteLog) -> None:
     assert f"line {len(text.splitlines())}" in verdict.reasons[0]
 
 
-def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_there_is_refused(tmp_path):
     assert "cannot be read" in judge(tmp_path / "absent").reasons[0]
 
 
-def test_run_below_its_target_has_the_format_only(write_log: WriteLog) -> None:
+def test_run_below_its_target_has_the_format_only(write_log):
     verdict = judge(write_log(resnet_lines(accuracies=(0.1, 0.2))))
     assert verdict.kind == "format"
     assert not verdict.converged
@@ -187,7 +181,7 @@ def test_run_below_its_target_has_the_format_only(write_log: WriteLog) -> None:
 
 
 @of_other_data
-def test_other_data_have_the_format_only(write_log: WriteLog, data_set: Line, named: str) -> None:
+def test_other_data_have_the_format_only(write_log, data_set, named):
     verdict = judge(write_log([*resnet_lines(), data_set]))
     assert verdict.kind == "format"
     assert f"the data are {named}" in verdict.limits[0]
@@ -195,9 +189,7 @@ def test_other_data_have_the_format_only(write_log: WriteLog, data_set: Line, na
 
 
 @of_other_data
-def test_other_data_may_miss_target_and_values_but_not_keys_or_order(
-    write_log: WriteLog, data_set: Line, named: str
-) -> None:
+def test_other_data_may_miss_target_and_values_but_not_keys_or_order(write_log, data_set, named):
     lines = [*replaced(resnet_lines(accuracies=(0.1,)), "lars_opt_weight_decay", 3e-5), data_set]
     verdict = judge(write_log(lines))
     assert verdict.kind == "format"
@@ -206,23 +198,23 @@ def test_other_data_may_miss_target_and_values_but_not_keys_or_order(
     assert judge(write_log([line for line in lines if line[1] != "init_start"])).kind == "refused"
 
 
-def test_ruleset_that_does_not_accept_the_benchmark_refuses(write_log: WriteLog) -> None:
+def test_ruleset_that_does_not_accept_the_benchmark_refuses(write_log):
     verdict = judge(write_log(resnet_lines()), "4.1.0")
     assert verdict.kind == "refused"
     assert "does not accept resnet" in verdict.reasons[0]
     assert "v4.0" in verdict.reasons[0]
 
 
-def test_older_ruleset_that_accepts_the_benchmark_judges(write_log: WriteLog) -> None:
+def test_older_ruleset_that_accepts_the_benchmark_judges(write_log):
     assert judge(write_log(resnet_lines()), "3.1.0").kind == "valid run"
 
 
-def test_unknown_ruleset_is_an_error(write_log: WriteLog) -> None:
+def test_unknown_ruleset_is_an_error(write_log):
     with pytest.raises(ConfigError, match=r"9\.9\.9"):
         judge(write_log(resnet_lines()), "9.9.9")
 
 
-def test_judging_prints_nothing_and_restores_logging(write_log: WriteLog, capfd: pytest.CaptureFixture[str]) -> None:
+def test_judging_prints_nothing_and_restores_logging(write_log, capfd):
     handlers = logging.getLogger().handlers[:]
     judge(write_log(resnet_lines()))
     judge(write_log(without(resnet_lines(), "seed")))
@@ -230,7 +222,7 @@ def test_judging_prints_nothing_and_restores_logging(write_log: WriteLog, capfd:
     assert capfd.readouterr() == ("", "")
 
 
-def test_crash_on_one_log_does_not_touch_the_next(write_log: WriteLog) -> None:
+def test_crash_on_one_log_does_not_touch_the_next(write_log):
     judge(write_log(replaced(resnet_lines(), "eval_accuracy", None), "bad.txt"))
     assert judge(write_log(resnet_lines(), "good.txt")).kind == "valid run"
 
@@ -266,7 +258,7 @@ def stable_diffusion_lines() -> list[Line]:
     ]
 
 
-def test_stable_diffusion_may_repeat_the_same_run_stop(write_log: WriteLog) -> None:
+def test_stable_diffusion_may_repeat_the_same_run_stop(write_log):
     lines = stable_diffusion_lines()
     path = write_log(lines)
     assert judge(path).kind == "valid run"
@@ -276,7 +268,7 @@ def test_stable_diffusion_may_repeat_the_same_run_stop(write_log: WriteLog) -> N
     assert judge(path).kind == "refused"
 
 
-def test_stable_diffusion_checkpoint_with_one_metric_is_a_reason_not_a_crash(write_log: WriteLog) -> None:
+def test_stable_diffusion_checkpoint_with_one_metric_is_a_reason_not_a_crash(write_log):
     lines = [line for line in stable_diffusion_lines() if line[2] != 0.16]
     verdict = judge(write_log(lines))
     assert verdict.kind == "refused"
@@ -290,7 +282,7 @@ def resnet_set(write_log: WriteLog, **changes: object) -> list[Path]:
     ]
 
 
-def test_full_set_is_submittable_with_its_olympic_score(write_log: WriteLog) -> None:
+def test_full_set_is_submittable_with_its_olympic_score(write_log):
     verdict = judge_set(resnet_set(write_log))
     assert (verdict.kind, verdict.reasons) == ("submittable", ())
     assert verdict.score == pytest.approx(12.0)
@@ -299,7 +291,7 @@ def test_full_set_is_submittable_with_its_olympic_score(write_log: WriteLog) -> 
     assert "its last round was v4.0" in report
 
 
-def test_one_run_below_target_counts_as_the_slowest(write_log: WriteLog) -> None:
+def test_one_run_below_target_counts_as_the_slowest(write_log):
     paths = resnet_set(write_log)
     write_log(resnet_lines(seed=7, accuracies=(0.1, 0.2), minutes=1.0), "result_0.txt")
     verdict = judge_set(paths)
@@ -307,7 +299,7 @@ def test_one_run_below_target_counts_as_the_slowest(write_log: WriteLog) -> None
     assert verdict.score == pytest.approx(13.0)  # 11 is now the fastest, the failed run the slowest
 
 
-def test_converging_a_little_faster_scales_the_score(write_log: WriteLog) -> None:
+def test_converging_a_little_faster_scales_the_score(write_log):
     paths = [
         write_log(resnet_lines(seed=i, last_epoch=e, minutes=10.0), f"result_{i}.txt")
         for i, e in enumerate((31, 34, 35, 35, 39))
@@ -334,7 +326,7 @@ SET_FAULTS: dict[str, tuple[list[Line], str]] = {
 
 
 @pytest.mark.parametrize("fault", SET_FAULTS)
-def test_fault_in_one_log_refuses_the_set(write_log: WriteLog, fault: str) -> None:
+def test_fault_in_one_log_refuses_the_set(write_log, fault):
     lines, reason = SET_FAULTS[fault]
     paths = resnet_set(write_log)
     write_log(resnet_lines(seed=9, accuracies=(0.1, 0.2)), "result_0.txt")  # the one that is allowed
@@ -345,21 +337,21 @@ def test_fault_in_one_log_refuses_the_set(write_log: WriteLog, fault: str) -> No
 
 
 @pytest.mark.parametrize("count", [1, 4, 6])
-def test_set_of_the_wrong_size_is_refused(write_log: WriteLog, count: int) -> None:
+def test_set_of_the_wrong_size_is_refused(write_log, count):
     paths = [write_log(resnet_lines(seed=i), f"result_{i}.txt") for i in range(count)]
     verdict = judge_set(paths)
     assert verdict.kind == "refused"
     assert f"exactly 5 runs, these are {count}" in verdict.reasons[0]
 
 
-def test_set_that_converges_faster_than_chance_is_refused(write_log: WriteLog) -> None:
+def test_set_that_converges_faster_than_chance_is_refused(write_log):
     paths = [write_log(resnet_lines(seed=i, last_epoch=27), f"result_{i}.txt") for i in range(5)]
     verdict = judge_set(paths)
     assert verdict.kind == "refused"
     assert "RCP" in verdict.reasons[0]
 
 
-def test_run_killed_before_its_first_evaluation_has_the_format(write_log: WriteLog) -> None:
+def test_run_killed_before_its_first_evaluation_has_the_format(write_log):
     lines = [line for line in resnet_lines() if line[4] < 63]
     lines += [(START, "block_start", None, {"first_epoch_num": 1, "epoch_count": 3}, 63)]
     verdict = judge(write_log([*lines, (END, "run_stop", None, {"status": "aborted"}, 64)]))
@@ -367,12 +359,12 @@ def test_run_killed_before_its_first_evaluation_has_the_format(write_log: WriteL
     assert any("aborted early" in note and "'block_stop'" in note for note in verdict.notes)
 
 
-def test_aborted_run_without_its_configuration_is_refused(write_log: WriteLog) -> None:
+def test_aborted_run_without_its_configuration_is_refused(write_log):
     lines = without(resnet_lines(accuracies=(0.1, 0.2)), "lars_epsilon")
     assert judge(write_log(lines)).kind == "refused"
 
 
-def test_momentum_that_only_the_rules_table_forbids_is_refused(write_log: WriteLog) -> None:
+def test_momentum_that_only_the_rules_table_forbids_is_refused(write_log):
     reasons = judge(write_log(replaced(resnet_lines(), "lars_opt_momentum", 0.95))).reasons
     table = "0.9 if the global batch is below 32k, which published results read as 32,000"
     (reason,) = reasons
@@ -380,26 +372,26 @@ def test_momentum_that_only_the_rules_table_forbids_is_refused(write_log: WriteL
 
 
 @pytest.mark.parametrize("batch", [32256, 32768])  # published with momentum 0.95, and the rules' "32k"
-def test_momentum_is_free_from_32k_on(write_log: WriteLog, batch: int) -> None:
+def test_momentum_is_free_from_32k_on(write_log, batch):
     large = replaced(resnet_lines(), "lars_opt_momentum", 0.95)
     assert judge(write_log(replaced(large, "global_batch_size", batch))).kind == "valid run"
 
 
-def test_every_value_of_a_hyperparameter_that_is_logged_twice_is_judged(write_log: WriteLog) -> None:
+def test_every_value_of_a_hyperparameter_that_is_logged_twice_is_judged(write_log):
     lines = lora_lines(0)
-    later: list[Line] = [(POINT, "opt_adamw_beta_1", value, {}, 59) for value in (0.9, 0.5, float("nan"))]
+    later = [(POINT, "opt_adamw_beta_1", value, {}, 59) for value in (0.9, 0.5, float("nan"))]
     at = next(index for index, line in enumerate(lines) if line[1] == "init_stop")
     verdict = judge(write_log([*lines[:at], *later, *lines[at:]]), "5.1.0")
     assert [each.reason for each in verdict.refusals] == ["hyperparameter-rule", "not-finite"]
 
 
 @pytest.mark.parametrize("value", ["NaN", "-inf", {"group": float("nan")}, [0.1, float("inf")]], ids=repr)
-def test_a_hyperparameter_that_is_not_finite_in_any_form_is_refused(write_log: WriteLog, value: object) -> None:
+def test_a_hyperparameter_that_is_not_finite_in_any_form_is_refused(write_log, value):
     verdict = judge(write_log(replaced(lora_lines(0), "opt_base_learning_rate", value)), "5.1.0")
     assert "not-finite" in [each.reason for each in verdict.refusals]
 
 
-def test_evaluations_that_go_backwards_are_refused(write_log: WriteLog) -> None:
+def test_evaluations_that_go_backwards_are_refused(write_log):
     lines = [line for line in resnet_lines() if line[1] != "submission_benchmark"]
     lines.insert(0, (POINT, "submission_benchmark", "maskrcnn", {}, 0))
     first = next(index for index, line in enumerate(lines) if line[1] == "eval_accuracy")
@@ -408,13 +400,13 @@ def test_evaluations_that_go_backwards_are_refused(write_log: WriteLog) -> None:
     assert "line 32: an evaluation after epoch_num 7 follows one after 20: progress goes backwards" in reasons
 
 
-def test_optimizer_without_a_rule_file_is_refused_with_its_line(write_log: WriteLog) -> None:
+def test_optimizer_without_a_rule_file_is_refused_with_its_line(write_log):
     verdict = judge(write_log(replaced(resnet_lines(), "opt_name", "adam")))
     assert verdict.kind == "refused"
     assert verdict.reasons == ('line 10: opt_name = "adam" is nothing that ruleset 4.0.0 knows',)
 
 
-def test_echo_after_run_stop_is_a_note_and_not_judged(write_log: WriteLog) -> None:
+def test_echo_after_run_stop_is_a_note_and_not_judged(write_log):
     path = write_log(resnet_lines())
     text = path.read_text()
     blocks = [line for line in text.splitlines(keepends=True) if '"block_start"' in line]
@@ -425,14 +417,14 @@ def test_echo_after_run_stop_is_a_note_and_not_judged(write_log: WriteLog) -> No
 
 
 @pytest.mark.parametrize("value", [None, "True", "true", "yes", {}, 2])
-def test_cache_that_is_not_stated_is_a_note(write_log: WriteLog, value: object) -> None:
+def test_cache_that_is_not_stated_is_a_note(write_log, value):
     verdict = judge(write_log(replaced(resnet_lines(), "cache_clear", value)))
     assert verdict.kind == "valid run"
     assert any("does not state whether the page cache was cleared" in note for note in verdict.notes)
 
 
 @pytest.mark.parametrize("value", [False, 0, 0.0, "false", "False ", "no"])
-def test_run_without_a_cleared_cache_has_the_format_only(write_log: WriteLog, value: object) -> None:
+def test_run_without_a_cleared_cache_has_the_format_only(write_log, value):
     verdict = judge(write_log(replaced(resnet_lines(), "cache_clear", value)))
     assert verdict.kind == "format"
     assert "was not cleared before the run (cache_clear is false)" in verdict.reasons[0]
@@ -441,10 +433,10 @@ def test_run_without_a_cleared_cache_has_the_format_only(write_log: WriteLog, va
 @pytest.mark.parametrize(
     ("seconds", "kind"), [((65,), "refused"), ((0,), "valid run"), ((0, 65), "valid run"), ((65, 70), "refused")]
 )
-def test_cache_is_cleared_before_the_run_starts(write_log: WriteLog, seconds: tuple[int, ...], kind: str) -> None:
+def test_cache_is_cleared_before_the_run_starts(write_log, seconds, kind):
     """The times of the events count: some programs write them at the end of the log. The run starts at second 61."""
     lines = without(resnet_lines(), "cache_clear")
-    clears: list[Line] = [(POINT, "cache_clear", True, {}, second) for second in seconds]
+    clears = [(POINT, "cache_clear", True, {}, second) for second in seconds]
     verdict = judge(write_log([*lines[:-1], *clears, lines[-1]]))
     assert verdict.kind == kind
     assert [each.reason for each in verdict.refusals] == (["cache-cleared-late"] if kind == "refused" else [])
@@ -491,32 +483,30 @@ def lora_lines(later: int) -> list[Line]:
         (TO_JULY_2025, "4.0.0", "4.0.0"),
     ],
 )
-def test_newest_ruleset_under_which_a_log_is_valid_decides(
-    write_log: WriteLog, later: int, ruleset: str | None, decided: str
-) -> None:
+def test_newest_ruleset_under_which_a_log_is_valid_decides(write_log, later, ruleset, decided):
     verdict = judge(write_log(lora_lines(later)), ruleset)
     assert (verdict.kind, verdict.ruleset) == ("valid run", decided), verdict.reasons
 
 
-def test_ruleset_whose_round_was_over_is_only_named(write_log: WriteLog) -> None:
+def test_ruleset_whose_round_was_over_is_only_named(write_log):
     """In January 2027 the round of v6.0 is over: its rules are no longer those of a run."""
     verdict = judge(write_log(lora_lines(100_000_000)))
     assert (verdict.kind, verdict.ruleset) == ("refused", "6.1.0")
     assert any("--ruleset 6.0.0" in note for note in verdict.notes), verdict.notes
 
 
-def test_ruleset_that_the_log_states_decides(write_log: WriteLog) -> None:
+def test_ruleset_that_the_log_states_decides(write_log):
     lines = [(POINT, "ruleset", "5.1.0", {}, TO_JULY_2025), *lora_lines(TO_JULY_2025)]
     assert judge(write_log(lines)).ruleset == "5.1.0"
 
 
 @pytest.mark.parametrize("value", [None, ["5.1.0"], {"5.1.0": 1}, "9.9.9", 5.1])
-def test_ruleset_that_is_not_valid_does_not_decide(write_log: WriteLog, value: object) -> None:
+def test_ruleset_that_is_not_valid_does_not_decide(write_log, value):
     lines = [(POINT, "ruleset", value, {}, TO_JULY_2025), *lora_lines(TO_JULY_2025)]
     assert judge(write_log(lines)).ruleset == "6.0.0"
 
 
-def test_older_ruleset_that_fits_is_named(write_log: WriteLog) -> None:
+def test_older_ruleset_that_fits_is_named(write_log):
     """Warm-up epochs of LARS were free before 1.0.0; v0.7 has no key for the steps of accumulation."""
     old = without(without(resnet_lines(), "gradient_accumulation_steps"), "submission_status")
     verdict = judge(write_log([*old, (POINT, "submission_status", "onprem", {}, 0)]))

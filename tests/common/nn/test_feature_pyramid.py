@@ -27,7 +27,7 @@ def build(extra: str) -> tuple[FeaturePyramid, FeaturePyramidNetwork]:
 
 @pytest.mark.parametrize("extra", ["convolutions", "max_pool", "none"])
 @pytest.mark.parametrize("sizes", [(16, 8, 4), (19, 10, 5)])
-def test_levels_and_gradients_equal_torchvision(extra: str, sizes: tuple[int, ...]) -> None:
+def test_levels_and_gradients_equal_torchvision(extra, sizes):
     ours, theirs = build(extra)
     stages = [torch.randn(2, c, size, size, dtype=torch.float64) for c, size in zip(CHANNELS, sizes, strict=True)]
     mine, others = ([value.clone().requires_grad_() for value in stages] for _ in range(2))
@@ -46,7 +46,7 @@ def test_levels_and_gradients_equal_torchvision(extra: str, sizes: tuple[int, ..
         assert torch.allclose(parameter.grad, gradients[name], rtol=0, atol=1e-9), name
 
 
-def test_drawn_weights_are_those_of_torchvision_in_distribution() -> None:
+def test_drawn_weights_are_those_of_torchvision_in_distribution():
     ours = FeaturePyramid((64, 128), 64, "convolutions")
     ours.draw_weights(torch.Generator().manual_seed(0))
     for name, parameter in ours.named_parameters():
@@ -60,7 +60,7 @@ def test_drawn_weights_are_those_of_torchvision_in_distribution() -> None:
 
 
 @pytest.mark.parametrize("extra", ["convolutions", "max_pool", "none"])
-def test_flops_are_those_that_pytorch_counts(extra: str) -> None:
+def test_flops_are_those_that_pytorch_counts(extra):
     ours, theirs = build(extra)
     sizes = ((19, 33), (10, 17), (5, 9))
     layers, levels = ours.flops(sizes, [False, True, True])

@@ -31,7 +31,7 @@ def made_up(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("logit", [True, False])
-def test_results_and_gradients_are_those_of_pytorchs_layers(logit: bool) -> None:
+def test_results_and_gradients_are_those_of_pytorchs_layers(logit):
     mine = stack(5, 7, 6, 1 if logit else 2, logit=logit)
     theirs, x = peer(mine, logit), made_up(9, 5)
     found, expected = mine(x), theirs(x)
@@ -43,7 +43,7 @@ def test_results_and_gradients_are_those_of_pytorchs_layers(logit: bool) -> None
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_columns_for_alignment_count_as_zeros_and_their_gradient_is_zero() -> None:
+def test_columns_for_alignment_count_as_zeros_and_their_gradient_is_zero():
     mine = stack(5, 4, 3, logit=False)
     x = made_up(9, 8).requires_grad_()
     torch.testing.assert_close(mine(x), mine(x[:, :5]))
@@ -52,11 +52,11 @@ def test_columns_for_alignment_count_as_zeros_and_their_gradient_is_zero() -> No
     assert not gradient[:, 5:].any()
 
 
-def test_columns_are_a_multiple_of_eight() -> None:
+def test_columns_are_a_multiple_of_eight():
     assert [padded_columns(columns) for columns in (1, 8, 13, 479, 3456)] == [8, 8, 16, 480, 3456]
 
 
-def test_logits_of_a_half_network_are_in_fp32() -> None:
+def test_logits_of_a_half_network_are_in_fp32():
     mine = stack(8, 4, 1, logit=True, dtype=torch.bfloat16)
     x = made_up(300, 8).bfloat16()
     (hidden, last), logit = mine.linears(), mine(x)
@@ -68,13 +68,13 @@ def test_logits_of_a_half_network_are_in_fp32() -> None:
     assert len(logit.unique()) > len(logit.bfloat16().unique())
 
 
-def test_multiply_adds_and_a_global_generator_that_stays() -> None:
+def test_multiply_adds_and_a_global_generator_that_stays():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     assert MLP(13, (512, 256, 128)).multiply_adds == 13 * 512 + 512 * 256 + 256 * 128
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_logit_of_several_outputs_is_refused() -> None:
+def test_a_logit_of_several_outputs_is_refused():
     with pytest.raises(ValueError, match="a logit is one output, not 2"):
         MLP(13, (8, 2), logit=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ class Network(nn.Module):
 NAMES = {f"{layer}.{name}" for layer in ("first", "block.1") for name in ("running_mean", "running_var")}
 
 
-def test_of_one_replica_they_are_the_buffers_themselves() -> None:
+def test_of_one_replica_they_are_the_buffers_themselves():
     network = Network()
     found = averaged_statistics(network, Layout())
     assert found.keys() == NAMES
@@ -34,12 +33,12 @@ def test_of_one_replica_they_are_the_buffers_themselves() -> None:
         assert tensor.data_ptr() == network.get_buffer(name).data_ptr()
 
 
-def test_of_two_replicas_they_are_the_means_and_the_buffers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_replicas_they_are_the_means_and_the_buffers_stay(monkeypatch):
     mine, other = Network(), Network()
     for buffer in other.buffers():
         buffer.mul_(3).add_(torch.arange(len(buffer)))
     theirs = torch.cat([other.get_buffer(name) for name, _ in mine.named_buffers() if name in NAMES])
-    calls: list[int] = []
+    calls = []
 
     def all_reduce(tensor: Tensor, group: object) -> None:
         assert group == "replicas"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -154,14 +153,14 @@ PLAIN = SimpleNamespace(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reference_equals_the_formula(kind: str) -> None:
+def test_reference_equals_the_formula(kind):
     x, residual = inputs((3, 6, 5, 7), torch.float64)
     errors = disagreement(run(PLAIN, kind, x, residual), run(Formula, kind, x, residual))
     assert max(errors.values()) < 1e-12, errors
 
 
 @pytest.mark.parametrize("implementation", ["reference", pytest.param("triton", marks=NEEDS_TRITON)])
-def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_path: Path) -> None:
+def test_group_of_two_equals_the_concatenated_batch(implementation, tmp_path):
     parts = on_ranks(functools.partial(run_rank, implementation), len(SPLIT), tmp_path)
     x, residual = inputs(SHAPE, torch.float64)
     for kind in KINDS:
@@ -181,7 +180,7 @@ def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_pat
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_layer_equals_torch_with_its_loaded_state(training: bool) -> None:
+def test_layer_equals_torch_with_its_loaded_state(training):
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(6)
     nn.init.normal_(theirs.weight)
@@ -197,7 +196,7 @@ def test_layer_equals_torch_with_its_loaded_state(training: bool) -> None:
     theirs.load_state_dict(ours.state_dict())
 
 
-def test_layer_evaluates_residual_and_pool_with_running_statistics() -> None:
+def test_layer_evaluates_residual_and_pool_with_running_statistics():
     torch.manual_seed(0)
     first, second, x, residual = BatchNorm2d(8), BatchNorm2d(8), torch.randn(2, 8, 6, 6), torch.randn(2, 8, 6, 6)
     for layer in (first, second):

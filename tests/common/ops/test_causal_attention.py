@@ -62,12 +62,12 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("scores", [1, 200, 1 << 26], ids=["one query", "chunks", "all at once"])
-def test_reference(queries: int, keys: int, heads: int, kv_heads: int, scores: int, monkeypatch) -> None:
+def test_reference(queries, keys, heads, kv_heads, scores, monkeypatch):
     monkeypatch.setattr(reference, "MOST_SCORES", scores)
     check(CAUSAL_ATTENTION.function("reference"), tensors(queries, keys, heads, kv_heads), 0.3)
 
 
-def test_reference_in_half_precision_computes_in_single() -> None:
+def test_reference_in_half_precision_computes_in_single():
     q, k, v, do = (x.bfloat16() for x in tensors(7, 9, 4, 2))
     attention = CAUSAL_ATTENTION.function("reference")
     o, saved = attention.forward(q, k, v, 0.3)
@@ -80,7 +80,7 @@ def test_reference_in_half_precision_computes_in_single() -> None:
 @pytest.mark.parametrize(
     ("queries", "keys", "heads", "kv_heads"), [(3, 3, 3, 2), (4, 3, 2, 2)], ids=["heads", "too many queries"]
 )
-def test_shapes_that_mean_nothing_are_refused(queries: int, keys: int, heads: int, kv_heads: int) -> None:
+def test_shapes_that_mean_nothing_are_refused(queries, keys, heads, kv_heads):
     q, k, v, _ = tensors(queries, keys, heads, kv_heads)
     for attention in (CAUSAL_ATTENTION.function("reference"), CAUSAL_ATTENTION.function("flash")):
         with pytest.raises(ValueError, match="causal attention of queries"):
@@ -91,7 +91,7 @@ def test_shapes_that_mean_nothing_are_refused(queries: int, keys: int, heads: in
 
 
 @SHAPES
-def test_parts_of_a_library_that_knows_squares_only(queries: int, keys: int, heads: int, kv_heads: int) -> None:
+def test_parts_of_a_library_that_knows_squares_only(queries, keys, heads, kv_heads):
     check(through(Library(on_cpu_forward, on_cpu_backward)), tensors(queries, keys, heads, kv_heads), 0.3)
 
 
@@ -107,9 +107,7 @@ def prefix_backward(do: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Ten
 
 
 @SHAPES
-def test_a_library_that_knows_prefixes_is_given_all_keys_at_once(
-    queries: int, keys: int, heads: int, kv_heads: int
-) -> None:
+def test_a_library_that_knows_prefixes_is_given_all_keys_at_once(queries, keys, heads, kv_heads):
     library = Library(prefix_forward, prefix_backward, prefixes=True)
     check(through(library), tensors(queries, keys, heads, kv_heads), 0.3)
 
@@ -121,9 +119,7 @@ def prefix_backward_into(do: Tensor, saved: Saved, causal: bool, gradients: tupl
 
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (5, 12)])
 @pytest.mark.parametrize("library", ["squares", "prefixes", "into", "plain"])
-def test_heads_of_one_product_side_by_side_get_their_gradients_where_they_lie(
-    library: str, queries: int, keys: int
-) -> None:
+def test_heads_of_one_product_side_by_side_get_their_gradients_where_they_lie(library, queries, keys):
     attention = {
         "squares": through(Library(on_cpu_forward, on_cpu_backward)),
         "prefixes": through(Library(prefix_forward, prefix_backward, prefixes=True)),
@@ -147,7 +143,7 @@ def test_heads_of_one_product_side_by_side_get_their_gradients_where_they_lie(
         close(found, wanted)
 
 
-def test_keys_may_be_dropped_and_put_back() -> None:
+def test_keys_may_be_dropped_and_put_back():
     q, k, v, do = tensors(5, 12, 6, 2)
     attention = through(Library(on_cpu_forward, on_cpu_backward))
     _, saved = attention.forward(q, k, v, 0.3)
@@ -157,7 +153,7 @@ def test_keys_may_be_dropped_and_put_back() -> None:
         assert torch.equal(found, expected)
 
 
-def test_merged_parts_are_attention_to_all_keys() -> None:
+def test_merged_parts_are_attention_to_all_keys():
     q, k, v, _ = tensors(4, 12, 4, 2)
     cuts = [slice(0, 3), slice(3, 8), slice(8, 12)]
     parts = [on_cpu_forward(q, k[:, cut], v[:, cut], 0.3, cut.stop == 12)[:2] for cut in cuts]
@@ -167,7 +163,7 @@ def test_merged_parts_are_attention_to_all_keys() -> None:
     close(lse, expected_lse)
 
 
-def test_a_part_that_nobody_sees_counts_nothing() -> None:
+def test_a_part_that_nobody_sees_counts_nothing():
     q, k, v, _ = tensors(4, 4, 2, 2)
     o, lse, _ = on_cpu_forward(q, k, v, 0.3, True)
     merged, merged_lse = merge([(o, lse), (torch.zeros_like(o), torch.full_like(lse, -math.inf))])
@@ -182,7 +178,7 @@ def test_a_part_that_nobody_sees_counts_nothing() -> None:
 
 @pytest.mark.parametrize("library", [libraries.CUDNN, libraries.FLASH], ids=["cudnn", "flash"])
 @pytest.mark.parametrize("keys", [16, 48])
-def test_a_librarys_operators_take_what_they_are_given(library: Library, keys: int) -> None:
+def test_a_librarys_operators_take_what_they_are_given(library, keys):
     q, k, v, do = (x.to("meta", torch.bfloat16) for x in tensors(16, keys, 4, 2))
     attention = through(library)
     o, saved = attention.forward(q, k, v, 0.3)
@@ -199,7 +195,7 @@ def test_a_librarys_operators_take_what_they_are_given(library: Library, keys: i
         ("flash_attention_4", "flash-attn-4"),
     ],
 )
-def test_a_missing_package_is_named(name: str, package: str, monkeypatch) -> None:
+def test_a_missing_package_is_named(name, package, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
@@ -210,7 +206,7 @@ def test_a_missing_package_is_named(name: str, package: str, monkeypatch) -> Non
     assert CAUSAL_ATTENTION.select("auto", request).name == "reference"
 
 
-def test_flash_attention_4_needs_hopper(monkeypatch) -> None:
+def test_flash_attention_4_needs_hopper(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match=r"needs compute capability 9\.0"):
@@ -224,7 +220,7 @@ def test_flash_attention_4_needs_hopper(monkeypatch) -> None:
         ((12, 0), "4.0.0b36", "Hopper"),
     ],
 )
-def test_flash_attention_4_is_taken_where_it_is_known(capability, version, reason, monkeypatch) -> None:
+def test_flash_attention_4_is_taken_where_it_is_known(capability, version, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr("importlib.metadata.version", lambda package: version)
     monkeypatch.setattr(optional_packages, "_import_all", optional_packages._import_all.__wrapped__)

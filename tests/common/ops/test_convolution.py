@@ -24,21 +24,21 @@ def small_network() -> ResNet50:
     return ResNet50(Architecture(8, 4, 1e-5, 0.1, layers=(1, 2)), torch.Generator().manual_seed(0))
 
 
-def test_the_reference_leaves_no_moments() -> None:
+def test_the_reference_leaves_no_moments():
     x, weight = torch.randn(2, 8, 9, 9), torch.randn(16, 8, 3, 3)
     y, moments = convolution_reference(x, weight, 2, 1)
     assert torch.equal(y, F.conv2d(x, weight, stride=2, padding=1))
     assert moments is None
 
 
-def test_a_network_without_a_gpu_refuses_cudnn() -> None:
+def test_a_network_without_a_gpu_refuses_cudnn():
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):
         small_network().choose_implementations({"convolution_moments": "cudnn"})
 
 
-def test_every_batch_norm_gets_the_moments_of_its_own_input() -> None:
+def test_every_batch_norm_gets_the_moments_of_its_own_input():
     network = small_network()
-    given: dict[str, int] = {}
+    given = {}
     for module in network.modules():
         if isinstance(module, Conv2d):
             module._convolution = Choice("exact", convolution_with_moments)
@@ -76,7 +76,7 @@ def _check_moments(name: str, layer: BatchNorm2d, given: dict[str, int]) -> None
     layer._add_relu = Choice("checked", checked_add_relu)
 
 
-def test_evaluation_leaves_no_moments() -> None:
+def test_evaluation_leaves_no_moments():
     layer = Conv2d(8, 8, 3)
     layer._convolution = Choice("exact", convolution_with_moments)
     assert layer.eval().with_moments(torch.randn(1, 8, 5, 5))[1] is None

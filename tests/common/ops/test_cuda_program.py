@@ -17,25 +17,25 @@ with_compiler = pytest.mark.skipif(no_compiler() is not None, reason="NVRTC cann
 
 
 @with_compiler
-def test_a_source_becomes_a_cubin_with_its_kernel() -> None:
+def test_a_source_becomes_a_cubin_with_its_kernel():
     cubin = compiled(SOURCE, "twice.cu", "sm_90a")
     assert cubin.startswith(b"\x7fELF")
     assert b"twice" in cubin
 
 
 @with_compiler
-def test_a_compilation_error_has_the_compilers_message() -> None:
+def test_a_compilation_error_has_the_compilers_message():
     with pytest.raises(RuntimeError, match=r"(?s)broken.cu: NVRTC: .*identifier \"y\" is undefined"):
         compiled(SOURCE.replace("2.0f", "y"), "broken.cu", "sm_90a")
 
 
 @with_compiler
-def test_an_unknown_architecture_is_reported() -> None:
+def test_an_unknown_architecture_is_reported():
     with pytest.raises(RuntimeError, match=r"old.cu: NVRTC: "):
         compiled(SOURCE, "old.cu", "sm_13")
 
 
-def test_without_cuda_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_there_is_a_reason(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     assert no_compiler() == "PyTorch is built without CUDA"
 
@@ -62,7 +62,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("cluster", [1, 4])
-def test_the_driver_receives_grid_memory_cluster_and_arguments(cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_receives_grid_memory_cluster_and_arguments(cluster, monkeypatch):
     driver = Driver()
     monkeypatch.setattr(cuda_program, "_driver", lambda: driver)
 

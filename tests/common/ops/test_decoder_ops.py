@@ -34,7 +34,7 @@ def rms_norm_by_formula(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 @pytest.mark.parametrize("added", [True, False])
-def test_rms_norm_and_its_gradient(added: bool) -> None:
+def test_rms_norm_and_its_gradient(added):
     residual, weight = wide(5, 12).requires_grad_(), wide(12, seed=1).requires_grad_()
     delta = wide(5, 12, seed=2).requires_grad_() if added else None
     x = residual if delta is None else residual + delta
@@ -56,18 +56,17 @@ def test_rms_norm_and_its_gradient(added: bool) -> None:
     assert_close(rms_norm.backward(dy, found.residual, found.moments, weight, d_residual)[0], both)
 
 
-def test_rms_norm_adds_in_the_dtype_of_the_residual_and_computes_in_single() -> None:
+def test_rms_norm_adds_in_the_dtype_of_the_residual_and_computes_in_single():
     residual, delta, weight = normal(5, 12), normal(5, 12, seed=1), normal(12, seed=2)
     found = rms_norm.forward(residual, delta, weight, 1e-5)
     assert torch.equal(found.residual, (residual.float() + delta.float()).bfloat16())
     assert found.moments.dtype == torch.float32
-    assert found.y is not None
     expected = rms_norm_by_formula(found.residual.float(), weight.float(), 1e-5)
     torch.testing.assert_close(found.y.float(), expected, rtol=2.0**-8, atol=0)
 
 
 @pytest.mark.parametrize("scale", [0.0, 11.0])
-def test_rms_norm_in_fp8_rounds_once(scale: float) -> None:
+def test_rms_norm_in_fp8_rounds_once(scale):
     residual, weight, state = normal(70, 48).float(), normal(48, seed=1).float(), scaling(scale)
     y = rms_norm.forward(residual, None, weight, 1e-5)
     found = rms_norm.forward(residual, None, weight, 1e-5, half=False, fp8=state)
@@ -91,7 +90,7 @@ def rotated(x: Tensor, positions: Tensor, base: float) -> Tensor:
     return torch.cat([pairs.real, pairs.imag], -1)
 
 
-def test_rope_turns_queries_and_keys_and_its_gradient_turns_back() -> None:
+def test_rope_turns_queries_and_keys_and_its_gradient_turns_back():
     heads, kv_heads, size = 4, 2, 6
     positions = torch.tensor([0, 1, 5, 8191, 17])
     cos, sin = rope.tables(positions, size, 100.0)
@@ -107,12 +106,12 @@ def test_rope_turns_queries_and_keys_and_its_gradient_turns_back() -> None:
     torch.testing.assert_close(rope.backward_reference(*gradients, cos, sin)[0], reference, rtol=1e-6, atol=1e-6)
 
 
-def test_rope_refuses_an_odd_head() -> None:
+def test_rope_refuses_an_odd_head():
     with pytest.raises(ValueError, match="a head of 5"):
         rope.tables(torch.arange(3), 5, 1e4)
 
 
-def test_gradient_of_rope_in_fp8() -> None:
+def test_gradient_of_rope_in_fp8():
     cos, sin = rope.tables(torch.arange(40), 8, 1e4)
     gradients = [wide(40, heads, 8, seed=heads).float() for heads in (2, 1, 1)]
     wide_gradient, _ = rope.backward_reference(*gradients, cos, sin)
@@ -126,7 +125,7 @@ def test_gradient_of_rope_in_fp8() -> None:
 # SwiGLU
 
 
-def test_swiglu_and_its_gradient() -> None:
+def test_swiglu_and_its_gradient():
     gate_up, dy = (wide(5, 14) * 3).requires_grad_(), wide(5, 7, seed=1)
     gate, up = gate_up[:, :7], gate_up[:, 7:]
     y = gate / (1 + torch.exp(-gate)) * up
@@ -138,7 +137,7 @@ def test_swiglu_and_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 2.5])
-def test_swiglu_in_fp8(scale: float) -> None:
+def test_swiglu_in_fp8(scale):
     gate_up, dy = wide(70, 32).float(), wide(70, 16, seed=1).float() * 1e-6
     y = swiglu.forward_reference(gate_up).y
     state, saved_state = scaling(scale), scaling(scale)
@@ -158,10 +157,9 @@ def test_swiglu_in_fp8(scale: float) -> None:
     check_fp8(d_gate_up8, expected, state, scale, E5M2)
 
 
-def test_frozen_scales_of_swiglu_are_used_and_stay() -> None:
+def test_frozen_scales_of_swiglu_are_used_and_stay():
     state, unknown = scaling(2.5), scaling()
     found = swiglu.forward_reference(wide(8, 32).float(), fp8=state, save_fp8=unknown, frozen_scales=True)
-    assert found.y8 is not None
     assert found.y8.scale_inverse == 1 / 2.5
     assert (state.scale, unknown.scale) == (2.5, 0.0)
 
@@ -169,7 +167,7 @@ def test_frozen_scales_of_swiglu_are_used_and_stay() -> None:
 # The input of an adapter
 
 
-def test_the_dropout_of_an_adapter_is_that_of_the_elements_numbers() -> None:
+def test_the_dropout_of_an_adapter_is_that_of_the_elements_numbers():
     x = wide(3, 10)
     region = Region(torch.tensor([4, 0, 9]), 64, 20)
     numbers = [[row * 64 + 20 + column for column in range(10)] for row in (4, 0, 9)]
@@ -178,14 +176,14 @@ def test_the_dropout_of_an_adapter_is_that_of_the_elements_numbers() -> None:
     assert torch.equal(dropped_reference(x, DropoutMask(0.1, SEED, 7), region), x * keep * KEPT)
 
 
-def test_parts_of_a_tensor_have_its_mask() -> None:
+def test_parts_of_a_tensor_have_its_mask():
     x, mask = wide(12, 16), DropoutMask(0.5, SEED, 7)
     whole = dropped_reference(x, mask)
     rows = torch.tensor([2, 11, 5])
     assert torch.equal(dropped_reference(x[rows, 8:], mask, Region(rows, 16, 8)), whole[rows, 8:])
 
 
-def test_the_gradient_of_an_adapters_input_passes_its_dropout() -> None:
+def test_the_gradient_of_an_adapters_input_passes_its_dropout():
     x, a, du, dx = wide(6, 10).requires_grad_(), wide(3, 10, seed=1), wide(6, 3, seed=2), wide(6, 10, seed=3)
     keep = keep_mask(SEED, 7, 60, 0.1).view(6, 10)
     (expected,) = torch.autograd.grad((x * keep * KEPT) @ a.t(), x, du)
@@ -193,7 +191,7 @@ def test_the_gradient_of_an_adapters_input_passes_its_dropout() -> None:
     assert_close(found, dx + expected)
 
 
-def test_dropout_of_a_norm_is_made_from_what_the_norm_kept() -> None:
+def test_dropout_of_a_norm_is_made_from_what_the_norm_kept():
     residual, weight, mask = normal(6, 10), normal(10, seed=1), DropoutMask(0.1, SEED, 7)
     normed = rms_norm.forward(residual, None, weight, 1e-5)
     assert normed.y is not None
@@ -204,7 +202,7 @@ def test_dropout_of_a_norm_is_made_from_what_the_norm_kept() -> None:
 # Transposes
 
 
-def test_a_weight_is_transposed_into_the_scratch() -> None:
+def test_a_weight_is_transposed_into_the_scratch():
     weight, scratch = wide(3, 5).to(E4M3), torch.zeros(20, dtype=E4M3)
     found = transpose_reference(weight, scratch)
     assert found.data_ptr() == scratch.data_ptr()
@@ -212,17 +210,17 @@ def test_a_weight_is_transposed_into_the_scratch() -> None:
 
 
 @pytest.mark.parametrize(("size", "dtype", "what"), [(14, E4M3, "of 14 elements"), (20, E5M2, "float8_e5m2")])
-def test_a_scratch_that_does_not_fit_is_an_error(size: int, dtype: torch.dtype, what: str) -> None:
+def test_a_scratch_that_does_not_fit_is_an_error(size, dtype, what):
     with pytest.raises(ValueError, match=what):
         transpose_reference(wide(3, 5).to(E4M3), torch.zeros(size, dtype=dtype))
 
 
-def test_transposes_are_of_bytes() -> None:
+def test_transposes_are_of_bytes():
     request = OperationRequest(torch.device("cuda"), torch.bfloat16)
     assert "8 bits" in str(transpose_fp8.TRANSPOSE_FP8.unsupported("triton", request))
 
 
-def test_angles_of_the_last_position_are_exact_to_single_precision() -> None:
+def test_angles_of_the_last_position_are_exact_to_single_precision():
     cos, sin = rope.tables(torch.tensor([8191]), 128, 10_000.0)
     for pair in (0, 1, 63):
         angle = 8191 * 10_000.0 ** (-pair / 64)
@@ -239,7 +237,7 @@ def layer_norm_by_formula(x: Tensor, weight: Tensor, bias: Tensor, epsilon: floa
 
 
 @pytest.mark.parametrize("given", ["both", "delta", "bias", "neither"])
-def test_layer_norm_and_its_gradients(given: str) -> None:
+def test_layer_norm_and_its_gradients(given):
     residual, weight, bias = (wide(*shape, seed=seed) for seed, shape in enumerate(((5, 12), (12,), (12,))))
     delta = wide(5, 12, seed=3).requires_grad_() if given in ("both", "delta") else None
     added = wide(12, seed=4).requires_grad_() if given in ("both", "bias") else None
@@ -268,26 +266,18 @@ def test_layer_norm_and_its_gradients(given: str) -> None:
         assert_close(each, expected)
 
 
-def test_layer_norm_adds_up_in_single_precision_and_rounds_once() -> None:
+def test_layer_norm_adds_up_in_single_precision_and_rounds_once():
     residual, delta, added = normal(5, 12), normal(5, 12, seed=1), normal(12, seed=2)
     weight, bias = normal(12, seed=3), normal(12, seed=4)
     found = layer_norm.forward(residual, delta, weight, 1e-5, bias, added)
     assert torch.equal(found.residual, (residual.double() + delta.double() + added.double()).bfloat16())
     assert found.moments.dtype == torch.float32
-    assert found.y is not None
     expected = layer_norm_by_formula(found.residual.double(), weight.double(), bias.double(), 1e-5)
     torch.testing.assert_close(found.y.double(), expected, rtol=2.0**-8, atol=1e-5)
 
 
-def test_weights_of_zero_leave_a_normalised_row() -> None:
-    y = layer_norm.forward(wide(3, 64) * 4 + 9, None, torch.zeros(64), 0.0, torch.zeros(64)).y
-    assert y is not None
-    assert_close(y.mean(1), torch.zeros(3, dtype=torch.float64))
-    assert_close(y.square().mean(1), torch.ones(3, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("scale", [0.0, 11.0])
-def test_layer_norm_in_fp8_rounds_once(scale: float) -> None:
+def test_layer_norm_in_fp8_rounds_once(scale):
     """FP8 values are rounded from the fp32 results, not from values that were rounded to 16 bits."""
     residual, weight, bias = normal(70, 48), normal(48, seed=1).float(), normal(48, seed=2).float()
     state = scaling(scale)
@@ -311,7 +301,7 @@ def gelu_by_formula(z: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_gelu_and_its_gradients(biased: bool) -> None:
+def test_gelu_and_its_gradients(biased):
     x, bias, dy = wide(7, 12).requires_grad_(), wide(12, seed=1).requires_grad_(), wide(7, 12, seed=2)
     given = bias if biased else None
     y = gelu_by_formula(x + bias if biased else x)
@@ -327,7 +317,7 @@ def test_gelu_and_its_gradients(biased: bool) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 11.0])
-def test_gelu_in_fp8_rounds_once_and_saves_the_sum(scale: float) -> None:
+def test_gelu_in_fp8_rounds_once_and_saves_the_sum(scale):
     x, bias, dy = normal(70, 48), normal(48, seed=1), normal(70, 48, seed=2) * 1e-7
     state, saved_state = scaling(scale), scaling(scale)
     found = bias_gelu.forward_reference(x, bias, fp8=state, save_fp8=saved_state)
@@ -345,13 +335,12 @@ def test_gelu_in_fp8_rounds_once_and_saves_the_sum(scale: float) -> None:
     ):
         torch.testing.assert_close(gradients.bias.double(), d_bias, rtol=1e-5, atol=1e-12)
     exact = bias_gelu.backward_reference(dy.float(), found.saved, bias).dx
-    assert exact is not None
     torch.testing.assert_close(exact.double(), dx, rtol=1e-5, atol=1e-13)
     assert gradients.dx is None
     check_fp8(gradients.dx8, exact, state, scale, E5M2)
 
 
-def test_frozen_scales_of_gelu_and_layer_norm_stay() -> None:
+def test_frozen_scales_of_gelu_and_layer_norm_stay():
     x, bias, states = normal(70, 48), normal(48, seed=1), [scaling(3.0) for _ in range(5)]
     activated = bias_gelu.forward_reference(x, bias, fp8=states[0], save_fp8=states[1], frozen_scales=True)
     bias_gelu.backward_reference(x, activated.saved, bias, fp8=states[2], frozen_scales=True)
@@ -364,7 +353,7 @@ def test_frozen_scales_of_gelu_and_layer_norm_stay() -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_gradient_of_a_product_by_heads(packed: bool) -> None:
+def test_gradient_of_a_product_by_heads(packed):
     qkv, bias = wide(5, 24).requires_grad_(), wide(24, seed=1).requires_grad_()
     views = (qkv + bias).view(5, 2, 3, 4).unbind(2)
     whole = wide(5, 2, 3, 4, seed=2)
@@ -373,12 +362,11 @@ def test_gradient_of_a_product_by_heads(packed: bool) -> None:
     found = qkv_gradient.join_reference(*given)
     assert_close(found.d_qkv, d_qkv)
     assert_close(found.bias, d_bias)
-    assert found.d_qkv is not None
     assert (found.d_qkv.data_ptr() == whole.data_ptr()) == packed
     assert qkv_gradient.join_reference(*given, half=False).d_qkv is None
 
 
-def test_views_that_are_not_of_one_product_are_put_together() -> None:
+def test_views_that_are_not_of_one_product_are_put_together():
     whole = wide(5, 2, 3, 4)
     q, k, v = whole.unbind(2)
     for given in ((k, q, v), (q, k, v.clone()), (q[:, :1], k[:, :1], v[:, :1])):
@@ -392,11 +380,9 @@ def test_views_that_are_not_of_one_product_are_put_together() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 11.0])
-def test_gradient_of_a_product_by_heads_in_fp8(scale: float) -> None:
+def test_gradient_of_a_product_by_heads_in_fp8(scale):
     whole, state = normal(70, 2, 3, 4) * 1e-7, scaling(scale)
     found = qkv_gradient.join_reference(*whole.unbind(2), half=False, fp8=state, transpose=True)
     check_fp8(found.d_qkv8, whole.flatten(1), state, scale, E5M2)
-    assert found.d_qkv8 is not None
-    assert found.d_qkv8.transposed is not None
     assert found.d_qkv8.transposed.is_contiguous()
     assert torch.equal(found.d_qkv8.transposed.view(torch.uint8), found.d_qkv8.data.view(torch.uint8).t())

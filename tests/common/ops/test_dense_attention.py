@@ -58,7 +58,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
 
 @KINDS
 @SHAPES
-def test_attention_and_its_gradients_are_the_formula(attention: Attention, queries: int, keys: int, heads: int) -> None:
+def test_attention_and_its_gradients_are_the_formula(attention, queries, keys, heads):
     leaves = [random(2, length, heads, 8, seed=length).requires_grad_() for length in (queries, keys, keys)]
     do = random(2, queries, heads, 8, seed=4)
     expected, found = by_formula(*leaves), attention(*leaves)
@@ -83,12 +83,12 @@ def check_both_ways(attention: Attention, tolerance: float = 1e-11) -> None:
 
 
 @KINDS
-def test_queries_keys_and_values_of_one_product(attention: Attention) -> None:
+def test_queries_keys_and_values_of_one_product(attention):
     check_both_ways(attention)
 
 
 @KINDS
-def test_views_of_wider_rows(attention: Attention) -> None:
+def test_views_of_wider_rows(attention):
     """Keys and values are views of one product that computes those of several blocks."""
     wide = random(2, 5, 3 * 2 * 2 * 8).requires_grad_()
     k, v = wide[..., 32:64].unflatten(-1, (2, 2, 8)).unbind(2)
@@ -101,21 +101,21 @@ def test_views_of_wider_rows(attention: Attention) -> None:
 
 
 @KINDS
-def test_both_directions_are_capturable(attention: Attention) -> None:
+def test_both_directions_are_capturable(attention):
     qkv = random(2, 7, 3, 2, 8).requires_grad_()
     with Capturable():
         torch.autograd.grad(attention.packed(qkv).sum(), qkv)
         torch.autograd.grad(attention(*qkv.unbind(2)).sum(), qkv)
 
 
-def test_plain_in_half_precision_computes_in_single() -> None:
+def test_plain_in_half_precision_computes_in_single():
     q, k, v = (random(2, 5, 2, 8, seed=seed).half() for seed in range(3))
     attention = DENSE_ATTENTION.function("reference")
     assert torch.equal(attention(q, k, v), attention(q.float(), k.float(), v.float()).half())
 
 
 @KINDS
-def test_shapes_that_mean_nothing_are_refused(attention: Attention) -> None:
+def test_shapes_that_mean_nothing_are_refused(attention):
     q, k = random(2, 5, 2, 8), random(2, 6, 2, 8)
     for wrong in ((q, k, q), (q, k[:1], k[:1]), (q, k[:, :, :1], k[:, :, :1]), (q[0], k[0], k[0])):
         with pytest.raises(ValueError, match="attention of queries"):
@@ -129,7 +129,7 @@ def test_shapes_that_mean_nothing_are_refused(attention: Attention) -> None:
 
 @pytest.mark.parametrize("name", ["cudnn", "flash"])
 @pytest.mark.parametrize(("queries", "keys"), [(64, 64), (64, 77)])
-def test_pytorchs_operators_take_what_they_are_given(name: str, queries: int, keys: int) -> None:
+def test_pytorchs_operators_take_what_they_are_given(name, queries, keys):
     attention = DENSE_ATTENTION.function(name)
     q, k, v = (
         torch.empty(2, length, 5, 64, dtype=torch.bfloat16, device="meta").requires_grad_()
@@ -162,7 +162,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_cudnn_comes_first_and_flash_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_comes_first_and_flash_where_there_is_none(monkeypatch):
     assert DENSE_ATTENTION.select(AUTO, on_hopper()).name == "cudnn"
     assert DENSE_ATTENTION.select(AUTO, on_hopper(torch.float32)).name == "reference"
     assert DENSE_ATTENTION.select(AUTO, on_hopper(head_size=60)).name == "reference"
@@ -172,7 +172,7 @@ def test_cudnn_comes_first_and_flash_where_there_is_none(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("hopper")
-def test_an_old_cudnn_takes_multiples_of_64_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_cudnn_takes_multiples_of_64_alone(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 8907)
     with pytest.raises(UnsupportedImplementation, match="cuDNN 8907 takes multiples of 64 keys, not 77"):
         DENSE_ATTENTION.select("cudnn", on_hopper())
@@ -182,7 +182,7 @@ def test_an_old_cudnn_takes_multiples_of_64_alone(monkeypatch: pytest.MonkeyPatc
 # Libraries that nobody has on a CPU: functions of their signatures that compute as PyTorch's do
 
 
-def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch):
     def forward(q, k, v, *, softmax_scale, causal, return_lse) -> tuple[Tensor, Tensor, None]:
         assert return_lse
         return (*on_cpu_forward(q, k, v, softmax_scale, causal)[:2], None)
@@ -200,7 +200,7 @@ def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.Mo
     check_both_ways(DENSE_ATTENTION.function("flash_attention_4"))
 
 
-def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch):
     """The graphs of this test compute on a CPU what cuDNN's compute."""
 
     class ForwardCall:

@@ -86,7 +86,7 @@ def trained(rule: Callable[..., torch.optim.Optimizer], steps: int, **settings: 
 
 
 @pytest.mark.parametrize("shards", [1, 3, 8])
-def test_sums_over_shards_are_pytorchs_bags(shards: int) -> None:
+def test_sums_over_shards_are_pytorchs_bags(shards):
     whole, ids, total = tables(), batch(1), torch.zeros(SAMPLES, len(TABLES), WIDTH, dtype=torch.float64)
     for shard, bags in enumerate(stores(shards)):
         part = torch.full_like(total, torch.nan)
@@ -95,7 +95,7 @@ def test_sums_over_shards_are_pytorchs_bags(shards: int) -> None:
     torch.testing.assert_close(total, pooled(whole, ids), rtol=1e-13, atol=1e-13)
 
 
-def test_vectors_are_written_between_others_in_their_dtype() -> None:
+def test_vectors_are_written_between_others_in_their_dtype():
     whole, ids, (bags,) = tables(torch.float16), batch(1), stores(1)
     wide = torch.full((SAMPLES, 1 + len(TABLES), WIDTH), 7.0, dtype=torch.bfloat16)
     pool_reference(torch.cat(whole), ids, bags, wide[:, 1:])
@@ -105,7 +105,7 @@ def test_vectors_are_written_between_others_in_their_dtype() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_keys_are_sorted_by_row_and_then_by_place(shards: int) -> None:
+def test_keys_are_sorted_by_row_and_then_by_place(shards):
     ids = batch(2)
     for bags in stores(shards):
         found = []
@@ -123,7 +123,7 @@ def test_keys_are_sorted_by_row_and_then_by_place(shards: int) -> None:
 
 @pytest.mark.parametrize("shards", [1, 3, 8])
 @pytest.mark.parametrize("adagrad", [True, False])
-def test_updates_are_those_of_pytorchs_optimizers_on_dense_tables(adagrad: bool, shards: int) -> None:
+def test_updates_are_those_of_pytorchs_optimizers_on_dense_tables(adagrad, shards):
     steps = 3
     expected = trained(torch.optim.Adagrad, steps, eps=1e-8) if adagrad else trained(torch.optim.SGD, steps)
     for shard, bags in enumerate(stores(shards)):
@@ -138,7 +138,7 @@ def test_updates_are_those_of_pytorchs_optimizers_on_dense_tables(adagrad: bool,
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_dense_gradients_are_autograds(shards: int) -> None:
+def test_dense_gradients_are_autograds(shards):
     whole, ids = [table.requires_grad_() for table in tables()], batch(4)
     (pooled(whole, ids) * gradients(4)).sum().backward()
     expected = [table.grad for table in whole]
@@ -149,7 +149,7 @@ def test_dense_gradients_are_autograds(shards: int) -> None:
 
 
 @pytest.mark.parametrize("case", ["forbidden", "none_ours"])
-def test_rows_and_state_keep_their_bits(case: str) -> None:
+def test_rows_and_state_keep_their_bits(case):
     bags = stores(1)[0]
     ids = batch(5) if case == "forbidden" else torch.full((SAMPLES, COLUMNS), -1, dtype=torch.int32)
     rows = torch.cat(tables(torch.float32))
@@ -165,7 +165,7 @@ def test_rows_and_state_keep_their_bits(case: str) -> None:
         assert torch.equal(now.view(torch.int32), then.view(torch.int32))
 
 
-def test_keys_outside_their_table_are_nobodys() -> None:
+def test_keys_outside_their_table_are_nobodys():
     (bags,), ids, rows = stores(1), batch(6), torch.cat(tables())
     ids[3], ids[4] = -1, 40
     out = torch.empty(SAMPLES, len(TABLES), WIDTH, dtype=torch.float64)
@@ -174,7 +174,7 @@ def test_keys_outside_their_table_are_nobodys() -> None:
     assert (sort_reference(ids, bags).row_M == bags.rows).sum() == 2 * COLUMNS
 
 
-def test_bags_of_some_columns_leave_the_others() -> None:
+def test_bags_of_some_columns_leave_the_others():
     ids, whole = batch(7), tables()
     bags = Bags([Bag(6, 9, 0, 5), Bag(0, 3, 5, 7)], "cpu")
     out = torch.empty(SAMPLES, 2, WIDTH, dtype=torch.float64)
@@ -183,7 +183,7 @@ def test_bags_of_some_columns_leave_the_others() -> None:
     assert len(sort_reference(ids, bags).row_M) == SAMPLES * 12
 
 
-def test_a_graph_can_hold_everything() -> None:
+def test_a_graph_can_hold_everything():
     bags, ids = stores(3)[1], batch(8)
     rows = torch.zeros(bags.rows, WIDTH, dtype=torch.float16)
     state = torch.ones(bags.rows, WIDTH)
@@ -200,7 +200,7 @@ def test_a_graph_can_hold_everything() -> None:
 # fp16 rows
 
 
-def test_rounding_by_chance_is_right_on_average_and_takes_a_neighbour() -> None:
+def test_rounding_by_chance_is_right_on_average_and_takes_a_neighbour():
     """The values cover fp16's range, including values below its smallest normal one, 6.1e-5."""
     values = torch.tensor([0.0, 1e-9, 3.3e-7, -2.04e-5, 6.103e-5, -1.0004e-3, 0.99999, -123.456, 2049.3])
     draws = 4096
@@ -216,7 +216,7 @@ def test_rounding_by_chance_is_right_on_average_and_takes_a_neighbour() -> None:
     assert ((rounded[:, 3:] != rounded[0, 3:]).any(0)).all()
 
 
-def test_values_of_fp16_stay() -> None:
+def test_values_of_fp16_stay():
     bits = torch.arange(1 << 15, dtype=torch.int32).to(torch.int16).view(torch.float16)
     finite = bits[bits.isfinite()].reshape(-1, 31 * 64)
     values = torch.cat([finite, -finite])
@@ -224,7 +224,7 @@ def test_values_of_fp16_stay() -> None:
     assert torch.equal(rounded, values)
 
 
-def test_small_updates_of_fp16_rows_add_up_by_chance_and_are_lost_without() -> None:
+def test_small_updates_of_fp16_rows_add_up_by_chance_and_are_lost_without():
     bags = Bags([Bag(0, 1, 0, 4)], "cpu")
     steps, wide = 256, 64
     ids, gradient = torch.arange(4, dtype=torch.int32)[:, None], torch.full((4, 1, wide), -1.0)
@@ -246,19 +246,19 @@ def test_small_updates_of_fp16_rows_add_up_by_chance_and_are_lost_without() -> N
     "arguments",
     [(-1, 1, 0, 5), (0, 0, 0, 5), (0, 1, -1, 5), (0, 1, 0, 0), (0, 1, 0, 5, 2, 2), (0, 1, 0, 5, 0, 0)],
 )
-def test_impossible_bags_are_refused(arguments: tuple[int, ...]) -> None:
+def test_impossible_bags_are_refused(arguments):
     with pytest.raises(ValueError, match="no bag of keys"):
         Bag(*arguments)
 
 
-def test_stores_that_cannot_be_are_refused() -> None:
+def test_stores_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="at least one bag"):
         Bags([], "cpu")
     with pytest.raises(ValueError, match="more than int32 counts"):
         Bags([Bag(0, 1, 0, 2**31 - 2), Bag(1, 1, 2**31 - 2, 9)], "cpu")
 
 
-def test_tensors_that_do_not_fit_are_refused() -> None:
+def test_tensors_that_do_not_fit_are_refused():
     bags, ids = stores(1)[0], batch(9)
     rows, gradient = torch.cat(tables()), gradients(9)
     keys, out = sort_reference(ids, bags), copy.copy(gradient)
@@ -284,14 +284,14 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 # Tables and keys of the cases
 
 
-def test_tables_are_those_of_the_benchmark() -> None:
+def test_tables_are_those_of_the_benchmark():
     """The number of rows, up to the cap, and the number of keys per sample are those of the benchmark."""
     assert len(cases.TABLES) == 26
     assert sum(hotness for _, hotness in cases.TABLES) == 214
     assert sum(rows for rows, _ in cases.TABLES) == 204_184_588 - 5 * 35_000_000
 
 
-def test_skewed_keys_follow_their_law_and_the_others_of_a_bag_follow_the_first() -> None:
+def test_skewed_keys_follow_their_law_and_the_others_of_a_bag_follow_the_first():
     """Compare the frequencies of first keys with the integral of the density."""
     drawn = cases.keys(Draw(torch.device("cpu"), torch.float32), 20_000, ((1000, 5),), skewed=True)
     assert drawn.min() >= 0

@@ -60,7 +60,7 @@ def gelu_and_slope(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return 0.5 * z * (1 + tanh), slope
 
 
-def test_gelu_between_two_products_equals_products_of_quantised_operands() -> None:
+def test_gelu_between_two_products_equals_products_of_quantised_operands():
     up, down, kept = linear(WIDTH, INNER), linear(INNER, WIDTH), []
     up.register_forward_hook(lambda module, given, result: kept.append(result))
     x, dy = normal(TOKENS, WIDTH).requires_grad_(), normal(TOKENS, WIDTH, seed=5)
@@ -92,7 +92,6 @@ def test_gelu_between_two_products_equals_products_of_quantised_operands() -> No
     dz = dh * slope
     qdz = quantised(dz, scales[up][GRADIENT], E5M2)
     for found, expected in ((x.grad, qdz @ q_up), (up.weight.grad, qdz.T @ qx), (up.bias.grad, dz.sum(0))):
-        assert found is not None
         error = np.linalg.norm(found.double().numpy() - expected) / np.linalg.norm(expected)
         assert error < 0.02  # dh is rounded to bf16: the other neighbour, now and then, moves a code of e5m2 as well
     for layer, h_or_x, gradient in ((up, x.detach().double().numpy(), dz), (down, h, dx16)):
@@ -100,20 +99,20 @@ def test_gelu_between_two_products_equals_products_of_quantised_operands() -> No
         assert scale(layer, GRADIENT) == pytest.approx(oracle.scale_of(np.abs(gradient).max(), E5M2), rel=STEP)
 
 
-def test_without_gradients_nothing_is_written_in_fp8() -> None:
+def test_without_gradients_nothing_is_written_in_fp8():
     up, down = linear(WIDTH, INNER), linear(INNER, WIDTH)
     with torch.no_grad():
         assert up.handover() is None
         assert down.input_scaling() is None
 
 
-def test_a_product_in_16_bits_asks_for_nothing_in_fp8() -> None:
+def test_a_product_in_16_bits_asks_for_nothing_in_fp8():
     layer = Linear(WIDTH, INNER)
     assert layer.handover() is None
     assert layer.input_scaling() is None
 
 
-def test_a_gradient_that_nobody_hands_over_is_cast() -> None:
+def test_a_gradient_that_nobody_hands_over_is_cast():
     x, dy = normal(TOKENS, WIDTH), normal(TOKENS, INNER, seed=5)
     given, plain = linear(WIDTH, INNER), linear(WIDTH, INNER)
     given(x, add_bias=False, handover=given.handover()).backward(dy)
@@ -121,14 +120,14 @@ def test_a_gradient_that_nobody_hands_over_is_cast() -> None:
     assert torch.equal(given.weight.grad, plain.weight.grad)
 
 
-def test_a_handover_leaves_nothing_for_a_bias() -> None:
+def test_a_handover_leaves_nothing_for_a_bias():
     layer = linear(WIDTH, INNER)
     with pytest.raises(ValueError, match="detach"):
         layer(normal(TOKENS, WIDTH), handover=layer.handover())
     layer(normal(TOKENS, WIDTH), bias_gradient=False, handover=layer.handover())
 
 
-def test_two_forward_passes_each_have_a_handover() -> None:
+def test_two_forward_passes_each_have_a_handover():
     up, bias = linear(WIDTH, INNER), normal(INNER, seed=1)
     batches = [(normal(TOKENS, WIDTH, seed=s), normal(TOKENS, INNER, seed=9 + s) * 10**s) for s in (0, 1)]
     handovers, outputs = [], []
@@ -165,7 +164,7 @@ def sub_layer(fused: bool) -> tuple[list[Tensor], list[Tensor]]:
     return [z, second], list(gradients)
 
 
-def test_a_norm_that_writes_fp8_gives_what_casts_give() -> None:
+def test_a_norm_that_writes_fp8_gives_what_casts_give():
     results, gradients = sub_layer(fused=True)
     expected, expected_gradients = sub_layer(fused=False)
     for found, plain in zip(results, expected, strict=True):

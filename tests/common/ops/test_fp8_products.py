@@ -67,7 +67,7 @@ def awkward(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("scale", [1.0, 37.3])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_casts_scale_in_fp32_round_to_nearest_even_and_saturate(dtype: torch.dtype, scale: float) -> None:
+def test_casts_scale_in_fp32_round_to_nearest_even_and_saturate(dtype, scale):
     x = awkward(dtype)
     found = cast_reference(x, scaling(scale), dtype, False)
     assert found.data.dtype == dtype
@@ -76,16 +76,15 @@ def test_casts_scale_in_fp32_round_to_nearest_even_and_saturate(dtype: torch.dty
     assert found.scale_inverse.item() == np.float32(1) / np.float32(scale)
 
 
-def test_the_transpose_holds_the_same_bytes() -> None:
+def test_the_transpose_holds_the_same_bytes():
     found = cast_reference(normal(64, 48), scaling(), E4M3, True)
-    assert found.transposed is not None
     assert found.transposed.is_contiguous()
     assert torch.equal(found.transposed.view(torch.uint8), found.data.view(torch.uint8).t())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_what_is_not_finite_becomes_nan_and_leaves_the_scale(dtype: torch.dtype, value: float) -> None:
+def test_what_is_not_finite_becomes_nan_and_leaves_the_scale(dtype, value):
     x, state = normal(32, 32), scaling(3.0)
     x[5, 7] = value
     found = cast_reference(x, state, dtype, False)
@@ -96,7 +95,7 @@ def test_what_is_not_finite_becomes_nan_and_leaves_the_scale(dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_a_use_leaves_the_scale_of_its_own_amax(dtype: torch.dtype) -> None:
+def test_a_use_leaves_the_scale_of_its_own_amax(dtype):
     state = scaling()
     for seed, size in enumerate((1.0, 1e-6, 300.0)):
         x = (normal(600, 32, seed=seed, dtype=torch.float32) * size).to(torch.bfloat16)
@@ -107,7 +106,7 @@ def test_a_use_leaves_the_scale_of_its_own_amax(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 5.0])
-def test_frozen_scales_are_used_and_left(scale: float) -> None:
+def test_frozen_scales_are_used_and_left(scale):
     x, state = normal(32, 32), scaling(scale)
     found = cast_reference(x, state, E4M3, False, frozen_scales=True)
     assert found.scale_inverse.item() == np.float32(1) / (np.float32(scale) if scale else oracle.first_scale(x, E4M3))
@@ -119,7 +118,7 @@ def test_frozen_scales_are_used_and_left(scale: float) -> None:
     [(0.0, 5.0, 1 / np.float32(5), 5.0), (0.0, 0.0, 1.0, 0.0), (1e-40, 0.0, 1 / LARGEST_SCALE, LARGEST_SCALE)],
     ids=["zeros", "zeros at first", "denormal numbers"],
 )
-def test_scales_of_zeros_and_tiny_values(value: float, before: float, inverse: float, after: float) -> None:
+def test_scales_of_zeros_and_tiny_values(value, before, inverse, after):
     state = scaling(before)
     found = cast_reference(torch.full((16, 16), value, dtype=torch.bfloat16), state, E4M3, False)
     assert found.scale_inverse.item() == inverse
@@ -128,7 +127,7 @@ def test_scales_of_zeros_and_tiny_values(value: float, before: float, inverse: f
 
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e5])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_the_first_use_is_as_precise_as_the_format(dtype: torch.dtype, size: float) -> None:
+def test_the_first_use_is_as_precise_as_the_format(dtype, size):
     x = (normal(1000, 64, dtype=torch.float32) * size).to(torch.bfloat16)
     x[1:256:3] *= 2  # rows that are not all sampled
     found = cast_reference(x, scaling(), dtype, False)
@@ -141,7 +140,7 @@ def test_the_first_use_is_as_precise_as_the_format(dtype: torch.dtype, size: flo
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_result_and_gradients_equal_float64_products_of_quantised_operands(dtype: torch.dtype) -> None:
+def test_result_and_gradients_equal_float64_products_of_quantised_operands(dtype):
     layer = Layer(48, 32, dtype=dtype)
     for iteration in range(2):
         x = normal(80, 48, seed=iteration, dtype=dtype).requires_grad_()
@@ -162,14 +161,13 @@ def test_result_and_gradients_equal_float64_products_of_quantised_operands(dtype
             (layer.weight.grad, qdy.T @ qx),
             (layer.bias.grad, dy.double().numpy().sum(0)),
         ):
-            assert found is not None
             assert found.dtype == dtype
             # Half a unit in the last place, and fp32 sums of up to 80 terms.
             step, size = HALF_STEP[dtype], np.abs(expected).max()
             np.testing.assert_allclose(found.detach().double().numpy(), expected, rtol=1.01 * step, atol=1e-5 * size)
 
 
-def test_a_result_without_bias_and_with_leading_dimensions() -> None:
+def test_a_result_without_bias_and_with_leading_dimensions():
     layer = Layer(32, 16)
     x = normal(4, 8, 32)
     found = layer.product(x, layer.weight, None)
@@ -177,7 +175,7 @@ def test_a_result_without_bias_and_with_leading_dimensions() -> None:
     assert torch.equal(found.view(32, 16), flat.product(x.view(32, 32), flat.weight, None))
 
 
-def test_a_detached_bias_is_added_but_not_differentiated() -> None:
+def test_a_detached_bias_is_added_but_not_differentiated():
     layer, plain = Layer(32, 16), Layer(32, 16)
     x, dy = normal(16, 32), normal(16, 16, seed=2)
     found, expected = layer.product(x, layer.weight, layer.bias.detach()), plain(x)
@@ -189,7 +187,7 @@ def test_a_detached_bias_is_added_but_not_differentiated() -> None:
 
 
 @pytest.mark.parametrize("transpose", [True, False], ids=["with transpose", "without"])
-def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on(transpose: bool) -> None:
+def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on(transpose):
     x, dy = normal(32, 48).requires_grad_(), normal(32, 16, seed=2)
     given, plain = Layer(48, 16), Layer(48, 16)
     x8 = cast_reference(x, scaling(), E4M3, transpose)
@@ -220,7 +218,7 @@ class _Same(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_arrives(value: float) -> None:
+def test_a_gradient_that_is_not_finite_arrives(value):
     layer, x = Layer(32, 16), normal(16, 32).requires_grad_()
     dy = normal(16, 16, seed=2)
     dy[3, 5] = value
@@ -230,7 +228,7 @@ def test_a_gradient_that_is_not_finite_arrives(value: float) -> None:
     assert x.grad[4].isfinite().all()
 
 
-def test_backward_keeps_two_transposes_in_fp8_and_their_scales() -> None:
+def test_backward_keeps_two_transposes_in_fp8_and_their_scales():
     layer, x, kept = Layer(48, 32), normal(64, 48).requires_grad_(), []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         layer(x)
@@ -240,7 +238,7 @@ def test_backward_keeps_two_transposes_in_fp8_and_their_scales() -> None:
 # --- the life of the scales
 
 
-def test_forward_passes_may_come_before_their_backward_passes() -> None:
+def test_forward_passes_may_come_before_their_backward_passes():
     layer = Layer(32, 16)
     inputs = [(normal(16, 32, seed=s, dtype=torch.float32) * 10.0**s).to(torch.bfloat16) for s in (0, 1)]
     outputs = [layer(x) for x in inputs]
@@ -254,7 +252,7 @@ def test_forward_passes_may_come_before_their_backward_passes() -> None:
         np.testing.assert_allclose(layer.weight.grad.double().numpy(), expected, rtol=2.0**-8)
 
 
-def test_two_micro_batches_add_up() -> None:
+def test_two_micro_batches_add_up():
     layer, other = Layer(32, 16), Layer(32, 16)
     batches = [(normal(16, 32, seed=s), normal(16, 16, seed=s + 5)) for s in (0, 1)]
     sums = 0.0
@@ -266,7 +264,7 @@ def test_two_micro_batches_add_up() -> None:
     assert torch.equal(layer.weight.grad, sums.to(torch.bfloat16))
 
 
-def test_same_weights_casts_the_weight_once_a_step() -> None:
+def test_same_weights_casts_the_weight_once_a_step():
     model = nn.Sequential(Layer(32, 16), Layer(16, 32))
     x = normal(16, 32)
     model(x)
@@ -281,7 +279,7 @@ def test_same_weights_casts_the_weight_once_a_step() -> None:
     assert [scales_of(layer)[1] for layer in model] == [scale / 2 for scale in first]
 
 
-def test_same_weights_gives_the_same_result() -> None:
+def test_same_weights_gives_the_same_result():
     layer, x = Layer(32, 16), normal(16, 32)
     layer(x)
     again = layer(x)  # by now the scales are those of these very tensors
@@ -289,13 +287,13 @@ def test_same_weights_gives_the_same_result() -> None:
         assert torch.equal(layer(x), again)
 
 
-def test_same_weights_before_any_cast_is_an_error() -> None:
+def test_same_weights_before_any_cast_is_an_error():
     layer = Layer(32, 16)
     with same_weights(layer), pytest.raises(RuntimeError, match="there is no FP8 weight yet"):
         layer(normal(16, 32))
 
 
-def test_evaluation_is_exact_and_moves_no_scale() -> None:
+def test_evaluation_is_exact_and_moves_no_scale():
     layer, x = Layer(32, 16), normal(7, 32)
     layer(normal(16, 32)).sum().backward()
     before = scales_of(layer)
@@ -304,7 +302,7 @@ def test_evaluation_is_exact_and_moves_no_scale() -> None:
     np.testing.assert_array_equal(scales_of(layer), before)
 
 
-def test_a_model_that_is_cast_keeps_its_scales() -> None:
+def test_a_model_that_is_cast_keeps_its_scales():
     layer = Layer(32, 16)
     layer(normal(16, 32)).backward(normal(16, 16, seed=3))
     before = scales_of(layer)
@@ -314,7 +312,7 @@ def test_a_model_that_is_cast_keeps_its_scales() -> None:
     np.testing.assert_array_equal(scales_of(layer), before)
 
 
-def test_a_checkpoint_carries_the_scales_and_training_goes_on_with_them() -> None:
+def test_a_checkpoint_carries_the_scales_and_training_goes_on_with_them():
     layer, resumed = Layer(32, 16), Layer(32, 16)
     layer(normal(16, 32)).backward(normal(16, 16, seed=3))
     resumed.load_state_dict(layer.state_dict())
@@ -358,7 +356,7 @@ def build(model: Mlp, accumulation: int) -> tuple[TrainStep, Optimizer]:
     return TrainStep(accumulate(model.loss), [optimizer], layout), optimizer
 
 
-def test_warm_up_leaves_no_trace_in_the_scales() -> None:
+def test_warm_up_leaves_no_trace_in_the_scales():
     model = Mlp()
     step, _ = build(model, 2)
     runner = StepRunner(step, model, 2)
@@ -368,7 +366,7 @@ def test_warm_up_leaves_no_trace_in_the_scales() -> None:
         assert not layer.product.pending.any()
 
 
-def test_a_skipped_step_moves_the_scales_but_not_the_weights() -> None:
+def test_a_skipped_step_moves_the_scales_but_not_the_weights():
     model = Mlp()
     step, _ = build(model, 1)
     model.up.bias.data[3] = math.inf
@@ -382,7 +380,7 @@ def test_a_skipped_step_moves_the_scales_but_not_the_weights() -> None:
 # --- what cannot be served
 
 
-def test_a_cpu_is_served() -> None:
+def test_a_cpu_is_served():
     assert fp8.unsupported(OperationRequest(CPU, torch.bfloat16, {"columns": 64})) is None
 
 
@@ -394,37 +392,37 @@ def test_a_cpu_is_served() -> None:
         (OperationRequest(torch.device("meta"), torch.float16, {"columns": 64}), "CUDA device, not meta"),
     ],
 )
-def test_unsupported_names_the_reason(request_: OperationRequest, reason: str) -> None:
+def test_unsupported_names_the_reason(request_, reason):
     assert reason in (fp8.unsupported(request_) or "")
 
 
 @pytest.mark.parametrize(("capability", "served"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)])
-def test_a_gpu_needs_fp8_units(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], served: bool) -> None:
+def test_a_gpu_needs_fp8_units(monkeypatch, capability, served):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     reason = fp8.unsupported(OperationRequest(torch.device("cuda"), torch.bfloat16, {"columns": 64}))
     assert (reason is None) == served
     assert served or "compute capability 8.9" in str(reason)
 
 
-def test_rows_of_a_weight_that_are_no_multiple_of_16_are_refused() -> None:
+def test_rows_of_a_weight_that_are_no_multiple_of_16_are_refused():
     with pytest.raises(UnsupportedImplementation, match="40 x 64 can't be multiplied in FP8: 40"):
         Layer(64, 40)
 
 
 @pytest.mark.parametrize("rows", [0, 17])
-def test_rows_of_an_input_that_are_no_multiple_of_16_are_refused(rows: int) -> None:
+def test_rows_of_an_input_that_are_no_multiple_of_16_are_refused(rows):
     layer = Layer(32, 16)
     with pytest.raises(UnsupportedImplementation, match=f"a product of {rows} rows"):
         layer(normal(rows, 32))
     assert not scales_of(layer).any()
 
 
-def test_an_input_of_other_columns_is_refused() -> None:
+def test_an_input_of_other_columns_is_refused():
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         Layer(32, 16)(normal(16, 64))
 
 
-def test_an_fp8_input_in_evaluation_is_refused() -> None:
+def test_an_fp8_input_in_evaluation_is_refused():
     layer, x8 = Layer(32, 16), cast_reference(normal(16, 32), scaling(), E4M3, True)
     with torch.no_grad(), pytest.raises(TypeError, match="takes the tensor itself"):
         layer(x8)

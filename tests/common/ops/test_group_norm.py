@@ -35,7 +35,7 @@ def by_hand(x: np.ndarray, groups: int, weight: np.ndarray, bias: np.ndarray, ep
 
 @pytest.mark.parametrize("silu", [True, False])
 @pytest.mark.parametrize(("parts", "added"), [((12,), False), ((12,), True), ((8, 4), False)])
-def test_group_norm_is_its_formula(parts: tuple[int, ...], added: bool, silu: bool) -> None:
+def test_group_norm_is_its_formula(parts, added, silu):
     inputs = tuple(wide(2, channels, 3, 5, seed=index) + 2 for index, channels in enumerate(parts))
     weight, bias, moved = wide(12, seed=2), wide(12, seed=3), wide(2, 12, seed=4) if added else None
     x = np.concatenate([value.numpy() for value in inputs], 1) + (
@@ -48,7 +48,7 @@ def test_group_norm_is_its_formula(parts: tuple[int, ...], added: bool, silu: bo
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
-def test_group_norm_in_half_precision_rounds_once() -> None:
+def test_group_norm_in_half_precision_rounds_once():
     x, weight, bias = wide(2, 8, 3, 3).half(), wide(8, seed=1).half(), wide(8, seed=2).half()
     found = group_norm_reference((x,), weight, bias, 2, 1e-5, silu=True)
     single = group_norm_reference((x.float(),), weight.float(), bias.float(), 2, 1e-5, silu=True)
@@ -57,7 +57,7 @@ def test_group_norm_in_half_precision_rounds_once() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_group_norm_far_from_zero_keeps_its_variance(layout: torch.memory_format) -> None:
+def test_group_norm_far_from_zero_keeps_its_variance(layout):
     x = (wide(2, 32, 16, 16).float() + 1000).contiguous(memory_format=layout)
     found = group_norm_reference((x,), torch.ones(32), torch.zeros(32), 4, 1e-5, silu=False)
     assert isinstance(found, Tensor)
@@ -76,9 +76,7 @@ def test_group_norm_far_from_zero_keeps_its_variance(layout: torch.memory_format
         ([(2, 12, 3, 3)] * 2, 4, (2, 24), "a value for each of a sample"),
     ],
 )
-def test_what_cannot_be_normalised_is_refused(
-    shapes: list[tuple[int, ...]], groups: int, added: tuple[int, int] | None, message: str
-) -> None:
+def test_what_cannot_be_normalised_is_refused(shapes, groups, added, message):
     inputs = tuple(wide(*shape) for shape in shapes)
     with pytest.raises(ValueError, match=message):
         group_norm_reference(
@@ -89,7 +87,7 @@ def test_what_cannot_be_normalised_is_refused(
 # The layers
 
 
-def test_the_layer_takes_one_input_or_a_pair_and_hands_them_on() -> None:
+def test_the_layer_takes_one_input_or_a_pair_and_hands_them_on():
     layer = GroupNorm(12, 3, 1e-6, silu=False).double()
     oracle = nn.GroupNorm(3, 12, 1e-6).double()
     assert layer.state_dict().keys() == oracle.state_dict().keys()
@@ -107,7 +105,7 @@ def test_the_layer_takes_one_input_or_a_pair_and_hands_them_on() -> None:
     torch.testing.assert_close(layer(x, added=added), oracle(x + added[..., None, None]), rtol=1e-12, atol=1e-13)
 
 
-def test_layers_say_what_they_chose_and_refuse_what_cannot_be() -> None:
+def test_layers_say_what_they_chose_and_refuse_what_cannot_be():
     model = nn.Sequential(GroupNorm(32, 16, 1e-5, silu=True), LayerNorm(32))
     assert choose(model, GroupNorm, "auto", torch.float64) == "reference"
     assert choose(model, LayerNorm, "auto", torch.float64) == "reference"
@@ -117,7 +115,7 @@ def test_layers_say_what_they_chose_and_refuse_what_cannot_be() -> None:
         choose(model, LayerNorm, "triton", torch.float64)
 
 
-def test_layer_norm_adds_first_and_is_pytorchs() -> None:
+def test_layer_norm_adds_first_and_is_pytorchs():
     layer, oracle = LayerNorm(6, 1e-5).double(), nn.LayerNorm(6, 1e-5).double()
     with torch.no_grad():
         layer.weight.copy_(wide(6))
@@ -148,12 +146,12 @@ def request(device: str = "cuda", dtype: torch.dtype = torch.float16, **sizes: i
         (request("cpu"), "needs a GPU"),
     ],
 )
-def test_apex_is_refused_what_it_would_leave_to_pytorch(asked: OperationRequest, reason: str) -> None:
+def test_apex_is_refused_what_it_would_leave_to_pytorch(asked, reason):
     with pytest.raises(UnsupportedImplementation, match=reason):
         group_norm.GROUP_NORM.select("apex", asked)
 
 
-def test_apex_normalises_with_the_parameters_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apex_normalises_with_the_parameters_that_it_is_given(monkeypatch):
     """The module of this test has apex's documented constructor. Its own parameters would give other results."""
 
     class ApexGroupNorm(nn.GroupNorm):

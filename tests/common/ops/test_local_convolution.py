@@ -45,14 +45,12 @@ def refuse(*_: Tensor) -> Tensor:
     ("channels", "filters", "volume"),
     [(1, 1, (1, 1, 2)), (3, 5, (4, 3, 6)), (4, 32, (2, 3, 8)), (64, 32, (3, 2, 4)), (32, 7, (5, 5, 10))],
 )
-def test_the_folded_gradient_of_the_weight_is_that_of_the_whole(
-    channels: int, filters: int, volume: tuple[int, int, int], memory_format: torch.memory_format
-) -> None:
+def test_the_folded_gradient_of_the_weight_is_that_of_the_whole(channels, filters, volume, memory_format):
     dy, x, weight = (tensor.contiguous(memory_format=memory_format) for tensor in case(channels, filters, volume))
     assert_equal(local_convolution.folded_weight_gradient(dy, x, weight), whole(dy, x, weight, 1)[1])
 
 
-def test_narrow_layers_of_even_width_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_layers_of_even_width_are_folded(monkeypatch):
     monkeypatch.setattr(local_convolution, "folded_weight_gradient", refuse)
     with pytest.raises(AssertionError, match="folded"):
         FOLDED.backward(*case(3, local_convolution.FOLDED_CHANNELS, (2, 3, 4)), 1, (True, True))
@@ -61,7 +59,7 @@ def test_narrow_layers_of_even_width_are_folded(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("filters", "width", "stride"), [(5, 7, 1), (33, 4, 1), (5, 4, 2)], ids=["odd width", "wide", "stride"]
 )
-def test_other_layers_are_not_folded(filters: int, width: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_layers_are_not_folded(filters, width, stride, monkeypatch):
     monkeypatch.setattr(local_convolution, "folded_weight_gradient", refuse)
     dy, x, weight = case(3, filters, (4, 2, width), stride)
     found = FOLDED.backward(dy, x, weight, stride, (True, True))
@@ -70,7 +68,7 @@ def test_other_layers_are_not_folded(filters: int, width: int, stride: int, monk
 
 
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)], ids=["both", "input", "weight"])
-def test_only_needed_gradients_are_computed(needs: tuple[bool, bool]) -> None:
+def test_only_needed_gradients_are_computed(needs):
     dy, x, weight = case(3, 5, (4, 2, 6))
     found = FOLDED.backward(dy, x, weight, 1, needs)
     for gradient, needed, expected in zip(found, needs, whole(dy, x, weight, 1), strict=True):
@@ -83,6 +81,6 @@ def test_only_needed_gradients_are_computed(needs: tuple[bool, bool]) -> None:
 @pytest.mark.parametrize(
     ("dtype", "name"), [(torch.bfloat16, "folded"), (torch.float16, "folded"), (torch.float32, "reference")]
 )
-def test_auto_folds_half_precision_on_a_gpu(dtype: torch.dtype, name: str) -> None:
+def test_auto_folds_half_precision_on_a_gpu(dtype, name):
     request = OperationRequest(torch.device("cuda"), dtype, {"channels": 32})
     assert LOCAL_CONVOLUTION.select(AUTO, request).name == name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,7 +32,7 @@ OPTIONAL = ("cudnn", "triton")
 OF_EVERY_ONE = pytest.mark.parametrize("operation", DECLARED, ids=lambda operation: operation.name)
 
 
-def test_all_operations_are_found() -> None:
+def test_all_operations_are_found():
     assert len(DECLARED) > 40
     assert {"rms_norm", "linear", "transducer_loss", "adaptive"} <= {operation.name for operation in DECLARED}
 
@@ -51,7 +50,7 @@ def parameters_of(function: Any) -> tuple[int, dict[str, Any]]:
 
 
 @OF_EVERY_ONE
-def test_implementations_have_the_parameters_of_the_reference(operation: Operation) -> None:
+def test_implementations_have_the_parameters_of_the_reference(operation):
     reference = functions_of(operation.reference)
     for name in operation.fast:
         try:
@@ -78,7 +77,7 @@ RUN_ON_A_CPU = {
 
 
 @OF_EVERY_ONE
-def test_on_a_cpu_every_other_implementation_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_every_other_implementation_is_refused(operation, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     cases = cases_of(operation)
     request = cases[0].request(CPU, cases[0].dtypes[-1]) if cases else REQUEST
@@ -91,7 +90,7 @@ def test_on_a_cpu_every_other_implementation_is_refused(operation: Operation, mo
 
 
 @pytest.mark.parametrize(("operation", "limit"), [(RMS_NORM, 16384), (LAYER_NORM_1P, 16384), (ADD_LAYER_NORM, 8192)])
-def test_rows_that_no_program_holds_are_refused(operation: Operation, limit: int) -> None:
+def test_rows_that_no_program_holds_are_refused(operation, limit):
     for features, reason in ((limit, None), (2 * limit, f"features is at most {limit}, not {2 * limit}")):
         request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"features": features})
         assert operation.unsupported("triton", request) == reason
@@ -118,7 +117,7 @@ def small(**fast: Implementation) -> Operation:
     return Operation("increment", forward, fast)
 
 
-def test_auto_takes_the_first_implementation_that_serves_the_request() -> None:
+def test_auto_takes_the_first_implementation_that_serves_the_request():
     operation = small(
         first=Implementation(backward, on_gpus_only), second=Implementation(abs), third=Implementation(min)
     )
@@ -126,13 +125,13 @@ def test_auto_takes_the_first_implementation_that_serves_the_request() -> None:
     assert operation.select("auto", OperationRequest(torch.device("cuda"), torch.float32)).name == "first"
 
 
-def test_auto_never_takes_an_implementation_of_another_precision() -> None:
+def test_auto_never_takes_an_implementation_of_another_precision():
     operation = small(coarse=Implementation(abs, automatic=False))
     assert operation.select("auto", REQUEST) == Choice("reference", forward)
     assert operation.select("coarse", REQUEST).function is abs
 
 
-def test_an_implementation_is_imported_when_it_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_is_imported_when_it_is_chosen(tmp_path, monkeypatch):
     (tmp_path / "functions_of_a_test.py").write_text("def forward(): ...\ndef backward(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     operation = Operation(
@@ -153,20 +152,20 @@ def test_an_implementation_is_imported_when_it_is_chosen(tmp_path: Path, monkeyp
         operation.function("absent")
 
 
-def test_the_refusal_names_the_option_the_operation_and_the_reason() -> None:
+def test_the_refusal_names_the_option_the_operation_and_the_reason():
     operation = small(fast=Implementation(abs, on_gpus_only))
     message = r"^model\.implementations\.plus=fast: implementation 'fast' of increment cannot be used: it needs a GPU$"
     with pytest.raises(UnsupportedImplementation, match=message):
         select({"plus": "fast"}, "plus", operation, REQUEST)
 
 
-def test_several_operations_are_chosen_at_once_and_auto_serves_those_without_a_request() -> None:
+def test_several_operations_are_chosen_at_once_and_auto_serves_those_without_a_request():
     operations = {"a": small(fast=Implementation(abs)), "b": small(fast=Implementation(abs))}
     chosen = choose({"a": "reference"}, operations, REQUEST)
     assert chosen == {"a": Choice("reference", forward), "b": Choice("fast", abs)}
 
 
-def test_the_mapping_of_the_configuration_is_checked_and_completed() -> None:
+def test_the_mapping_of_the_configuration_is_checked_and_completed():
     operations = {"a": small(fast=Implementation(abs)), "b": small()}
     assert all_implementations({"a": "fast"}, operations) == {"a": "fast", "b": "auto"}
     with pytest.raises(ConfigError, match=r"^implementations\.c: unknown operation; there are a, b$"):
@@ -177,6 +176,6 @@ def test_the_mapping_of_the_configuration_is_checked_and_completed() -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "reference"])
-def test_names_with_a_meaning_cannot_be_an_implementations(name: str) -> None:
+def test_names_with_a_meaning_cannot_be_an_implementations(name):
     with pytest.raises(ValueError, match=f"increment: {name} cannot name"):
         small(**{name: Implementation(abs)})

@@ -103,13 +103,6 @@ def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel, presorted
         assert kept[row, there[row]].tolist() == expected
 
 
-def test_a_pixel_more_suppresses_others():
-    boxes = torch.tensor([[[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 2.0, 1.0]]])  # touching, or a third in common
-    score = torch.tensor([[2.0, 1.0]])
-    assert suppression.suppress_reference(boxes, score, None, 0.3, 2)[1].tolist() == [[True, True]]
-    assert suppression.suppress_reference(boxes, score, None, 0.3, 2, pixel=1.0)[1].tolist() == [[True, False]]
-
-
 def test_without_classes_all_are_of_one():
     boxes, score, classes = candidates(6, 2, 100, 1)
     found = suppression.suppress_reference(boxes, score, None, 0.5, 100)

@@ -35,17 +35,17 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize("operation", [ATTENTION, LINEAR], ids=lambda found: found.name)
-def test_it_needs_a_gpu_and_the_package(operation, hopper) -> None:
+def test_it_needs_a_gpu_and_the_package(operation, hopper):
     assert "needs a CUDA device, not cpu" in refusal(operation, "cpu")
     assert "transformer-engine is not installed" in refusal(operation)
 
 
 @pytest.mark.parametrize("operation", [ATTENTION, LINEAR], ids=lambda found: found.name)
-def test_it_takes_16_bits(operation, hopper) -> None:
+def test_it_takes_16_bits(operation, hopper):
     assert re.search("not (of )?torch.float32", refusal(operation, dtype=torch.float32))
 
 
-def test_sizes_and_gpus_that_it_does_not_take(hopper) -> None:
+def test_sizes_and_gpus_that_it_does_not_take(hopper):
     assert "40 columns are not a multiple of 16" in refusal(LINEAR, columns=40)
     for head_dim in (60, 136):
         assert f"up to 128, not {head_dim}" in refusal(ATTENTION, head_dim=head_dim)
@@ -54,7 +54,7 @@ def test_sizes_and_gpus_that_it_does_not_take(hopper) -> None:
     assert "needs compute capability 9.0" in refusal(ATTENTION)
 
 
-def test_auto_keeps_the_precision_and_our_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_keeps_the_precision_and_our_attention(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(optional_packages, "_import_all", lambda package: None)
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, SIZES)
@@ -64,7 +64,7 @@ def test_auto_keeps_the_precision_and_our_attention(monkeypatch: pytest.MonkeyPa
     assert ATTENTION.select("te", request).name == "te"
 
 
-def test_sequences_anywhere_become_bounds_with_absent_ones_behind_the_last() -> None:
+def test_sequences_anywhere_become_bounds_with_absent_ones_behind_the_last():
     starts, lengths = torch.tensor([20, 3, 0, 11, 0]), torch.tensor([5, 7, 0, 9, 0])
     sums, firsts = te_attention._bounds(starts, lengths, 32)
     assert sums.tolist() == [0, 5, 12, 12, 21, 21]
@@ -72,7 +72,7 @@ def test_sequences_anywhere_become_bounds_with_absent_ones_behind_the_last() -> 
     assert sums.dtype == firsts.dtype == torch.int32
 
 
-def test_a_layers_weight_and_rows_are_multiples_of_16() -> None:
+def test_a_layers_weight_and_rows_are_multiples_of_16():
     with pytest.raises(UnsupportedImplementation, match="40 x 64 can't be multiplied in FP8"):
         TeProduct(torch.empty(40, 64))
     weight = torch.empty(32, 64, requires_grad=True)
@@ -81,7 +81,7 @@ def test_a_layers_weight_and_rows_are_multiples_of_16() -> None:
             TeProduct(weight)(torch.empty(rows, 64), weight, None)
 
 
-def test_without_gradients_products_are_pytorchs_and_no_scale_moves() -> None:
+def test_without_gradients_products_are_pytorchs_and_no_scale_moves():
     layer = Linear(64, 32)
     torch.nn.init.normal_(layer.weight)
     torch.nn.init.normal_(layer.bias)
@@ -92,7 +92,7 @@ def test_without_gradients_products_are_pytorchs_and_no_scale_moves() -> None:
     assert torch.equal(layer.product.scales, before)
 
 
-def test_a_checkpoint_has_scales_alone_and_they_stay_in_fp32() -> None:
+def test_a_checkpoint_has_scales_alone_and_they_stay_in_fp32():
     layer = Linear(64, 32)
     layer.product = TeProduct(layer.weight.detach().bfloat16())
     assert set(layer.state_dict()) == {"weight", "bias", "product.scales"}

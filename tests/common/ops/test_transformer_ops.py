@@ -108,19 +108,19 @@ def kept(seed: int, site: int, index: int, dropped: int) -> bool:
 
 @pytest.mark.parametrize("seed", [0, 1, 0xFFFF_FFFF, 0x1234_5678_9ABC_DEF0, -1])
 @pytest.mark.parametrize("site", [0, 1, 73, 2**31 + 5])
-def test_mask_is_the_defined_hash(seed: int, site: int) -> None:
+def test_mask_is_the_defined_hash(seed, site):
     indices = [*range(20), 2**16 - 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
     found = keep_mask(torch.tensor(seed), site, torch.tensor(indices), 0.5)
     assert found.tolist() == [kept(seed, site, index, 32768) for index in indices]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 64])
-def test_mask_of_a_count_is_that_of_its_indices(count: int) -> None:
+def test_mask_of_a_count_is_that_of_its_indices(count):
     assert torch.equal(keep_mask(SEED, 3, count, 0.5), keep_mask(SEED, 3, torch.arange(count), 0.5))
 
 
 @pytest.mark.parametrize("width", [8, 7])
-def test_mask_of_rows_is_that_of_their_elements(width: int) -> None:
+def test_mask_of_rows_is_that_of_their_elements(width):
     rows = torch.tensor([[0, 5], [2**20, 9]])
     indices = rows.unsqueeze(-1) * width + torch.arange(width)
     assert torch.equal(keep_rows(SEED, 3, rows, width, 0.5), keep_mask(SEED, 3, indices, 0.5))
@@ -134,25 +134,25 @@ COUNT = 1 << 19
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_share_of_dropped_elements_is_p(p: float) -> None:
+def test_share_of_dropped_elements_is_p(p):
     masks = [keep_mask(torch.tensor(seed), site, COUNT, p) for seed in range(3) for site in range(3)]
     assert all(within(1 - mask.sum() / COUNT, round(p * 65536) / 65536, COUNT) for mask in masks)
 
 
-def test_masks_of_seeds_and_sites_are_independent() -> None:
+def test_masks_of_seeds_and_sites_are_independent():
     seeds = [0, 1, 2**32, 2**32 + 1]
     masks = [keep_mask(torch.tensor(seed), site, COUNT, 0.5) for seed in seeds for site in range(4)]
     assert all(within((a == b).sum() / COUNT, 0.5, COUNT) for a, b in itertools.combinations(masks, 2))
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 64, 512, 1024, 16 * 512])
-def test_masks_of_neighbours_are_independent(distance: int) -> None:
+def test_masks_of_neighbours_are_independent(distance):
     mask = keep_mask(SEED, 5, COUNT, 0.5)
     agree = (mask[distance:] == mask[:-distance]).double().mean()
     assert within(agree, 0.5, COUNT - distance)
 
 
-def test_dropout_scales_what_it_keeps_and_its_gradient_alike() -> None:
+def test_dropout_scales_what_it_keeps_and_its_gradient_alike():
     x = wide(6, 5).requires_grad_()
     y = dropout_reference(x, 0.1, SEED, 2)
     y.sum().backward()
@@ -161,13 +161,13 @@ def test_dropout_scales_what_it_keeps_and_its_gradient_alike() -> None:
     assert torch.equal(x.grad, mask.double() * SCALE)
 
 
-def test_no_dropout_returns_its_input() -> None:
+def test_no_dropout_returns_its_input():
     x = wide(4)
     assert dropout_reference(x, 0.0, SEED, 0) is x
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 0.999999])
-def test_impossible_probability_is_an_error(p: float) -> None:
+def test_impossible_probability_is_an_error(p):
     with pytest.raises(ValueError, match="dropout probability"):
         threshold(p)
 
@@ -204,7 +204,7 @@ def attention_by_sequence(qkv: Tensor, p: float) -> Tensor:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_attention_is_that_of_each_sequence_alone(p: float) -> None:
+def test_attention_is_that_of_each_sequence_alone(p):
     qkv, weights = wide(T, 3, H, D).requires_grad_(), wide(T, H, D, seed=1)
     found = attention_reference(qkv, *sequences(), L, DropoutMask(p, SEED, 4))
     expected = attention_by_sequence(qkv, p)
@@ -213,7 +213,7 @@ def test_attention_is_that_of_each_sequence_alone(p: float) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_outside_sequences_are_zero_even_where_the_buffer_is_not_a_number() -> None:
+def test_rows_outside_sequences_are_zero_even_where_the_buffer_is_not_a_number():
     qkv = wide(T, 3, H, D)
     qkv[outside()] = math.nan
     qkv.requires_grad_()
@@ -225,7 +225,7 @@ def test_rows_outside_sequences_are_zero_even_where_the_buffer_is_not_a_number()
     assert not qkv.grad[outside()].any()
 
 
-def test_attention_hands_the_gradient_to_a_bias_that_was_added_before() -> None:
+def test_attention_hands_the_gradient_to_a_bias_that_was_added_before():
     qkv, bias = wide(T, 3, H, D).requires_grad_(), wide(3 * H * D, seed=1).requires_grad_()
 
     def biased(qkv: Tensor, bias: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def test_attention_hands_the_gradient_to_a_bias_that_was_added_before() -> None:
     assert torch.autograd.gradcheck(biased, (qkv, bias), atol=1e-7)
 
 
-def test_a_bias_has_no_gradient_from_rows_outside_sequences() -> None:
+def test_a_bias_has_no_gradient_from_rows_outside_sequences():
     qkv = wide(T, 3, H, D)
     qkv[outside()] = math.nan
     qkv.requires_grad_()
@@ -247,7 +247,7 @@ def test_a_bias_has_no_gradient_from_rows_outside_sequences() -> None:
     torch.testing.assert_close(bias.grad, qkv.grad.sum(0).flatten(), rtol=1e-12, atol=1e-12)
 
 
-def test_attention_in_half_precision_computes_in_single() -> None:
+def test_attention_in_half_precision_computes_in_single():
     qkv = wide(T, 3, H, D).bfloat16()
     found = attention_reference(qkv, *sequences(), L, DropoutMask(0.0, SEED, 4))
     assert torch.equal(found, attention_reference(qkv.float(), *sequences(), L, DropoutMask(0.0, SEED, 4)).bfloat16())
@@ -263,7 +263,7 @@ def norm_by_hand(z: np.ndarray, weight: np.ndarray, bias: np.ndarray, epsilon: f
 
 @pytest.mark.parametrize("p", [0.0, 0.1])
 @pytest.mark.parametrize("parts", ["neither", "bias", "residual", "both"])
-def test_dropout_add_norm_is_its_formula(p: float, parts: str) -> None:
+def test_dropout_add_norm_is_its_formula(p, parts):
     x, weight, norm_bias = wide(5, 6), wide(6, seed=1), wide(6, seed=2)
     bias = wide(6, seed=3) if parts in ("bias", "both") else None
     residual = wide(5, 6, seed=4) if parts in ("residual", "both") else None
@@ -275,7 +275,7 @@ def test_dropout_add_norm_is_its_formula(p: float, parts: str) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_dropout_add_norm_in_half_precision_rounds_once() -> None:
+def test_dropout_add_norm_in_half_precision_rounds_once():
     x, bias, residual, weight, norm_bias = (
         t.bfloat16() for t in (wide(5, 6), wide(6), wide(5, 6, seed=1), wide(6, seed=2), wide(6, seed=3))
     )
@@ -284,7 +284,7 @@ def test_dropout_add_norm_in_half_precision_rounds_once() -> None:
     assert torch.equal(found, dropout_add_norm_reference(*single, 1e-12, DropoutMask(0.1, SEED, 1)).bfloat16())
 
 
-def test_bias_gelu_is_the_tanh_form() -> None:
+def test_bias_gelu_is_the_tanh_form():
     x, bias = wide(40, 3) * 3, wide(3, seed=1)
     z = (x + bias).numpy()
     expected = 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
@@ -294,7 +294,7 @@ def test_bias_gelu_is_the_tanh_form() -> None:
 # Cross-entropy: 5 words in 8 columns.
 
 
-def test_cross_entropy_knows_no_padding_columns() -> None:
+def test_cross_entropy_knows_no_padding_columns():
     logits = wide(4, 8)
     logits[:, 5:] = 100.0
     logits.requires_grad_()
@@ -309,7 +309,7 @@ def test_cross_entropy_knows_no_padding_columns() -> None:
     assert correct.tolist() == (words.argmax(1) == labels.numpy()).tolist()
 
 
-def test_rows_without_a_label_do_not_count_whatever_their_logits() -> None:
+def test_rows_without_a_label_do_not_count_whatever_their_logits():
     logits = wide(3, 8)
     logits[1] = math.nan
     logits.requires_grad_()
@@ -320,13 +320,13 @@ def test_rows_without_a_label_do_not_count_whatever_their_logits() -> None:
     assert not logits.grad[1:].any()
 
 
-def test_the_first_of_equal_logits_is_the_prediction() -> None:
+def test_the_first_of_equal_logits_is_the_prediction():
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]]).expand(2, 4)
     _, correct = masked_cross_entropy_reference(logits, torch.tensor([1, 2]), 4)
     assert correct.tolist() == [True, False]
 
 
-def test_losses_of_half_precision_logits_are_single() -> None:
+def test_losses_of_half_precision_logits_are_single():
     logits = (wide(3, 8) * 10).half()
     losses, _ = masked_cross_entropy_reference(logits, torch.tensor([0, 1, 2]), 8)
     torch.testing.assert_close(losses, F.cross_entropy(logits.float(), torch.tensor([0, 1, 2]), reduction="none"))
@@ -335,7 +335,7 @@ def test_losses_of_half_precision_logits_are_single() -> None:
 # Linear layers.
 
 
-def test_linear_leaves_its_bias_to_the_caller() -> None:
+def test_linear_leaves_its_bias_to_the_caller():
     layer = Linear(3, 4, dtype=torch.float64)
     with torch.no_grad():
         layer.weight.copy_(wide(4, 3))
@@ -346,7 +346,7 @@ def test_linear_leaves_its_bias_to_the_caller() -> None:
     np.testing.assert_allclose(layer(x).detach().numpy(), product + layer.bias.detach().numpy(), rtol=1e-12)
 
 
-def test_linear_leaves_the_gradient_of_its_bias_to_the_caller() -> None:
+def test_linear_leaves_the_gradient_of_its_bias_to_the_caller():
     layer = Linear(3, 4, dtype=torch.float64)
     with torch.no_grad():
         layer.weight.copy_(wide(4, 3))
@@ -359,7 +359,7 @@ def test_linear_leaves_the_gradient_of_its_bias_to_the_caller() -> None:
     torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(4, 3), rtol=1e-12, atol=0)
 
 
-def test_an_unknown_product_is_named_with_those_there_are() -> None:
+def test_an_unknown_product_is_named_with_those_there_are():
     with pytest.raises(UnsupportedImplementation, match=r"no implementation 'int1'; choose one of auto, .*reference"):
         Linear(3, 4).choose("int1")
 
@@ -373,7 +373,7 @@ M, WORDS, COLUMNS = 9, 20, 8
 LOG_SUM_EXP, GRADIENT = OF_A_PART.reference
 
 
-def test_parts_give_the_loss_and_the_gradient_of_the_whole() -> None:
+def test_parts_give_the_loss_and_the_gradient_of_the_whole():
     generator = torch.Generator().manual_seed(3)
     whole = torch.randn(M, WORDS, generator=generator, dtype=torch.float64).mul_(3).requires_grad_()
     labels = torch.tensor([0, 7, 8, 15, 16, 19, NO_LABEL, 3, NO_LABEL])
@@ -402,7 +402,7 @@ def test_parts_give_the_loss_and_the_gradient_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("anything", [float("nan"), float("inf")])
-def test_rows_without_a_label_have_no_gradient_whatever_they_are(anything: float) -> None:
+def test_rows_without_a_label_have_no_gradient_whatever_they_are(anything):
     logits = torch.full((2, COLUMNS), anything)
     labels = torch.tensor([NO_LABEL, NO_LABEL])
     assert not GRADIENT(torch.ones(2), logits, labels, torch.full((2,), anything), 5).any()

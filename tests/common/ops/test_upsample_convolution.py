@@ -54,13 +54,13 @@ def run(name: str, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> list[
 @pytest.mark.parametrize(
     "sizes", [(2, 3, 5, 4, 4), (1, 4, 2, 3, 5), (2, 2, 2, 1, 1), (1, 1, 3, 1, 4)], ids=["square", "odd", "one", "row"]
 )
-def test_result_and_gradients_are_the_definitions(sizes: tuple[int, ...]) -> None:
+def test_result_and_gradients_are_the_definitions(sizes):
     given = inputs(*sizes, torch.float64)
     for value, formula in zip(run("reference", *given), expected(*given), strict=True):
         torch.testing.assert_close(value, formula, rtol=1e-12, atol=1e-12)
 
 
-def test_half_precision_rounds_once_a_weight() -> None:
+def test_half_precision_rounds_once_a_weight():
     given = inputs(2, 16, 8, 4, 5, torch.bfloat16)
     for value, formula in zip(run("reference", *given), expected(*given), strict=True):
         assert value.dtype == torch.bfloat16
@@ -68,20 +68,20 @@ def test_half_precision_rounds_once_a_weight() -> None:
 
 
 @NAMES
-def test_channels_last_stays(name: str) -> None:
+def test_channels_last_stays(name):
     y, dx, *_ = run(name, *inputs(2, 4, 6, 3, 3, torch.float32))
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert dx.is_contiguous(memory_format=torch.channels_last)
 
 
 @NAMES
-def test_both_directions_are_capturable(name: str) -> None:
+def test_both_directions_are_capturable(name):
     given = inputs(1, 2, 2, 3, 3, torch.float32)
     with Capturable():
         run(name, *given)
 
 
-def test_the_layer_is_a_convolution_behind_an_upsampling() -> None:
+def test_the_layer_is_a_convolution_behind_an_upsampling():
     torch.manual_seed(0)
     layer, twin = UpsampleConvolution(4).double(), torch.nn.Conv2d(4, 4, 3, padding=1).double()
     assert {name: value.shape for name, value in layer.state_dict().items()} == {

@@ -28,10 +28,10 @@ def product(dy: Tensor, x: Tensor, dy_inverse: Tensor, x_inverse: Tensor) -> Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_products_add_up(dtype: torch.dtype) -> None:
+def test_products_add_up(dtype):
     given = operands(48, 32, 64)
     gradient = torch.ones(48, 32, dtype=dtype)
-    taken: list[tuple[int, ...]] = []
+    taken = []
 
     def allocate(shape: tuple[int, ...], of: torch.dtype) -> Tensor:
         taken.append(tuple(shape))
@@ -44,7 +44,7 @@ def test_products_add_up(dtype: torch.dtype) -> None:
     assert taken == [(48, 32)] * 2
 
 
-def test_cublaslt_keeps_its_settings() -> None:
+def test_cublaslt_keeps_its_settings():
     """The structures and constants are ours. If cuBLASLt is installed, it returns the attributes that it has read."""
     try:
         library = cublaslt.library()
@@ -73,7 +73,7 @@ def test_cublaslt_keeps_its_settings() -> None:
     assert ctypes.sizeof(cublaslt._Heuristic) == 64 + 8 + 4 + 4 + 16
 
 
-def test_cublaslt_says_which_call_failed() -> None:
+def test_cublaslt_says_which_call_failed():
     try:
         cublaslt.library()
     except OSError as error:

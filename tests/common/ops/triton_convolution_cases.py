@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 # Batch norm and epilogues
 
 
-def test_a_mean_far_from_zero_keeps_the_variance() -> None:
+def test_a_mean_far_from_zero_keeps_the_variance():
     random = torch.Generator().manual_seed(0)
     x = (2 * torch.randn((4, 8, 6, 6), generator=random) + 1e4).contiguous(memory_format=torch.channels_last)
     narrow, wide = (
@@ -43,14 +43,14 @@ def test_a_mean_far_from_zero_keeps_the_variance() -> None:
     assert (y - expected).norm() < 2e-3 * expected.norm()
 
 
-def test_what_is_not_needed_is_not_computed() -> None:
+def test_what_is_not_needed_is_not_computed():
     dy, y = (torch.ones(2, 24, 5, 7).contiguous(memory_format=torch.channels_last) for _ in range(2))
     assert epilogue.masked(dy, None, False)[0] is dy
     assert epilogue.masked(dy, None, True)[0] is dy
     assert epilogue.masked(dy, y, False)[1] is None
 
 
-def test_not_a_number_stays_one_and_passes_no_gradient() -> None:
+def test_not_a_number_stays_one_and_passes_no_gradient():
     dy, broken = (torch.ones(2, 24, 5, 7).contiguous(memory_format=torch.channels_last) for _ in range(2))
     broken[0, 0, 0, 0] = torch.nan
     y = epilogue.epilogue_(torch.zeros_like(broken), torch.zeros(24), broken, True)
@@ -58,7 +58,7 @@ def test_not_a_number_stays_one_and_passes_no_gradient() -> None:
     assert epilogue.masked(dy, y, False)[0][0, 0, 0, 0] == 0
 
 
-def test_no_pictures() -> None:
+def test_no_pictures():
     empty = torch.empty(0, 8, 4, 4).contiguous(memory_format=torch.channels_last)
     assert epilogue.epilogue_(empty, torch.zeros(8), None, True).shape == empty.shape
 
@@ -68,9 +68,7 @@ def test_no_pictures() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_sums_and_their_gradient_are_the_references_to_the_bit(
-    memory_format: torch.memory_format, dtype: torch.dtype
-) -> None:
+def test_sums_and_their_gradient_are_the_references_to_the_bit(memory_format, dtype):
     random = torch.Generator().manual_seed(0)
     weight = torch.randn(40, 35, 3, 3, generator=random).to(dtype).to(memory_format=memory_format).requires_grad_()
     dtaps = torch.randn(35, 40, 4, 4, generator=random).to(dtype)  # strides differ from those of the taps
@@ -82,7 +80,7 @@ def test_sums_and_their_gradient_are_the_references_to_the_bit(
     torch.testing.assert_close(gradient, reference, rtol=1e-6, atol=1e-6)
 
 
-def test_both_directions_are_capturable() -> None:
+def test_both_directions_are_capturable():
     weight = torch.randn(3, 3, 3, 3).requires_grad_()
     with Capturable():
         torch.autograd.grad(upsampling.summed_taps(weight).sum(), weight)
@@ -120,7 +118,7 @@ def built(weight: Tensor, exchange: Any = None) -> SpatialConv3d:
     return layer
 
 
-def test_a_layer_has_both_gradients() -> None:
+def test_a_layer_has_both_gradients():
     x, weight, dy = problem(2, (4, 6, 3), 3)
     layer = built(weight)
     y = layer(x.requires_grad_())
@@ -131,7 +129,7 @@ def test_a_layer_has_both_gradients() -> None:
         assert_close(found, exact)
 
 
-def test_voxels_beyond_the_volume_add_nothing() -> None:
+def test_voxels_beyond_the_volume_add_nothing():
     """The last tile is not full. A missing voxel would see the last one, and even 0 times infinity would count."""
     x, weight, dy = problem(1, (3, 3, 5), 16)
     x[0, 0, 2, 2, 4] = torch.inf
@@ -157,7 +155,7 @@ class Neighbours:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_slabs_of_a_first_layer_equal_the_whole(overlap: bool) -> None:
+def test_slabs_of_a_first_layer_equal_the_whole(overlap):
     x, weight, dy = problem(2, (6, 4, 5), 16)
     parts, dweight = [], torch.zeros_like(weight)
     for first in (0, 2, 4):
@@ -173,7 +171,7 @@ def test_slabs_of_a_first_layer_equal_the_whole(overlap: bool) -> None:
     assert_close(dweight, expected_dweight)
 
 
-def test_auto_takes_the_kernels_for_one_channel_alone() -> None:
+def test_auto_takes_the_kernels_for_one_channel_alone():
     chosen = [
         LOCAL_CONVOLUTION.select(AUTO, OperationRequest(CPU, torch.float32, {"channels": channels}))
         for channels in (1, 2)

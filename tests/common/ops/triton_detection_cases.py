@@ -3,12 +3,10 @@
 tests/test_interpreted_kernels.py runs this file.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from common.ops.anchor_matching import BELOW, MatchingRule
+from common.ops.anchor_matching import BELOW
 from common.ops.anchor_matching import triton as matching_triton
 from common.ops.anchor_matching.cases import RETINANET, SAMPLED, SSD
 from common.ops.suppression import triton as suppression_triton
@@ -16,7 +14,7 @@ from common.ops.suppression import triton as suppression_triton
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
-def test_only_anchors_that_no_other_overlaps_more_are_rescued() -> None:
+def test_only_anchors_that_no_other_overlaps_more_are_rescued():
     """The overlaps are 0.3, one that is smaller by the last bits, and 0.3 again."""
     right = torch.tensor(30.0)
     anchors = torch.zeros(3, 4)
@@ -28,7 +26,7 @@ def test_only_anchors_that_no_other_overlaps_more_are_rescued() -> None:
 
 
 @pytest.mark.parametrize("rule", [RETINANET, SAMPLED, SSD], ids=lambda rule: rule.rescue)
-def test_nothing_to_match(rule: MatchingRule) -> None:
+def test_nothing_to_match(rule):
     anchors, real = torch.rand(70, 4), torch.rand(2, 3, 4)
     assert (matching_triton.match(anchors, real[:, :0], torch.tensor([0, 0]), rule) == BELOW).all()
     assert (matching_triton.match(anchors, real, torch.tensor([0, 0]), rule) == BELOW).all()
@@ -37,7 +35,7 @@ def test_nothing_to_match(rule: MatchingRule) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 2.0], ids=["masks", "walking"])
-def test_a_chain_longer_than_a_block_alternates(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_longer_than_a_block_alternates(share, monkeypatch):
     monkeypatch.setattr(suppression_triton, "MASK_SHARE", share)
     length = 99
     left = torch.arange(length, dtype=torch.float32)
@@ -46,6 +44,6 @@ def test_a_chain_longer_than_a_block_alternates(share: float, monkeypatch: pytes
     assert kept[there].tolist() == list(range(0, length, 2))
 
 
-def test_no_candidates() -> None:
+def test_no_candidates():
     kept, there = suppression_triton.suppress(torch.zeros(2, 0, 4), torch.zeros(2, 0), torch.zeros(2, 0), 0.5, 10)
     assert kept.shape == there.shape == (2, 0)

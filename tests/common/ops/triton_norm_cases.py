@@ -87,15 +87,13 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     ],
     indirect=["path"],
 )
-def test_each_path_gives_what_the_reference_does(path: str, dtype: torch.dtype, sizes: dict[str, Any]) -> None:
+def test_each_path_gives_what_the_reference_does(path, dtype, sizes):
     check(GROUP_NORM, "triton", CASES[0], sizes, dtype, CPU)
 
 
 @pytest.mark.parametrize("path", PATHS, indirect=True)
 @pytest.mark.parametrize(("mean", "apart", "limit"), [(300.0, 0.0, 1e-3), (1.0, 50.0, 1e-5)])
-def test_values_and_channels_far_from_zero_keep_the_variance_of_their_group(
-    mean: float, apart: float, limit: float, path: str
-) -> None:
+def test_values_and_channels_far_from_zero_keep_the_variance_of_their_group(mean, apart, limit, path):
     """After an embedding of time, the means of channels differ by more than their deviations."""
     x, weight, bias = tensors(16, side=(8, 8), mean=mean)
     added = apart * random(2, 16, seed=7)
@@ -108,7 +106,7 @@ def test_values_and_channels_far_from_zero_keep_the_variance_of_their_group(
 @pytest.mark.parametrize(
     ("path", "parts"), [("several launches", (8,)), ("held", (4, 8)), ("read again", (4, 8))], indirect=["path"]
 )
-def test_gradients_that_do_not_come_are_none(parts: tuple[int, ...], path: str) -> None:
+def test_gradients_that_do_not_come_are_none(parts, path):
     for used in itertools.product((False, True), repeat=1 + len(parts)):
         if any(used):
             found = gradients(group_norm_triton.group_norm, parts, used, wide=False)
@@ -130,8 +128,8 @@ def gradients(
     return torch.autograd.grad(read, leaves, d_read, allow_unused=True)
 
 
-def test_the_gradient_of_a_kept_input_is_added_in_the_pass_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
+def test_the_gradient_of_a_kept_input_is_added_in_the_pass_that_writes_it(monkeypatch):
+    given = []
     original = group_norm_triton.backward
 
     def record(dy: Tensor, kept: Any, *rest: Any) -> Any:
@@ -149,7 +147,7 @@ def test_the_gradient_of_a_kept_input_is_added_in_the_pass_that_writes_it(monkey
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_result_is_the_same(mode: Callable[[], Any]) -> None:
+def test_without_gradients_the_result_is_the_same(mode):
     x, weight, bias = tensors(16)
     expected = group_norm_triton.group_norm((x.requires_grad_(),), weight, bias, 4, 1e-5, silu=True)
     with mode():
@@ -170,9 +168,7 @@ def test_without_gradients_the_result_is_the_same(mode: Callable[[], Any]) -> No
         ((1280, 1280), 16, 64, (1, True)),
     ],
 )
-def test_slabs_are_a_group_or_as_many_as_are_worth_reading(
-    parts: tuple[int, ...], groups: int, pixels: int, expected: tuple[int, bool] | None
-) -> None:
+def test_slabs_are_a_group_or_as_many_as_are_worth_reading(parts, groups, pixels, expected):
     sizes = group_norm_triton.Sizes(2, pixels, parts, groups)
     slab = group_norm_triton.cut_slabs(group_norm_triton.SLAB_TILES["forward"], sizes)
     assert (None if slab is None else (slab.arguments["GROUPS"], slab.arguments["HELD"])) == expected
@@ -184,26 +180,23 @@ def test_slabs_are_a_group_or_as_many_as_are_worth_reading(
 SUMS = bias_gradient.BIAS_GRADIENT.function("triton")
 
 
-def test_geglu_far_from_zero_is_the_product_or_nothing() -> None:
+def test_geglu_far_from_zero_is_the_product_or_nothing():
     x = torch.tensor([[3.0, 3.0, 3.0, 30.0, -30.0, 0.0]], requires_grad=True)
     y = geglu_triton.geglu(x, None)
     y.backward(torch.ones(1, 3))
     assert y.tolist() == [[90.0, 0.0, 0.0]]
-    assert x.grad is not None
     assert x.grad.tolist() == [[30.0, 0.0, 0.0, 3.0, 0.0, 1.5]]
 
 
-def test_layer_norm_far_from_zero_keeps_its_variance() -> None:
+def test_layer_norm_far_from_zero_keeps_its_variance():
     x, weight, bias = random(4, 256) + 1e3, random(256, seed=1), random(256, seed=2)
     _, normed = norm_triton.add_layer_norm(x, None, weight, bias, 1e-5)
     _, expected = add_layer_norm_reference(x.double(), None, weight.double(), bias.double(), 1e-5)
     assert (normed - expected).abs().max() < 1e-3
 
 
-def test_layer_norm_with_nothing_to_add_writes_no_sum_and_adds_both_gradients_in_its_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given: list[Tensor | None] = []
+def test_layer_norm_with_nothing_to_add_writes_no_sum_and_adds_both_gradients_in_its_pass(monkeypatch):
+    given = []
     original = norm_triton.backward
 
     def record(d_sum: Tensor | None, *rest: object) -> tuple[Tensor, Tensor]:
@@ -220,16 +213,16 @@ def test_layer_norm_with_nothing_to_add_writes_no_sum_and_adds_both_gradients_in
     assert torch.equal(given[0], d_total)
 
 
-def test_sums_of_rows_are_capturable() -> None:
+def test_sums_of_rows_are_capturable():
     with Capturable():
         SUMS(random(9, 20)[:, :12], torch.float32)
 
 
-def test_half_precision_sums_beyond_its_own_steps() -> None:
+def test_half_precision_sums_beyond_its_own_steps():
     """In fp16, 4,096 + 1 is rounded to 4,096."""
     assert SUMS(torch.ones(5000, 4, dtype=torch.float16), torch.float32).tolist() == [5000.0] * 4
 
 
-def test_double_precision_is_left_to_pytorch() -> None:
+def test_double_precision_is_left_to_pytorch():
     request = OperationRequest(torch.device("cpu"), torch.float64, {})
     assert bias_gradient.BIAS_GRADIENT.select(AUTO, request).name == "reference"

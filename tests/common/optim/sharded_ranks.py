@@ -23,6 +23,7 @@ from common.optim.rules import Rule
 from common.run import checkpoint
 from common.run.checkpoint import Progress
 from common.step.train_step import Losses, TrainStep, accumulate, apply_gradients
+from tests.shared_peers import shared_peers
 
 TRITON_DTYPES = (torch.float32, torch.float16)
 LANES = 4  # micro-batches of one iteration, over all ranks
@@ -43,6 +44,9 @@ SHARDED: dict[str, dict[str, Any]] = {
     "all_late": {"shard": "all", "overlap": False},
     "all_reduce": {"shard": "all", "reduction": "all_reduce"},
     "node": {"shard": "node", "ranks_per_node": 2},
+    "copied": {"shard": "all", "exchange": "copy_engines"},
+    "copied_late": {"shard": "all", "exchange": "copy_engines", "overlap": False},
+    "node_copied": {"shard": "node", "ranks_per_node": 2, "exchange": "copy_engines"},
     "node_all_reduce": {"shard": "node", "ranks_per_node": 2, "reduction": "all_reduce"},
 }
 
@@ -285,6 +289,12 @@ def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, Any]:
 
 def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     """Return the results of all cases on one of ``world`` ranks."""
+    with shared_peers(Path(folder)):
+        return run_cases(rank, world, folder)
+
+
+def run_cases(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Return the results of all cases on one of ``world`` ranks that share memory."""
     layout = Layout({"dp": world}, rank, seed=7)
     found: dict[str, Any] = {}
     for name, options in SHARDED.items():
@@ -300,6 +310,7 @@ def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
         found[f"half/{name}"] = Trainee.in_half(layout, **options)
         found[f"silenced/{name}"] = silenced(layout, **options)
     found["overflow/before"] = overflow_on_one(layout, shard="all", clip=CLIPS["before"])
+    found["overflow/copied_before"] = overflow_on_one(layout, clip=CLIPS["before"], **SHARDED["copied"])
     found["silenced/before"] = silenced(layout, shard="all", clip=CLIPS["before"])
     found["no_blocks"] = Trainee.train(layout, blocks=False, shard="all")
     found["stale"] = stale_without_materialize(layout)

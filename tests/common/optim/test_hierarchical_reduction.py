@@ -6,6 +6,7 @@ Gradients are small integers, whose float32 sums are exact in every order.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from common.optim.optimizer import Optimizer, ParameterGroup
 from common.step.train_step import apply_gradients
 from tests.counted_messages import Sent, counted
 from tests.gloo_ranks import on_ranks
+from tests.shared_peers import shared_peers
 
 RANKS, NODE, STEPS = 4, 2, 3
 SIZES = {"first": 2048, "second": 1024, "third": 1024}
@@ -27,6 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "all": {"shard": "all"},
     "node": {"shard": "node", "ranks_per_node": NODE},
+    "node, copies": {"shard": "node", "ranks_per_node": NODE, "exchange": "copy_engines"},
     "node, all_reduce": {"shard": "node", "ranks_per_node": NODE, "reduction": "all_reduce"},
 }
 
@@ -40,6 +43,8 @@ def estimate(mode: str, rank: int) -> Sent:
     over_all = Sent(0, ring) if rank % NODE == NODE - 1 else Sent(ring, 0)
     if mode == "node":  # scatter in the node, sum of the halves over nodes, gather in the node
         return Sent(2 * half, half)
+    if mode == "node, copies":
+        return Sent(0, half)
     if mode == "node, all_reduce":
         return Sent(over_all.inside + half, over_all.between)
     return over_all
@@ -64,11 +69,12 @@ def train(layout: Layout, options: dict[str, Any]) -> tuple[dict[str, Tensor], S
     return {name: parameter.detach().clone() for name, parameter in named.items()}, sent
 
 
-def run_rank(rank: int, world: int, _: str) -> dict[str, tuple[dict[str, Tensor], dict[str, int]]]:
+def run_rank(rank: int, world: int, folder: str) -> dict[str, tuple[dict[str, Tensor], dict[str, int]]]:
     layout, found = Layout({"dp": world}, rank), {}
-    for mode, options in MODES.items():
-        weights, sent = train(layout, options)
-        found[mode] = weights, dataclasses.asdict(sent)
+    with shared_peers(Path(folder)):
+        for mode, options in MODES.items():
+            weights, sent = train(layout, options)
+            found[mode] = weights, dataclasses.asdict(sent)
     return found
 
 

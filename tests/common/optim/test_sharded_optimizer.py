@@ -76,8 +76,12 @@ def test_a_silenced_iteration_sends_single_numbers_and_no_tensor_of_the_model(fo
         assert Counter(silent) <= Counter(usual)  # all that is not of gradients and weights remains
         assert len(silent) == (1 if name == "none" else 3)  # with shards norms and the overflow, and then the result
         assert silent.count(6) == usual.count(6) == 1  # the step's result
-        assert max(silent) < min(large := [size for size in usual if size >= WIDTH * WIDTH])
-        assert len(large) >= 4
+        large = [size for size in usual if size >= WIDTH * WIDTH]
+        assert max(silent) < WIDTH * WIDTH
+        if name in ("copied", "copied_late"):  # copies move all gradients and weights
+            assert large == []
+        else:
+            assert len(large) >= 3
 
 
 @pytest.mark.parametrize(("world", "name"), CASES)
@@ -88,10 +92,17 @@ def test_ranks_end_with_the_same_bits(found, world, name):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_overlap_changes_no_bit(found, world):
+@pytest.mark.parametrize("name", ["all", "copied"])
+def test_overlap_changes_no_bit(found, world, name):
     for rank in found[world]:
-        late = rank["half/all_late"]
-        assert all(torch.equal(weight, late[name]) for name, weight in rank["half/all"].items())
+        late = rank[f"half/{name}_late"]
+        assert all(torch.equal(weight, late[weight_name]) for weight_name, weight in rank[f"half/{name}"].items())
+
+
+def test_copies_give_two_ranks_the_bits_of_collectives(found):
+    for rank in found[2]:
+        copied = rank["half/copied"]
+        assert all(torch.equal(weight, copied[name]) for name, weight in rank["half/all"].items())
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -110,7 +121,7 @@ def test_a_skipped_iteration_leaves_every_bit_on_every_rank(found, world, name):
     assert [rank[f"skip/{name}"] for rank in found[world]] == [[]] * world
 
 
-@pytest.mark.parametrize(("world", "name"), [*CASES, (2, "before"), (4, "before")])
+@pytest.mark.parametrize(("world", "name"), [*CASES, (2, "before"), (4, "before"), (4, "copied_before")])
 def test_overflow_on_one_rank_leaves_every_bit_on_all(found, world, name):
     expected = {"changed": [], "overflow": True, "trains again": True}
     assert [rank[f"overflow/{name}"] for rank in found[world]] == [expected] * world

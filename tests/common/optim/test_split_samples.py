@@ -22,6 +22,7 @@ from common.optim.momentum import SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.step.train_step import apply_gradients
 from tests.gloo_ranks import on_ranks, results
+from tests.shared_peers import shared_peers
 
 WORLD = 4
 SAMPLES, POSITIONS, WIDTH = 3, 8, 24
@@ -37,6 +38,8 @@ SHARDED: dict[str, dict[str, Any]] = {
     "all": {"shard": "all"},
     "all_reduce": {"shard": "all", "reduction": "all_reduce"},
     "node": {"shard": "node", "ranks_per_node": 2},  # both ranks of one sample
+    "copied": {"shard": "all", "exchange": "copy_engines"},
+    "node_copied": {"shard": "node", "ranks_per_node": 2, "exchange": "copy_engines"},
 }
 
 
@@ -194,6 +197,12 @@ def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, list[
 
 def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     """Return the results of all cases on one of four ranks."""
+    with shared_peers(Path(folder)):
+        return run_cases(rank, world, folder)
+
+
+def run_cases(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Return the results of all cases on one of four ranks that share memory."""
     layout = Layout({"dp": 2, "cp": 2}, rank, seed=7)
     train, resume = SplitTrainee.train, SplitTrainee.resume
     found: dict[str, Any] = {}
@@ -210,7 +219,7 @@ def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     found["held/before"] = held(layout, clip=CLIPS["before"], shard="all")
     found["silenced"] = silenced(layout)
     one_sample = Layout({"cp": world}, rank, seed=7)
-    for name in ("all", "node"):  # a node of two has half of the ranks of a sample
+    for name in ("all", "node", "copied", "node_copied"):  # a node of two has half of the ranks of a sample
         for when, clip in CLIPS.items():
             found[f"one_sample/{when}/{name}"] = train(one_sample, clip=clip, **SHARDED[name])
     split = Layout({"cp": 2, "tp": 2}, rank, seed=7)
@@ -290,7 +299,7 @@ def test_split_samples_clip_as_whole_ones(ranks, expected, name, when):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", ["all", "node"])
+@pytest.mark.parametrize("name", ["all", "node", "copied", "node_copied"])
 def test_one_sample_over_all_ranks_clips_as_whole_ones(ranks, name, when):
     clipped = with_pytorch(when)
     for rank in ranks:

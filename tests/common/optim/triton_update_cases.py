@@ -12,6 +12,7 @@ from common.optim.adaptive import ADAGRAD, ADAPTIVE, LAMB
 from common.optim.buffers import Fragment, Shard
 from common.optim.ema import WeightAverage
 from common.optim.momentum import MOMENTUM
+from common.optim.peer_exchange import add_pieces
 from common.optim.rules import Binding, GroupSettings
 from tests.operation_checks import check
 
@@ -77,3 +78,16 @@ def test_a_factor_that_is_no_number_spoils_everything():
     x = torch.randn(5000)
     update_triton.scale(x, torch.tensor(float("nan")), x, add=False)
     assert x.isnan().all()
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # the interpreter truncates to bf16
+@pytest.mark.parametrize("count", [64, 4096, 9792])
+def test_pieces_of_three_ranks_are_added_like_in_pytorch_into_one_of_them(count, dtype, clipped):
+    own, factors = torch.randn(count).to(dtype), torch.tensor([0.37, 0.61, 1.0])
+    slots = torch.randn(4, count + 64).to(dtype)
+    expected = slots.clone()
+    factor = factors[0] if clipped else None
+    add_pieces(own, expected[1::2, :count], expected[1, :count], factor, factors[1:])
+    update_triton.add_pieces(own, slots[1::2, :count], slots[1, :count], factor, factors[1:])
+    assert torch.equal(slots, expected)

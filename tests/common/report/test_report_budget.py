@@ -1,7 +1,5 @@
 """The time budget of hand-written runs, worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from report_runs import END, RUN_START, START, before_the_clock, resnet_run, write_log, write_metrics
 

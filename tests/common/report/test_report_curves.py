@@ -1,7 +1,5 @@
 """Shortening curves keeps extremes and totals; metrics files are read whole or refused."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -48,7 +48,7 @@ def report(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hostile_metrics_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
+def test_hostile_metrics_cost_little_and_end_in_a_message(tmp_path):
     valid = run_folder(tmp_path / "valid")
     folders = {
         name: run_folder(tmp_path / f"hostile{number}", text) for number, (name, text) in enumerate(LINES.items())
@@ -68,7 +68,7 @@ def test_hostile_metrics_cost_little_and_end_in_a_message(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_log_that_is_no_file_is_one_error(tmp_path: Path, kind: str) -> None:
+def test_a_log_that_is_no_file_is_one_error(tmp_path, kind):
     folder = tmp_path / "run"
     folder.mkdir()
     if kind == "pipe":
@@ -92,7 +92,7 @@ MORE_NUMBERS = ("1e400", "-1e400", "1e308", "true", '"1"', "[]", "1e-320")
         *(pytest.param(text, id=f"as {text}", marks=pytest.mark.slow) for text in MORE_NUMBERS),
     ],
 )
-def test_numbers_of_any_size_make_a_page(tmp_path: Path, number: str) -> None:
+def test_numbers_of_any_size_make_a_page(tmp_path, number):
     line = '{"time": %s, "samples": %s, "loss": %s, "step_ms": %s, "data_wait_ms": %s, "power_w": %s}\n'
     lines = [line % ("1700000010.0", *[number] * 5), line % (number, 1, 1, 1, 1, 1)]
     metrics = "".join(lines) if len(number) < 30 else lines[0].replace(number, "9" * 20)
@@ -103,7 +103,7 @@ def test_numbers_of_any_size_make_a_page(tmp_path: Path, number: str) -> None:
 HIDDEN = "a\0b\x1b[2J\r\x85c\u202ed\u200be\ud800</script><b>"
 
 
-def test_control_characters_are_written_as_escapes(tmp_path: Path) -> None:
+def test_control_characters_are_written_as_escapes(tmp_path):
     before = {"submission_platform": HIDDEN, "submission_org": HIDDEN}
     lines = resnet_run(epochs=5, **before)
     lines.insert(3, ("POINT_IN_TIME", HIDDEN, HIDDEN, {}, -57))
@@ -118,7 +118,7 @@ def test_control_characters_are_written_as_escapes(tmp_path: Path) -> None:
     assert "</script>" not in page
 
 
-def test_long_values_are_cut(tmp_path: Path) -> None:
+def test_long_values_are_cut(tmp_path):
     folder = tmp_path / "run"
     plain = compose(gather([run_folder(folder)])).html
     long = "x" * 500_000
@@ -131,14 +131,14 @@ def test_long_values_are_cut(tmp_path: Path) -> None:
     ["", "[]", '{"nodes": 3}', '{"nodes": {"a": {}}}', "[" * 200_000, '{"nodes": 1, "nodes": 2}'],
     ids=["empty", "list", "number", "no facts", "nested", "twice"],
 )
-def test_a_damaged_report_of_doctor_is_one_error(tmp_path: Path, text: str) -> None:
+def test_a_damaged_report_of_doctor_is_one_error(tmp_path, text):
     folder = write_series(tmp_path / "series", [5], [70.0])
     (folder / "20260101-000000_doctor.json").write_text(text)
     with pytest.raises(DataError, match="doctor"):
         gather([folder])
 
 
-def test_a_run_before_its_clock_is_one_error(tmp_path: Path) -> None:
+def test_a_run_before_its_clock_is_one_error(tmp_path):
     write_log(tmp_path / "mlperf.log", before_the_clock()[:-1])
     with pytest.raises(DataError, match="run_start"):
         report(tmp_path)

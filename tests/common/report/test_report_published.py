@@ -1,7 +1,5 @@
 """The table of published results, and which of them belong beside a run."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.mlperf.rules import BENCHMARKS, rules_for

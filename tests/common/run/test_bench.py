@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from common.launch.experiment import find_source
 from common.ops.catalogue import all_operations
 from common.run.bench import _breakdown
-from common.run.bench_figures import LABEL, capture_rows, table
+from common.run.bench_figures import LABEL, capture_rows, size_rows, table
 from common.run.kernel_profile import KernelSpan, kind_of
 from common.step.graphs import CaptureCost, StepRunner
 from tests.conftest import ROOT
@@ -47,6 +47,12 @@ def test_names_and_values_are_two_columns(capsys):
 def test_a_space_follows_a_name_that_is_wider_than_its_column():
     name = "n" * (LABEL + 3)
     assert table({name: "at most 2", "step": "3 ms"}).splitlines() == [f"{name} at most 2", f"{'step':<{LABEL}}3 ms"]
+
+
+def test_mean_sizes_of_a_sample_stand_beside_their_rates():
+    found = size_rows("step", {"atoms": 75.25, "edges": 2700.0}, 2.0)
+    assert found == {"step: a sample on average": "75.2 atoms (150.5/s), 2,700.0 edges (5,400/s)"}
+    assert size_rows("step", {}, 2.0) == {}
 
 
 def test_lines_of_planned_memory_are_aligned_in_the_column_of_values(capsys):
@@ -188,6 +194,7 @@ def test_a_step_whose_gradients_are_not_finite_is_reported_as_not_valid(capsys):
         ("Memcpy DtoH (Device -> Pinned)", "copy from or to the host"),
         ("Memcpy DtoD (Device -> Device)", "copy and fill"),
         ("Memcpy PtoP (Device -> Device)", "communication"),
+        ("_add_pieces_kernel", "optimizer"),
         ("unknown_kernel", "other"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_checkpoint_under_its_temporary_name_is_restored(tmp_path, monkeypatch
 
 
 def test_file_and_folder_are_synced_before_the_checkpoint_is_renamed(tmp_path, monkeypatch):
-    synced: list[tuple[str, bool]] = []
+    synced = []
     fsync = os.fsync
 
     def record(descriptor: int) -> None:

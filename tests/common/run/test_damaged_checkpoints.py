@@ -74,13 +74,13 @@ def resume(saved: Path) -> None:
     checkpoint.restore(content, build(), (Counter(),), layout)
 
 
-def test_the_undamaged_checkpoint_is_read(tmp_path: Path) -> None:
+def test_the_undamaged_checkpoint_is_read(tmp_path):
     resume(save(tmp_path))
 
 
 @pytest.mark.parametrize("name", sorted(DAMAGE))
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
-def test_a_wrong_entry_is_one_error(tmp_path: Path, name: str) -> None:
+def test_a_wrong_entry_is_one_error(tmp_path, name):
     saved = save(tmp_path)
     content = torch.load(saved / "rank_0.pt", weights_only=True)
     for value in DAMAGE[name]:
@@ -90,7 +90,7 @@ def test_a_wrong_entry_is_one_error(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DAMAGE.keys() - {"buffers", "late"}))
-def test_a_missing_entry_is_one_error(tmp_path: Path, name: str) -> None:
+def test_a_missing_entry_is_one_error(tmp_path, name):
     saved = save(tmp_path)
     content = torch.load(saved / "rank_0.pt", weights_only=True)
     del content[name]
@@ -104,14 +104,14 @@ def test_a_missing_entry_is_one_error(tmp_path: Path, name: str) -> None:
     [[], 3, "text", {}, {3: 4}, torch.ones(2), None],
     ids=["list", "number", "text", "empty", "key", "tensor", "none"],
 )
-def test_another_content_is_one_error(tmp_path: Path, content: Any) -> None:
+def test_another_content_is_one_error(tmp_path, content):
     saved = save(tmp_path)
     torch.save(content, saved / "rank_0.pt")
     with pytest.raises(CheckpointError, match=r"rank_0\.pt"):
         resume(saved)
 
 
-def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_pipe_is_no_checkpoint(tmp_path):
     saved = save(tmp_path)
     (saved / "rank_0.pt").unlink()
     os.mkfifo(saved / "rank_0.pt")
@@ -131,7 +131,7 @@ PART = '{"table": "a", "shard": 0, "shards": 1, "rows": 2, "rows_at": 0, "state_
     ids=["empty", "list", "object", "null", "nested", "number", "no part", "infinite", "huge", "no shards", "negative",
          "no name"],
 )  # fmt: skip
-def test_a_damaged_head_of_rows_is_one_error(tmp_path: Path, text: str) -> None:
+def test_a_damaged_head_of_rows_is_one_error(tmp_path, text):
     (tmp_path / "rows_0.json").write_text(text)
     (tmp_path / "rows_0.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match="rows_0"):

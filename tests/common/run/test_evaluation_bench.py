@@ -89,7 +89,7 @@ def timed(
     return time_evaluation(workload, root, prepared is not None, 3)
 
 
-def test_the_first_evaluation_is_timed_apart_from_the_median_of_the_others(clock: Clock, tmp_path: Path) -> None:
+def test_the_first_evaluation_is_timed_apart_from_the_median_of_the_others(clock, tmp_path):
     evaluation = ScriptedEvaluation(clock, [30, 3, 9, 6], [0.5, 1, 4, 2])
     timing = timed(clock, evaluation, None, tmp_path)
     assert evaluation.calls == ["warm up", tmp_path, "closed"]
@@ -102,7 +102,7 @@ def test_the_first_evaluation_is_timed_apart_from_the_median_of_the_others(clock
     assert timing.rows()["evaluation: scoring"] == "2.0000 s (median of 3)"
 
 
-def test_synthetic_samples_are_not_scored(clock: Clock, tmp_path: Path) -> None:
+def test_synthetic_samples_are_not_scored(clock, tmp_path):
     evaluation = ScriptedEvaluation(clock, [30, 3, 9, 6], [])
     timing = timed(clock, None, evaluation, tmp_path / "none")
     assert evaluation.calls == ["warm up", tmp_path / "none", "closed"]
@@ -114,7 +114,7 @@ def test_synthetic_samples_are_not_scored(clock: Clock, tmp_path: Path) -> None:
     assert timing.rows()["evaluation: scoring"].startswith("not measured: ")
 
 
-def test_an_evaluation_that_fails_is_closed(clock: Clock, tmp_path: Path) -> None:
+def test_an_evaluation_that_fails_is_closed(clock, tmp_path):
     evaluation = ScriptedEvaluation(clock, [30], [0.5])
     with pytest.raises(StopIteration):
         timed(clock, evaluation, None, tmp_path)
@@ -128,7 +128,7 @@ def command(benchmark: str, data_dir: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_prepared_data_are_evaluated_and_scored(data_of, tmp_path, capsys) -> None:
+def test_prepared_data_are_evaluated_and_scored(data_of, tmp_path, capsys):
     report = tmp_path / "report.json"
     words = command("bert", data_of("bert"), "bench.repetitions=3", f"bench.report={report}")
     assert cli.run(words) == 0
@@ -146,14 +146,14 @@ def test_prepared_data_are_evaluated_and_scored(data_of, tmp_path, capsys) -> No
     assert found["samples_per_second"] == pytest.approx(60 / (found["predicting"] + found["scoring"]))
 
 
-def test_a_folder_that_only_some_ranks_see_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_only_some_ranks_see_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(job_store, "from_all_ranks", lambda name, value: [value, str(False)])
     assert not prepared_everywhere(tmp_path / "none")
     with pytest.raises(DataError, match="exists on some ranks only"):
         prepared_everywhere(tmp_path)
 
 
-def test_missing_data_are_one_message_where_there_are_no_synthetic_samples(tmp_path, capsys) -> None:
+def test_missing_data_are_one_message_where_there_are_no_synthetic_samples(tmp_path, capsys):
     assert cli.run(command("bert", tmp_path / "none")) == ConfigError.exit_code
     printed = capsys.readouterr().err
     assert f"bench.only=evaluation: there are no prepared data in {tmp_path / 'none'}" in printed
@@ -164,17 +164,15 @@ def test_missing_data_are_one_message_where_there_are_no_synthetic_samples(tmp_p
     ("benchmark", "samples"),
     [("maskrcnn", 3), ("retinanet", 3), ("ssd300", 3), ("stable_diffusion", 3), ("unet3d", 1)],
 )
-def test_every_synthetic_sample_is_evaluated_once(benchmark: str, samples: int) -> None:
+def test_every_synthetic_sample_is_evaluated_once(benchmark, samples):
     words = [f"benchmark={benchmark}", "scale=test", "device=cpu", f"benchmark.eval_samples={samples}"]
     run, _ = cli.load(compose(words))
     workload = cli.workload_class(benchmark)(run, Layout(run.layout, seed=1))
     evaluation = workload.synthetic_evaluation(workload.layout)
-    assert evaluation is not None
     evaluation.warm_up()
     evaluation.open_data(Path("none"))
     predictions = evaluation.predict(workload.weights())
     evaluation.close()
-    assert predictions is not None
     values = predictions.values
     if benchmark == "stable_diffusion":
         assert values["pictures"] == samples
@@ -186,7 +184,7 @@ def test_every_synthetic_sample_is_evaluated_once(benchmark: str, samples: int) 
         assert len(values["score"]) > 0
 
 
-def test_ranks_share_synthetic_pictures_and_the_last_batches_are_filled() -> None:
+def test_ranks_share_synthetic_pictures_and_the_last_batches_are_filled():
     batches = {key: {"picture": torch.full((3,), -1)} for key in ("landscape", "portrait")}
     shares = [list(SyntheticPictures(batches, 10, Layout({"dp": 2}, rank))) for rank in range(2)]
     ids = [[host.tensors["picture"].tolist() for host in share] for share in shares]
@@ -204,13 +202,27 @@ def measured_by_ranks(report: Path, benchmark: str, data_dir: Path, *more: str) 
     return found
 
 
-def test_two_ranks_share_prepared_data(data_of, tmp_path) -> None:
+def test_two_ranks_share_prepared_data(data_of, tmp_path):
     found = measured_by_ranks(tmp_path / "report.json", "bert", data_of("bert"))
     assert (found["samples"], found["ranks"], found["synthetic"]) == (60, 2, False)
     assert found["scoring"] > 0
 
 
-def test_evaluation_ranks_evaluate_synthetic_samples(tmp_path) -> None:
+def test_evaluation_ranks_evaluate_synthetic_samples(tmp_path):
     more = ["evaluation.ranks=1", "benchmark.eval_samples=5"]
     found = measured_by_ranks(tmp_path / "report.json", "ssd300", tmp_path / "none", *more)
     assert (found["samples"], found["ranks"], found["synthetic"]) == (5, 1, True)
+
+
+def test_training_beside_evaluation_ranks_is_timed_with_transfers_of_the_weights(data_of, tmp_path) -> None:
+    report = tmp_path / "report.json"
+    few = ["bench.steps=4", "bench.warmup_steps=0", "scale.gpus_per_node=2", "evaluation.ranks=1"]
+    data = f"data_dir={data_of('bert')}"
+    overrides = ["benchmark=bert", "scale=test", "device=cpu", "bench.only=run", data, f"bench.report={report}", *few]
+    done = suite("bench", *overrides)
+    assert done.code == 0, done.errors
+    run = json.loads(report.read_text())["run"]
+    beside = run["beside_evaluation"]
+    assert (run["eval_samples"], run["evaluation_seconds"] > 0) == (SAMPLES_OF_DATA, True)
+    assert (beside["step_ms"] > 0, beside["every"] >= 1) == (True, True)
+    assert f"{beside['sent_bytes'] / 1e6:,.1f} MB of weights sent every {beside['every']} steps" in done.output

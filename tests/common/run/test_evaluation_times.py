@@ -266,7 +266,6 @@ def test_offline_the_first_passing_checkpoint_of_the_run_counts_in_any_order_of_
     assert made.finish()
     assert events.calls == []
     ending = made.ending()
-    assert ending is not None
     assert (ending[0].time_ms, ending[0].samples, ending[1]) == (2000, 199, 2)
     made.log_checkpoints()
     assert events.calls == [
@@ -285,5 +284,4 @@ def test_offline_a_run_without_a_passing_checkpoint_ends_with_the_last_one():
     scores.awaited = [offline_score(2, 0.2), offline_score(3, 0.3)]
     assert not made.finish()
     ending = made.ending()
-    assert ending is not None
     assert ending[0].time_ms == 3000

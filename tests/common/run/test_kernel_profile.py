@@ -1,13 +1,11 @@
 """Breakdown of synthetic kernels."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.run.kernel_profile import Breakdown, KernelSpan, breakdown
 
 
-def test_two_iterations_are_broken_down() -> None:
+def test_two_iterations_are_broken_down():
     kernels = [
         KernelSpan("gemm_a", 0.0, 1000.0),
         KernelSpan("ncclDevKernel_AllReduce", 500.0, 2500.0),  # 500 us of it beside the first product
@@ -25,7 +23,7 @@ def test_two_iterations_are_broken_down() -> None:
     assert (found.compute_ms, found.communication_ms) == pytest.approx((2600 / 1e3 / 2, 1.0))
 
 
-def test_communication_at_the_same_time_counts_once() -> None:
+def test_communication_at_the_same_time_counts_once():
     kernels = [
         KernelSpan("ncclDevKernel_AllGather", 0.0, 300.0),
         KernelSpan("Memcpy PtoP (Device -> Device)", 100.0, 400.0),
@@ -33,7 +31,7 @@ def test_communication_at_the_same_time_counts_once() -> None:
     assert breakdown([*kernels, KernelSpan("Memcpy DtoD (Device -> Device)", 350.0, 600.0)], 1).communication_ms == 0.4
 
 
-def test_rows_are_sorted_by_time() -> None:
+def test_rows_are_sorted_by_time():
     found = Breakdown({"attention": 2.0, "communication": 1.0}, {"flash": (2.0, 3), "nccl": (1.0, 1)}, 0.5, 2.5)
     assert [row.split("  ")[1] for row in found.rows(**{"no kernel (gaps)": 1.5})] == [
         "communication beside nothing", "attention", "no kernel (gaps)", "communication", "longest kernels", "", "",
@@ -41,7 +39,7 @@ def test_rows_are_sorted_by_time() -> None:
     assert found.rows()[-2].split() == ["2.000", "ms", "in", "3", "flash"]
 
 
-def test_one_rank_has_no_row_for_communication() -> None:
+def test_one_rank_has_no_row_for_communication():
     assert not [row for row in Breakdown({"attention": 2.0}, {}, 0.0, 2.0).rows() if "communication" in row]
 
 

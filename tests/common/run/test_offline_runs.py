@@ -125,7 +125,7 @@ def after(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_scoring_ends_with_the_first_checkpoint_that_meets_both_targets(after: Path) -> None:
+def test_scoring_ends_with_the_first_checkpoint_that_meets_both_targets(after):
     found = decision(after / "mlperf.log")
     assert found.status == "success"
     passing = [
@@ -144,9 +144,7 @@ def test_scoring_ends_with_the_first_checkpoint_that_meets_both_targets(after: P
 @pytest.mark.parametrize(
     "scoring", ["during training", "after training on two ranks", "by the command", "by the command on two ranks"]
 )
-def test_every_way_of_scoring_has_the_same_result(
-    scoring: str, after: Path, copy: Path, data: Path, tmp_path: Path
-) -> None:
+def test_every_way_of_scoring_has_the_same_result(scoring, after, copy, data, tmp_path):
     output = copy
     if scoring == "during training":  # which continues until the passing checkpoint is known
         output = tmp_path / "during"
@@ -169,7 +167,7 @@ def test_every_way_of_scoring_has_the_same_result(
 
 
 @pytest.mark.parametrize("ruleset", ["3.1.0", "4.1.0", "5.0.0"])
-def test_the_checkers_accept_the_log(ruleset: str, after: Path, data: Path, tmp_path: Path) -> None:
+def test_the_checkers_accept_the_log(ruleset, after, data, tmp_path):
     output = after
     if ruleset == "3.1.0":  # counts steps
         output = tmp_path / "out"
@@ -182,7 +180,7 @@ def test_the_checkers_accept_the_log(ruleset: str, after: Path, data: Path, tmp_
     assert convergence_of(read_log(log), rules) == stop["metadata"][rules.progress_key]
 
 
-def test_the_log_with_sizes_of_real_data_is_valid(after: Path, tmp_path: Path) -> None:
+def test_the_log_with_sizes_of_real_data_is_valid(after, tmp_path):
     text = (after / "mlperf.log").read_text()
     real = {'"stand-in"': '"laion-400m"', '"cache_clear", "value": false': '"cache_clear", "value": true'}
     real |= {'"train_samples", "value": 256': '"train_samples", "value": 6513144'}
@@ -198,7 +196,7 @@ def test_the_log_with_sizes_of_real_data_is_valid(after: Path, tmp_path: Path) -
     assert verdict.minutes == pytest.approx((stop["time_ms"] - start["time_ms"]) / 60_000)
 
 
-def test_a_killed_command_continues_and_scores_no_checkpoint_twice(after: Path, copy: Path) -> None:
+def test_a_killed_command_continues_and_scores_no_checkpoint_twice(after, copy):
     first = scored(copy)
     assert first.code == 0, first.errors
     whole, log = (copy / "offline" / "scores.jsonl").read_text(), (copy / "mlperf.log").read_text()
@@ -216,7 +214,7 @@ def test_a_killed_command_continues_and_scores_no_checkpoint_twice(after: Path, 
     assert (copy / "mlperf.log").read_text() == done
 
 
-def test_scoring_begins_with_evaluation_first_and_includes_the_checkpoint_before(after: Path, copy: Path) -> None:
+def test_scoring_begins_with_evaluation_first_and_includes_the_checkpoint_before(after, copy):
     expected = decision(after / "mlperf.log")
     passing = expected.samples // INTERVAL
     ended = scored(copy, f"evaluation.first={passing}")
@@ -230,7 +228,7 @@ def test_scoring_begins_with_evaluation_first_and_includes_the_checkpoint_before
     assert sorted(each["number"] for each in records(copy, "scores.jsonl")) == list(range(1, passing + 1))
 
 
-def test_a_missing_checkpoint_is_one_error(copy: Path) -> None:
+def test_a_missing_checkpoint_is_one_error(copy):
     (gone,) = (copy / "offline").glob("weights*consumed_samples=128.safetensors")
     gone.unlink()
     before = (copy / "mlperf.log").read_text()
@@ -242,7 +240,7 @@ def test_a_missing_checkpoint_is_one_error(copy: Path) -> None:
     assert (copy / "mlperf.log").read_text() == before
 
 
-def test_a_run_that_misses_its_targets_ends_with_its_last_checkpoint(data: Path, tmp_path: Path) -> None:
+def test_a_run_that_misses_its_targets_ends_with_its_last_checkpoint(data, tmp_path):
     ended = trained(
         data, tmp_path / "out", "benchmark.targets.FID.value=1", "evaluation.first=99", "evaluation.buffers=1"
     )
@@ -252,7 +250,7 @@ def test_a_run_that_misses_its_targets_ends_with_its_last_checkpoint(data: Path,
     assert {samples for samples, _ in found.scores} == {7 * INTERVAL, 8 * INTERVAL}
 
 
-def test_a_resumed_run_continues_the_queue(data: Path, after: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_queue(data, after, tmp_path):
     output = tmp_path / "out"
     first = trained(
         data, output, "benchmark.schedule.last_samples=192", "checkpoint_every=6", "evaluation.by_command=true"
@@ -270,14 +268,14 @@ def test_a_resumed_run_continues_the_queue(data: Path, after: Path, tmp_path: Pa
     assert decision(log) == decision(after / "mlperf.log")
 
 
-def test_a_second_run_refuses_the_checkpoints_of_the_first(data: Path, copy: Path) -> None:
+def test_a_second_run_refuses_the_checkpoints_of_the_first(data, copy):
     (copy / "mlperf.log").unlink()
     ended = trained(data, copy)
     assert ended.code == 2
     assert "has the checkpoints of another run" in the_message(ended)
 
 
-def test_a_run_whose_training_has_not_ended_is_not_judged(copy: Path) -> None:
+def test_a_run_whose_training_has_not_ended_is_not_judged(copy):
     queue = copy / "offline" / "checkpoints.jsonl"
     queue.write_text("".join(queue.read_text().splitlines(keepends=True)[:-1]))
     ended = scored(copy)
@@ -291,7 +289,7 @@ def trainer_of(data: Path, output: Path, workload: type[Pictures], *overrides: s
         return toy.trainer(training(data, output, *overrides, benchmark=toy.PICTURES)[1:], workload)
 
 
-def test_a_full_disk_ends_the_run_as_aborted(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_as_aborted(data, tmp_path, monkeypatch):
     write, files = checkpoint_writer.write_tensors, []
 
     def second_fails(*arguments: Any) -> None:
@@ -308,9 +306,7 @@ def test_a_full_disk_ends_the_run_as_aborted(data: Path, tmp_path: Path, monkeyp
     assert len(timestamps(tmp_path / "out")) <= 1
 
 
-def test_evaluation_checkpoints_are_on_the_disk_before_a_checkpoint_to_resume_from(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_checkpoints_are_on_the_disk_before_a_checkpoint_to_resume_from(data, tmp_path, monkeypatch):
     """Otherwise, a run that is killed after the checkpoint would lose weights that are not yet on the disk."""
     output, asked, there = tmp_path / "out", threading.Event(), []
     write, collect, save = checkpoint_writer.write_tensors, CheckpointWriter.collect, run_checkpoint.save
@@ -358,9 +354,7 @@ class Signalled(Pictures):
         return made
 
 
-def test_a_signal_between_two_checkpoints_leaves_a_run_that_the_command_completes(
-    data: Path, after: Path, tmp_path: Path
-) -> None:
+def test_a_signal_between_two_checkpoints_leaves_a_run_that_the_command_completes(data, after, tmp_path):
     output = tmp_path / "out"
     with pytest.raises(Interrupted, match="mlperf-suite score goes on"):
         trainer_of(data, output, Signalled).train()
@@ -381,14 +375,12 @@ def test_a_signal_between_two_checkpoints_leaves_a_run_that_the_command_complete
         (["RUN", "layout.dp.x=1"], ConfigError, "layout.dp.x: unknown configuration key"),
     ],
 )
-def test_a_wrong_command_line_is_an_error(
-    arguments: list[str], error: type[Exception], message: str, unscored: Path
-) -> None:
+def test_a_wrong_command_line_is_an_error(arguments, error, message, unscored):
     with pytest.raises(error, match=re.escape(message)):
         configuration([str(unscored) if argument == "RUN" else argument for argument in arguments])
 
 
-def test_a_run_of_an_earlier_version_is_refused_by_name(unscored: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_is_refused_by_name(unscored, tmp_path):
     run = shutil.copytree(unscored, tmp_path / "run", symlinks=True)
     described = run / "offline" / "run.json"
     described.write_text(described.read_text().replace('"synthetic": ', '"stand_in": '))
@@ -398,7 +390,7 @@ def test_a_run_of_an_earlier_version_is_refused_by_name(unscored: Path, tmp_path
         configuration([str(run)])
 
 
-def test_scoring_has_the_settings_of_the_run_and_the_overrides(unscored: Path) -> None:
+def test_scoring_has_the_settings_of_the_run_and_the_overrides(unscored):
     tree, arguments = configuration([str(unscored), "data_dir=/elsewhere", "evaluation.all=true"])
     assert tree["data_dir"] == "/elsewhere"
     assert tree["evaluation"]["all"] is True
@@ -407,7 +399,7 @@ def test_scoring_has_the_settings_of_the_run_and_the_overrides(unscored: Path) -
     assert arguments == [str(unscored), "data_dir=/elsewhere", "evaluation.all=true", f"output_dir={unscored}"]
 
 
-def test_folders_to_score_may_have_any_name(unscored: Path, tmp_path: Path) -> None:
+def test_folders_to_score_may_have_any_name(unscored, tmp_path):
     run, data = tmp_path / "jürgen's (runs) = a", "/data/jürgen's, #1: ${x}"
     run.symlink_to(unscored)
     tree, arguments = configuration([str(run), override("data_dir", data)])
@@ -424,6 +416,6 @@ def test_folders_to_score_may_have_any_name(unscored: Path, tmp_path: Path) -> N
         (["benchmark=toy", "evaluation.scoring=offline"], "count the evaluation of toy in a run's time"),
     ],
 )
-def test_contradictory_settings_are_refused(overrides: list[str], message: str) -> None:
+def test_contradictory_settings_are_refused(overrides, message):
     with toy.known(), pytest.raises(ConfigError, match=re.escape(message)):
         cli.admitted(compose([f"benchmark={toy.PICTURES}", "scale=test", *overrides]))

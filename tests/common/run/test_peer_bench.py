@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +29,8 @@ def timed(*peers: Peer, steps: int = 3) -> list[PeerTiming]:
     return list(time_peers(peers, run, Batch({}, 8), CPU, steps))
 
 
-def test_a_peer_is_timed_after_its_warm_up() -> None:
-    ran: list[int] = []
+def test_a_peer_is_timed_after_its_warm_up():
+    ran = []
     (found,) = timed(Peer("other", lambda run, example, device: lambda: ran.append(run.micro_batch)))
     assert ran == [8] * (WARM_UP + 3)
     assert found.step_ms is not None
@@ -40,7 +39,7 @@ def test_a_peer_is_timed_after_its_warm_up() -> None:
 
 
 @pytest.mark.parametrize("error", [ImportError("no module named 'other'\nmore"), RuntimeError("out of memory")])
-def test_a_peer_that_cannot_run_is_reported_and_the_next_one_runs(error: Exception) -> None:
+def test_a_peer_that_cannot_run_is_reported_and_the_next_one_runs(error):
     def start(*given: object) -> Any:
         raise error
 
@@ -51,21 +50,19 @@ def test_a_peer_that_cannot_run_is_reported_and_the_next_one_runs(error: Excepti
 
 
 @pytest.mark.parametrize(("only", "start"), [("peer", bench._peers), ("ops", bench._bench_operations)])
-def test_one_gpu_is_measured(only: Any, start: Any) -> None:
-    run: Any = SimpleNamespace(world_size=2)
+def test_one_gpu_is_measured(only, start):
+    run = SimpleNamespace(world_size=2)
     with pytest.raises(ConfigError, match=f"bench.only={only}: measures one GPU"):
         start(cli.workload_class("stable_diffusion"), run, BenchConfig(only=only))
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(WORKLOADS) if cli.workload_class(name).peers])
-def test_names_of_peers_are_unique(name: str) -> None:
+def test_names_of_peers_are_unique(name):
     peers = importlib.import_module(cli.workload_class(name).peers).PEERS
     assert len({peer.name for peer in peers}) == len(peers) > 0
 
 
-def test_the_step_is_measured_before_its_peers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_step_is_measured_before_its_peers(tmp_path, monkeypatch, capsys):
     peers = SimpleNamespace(PEERS=(Peer("other software", lambda run, example, device: example.tensors.copy),))
     monkeypatch.setattr(cli.workload_class("bert"), "peers", "peers_of_a_test")
     monkeypatch.setitem(importlib.sys.modules, "peers_of_a_test", peers)  # type: ignore[attr-defined]
@@ -78,14 +75,14 @@ def test_the_step_is_measured_before_its_peers(
     assert peer["name"] == "other software"
 
 
-def test_a_workload_without_peers_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workload_without_peers_is_an_error(capsys):
     assert cli.run(["bench", "benchmark=bert", "scale=test", "device=cpu", "bench.only=peer"]) == ConfigError.exit_code
     assert "is compared with no other software" in capsys.readouterr().err
 
 
-def test_the_memory_of_a_peer_is_free_when_the_next_one_starts() -> None:
+def test_the_memory_of_a_peer_is_free_when_the_next_one_starts():
     """Also if the peer fails after it was built, for example because memory is exhausted."""
-    kept: list[weakref.ref[torch.nn.Module]] = []
+    kept = []
 
     def failing(*given: object) -> Any:
         model = torch.nn.Linear(2, 2)

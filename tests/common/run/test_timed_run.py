@@ -96,7 +96,7 @@ def test_a_block_ends_when_the_device_has_finished_its_last_step(clock, clocks, 
 def test_an_action_after_a_finished_step_runs_at_once(clock, clocks):
     clock.step_done(1, 20, ended=1000.0)
     clocks.now = 1007.0
-    moments: list[Moment] = []
+    moments = []
     clock.after(1, moments.append)
     assert moments == [Moment(1007.0, None)]
 

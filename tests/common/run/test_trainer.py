@@ -35,7 +35,7 @@ def test_settings_of_a_checkpoint_include_the_schedule_except_its_end(tmp_path):
 
 
 def test_the_constructor_of_a_trainer_reads_nothing_and_does_not_communicate(tmp_path, monkeypatch):
-    asked: list[str] = []
+    asked = []
     monkeypatch.setattr(job_store, "from_rank_0", lambda name, value, timeout=None: asked.append(name) or value)
     saved, output = tmp_path / "step_00000001", tmp_path / "out"
     overrides = [f"resume={saved}", f"output_dir={output}", "benchmark=resnet", "scale=test", "device=cpu"]
@@ -47,7 +47,7 @@ def test_the_constructor_of_a_trainer_reads_nothing_and_does_not_communicate(tmp
 
 
 def test_the_constructor_of_an_evaluation_rank_does_not_communicate(tmp_path, monkeypatch):
-    asked: list[str] = []
+    asked = []
     monkeypatch.setattr(job_store, "from_rank_0", lambda name, value, timeout=None: asked.append(name) or "1")
     ranks = ["scale.gpus_per_node=2", "evaluation.ranks=1"]
     overrides = [f"output_dir={tmp_path / 'out'}", "benchmark=resnet", "scale=test", "device=cpu", *ranks]
@@ -70,7 +70,7 @@ def test_a_run_resumes_only_with_the_base_weights_of_its_checkpoint(data_of, tmp
 
 
 def test_a_resumed_run_does_not_load_initial_weights(data_of, tmp_path, monkeypatch):
-    begun: list[bool] = []
+    begun = []
 
     def load_start(self: Toy) -> None:
         begun.append(self._optimizer is not None)  # it has state to load

@@ -34,7 +34,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     return found
 
 
-def test_garbage_is_collected_before_and_not_during_a_capture(seen: list[dict[str, object]]) -> None:
+def test_garbage_is_collected_before_and_not_during_a_capture(seen):
     before = weakref.ref(Cycle())
     assert gc.isenabled()
     with capturing("graph", "stream", "pool"):  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ def test_garbage_is_collected_before_and_not_during_a_capture(seen: list[dict[st
     assert seen == [{"pool": "pool", "stream": "stream", "capture_error_mode": "thread_local"}]
 
 
-def test_a_failed_capture_gives_the_collector_back_as_it_was(seen: list[dict[str, object]]) -> None:
+def test_a_failed_capture_gives_the_collector_back_as_it_was(seen):
     with pytest.raises(RuntimeError, match="no"), capturing("graph", "stream"):  # type: ignore[arg-type]
         raise RuntimeError("no")
     assert gc.isenabled()

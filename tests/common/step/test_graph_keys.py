@@ -22,7 +22,7 @@ from common.step.train_step import DeviceResult
 class Weighing:
     """A step whose result is the sum of its micro-batches' numbers, the second one's tenfold, and so on."""
 
-    rehearsing = None
+    rehearsing, one_key = None, False
 
     def __init__(self) -> None:
         self.layout, self.skip = Layout(), torch.zeros(())
@@ -87,6 +87,7 @@ def test_every_combination_of_keys_has_a_graph_and_no_order_has_one_of_its_own()
     assert combinations("ab", 3) == [tuple(keys) for keys in ("aaa", "aab", "abb", "bbb")]
     assert combinations("abcd", 1) == [("a",), ("b",), ("c",), ("d",)]
     assert len(combinations("ab", 8)) == 9
+    assert combinations("ab", 3, one_key=True) == [("a",) * 3, ("b",) * 3]
 
 
 def test_where_combinations_are_many_only_micro_batches_of_one_key_have_a_graph():

@@ -66,7 +66,7 @@ class Doubling(torch.autograd.Function):
 
 
 def test_an_iteration_arms_before_the_last_backward_and_collects_after_each():
-    calls: list[str] = []
+    calls = []
     weight = torch.tensor(1.0, requires_grad=True)
 
     def loss(batch: Batch) -> Losses:
@@ -81,7 +81,7 @@ def test_an_iteration_arms_before_the_last_backward_and_collects_after_each():
 
 
 def test_the_loss_is_scaled_before_the_backward_pass_alone():
-    calls: list[str] = []
+    calls = []
     weight = torch.tensor(1.0, requires_grad=True)
 
     def loss(_: Batch) -> Losses:
@@ -134,7 +134,7 @@ def test_waits_of_several_updaters_are_added_and_any_overflow_counts():
 
 @pytest.mark.parametrize(("first", "second", "skip"), [(False, True, 0.0), (True, False, 0.0), (False, False, 1.0)])
 def test_all_updaters_measure_before_any_writes_and_one_decision_holds_for_all(first, second, skip):
-    calls: list[str] = []
+    calls = []
     step = TrainStep(lambda *_: {}, [Recorder(calls, first), Recorder(calls, second)], Layout())
     step.skip.fill_(skip)
     step([])
@@ -189,7 +189,7 @@ def test_a_loss_scale_of_two_updaters_counts_an_iteration_once():
 
 
 def test_materialize_reaches_every_updater():
-    calls: list[str] = []
+    calls = []
     TrainStep(lambda *_: {}, [Recorder(calls), Recorder(calls)], Layout()).materialize()
     assert calls == ["materialize", "materialize"]
 

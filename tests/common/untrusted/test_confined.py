@@ -26,12 +26,12 @@ def run(tmp_path: Path, code: str, readable: tuple[Path, ...] = (), cpu_seconds:
     return ConfinedResult(done.returncode, done.stderr, "")
 
 
-def test_it_computes_and_prints(tmp_path: Path) -> None:
+def test_it_computes_and_prints(tmp_path):
     ended = run(tmp_path, "import math, sys; sys.stderr.write(f'{math.sqrt(49):g}')")
     assert (ended.code, ended.text) == (0, "7")
 
 
-def test_it_reads_only_given_files(tmp_path: Path) -> None:
+def test_it_reads_only_given_files(tmp_path):
     given, other = tmp_path / "given", tmp_path / "other"
     given.write_text("given")
     other.write_text("other")
@@ -42,7 +42,7 @@ def test_it_reads_only_given_files(tmp_path: Path) -> None:
     assert ended.code == 1
 
 
-def test_it_does_not_follow_a_link_to_another_file(tmp_path: Path) -> None:
+def test_it_does_not_follow_a_link_to_another_file(tmp_path):
     (tmp_path / "secret").write_text("secret")
     folder = tmp_path / "given"
     folder.mkdir()
@@ -70,7 +70,7 @@ def test_it_does_not_follow_a_link_to_another_file(tmp_path: Path) -> None:
         "import socket; socket.create_connection(('127.0.0.1', 9))",
     ],
 )
-def test_it_neither_writes_elsewhere_nor_starts_a_process_nor_connects(tmp_path: Path, code: str) -> None:
+def test_it_neither_writes_elsewhere_nor_starts_a_process_nor_connects(tmp_path, code):
     target = tmp_path / "made"
     ended = run(tmp_path, code.format(target=target))
     assert "PermissionError: a confined process may not" in ended.text
@@ -78,26 +78,26 @@ def test_it_neither_writes_elsewhere_nor_starts_a_process_nor_connects(tmp_path:
     assert not target.exists()
 
 
-def test_it_writes_into_its_own_folder(tmp_path: Path) -> None:
+def test_it_writes_into_its_own_folder(tmp_path):
     assert run(tmp_path, "open('own', 'w').write('x')").code == 0
     assert (tmp_path / "folder" / "own").read_text() == "x"
 
 
-def test_it_has_no_variables_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_no_variables_of_the_caller(tmp_path, monkeypatch):
     monkeypatch.setenv("PASSWORD", "secret")
     monkeypatch.setenv("PYTHONSTARTUP", "/nowhere")
     ended = run(tmp_path, "import os, sys; sys.stderr.write(' '.join(sorted(os.environ)))")
     assert set(ENVIRONMENT) <= set(ended.text.split()) <= {*ENVIRONMENT, "LC_CTYPE", "LD_LIBRARY_PATH", "PWD"}
 
 
-def test_it_ends_when_it_takes_too_much_memory(tmp_path: Path) -> None:
+def test_it_ends_when_it_takes_too_much_memory(tmp_path):
     assert "MemoryError" in run(tmp_path, "x = bytearray(2 ** 30)").text
 
 
-def test_it_ends_when_it_takes_too_much_time(tmp_path: Path) -> None:
+def test_it_ends_when_it_takes_too_much_time(tmp_path):
     assert run(tmp_path, "while True: pass", cpu_seconds=1).code < 0
 
 
-def test_a_checker_that_does_not_end_is_stopped(tmp_path: Path) -> None:
+def test_a_checker_that_does_not_end_is_stopped(tmp_path):
     ended = run_confined("compliance_checker", ["--ruleset", "4.0.0", "/dev/stdin"], readable=(), seconds=0.01)
     assert ended.stopped == "it was stopped after 0.01 seconds"

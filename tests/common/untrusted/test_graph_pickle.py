@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,7 +52,7 @@ def pickled(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_tensors_and_numbers_are_read(protocol: int, pickled) -> None:
+def test_tensors_and_numbers_are_read(protocol, pickled):
     others = {"natoms": 3, "y": 0.5, "energy": np.float64(-1.25), "x": None, "name": "a text"}
     found = load_graph(pickled(TENSORS | others, protocol), "a")
     assert set(found) == {*TENSORS, "natoms", "y", "energy"}
@@ -90,7 +89,7 @@ def saved(elements: int = 6) -> bytes:
     ],
     ids=["attribute", "storage", "function of torch", "class of PyTorch Geometric"],
 )
-def test_other_names_are_refused_and_not_called(state: dict, asked: str, pickled, tmp_path: Path, monkeypatch) -> None:
+def test_other_names_are_refused_and_not_called(state, asked, pickled, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=rf"^a: its pickle asks for {asked}.*; do not use this file"):
         load_graph(pickled(state), "a")
@@ -120,12 +119,12 @@ def test_other_names_are_refused_and_not_called(state: dict, asked: str, pickled
         "list", "short storage", "long storage", "other number of elements", "empty storage", "text",
     ],
 )  # fmt: skip
-def test_tensors_outside_of_their_storage_are_refused(evil: Call, pickled) -> None:
+def test_tensors_outside_of_their_storage_are_refused(evil, pickled):
     with pytest.raises(DataError, match=r"^a is damaged, or no pickle: "):
         load_graph(pickled({"pos": TENSORS["float"], "evil": evil}), "a")
 
 
-def test_a_cut_pickle_is_damaged_wherever_it_ends(pickled) -> None:
+def test_a_cut_pickle_is_damaged_wherever_it_ends(pickled):
     content = pickled(TENSORS)
     for end in range(0, len(content), 7):
         with pytest.raises(DataError, match=r"^a is damaged, or no pickle: "):
@@ -133,11 +132,11 @@ def test_a_cut_pickle_is_damaged_wherever_it_ends(pickled) -> None:
 
 
 @pytest.mark.parametrize("content", [{"pos": np.zeros(3)}, [1], 7], ids=["dict", "list", "number"])
-def test_other_objects_are_no_graphs(content: object) -> None:
+def test_other_objects_are_no_graphs(content):
     with pytest.raises(DataError, match="where a graph of PyTorch Geometric 1 is expected"):
         load_graph(pickle.dumps(content), "a")
 
 
-def test_a_graph_without_a_dict_is_refused(pickled) -> None:
+def test_a_graph_without_a_dict_is_refused(pickled):
     with pytest.raises(DataError, match="where a graph of PyTorch Geometric 1 is expected"):
         load_graph(pickled((1, 2)), "a")

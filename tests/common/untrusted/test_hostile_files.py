@@ -9,7 +9,6 @@ import os
 import struct
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +57,7 @@ TARS: dict[str, list[Member]] = {
 
 
 @pytest.mark.parametrize("name", sorted(TARS))
-def test_a_hostile_member_is_one_error_and_nothing_is_unpacked(tmp_path: Path, name: str) -> None:
+def test_a_hostile_member_is_one_error_and_nothing_is_unpacked(tmp_path, name):
     archive = tar(
         tmp_path / "dev-clean.tar.gz", [*GOOD, *TARS[name]] if name != "nothing of the subset" else TARS[name]
     )
@@ -68,13 +67,13 @@ def test_a_hostile_member_is_one_error_and_nothing_is_unpacked(tmp_path: Path, n
     assert not (tmp_path / "outside").exists()
 
 
-def test_an_archive_is_unpacked(tmp_path: Path) -> None:
+def test_an_archive_is_unpacked(tmp_path):
     unpack(tar(tmp_path / "dev-clean.tar.gz", GOOD), tmp_path, FOLDERS)
     assert (tmp_path / "dev-clean/84/121123/84-121123.trans.txt").read_bytes() == GOOD[0][2]
 
 
 @pytest.mark.parametrize("length", [0, 1, 10, 20, 60, 100])
-def test_an_archive_that_is_cut_off_is_one_error(tmp_path: Path, length: int) -> None:
+def test_an_archive_that_is_cut_off_is_one_error(tmp_path, length):
     archive = tar(tmp_path / "dev-clean.tar.gz", GOOD)
     archive.write_bytes(archive.read_bytes()[:length])
     with pytest.raises(DataError, match=r"dev-clean\.tar\.gz"):
@@ -106,7 +105,7 @@ def bomb(head: bytes, size: int) -> bytes:
     return packed.getvalue()
 
 
-def test_bombs_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
+def test_bombs_cost_little_and_end_in_a_message(tmp_path):
     def header(kind: bytes, size: int) -> bytes:
         info = tarfile.TarInfo(f"{INSIDE}a")
         info.type, info.size = kind, size
@@ -150,7 +149,7 @@ ARRAYS = {
 }
 
 
-def test_hostile_arrays_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
+def test_hostile_arrays_cost_little_and_end_in_a_message(tmp_path):
     np.save(tmp_path / "valid.npy", np.zeros(3, np.float32))
     files = {name: tmp_path / f"hostile{number}.npy" for number, name in enumerate(ARRAYS)}
     for name, path in files.items():
@@ -164,7 +163,7 @@ def test_hostile_arrays_cost_little_and_end_in_a_message(tmp_path: Path) -> None
     assert complaints(reader, tmp_path / "valid.npy", files) == []
 
 
-def test_arrays_of_an_archive_are_read(tmp_path: Path) -> None:
+def test_arrays_of_an_archive_are_read(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", mu=np.arange(3.0), sigma=np.asfortranarray(np.arange(6.0).reshape(2, 3)))
     mean, covariance = read_npz(tmp_path / "a.npz", ("mu", "sigma"), 2**20)
     np.testing.assert_array_equal(mean, [0, 1, 2])
@@ -185,7 +184,7 @@ JSON = {
 }
 
 
-def test_hostile_json_costs_little_and_ends_in_a_message(tmp_path: Path) -> None:
+def test_hostile_json_costs_little_and_ends_in_a_message(tmp_path):
     (tmp_path / "valid.json").write_text("{}")
     files = {name: tmp_path / f"hostile{number}.json" for number, name in enumerate(JSON)}
     for name, path in files.items():
@@ -200,15 +199,15 @@ def test_hostile_json_costs_little_and_ends_in_a_message(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["nested lists", "nested objects", "a number of a million digits", "empty"])
-def test_large_json_is_read_by_its_own_bounds(tmp_path: Path, name: str) -> None:
+def test_large_json_is_read_by_its_own_bounds(tmp_path, name):
     (tmp_path / "a.json").write_text(JSON[name])
     with pytest.raises(DataError, match=r"a\.json"):
         read_large_json(tmp_path / "a.json")
 
 
-def test_messages_of_readers_end_with_the_remedy(tmp_path: Path) -> None:
+def test_messages_of_readers_end_with_the_remedy(tmp_path):
     path = tmp_path / "a.json"
-    readers: list[Any] = [read_bytes, read_text, read_json_object]
+    readers = [read_bytes, read_text, read_json_object]
     for read in readers:
         with pytest.raises(DataError, match=r"a\.json: .*; fetch it"):
             read(path, remedy="fetch it")
@@ -219,14 +218,14 @@ def test_messages_of_readers_end_with_the_remedy(tmp_path: Path) -> None:
         read_bytes(path, 2)
 
 
-def test_a_long_line_is_named(tmp_path: Path) -> None:
+def test_a_long_line_is_named(tmp_path):
     read = lines(Path("a"), io.BytesIO(b"abc\nabcdef\n"), 4)
     assert next(read) == b"abc\n"
     with pytest.raises(DataError, match=r"a, line 2: is longer"):
         next(read)
 
 
-def test_a_gzip_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+def test_a_gzip_file_is_read_up_to_its_bound(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(b"abc", mtime=0))
     assert read_gzip(path, 3) == b"abc"
@@ -237,7 +236,7 @@ def test_a_gzip_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
         read_gzip(path, 3)
 
 
-def test_a_valid_object_is_parsed() -> None:
+def test_a_valid_object_is_parsed():
     assert parse_object('{"a": [1, 2.5, null, {"b": "c"}], "d": -9007199254740993}') == {
         "a": [1, 2.5, None, {"b": "c"}],
         "d": -9007199254740993,
@@ -260,10 +259,10 @@ def test_a_valid_object_is_parsed() -> None:
         ('{"a": %s}' % ("9" * 100_000), "an integer of 100000 digits"),
     ],
 )
-def test_an_ambiguous_or_excessive_text_is_refused(text: str, words: str) -> None:
+def test_an_ambiguous_or_excessive_text_is_refused(text, words):
     with pytest.raises(StrictJsonError, match=words):
         parse_object(text)
 
 
-def test_many_brackets_side_by_side_are_not_deep() -> None:
+def test_many_brackets_side_by_side_are_not_deep():
     assert parse_object('{{"a": [{}]}}'.format(", ".join(["[[1]]"] * 100)))["a"][99] == [[1]]

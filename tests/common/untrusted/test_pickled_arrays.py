@@ -1,7 +1,5 @@
 """Pickled arrays are read without executing code in them."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Published state dicts are read without executing code in them."""
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import os

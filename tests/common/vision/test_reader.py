@@ -196,7 +196,7 @@ def test_replicas_read_what_one_accumulates(reader):
 @both
 @pytest.mark.parametrize("replicas", [1, 3, 8])
 def test_every_evaluation_has_every_picture_once_also_after_one_that_ended_early(reader, replicas):
-    seen: list[int] = []
+    seen = []
     for rank in range(replicas):
         source = data(reader).open_eval(Path(), Layout({"dp": replicas}, rank), 2)
         next(iter(source))

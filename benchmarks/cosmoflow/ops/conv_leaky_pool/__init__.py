@@ -85,7 +85,7 @@ class _ConvLeakyPool(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_NCDHW, weight, code = ctx.saved_tensors
         dz_NCDHW, d_bias_C = ctx.passes.backward(gradients[0], code, ctx.slope)
-        needs = [*ctx.needs_input_grad[1:3], False]  # no input gradient in the first layer
+        needs = [*ctx.needs_input_grad[1:3], False]
         dx_NCDHW, d_weight, _ = torch.ops.aten.convolution_backward(
             dz_NCDHW, x_NCDHW, weight, None, [1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1, needs
         )

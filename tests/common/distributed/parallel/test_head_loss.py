@@ -54,7 +54,6 @@ def test_a_token_without_a_label_may_be_anything(learns):
     losses_T = next_token_loss(hidden_TE, head_VE.requires_grad_(learns), labels_T, ALONE, 4)
     losses_T.sum().backward()
     assert losses_T[labels_T == -1].count_nonzero() == 0
-    assert hidden_TE.grad is not None
     assert hidden_TE.grad[labels_T == -1].count_nonzero() == 0
     assert hidden_TE.grad.isfinite().all()
 

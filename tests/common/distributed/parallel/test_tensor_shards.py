@@ -123,11 +123,11 @@ def test_layers_say_whose_gradients_are_parts_of_a_sum():
 def test_a_frozen_weight_keeps_no_input(layer):
     alone = TensorParallel()
     made = layer(3, (4,), alone) if layer is ColumnParallelLinear else layer(3, 4, alone)
-    kept: dict[bool, list[int]] = {}
+    kept = {}
     for learns in (True, False):
         made.weight.requires_grad_(learns)
         x = torch.randn(5, 3, requires_grad=True)
-        saved: list[int] = []
+        saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t.data_ptr()), lambda n: n):
             made(x)
         kept[learns] = [pointer for pointer in saved if pointer != made.weight.data_ptr()]

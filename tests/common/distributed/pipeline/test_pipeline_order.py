@@ -196,10 +196,10 @@ def test_a_worked_case():
 
 @pytest.mark.parametrize(("p", "v", "m"), TRIPLES)
 def test_every_unit_runs_once_and_after_its_inputs(p, v, m):
-    done: set[tuple[int, Unit]] = set()
+    done = set()
     timing = simulate(p, v, m)
     events = sorted((time, rank, unit) for rank, units in enumerate(timing.started) for unit, time in units)
-    ends: dict[tuple[str, int, int], float] = {}
+    ends = {}
     for time, rank, unit in events:
         part, last = unit.chunk * p + rank, p * v - 1
         needed = []
@@ -305,7 +305,7 @@ def test_a_slot_is_one_micro_batchs_until_its_backward_pass_and_none_is_spare(p,
     for rank in range(p):
         units = order(rank, p, v, m)
         slot_of, counts = slots(units), slots_of_chunks(units)
-        held: dict[tuple[int, int], int] = {}
+        held = {}
         most = dict.fromkeys(range(v), 0)
         for direction, chunk, micro_batch in units:
             slot = chunk, slot_of[chunk, micro_batch]
