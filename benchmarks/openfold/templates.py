@@ -175,7 +175,7 @@ def _placed(
     length: int,
 ) -> Template | None:
     """Return the template whose residues ``own_index`` are at ``query_index``; None without enough atoms."""
-    exists = own_index >= 0
+    exists = (own_index >= 0) & (query_index < length)
     query_index, own_index = query_index[exists], own_index[exists]
     both = mask_A37[1:, CA] & mask_A37[:-1, CA]
     if (np.linalg.norm(np.diff(position_A373[:, CA], axis=0), axis=1)[both] > MOST_DISTANCE).any():
