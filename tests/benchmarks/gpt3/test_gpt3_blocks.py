@@ -98,6 +98,15 @@ def test_stages_hand_on_the_sum_and_its_gradient():
                 assert error(found, wanted[name]) < 1e-12, name
 
 
+def test_without_gradients_nothing_is_added():
+    ours = network()
+    halves = handwritten(ours)
+    with torch.no_grad():
+        found = loss(halves)
+    torch.testing.assert_close(found, loss(ours).detach(), rtol=1e-12, atol=0.0)
+    assert all(parameter.grad is None for parameter in ours.parameters())
+
+
 @pytest.mark.parametrize(("first", "last"), [(True, True), (True, False), (False, True), (False, False)])
 def test_the_gradient_hook_of_every_weight_runs_once(first, last):
     shape = network().architecture

@@ -24,7 +24,6 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.events import hyperparameters
-from common.step.train_step import TrainStep
 from tests.benchmarks.stable_diffusion.small_prepared import write_prepared
 from tests.benchmarks.stable_diffusion.unet_ranks import SHARDS, run_rank, train
 from tests.capturable import Capturable
@@ -153,24 +152,6 @@ def test_noise_depends_on_sample_ids_only():
         again = workload.loss(batch_of(workload, [11, 5, 7, 12])).total
     torch.testing.assert_close(whole, (parts[0] + parts[1]) / 2, rtol=1e-12, atol=0)
     assert float(again) != pytest.approx(float(whole), rel=1e-3)
-
-
-def stepped(workload: StableDiffusion, batches: Sequence[Sequence[int]]) -> TrainStep:
-    step = workload.build_step()
-    step([batch_of(workload, ids) for ids in batches])
-    step.materialize()
-    return step
-
-
-def test_one_large_batch_equals_two_accumulated_ones():
-    ids = [3, 1, 4, 15]
-    one = built("precision=fp64", "micro_batch=4")
-    two = built("precision=fp64", "micro_batch=2")
-    before = {name: parameter.detach().clone() for name, parameter in one.model.named_parameters()}
-    stepped(one, [ids]), stepped(two, [ids[:2], ids[2:]])
-    for (name, a), b in zip(one.model.named_parameters(), two.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-        assert not torch.equal(a, before[name]), name
 
 
 def test_training_on_a_few_samples_lowers_their_loss():

@@ -7,16 +7,14 @@ from collections import Counter
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.peer import build, step_of
-from benchmarks.stable_diffusion.residual import add_residual, add_shortcut, maps_of, rows_of
+from benchmarks.stable_diffusion.residual import maps_of, rows_of
 from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture, multiply_adds, training_flops
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
-from common.ops.bias_gradient import row_sums_reference
 from tests.benchmarks.stable_diffusion.public_names import diffusers_name, to_published
 from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_unet, velocity
 
@@ -166,20 +164,6 @@ def test_an_unknown_implementation_is_an_error_with_the_option():
             UNet(SMALL, {option: "nosuch"}, device="meta")
 
 
-def test_add_residual_gives_values_and_gradients_of_the_sum():
-    generator = torch.Generator().manual_seed(0)
-    x, weight, bias, residual, d = (
-        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 3), (5, 3), (5,), (7, 5), (7, 5))
-    )
-    leaves = [value.requires_grad_() for value in (x, weight, bias, residual)]
-    found = add_residual(torch.nn.functional.linear(x, weight, bias.detach()), bias, residual, row_sums_reference)
-    wanted = x @ weight.t() + bias + residual
-    torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(
-        torch.autograd.grad(found, leaves, d), torch.autograd.grad(wanted, leaves, d), rtol=1e-14, atol=1e-14
-    )
-
-
 def test_rows_and_maps_are_views():
     x_NCHW = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
     rows_RC = rows_of(x_NCHW)
@@ -187,29 +171,6 @@ def test_rows_and_maps_are_views():
     back = maps_of(rows_RC, x_NCHW)
     assert torch.equal(back, x_NCHW)
     assert back.data_ptr() == x_NCHW.data_ptr()
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
-    if len(shape) == 4:
-        made = made.contiguous(memory_format=torch.channels_last)
-    return made.requires_grad_()
-
-
-@pytest.mark.parametrize("channels", [(6,), (6, 2), (3, 3)])
-@pytest.mark.parametrize("size", [(1, 1), (3, 5)])
-def test_add_shortcut_equals_the_convolution_of_the_concatenation(channels, size):
-    y, bias, weight = drawn(2, 4, *size), drawn(4), drawn(4, sum(channels), 1, 1)
-    inputs = tuple(drawn(2, count, *size) for count in channels)
-    found = add_shortcut(y, bias, weight, inputs, row_sums_reference)
-    wanted = y + F.conv2d(torch.cat(inputs, 1), weight, bias)
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    leaves = [y, bias, weight, *inputs]
-    d = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    torch.testing.assert_close(
-        torch.autograd.grad(found, leaves, d), torch.autograd.grad(wanted, leaves, d), rtol=1e-12, atol=1e-12
-    )
 
 
 def test_rows_of_contiguous_tensors_are_refused():
