@@ -1,12 +1,13 @@
 """The published checkpoint that training continues: weights, and the state of Adam.
 
-It is a file of ``torch.save`` with two entries. ``alphafold_state_dict`` maps names, which are those of
-:class:`benchmarks.openfold.model.AlphaFold`, to tensors. ``optimizer_state_dict`` is that of ``torch.optim.Adam``; its
+It is a file of ``torch.save`` with two entries. ``alphafold_state_dict`` maps names, which :func:`own_name` translates,
+to tensors. ``optimizer_state_dict`` is that of ``torch.optim.Adam``; its
 parameters have the order of the first entry.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,20 @@ from common.untrusted.tensor_file import read_values
 
 WEIGHTS, STATE = "alphafold_state_dict", "optimizer_state_dict"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+RENAMED = (
+    (re.compile(r"^((?:evoformer|extra_msa)_stack\.blocks\.\d+)\.core\."), r"\1."),
+    (re.compile(r"^structure_module\.transition\.linear_"), "structure_module.transition.layers.0.linear_"),
+)
+"""Beginnings of published names, and what they are in :class:`benchmarks.openfold.model.AlphaFold`."""
+
+
+def own_name(published: str) -> str:
+    """Return the name of a parameter in the network from its name in the checkpoint."""
+    for pattern, own in RENAMED:
+        published = pattern.sub(own, published)
+    return published
 
 
 class StartingPoint(NamedTuple):
@@ -50,7 +65,7 @@ def read_checkpoint(path: Path, digest: str, model: nn.Module) -> StartingPoint:
         states = [adam["state"][number] for number in numbers]
         steps = {int(state["step"]) for state in states}
         tensors = {
-            name: (weight, *(state[kind] for kind in MOMENTS))
+            own_name(name): (weight, *(state[kind] for kind in MOMENTS))
             for (name, weight), state in zip(weights.items(), states, strict=True)
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:

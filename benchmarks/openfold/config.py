@@ -27,7 +27,6 @@ class Facts(Architecture, FeatureSizes):
         train_released_until: last release date of a structure in the training set.
         eval_submitted_from, eval_submitted_until: submission dates of the evaluation set's chains.
         eval_longest: most residues of a chain in the evaluation set.
-        eval_every: optimizer steps between evaluations.
     """
 
     loss: LossWeights
@@ -38,7 +37,6 @@ class Facts(Architecture, FeatureSizes):
     eval_submitted_from: str
     eval_submitted_until: str
     eval_longest: Annotated[int, AtLeast(1)]
-    eval_every: Annotated[int, AtLeast(1)]
 
 
 @dataclass(frozen=True)

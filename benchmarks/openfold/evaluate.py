@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.openfold import geometry
-from benchmarks.openfold.losses import lddt_sums
+from benchmarks.openfold.losses import alpha_atoms, lddt_sums
 from benchmarks.openfold.model import AlphaFold
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.data.batches import EvalSource
@@ -85,7 +85,7 @@ class ChainEvaluation(Evaluation):
         return Predictions({**self._counts.totals(), "expected": self._source.eval_samples})
 
     def _count(self, tensors: dict[str, Tensor]) -> None:
-        alpha_BN3 = self._model(tensors).structure.backbone.translation[-1]
+        alpha_BN3 = alpha_atoms(self._model(tensors).structure)
         samples_B = tensors["samples"].double()
         self._counts.add(samples_B.sum(), torch.dot(chain_lddt(alpha_BN3, tensors).double(), samples_B))
 

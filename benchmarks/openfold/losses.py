@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.openfold import geometry
 from benchmarks.openfold.geometry import Frames
 from benchmarks.openfold.labels import Labels
 from benchmarks.openfold.model import CONFIDENCE_BINS, DISTOGRAM_BINS, Predictions
@@ -189,6 +190,11 @@ def lddt_sums(points_BN3: Tensor, true_BN3: Tensor, mask_BN: Tensor) -> tuple[Te
     return (kept_BNN * counted_BNN).sum(-1), counted_BNN.sum(-1)
 
 
+def alpha_atoms(structure: Structure) -> Tensor:
+    """Return the predicted CA atoms (B, N, 3); those of unknown residues are at the origin, as in the reference."""
+    return structure.atoms[..., geometry.CA, :]  # N, CA and C have the same slots of 14 and of 37
+
+
 def confidence_loss(logits_BNK: Tensor, alpha_BN3: Tensor, labels: Labels, resolution_B: Tensor) -> Tensor:
     """Return the cross entropy of the bins of the residues' lDDT; 0 for structures of low resolution (algorithm 29)."""
     kept_BN, counted_BN = lddt_sums(alpha_BN3.detach(), labels.alpha, labels.alpha_mask)
@@ -212,13 +218,12 @@ def all_losses(
     structure, dtype = predictions.structure, predictions.confidence.dtype
     real = {name: tensors[name].to(dtype) for name in ("use_clamped_fape", "seq_mask", "resolution", "seq_length")}
     backbone_B = backbone_fape(structure.backbone, labels, real["use_clamped_fape"])
-    alpha_BN3 = structure.backbone.translation[-1]
     parts = {
         "fape": weights.fape_backbone * backbone_B + weights.fape_sidechain * sidechain_fape(structure, labels),
         "supervised_chi": chi_loss(structure, labels, real["seq_mask"]),
         "distogram": distogram_loss(predictions.distogram, labels),
         "masked_msa": masked_msa_loss(predictions.masked_msa, tensors["true_msa"][:, -1], tensors["bert_mask"][:, -1]),
-        "plddt": confidence_loss(predictions.confidence, alpha_BN3, labels, real["resolution"]),
+        "plddt": confidence_loss(predictions.confidence, alpha_atoms(structure), labels, real["resolution"]),
     }
     parts = {name: part_B.nan_to_num(0.0, 0.0, 0.0) for name, part_B in parts.items()}
     total_B = sum(getattr(weights, name) * part_B for name, part_B in parts.items())

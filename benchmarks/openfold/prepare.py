@@ -213,23 +213,17 @@ def _write_lists(
     """Write ``chains.csv``, the superseded structures and both sets; return files and counts of the manifest.
 
     Raises:
-        DataError: a set is empty, or a chain of the evaluation is unknown.
+        DataError: a set is empty.
     """
     with atomic.written(data_dir / CHAINS) as unfinished, open(unfinished, "w", encoding="utf-8", newline="") as file:
         write_chains(file, chains)
     with atomic.written(data_dir / OBSOLETE) as unfinished:
         shutil.copyfile(source.root / raw.OBSOLETE, unfinished)
     limits, days = Limits(), source.evaluated()
-    known = {chain.pdb_chain_id: chain for chain in chains}
-    if missing := [name for name in days if name not in known]:
-        raise DataError(f"{source.root / raw.CAMEO}: chain {missing[0]} is in no structure of {raw.MMCIF}")
+    evaluated, unknown = evaluation_chains(chains, days)
     sets = {
         "train": [chain for chain in chains if chain.pdb_chain_id in index and limits.hold(chain)],
-        "eval": [
-            known[name]
-            for name, day in days.items()
-            if SUBMITTED[0] <= day <= SUBMITTED[1] and len(known[name].sequence) <= MOST_RESIDUES
-        ],
+        "eval": [chain for chain in evaluated if len(chain.sequence) <= MOST_RESIDUES],
     }
     for split, name in SPLITS.items():
         if not sets[split]:
@@ -239,7 +233,25 @@ def _write_lists(
     atomic.save(data_dir / DAYS, np.array([[encode_name(name), day] for name, day in released.items()], np.int64))
     entries = manifest.describe_files(data_dir, [CHAINS, OBSOLETE, INDEX, DAYS, *SPLITS.values()])
     counts = {f"{split}_samples": len(found) for split, found in sets.items()}
-    return entries, counts | {"train_residues": sum(len(chain.sequence) for chain in sets["train"])}
+    residues = sum(len(chain.sequence) for chain in sets["train"])
+    return entries, counts | {"train_residues": residues, "eval_targets_unknown": unknown}
+
+
+def evaluation_chains(chains: list[Chain], days: dict[str, str]) -> tuple[list[Chain], int]:
+    """Return the chains of the evaluation's targets, each once, and the number of targets that no chain has.
+
+    CAMEO usually names a chain as mmCIF does, and sometimes as the authors do. As in the reference, unknown targets are
+    left out.
+
+    Args:
+        days: day of submission of each target, ``<PDB ID>_<chain>``.
+    """
+    by_author = {chain.pdb_chain_id: chain for chain in chains}
+    by_mmcif = {f"{chain.pdb_id}_{name}": chain for chain in chains for name in chain.mmcif_chain_ids.split(";")}
+    targets = [name for name, day in days.items() if SUBMITTED[0] <= day <= SUBMITTED[1]]
+    found = [by_mmcif.get(name, by_author.get(name)) for name in targets]
+    known = {chain.pdb_chain_id: chain for chain in found if chain is not None}
+    return list(known.values()), found.count(None)
 
 
 def _row(chain: Chain, index: Index) -> list[int]:

@@ -141,8 +141,8 @@ CHI_MASK = np.array([[chi < len(atoms) for chi in range(CHIS)] for atoms in CHI_
 """(21, 4), 1 for an existing torsion."""
 CHI_PI_PERIODIC = np.array([[_PERIODIC.get(one) == chi for chi in range(CHIS)] for one in f"{RESTYPES}X"], np.float32)
 """(21, 4), 1 for a torsion whose half turn does not change the residue."""
-GROUP_EXISTS = np.concatenate([np.array([[1, 0, 0, 1]] * 20 + [[0] * 4], np.float32), CHI_MASK], 1)
-"""(21, 8), 1 for a group that has atoms."""
+GROUP_EXISTS = np.concatenate([np.array([[1, 0, 0, 1]] * 21, np.float32), CHI_MASK], 1)
+"""(21, 8), 1 for a group whose frame is defined. Unknown residues have the frames of a backbone, but no atoms."""
 
 
 def group_atoms(kind: int, group: int) -> list[str]:

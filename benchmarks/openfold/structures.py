@@ -15,6 +15,7 @@ A protein has names of two kinds: those of the authors, which are part of a chai
 from __future__ import annotations
 
 import datetime
+import re
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,6 +40,7 @@ _CATEGORIES = (
     "entity_poly_seq", "struct_asym", "atom_site",
 )  # fmt: skip
 _RESOLUTIONS = (("refine", "ls_d_res_high"), ("em_3d_reconstruction", "resolution"), ("reflns", "d_resolution_high"))
+_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
 _ATOMS = {name: index for index, name in enumerate(ATOM_TYPES)}
 _CD, _NH1, _NH2 = (_ATOMS[name] for name in ("CD", "NH1", "NH2"))
 
@@ -144,10 +146,10 @@ def _sequences(categories: dict[str, Category]) -> dict[str, str]:
 
 
 def _resolution(categories: dict[str, Category]) -> float | None:
+    """Return the largest resolution in the first category that is present, as the reference does."""
     for category, column in _RESOLUTIONS:
-        for text in categories.get(category, {}).get(column, []):
-            if text:
-                return float(text)
+        if texts := categories.get(category, {}).get(column):
+            return max((float(text) for text in texts if _NUMBER.fullmatch(text)), default=None)
     return None
 
 

@@ -103,13 +103,14 @@ class TemplateSearch:
         """Return up to ``most`` templates of a chain.
 
         Args:
-            random: draws from the :data:`BEST` hits; None takes the best ones.
+            random: shuffles the :data:`BEST` hits, which come before the others; None takes the best ones.
         """
         renamed = [self._renamed(hit) for hit in hits]
         chosen = [hit for hit in renamed if admitted(hit, sequence, pdb_id, day, self._released)]
         chosen.sort(key=lambda hit: -hit.sum_probs)
         if random is not None:
-            chosen = [chosen[index] for index in random.permutation(min(BEST, len(chosen)))]
+            first = random.permutation(min(BEST, len(chosen)))
+            chosen = [*(chosen[index] for index in first), *chosen[BEST:]]
         found = (template for hit in chosen if (template := self._template(hit, len(sequence))) is not None)
         return [template for template, _ in zip(found, range(most), strict=False)]
 
@@ -174,7 +175,7 @@ def _placed(
     length: int,
 ) -> Template | None:
     """Return the template whose residues ``own_index`` are at ``query_index``; None without enough atoms."""
-    exists = own_index >= 0
+    exists = (own_index >= 0) & (query_index < length)
     query_index, own_index = query_index[exists], own_index[exists]
     both = mask_A37[1:, CA] & mask_A37[:-1, CA]
     if (np.linalg.norm(np.diff(position_A373[:, CA], axis=0), axis=1)[both] > MOST_DISTANCE).any():

@@ -29,6 +29,7 @@ from common.data.batches import Batch, DataSource, HostBatch
 from common.data.staging import StagingPlan
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.mlperf.schedules import SCHEDULES
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -113,6 +114,7 @@ class OpenFold(Workload):
             broken.append(f"assets_dir=null: training continues the rules' checkpoint ({name} in assets_dir)")
         derived = {
             "checkpoint": checkpoint,
+            "eval_every": SCHEDULES["openfold"](1).interval,
             "optimizer": type(own.hparams.adam()).__name__,
             "target": cfg.benchmark.targets["lddt_ca"].value,
             "model_parameters": parameter_count(own.facts),
@@ -137,7 +139,9 @@ class OpenFold(Workload):
     def build_step(self) -> TrainStep:
         """Return the step: accumulated micro-batches, then Adam on the clipped mean gradient, and averaged weights."""
         hparams, facts = self.own.hparams, self.own.facts
-        schedule = warmup_then_constant(hparams.base_learning_rate, hparams.warmup_init, hparams.warmup_steps)
+        # As in the reference, the first update has warmup_init and the last one of the warm-up the base rate.
+        rising = max(hparams.warmup_steps - 1, 1) if hparams.warmup_steps else 0
+        schedule = warmup_then_constant(hparams.base_learning_rate, hparams.warmup_init, rising, first_step=0)
         before = 0 if self._start is None else self._start.steps  # the warm-up counts from the start of this run
         return self.step_with(
             hparams.adam(),
@@ -152,6 +156,7 @@ class OpenFold(Workload):
         if self._start is not None:
             assert self._optimizer is not None, "the step comes first"
             load(self._start, self._optimizer)
+            self._start = None  # three times the weights in host memory
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Return the mean loss of the micro-batch; :mod:`benchmarks.openfold.features` describes its tensors."""
@@ -178,7 +183,7 @@ class OpenFold(Workload):
         """Copy a batch to the device. Of the ranks that share a sample, the first one sends it to the others."""
         tensors = self.to_device(batch.tensors)
         if self._receivers is not None:
-            for tensor in tensors.values():
+            for _, tensor in sorted(tensors.items()):  # readers need not have one order
                 dist.broadcast(tensor, dist.get_global_rank(self._receivers, 0), group=self._receivers)
         return Batch(tensors, batch.samples, batch.key)
 

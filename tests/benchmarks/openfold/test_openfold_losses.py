@@ -14,6 +14,7 @@ from benchmarks.openfold.geometry import Frames, ResidueTables
 from benchmarks.openfold.labels import Labels, labels_of
 from benchmarks.openfold.losses import (
     all_losses,
+    alpha_atoms,
     backbone_fape,
     chi_loss,
     confidence_loss,
@@ -177,6 +178,17 @@ def test_the_better_naming_has_the_smaller_error_of_distances() -> None:
                             total += float((own - true).abs())
             errors.append(total)
         assert bool(found[residue]) == (errors[1] < errors[0]), f"residue {residue}: {errors}"
+
+
+def test_a_resolved_unknown_residue_counts_by_its_backbone_and_its_predicted_atoms_are_at_the_origin() -> None:
+    aatype, predicted = built()
+    aatype[0, 3] = 20
+    tensors = truth(*built())
+    known = labels_of(tensors | {"aatype": aatype}, tables())
+    assert known.group_mask[0, 3].tolist() == [1, 0, 0, 1, 0, 0, 0, 0]
+    assert known.alpha_mask[0, 3] == 1
+    atoms = geometry.atoms14(tables(), aatype, predicted.groups)
+    assert alpha_atoms(predicted._replace(atoms=atoms))[0, 3].tolist() == [0, 0, 0]
 
 
 def test_chi_loss_takes_the_nearer_of_periodic_angles_and_pulls_lengths_to_1() -> None:

@@ -18,7 +18,7 @@ import yaml
 
 from benchmarks.openfold import prepare as prepare_module
 from benchmarks.openfold import raw as raw_module
-from benchmarks.openfold.prepare import COMMANDS, prepare, verify
+from benchmarks.openfold.prepare import COMMANDS, evaluation_chains, prepare, verify
 from benchmarks.openfold.raw import CAMEO, CLUSTERS, DUPLICATES, MMCIF, MSAS, OBSOLETE
 from benchmarks.openfold.residues import ATOM14_TO_ATOM37, RESTYPES
 from benchmarks.openfold.samples import (
@@ -183,7 +183,7 @@ def test_a_missing_file_is_named(name: str, raw: Path, tmp_path: Path) -> None:
         (lambda raw: (raw / CAMEO).write_text("chain\n"), "its columns are not pdb_chain_id,submission_date"),
         (
             lambda raw: (raw / CAMEO).write_text("pdb_chain_id,submission_date\n7qqq_A,2021-10-01\n"),
-            "chain 7qqq_A is in no structure",
+            "has no chain for eval.npy",
         ),
         (lambda raw: (raw / CLUSTERS).write_text(""), "has no chain for train.npy"),
         (
@@ -191,7 +191,7 @@ def test_a_missing_file_is_named(name: str, raw: Path, tmp_path: Path) -> None:
             r"1000\.cif\.gz is damaged: .*fetch it again",
         ),
     ],
-    ids=["columns", "unknown chain", "no clusters", "structure"],
+    ids=["columns", "unknown chains", "no clusters", "structure"],
 )
 def test_damaged_raw_data_are_an_error(
     change: Callable[[Path], object], complaint: str, raw: Path, tmp_path: Path
@@ -266,6 +266,18 @@ def test_synthetic_torsions_are_those_of_their_kind() -> None:
     assert ATOM14_TO_ATOM37[RESTYPES.index("L"), 5] == 5
     assert dihedral(n[leucine], ca[leucine], cb[leucine], atoms[leucine, 5]) == pytest.approx(-65, abs=0.5)
     assert np.linalg.norm(c[:-1] - n[1:], axis=1) == pytest.approx(1.329, abs=0.1)
+
+
+def test_targets_of_the_evaluation_are_chains_of_mmcif_before_those_of_authors() -> None:
+    def chain(author: str, mmcif: str) -> Chain:
+        return Chain(f"7abc_{author}", "7abc", author, mmcif, "2021-10-01", 2.0, 0, "MK")
+
+    chains = [chain("A", "B"), chain("B", "A;C"), chain("X", "D")]
+    day = "2021-10-01"
+    days = {"7abc_A": day, "7abc_C": day, "7abc_X": day, "7abc_B": "2021-12-12", "7zzz_A": day}
+    found, unknown = evaluation_chains(chains, days)
+    assert [one.author_chain_id for one in found] == ["B", "X"]
+    assert unknown == 1
 
 
 def test_names_as_numbers() -> None:

@@ -135,11 +135,13 @@ def test_atoms_of_a_chain(path: Path) -> None:
     [
         ("_refine.ls_d_res_high 1.85", 1.85),
         ("_em_3d_reconstruction.resolution 3.2", 3.2),
-        ("_refine.ls_d_res_high .\n_em_3d_reconstruction.resolution 4", 4.0),
+        ("_refine.ls_d_res_high .\n_em_3d_reconstruction.resolution 4", None),
+        ("_refine.ls_d_res_high low\n_em_3d_reconstruction.resolution 4", None),
+        ("loop_\n_refine.ls_d_res_high\n1.5\n2.5", 2.5),
         ("_reflns.d_resolution_high 2.5", 2.5),
     ],
 )
-def test_the_resolution_is_that_of_any_method(line: str, resolution: float, path: Path) -> None:
+def test_the_resolution_is_the_largest_of_the_first_method(line: str, resolution: float | None, path: Path) -> None:
     path.write_text(HEAD.replace("_exptl.method", f"{line}\n_exptl.method") + COLUMNS + ATOMS)
     assert read_structure(path)["resolution"] == resolution
 

@@ -16,6 +16,7 @@ from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from common.mlperf.rcp import RCP_FOLDER
+from common.optim.optimizer import Optimizer
 from tests.benchmarks.recipes import recipes_of
 from tests.gloo_ranks import on_ranks
 
@@ -95,6 +96,35 @@ def test_updates_are_those_of_clipped_adam_and_the_average_starts_with_the_first
     for name, weight in named.items():
         torch.testing.assert_close(found[name], weight.detach(), rtol=1e-5, atol=1e-7, msg=f"{name} differs")
         torch.testing.assert_close(found[f"average.{name}"], average[name], rtol=1e-5, atol=1e-7, msg=f"{name} differs")
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(0, [0.5, 0.5, 0.5]), (1, [0.1, 0.5, 0.5]), (2, [0.1, 0.5, 0.5]), (5, [0.1, 0.2, 0.3, 0.4, 0.5, 0.5])],
+)
+def test_the_warm_up_begins_and_ends_with_the_rates_of_its_ends(steps: int, expected: list[float]) -> None:
+    options = ("hparams.warmup_init=0.1", "hparams.base_learning_rate=0.5", f"hparams.warmup_steps={steps}")
+    (optimizer, _) = built(*options).build_step().updaters
+    assert isinstance(optimizer, Optimizer)
+    found = [float(optimizer._schedule(torch.tensor(step))) for step in range(len(expected))]
+    assert found == pytest.approx(expected)
+
+
+def test_ranks_receive_batches_whose_tensors_have_another_order(tmp_path_factory: pytest.TempPathFactory) -> None:
+    first, second = on_ranks(received_by_ranks, 2, tmp_path_factory.mktemp("ranks"))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(second[name], tensor), name
+
+
+def received_by_ranks(rank: int, world: int, _folder: str) -> dict[str, Tensor]:
+    """Return the batch of a rank; the second one has zeros, and the tensors in the opposite order."""
+    run, _ = loaded("scale=test", *OPTIONS, f"scale.gpus_per_node={world}", f"layout.cp={world}")
+    workload = OpenFold(run, Layout(run.layout, rank, seed=3))
+    (tensors, *_) = batches_of(workload)
+    if rank:
+        tensors = {name: torch.zeros_like(tensor) for name, tensor in reversed(tensors.items())}
+    return workload.prepare(HostBatch(tensors, 1, 0)).tensors
 
 
 def shared_by_ranks(rank: int, world: int, _folder: str) -> dict[str, Tensor]:
