@@ -51,7 +51,7 @@ PLACES = [
 class Alone(Layout):
     """A rank's place among others that are not there: it can load, since nothing is sent but to replicas."""
 
-    def _build(self, families: list[tuple[int, ...]], axes: Sequence[str]) -> None:
+    def _build(self, families: list[tuple[int, ...]], axes: Sequence[str], purpose: str = "") -> None:
         return None
 
 

@@ -99,7 +99,7 @@ def sent_bytes(plan: Placement, ids_BL: torch.Tensor, monkeypatch: pytest.Monkey
         received.zero_()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Layout, "_build", lambda self, families, axes: None)
+        patched.setattr(Layout, "_build", lambda self, families, axes, purpose="": None)
         patched.setattr(Layout, "group", lambda self, *axes: object())
         for module in (exchange, rare_rows):
             patched.setattr(module, "all_to_all", counting)

@@ -342,7 +342,7 @@ def test_another_number_of_micro_batches_is_refused():
 def test_the_iteration_can_be_captured(monkeypatch, ranks, ranks_per_node, name):
     """With the collectives replaced: the sizes of what ranks send each other follow from no values."""
     layout = Layout({"dp": ranks}, ranks - 1, seed=SEED)
-    monkeypatch.setattr(Layout, "_build", lambda self, families, axes: None)
+    monkeypatch.setattr(Layout, "_build", lambda self, families, axes, purpose="": None)
     trainee = Trainee(
         plans(ranks)[name], layout, scale=64.0, dtype=torch.float16, early=True, ranks_per_node=ranks_per_node
     )
