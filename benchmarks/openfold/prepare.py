@@ -10,7 +10,7 @@ import datetime
 import json
 import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -213,22 +213,20 @@ def _write_lists(
     """Write ``chains.csv``, the superseded structures and both sets; return files and counts of the manifest.
 
     Raises:
-        DataError: a set is empty, or a chain of the evaluation is unknown.
+        DataError: a set is empty.
     """
     with atomic.written(data_dir / CHAINS) as unfinished, open(unfinished, "w", encoding="utf-8", newline="") as file:
         write_chains(file, chains)
     with atomic.written(data_dir / OBSOLETE) as unfinished:
         shutil.copyfile(source.root / raw.OBSOLETE, unfinished)
-    limits, days = Limits(), source.evaluated()
-    known = {chain.pdb_chain_id: chain for chain in chains}
-    if missing := [name for name in days if name not in known]:
-        raise DataError(f"{source.root / raw.CAMEO}: chain {missing[0]} is in no structure of {raw.MMCIF}")
+    limits = Limits()
+    targets, unknown = _targets(source.evaluated(), chains)
     sets = {
         "train": [chain for chain in chains if chain.pdb_chain_id in index and limits.hold(chain)],
         "eval": [
-            known[name]
-            for name, day in days.items()
-            if SUBMITTED[0] <= day <= SUBMITTED[1] and len(known[name].sequence) <= MOST_RESIDUES
+            chain
+            for chain, day in targets
+            if SUBMITTED[0] <= day <= SUBMITTED[1] and len(chain.sequence) <= MOST_RESIDUES
         ],
     }
     for split, name in SPLITS.items():
@@ -239,7 +237,23 @@ def _write_lists(
     atomic.save(data_dir / DAYS, np.array([[encode_name(name), day] for name, day in released.items()], np.int64))
     entries = manifest.describe_files(data_dir, [CHAINS, OBSOLETE, INDEX, DAYS, *SPLITS.values()])
     counts = {f"{split}_samples": len(found) for split, found in sets.items()}
-    return entries, counts | {"train_residues": sum(len(chain.sequence) for chain in sets["train"])}
+    residues = sum(len(chain.sequence) for chain in sets["train"])
+    return entries, counts | {"train_residues": residues, "unknown_targets": unknown}
+
+
+def _targets(days: Mapping[str, str], chains: Sequence[Chain]) -> tuple[list[tuple[Chain, str]], int]:
+    """Return the chain and the day of submission of each target of the evaluation, and the number of unknown targets.
+
+    A target names an mmcif chain or, if there is none of this name, a chain of the authors. Several targets can name
+    the same chain, which then has the day of the first one.
+    """
+    by_molecule = {f"{chain.pdb_id}_{name}": chain for chain in chains for name in chain.mmcif_chain_ids.split(";")}
+    known = {chain.pdb_chain_id: chain for chain in chains} | by_molecule
+    found: dict[str, tuple[Chain, str]] = {}
+    for name, day in days.items():
+        if name in known:
+            found.setdefault(known[name].pdb_chain_id, (known[name], day))
+    return list(found.values()), sum(name not in known for name in days)
 
 
 def _row(chain: Chain, index: Index) -> list[int]:

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -136,9 +137,24 @@ def test_limits_of_the_evaluation(raw: Path, tmp_path: Path) -> None:
     evaluated = names(small_chains.prepared(tmp_path / "whole"), "eval")
     days = ["2021-09-16", "2021-12-11", "2021-12-12"]
     lines = [f"{name},{day}\n" for name, day in zip(evaluated, days, strict=True)]
-    (raw / CAMEO).write_text("pdb_chain_id,submission_date\n" + "".join(lines))
+    (raw / CAMEO).write_text("target,submission_date\n" + "".join(lines))
     assert prepare(raw, tmp_path / "data").counts["eval_samples"] == 1
     assert names(tmp_path / "data", "eval") == evaluated[1:2]
+
+
+def test_targets_name_mmcif_chains_before_chains_of_the_authors(raw: Path, tmp_path: Path) -> None:
+    """The mmcif chains A and B of a structure are chains B and A of its authors, and Q is a chain of the authors."""
+    for name, authors in (("8000", "BA"), ("8001", "QR")):
+        text = encode_structure(name, "AG" * 20, np.zeros((40, 14, 3)), datetime.date(2021, 10, 1), "AB")
+        for molecule, author in zip("AB", authors, strict=True):
+            text = re.sub(rf"(?m) {molecule} 1$", f" {author}  1", text)  # two spaces, so that the next turn keeps it
+        (raw / MMCIF / "00" / f"{name}.cif.gz").write_bytes(gzip.compress(text.encode()))
+    targets = ["8000_A", "7qqq_A", "8001_Q", "8001_A", "8001_C"]
+    lines = [f"{target},2021-10-01\n" for target in targets]
+    (raw / CAMEO).write_text("target,submission_date\n" + "".join(lines))
+    made = prepare(raw, tmp_path / "data")
+    assert names(tmp_path / "data", "eval") == ["8000_B", "8001_Q"]
+    assert (made.counts["eval_samples"], made.counts["unknown_targets"]) == (2, 2)
 
 
 def test_long_chains_are_not_evaluated(raw: Path, tmp_path: Path) -> None:
@@ -180,10 +196,10 @@ def test_a_missing_file_is_named(name: str, raw: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda raw: (raw / CAMEO).write_text("chain\n"), "its columns are not pdb_chain_id,submission_date"),
+        (lambda raw: (raw / CAMEO).write_text("chain\n"), "its columns are not target,submission_date"),
         (
-            lambda raw: (raw / CAMEO).write_text("pdb_chain_id,submission_date\n7qqq_A,2021-10-01\n"),
-            "chain 7qqq_A is in no structure",
+            lambda raw: (raw / CAMEO).write_text("target,submission_date\n7qqq_A,2021-10-01\n"),
+            "has no chain for eval.npy",
         ),
         (lambda raw: (raw / CLUSTERS).write_text(""), "has no chain for train.npy"),
         (
@@ -191,7 +207,7 @@ def test_a_missing_file_is_named(name: str, raw: Path, tmp_path: Path) -> None:
             r"1000\.cif\.gz is damaged: .*fetch it again",
         ),
     ],
-    ids=["columns", "unknown chain", "no clusters", "structure"],
+    ids=["columns", "only unknown targets", "no clusters", "structure"],
 )
 def test_damaged_raw_data_are_an_error(
     change: Callable[[Path], object], complaint: str, raw: Path, tmp_path: Path
