@@ -233,8 +233,8 @@ def _write_lists(
         if not sets[split]:
             raise DataError(f"{source.root} has no chain for {name}: all are outside of the limits of dates and sizes")
         atomic.save(data_dir / name, np.array([_row(chain, index) for chain in sets[split]], np.int64))
-    released = {chain.pdb_id: _day(chain) for chain in chains}
-    atomic.save(data_dir / DAYS, np.array([[encode_name(name), day] for name, day in released.items()], np.int64))
+    known = [[encode_name(chain.pdb_id), encode_name(chain.author_chain_id), _day(chain)] for chain in chains]
+    atomic.save(data_dir / DAYS, np.array(known, np.int64))
     entries = manifest.describe_files(data_dir, [CHAINS, OBSOLETE, INDEX, DAYS, *SPLITS.values()])
     counts = {f"{split}_samples": len(found) for split, found in sets.items()}
     residues = sum(len(chain.sequence) for chain in sets["train"])

@@ -222,7 +222,7 @@ def test_every_node_stages_all_files(root: Path) -> None:
 
 
 def test_the_share_of_clamped_losses(root: Path) -> None:
-    pipeline = Pipeline(root, Sizes(16, 1, 2, 2, 1, 1), True, {}, {}, None)
+    pipeline = Pipeline(root, Sizes(16, 1, 2, 2, 1, 1), True, {}, set(), {}, None)
     samples = [Sample("1000", "A", 0, 0, [(0, 0)] * 4, seed) for seed in range(300)]
     clamped = [float(pipeline.features(sample)["use_clamped_fape"]) for sample in samples]
     assert set(clamped) == {0, 1}

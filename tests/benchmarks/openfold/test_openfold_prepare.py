@@ -92,8 +92,10 @@ def test_prepared_data_are_the_raw_ones(raw: Path, tmp_path: Path) -> None:
             assert f"{database}.db" == index[name]["db"]
             assert spans == [number for _, *span in index[name]["files"] for number in span]
             assert [len(content) for content in read_alignments(data, database, [(0, 3), (2, 0)])] == [3, 0]
-    days = {decode_name(structure): day for structure, day in np.load(data / DAYS).tolist()}
-    assert days == {c["pdb_id"]: datetime.date.fromisoformat(c["release_date"]).toordinal() for c in chains.values()}
+    days = {
+        f"{decode_name(pdb_id)}_{decode_name(author)}": day for pdb_id, author, day in np.load(data / DAYS).tolist()
+    }
+    assert days == {n: datetime.date.fromisoformat(c["release_date"]).toordinal() for n, c in chains.items()}
     assert read_obsolete(data / OBSOLETE.replace("pdb_mmcif", "pdb_mmcif/processed")) == {"9zzz": "1000"}
     pickled = pickle.loads((data / DICTS / "00").read_bytes())["1000"]
     assert set(pickled) == {
