@@ -36,7 +36,7 @@ MOST_DISTANCE = 150.0
 """Largest distance in angstrom of the CA atoms of neighbours."""
 LEAST_ATOMS = 5
 BEST = 20
-"""Hits from which training draws."""
+"""Number of hits that training shuffles."""
 _KALIGN_SECONDS = 60
 Aligner = Callable[[str, str], tuple[str, str]]
 """Returns the aligned rows of two sequences."""
@@ -113,13 +113,14 @@ class TemplateSearch:
         """Return up to ``most`` templates of a chain.
 
         Args:
-            random: draws from the :data:`BEST` hits; None takes the best ones.
+            random: shuffles the :data:`BEST` hits with the highest scores. They come before the others, whose order is
+                that of their scores. None does not shuffle.
         """
         renamed = [self._renamed(hit) for hit in hits]
         chosen = [hit for hit in renamed if admitted(hit, sequence, pdb_id, day, self._released, self._chains)]
         chosen.sort(key=lambda hit: -hit.sum_probs)
         if random is not None:
-            chosen = [chosen[index] for index in random.permutation(min(BEST, len(chosen)))]
+            chosen = [chosen[index] for index in random.permutation(min(BEST, len(chosen)))] + chosen[BEST:]
         found = (template for hit in chosen if (template := self._template(hit, len(sequence))) is not None)
         return [template for template, _ in zip(found, range(most), strict=False)]
 

@@ -144,6 +144,14 @@ def test_training_draws_from_the_best_twenty(search: Callable[..., TemplateSearc
     assert len(scores) > 20
 
 
+def test_training_continues_after_the_best_twenty(search: Callable[..., TemplateSearch]) -> None:
+    """None of the 20 best hits has a structure without a large gap; the next ones come in the order of their scores."""
+    hits = [hit("4xyz_A", CHAIN[:12], "MKTAYIAKQRWW", score=9)] * 20
+    hits += [hit("2xyz_A", CHAIN[n : n + 12], "MKTAYIAKQRWW", n, score=n) for n in range(6)]
+    found = search().find(hits, CHAIN, "1abc", NEW, 4, np.random.default_rng(0))
+    assert [int((template.token_L < GAP).argmax()) for template in found] == [5, 4, 3, 2]
+
+
 @pytest.mark.parametrize(
     ("template", "first"), [("MKTXYIAKQRWW", 2), ("MKTAYIAXXRWW", 2), ("SSSSSSSSSSSS", 0)], ids=["both", "X", "other"]
 )
