@@ -153,8 +153,12 @@ class Pipeline:
             np.zeros((most, residues, 37, 3), np.float32),
             np.zeros((most, residues, 37), np.float32),
         )
+        previous_T373, previous_mask_T37 = np.zeros((most, 37, 3), np.float32), np.zeros((most, 37), np.float32)
         length = window.stop - window.start
         for number, template in enumerate(found):
+            if window.start:
+                previous_T373[number] = template.position_L373[window.start - 1]
+                previous_mask_T37[number] = template.mask_L37[window.start - 1]
             token_TN[number, :length] = template.token_L[window]
             position_TN373[number, :length] = template.position_L373[window]
             mask_TN37[number, :length] = template.mask_L37[window]
@@ -162,6 +166,8 @@ class Pipeline:
             "template_aatype": token_TN,
             "template_all_atom_positions": position_TN373,
             "template_all_atom_mask": mask_TN37,
+            "template_previous_positions": previous_T373,
+            "template_previous_mask": previous_mask_T37,
             "template_mask": (np.arange(most) < len(found)).astype(np.float32),
         }
 
