@@ -81,9 +81,11 @@ class _Chains:
         program = None
         if self.found.source.get(KALIGN) == REALIGNED and (program := shutil.which(KALIGN)) is None:
             raise DataError(f"{self._root} was prepared with Kalign, and {KALIGN} is not in PATH; install it here, too")
-        structures = read_table(self._root / DAYS, len(STRUCTURE_COLUMNS)).tolist()
-        released = {decode_name(structure): day for structure, day in structures}
-        return Pipeline(self._root, sizes, training, released, read_obsolete(self._root / OBSOLETE), program)
+        table = read_table(self._root / DAYS, len(STRUCTURE_COLUMNS)).tolist()
+        known = [(decode_name(structure), decode_name(chain), day) for structure, chain, day in table]
+        released = {structure: day for structure, _, day in known}
+        chains = {f"{structure}_{chain}" for structure, chain, _ in known}
+        return Pipeline(self._root, sizes, training, released, chains, read_obsolete(self._root / OBSOLETE), program)
 
     def sample(self, number: int, seed: int) -> Sample:
         """Return the chain with this number in the set as a piece of work."""

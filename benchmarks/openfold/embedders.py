@@ -206,7 +206,8 @@ def template_features(tensors: dict[str, Tensor], tables: ResidueTables, dtype: 
     atoms, mask = tensors["template_all_atom_positions"].to(wide), tensors["template_all_atom_mask"].to(wide)
     type_BTNF = F.one_hot(aatype_BTN, _RESIDUES).to(wide)
     known_BTN = aatype_BTN.clamp(max=20)
-    sincos_BTN72, mask_BTN7 = geometry.torsion_angles(tables, known_BTN, atoms, mask)
+    previous = tensors["template_previous_positions"].to(wide), tensors["template_previous_mask"].to(wide)
+    sincos_BTN72, mask_BTN7 = geometry.torsion_angles(tables, known_BTN, atoms, mask, previous)
     mirrored = torch.cat((torch.zeros_like(mask_BTN7[..., :3]), tables.periodic[known_BTN]), -1)
     other_BTN72 = sincos_BTN72 * (1 - 2 * mirrored)[..., None]
     angles = torch.cat((type_BTNF, sincos_BTN72.flatten(-2), other_BTN72.flatten(-2), mask_BTN7), -1)

@@ -15,6 +15,7 @@ those of the last pass.
 | `seq_mask` | (B, N) float32 | 1 for residues, 0 for padding |
 | `template_aatype` | (B, T, N) int64 | |
 | `template_all_atom_positions`, `template_all_atom_mask` | (B, T, N, 37, 3), (B, T, N, 37) float32 | |
+| `template_previous_positions`, `template_previous_mask` | (B, T, 37, 3), (B, T, 37) float32 | residue before a crop |
 | `template_mask` | (B, T) float32 | 1 for templates that exist |
 | `all_atom_positions`, `all_atom_mask` | (B, N, 37, 3), (B, N, 37) float32 | true ones in angstrom; 1 if known |
 | `resolution` | (B,) float32 | in angstrom; 0 if unknown |
@@ -79,6 +80,8 @@ def feature_shapes(
         "template_aatype": (template, whole),
         "template_all_atom_positions": ((*template, ATOMS, 3), real),
         "template_all_atom_mask": ((*template, ATOMS), real),
+        "template_previous_positions": ((batch, sizes.templates, ATOMS, 3), real),
+        "template_previous_mask": ((batch, sizes.templates, ATOMS), real),
         "template_mask": ((batch, sizes.templates), real),
         "all_atom_positions": ((*chain, ATOMS, 3), real),
         "all_atom_mask": ((*chain, ATOMS), real),

@@ -204,15 +204,23 @@ def backbone_mask(mask_X37: Tensor) -> Tensor:
 
 
 def torsion_angles(
-    tables: ResidueTables, aatype_BN: Tensor, atoms_BN373: Tensor, mask_BN37: Tensor
+    tables: ResidueTables,
+    aatype_BN: Tensor,
+    atoms_BN373: Tensor,
+    mask_BN37: Tensor,
+    previous: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return sine and cosine (B, N, 7, 2) of the torsion angles, and their mask (B, N, 7).
 
     The angles are pre-omega, phi, psi and the chi angles.
+
+    Args:
+        previous: atoms (B, 37, 3) and mask (B, 37) of the residue before the first one; None means unknown atoms at 0.
     """
-    before, before_mask = atoms_BN373.roll(1, -3), mask_BN37.roll(1, -2)
-    first_N1 = (torch.arange(atoms_BN373.shape[-3], device=atoms_BN373.device) > 0)[:, None]
-    before_mask = before_mask * first_N1
+    if previous is None:
+        previous = torch.zeros_like(atoms_BN373[..., 0, :, :]), torch.zeros_like(mask_BN37[..., 0, :])
+    before = torch.cat((previous[0][..., None, :, :], atoms_BN373[..., :-1, :, :]), -3)
+    before_mask = torch.cat((previous[1][..., None, :], mask_BN37[..., :-1, :]), -2)
     own, own_mask, backbone_BN = atoms_BN373, mask_BN37, backbone_mask(mask_BN37)
     quads = [
         torch.stack((before[..., CA, :], before[..., C, :], own[..., N, :], own[..., CA, :]), -2),

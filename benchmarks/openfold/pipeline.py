@@ -6,7 +6,7 @@ Processes of the reader import this module, which does not need PyTorch.
 from __future__ import annotations
 
 import random as python_random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +69,7 @@ class Pipeline:
     Attributes:
         training: crop, and draw from the templates and their number.
         released: release date of each structure, as its ordinal.
+        chains: names of all chains, ``<structure>_<author chain>``.
         obsolete: successors of superseded structures.
         kalign: the program that realigns templates; None leaves out those that need it.
     """
@@ -77,6 +78,7 @@ class Pipeline:
     sizes: Sizes
     training: bool
     released: Mapping[str, int]
+    chains: Collection[str]
     obsolete: Mapping[str, str]
     kalign: str | None
     _search: TemplateSearch | None = field(default=None, init=False)
@@ -96,7 +98,7 @@ class Pipeline:
         if self._structures is None:
             self._structures = Structures(self.root)
             aligner = None if self.kalign is None else kalign(self.kalign)
-            self._search = TemplateSearch(self._structures, self.released, self.obsolete, aligner)
+            self._search = TemplateSearch(self._structures, self.released, self.chains, self.obsolete, aligner)
         sequence, position_L373, mask_L37, resolution = self._structures.chain(sample.pdb_id, sample.author)
         try:
             contents = dict(zip(FILES, read_alignments(self.root, sample.database, sample.spans), strict=True))
@@ -151,8 +153,12 @@ class Pipeline:
             np.zeros((most, residues, 37, 3), np.float32),
             np.zeros((most, residues, 37), np.float32),
         )
+        previous_T373, previous_mask_T37 = np.zeros((most, 37, 3), np.float32), np.zeros((most, 37), np.float32)
         length = window.stop - window.start
         for number, template in enumerate(found):
+            if window.start:
+                previous_T373[number] = template.position_L373[window.start - 1]
+                previous_mask_T37[number] = template.mask_L37[window.start - 1]
             token_TN[number, :length] = template.token_L[window]
             position_TN373[number, :length] = template.position_L373[window]
             mask_TN37[number, :length] = template.mask_L37[window]
@@ -160,6 +166,8 @@ class Pipeline:
             "template_aatype": token_TN,
             "template_all_atom_positions": position_TN373,
             "template_all_atom_mask": mask_TN37,
+            "template_previous_positions": previous_T373,
+            "template_previous_mask": previous_mask_T37,
             "template_mask": (np.arange(most) < len(found)).astype(np.float32),
         }
 

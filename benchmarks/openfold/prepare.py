@@ -10,7 +10,7 @@ import datetime
 import json
 import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -219,39 +219,41 @@ def _write_lists(
         write_chains(file, chains)
     with atomic.written(data_dir / OBSOLETE) as unfinished:
         shutil.copyfile(source.root / raw.OBSOLETE, unfinished)
-    limits, days = Limits(), source.evaluated()
-    evaluated, unknown = evaluation_chains(chains, days)
+    limits = Limits()
+    targets, unknown = _targets(source.evaluated(), chains)
     sets = {
         "train": [chain for chain in chains if chain.pdb_chain_id in index and limits.hold(chain)],
-        "eval": [chain for chain in evaluated if len(chain.sequence) <= MOST_RESIDUES],
+        "eval": [
+            chain
+            for chain, day in targets
+            if SUBMITTED[0] <= day <= SUBMITTED[1] and len(chain.sequence) <= MOST_RESIDUES
+        ],
     }
     for split, name in SPLITS.items():
         if not sets[split]:
             raise DataError(f"{source.root} has no chain for {name}: all are outside of the limits of dates and sizes")
         atomic.save(data_dir / name, np.array([_row(chain, index) for chain in sets[split]], np.int64))
-    released = {chain.pdb_id: _day(chain) for chain in chains}
-    atomic.save(data_dir / DAYS, np.array([[encode_name(name), day] for name, day in released.items()], np.int64))
+    known = [[encode_name(chain.pdb_id), encode_name(chain.author_chain_id), _day(chain)] for chain in chains]
+    atomic.save(data_dir / DAYS, np.array(known, np.int64))
     entries = manifest.describe_files(data_dir, [CHAINS, OBSOLETE, INDEX, DAYS, *SPLITS.values()])
     counts = {f"{split}_samples": len(found) for split, found in sets.items()}
     residues = sum(len(chain.sequence) for chain in sets["train"])
-    return entries, counts | {"train_residues": residues, "eval_targets_unknown": unknown}
+    return entries, counts | {"train_residues": residues, "unknown_targets": unknown}
 
 
-def evaluation_chains(chains: list[Chain], days: dict[str, str]) -> tuple[list[Chain], int]:
-    """Return the chains of the evaluation's targets, each once, and the number of targets that no chain has.
+def _targets(days: Mapping[str, str], chains: Sequence[Chain]) -> tuple[list[tuple[Chain, str]], int]:
+    """Return the chain and the day of submission of each target of the evaluation, and the number of unknown targets.
 
-    CAMEO usually names a chain as mmCIF does, and sometimes as the authors do. As in the reference, unknown targets are
-    left out.
-
-    Args:
-        days: day of submission of each target, ``<PDB ID>_<chain>``.
+    A target names an mmcif chain or, if there is none of this name, a chain of the authors. Several targets can name
+    the same chain, which then has the day of the first one.
     """
-    by_author = {chain.pdb_chain_id: chain for chain in chains}
-    by_mmcif = {f"{chain.pdb_id}_{name}": chain for chain in chains for name in chain.mmcif_chain_ids.split(";")}
-    targets = [name for name, day in days.items() if SUBMITTED[0] <= day <= SUBMITTED[1]]
-    found = [by_mmcif.get(name, by_author.get(name)) for name in targets]
-    known = {chain.pdb_chain_id: chain for chain in found if chain is not None}
-    return list(known.values()), found.count(None)
+    by_molecule = {f"{chain.pdb_id}_{name}": chain for chain in chains for name in chain.mmcif_chain_ids.split(";")}
+    known = {chain.pdb_chain_id: chain for chain in chains} | by_molecule
+    found: dict[str, tuple[Chain, str]] = {}
+    for name, day in days.items():
+        if name in known:
+            found.setdefault(known[name].pdb_chain_id, (known[name], day))
+    return list(found.values()), sum(name not in known for name in days)
 
 
 def _row(chain: Chain, index: Index) -> list[int]:

@@ -1,4 +1,4 @@
-"""Raw data of OpenFold: the Protein Data Bank, OpenProteinSet, and the list of the chains of the evaluation.
+"""Raw data of OpenFold: the Protein Data Bank, OpenProteinSet, and the list of the targets of the evaluation.
 
 Below the raw folder, or a folder in it, are
 
@@ -6,7 +6,8 @@ Below the raw folder, or a folder in it, are
   ``clusters-by-entity-40.txt``, a cluster per line;
 - ``open_protein_set``: ``pdb/<chain>`` with alignments, in subfolders ``a3m`` and ``hhr`` or not; and
   ``duplicate_pdb_chains.txt``, identical chains per line;
-- ``cameo_chains.csv``: a row ``pdb_chain_id,submission_date`` for each chain of the evaluation.
+- ``cameo_chains.csv``: a row ``target,submission_date`` for each target of the evaluation, such as
+  ``7abc_A,2021-09-18``. The chain of a target is usually an mmcif chain, and sometimes one of the authors.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from common.untrusted.regular_file import read_bytes, read_text
 MMCIF, OBSOLETE, CLUSTERS = "pdb_mmcif/mmcif", "pdb_mmcif/obsolete.dat", "pdb_mmcif/clusters-by-entity-40.txt"
 MSAS, DUPLICATES = "open_protein_set/pdb", "open_protein_set/duplicate_pdb_chains.txt"
 CAMEO = "cameo_chains.csv"
-CAMEO_COLUMNS = ["pdb_chain_id", "submission_date"]
+CAMEO_COLUMNS = ["target", "submission_date"]
 MOST_BYTES = 2**34
 """Largest size of an alignment."""
 _IDENTIFIER = re.compile(r"[0-9][a-z0-9]{3}")
@@ -93,7 +94,7 @@ class RawData:
         return {name: number for number, line in enumerate(lines) for name in line.split()}
 
     def evaluated(self) -> dict[str, str]:
-        """Return the day of submission, ``YYYY-MM-DD``, of each chain of the evaluation.
+        """Return the day of submission, ``YYYY-MM-DD``, of each target of the evaluation.
 
         Raises:
             DataError: the list is damaged.

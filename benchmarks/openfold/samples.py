@@ -10,8 +10,8 @@
 ``open_protein_set/processed/pdb_alignments`` has ``<k>.db``, alignments one after the other, and ``super.index``, JSON
 with a database and a list of [name, start, size] for each chain. Identical chains share files.
 
-``train.npy`` and ``eval.npy`` have all that a run needs of the chains of both sets, and ``structures.npy`` of all
-structures, because these tables are read in a moment: int64, with the columns :data:`SET_COLUMNS` and
+``train.npy`` and ``eval.npy`` have all that a run needs of the chains of both sets, and ``structures.npy`` of the
+chains of all structures, because these tables are read in a moment: int64, with the columns :data:`SET_COLUMNS` and
 :data:`STRUCTURE_COLUMNS`. Names are numbers (:func:`encode_name`), days are ordinals of :class:`datetime.date`.
 
 Axes: S chains of a set.
@@ -60,7 +60,7 @@ HITS = "pdb70_hits.hhr"
 FILES = (*MSAS, HITS)
 SET_COLUMNS = ("structure", "chain", "day", "residues", "cluster", "database", *("start", "size") * len(FILES))
 """Columns of a set: names of structure and chain, release date, length, cluster, and the files in a database."""
-STRUCTURE_COLUMNS = ("structure", "day")
+STRUCTURE_COLUMNS = ("structure", "chain", "day")
 SHARDS = 10
 """Number of databases."""
 KALIGN = "kalign"

@@ -1,17 +1,18 @@
 """Templates of a chain: structures of similar chains, which HHsearch found, placed at the chain's residues.
 
-The rows of HHsearch have the sequence of a hit as its database knows it. If the structure's own sequence does not
-contain it, Kalign aligns both, or, without Kalign, the hit is left out. (Source: supplement of AlphaFold 2, section
-1.2.3.)
+The rows of HHsearch have the sequence of a hit as its database knows it. If no sequence of the structure contains it,
+where X stands for any residue, Kalign aligns it to the chain of the hit, or, without Kalign, the hit is left out.
+(Source: supplement of AlphaFold 2, section 1.2.3.)
 
 Axes: L residues of the chain; T templates.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ MOST_DISTANCE = 150.0
 """Largest distance in angstrom of the CA atoms of neighbours."""
 LEAST_ATOMS = 5
 BEST = 20
-"""Hits from which training draws."""
+"""Number of hits that training shuffles."""
 _KALIGN_SECONDS = 60
 Aligner = Callable[[str, str], tuple[str, str]]
 """Returns the aligned rows of two sequences."""
@@ -47,7 +48,9 @@ class Template:
 
     Attributes:
         token_L: uint8, gap where nothing is aligned.
-        position_L373, mask_L37: float32, zero where nothing is aligned.
+        position_L373: float32, in angstrom, relative to the mean of the known atoms of the template's chain; zero for
+            unknown atoms.
+        mask_L37: float32, 1 for known atoms.
     """
 
     token_L: NDArray[np.uint8]
@@ -55,17 +58,21 @@ class Template:
     mask_L37: NDArray[np.float32]
 
 
-def admitted(hit: Hit, sequence: str, pdb_id: str, day: int, released: Mapping[str, int]) -> bool:
+def admitted(
+    hit: Hit, sequence: str, pdb_id: str, day: int, released: Mapping[str, int], chains: Collection[str]
+) -> bool:
     """Return whether a hit can be a template.
 
     Args:
         sequence, pdb_id: sequence and identifier of the chain.
         day: release date of the chain, as its ordinal.
         released: release date of each known structure, as its ordinal.
+        chains: names of all known chains, ``<structure>_<author chain>``.
     """
-    found = hit.name.partition("_")[0].lower()
+    found, _, chain = hit.name.partition("_")
+    found = found.lower()
     template = hit.template.replace("-", "")
-    if found == pdb_id or found not in released or len(template) < LEAST_LENGTH:
+    if found == pdb_id or f"{found}_{chain}" not in chains or len(template) < LEAST_LENGTH:
         return False
     if released[found] >= day - DAYS or hit.aligned <= LEAST_SHARE * len(sequence):
         return False
@@ -78,6 +85,7 @@ class TemplateSearch:
     Args:
         structures: all structures.
         released: release date of each of them, as its ordinal.
+        chains: names of their chains, ``<structure>_<author chain>``.
         obsolete: successors of superseded structures.
         align: realigns hits to their structures; None leaves out hits that need it.
     """
@@ -86,10 +94,12 @@ class TemplateSearch:
         self,
         structures: Structures,
         released: Mapping[str, int],
+        chains: Collection[str],
         obsolete: Mapping[str, str],
         align: Aligner | None,
     ) -> None:
-        self._structures, self._released, self._obsolete, self._align = structures, released, obsolete, align
+        self._structures, self._released, self._chains = structures, released, chains
+        self._obsolete, self._align = obsolete, align
 
     def find(
         self,
@@ -103,14 +113,14 @@ class TemplateSearch:
         """Return up to ``most`` templates of a chain.
 
         Args:
-            random: shuffles the :data:`BEST` hits, which come before the others; None takes the best ones.
+            random: shuffles the :data:`BEST` hits with the highest scores. They come before the others, whose order is
+                that of their scores. None does not shuffle.
         """
         renamed = [self._renamed(hit) for hit in hits]
-        chosen = [hit for hit in renamed if admitted(hit, sequence, pdb_id, day, self._released)]
+        chosen = [hit for hit in renamed if admitted(hit, sequence, pdb_id, day, self._released, self._chains)]
         chosen.sort(key=lambda hit: -hit.sum_probs)
         if random is not None:
-            first = random.permutation(min(BEST, len(chosen)))
-            chosen = [*(chosen[index] for index in first), *chosen[BEST:]]
+            chosen = [chosen[index] for index in random.permutation(min(BEST, len(chosen)))] + chosen[BEST:]
         found = (template for hit in chosen if (template := self._template(hit, len(sequence))) is not None)
         return [template for template, _ in zip(found, range(most), strict=False)]
 
@@ -132,27 +142,36 @@ class TemplateSearch:
         aligned = (hit.query_index >= 0) & (hit.template_index >= 0)
         query_index = hit.query_index[aligned]
         own_index = hit.template_index[aligned] - hit.template_index[hit.template_index >= 0][0]
-        author = _author(entry["sequences"], chain, wanted)
-        if author is None:
-            return None
-        actual = entry["sequences"][author]
-        place: NDArray[np.int64] | None = None
-        if (first := actual.find(wanted)) >= 0:
-            place = np.arange(first, first + len(wanted))
-        elif self._align is not None:
-            place = realigned(wanted, actual, self._align)
-        if place is None:
-            return None
         try:
-            return _placed(actual, *unpack_atoms(entry, author), query_index, place[own_index], length)
+            place: NDArray[np.int64] | None = None
+            if (found := _matched(entry["sequences"], chain, wanted)) is not None:
+                author, first = found
+                letters, place = wanted, np.arange(first, first + len(wanted))
+            elif self._align is not None:
+                author, actual = chain, entry["sequences"][chain]
+                if (place := realigned(wanted, actual, self._align)) is not None:
+                    letters = "".join(actual[index] for index in place)  # any letter at a gap, which is left out below
+            if place is None:
+                return None
+            tokens = tokens_of(letters)[own_index]
+            return _placed(tokens, *unpack_atoms(entry, author), query_index, place[own_index], length)
         except (KeyError, ValueError) as error:
             raise DataError(f"structure {pdb_id}: {error}; prepare the data again") from error
 
 
-def _author(sequences: Mapping[str, str], chain: str, wanted: str) -> str | None:
-    """Return the chain that a hit names if it has the hit's residues, else any chain that has, else the named one."""
-    order = [chain, *sequences] if chain in sequences else list(sequences)
-    return next((author for author in order if wanted in sequences[author]), order[0] if order else None)
+def _matched(sequences: Mapping[str, str], chain: str, wanted: str) -> tuple[str, int] | None:
+    """Return the chain that has the residues of a hit, and the index of the first one; None if no chain has them.
+
+    The chain that the hit names is preferred to others, and equal residues to matches of X with any residue.
+    """
+    for author in (chain, *sequences):
+        if (first := sequences[author].find(wanted)) >= 0:
+            return author, first
+    pattern = re.compile("".join("." if letter == "X" else f"[{letter}X]" for letter in wanted))
+    for author, sequence in sequences.items():
+        if (match := pattern.search(sequence)) is not None:
+            return author, match.start()
+    return None
 
 
 def realigned(wanted: str, actual: str, align: Aligner) -> NDArray[np.int64] | None:
@@ -167,24 +186,33 @@ def realigned(wanted: str, actual: str, align: Aligner) -> NDArray[np.int64] | N
 
 
 def _placed(
-    actual: str,
+    tokens: NDArray[np.uint8],
     position_A373: NDArray[np.float32],
     mask_A37: NDArray[np.bool_],
     query_index: NDArray[np.int64],
     own_index: NDArray[np.int64],
     length: int,
 ) -> Template | None:
-    """Return the template whose residues ``own_index`` are at ``query_index``; None without enough atoms."""
+    """Return the template whose residues ``own_index`` are at ``query_index``; None without enough atoms.
+
+    Args:
+        tokens: residue types at ``own_index``, which is -1 for missing residues.
+        position_A373, mask_A37: positions and mask of the template's chain.
+        length: length of the chain that the template is for.
+    """
     exists = (own_index >= 0) & (query_index < length)
-    query_index, own_index = query_index[exists], own_index[exists]
+    tokens, query_index, own_index = tokens[exists], query_index[exists], own_index[exists]
+    if mask_A37[own_index].sum() < LEAST_ATOMS:
+        return None
     both = mask_A37[1:, CA] & mask_A37[:-1, CA]
     if (np.linalg.norm(np.diff(position_A373[:, CA], axis=0), axis=1)[both] > MOST_DISTANCE).any():
         return None
+    centred_A373 = (position_A373 - position_A373[mask_A37].mean(0, np.float64)) * mask_A37[..., None]
     token_L = np.full(length, GAP, np.uint8)
     position_L373, mask_L37 = np.zeros((length, 37, 3), np.float32), np.zeros((length, 37), np.float32)
-    token_L[query_index] = tokens_of(actual)[own_index]
-    position_L373[query_index], mask_L37[query_index] = position_A373[own_index], mask_A37[own_index]
-    return Template(token_L, position_L373, mask_L37) if mask_L37.sum() >= LEAST_ATOMS else None
+    token_L[query_index] = tokens
+    position_L373[query_index], mask_L37[query_index] = centred_A373[own_index], mask_A37[own_index]
+    return Template(token_L, position_L373, mask_L37)
 
 
 def kalign(program: str) -> Aligner:

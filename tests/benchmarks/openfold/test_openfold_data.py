@@ -128,6 +128,20 @@ def test_templates_are_the_first_members_of_families(both_blocks: list[HostBatch
             assert torch.equal(mask, expected)
 
 
+def test_templates_have_the_residue_before_the_crop(both_blocks: list[HostBatch]) -> None:
+    found = set()
+    for batch in both_blocks:
+        for slot in range(2):
+            tensors = {name: tensor[slot] for name, tensor in batch.tensors.items() if tensor.dim()}
+            exists = bool(tensors["template_mask"][0]) and int(tensors["residue_index"][0]) > 0
+            assert tensors["template_previous_mask"][0, CA] == exists
+            if exists:
+                first, before = tensors["template_all_atom_positions"][0, 0], tensors["template_previous_positions"][0]
+                assert float((first - before)[CA].norm()) == pytest.approx(3.8, abs=0.01)
+            found.add(exists)
+    assert found == {True, False}
+
+
 def test_a_source_that_starts_later_continues_exactly(both_blocks: list[HostBatch], root: Path) -> None:
     rest = trained(root, SECOND, start=2, micro_batch=2)
     assert len(rest) == 4
@@ -222,7 +236,7 @@ def test_every_node_stages_all_files(root: Path) -> None:
 
 
 def test_the_share_of_clamped_losses(root: Path) -> None:
-    pipeline = Pipeline(root, Sizes(16, 1, 2, 2, 1, 1), True, {}, {}, None)
+    pipeline = Pipeline(root, Sizes(16, 1, 2, 2, 1, 1), True, {}, set(), {}, None)
     samples = [Sample("1000", "A", 0, 0, [(0, 0)] * 4, seed) for seed in range(300)]
     clamped = [float(pipeline.features(sample)["use_clamped_fape"]) for sample in samples]
     assert set(clamped) == {0, 1}

@@ -261,6 +261,21 @@ def test_torsion_angles_of_built_atoms_are_those_they_were_built_from() -> None:
     assert difference.max() < 0.02
 
 
+def test_torsion_angles_of_a_crop_are_those_of_the_chain() -> None:
+    aatype = torch.arange(12)[None]
+    atoms = noise(1, 12, 37, 3)
+    tables, mask = ResidueTables(atoms), torch.ones(1, 12, 37, dtype=torch.float64)
+    whole = geometry.torsion_angles(tables, aatype, atoms, mask)
+    assert not whole[1][0, 0, :2].any()
+    previous = atoms[:, 4], mask[:, 4]
+    for found, expected in zip(
+        geometry.torsion_angles(tables, aatype[:, 5:9], atoms[:, 5:9], mask[:, 5:9], previous), whole, strict=True
+    ):
+        torch.testing.assert_close(found, expected[:, 5:9])
+    start = geometry.torsion_angles(tables, aatype[:, :3], atoms[:, :3], mask[:, :3])
+    torch.testing.assert_close(start[0], whole[0][:, :3])  # does not depend on the last residue
+
+
 # --- whole passes ---
 
 

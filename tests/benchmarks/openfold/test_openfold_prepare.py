@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -91,8 +92,10 @@ def test_prepared_data_are_the_raw_ones(raw: Path, tmp_path: Path) -> None:
             assert f"{database}.db" == index[name]["db"]
             assert spans == [number for _, *span in index[name]["files"] for number in span]
             assert [len(content) for content in read_alignments(data, database, [(0, 3), (2, 0)])] == [3, 0]
-    days = {decode_name(structure): day for structure, day in np.load(data / DAYS).tolist()}
-    assert days == {c["pdb_id"]: datetime.date.fromisoformat(c["release_date"]).toordinal() for c in chains.values()}
+    days = {
+        f"{decode_name(pdb_id)}_{decode_name(author)}": day for pdb_id, author, day in np.load(data / DAYS).tolist()
+    }
+    assert days == {n: datetime.date.fromisoformat(c["release_date"]).toordinal() for n, c in chains.items()}
     assert read_obsolete(data / OBSOLETE.replace("pdb_mmcif", "pdb_mmcif/processed")) == {"9zzz": "1000"}
     pickled = pickle.loads((data / DICTS / "00").read_bytes())["1000"]
     assert set(pickled) == {
@@ -136,9 +139,24 @@ def test_limits_of_the_evaluation(raw: Path, tmp_path: Path) -> None:
     evaluated = names(small_chains.prepared(tmp_path / "whole"), "eval")
     days = ["2021-09-16", "2021-12-11", "2021-12-12"]
     lines = [f"{name},{day}\n" for name, day in zip(evaluated, days, strict=True)]
-    (raw / CAMEO).write_text("pdb_chain_id,submission_date\n" + "".join(lines))
+    (raw / CAMEO).write_text("target,submission_date\n" + "".join(lines))
     assert prepare(raw, tmp_path / "data").counts["eval_samples"] == 1
     assert names(tmp_path / "data", "eval") == evaluated[1:2]
+
+
+def test_targets_name_mmcif_chains_before_chains_of_the_authors(raw: Path, tmp_path: Path) -> None:
+    """The mmcif chains A and B of a structure are chains B and A of its authors, and Q is a chain of the authors."""
+    for name, authors in (("8000", "BA"), ("8001", "QR")):
+        text = encode_structure(name, "AG" * 20, np.zeros((40, 14, 3)), datetime.date(2021, 10, 1), "AB")
+        for molecule, author in zip("AB", authors, strict=True):
+            text = re.sub(rf"(?m) {molecule} 1$", f" {author}  1", text)  # two spaces, so that the next turn keeps it
+        (raw / MMCIF / "00" / f"{name}.cif.gz").write_bytes(gzip.compress(text.encode()))
+    targets = ["8000_A", "7qqq_A", "8001_Q", "8001_A", "8001_C"]
+    lines = [f"{target},2021-10-01\n" for target in targets]
+    (raw / CAMEO).write_text("target,submission_date\n" + "".join(lines))
+    made = prepare(raw, tmp_path / "data")
+    assert names(tmp_path / "data", "eval") == ["8000_B", "8001_Q"]
+    assert (made.counts["eval_samples"], made.counts["unknown_targets"]) == (2, 2)
 
 
 def test_long_chains_are_not_evaluated(raw: Path, tmp_path: Path) -> None:
@@ -180,9 +198,9 @@ def test_a_missing_file_is_named(name: str, raw: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda raw: (raw / CAMEO).write_text("chain\n"), "its columns are not pdb_chain_id,submission_date"),
+        (lambda raw: (raw / CAMEO).write_text("chain\n"), "its columns are not target,submission_date"),
         (
-            lambda raw: (raw / CAMEO).write_text("pdb_chain_id,submission_date\n7qqq_A,2021-10-01\n"),
+            lambda raw: (raw / CAMEO).write_text("target,submission_date\n7qqq_A,2021-10-01\n"),
             "has no chain for eval.npy",
         ),
         (lambda raw: (raw / CLUSTERS).write_text(""), "has no chain for train.npy"),
@@ -191,7 +209,7 @@ def test_a_missing_file_is_named(name: str, raw: Path, tmp_path: Path) -> None:
             r"1000\.cif\.gz is damaged: .*fetch it again",
         ),
     ],
-    ids=["columns", "unknown chains", "no clusters", "structure"],
+    ids=["columns", "only unknown targets", "no clusters", "structure"],
 )
 def test_damaged_raw_data_are_an_error(
     change: Callable[[Path], object], complaint: str, raw: Path, tmp_path: Path

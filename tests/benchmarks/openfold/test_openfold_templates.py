@@ -23,6 +23,7 @@ CHAIN = "MKTAYIAKQRQISFVKSHFS"
 OLD = datetime.date(2019, 1, 1).toordinal()
 NEW = datetime.date(2020, 6, 29).toordinal()
 RELEASED = {"2xyz": OLD, "1abc": OLD, "9new": NEW - 60}
+CHAINS = {"2xyz_A", "1abc_B", "9new_A"}
 
 
 def hit(name: str, query: str, template: str, first: int = 0, own: int = 0, score: float = 5) -> Hit:
@@ -37,27 +38,28 @@ def hit(name: str, query: str, template: str, first: int = 0, own: int = 0, scor
         (hit("2XYZ_A", CHAIN[:12], "MKTAYIAKQRWW"), True),
         (hit("1abc_B", CHAIN[:12], "MKTAYIAKQRWW"), False),
         (hit("3unk_A", CHAIN[:12], "MKTAYIAKQRWW"), False),
+        (hit("2xyz_Q", CHAIN[:12], "MKTAYIAKQRWW"), False),
         (hit("9new_A", CHAIN[:12], "MKTAYIAKQRWW"), False),
         (hit("2xyz_A", CHAIN[:9], "MKTAYIAKW"), False),
         (hit("2xyz_A", CHAIN[:12], "MKTAYIAKQRQI"), True),
         (hit("2xyz_A", CHAIN, CHAIN), False),
         (hit("2xyz_A", CHAIN[:19], CHAIN[:19]), True),
     ],
-    ids=["other", "own", "unknown", "too new", "short", "part", "copy", "0.95 of a copy"],
+    ids=["other", "own", "unknown", "unknown chain", "too new", "short", "part", "copy", "0.95 of a copy"],
 )
 def test_hits_are_filtered(found: Hit, expected: bool) -> None:
-    assert admitted(found, CHAIN, "1abc", NEW, RELEASED) is expected
+    assert admitted(found, CHAIN, "1abc", NEW, RELEASED, CHAINS) is expected
 
 
 @pytest.mark.parametrize(("day", "expected"), [(OLD + 60, False), (OLD + 61, True)])
 def test_templates_are_more_than_60_days_older(day: int, expected: bool) -> None:
-    assert admitted(hit("2xyz_A", CHAIN[:12], "MKTAYIAKQRWW"), CHAIN, "1abc", day, RELEASED) is expected
+    assert admitted(hit("2xyz_A", CHAIN[:12], "MKTAYIAKQRWW"), CHAIN, "1abc", day, RELEASED, CHAINS) is expected
 
 
 def test_a_tenth_of_the_chain_is_not_enough() -> None:
     short, enough = hit("2xyz_A", CHAIN[:10], "MKTAYIAKQW"), hit("2xyz_A", CHAIN[:11], "MKTAYIAKQWW")
-    assert not admitted(short, CHAIN * 5, "1abc", NEW, RELEASED)
-    assert admitted(enough, CHAIN * 5, "1abc", NEW, RELEASED)
+    assert not admitted(short, CHAIN * 5, "1abc", NEW, RELEASED, CHAINS)
+    assert admitted(enough, CHAIN * 5, "1abc", NEW, RELEASED, CHAINS)
 
 
 def atoms_of(length: int, missing: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -78,12 +80,17 @@ def search(tmp_path: Path) -> Callable[..., TemplateSearch]:
     far[8:] += 200
     entries = {
         "2xyz": {"sequences": sequences, "atoms": {"A": pack_atoms(*atoms_of(16, 4)), "B": pack_atoms(*atoms_of(16))}},
+        "5xyz": {
+            "sequences": {"A": "GGMKTAYIAKXRWWGG", "B": "SSSSSSSSSSSXSSSS"},
+            "atoms": dict.fromkeys("AB", pack_atoms(*atoms_of(16))),
+        },
         "4xyz": {"sequences": {"A": sequences["A"]}, "atoms": {"A": pack_atoms(far, atoms_of(16)[1])}},
     }
     (tmp_path / DICTS).mkdir(parents=True)
     (tmp_path / DICTS / "xy").write_bytes(pickle.dumps(entries))
     released = dict.fromkeys(entries, OLD)
-    return lambda align=None: TemplateSearch(Structures(tmp_path), released, {"3xyz": "2xyz"}, align)
+    chains = {f"{name}_{author}" for name, entry in entries.items() for author in entry["sequences"]}
+    return lambda align=None: TemplateSearch(Structures(tmp_path), released, chains, {"3xyz": "2xyz"}, align)
 
 
 HIT = hit("2xyz_A", "TAY--IAKQRQI", "MKTAYIAKQ-RW", first=2, own=30)
@@ -91,9 +98,10 @@ HIT = hit("2xyz_A", "TAY--IAKQRQI", "MKTAYIAKQ-RW", first=2, own=30)
 PLACES = {2: 2, 3: 3, 4: 4, 5: 7, 6: 8, 7: 9, 8: 10, 10: 11, 11: 12}
 
 
-@pytest.mark.parametrize("name", ["2xyz_A", "2XYZ_B", "2xyz_Q", "3xyz_A"])
+@pytest.mark.parametrize("name", ["2xyz_A", "2XYZ_B", "3xyz_A"])
 def test_atoms_are_at_the_aligned_residues(name: str, search: Callable[..., TemplateSearch]) -> None:
-    """A chain that has the hit's residues is found; superseded structures are replaced."""
+    """A chain that has the hit's residues is found; superseded structures are replaced; the centre is the origin."""
+    mean = (sum(range(16)) - 4) / 15  # residue 4 is missing
     found = Hit(name, HIT.sum_probs, HIT.query, HIT.template, HIT.query_index, HIT.template_index)
     (template,) = search().find([found], CHAIN, "1abc", NEW, 4)
     token = np.full(len(CHAIN), GAP)
@@ -101,7 +109,9 @@ def test_atoms_are_at_the_aligned_residues(name: str, search: Callable[..., Temp
         token[place] = tokens_of("GGMKTAYIAKQRWWGG")[own]
         exists = own != 4
         assert template.mask_L37[place].tolist() == [exists, exists, *[False] * 35]
-        assert template.position_L373[place, CA].tolist() == ([own, 1, 0] if exists else [0, 0, 0])
+        assert template.position_L373[place, CA].tolist() == pytest.approx([own - mean, 0.5, 0] if exists else [0] * 3)
+        assert template.position_L373[place, 0].tolist() == pytest.approx([own - mean, -0.5, 0] if exists else [0] * 3)
+        assert not template.position_L373[place, 2:].any()
     assert template.token_L.tolist() == token.tolist()
     unaligned = [place for place in range(len(CHAIN)) if place not in PLACES]
     assert not template.mask_L37[unaligned].any()
@@ -132,6 +142,24 @@ def test_training_draws_from_the_best_twenty(search: Callable[..., TemplateSearc
         assert all((template.token_L < GAP).sum() == 12 for template in found)
         scores.add(tuple(int((template.token_L < GAP).argmax()) for template in found))
     assert len(scores) > 20
+
+
+def test_training_continues_after_the_best_twenty(search: Callable[..., TemplateSearch]) -> None:
+    """None of the 20 best hits has a structure without a large gap; the next ones come in the order of their scores."""
+    hits = [hit("4xyz_A", CHAIN[:12], "MKTAYIAKQRWW", score=9)] * 20
+    hits += [hit("2xyz_A", CHAIN[n : n + 12], "MKTAYIAKQRWW", n, score=n) for n in range(6)]
+    found = search().find(hits, CHAIN, "1abc", NEW, 4, np.random.default_rng(0))
+    assert [int((template.token_L < GAP).argmax()) for template in found] == [5, 4, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("template", "first"), [("MKTXYIAKQRWW", 2), ("MKTAYIAXXRWW", 2), ("SSSSSSSSSSSS", 0)], ids=["both", "X", "other"]
+)
+def test_an_unknown_residue_matches_any(template: str, first: int, search: Callable[..., TemplateSearch]) -> None:
+    """In the hit and in the structure, and in another chain than the hit's; the types are the hit's."""
+    (found,) = search().find([hit("5xyz_A", CHAIN[:12], template)], CHAIN, "1abc", NEW, 4)
+    assert found.token_L[:12].tolist() == tokens_of(template).tolist()
+    assert found.position_L373[:12, CA, 0].tolist() == [first + place - 7.5 for place in range(12)]
 
 
 def test_other_sequences_need_kalign(search: Callable[..., TemplateSearch]) -> None:
