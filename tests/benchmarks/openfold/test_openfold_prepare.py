@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.openfold import prepare as prepare_module
 from benchmarks.openfold import raw as raw_module
-from benchmarks.openfold.prepare import COMMANDS, evaluation_chains, prepare, verify
+from benchmarks.openfold.prepare import COMMANDS, prepare, verify
 from benchmarks.openfold.raw import CAMEO, CLUSTERS, DUPLICATES, MMCIF, MSAS, OBSOLETE
 from benchmarks.openfold.residues import ATOM14_TO_ATOM37, RESTYPES
 from benchmarks.openfold.samples import (
@@ -284,18 +284,6 @@ def test_synthetic_torsions_are_those_of_their_kind() -> None:
     assert ATOM14_TO_ATOM37[RESTYPES.index("L"), 5] == 5
     assert dihedral(n[leucine], ca[leucine], cb[leucine], atoms[leucine, 5]) == pytest.approx(-65, abs=0.5)
     assert np.linalg.norm(c[:-1] - n[1:], axis=1) == pytest.approx(1.329, abs=0.1)
-
-
-def test_targets_of_the_evaluation_are_chains_of_mmcif_before_those_of_authors() -> None:
-    def chain(author: str, mmcif: str) -> Chain:
-        return Chain(f"7abc_{author}", "7abc", author, mmcif, "2021-10-01", 2.0, 0, "MK")
-
-    chains = [chain("A", "B"), chain("B", "A;C"), chain("X", "D")]
-    day = "2021-10-01"
-    days = {"7abc_A": day, "7abc_C": day, "7abc_X": day, "7abc_B": "2021-12-12", "7zzz_A": day}
-    found, unknown = evaluation_chains(chains, days)
-    assert [one.author_chain_id for one in found] == ["B", "X"]
-    assert unknown == 1
 
 
 def test_names_as_numbers() -> None:
