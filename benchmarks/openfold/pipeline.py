@@ -103,10 +103,15 @@ class Pipeline:
         try:
             contents = dict(zip(FILES, read_alignments(self.root, sample.database, sample.spans), strict=True))
             msa = join([read_a3m(contents[name]) for name in MSAS], sequence)
-            hits = read_hhr(contents[HITS].decode("ascii", "replace"))
         except ValueError as error:
             raise DataError(
                 f"{self.root}: chain {sample.pdb_id}_{sample.author}: {error}; prepare the data again"
+            ) from error
+        try:
+            hits = read_hhr(contents[HITS].decode("ascii", "replace"))
+        except ValueError as error:
+            raise DataError(
+                f"{self.root}: {HITS} of chain {sample.pdb_id}_{sample.author}: {error}; prepare the data again"
             ) from error
         length, sizes = len(sequence), self.sizes
         window = slice(0, length)

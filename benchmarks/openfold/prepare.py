@@ -10,6 +10,7 @@ import datetime
 import json
 import pickle
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -68,6 +69,8 @@ MOST_RESIDUES = 700
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """Write the prepared data set. Skip complete data and continue interrupted preparations.
 
+    The manifest counts unknown targets of the evaluation, and counts and names mmCIF files that cannot be parsed.
+
     Args:
         raw_dir: has the layout of :mod:`benchmarks.openfold.raw`.
 
@@ -82,11 +85,13 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
             return job.found
         work_dir = job.begin(RECORDS)
         with Stages(work_dir, workers) as stages:
-            chains, files = _write_structures(source, data_dir, stages)
+            chains, files, skipped = _write_structures(source, data_dir, stages)
             index, databases = _write_alignments(source, data_dir, work_dir, stages)
         listed, counts = _write_lists(source, data_dir, chains, index)
         kalign = REALIGNED if shutil.which(KALIGN) else NOT_REALIGNED
-        return job.finish(files | databases | listed, counts, "Protein Data Bank and OpenProteinSet", {KALIGN: kalign})
+        counts["skipped_structures"] = len(skipped)
+        described = {KALIGN: kalign, "skipped": " ".join(skipped)}
+        return job.finish(files | databases | listed, counts, "Protein Data Bank and OpenProteinSet", described)
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
@@ -105,22 +110,28 @@ def write_structures(files: Sequence[Path], path: Path) -> Record:
     """Write the structures with protein chains of mmCIF files to a file of ``dicts``.
 
     Returns:
-        Size and checksum of the file (``file``), and its ``chains``: for each one, the columns of a :class:`Chain`, and
-        the entity in place of the cluster.
+        Size and checksum of the file (``file``); its ``chains``: for each one, the columns of a :class:`Chain`, and
+        the entity in place of the cluster; and ``skipped``, the names of the mmCIF files that cannot be parsed.
 
     Raises:
-        DataError: an mmCIF file is damaged.
+        DataError: an mmCIF file cannot be read, or its packing is damaged.
     """
     structures: dict[str, Structure] = {}
     chains: list[list[object]] = []
+    skipped: list[str] = []
     for file in files:
-        structure = read_structure(file)
+        try:
+            structure = read_structure(file)
+        except ValueError as error:
+            print(f"skipped {error}", file=sys.stderr)
+            skipped.append(file.name)
+            continue
         if structure["sequences"]:
             structures[structure["pdb_id"]] = structure
             chains += _chains_of(structure)
     with atomic.written(path) as unfinished:
         unfinished.write_bytes(pickle.dumps(structures, protocol=4))
-    return {"file": asdict(manifest.file_entry(path)), "chains": chains}
+    return {"file": asdict(manifest.file_entry(path)), "chains": chains, "skipped": skipped}
 
 
 def _chains_of(structure: Structure) -> list[list[object]]:
@@ -158,7 +169,10 @@ def write_alignments(source: RawData, chains: Sequence[str], path: Path, index: 
     return {"file": asdict(manifest.file_entry(path))}
 
 
-def _write_structures(source: RawData, data_dir: Path, stages: Stages) -> tuple[list[Chain], dict[str, FileEntry]]:
+def _write_structures(
+    source: RawData, data_dir: Path, stages: Stages
+) -> tuple[list[Chain], dict[str, FileEntry], list[str]]:
+    """Write the files of ``dicts``; return chains, files, and the names of the mmCIF files that were skipped."""
     groups: dict[str, list[Path]] = {}
     for pdb_id, path in source.structures.items():
         groups.setdefault(dict_name(pdb_id), []).append(path)
@@ -170,7 +184,8 @@ def _write_structures(source: RawData, data_dir: Path, stages: Stages) -> tuple[
         for record in records.values()
         for name, pdb_id, author, molecules, day, resolution, entity, sequence in record["chains"]
     ]
-    return chains, {f"{DICTS}/{name}": FileEntry(**record["file"]) for name, record in records.items()}
+    entries = {f"{DICTS}/{name}": FileEntry(**record["file"]) for name, record in records.items()}
+    return chains, entries, [name for record in records.values() for name in record["skipped"]]
 
 
 def _write_alignments(

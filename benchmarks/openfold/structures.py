@@ -14,8 +14,9 @@ A protein has names of two kinds: those of the authors, which are part of a chai
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import re
+import math
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.openfold.residues import ATOM_TYPES, ONE, RESTYPES
-from common.errors import DataError
 from common.formats.mmcif import Category, read_categories
 from common.untrusted.archives import read_gzip
-from common.untrusted.regular_file import decoded, read_bytes
+from common.untrusted.regular_file import read_bytes
 
 Structure = dict[str, Any]
 MOST_BYTES = 2**31
@@ -40,7 +40,6 @@ _CATEGORIES = (
     "entity_poly_seq", "struct_asym", "atom_site",
 )  # fmt: skip
 _RESOLUTIONS = (("refine", "ls_d_res_high"), ("em_3d_reconstruction", "resolution"), ("reflns", "d_resolution_high"))
-_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
 _ATOMS = {name: index for index, name in enumerate(ATOM_TYPES)}
 _CD, _NH1, _NH2 = (_ATOMS[name] for name in ("CD", "NH1", "NH2"))
 
@@ -49,14 +48,15 @@ def read_structure(path: Path) -> Structure:
     """Return the protein chains of an mmCIF file, which may be packed with gzip.
 
     Raises:
-        DataError: the file cannot be read, is damaged, or has no release date.
+        DataError: the file cannot be read, or its packing is damaged.
+        ValueError: the content is no structure: malformed, incomplete, or without a release date.
     """
     packed = path.suffix == ".gz"
     content = read_gzip(path, MOST_BYTES) if packed else read_bytes(path, MOST_BYTES, remedy="fetch it again")
     try:
-        return structure_of(read_categories(decoded(path, content), _CATEGORIES))
-    except (ValueError, KeyError) as error:
-        raise DataError(f"{path}: {type(error).__name__}: {error}; fetch it again") from error
+        return structure_of(read_categories(content.decode("utf-8"), _CATEGORIES))
+    except (ValueError, LookupError) as error:
+        raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def structure_of(categories: dict[str, Category]) -> Structure:
@@ -146,11 +146,13 @@ def _sequences(categories: dict[str, Category]) -> dict[str, str]:
 
 
 def _resolution(categories: dict[str, Category]) -> float | None:
-    """Return the largest resolution in the first category that is present, as the reference does."""
-    for category, column in _RESOLUTIONS:
-        if texts := categories.get(category, {}).get(column):
-            return max((float(text) for text in texts if _NUMBER.fullmatch(text)), default=None)
-    return None
+    """Return the largest number of the first of the columns that is present; None if it has no number."""
+    texts = next((categories[name][column] for name, column in _RESOLUTIONS if column in categories.get(name, {})), [])
+    numbers = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            numbers.append(float(text))
+    return max((number for number in numbers if math.isfinite(number)), default=None)
 
 
 def _atoms(

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +41,11 @@ BEST = 20
 """Number of hits that training shuffles."""
 _KALIGN_SECONDS = 60
 Aligner = Callable[[str, str], tuple[str, str]]
-"""Returns the aligned rows of two sequences."""
+"""Returns the aligned rows of two sequences, or raises :class:`AlignmentError`."""
+
+
+class AlignmentError(Exception):
+    """Two sequences could not be aligned."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,9 @@ class TemplateSearch:
         chains: names of their chains, ``<structure>_<author chain>``.
         obsolete: successors of superseded structures.
         align: realigns hits to their structures; None leaves out hits that need it.
+
+    Attributes:
+        failed: number of hits that were left out because they could not be realigned.
     """
 
     def __init__(
@@ -100,6 +109,7 @@ class TemplateSearch:
     ) -> None:
         self._structures, self._released, self._chains = structures, released, chains
         self._obsolete, self._align = obsolete, align
+        self.failed = 0
 
     def find(
         self,
@@ -133,13 +143,16 @@ class TemplateSearch:
         return Hit(f"{successor}_{chain}", hit.sum_probs, hit.query, hit.template, hit.query_index, hit.template_index)
 
     def _template(self, hit: Hit, length: int) -> Template | None:
-        """Return the template of a hit; None if its structure does not have the hit's residues."""
+        """Return the template of a hit; None if its structure does not have the hit's residues.
+
+        Columns beyond the chain's ``length`` are left out.
+        """
         pdb_id, _, chain = hit.name.partition("_")
         entry = self._structures.find(pdb_id.lower())
         if entry is None:
             return None
         wanted = hit.template.replace("-", "")
-        aligned = (hit.query_index >= 0) & (hit.template_index >= 0)
+        aligned = (hit.query_index >= 0) & (hit.query_index < length) & (hit.template_index >= 0)
         query_index = hit.query_index[aligned]
         own_index = hit.template_index[aligned] - hit.template_index[hit.template_index >= 0][0]
         try:
@@ -155,8 +168,13 @@ class TemplateSearch:
                 return None
             tokens = tokens_of(letters)[own_index]
             return _placed(tokens, *unpack_atoms(entry, author), query_index, place[own_index], length)
-        except (KeyError, ValueError) as error:
-            raise DataError(f"structure {pdb_id}: {error}; prepare the data again") from error
+        except AlignmentError as error:
+            self.failed += 1
+            if self.failed.bit_count() == 1:  # at 1, 2, 4, ... failures, because there can be many
+                print(f"templates left out by this process: {self.failed}; {hit.name}: {error}", file=sys.stderr)
+            return None
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise DataError(f"structure {pdb_id}: {type(error).__name__}: {error}; prepare the data again") from error
 
 
 def _matched(sequences: Mapping[str, str], chain: str, wanted: str) -> tuple[str, int] | None:
@@ -219,7 +237,7 @@ def kalign(program: str) -> Aligner:
     """Return a function that aligns two sequences with Kalign 3.
 
     Raises:
-        DataError: by the function, if the program fails.
+        AlignmentError: by the function, if the program fails, or its output is no alignment of both sequences.
     """
 
     def align(first: str, second: str) -> tuple[str, str]:
@@ -230,13 +248,14 @@ def kalign(program: str) -> Aligner:
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=_KALIGN_SECONDS, check=False)
                 if done.returncode:
-                    raise DataError(f"{program} failed with the exit code {done.returncode}: {done.stderr[-500:]}")
+                    raise AlignmentError(f"{program} failed with the exit code {done.returncode}: {done.stderr[-500:]}")
                 rows = made.read_text(encoding="ascii").split(">")[1:]
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise DataError(f"{program}: {error}") from error
+            except (OSError, UnicodeDecodeError, subprocess.TimeoutExpired) as error:
+                raise AlignmentError(f"{program}: {error}") from error
         found = {row.partition("\n")[0].strip(): "".join(row.split("\n")[1:]).strip() for row in rows}
-        if set(found) != {"0", "1"} or len(found["0"]) != len(found["1"]):
-            raise DataError(f"{program} did not align two sequences")
-        return found["0"], found["1"]
+        aligned = found.get("0", ""), found.get("1", "")
+        if tuple(row.replace("-", "") for row in aligned) != (first, second) or len(aligned[0]) != len(aligned[1]):
+            raise AlignmentError(f"{program} did not align two sequences")
+        return aligned
 
     return align

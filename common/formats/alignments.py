@@ -121,6 +121,8 @@ class Hit:
         return int(((self.query_index >= 0) & (self.template_index >= 0)).sum())
 
 
+_MOST_RESIDUES = 2**31
+"""Largest length of a sequence in an HHR file."""
 _SUM_PROBS = re.compile(r"Sum_probs=(\S+)")
 _ROW = re.compile(r"([QT]) (\S+)\s+(\d+)\s+([A-Za-z-]+)\s+(\d+) \((\d+)\)")
 _SKIPPED = ("Consensus", "ss_pred", "ss_dssp", "ss_conf")
@@ -130,7 +132,7 @@ def read_hhr(text: str) -> list[Hit]:
     """Return the hits of an HHR file, in its order.
 
     Raises:
-        ValueError: a hit has no description, no score or no rows, or its rows do not match.
+        ValueError: a hit has no description, no score or no rows, its rows do not match, or a position is out of range.
     """
     parts = re.split(r"^No +(\d+)\s*$", text, flags=re.MULTILINE)
     return [_hit(int(number), part) for number, part in zip(parts[1::2], parts[2::2], strict=True)]
@@ -152,6 +154,8 @@ def _hit(number: int, text: str) -> Hit:
         rows[side] += letters.upper()
         if begun != int(first) - 1 or starts[side] + _letters(rows[side]) != int(last):
             raise ValueError(f"hit {number}: the row {line.strip()[:40]!r} does not go on where the last one ended")
+        if not 1 <= int(first) <= int(last) + 1 <= _MOST_RESIDUES:
+            raise ValueError(f"hit {number}: the row {line.strip()[:40]!r} is not within {_MOST_RESIDUES:,} residues")
     if not rows["Q"] or len(rows["Q"]) != len(rows["T"]):
         raise ValueError(f"hit {number} has {len(rows['Q'])} columns of the query and {len(rows['T'])} of the template")
     indices = {side: _indices(rows[side], starts[side]) for side in "QT"}

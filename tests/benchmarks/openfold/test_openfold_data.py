@@ -252,6 +252,11 @@ def copied(root: Path, tmp_path: Path) -> Path:
     ("name", "change", "complaint"),
     [
         (f"{ALIGNMENTS}/{{}}.db", lambda old: b"?" * len(old), "chain .* no row that starts with >; prepare"),
+        (
+            f"{ALIGNMENTS}/{{}}.db",
+            lambda old: old.replace(b"Sum_probs", b"Sum_worbs"),
+            r"pdb70_hits\.hhr of chain .*: hit 1 has no description or no Sum_probs; prepare",
+        ),
         ("pdb_mmcif/processed/dicts/00", lambda old: b"c" + old[1:], r"dicts/0. is damaged"),
         ("structures.npy", lambda old: b"." + old[1:], r"structures\.npy: the magic bytes .*; prepare the data again"),
         (
@@ -260,7 +265,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
             r"train\.npy: is no table of numbers with 14 columns; prepare",
         ),
     ],
-    ids=["alignments", "structures", "days", "chains"],
+    ids=["alignments", "hits", "structures", "days", "chains"],
 )
 def test_damaged_files_are_named(name: str, change, complaint: str, copied: Path) -> None:
     for path in copied.glob(name.replace("{}", "*").replace("dicts/00", "dicts/0?")):

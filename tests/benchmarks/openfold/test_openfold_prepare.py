@@ -219,6 +219,19 @@ def test_damaged_raw_data_are_an_error(
         prepare(raw, tmp_path / "data")
 
 
+def test_structures_that_cannot_be_parsed_are_skipped_and_named(
+    raw: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = raw / MMCIF / "00" / "1000.cif.gz"
+    path.write_bytes(
+        gzip.compress(gzip.decompress(path.read_bytes()).replace(b"_atom_site.occupancy", b"_atom_site.o"))
+    )
+    made = prepare(raw, tmp_path / "data")
+    assert made.counts["train_samples"] == small_chains.TRAIN - 1
+    assert (made.counts["skipped_structures"], made.source["skipped"]) == (1, "1000.cif.gz")
+    assert f"skipped {path}: KeyError: 'occupancy'\n" in capfd.readouterr().err
+
+
 def test_an_interrupted_preparation_continues(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError("no space left")

@@ -15,7 +15,7 @@ from benchmarks.openfold.msa import tokens_of
 from benchmarks.openfold.residues import CA, GAP
 from benchmarks.openfold.samples import DICTS, Structures
 from benchmarks.openfold.structures import pack_atoms
-from benchmarks.openfold.templates import TemplateSearch, admitted, kalign, realigned
+from benchmarks.openfold.templates import AlignmentError, TemplateSearch, admitted, kalign, realigned
 from common.errors import DataError
 from common.formats.alignments import Hit, read_hhr
 
@@ -187,5 +187,38 @@ def test_kalign_is_called_with_both_sequences(tmp_path: Path) -> None:
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     assert kalign(str(program))("MKT", "MAKT") == ("M-KT", "MAKT")
     program.write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
-    with pytest.raises(DataError, match="failed with the exit code 1: no memory"):
+    with pytest.raises(AlignmentError, match="failed with the exit code 1: no memory"):
         kalign(str(program))("MKT", "MAKT")
+    program.write_text('#!/bin/sh\nsed "s/^MKT$/M-KA/" "$2" > "$4"\n')
+    with pytest.raises(AlignmentError, match="did not align two sequences"):
+        kalign(str(program))("MKT", "MAKT")
+
+
+def test_hits_that_cannot_be_realigned_are_left_out_and_counted(
+    search: Callable[..., TemplateSearch], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(first: str, second: str) -> tuple[str, str]:
+        raise AlignmentError("no memory")
+
+    other = hit("2xyz_A", "TAYIAKQRQISF", "KTAYLAKQRWWG", first=2)
+    searching = search(fail)
+    assert len(searching.find([other, other, other, HIT], CHAIN, "1abc", NEW, 4)) == 1
+    assert searching.failed == 3
+    assert capsys.readouterr().err.splitlines() == [
+        f"templates left out by this process: {number}; 2xyz_A: no memory" for number in (1, 2)
+    ]
+
+
+def test_columns_beyond_the_chain_are_left_out(search: Callable[..., TemplateSearch]) -> None:
+    (template,) = search().find([hit("2xyz_A", CHAIN[:12], "MKTAYIAKQRWW", 15)], CHAIN, "1abc", NEW, 4)
+    assert template.token_L.tolist() == [GAP] * 15 + tokens_of("MKTAY").tolist()
+
+
+def test_a_damaged_structure_is_named(search: Callable[..., TemplateSearch], tmp_path: Path) -> None:
+    searching = search()
+    path = tmp_path / DICTS / "xy"
+    entries = pickle.loads(path.read_bytes())
+    entries["2xyz"]["atoms"]["A"]["all_atom_mask"] = b"?", (16, 37)
+    path.write_bytes(pickle.dumps(entries))
+    with pytest.raises(DataError, match=r"structure 2xyz: .*; prepare the data again"):
+        searching.find([HIT], CHAIN, "1abc", NEW, 4)

@@ -114,6 +114,8 @@ def test_hits_have_the_positions_of_their_columns() -> None:
         ("            7 --Y    7", "            8 --Y    8", "hit 1: the row .* does not go on where"),
         ("MKG-A   14", "MKGGA   14", "hit 1: the row .* does not go on where"),
         ("1 M    1 (9)", "1 MK    2 (9)", "hit 2 has 1 columns of the query and 2 of the template"),
+        ("1 M    1 (9)", f"{2**64} M {2**64} (9)", "hit 2: the row .* is not within 2,147,483,648 residues"),
+        ("1 M    1 (9)", "0 M    0 (9)", "hit 2: the row .* is not within 2,147,483,648 residues"),
     ],
 )
 def test_a_damaged_hit_is_an_error(old: str, new: str, complaint: str) -> None:
