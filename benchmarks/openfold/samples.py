@@ -186,7 +186,13 @@ class Structures:
         """
         if not (self._root / DICTS / dict_name(pdb_id)).exists():
             return None
-        return self._read(dict_name(pdb_id)).get(pdb_id)
+        entry = self._read(dict_name(pdb_id)).get(pdb_id)
+        if entry is None:
+            return None
+        sequences = entry.get("sequences") if isinstance(entry, dict) else None
+        if not isinstance(sequences, dict) or not all(isinstance(sequence, str) for sequence in sequences.values()):
+            raise DataError(f"{self._root / DICTS}: structure {pdb_id} has no sequences; {REMEDY}")
+        return entry
 
     def chain(self, pdb_id: str, author: str) -> tuple[str, NDArray[np.float32], NDArray[np.bool_], float | None]:
         """Return sequence, positions (L, 37, 3) and mask (L, 37) of a chain, and the resolution in angstrom.

@@ -101,10 +101,13 @@ def unpack_atoms(entry: Structure, author: str) -> tuple[NDArray[np.float32], ND
     """Return positions (L, 37, 3) and mask (L, 37) of a chain.
 
     Raises:
-        ValueError: the entry is damaged, or does not fit the chain's sequence.
+        ValueError: the entry is damaged, does not fit the chain's sequence, or is longer than :data:`MOST_RESIDUES`.
+        TypeError, zlib.error: the entry is damaged.
         KeyError: the structure has no such chain.
     """
     length = len(entry["sequences"][author])
+    if length > MOST_RESIDUES:
+        raise ValueError(f"chain {author} has {length:,} residues, more than {MOST_RESIDUES:,}")
     found = []
     for name, kind, shape in (
         ("all_atom_positions", "<f4", (length, 37, 3)), ("all_atom_mask", "?", (length, 37)),

@@ -108,16 +108,19 @@ def load_values(content: bytes, name: str = "a pickle") -> dict[Any, Any]:
         name: name of the file, for messages.
 
     Raises:
-        DataError: the pickle is truncated or damaged, is no dict, or requests anything but plain values; nothing that
-            it requests is executed.
+        DataError: the pickle is truncated or damaged, is no dict, has bytes behind its end, or requests anything but
+            plain values; nothing that it requests is executed.
     """
+    file = io.BytesIO(content)
     try:
         scan(content)
-        found = _PlainUnpickler(io.BytesIO(content)).load()
+        found = _PlainUnpickler(file).load()
     except Refused as error:
         raise DataError(f"{name}: {error}; do not use this file, and ask where it comes from") from error
     except DAMAGE as error:
         raise DataError(f"{name} is damaged, or no pickle: {type(error).__name__}: {error}") from error
+    if file.read(1):
+        raise DataError(f"{name} goes on behind the end of its pickle")
     if not isinstance(found, dict):
         raise DataError(f"{name} holds no dict, but a {_kind(found)}")
     return found

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.openfold import structures
 from benchmarks.openfold.residues import ATOM_TYPES
+from benchmarks.openfold.samples import DICTS, Structures
 from benchmarks.openfold.structures import read_structure, unpack_atoms
 from common.errors import DataError
 
@@ -177,3 +179,18 @@ def test_atoms_that_do_not_fit_their_sequence_are_refused(path: Path) -> None:
     found["sequences"]["X"] = "M" * 6
     with pytest.raises(ValueError, match=r"all_atom_positions of chain X does not have the shape \(6, 37, 3\)"):
         unpack_atoms(found, "X")
+
+
+def test_atoms_of_too_long_chains_are_not_unpacked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_structure(path)
+    monkeypatch.setattr(structures, "MOST_RESIDUES", 4)
+    with pytest.raises(ValueError, match="chain X has 5 residues, more than 4"):
+        unpack_atoms(found, "X")
+
+
+@pytest.mark.parametrize("entry", [{"sequences": ["X"]}, {"sequences": {"X": ["M"]}}, ["sequences"], {}])
+def test_an_entry_without_sequences_is_named(entry: object, tmp_path: Path) -> None:
+    (tmp_path / DICTS).mkdir(parents=True)
+    (tmp_path / DICTS / "ab").write_bytes(pickle.dumps({"1abc": entry}))
+    with pytest.raises(DataError, match=r"dicts: structure 1abc has no sequences; prepare the data again"):
+        Structures(tmp_path).chain("1abc", "X")

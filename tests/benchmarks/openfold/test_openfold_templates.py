@@ -7,6 +7,7 @@ import pickle
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def search(tmp_path: Path) -> Callable[..., TemplateSearch]:
     sequences = {"A": "GGMKTAYIAKQRWWGG", "B": "SSSSSSSSSSSSSSSS"}
     far = atoms_of(16)[0]
     far[8:] += 200
-    entries = {
+    entries: dict[str, Any] = {
         "2xyz": {"sequences": sequences, "atoms": {"A": pack_atoms(*atoms_of(16, 4)), "B": pack_atoms(*atoms_of(16))}},
         "5xyz": {
             "sequences": {"A": "GGMKTAYIAKXRWWGG", "B": "SSSSSSSSSSSXSSSS"},

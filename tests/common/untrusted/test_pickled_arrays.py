@@ -192,6 +192,11 @@ def test_anything_but_plain_values_is_refused(value, message):
         load_values(pickle.dumps(value, 4), "dicts/ab")
 
 
+def test_bytes_behind_a_pickle_of_plain_values_are_an_error():
+    with pytest.raises(DataError, match=r"^dicts/ab goes on behind the end of its pickle"):
+        load_values(pickle.dumps({"a": "b"}, 4) + b"\0", "dicts/ab")
+
+
 def test_a_cut_pickle_of_plain_values_is_damage():
     with pytest.raises(DataError, match=r"^dicts/ab is damaged"):
         load_values(pickle.dumps({"a": "b"})[:-3], "dicts/ab")
