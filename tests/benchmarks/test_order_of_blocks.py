@@ -23,8 +23,8 @@ def blocks_and_order(monkeypatch: pytest.MonkeyPatch, name: str, *overrides: str
     given: list[tuple[str, nn.Module]] = []
 
     class Gatherer(WeightGatherer):
-        def __init__(self, partitions: Any, group: Any, blocks: Sequence[tuple[str, nn.Module]]) -> None:
-            super().__init__(partitions, group, blocks)
+        def __init__(self, partitions: Any, group: Any, blocks: Sequence[tuple[str, nn.Module]], exchange: Any) -> None:
+            super().__init__(partitions, group, blocks, exchange)
             given.extend(blocks)
 
     monkeypatch.setattr(optimizer, "WeightGatherer", Gatherer)
