@@ -177,7 +177,8 @@ def without_time(files: dict[str, bytes]) -> dict[str, object]:
 
 
 def test_verify_finds_a_changed_byte(workload, copied):
-    for name in sorted(json.loads((copied / NAME).read_text())["files"])[:3]:
+    files = json.loads((copied / NAME).read_text())["files"]
+    for name in sorted(name for name in files if (copied / name).stat().st_size)[:3]:
         whole = (copied / name).read_bytes()
         (copied / name).unlink()
         (copied / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
