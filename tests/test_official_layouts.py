@@ -235,6 +235,12 @@ OFFICIAL = {
         r"s2ef_val_id/s2ef_val_id/0000\.txt: cannot be read",
         "s2ef_train_2M",
     ),
+    "openfold": of(
+        "openfold",
+        {},
+        "open_protein_set/duplicate_pdb_chains.txt",
+        r"open_protein_set/duplicate_pdb_chains\.txt",
+    ),
     "rgat": of(
         "rgat",
         {"*/*": "igbh/full/processed/{path}"},

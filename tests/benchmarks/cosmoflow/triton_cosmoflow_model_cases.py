@@ -8,6 +8,8 @@ from torch import Tensor
 
 from benchmarks.cosmoflow.model import OPERATIONS, CosmoFlow, CosmoFlowArchitecture
 
+pytestmark = pytest.mark.usefixtures("bfloat16_products")
+
 ARCHITECTURE = CosmoFlowArchitecture(size=16, filters=(5, 16), hidden=(9, 7), slope=0.3, output_scale=1.2)
 
 
