@@ -35,7 +35,8 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 FIRST_RESERVED_STEP = 0xFFFFFFF0
 NO_ADDRESS = "Unable to find address"
 """Gloo's error message for an interface that is down; Gloo has no exception class for this error."""
-SLURM_PORTS = range(20000, 40000)
+SLURM_PORTS = range(20000, 32768)
+"""Ports of rank 0 in Slurm steps; Linux gives ports from 32768 on to any program that asks for none in particular."""
 MOST_NODES = 2**20
 """Maximum number of entries that the short forms in Slurm's variables expand to."""
 

@@ -129,6 +129,13 @@ def test_slurm_steps_of_one_job_get_different_ports_on_the_first_host():
     assert startup._slurm_rendezvous(SLURM) == first
 
 
+def test_ports_of_slurm_steps_are_none_that_linux_gives_to_other_programs():
+    jobs = [{**SLURM, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(job % 5)} for job in range(0, 2_000_000, 97)]
+    ports = [int(startup._slurm_rendezvous(job)["MASTER_PORT"]) for job in jobs]
+    assert 20_000 <= min(ports) < 20_100
+    assert 32_668 < max(ports) < 32_768
+
+
 def test_device_names_are_checked():
     with pytest.raises(ConfigError, match="device=tpu"):
         pick_device("tpu", 0)
