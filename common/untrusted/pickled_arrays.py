@@ -79,16 +79,8 @@ def load_arrays(content: bytes, name: str = "a pickle", inside: str | None = Non
             arrays; nothing that it requests is executed.
     """
     file = io.BytesIO(content)
-    try:
-        # Protocol 2 writes bytes as texts, which a call converts. So allow memory for a copy of the content.
-        scan(content, memory=MEMORY + 2 * len(content))
-        found = ArrayUnpickler(file, NUMBERS).load()
-    except Refused as error:
-        raise DataError(f"{name}: {error}; do not use this file, and ask where it comes from") from error
-    except DAMAGE as error:
-        raise DataError(f"{name} is damaged, or no pickle: {type(error).__name__}: {error}") from error
-    if file.read(1):
-        raise DataError(f"{name} goes on behind the end of its pickle")
+    # Protocol 2 writes bytes as texts, which a call converts. So allow memory for a copy of the content.
+    found = _load(file, ArrayUnpickler(file, NUMBERS), name, MEMORY + 2 * len(content))
     if not isinstance(found, dict):
         raise DataError(f"{name} holds no dict of arrays, but a {_kind(found)}")
     if inside is not None and isinstance(found.get(inside), dict):
@@ -112,17 +104,27 @@ def load_values(content: bytes, name: str = "a pickle") -> dict[Any, Any]:
             plain values; nothing that it requests is executed.
     """
     file = io.BytesIO(content)
+    found = _load(file, _PlainUnpickler(file), name, MEMORY)
+    if not isinstance(found, dict):
+        raise DataError(f"{name} holds no dict, but a {_kind(found)}")
+    return found
+
+
+def _load(file: io.BytesIO, unpickler: pickle.Unpickler, name: str, memory: int) -> object:
+    """Return what the pickle in ``file`` holds, after a check that reading it needs at most ``memory`` bytes.
+
+    Raises:
+        DataError: the pickle is refused or damaged, or the file has bytes behind its end.
+    """
     try:
-        scan(content)
-        found = _PlainUnpickler(file).load()
+        scan(file.getvalue(), memory=memory)
+        found: object = unpickler.load()
     except Refused as error:
         raise DataError(f"{name}: {error}; do not use this file, and ask where it comes from") from error
     except DAMAGE as error:
         raise DataError(f"{name} is damaged, or no pickle: {type(error).__name__}: {error}") from error
     if file.read(1):
         raise DataError(f"{name} goes on behind the end of its pickle")
-    if not isinstance(found, dict):
-        raise DataError(f"{name} holds no dict, but a {_kind(found)}")
     return found
 
 
