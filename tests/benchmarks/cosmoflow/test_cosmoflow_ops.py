@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.cosmoflow.ops.conv_leaky_pool import CONV_LEAKY_POOL, conv_leaky_pool
+from benchmarks.cosmoflow.ops.first_convolution import FIRST_CONVOLUTION, first_convolution
 from benchmarks.cosmoflow.ops.log_counts import log_counts_reference
 
 PASSES = CONV_LEAKY_POOL.reference
@@ -53,6 +54,18 @@ def test_the_operation_and_its_gradients_are_those_of_pytorchs_three_layers():
         torch.autograd.grad(found, leaves, dy), torch.autograd.grad(expected, leaves, dy), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+def test_the_first_convolution_is_that_of_pytorch_and_its_input_gets_no_gradient():
+    leaves = inputs()
+    leaves[2].data.copy_(torch.tensor([-9.0, 0.0, 3.0, -6.0]))
+    found, expected = first_convolution(FIRST_CONVOLUTION.reference, *leaves, 0.3), plain(*leaves, 0.3)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    dy = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+    ours = torch.autograd.grad(found, leaves, dy, allow_unused=True)
+    theirs = torch.autograd.grad(expected, leaves, dy)
+    assert ours[0] is None
+    torch.testing.assert_close(ours[1:], theirs[1:], rtol=1e-11, atol=1e-11)
 
 
 def test_of_equal_voxels_the_first_one_gets_the_gradient_and_a_sum_of_zero_has_the_slope():
