@@ -177,11 +177,16 @@ def denormal_numbers() -> Iterator[None]:
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """Let ``torch.empty`` fill tensors with NaN, or with the largest integer."""
+    """Let ``torch.empty`` fill tensors with NaN, or with the largest integer.
+
+    oneDNN is off: its bf16 weight gradient of a 3D convolution reads memory that nothing has written.
+    """
     before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    torch._C._set_mkldnn_enabled(False)
     yield
+    torch._C._set_mkldnn_enabled(True)
     torch.utils.deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(False)
 
