@@ -6,7 +6,7 @@ checks this.
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
-    ("run", "report"),
+    ("run", "report", "planning"),
     ("doctor", "submission", "measure"),
     ("launch",),
     ("detection", "language", "recommendation"),

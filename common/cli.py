@@ -40,6 +40,7 @@ USAGE = """usage: mlperf-suite COMMAND …
   score      score the checkpoints of a run afterwards         mlperf-suite score runs/stable_diffusion/…
   bench      measure the speed of a workload                   mlperf-suite bench benchmark=resnet scale=1xH200
   measure    measure all workloads on 1, 2, 4, … GPUs          mlperf-suite measure --help
+  schedule   plan several trainings on the GPUs of a node      mlperf-suite schedule jobs.yaml --gpus 8
   doctor     test this machine, or all nodes of a job          mlperf-suite doctor --help
   check      check logs and submissions against the rules      mlperf-suite check runs/resnet/…/mlperf.log
   summarize  compute the score of a series of runs             mlperf-suite summarize results/
@@ -300,6 +301,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "score": score,
     "bench": bench,
     "measure": measure,
+    "schedule": _module_command("common.planning.command"),
     "doctor": _module_command("common.doctor.command"),
     "check": _module_command("common.submission.check"),
     "summarize": _module_command("common.submission.summarize"),

@@ -12,9 +12,12 @@ from typing import Any, TypeVar
 
 import yaml
 
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
+from common.untrusted.regular_file import open_regular
 
 T = TypeVar("T")
+LARGEST_FILE = 2**18
+"""Largest size in bytes of a file for :func:`read_small_yaml`."""
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -48,6 +51,28 @@ def load_yaml(text: str, origin: str) -> Any:
         return yaml.load(text, _StrictLoader)
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(explain(error, origin)) from error  # PyYAML's constructors raise all of these
+
+
+def read_small_yaml(path: Path, purpose: str) -> Any:
+    """Return the content of a YAML file of a user.
+
+    Args:
+        purpose: what the file describes, for messages.
+
+    Raises:
+        ConfigError: the file cannot be read, is too large or is not valid YAML.
+    """
+    try:
+        with open_regular(path) as file:
+            text = file.read(LARGEST_FILE + 1)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    if len(text) > LARGEST_FILE:
+        raise ConfigError(f"{path}: is larger than {LARGEST_FILE >> 10} KiB; is it the file of {purpose}?")
+    try:
+        return load_yaml(text.decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is no valid YAML: it is not UTF-8 text") from error
 
 
 def until_changed(read: Callable[[Path, str], T]) -> Callable[[Path, str], T]:

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.config.loading import build
-from common.config.yaml_files import load_yaml
-from common.errors import ConfigError, DataError
-from common.untrusted.regular_file import open_regular
+from common.config.yaml_files import read_small_yaml
+from common.errors import ConfigError
 
 SystemStatus = Literal["Available on-premise", "Available cloud", "Research, Development, or Internal (RDI)", "Preview"]
 OWN_IMPLEMENTATION = "mlperf_suite"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-LARGEST_FILE = 2**18
-"""Largest size of the YAML file, in bytes."""
 _CODE_FILES = ("code", "readme", "setup", "init_datasets")
 
 
@@ -105,17 +102,7 @@ def read_settings(path: Path, results: tuple[Path, ...] = ()) -> SubmissionSetti
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
-    try:
-        with open_regular(path) as file:
-            text = file.read(LARGEST_FILE + 1)
-    except DataError as error:
-        raise ConfigError(str(error)) from error
-    if len(text) > LARGEST_FILE:
-        raise ConfigError(f"{path}: is larger than {LARGEST_FILE >> 10} KiB; is it the file of a submission?")
-    try:
-        content = load_yaml(text.decode(), str(path))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is no valid YAML: it is not UTF-8 text") from error
+    content = read_small_yaml(path, "a submission")
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: expected the keys submitter, systems and results")
     try:

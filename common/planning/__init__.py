@@ -1,0 +1,1 @@
+"""Planning before runs: which training runs when, on how many GPUs."""
