@@ -33,7 +33,7 @@ EPILOG = f"""The file lists the jobs:
   jobs:
     bert:
       measured: measured/results.json      # written by `mlperf-suite measure`
-      samples: 3.0e+6                      # samples that the training needs
+      samples: 2.6e+6                      # samples that the training needs
       command: mlperf-suite train benchmark=bert scale={{gpus}}xH200 data_dir=/data/bert
     other:
       seconds: {{1: 5400, 2: 2800, 4: 1500}} # times by number of GPUs

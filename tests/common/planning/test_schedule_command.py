@@ -57,7 +57,7 @@ MISTAKES = [
     ("jobs: [a]", "jobs=['a']: expected a section of keys"),
     ("jobs: {a: {}}", "jobs.a.seconds, measured: give one of the two"),
     ("jobs: {a: {seconds: {0: 1.0}}}", "jobs.a.seconds={0: 1.0}: expected times by number of GPUs, from 1 on"),
-    ("jobs: {a: {seconds: {1: -1.0}}}", "jobs.a.seconds.1=-1.0: expected"),
+    ("jobs: {a: {seconds: {1: -1.0}}}", "jobs.a.seconds.1=-1.0: positive and finite"),
     ("jobs: {a: {measured: results.json}}", "jobs.a.samples: belongs to measured, which needs it"),
     ("jobs: {a: {measured: none.json, samples: 1.0}}", "none.json has no results of `mlperf-suite measure`"),
     ("jobs: {a: {seconds: {16: 1.0}}}", "a needs 16 GPUs; there are 8"),
