@@ -30,6 +30,9 @@ LDDT_CUTOFF, LDDT_THRESHOLDS = 15.0, (0.5, 1.0, 2.0, 4.0)
 RESOLUTIONS = (0.1, 3.0)
 """Resolutions of structures that teach the confidence head."""
 
+PARTS = ("fape", "supervised_chi", "distogram", "masked_msa", "plddt")
+"""Parts of the loss, in the order of :func:`all_losses`; their weights have the same names."""
+
 FIRST_BOUNDARY, LAST_BOUNDARY = 2.3125, 21.6875
 """Of the bins of the distogram."""
 
