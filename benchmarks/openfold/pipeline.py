@@ -27,6 +27,18 @@ _CROP, _TEMPLATES, _HITS = 1 << 63, (1 << 63) + 1, (1 << 63) + 2
 Features = dict[str, NDArray[Any]]
 
 
+class Made(NamedTuple):
+    """A batch.
+
+    Attributes:
+        features: stacked along a new first axis.
+        left_out: for each template hit that could not be realigned, its name and the reason.
+    """
+
+    features: Features
+    left_out: list[str]
+
+
 class Sizes(NamedTuple):
     """Sizes of the features.
 
@@ -84,14 +96,16 @@ class Pipeline:
     _search: TemplateSearch | None = field(default=None, init=False)
     _structures: Structures | None = field(default=None, init=False)
 
-    def __call__(self, samples: Sequence[Sample]) -> Features:
-        """Return the features of the samples, stacked along a new first axis.
+    def __call__(self, samples: Sequence[Sample]) -> Made:
+        """Return the features of the samples.
 
         Raises:
             DataError: a file of a chain is missing or damaged; the message has its name.
         """
         made = [self.features(sample) for sample in samples]
-        return {name: np.stack([features[name] for features in made]) for name in made[0]}
+        assert self._search is not None
+        left_out, self._search.left_out = self._search.left_out, []
+        return Made({name: np.stack([features[name] for features in made]) for name in made[0]}, left_out)
 
     def features(self, sample: Sample) -> Features:
         """Return the features of a chain."""
