@@ -6,10 +6,10 @@ Processes of the reader import this module, which does not need PyTorch.
 from __future__ import annotations
 
 import random as python_random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ CLAMPED = 0.9
 _CROP, _TEMPLATES, _HITS = 1 << 63, (1 << 63) + 1, (1 << 63) + 2
 """Second numbers of generators' keys, behind a sample's seed; those of the passes' MSA are 0, 1, ..."""
 Features = dict[str, NDArray[Any]]
+Content = TypeVar("Content")
+Parsed = TypeVar("Parsed")
 
 
 class Made(NamedTuple):
@@ -114,18 +116,13 @@ class Pipeline:
             aligner = None if self.kalign is None else kalign(self.kalign)
             self._search = TemplateSearch(self._structures, self.released, self.chains, self.obsolete, aligner)
         sequence, position_L373, mask_L37, resolution = self._structures.chain(sample.pdb_id, sample.author)
+        contents = dict(zip(FILES, read_alignments(self.root, sample.database, sample.spans), strict=True))
         try:
-            contents = dict(zip(FILES, read_alignments(self.root, sample.database, sample.spans), strict=True))
-            msa = join([read_a3m(contents[name]) for name in MSAS], sequence)
+            msa = join({name: _parsed(name, read_a3m, contents[name]) for name in MSAS}, sequence)
+            hits = _parsed(HITS, read_hhr, contents[HITS].decode("ascii", "replace"))
         except ValueError as error:
             raise DataError(
                 f"{self.root}: chain {sample.pdb_id}_{sample.author}: {error}; prepare the data again"
-            ) from error
-        try:
-            hits = read_hhr(contents[HITS].decode("ascii", "replace"))
-        except ValueError as error:
-            raise DataError(
-                f"{self.root}: {HITS} of chain {sample.pdb_id}_{sample.author}: {error}; prepare the data again"
             ) from error
         length, sizes = len(sequence), self.sizes
         window = slice(0, length)
@@ -189,6 +186,14 @@ class Pipeline:
             "template_previous_mask": previous_mask_T37,
             "template_mask": (np.arange(most) < len(found)).astype(np.float32),
         }
+
+
+def _parsed(name: str, parse: Callable[[Content], Parsed], content: Content) -> Parsed:
+    """Return the parsed content of a file; errors have its name."""
+    try:
+        return parse(content)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _generator(seed: int, number: int) -> np.random.Generator:

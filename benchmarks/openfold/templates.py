@@ -148,8 +148,6 @@ class TemplateSearch:
         """
         pdb_id, _, chain = hit.name.partition("_")
         entry = self._structures.find(pdb_id.lower())
-        if entry is None:
-            return None
         wanted = hit.template.replace("-", "")
         aligned = (hit.query_index >= 0) & (hit.query_index < length) & (hit.template_index >= 0)
         query_index = hit.query_index[aligned]

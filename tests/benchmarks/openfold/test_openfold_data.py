@@ -254,13 +254,27 @@ def copied(root: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "change", "complaint"),
     [
-        (f"{ALIGNMENTS}/{{}}.db", lambda old: b"?" * len(old), "chain .* no row that starts with >; prepare"),
+        (
+            f"{ALIGNMENTS}/{{}}.db",
+            lambda old: b"?" * len(old),
+            r"chain 1.*: uniref90_hits\.a3m: it has no row that starts with >; prepare",
+        ),
         (
             f"{ALIGNMENTS}/{{}}.db",
             lambda old: old.replace(b"Sum_probs", b"Sum_worbs"),
-            r"pdb70_hits\.hhr of chain .*: hit 1 has no description or no Sum_probs; prepare",
+            r"chain 1.*: pdb70_hits\.hhr: hit 1 has no description or no Sum_probs; prepare",
         ),
         ("pdb_mmcif/processed/dicts/00", lambda old: b"c" + old[1:], r"dicts/0. is damaged"),
+        (
+            f"{ALIGNMENTS}/{{}}.db",
+            lambda old: old.replace(b"-", b"a"),
+            r"uniref90_hits\.a3m: row \d+ has \d+ columns, the",
+        ),
+        (
+            "structures.npy",
+            lambda old: old[:128] + b"\xff" * 4 + bytes(4) + old[136:],
+            "is not the number of a name; prep",
+        ),
         ("structures.npy", lambda old: b"." + old[1:], r"structures\.npy: the magic bytes .*; prepare the data again"),
         (
             "train.npy",
@@ -268,7 +282,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
             r"train\.npy: is no table of numbers with 14 columns; prepare",
         ),
     ],
-    ids=["alignments", "hits", "structures", "days", "chains"],
+    ids=["alignments", "hits", "structures", "rows", "names", "days", "chains"],
 )
 def test_damaged_files_are_named(name: str, change, complaint: str, copied: Path) -> None:
     for path in copied.glob(name.replace("{}", "*").replace("dicts/00", "dicts/0?")):

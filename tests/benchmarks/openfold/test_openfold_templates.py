@@ -30,7 +30,7 @@ CHAINS = {"2xyz_A", "1abc_B", "9new_A"}
 def hit(name: str, query: str, template: str, first: int = 0, own: int = 0, score: float = 5) -> Hit:
     rows = f"Q q {first + 1} {query} {first + len(query.replace('-', ''))} (99)\n"
     rows += f"T t {own + 1} {template} {own + len(template.replace('-', ''))} (99)\n"
-    return read_hhr(f"No 1\n>{name} x\nSum_probs={score}\n{rows}")[0]
+    return read_hhr(f"Query q\nNo 1\n>{name} x\nSum_probs={score}\n{rows}")[0]
 
 
 @pytest.mark.parametrize(
