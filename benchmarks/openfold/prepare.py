@@ -122,6 +122,7 @@ def write_structures(files: Sequence[Path], path: Path) -> Record:
     for file in files:
         try:
             structure = read_structure(file)
+            _check_names(structure, file)
         except ValueError as error:
             print(f"skipped {error}", file=sys.stderr)
             skipped.append(file.name)
@@ -132,6 +133,21 @@ def write_structures(files: Sequence[Path], path: Path) -> Record:
     with atomic.written(path) as unfinished:
         unfinished.write_bytes(pickle.dumps(structures, protocol=4))
     return {"file": asdict(manifest.file_entry(path)), "chains": chains, "skipped": skipped}
+
+
+def _check_names(structure: Structure, file: Path) -> None:
+    """Check that the file's name is that of its structure, and that the tables can have the names of its chains.
+
+    Raises:
+        ValueError: they do not; the message begins with the file.
+    """
+    if structure["pdb_id"] != raw.identifier_of(file.name):
+        raise ValueError(f"{file}: it has the structure {structure['pdb_id']}")
+    try:
+        for author in structure["author_chain_ids"]:
+            encode_name(author)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _chains_of(structure: Structure) -> list[list[object]]:
