@@ -4,7 +4,7 @@ Processes make the features a few micro-batches ahead (:mod:`common.data.ready_q
 takes a hundred times the usual time. It comes late, and the micro-batches behind it come first, unless the run is
 deterministic.
 
-The key of a training batch is its number of passes; that of an evaluation batch is passes and residues.
+The key of a training batch is its number of passes. The key of an evaluation batch is (passes, residues).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class TrainSource:
         return self._mine.micro_batch * self._mine.replicas
 
     def _queue_at(self, number: int) -> ReadyQueue[list[Sample], Made]:
-        """Return the queue after ``number`` micro-batches: that of the micro-batch before, if there was one."""
+        """Return the queue that has delivered ``number`` micro-batches: the current one, or a new one."""
         if self._queue is not None and self._taken == number:
             return self._queue
         self._stop()

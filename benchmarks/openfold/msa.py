@@ -4,7 +4,7 @@ For each pass, random rows are the centres of clusters, the first one being the 
 centre with which they agree in most positions. Some tokens of the centres are replaced, and the network predicts the
 original ones. (Source: supplement of AlphaFold 2, section 1.2.)
 
-Tokens are those of :data:`benchmarks.openfold.residues.RESTYPES`, then X, gap and mask.
+Tokens are the indices of :data:`benchmarks.openfold.residues.RESTYPES`, then X, gap and mask.
 
 Axes: R rows of the alignment; L residues of the chain; N residues of the crop; S clusters; E extra rows.
 """

@@ -23,7 +23,7 @@ from common.formats.alignments import Hit, read_a3m, read_hhr
 CLAMPED = 0.9
 """Probability of a clamped FAPE of the backbone."""
 _CROP, _TEMPLATES, _HITS = 1 << 63, (1 << 63) + 1, (1 << 63) + 2
-"""Second numbers of generators' keys, behind a sample's seed; those of the passes' MSA are 0, 1, ..."""
+"""Second parts of the keys of generators; the first part is the seed of a sample. The MSA of pass i has the part i."""
 Features = dict[str, NDArray[Any]]
 Content = TypeVar("Content")
 Parsed = TypeVar("Parsed")
@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
     Attributes:
         residues: length to which chains are cropped or padded; None for whole chains.
         multiple: whole chains are padded to a multiple of this length.
-        passes: passes with an MSA of their own.
+        passes: number of passes. Each pass has other draws from the MSA.
     """
 
     residues: int | None

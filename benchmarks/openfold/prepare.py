@@ -136,7 +136,7 @@ def write_structures(files: Sequence[Path], path: Path) -> Record:
 
 
 def _check_names(structure: Structure, file: Path) -> None:
-    """Check that the file's name is that of its structure, and that the tables can have the names of its chains.
+    """Check that a file has the name of its structure, and that the names of the chains fit into the tables.
 
     Raises:
         ValueError: they do not; the message begins with the file.

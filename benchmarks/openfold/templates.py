@@ -122,8 +122,8 @@ class TemplateSearch:
         """Return up to ``most`` templates of a chain.
 
         Args:
-            random: shuffles the :data:`BEST` hits with the highest scores. They come before the others, whose order is
-                that of their scores. None does not shuffle.
+            random: shuffles the :data:`BEST` hits with the highest scores. All other hits come after them, in the order
+                of their scores. None does not shuffle.
         """
         renamed = [self._renamed(hit) for hit in hits]
         chosen = [hit for hit in renamed if admitted(hit, sequence, pdb_id, day, self._released, self._chains)]
