@@ -69,7 +69,8 @@ MOST_RESIDUES = 700
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """Write the prepared data set. Skip complete data and continue interrupted preparations.
 
-    The manifest counts unknown targets of the evaluation, and counts and names mmCIF files that cannot be parsed.
+    The manifest counts unknown targets of the evaluation, and evaluation chains without alignments. It counts and names
+    mmCIF files that cannot be used.
 
     Args:
         raw_dir: has the layout of :mod:`benchmarks.openfold.raw`.
@@ -269,7 +270,10 @@ def _write_lists(
     entries = manifest.describe_files(data_dir, [CHAINS, OBSOLETE, INDEX, DAYS, *SPLITS.values()])
     counts = {f"{split}_samples": len(found) for split, found in sets.items()}
     residues = sum(len(chain.sequence) for chain in sets["train"])
-    return entries, counts | {"train_residues": residues, "unknown_targets": unknown}
+    alone = sum(chain.pdb_chain_id not in index for chain in sets["eval"])
+    return entries, counts | {
+        "train_residues": residues, "unknown_targets": unknown, "eval_without_alignments": alone
+    }  # fmt: skip
 
 
 def _targets(days: Mapping[str, str], chains: Sequence[Chain]) -> tuple[list[tuple[Chain, str]], int]:

@@ -135,6 +135,14 @@ def test_chains_without_alignments_are_not_trained(raw: Path, tmp_path: Path) ->
     assert "1000_A" not in names(tmp_path / "data", "train")
 
 
+def test_evaluation_chains_without_alignments_are_counted(raw: Path, tmp_path: Path) -> None:
+    (raw / DUPLICATES).write_text("")  # otherwise the chain has the alignments of an identical one
+    target, _ = (raw / CAMEO).read_text().splitlines()[1].split(",")
+    shutil.rmtree(raw / MSAS / target)
+    made = prepare(raw, tmp_path / "data")
+    assert (made.counts["eval_samples"], made.counts["eval_without_alignments"]) == (small_chains.EVAL, 1)
+
+
 def test_limits_of_the_evaluation(raw: Path, tmp_path: Path) -> None:
     evaluated = names(small_chains.prepared(tmp_path / "whole"), "eval")
     days = ["2021-09-16", "2021-12-11", "2021-12-12"]
