@@ -1,8 +1,8 @@
 """The published checkpoint that training continues: weights, and the state of Adam.
 
 It is a file of ``torch.save`` with two entries. ``alphafold_state_dict`` maps names, which :func:`own_name` translates,
-to tensors. ``optimizer_state_dict`` is that of ``torch.optim.Adam``; its
-parameters have the order of the first entry.
+to tensors. ``optimizer_state_dict`` is the state of ``torch.optim.Adam``; its parameters have the order of
+the first entry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RENAMED = (
     (re.compile(r"^((?:evoformer|extra_msa)_stack\.blocks\.\d+)\.core\."), r"\1."),
     (re.compile(r"^structure_module\.transition\.linear_"), "structure_module.transition.layers.0.linear_"),
 )
-"""Beginnings of published names, and what they are in :class:`benchmarks.openfold.model.AlphaFold`."""
+"""Beginnings of published names, and their replacements in :class:`benchmarks.openfold.model.AlphaFold`."""
 
 
 def own_name(published: str) -> str:

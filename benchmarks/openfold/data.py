@@ -4,13 +4,14 @@ Processes make the features a few micro-batches ahead (:mod:`common.data.ready_q
 takes a hundred times the usual time. It comes late, and the micro-batches behind it come first, unless the run is
 deterministic.
 
-The key of a training batch is its number of passes; that of an evaluation batch is passes and residues.
+The key of a training batch is its number of passes. The key of an evaluation batch is (passes, residues).
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.openfold.features import FeatureSizes, feature_shapes
-from benchmarks.openfold.pipeline import Features, Pipeline, Sample, Sizes
+from benchmarks.openfold.pipeline import Features, Made, Pipeline, Sample, Sizes
 from benchmarks.openfold.sampler import Draws, passes_of, weights_of
 from benchmarks.openfold.samples import (
     DAYS,
@@ -94,6 +95,29 @@ class _Chains:
         return Sample(decode_name(structure), decode_name(chain), day, database, files, seed)
 
 
+class _LeftOut:
+    """Counts the template hits that all processes of a source left out because they could not be realigned.
+
+    Args:
+        chains: the source's chains, for messages.
+    """
+
+    def __init__(self, chains: str) -> None:
+        self._chains, self._count, self._reported = chains, 0, 0
+
+    def add(self, left_out: Sequence[str]) -> None:
+        """Count these hits; report the first one, and then whenever the number of hits has doubled."""
+        self._count += len(left_out)
+        if left_out and self._count >= 2 * self._reported:
+            self.report(f"; the last one was {left_out[-1]}")
+
+    def report(self, more: str = "") -> None:
+        """Print the number of hits, unless it has been printed."""
+        if self._count > self._reported:
+            self._reported = self._count
+            print(f"template hits of {self._chains} that could not be realigned: {self._count}{more}", file=sys.stderr)
+
+
 class TrainSource:
     """Training batches of one replica; a :class:`common.data.batches.DataSource` whose order depends on their times.
 
@@ -115,7 +139,8 @@ class TrainSource:
             facts.crop_size, 1, facts.msa_clusters, facts.extra_msa, facts.templates, facts.recycling_iters + 1
         )
         self._pipeline = chains.pipeline(sizes, training=True)
-        self._queue: ReadyQueue[list[Sample], Features] | None = None
+        self._queue: ReadyQueue[list[Sample], Made] | None = None
+        self._left_out = _LeftOut("training chains")
         self._taken, self._late = 0, list[int]()
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
@@ -123,11 +148,13 @@ class TrainSource:
         first = self._mine.first(block)
         for position in range(start, self._mine.count(block)):
             number = first + position
-            _, features = self._queue_at(number).take()
+            _, made = self._queue_at(number).take()
+            self._left_out.add(made.left_out)
             self._taken += 1
             passes = passes_of(self._mine.step_of(number)[0], self._seed, self._facts.recycling_iters)
             tensors = {
-                name: values[:, :passes] if _of_passes(name) else values for name, values in _tensors(features).items()
+                name: values[:, :passes] if _of_passes(name) else values
+                for name, values in _tensors(made.features).items()
             }
             tensors["dropout_seed"] = torch.tensor(self._mine.random_seed(self._seed, number))
             yield HostBatch(_placed(tensors, self._pin_memory), self._nominal, position, passes)
@@ -141,7 +168,11 @@ class TrainSource:
         self._late = list(late)
 
     def close(self) -> None:
-        """Stop the processes."""
+        """Stop the processes, and report the number of template hits that were left out."""
+        self._stop()
+        self._left_out.report()
+
+    def _stop(self) -> None:
         if self._queue is not None:
             self._queue.close()
             self._queue = None
@@ -150,11 +181,11 @@ class TrainSource:
     def _nominal(self) -> int:
         return self._mine.micro_batch * self._mine.replicas
 
-    def _queue_at(self, number: int) -> ReadyQueue[list[Sample], Features]:
-        """Return the queue after ``number`` micro-batches: that of the micro-batch before, if there was one."""
+    def _queue_at(self, number: int) -> ReadyQueue[list[Sample], Made]:
+        """Return the queue that has delivered ``number`` micro-batches: the current one, or a new one."""
         if self._queue is not None and self._taken == number:
             return self._queue
-        self.close()
+        self._stop()
         self._taken, reader = number, self._reader
         self._queue = ReadyQueue(
             self._pipeline, self._samples_of, reader.workers, reader.workers * (1 + reader.prefetch), reader.window,
@@ -207,9 +238,11 @@ class ChainEvalSource:
             made = dict(queue.take() for _ in range(len(self)))
         finally:
             queue.close()
+        left_out = _LeftOut("evaluation chains")
+        left_out.add([reason for batch in made.values() for reason in batch.left_out])
         kept = []
         for batch in range(len(self)):
-            tensors = _tensors(made.pop(batch)) | {"dropout_seed": torch.tensor(0)}
+            tensors = _tensors(made.pop(batch).features) | {"dropout_seed": torch.tensor(0)}
             if not self._shard.valid(batch):
                 tensors["samples"] = torch.zeros(1)
             kept.append(_placed(tensors, self._pin_memory))

@@ -31,7 +31,7 @@ _LARGE = 1e9
 
 
 class Recycled(NamedTuple):
-    """What a pass hands to the next one.
+    """Result of a pass that the next pass reads.
 
     Attributes:
         first_BNM: the first sequence of m.

@@ -23,7 +23,7 @@ from benchmarks.openfold.ops.dropout_add import SharedDropout
 from common.config.ranges import AtLeast, Share
 
 SITES = 8
-"""Numbers of dropout sites that each block has."""
+"""Number of dropout sites that are reserved for each block."""
 
 _PAIRS_EPSILON, _MEAN_EPSILON, _LARGE = 1e-3, 1e-10, 1e9
 

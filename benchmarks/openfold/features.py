@@ -1,4 +1,4 @@
-"""The tensors of a batch, in training and evaluation: what the reader delivers and the network reads.
+"""The tensors of a batch in training and evaluation. The reader delivers them, and the network reads them.
 
 B samples of a micro-batch, R passes (recycling iterations plus 1), S sequences that represent clusters, E extra
 sequences, T templates, N residues. Only features of the MSA differ from pass to pass; the labels of the masked MSA are

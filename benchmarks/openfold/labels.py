@@ -1,4 +1,4 @@
-"""What the losses compare predictions with, computed on the device from the true coordinates of a batch.
+"""Labels with which the losses compare predictions, computed on the device from the true coordinates of a batch.
 
 Shapes: B samples, N residues, 8 rigid groups, 14 atom slots of a residue.
 """

@@ -67,7 +67,7 @@ class Chooser:
 
 
 class Linear(nn.Linear):
-    """A linear layer that knows its initial weights; biases are 0, or 1 for gates."""
+    """A linear layer with the initial weights that ``init`` names. Biases are 0, or 1 for gates."""
 
     def __init__(self, inputs: int, outputs: int, init: Init = "default", bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -95,7 +95,7 @@ class Linear(nn.Linear):
 
 
 def merged(x_XC: Tensor, layers: Sequence[nn.Linear], bias: bool = True) -> Tensor:
-    """Return the outputs of several layers behind one another, (X, sum of outputs), as one matrix product."""
+    """Return the concatenated outputs of several layers, (X, sum of outputs), by one matrix product."""
     weight = torch.cat([layer.weight for layer in layers])
     return F.linear(x_XC, weight, torch.cat([layer.bias for layer in layers]) if bias else None)
 

@@ -30,15 +30,18 @@ LDDT_CUTOFF, LDDT_THRESHOLDS = 15.0, (0.5, 1.0, 2.0, 4.0)
 RESOLUTIONS = (0.1, 3.0)
 """Resolutions of structures that teach the confidence head."""
 
+PARTS = ("fape", "supervised_chi", "distogram", "masked_msa", "plddt")
+"""Parts of the loss, in the order of :func:`all_losses`; their weights have the same names."""
+
 FIRST_BOUNDARY, LAST_BOUNDARY = 2.3125, 21.6875
-"""Of the bins of the distogram."""
+"""First and last boundary, in angstrom, between the bins of the distogram."""
 
 _FAPE_EPSILON, _MEAN_EPSILON, _SQUARED_EPSILON, _CHI_NORM_WEIGHT, _CHI_WEIGHT = 1e-4, 1e-4, 1e-6, 0.01, 0.5
 
 
 @dataclass(frozen=True)
 class LossWeights:
-    """Factors of the losses; the FAPE is the sum of two parts with factors of their own."""
+    """Weights of the losses. The FAPE is itself a weighted sum, of a backbone part and a side-chain part."""
 
     fape: Annotated[float, NotNegative]
     fape_backbone: Annotated[float, NotNegative]
@@ -191,7 +194,7 @@ def lddt_sums(points_BN3: Tensor, true_BN3: Tensor, mask_BN: Tensor) -> tuple[Te
 
 
 def alpha_atoms(structure: Structure) -> Tensor:
-    """Return the predicted CA atoms (B, N, 3); those of unknown residues are at the origin, as in the reference."""
+    """Return the predicted CA atoms (B, N, 3). Unknown residues have theirs at the origin, as in the reference."""
     return structure.atoms[..., geometry.CA, :]  # N, CA and C have the same slots of 14 and of 37
 
 

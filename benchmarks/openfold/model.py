@@ -68,7 +68,7 @@ class Architecture:
 
     @property
     def pass_sites(self) -> int:
-        """Numbers of dropout sites that a pass has."""
+        """Number of dropout sites of a pass."""
         parts = self.template_blocks, self.extra_blocks, self.evoformer_blocks, self.structure.iterations
         return SITES * sum(parts)
 

@@ -4,14 +4,14 @@ For each pass, random rows are the centres of clusters, the first one being the 
 centre with which they agree in most positions. Some tokens of the centres are replaced, and the network predicts the
 original ones. (Source: supplement of AlphaFold 2, section 1.2.)
 
-Tokens are those of :data:`benchmarks.openfold.residues.RESTYPES`, then X, gap and mask.
+Tokens are the indices of :data:`benchmarks.openfold.residues.RESTYPES`, then X, gap and mask.
 
 Axes: R rows of the alignment; L residues of the chain; N residues of the crop; S clusters; E extra rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,22 +65,25 @@ class Msa:
     profile_LT: NDArray[np.float32]
 
 
-def join(alignments: Sequence[Alignment], sequence: str) -> Msa:
+def join(alignments: Mapping[str, Alignment], sequence: str) -> Msa:
     """Return all rows of a chain's alignments in order, without copies of earlier rows; empty alignments are left out.
 
     Without any row, the chain itself is the only one.
+
+    Args:
+        alignments: by the names of their files.
 
     Raises:
         ValueError: an alignment has another number of columns than the chain has residues.
     """
     seen: set[bytes] = set()
     letters, deletions = [], []
-    for alignment in alignments:
+    for name, alignment in alignments.items():
         if not len(alignment.letters):
             continue
         if alignment.letters.shape[1] != len(sequence):
             raise ValueError(
-                f"an alignment has {alignment.letters.shape[1]} columns, its chain {len(sequence)} residues"
+                f"{name} has {alignment.letters.shape[1]} columns, and its chain has {len(sequence)} residues"
             )
         kept = []
         for number, row in enumerate(alignment.letters):

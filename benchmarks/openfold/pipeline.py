@@ -6,10 +6,10 @@ Processes of the reader import this module, which does not need PyTorch.
 from __future__ import annotations
 
 import random as python_random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,22 @@ from common.formats.alignments import Hit, read_a3m, read_hhr
 CLAMPED = 0.9
 """Probability of a clamped FAPE of the backbone."""
 _CROP, _TEMPLATES, _HITS = 1 << 63, (1 << 63) + 1, (1 << 63) + 2
-"""Second numbers of generators' keys, behind a sample's seed; those of the passes' MSA are 0, 1, ..."""
+"""Second parts of the keys of generators; the first part is the seed of a sample. The MSA of pass i has the part i."""
 Features = dict[str, NDArray[Any]]
+Content = TypeVar("Content")
+Parsed = TypeVar("Parsed")
+
+
+class Made(NamedTuple):
+    """A batch.
+
+    Attributes:
+        features: stacked along a new first axis.
+        left_out: for each template hit that could not be realigned, its name and the reason.
+    """
+
+    features: Features
+    left_out: list[str]
 
 
 class Sizes(NamedTuple):
@@ -33,7 +47,7 @@ class Sizes(NamedTuple):
     Attributes:
         residues: length to which chains are cropped or padded; None for whole chains.
         multiple: whole chains are padded to a multiple of this length.
-        passes: passes with an MSA of their own.
+        passes: number of passes. Each pass has other draws from the MSA.
     """
 
     residues: int | None
@@ -84,14 +98,16 @@ class Pipeline:
     _search: TemplateSearch | None = field(default=None, init=False)
     _structures: Structures | None = field(default=None, init=False)
 
-    def __call__(self, samples: Sequence[Sample]) -> Features:
-        """Return the features of the samples, stacked along a new first axis.
+    def __call__(self, samples: Sequence[Sample]) -> Made:
+        """Return the features of the samples.
 
         Raises:
             DataError: a file of a chain is missing or damaged; the message has its name.
         """
         made = [self.features(sample) for sample in samples]
-        return {name: np.stack([features[name] for features in made]) for name in made[0]}
+        assert self._search is not None
+        left_out, self._search.left_out = self._search.left_out, []
+        return Made({name: np.stack([features[name] for features in made]) for name in made[0]}, left_out)
 
     def features(self, sample: Sample) -> Features:
         """Return the features of a chain."""
@@ -100,18 +116,13 @@ class Pipeline:
             aligner = None if self.kalign is None else kalign(self.kalign)
             self._search = TemplateSearch(self._structures, self.released, self.chains, self.obsolete, aligner)
         sequence, position_L373, mask_L37, resolution = self._structures.chain(sample.pdb_id, sample.author)
+        contents = dict(zip(FILES, read_alignments(self.root, sample.database, sample.spans), strict=True))
         try:
-            contents = dict(zip(FILES, read_alignments(self.root, sample.database, sample.spans), strict=True))
-            msa = join([read_a3m(contents[name]) for name in MSAS], sequence)
+            msa = join({name: _parsed(name, read_a3m, contents[name]) for name in MSAS}, sequence)
+            hits = _parsed(HITS, read_hhr, contents[HITS].decode("ascii", "replace"))
         except ValueError as error:
             raise DataError(
                 f"{self.root}: chain {sample.pdb_id}_{sample.author}: {error}; prepare the data again"
-            ) from error
-        try:
-            hits = read_hhr(contents[HITS].decode("ascii", "replace"))
-        except ValueError as error:
-            raise DataError(
-                f"{self.root}: {HITS} of chain {sample.pdb_id}_{sample.author}: {error}; prepare the data again"
             ) from error
         length, sizes = len(sequence), self.sizes
         window = slice(0, length)
@@ -175,6 +186,14 @@ class Pipeline:
             "template_previous_mask": previous_mask_T37,
             "template_mask": (np.arange(most) < len(found)).astype(np.float32),
         }
+
+
+def _parsed(name: str, parse: Callable[[Content], Parsed], content: Content) -> Parsed:
+    """Return the parsed content of a file; errors have its name."""
+    try:
+        return parse(content)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _generator(seed: int, number: int) -> np.random.Generator:

@@ -69,7 +69,8 @@ MOST_RESIDUES = 700
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """Write the prepared data set. Skip complete data and continue interrupted preparations.
 
-    The manifest counts unknown targets of the evaluation, and counts and names mmCIF files that cannot be parsed.
+    The manifest counts unknown targets of the evaluation, and evaluation chains without alignments. It counts and names
+    mmCIF files that cannot be used.
 
     Args:
         raw_dir: has the layout of :mod:`benchmarks.openfold.raw`.
@@ -122,6 +123,7 @@ def write_structures(files: Sequence[Path], path: Path) -> Record:
     for file in files:
         try:
             structure = read_structure(file)
+            _check_names(structure, file)
         except ValueError as error:
             print(f"skipped {error}", file=sys.stderr)
             skipped.append(file.name)
@@ -132,6 +134,21 @@ def write_structures(files: Sequence[Path], path: Path) -> Record:
     with atomic.written(path) as unfinished:
         unfinished.write_bytes(pickle.dumps(structures, protocol=4))
     return {"file": asdict(manifest.file_entry(path)), "chains": chains, "skipped": skipped}
+
+
+def _check_names(structure: Structure, file: Path) -> None:
+    """Check that a file has the name of its structure, and that the names of the chains fit into the tables.
+
+    Raises:
+        ValueError: they do not; the message begins with the file.
+    """
+    if structure["pdb_id"] != raw.identifier_of(file.name):
+        raise ValueError(f"{file}: it has the structure {structure['pdb_id']}")
+    try:
+        for author in structure["author_chain_ids"]:
+            encode_name(author)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _chains_of(structure: Structure) -> list[list[object]]:
@@ -253,7 +270,10 @@ def _write_lists(
     entries = manifest.describe_files(data_dir, [CHAINS, OBSOLETE, INDEX, DAYS, *SPLITS.values()])
     counts = {f"{split}_samples": len(found) for split, found in sets.items()}
     residues = sum(len(chain.sequence) for chain in sets["train"])
-    return entries, counts | {"train_residues": residues, "unknown_targets": unknown}
+    alone = sum(chain.pdb_chain_id not in index for chain in sets["eval"])
+    return entries, counts | {
+        "train_residues": residues, "unknown_targets": unknown, "eval_without_alignments": alone
+    }  # fmt: skip
 
 
 def _targets(days: Mapping[str, str], chains: Sequence[Chain]) -> tuple[list[tuple[Chain, str]], int]:

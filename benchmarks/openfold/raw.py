@@ -35,6 +35,7 @@ CAMEO_COLUMNS = ["target", "submission_date"]
 MOST_BYTES = 2**34
 """Largest size of an alignment."""
 _IDENTIFIER = re.compile(r"[0-9][a-z0-9]{3}")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _FOLDERS = ("a3m", "hhr", "")
 
 
@@ -97,20 +98,28 @@ class RawData:
         """Return the day of submission, ``YYYY-MM-DD``, of each target of the evaluation.
 
         Raises:
-            DataError: the list is damaged.
+            DataError: the list is damaged, or a day has another form.
         """
         path = self.root / CAMEO
         rows = list(csv.reader(io.StringIO(read_text(path))))
         if not rows or rows[0] != CAMEO_COLUMNS or any(len(row) != len(CAMEO_COLUMNS) for row in rows):
             raise DataError(f"{path}: its columns are not {','.join(CAMEO_COLUMNS)}")
-        return {row[0]: row[1] for row in rows[1:]}
+        for target, day in rows[1:]:
+            if not _DAY.fullmatch(day):
+                raise DataError(f"{path}: the day {day!r} of {target} does not have the form YYYY-MM-DD")
+        return dict(rows[1:])
+
+
+def identifier_of(name: str) -> str:
+    """Return the identifier of the structure in an mmCIF file with this name, in lower case."""
+    return name.removesuffix(".gz").removesuffix(".cif").lower()
 
 
 def open_raw(raw_dir: Path) -> RawData:
     """Find the raw data in ``raw_dir`` or a folder below it.
 
     Raises:
-        DataError: a folder or a list is missing.
+        DataError: a folder or a list is missing, or two files have the same structure.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; fetch the data or generate synthetic data")
@@ -119,11 +128,14 @@ def open_raw(raw_dir: Path) -> RawData:
     for name in (CAMEO, MMCIF, OBSOLETE, CLUSTERS, MSAS, DUPLICATES):
         if not (root / name).exists():
             raise DataError(f"{root / name} is missing")
-    structures = {}
+    structures: dict[str, Path] = {}
     for folder, _, files in os.walk(root / MMCIF):
         for name in files:
-            identifier = name.removesuffix(".gz").removesuffix(".cif").lower()
+            identifier = identifier_of(name)
             if name.removesuffix(".gz").endswith(".cif") and _IDENTIFIER.fullmatch(identifier):
+                if identifier in structures:
+                    both = sorted((structures[identifier], Path(folder, name)))
+                    raise DataError(f"{both[0]} and {both[1]} have the same structure; remove one of them")
                 structures[identifier] = Path(folder, name)
     if not structures:
         raise DataError(f"{root / MMCIF} has no *.cif and no *.cif.gz")

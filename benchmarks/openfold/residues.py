@@ -88,7 +88,7 @@ Y TYR: N 0 -0.522 1.362 0; CA 0 0 0 0; C 0 1.524 0 0; O 3 0.627 1.062 0; CB 0 -0
 V VAL: N 0 -0.494 1.373 0; CA 0 0 0 0; C 0 1.527 0 0; O 3 0.627 1.062 0; CB 0 -0.533 -0.795 -1.213;
   CG1 4 0.54 1.429 0; CG2 4 0.533 -0.776 1.203
 """
-"""Of each residue, its atoms in the order of atom14: name, group, and ideal position in the group in angstrom."""
+"""Atoms of each residue in the order of atom14: name, group, and ideal position in the group in angstrom."""
 
 
 def _parsed() -> tuple[dict[str, str], dict[str, list[str]], NDArray[np.int64], NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""Which chains training draws, and how often each step recycles: functions of the seed and of a position.
+"""Draws of training chains, and the number of passes of each step: functions of the seed and of a position.
 
 Chains are drawn with replacement. The probability of a chain is proportional to its length, within limits, and to the
 inverse root of the number of chains in its cluster.
@@ -16,7 +16,7 @@ from common.data.order import sample_generator
 LENGTHS = 256, 512
 """Shorter and longer chains have the weight of these lengths."""
 _DRAWS, _PASSES = 4, 5
-"""Second numbers of the generators' keys; :mod:`common.data.order` and :mod:`common.data.shard_streams` use 1 to 3."""
+"""Second parts of the keys of generators; :mod:`common.data.order` and :mod:`common.data.shard_streams` use 1 to 3."""
 _CHUNK = 4096
 
 
@@ -59,7 +59,8 @@ class Draws:
 def passes_of(step: int, seed: int, recycling_iters: int) -> int:
     """Return the passes of an optimizer step: the recycling iterations plus 1.
 
-    Consecutive steps, as many as there are numbers of passes, have each number once, in an order of their own.
+    A block of ``recycling_iters + 1`` steps has each number of passes once, in a random order. All micro-batches and
+    ranks of a step have the same number.
     """
     block, offset = divmod(step, recycling_iters + 1)
     return 1 + int(sample_generator(seed, _PASSES, block).permutation(recycling_iters + 1)[offset])

@@ -145,8 +145,15 @@ def encode_name(name: str) -> int:
 
 
 def decode_name(number: int) -> str:
-    """Return the name of a number; the inverse of :func:`encode_name`."""
-    return number.to_bytes(_NAME_BYTES + 1, "little").rstrip(b"\0").decode("ascii")
+    """Return the name of a number; the inverse of :func:`encode_name`.
+
+    Raises:
+        DataError: the number is no name, because its table is damaged.
+    """
+    try:
+        return number.to_bytes(_NAME_BYTES + 1, "little").rstrip(b"\0").decode("ascii")
+    except (OverflowError, UnicodeDecodeError) as error:
+        raise DataError(f"{number} in a table of chains is not the number of a name; {REMEDY}") from error
 
 
 def read_alignments(root: Path, database: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -178,17 +185,15 @@ class Structures:
         self._root = root
         self._read = functools.lru_cache(kept)(self._load)
 
-    def find(self, pdb_id: str) -> Structure | None:
-        """Return a structure; None if there is none.
+    def find(self, pdb_id: str) -> Structure:
+        """Return a structure.
 
         Raises:
-            DataError: a file is damaged.
+            DataError: it is missing, or a file is missing or damaged.
         """
-        if not (self._root / DICTS / dict_name(pdb_id)).exists():
-            return None
         entry = self._read(dict_name(pdb_id)).get(pdb_id)
         if entry is None:
-            return None
+            raise DataError(f"{self._root / DICTS / dict_name(pdb_id)} has no structure {pdb_id}; {REMEDY}")
         sequences = entry.get("sequences") if isinstance(entry, dict) else None
         if not isinstance(sequences, dict) or not all(isinstance(sequence, str) for sequence in sequences.values()):
             raise DataError(f"{self._root / DICTS}: structure {pdb_id} has no sequences; {REMEDY}")
@@ -200,7 +205,7 @@ class Structures:
         Raises:
             DataError: there is no such chain, or it is damaged.
         """
-        if (entry := self.find(pdb_id)) is None or author not in entry["sequences"]:
+        if author not in (entry := self.find(pdb_id))["sequences"]:
             raise DataError(f"{self._root / DICTS} has no chain {pdb_id}_{author}; {REMEDY}")
         try:
             return entry["sequences"][author], *unpack_atoms(entry, author), entry["resolution"]

@@ -8,8 +8,8 @@ A structure is a dict of plain values, which ``prepare`` stores as a pickle:
 - ``atoms``: by author chain, ``all_atom_positions`` (L, 37, 3) float32 in angstrom and ``all_atom_mask`` (L, 37) bool,
   both packed with zlib.
 
-A protein has names of two kinds: those of the authors, which are part of a chain's name, and those of the data bank
-("mmcif chains"), of which each molecule has its own.
+A protein chain has two names. The authors' name ("author chain") is part of the chain's identifier, and several
+molecules can share it. The data bank's name ("mmcif chain") is different for each molecule.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -96,7 +95,7 @@ class TemplateSearch:
         align: realigns hits to their structures; None leaves out hits that need it.
 
     Attributes:
-        failed: number of hits that were left out because they could not be realigned.
+        left_out: for each hit that could not be realigned, its name and the reason; the caller may clear the list.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class TemplateSearch:
     ) -> None:
         self._structures, self._released, self._chains = structures, released, chains
         self._obsolete, self._align = obsolete, align
-        self.failed = 0
+        self.left_out: list[str] = []
 
     def find(
         self,
@@ -123,8 +122,8 @@ class TemplateSearch:
         """Return up to ``most`` templates of a chain.
 
         Args:
-            random: shuffles the :data:`BEST` hits with the highest scores. They come before the others, whose order is
-                that of their scores. None does not shuffle.
+            random: shuffles the :data:`BEST` hits with the highest scores. All other hits come after them, in the order
+                of their scores. None does not shuffle.
         """
         renamed = [self._renamed(hit) for hit in hits]
         chosen = [hit for hit in renamed if admitted(hit, sequence, pdb_id, day, self._released, self._chains)]
@@ -149,8 +148,6 @@ class TemplateSearch:
         """
         pdb_id, _, chain = hit.name.partition("_")
         entry = self._structures.find(pdb_id.lower())
-        if entry is None:
-            return None
         wanted = hit.template.replace("-", "")
         aligned = (hit.query_index >= 0) & (hit.query_index < length) & (hit.template_index >= 0)
         query_index = hit.query_index[aligned]
@@ -169,9 +166,7 @@ class TemplateSearch:
             tokens = tokens_of(letters)[own_index]
             return _placed(tokens, *unpack_atoms(entry, author), query_index, place[own_index], length)
         except AlignmentError as error:
-            self.failed += 1
-            if self.failed.bit_count() == 1:  # at 1, 2, 4, ... failures, because there can be many
-                print(f"templates left out by this process: {self.failed}; {hit.name}: {error}", file=sys.stderr)
+            self.left_out.append(f"{hit.name}: {error}")
             return None
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise DataError(f"structure {pdb_id}: {type(error).__name__}: {error}; prepare the data again") from error

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from benchmarks.openfold.evaluate import ChainEvaluation
 from benchmarks.openfold.features import feature_shapes, random_features
 from benchmarks.openfold.labels import labels_of
 from benchmarks.openfold.layers import Chooser
-from benchmarks.openfold.losses import all_losses
+from benchmarks.openfold.losses import PARTS, all_losses
 from benchmarks.openfold.model import AlphaFold
 from benchmarks.openfold.samples import FORMAT
 from common.config.schema import Declaration, RunConfig
@@ -28,11 +28,16 @@ from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
 from common.data.staging import StagingPlan
 from common.distributed.layout import Layout
+from common.distributed.pipeline.links import Handed
 from common.errors import ConfigError
 from common.mlperf.schedules import SCHEDULES
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ClipNorm, ParameterGroup
-from common.step.train_step import Losses, TrainStep
+from common.optim.precision import LossScale
+from common.step.chunk_graphs import ChunkGraphs
+from common.step.passes import Chunk
+from common.step.pipeline import Pipeline
+from common.step.train_step import ForwardBackward, Losses, TrainStep
 
 
 def without_values(facts: Facts) -> AlphaFold:
@@ -43,7 +48,7 @@ def without_values(facts: Facts) -> AlphaFold:
     return network.place(meta, torch.float32)
 
 
-@cache
+@functools.cache
 def parameter_count(facts: Facts) -> int:
     """Return the number of parameters of the network."""
     return sum(parameter.numel() for parameter in without_values(facts).parameters())
@@ -122,7 +127,9 @@ class OpenFold(Workload):
             "disabled": False,
             "loader": f"InitialTrainingDataloader{'PT' if cfg.deterministic else 'PQ'}",
         }
-        return Declaration(data_format=FORMAT, derived_values=derived, forbidden=broken, largest_micro_batch=1)
+        return Declaration(
+            data_format=FORMAT, derived_values=derived, forbidden=broken, largest_micro_batch=1, chunk_graphs=True
+        )
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the blocks that ranks share a sample in, whose gradients are partial, and all other parameters."""
@@ -137,19 +144,34 @@ class OpenFold(Workload):
         ]
 
     def build_step(self) -> TrainStep:
-        """Return the step: accumulated micro-batches, then Adam on the clipped mean gradient, and averaged weights."""
+        """Return the step: accumulated micro-batches, then Adam on the clipped mean gradient, and averaged weights.
+
+        With ``cuda_graphs=chunks``, each number of passes has one graph of the forward and one of the backward pass
+        over a micro-batch.
+        """
         hparams, facts = self.own.hparams, self.own.facts
+        graphs = ChunkGraphs() if self.cfg.chunk_graphs else None
         # As in the reference, the first update has warmup_init and the last one of the warm-up the base rate.
         rising = max(hparams.warmup_steps - 1, 1) if hparams.warmup_steps else 0
         schedule = warmup_then_constant(hparams.base_learning_rate, hparams.warmup_init, rising, first_step=0)
         before = 0 if self._start is None else self._start.steps  # the warm-up counts from the start of this run
-        return self.step_with(
+        step = self.step_with(
             hparams.adam(),
             lambda step: schedule(step - before),
             clip=ClipNorm(facts.max_grad_norm, "after_reduction"),
             average_decay=facts.average_decay,
             average_copies_first=True,
+            passes=None if graphs is None else functools.partial(self._passes, graphs),
         )
+        step.chunk_graphs = graphs
+        return step
+
+    def _passes(self, graphs: ChunkGraphs, loss_scale: LossScale | None) -> ForwardBackward:
+        """Return the passes of a step as graphs, with the whole network as one chunk."""
+        chunk = Chunk(self.model, lambda _, micro_batch: self.loss(micro_batch))
+        # A single stage sends nothing, so the announced shape is not used.
+        pipeline = Pipeline(self.layout, 1, self.cfg.grad_accumulation_steps, lambda _: Handed((), torch.float32))
+        return pipeline.forward_backward([chunk], ["loss", *PARTS], loss_scale, graphs)
 
     def load_start(self) -> None:
         """Load the checkpoint of ``assets_dir``, with the state of Adam."""

@@ -129,11 +129,14 @@ _SKIPPED = ("Consensus", "ss_pred", "ss_dssp", "ss_conf")
 
 
 def read_hhr(text: str) -> list[Hit]:
-    """Return the hits of an HHR file, in its order.
+    """Return the hits of an HHR file, in its order; an empty file has none.
 
     Raises:
-        ValueError: a hit has no description, no score or no rows, its rows do not match, or a position is out of range.
+        ValueError: the file does not begin with its query. A hit has no description, no score or no rows, its rows do
+            not match, or a position is out of range.
     """
+    if text.strip() and not text.startswith("Query "):
+        raise ValueError("it does not begin with Query")
     parts = re.split(r"^No +(\d+)\s*$", text, flags=re.MULTILINE)
     return [_hit(int(number), part) for number, part in zip(parts[1::2], parts[2::2], strict=True)]
 

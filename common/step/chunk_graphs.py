@@ -8,6 +8,9 @@ A backward graph reads the activations at the addresses where the forward graph 
 of graphs, a *slot*, for each micro-batch in flight (:func:`common.distributed.pipeline.order.slots`), with its own
 input buffers. Outputs are copied, because they may still be in transfer when the graph is replayed again.
 
+Micro-batches with different keys have slots of their own. A number of a slot stands for memory that all keys share,
+because one micro-batch at a time is in flight there.
+
 Collectives inside a pass, such as those of tensor parallelism, are in its graph. NCCL runs captured and eager
 collectives of one group in launch order, which is the same on all ranks.
 """
@@ -25,7 +28,6 @@ from torch import Tensor, nn
 from common.data.batches import Batch
 from common.distributed.pipeline.links import Handed
 from common.distributed.pipeline.order import Unit, slots
-from common.errors import CaptureError
 from common.nn.main_gradient import finish
 from common.optim.precision import LossScale
 from common.step.capture import Recorded, Recorder
@@ -99,9 +101,9 @@ class ChunkGraphs:
 
     def __init__(self) -> None:
         self.enough = 1
-        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._slots: dict[Hashable, dict[tuple[int, int], _Slot]] = {}
         self._slot_of: dict[tuple[int, int], int] = {}
-        self._key: Hashable = None
+        self._in_flight: dict[tuple[int, int], _Slot] = {}
         self._recorder: Recorder | None = None
 
     @contextlib.contextmanager
@@ -121,45 +123,41 @@ class ChunkGraphs:
     @property
     def count(self) -> int:
         """Number of graphs."""
-        return 2 * len(self._slots)
+        return 2 * sum(map(len, self._slots.values()))
 
     def serves(self, keys: Sequence[Hashable]) -> bool:
         """Return whether the recorded graphs can run micro-batches with these batch keys."""
-        return bool(self._slots) and all(key == self._key for key in keys)
+        return all(key in self._slots for key in keys)
 
     def record(self, plans: Sequence[ChunkPlan], example: Batch, loss_scale: LossScale | None) -> None:
-        """Record all passes.
+        """Record all passes over micro-batches with the key of ``example``.
 
         Args:
-            plans: one per chunk.
-            example: a micro-batch with the shapes of all others.
+            plans: one per chunk, with the same number of slots for every key.
+            example: a micro-batch with the shapes of all others of its key.
 
         Raises:
-            CaptureError: an operation cannot be captured, or micro-batches with another key were recorded before.
+            CaptureError: an operation cannot be captured.
         """
         assert self._recorder is not None
-        if self._slots:
-            raise CaptureError(
-                f"micro-batches of batch keys {self._key!r} and {example.key!r}: graphs of chunks serve one; run with "
-                "cuda_graphs=true or false"
-            )
+        recorded: dict[tuple[int, int], _Slot] = {}
         device = next(iter(example.tensors.values())).device
         for number, plan in enumerate(plans):
             plan.chunk.prepare()
             for index in range(plan.slots):
-                self._slots[number, index] = _new_slot(number, plan, example, device)
+                recorded[number, index] = _new_slot(number, plan, example, device)
         # Recordings of a pool reuse memory that is free when the previous one ends. Activations must survive until
         # their backward pass, so each forward graph has a pool. Backward graphs keep nothing and share one pool. They
-        # are captured last: what they free then goes to pools from which no later graph allocates.
-        for (number, index), slot in self._slots.items():
+        # are captured last: what they free then goes to pools from which only the next key's graphs allocate.
+        for (number, index), slot in recorded.items():
             what, work = f"the forward pass of chunk {number}", functools.partial(slot.run_forward, loss_scale)
             slot.forward, slot.made = self._recorder.record(work, what, ("forward", number, index))
-        for (number, _), slot in self._slots.items():
+        for (number, _), slot in recorded.items():
             what = f"the backward pass of chunk {number}"
             with _noted(slot.chunk.module) as finished:
                 slot.backward, slot.source_gradient = self._recorder.record(slot.run_backward, what, "backward")
             slot.finished = tuple(finished)
-        self._key = example.key
+        self._slots[example.key] = recorded
 
     def begin(self, units: Sequence[Unit]) -> None:
         """Assign a slot to each micro-batch of these passes; see :class:`common.step.passes.ChunkPasses`.
@@ -167,9 +165,10 @@ class ChunkGraphs:
         Raises:
             ValueError: more micro-batches of a chunk are in flight than it has slots.
         """
-        self._slot_of = slots(units)
+        self._slot_of, self._in_flight = slots(units), {}
+        recorded = next(iter(self._slots.values()))  # all keys have equally many slots
         for (number, micro_batch), index in self._slot_of.items():
-            if (number, index) not in self._slots:
+            if (number, index) not in recorded:
                 raise ValueError(f"chunk {number} has no graphs for so many micro-batches as come with {micro_batch}")
 
     def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:
@@ -177,7 +176,8 @@ class ChunkGraphs:
 
         See :class:`common.step.passes.ChunkPasses`.
         """
-        slot = self._at(unit)
+        at = unit.chunk, unit.micro_batch
+        slot = self._in_flight[at] = self._slots[batch.key][unit.chunk, self._slot_of[at]]
         if unit.micro_batch == 0:
             slot.chunk.prepare()
         static = list(slot.batch.tensors.values())
@@ -197,7 +197,7 @@ class ChunkGraphs:
 
         See :class:`common.step.passes.ChunkPasses`.
         """
-        slot = self._at(unit)
+        slot = self._in_flight.pop((unit.chunk, unit.micro_batch))
         if slot.gradient is not None:
             assert gradient is not None
             slot.gradient.copy_(gradient)
@@ -213,14 +213,12 @@ class ChunkGraphs:
 
     def close(self) -> None:
         """Free the graphs."""
-        for slot in self._slots.values():
-            for recorded in (slot.forward, slot.backward):
-                if recorded is not None:
-                    recorded.reset()
+        for recorded in self._slots.values():
+            for slot in recorded.values():
+                for graph in (slot.forward, slot.backward):
+                    if graph is not None:
+                        graph.reset()
         self._slots.clear()
-
-    def _at(self, unit: Unit) -> _Slot:
-        return self._slots[unit.chunk, self._slot_of[unit.chunk, unit.micro_batch]]
 
 
 def _new_slot(number: int, plan: ChunkPlan, example: Batch, device: torch.device) -> _Slot:

@@ -114,7 +114,7 @@ class StepRunner:
         """Run the iteration for every example key, then capture :func:`combinations` or chunks. All state is restored.
 
         Args:
-            examples: micro-batches, one for each key; with graphs of chunks, only one key.
+            examples: micro-batches, one for each key.
             iterations: iterations per key before its capture; a step that was warmed up before needs fewer.
 
         Raises:

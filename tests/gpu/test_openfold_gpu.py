@@ -1,4 +1,4 @@
-"""OpenFold on a GPU: a captured graph for each number of passes, and bf16 beside fp32."""
+"""OpenFold on a GPU: graphs of whole steps and of micro-batches beside eager steps, and bf16 beside fp32."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SIZES = [
 ]  # fmt: skip
 
 
-def built(precision: str) -> OpenFold:
+def built(precision: str, *overrides: str) -> OpenFold:
     options = ["benchmark=openfold", "scale=test", "device=cuda", "micro_batch=1", "hparams.global_batch_size=1"]
-    settings = [*options, f"precision={precision}", "model.final_std=0.02", *SIZES]
+    settings = [*options, f"precision={precision}", "model.final_std=0.02", *SIZES, *overrides]
     run, _ = loading.load(compose(settings), lambda _: OpenFold)
     return OpenFold(run, Layout(device="cuda", seed=1))
 
@@ -47,6 +47,35 @@ def test_graphs_of_all_numbers_of_passes_have_the_results_of_eager_steps() -> No
         weights.append(copy.deepcopy(workload.model.state_dict()))
         runner.close()
     eager, captured = weights
+    for name, tensor in eager.items():
+        torch.testing.assert_close(captured[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("recompute", ["false", "true"])
+def test_accumulated_steps_have_two_graphs_for_each_number_of_passes_and_equal_eager_steps(recompute: str) -> None:
+    """Steps with other numbers of passes follow each other, because the graphs of all numbers share memory."""
+    found = []
+    for graphs in ("false", "chunks"):
+        workload = built("fp32", "hparams.global_batch_size=3", f"cuda_graphs={graphs}", f"model.recompute={recompute}")
+        cfg = workload.cfg
+        runner = StepRunner(workload.build_step(), workload.model, cfg.grad_accumulation_steps, cfg.cuda_graphs)
+        examples = {batch.key: batch.tensors for batch in workload.example_batches()}
+        runner.warm_up(workload.example_batches())
+        assert runner.cost.graphs == (8 if graphs == "chunks" else 0)
+        results = []
+        for step, passes in enumerate((4, 1, 3, 2, 4, 1)):
+            seeds = [torch.tensor(3 * step + number, device="cuda") for number in range(3)]
+            noise = [torch.full_like(examples[passes]["msa_feat"], 0.1 * number) for number in range(3)]
+            given = [
+                examples[passes] | {"dropout_seed": seed, "msa_feat": examples[passes]["msa_feat"] + shift}
+                for seed, shift in zip(seeds, noise, strict=True)
+            ]
+            results.append(runner([Batch(tensors, 1, passes) for tensors in given]).values.clone())
+        assert runner.uncaptured == {}
+        found.append((torch.stack(results), copy.deepcopy(workload.model.state_dict())))
+        runner.close()
+    (eager_results, eager), (results, captured) = found
+    torch.testing.assert_close(results, eager_results, rtol=1e-3, atol=1e-5)
     for name, tensor in eager.items():
         torch.testing.assert_close(captured[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +22,7 @@ from benchmarks.openfold.msa import tokens_of
 from benchmarks.openfold.pipeline import Pipeline, Sample, Sizes
 from benchmarks.openfold.residues import CA
 from benchmarks.openfold.samples import ALIGNMENTS
+from benchmarks.openfold.synthetic import FAMILY
 from common.data.batches import Block, HostBatch
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -251,13 +254,27 @@ def copied(root: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "change", "complaint"),
     [
-        (f"{ALIGNMENTS}/{{}}.db", lambda old: b"?" * len(old), "chain .* no row that starts with >; prepare"),
+        (
+            f"{ALIGNMENTS}/{{}}.db",
+            lambda old: b"?" * len(old),
+            r"chain 1.*: uniref90_hits\.a3m: it has no row that starts with >; prepare",
+        ),
         (
             f"{ALIGNMENTS}/{{}}.db",
             lambda old: old.replace(b"Sum_probs", b"Sum_worbs"),
-            r"pdb70_hits\.hhr of chain .*: hit 1 has no description or no Sum_probs; prepare",
+            r"chain 1.*: pdb70_hits\.hhr: hit 1 has no description or no Sum_probs; prepare",
         ),
         ("pdb_mmcif/processed/dicts/00", lambda old: b"c" + old[1:], r"dicts/0. is damaged"),
+        (
+            f"{ALIGNMENTS}/{{}}.db",
+            lambda old: old.replace(b"-", b"a"),
+            r"uniref90_hits\.a3m: row \d+ has \d+ columns, the",
+        ),
+        (
+            "structures.npy",
+            lambda old: old[:128] + b"\xff" * 4 + bytes(4) + old[136:],
+            "is not the number of a name; prep",
+        ),
         ("structures.npy", lambda old: b"." + old[1:], r"structures\.npy: the magic bytes .*; prepare the data again"),
         (
             "train.npy",
@@ -265,7 +282,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
             r"train\.npy: is no table of numbers with 14 columns; prepare",
         ),
     ],
-    ids=["alignments", "hits", "structures", "days", "chains"],
+    ids=["alignments", "hits", "structures", "rows", "names", "days", "chains"],
 )
 def test_damaged_files_are_named(name: str, change, complaint: str, copied: Path) -> None:
     for path in copied.glob(name.replace("{}", "*").replace("dicts/00", "dicts/0?")):
@@ -274,11 +291,47 @@ def test_damaged_files_are_named(name: str, change, complaint: str, copied: Path
         trained(copied, FIRST)
 
 
-def test_data_that_kalign_prepared_need_it(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = copied / "manifest.json"
+def as_if_prepared_with_kalign(data: Path) -> None:
+    path = data / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace("was not found: templates of other sequences are left out", "templates are realigned"))
     assert path.read_text() != text
+
+
+def test_hits_that_no_process_could_realign_are_counted_in_one_place(
+    copied: Path, chains: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Kalign fails, and no structure has the sequence of a hit. Two of three processes have more than one hit."""
+    as_if_prepared_with_kalign(copied)
+    for path in (copied / ALIGNMENTS).glob("*.db"):
+        hits = re.sub(rb"(?m)^(T \S+ +\d+ )([A-Z]+)", lambda row: row[1] + row[2][::-1], path.read_bytes())
+        path.write_bytes(hits)
+    program = copied / "kalign"
+    program.write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(copied), prepend=os.pathsep)
+    source = open_train(copied, replace(READER, workers=3), SIZES, Layout(seed=7), 1, deterministic=True)
+    try:
+        found = list(source.batches(FIRST))
+    finally:
+        source.close()
+    assert not any(batch.tensors["template_mask"].any() for batch in found)
+    of_tokens = {tuple(tokens_of(sequence)): name for name, sequence in chains.items()}
+    expected = 0
+    for batch in found:
+        first, tokens = int(batch.tensors["residue_index"][0, 0]), tuple(batch.tensors["aatype"][0].tolist())
+        names = [name for whole, name in of_tokens.items() if (*whole, *[20] * 32)[first : first + 32] == tokens]
+        expected += int(names[0][2], 36) % FAMILY != 0  # the first member of a family has no hit
+    lines = [line for line in capfd.readouterr().err.splitlines() if "could not be realigned" in line]
+    assert 4 <= expected <= 12
+    assert lines[0].startswith("template hits of training chains that could not be realigned: 1; the last one was 10")
+    assert lines[0].endswith("kalign failed with the exit code 1: no memory")
+    assert lines[-1].split(";")[0] == f"template hits of training chains that could not be realigned: {expected}"
+    assert len(lines) <= 5
+
+
+def test_data_that_kalign_prepared_need_it(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_if_prepared_with_kalign(copied)
     monkeypatch.setattr(data_module.shutil, "which", lambda name: None)
     with pytest.raises(DataError, match="was prepared with Kalign, and kalign is not in PATH"):
         source_of(copied)

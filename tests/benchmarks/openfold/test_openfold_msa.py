@@ -33,7 +33,9 @@ def test_letters_become_tokens() -> None:
 def test_copies_of_earlier_rows_are_dropped_over_all_files() -> None:
     first = read_a3m(b">q\nMKT\n>a\nMaK-\n>b\nMK-\n")
     second = read_a3m(b">q\nMKT\n>c\nM-T\n>d\nmMKT\n")
-    found = join([first, Alignment(np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.int32)), second], "MKT")
+    found = join(
+        {"1": first, "2": Alignment(np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.int32)), "3": second}, "MKT"
+    )
     assert found.token_RL.tolist() == [tokens_of(row).tolist() for row in ("MKT", "MK-", "M-T")]
     assert found.deletion_RL.tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
     share = np.zeros((3, 22))
@@ -44,12 +46,12 @@ def test_copies_of_earlier_rows_are_dropped_over_all_files() -> None:
 
 
 def test_without_rows_the_chain_is_its_alignment() -> None:
-    assert join([], "MKX").token_RL.tolist() == [tokens_of("MKX").tolist()]
+    assert join({}, "MKX").token_RL.tolist() == [tokens_of("MKX").tolist()]
 
 
 def test_an_alignment_of_another_chain_is_refused() -> None:
-    with pytest.raises(ValueError, match="an alignment has 3 columns, its chain 4 residues"):
-        join([read_a3m(b">q\nMKT\n")], "MKTA")
+    with pytest.raises(ValueError, match=r"hits\.a3m has 3 columns, and its chain has 4 residues"):
+        join({"hits.a3m": read_a3m(b">q\nMKT\n")}, "MKTA")
 
 
 def test_the_nearest_centre_has_most_equal_tokens(msa: Msa) -> None:

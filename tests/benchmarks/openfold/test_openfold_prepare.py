@@ -135,6 +135,14 @@ def test_chains_without_alignments_are_not_trained(raw: Path, tmp_path: Path) ->
     assert "1000_A" not in names(tmp_path / "data", "train")
 
 
+def test_evaluation_chains_without_alignments_are_counted(raw: Path, tmp_path: Path) -> None:
+    (raw / DUPLICATES).write_text("")  # otherwise the chain has the alignments of an identical one
+    target, _ = (raw / CAMEO).read_text().splitlines()[1].split(",")
+    shutil.rmtree(raw / MSAS / target)
+    made = prepare(raw, tmp_path / "data")
+    assert (made.counts["eval_samples"], made.counts["eval_without_alignments"]) == (small_chains.EVAL, 1)
+
+
 def test_limits_of_the_evaluation(raw: Path, tmp_path: Path) -> None:
     evaluated = names(small_chains.prepared(tmp_path / "whole"), "eval")
     days = ["2021-09-16", "2021-12-11", "2021-12-12"]
@@ -203,13 +211,21 @@ def test_a_missing_file_is_named(name: str, raw: Path, tmp_path: Path) -> None:
             lambda raw: (raw / CAMEO).write_text("target,submission_date\n7qqq_A,2021-10-01\n"),
             "has no chain for eval.npy",
         ),
+        (
+            lambda raw: (raw / CAMEO).write_text("target,submission_date\n8000_A,18.09.2021\n"),
+            r"the day '18\.09\.2021' of 8000_A does not have the form YYYY-MM-DD",
+        ),
         (lambda raw: (raw / CLUSTERS).write_text(""), "has no chain for train.npy"),
+        (
+            lambda raw: (raw / MMCIF / "1000.cif").write_text("data_1000"),
+            r"00/1000\.cif\.gz and .*/1000\.cif have the same structure; remove one of them",
+        ),
         (
             lambda raw: (raw / MMCIF / "00" / "1000.cif.gz").write_bytes(b"text"),
             r"1000\.cif\.gz is damaged: .*fetch it again",
         ),
     ],
-    ids=["columns", "only unknown targets", "no clusters", "structure"],
+    ids=["columns", "only unknown targets", "day", "no clusters", "twice", "structure"],
 )
 def test_damaged_raw_data_are_an_error(
     change: Callable[[Path], object], complaint: str, raw: Path, tmp_path: Path
@@ -219,17 +235,27 @@ def test_damaged_raw_data_are_an_error(
         prepare(raw, tmp_path / "data")
 
 
-def test_structures_that_cannot_be_parsed_are_skipped_and_named(
-    raw: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda text: text.replace("_atom_site.occupancy", "_atom_site.o"), "KeyError: 'occupancy'"),
+        (lambda text: text[: len(text) * 2 // 3], r"ValueError: line \d+: the loop of atom_site ends within a row"),
+        (lambda text: text.replace("_entry.id\n1000", "_entry.id\n1001"), "it has the structure 1001"),
+        (lambda text: re.sub(r"(?m)^(ATOM .*) A 1$", r"\1 AAAAAAAA 1", text), "the name 'AAAAAAAA' has more than"),
+    ],
+    ids=["column", "truncated", "other name", "long name"],
+)
+def test_structures_that_cannot_be_used_are_skipped_and_named(
+    change: Callable[[str], str], complaint: str, raw: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = raw / MMCIF / "00" / "1000.cif.gz"
-    path.write_bytes(
-        gzip.compress(gzip.decompress(path.read_bytes()).replace(b"_atom_site.occupancy", b"_atom_site.o"))
-    )
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert change(text) != text
+    path.write_bytes(gzip.compress(change(text).encode()))
     made = prepare(raw, tmp_path / "data")
     assert made.counts["train_samples"] == small_chains.TRAIN - 1
     assert (made.counts["skipped_structures"], made.source["skipped"]) == (1, "1000.cif.gz")
-    assert f"skipped {path}: KeyError: 'occupancy'\n" in capfd.readouterr().err
+    assert re.search(rf"(?m)^skipped {path}: {complaint}", capfd.readouterr().err)
 
 
 def test_an_interrupted_preparation_continues(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

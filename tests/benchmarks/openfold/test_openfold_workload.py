@@ -9,16 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.openfold.sampler import passes_of
 from benchmarks.openfold.workload import OpenFold
-from common.data.batches import HostBatch
+from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from common.mlperf.rcp import RCP_FOLDER
 from common.optim.optimizer import Optimizer
+from common.step.graphs import StepRunner
 from tests.benchmarks.recipes import recipes_of
 from tests.gloo_ranks import on_ranks
+from tests.played_graphs import PlayedGraphs
 
 loaded, built = recipes_of("openfold", OpenFold)
 
@@ -96,6 +99,59 @@ def test_updates_are_those_of_clipped_adam_and_the_average_starts_with_the_first
     for name, weight in named.items():
         torch.testing.assert_close(found[name], weight.detach(), rtol=1e-5, atol=1e-7, msg=f"{name} differs")
         torch.testing.assert_close(found[f"average.{name}"], average[name], rtol=1e-5, atol=1e-7, msg=f"{name} differs")
+
+
+ACCUMULATED = (*OPTIONS, "hparams.global_batch_size=2", "benchmark.facts.structure.iterations=1")
+"""A step of two micro-batches, with one or two passes."""
+
+
+def accumulated(workload: OpenFold, runner: StepRunner) -> tuple[list[list[float]], dict[str, Tensor]]:
+    """Train steps whose micro-batches have the passes that the sampler gives; return results, weights and averages."""
+    examples = {batch.key: batch.tensors for batch in workload.example_batches()}
+    results = []
+    for step in range(4):
+        passes = passes_of(step, 3, workload.own.facts.recycling_iters)
+        micro_batches = []
+        for number in range(2):
+            tensors = dict(examples[passes])
+            tensors["msa_feat"] = tensors["msa_feat"] + 0.1 * (2 * step + number)
+            tensors["dropout_seed"] = torch.tensor(2 * step + number)
+            micro_batches.append(Batch(tensors, 1, passes))
+        results.append(runner(micro_batches).values.tolist())
+    weights = {name: tensor.detach().clone() for name, tensor in workload.model.named_parameters()}
+    return results, weights | {f"average.{name}": tensor.clone() for name, tensor in workload.weights().tensors.items()}
+
+
+def test_accumulated_steps_replay_two_graphs_for_each_number_of_passes_and_equal_eager_steps() -> None:
+    """Graphs are simulated. Four steps have each number of passes twice."""
+    eager, captured = built(*ACCUMULATED), built(*ACCUMULATED, "cuda_graphs=chunks")
+    graphs = PlayedGraphs(captured.model)
+    runner = StepRunner(captured.build_step(), captured.model, 2, recorder=graphs)
+    runner.warm_up(captured.example_batches(), iterations=1)
+    assert runner.cost.graphs == 2 * 2
+    before = graphs.replays
+    found, weights = accumulated(captured, runner)
+    assert graphs.replays - before == 4 * 2 * 2
+    assert runner.uncaptured == {}
+    expected, eager_weights = accumulated(eager, StepRunner(eager.build_step(), eager.model, 2))
+    assert found == expected
+    assert weights.keys() == eager_weights.keys()
+    for name, tensor in eager_weights.items():
+        assert torch.equal(weights[name], tensor), name
+
+
+def test_examples_have_the_four_numbers_of_passes_that_steps_can_have() -> None:
+    workload = built("benchmark.facts.recycling_iters=3")
+    keys = [batch.key for batch in workload.example_batches()]
+    assert keys == [4, 3, 2, 1]
+    assert {passes_of(step, 3, workload.own.facts.recycling_iters) for step in range(100)} == set(keys)
+
+
+@pytest.mark.parametrize("scale", ["1xGPU", "1xH200", "2xH200", "4xH200", "8xH200", "8xH100"])
+def test_recipes_that_accumulate_capture_passes(scale: str) -> None:
+    run, _ = loaded(f"scale={scale}", "assets_dir=/assets")
+    assert run.grad_accumulation_steps > 1
+    assert run.chunk_graphs
 
 
 @pytest.mark.parametrize(

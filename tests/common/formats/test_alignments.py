@@ -104,12 +104,13 @@ def test_hits_have_the_positions_of_their_columns() -> None:
     assert first.template_index.tolist() == [10, 11, 12, -1, 13, 14, 15, 16]
     assert first.aligned == 4
     assert (second.name, second.query_index.tolist()) == ("3aaa_C", [0])
-    assert read_hhr("Query 1abc_A\n") == []
+    assert read_hhr("Query 1abc_A\n") == read_hhr("") == []
 
 
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
+        ("Query ", "", "it does not begin with Query"),
         ("Sum_probs=1.5", "", "hit 2 has no description or no Sum_probs"),
         ("            7 --Y    7", "            8 --Y    8", "hit 1: the row .* does not go on where"),
         ("MKG-A   14", "MKGGA   14", "hit 1: the row .* does not go on where"),

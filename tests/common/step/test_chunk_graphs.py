@@ -166,10 +166,31 @@ def test_micro_batches_of_another_key_run_eagerly_and_are_counted():
     assert torch.equal(graphs.model.second, eager.model.second)
 
 
-def test_micro_batches_of_two_keys_cannot_be_recorded():
-    trained = Trained(2, ChunkGraphs())
-    with pytest.raises(CaptureError, match=r"batch keys 'a' and 'b': graphs of chunks serve one"):
-        trained.runner.warm_up([*batches(1, 0, "a"), *batches(1, 1, "b")])
+def wide(batch: Batch) -> Batch:
+    """Return a micro-batch with more rows, and with a key that says so."""
+    return Batch({name: torch.cat([rows, 2 * rows]) for name, rows in batch.tensors.items()}, B, "wide")
+
+
+def test_micro_batches_of_two_keys_have_graphs_of_their_own_and_equal_eager_passes_bit_for_bit():
+    """A step can have one key, the other, or both."""
+    eager, graphs = Trained(4), Trained(4, ChunkGraphs())
+    graphs.runner.warm_up([*batches(1, 99), wide(*batches(1, 98))])
+    assert graphs.runner.cost.graphs == 2 * 2
+    for seed in range(3):
+        narrow = batches(4, seed)
+        given = [narrow, [wide(batch) for batch in narrow], [*narrow[:2], *map(wide, narrow[2:])]][seed]
+        assert graphs.runner(given).values.tolist() == eager.runner(given).values.tolist()
+    found, wanted = graphs.state(), eager.state()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+    assert graphs.runner.uncaptured == {}
+
+
+def test_keys_share_the_memory_of_a_slot():
+    trained = Trained(4, ChunkGraphs())
+    trained.runner.warm_up([*batches(1, 99), wide(*batches(1, 98))])
+    pools = [pool for _, pool in trained.played.recorded]
+    assert pools == [("forward", 0, 0), "backward"] * 2
 
 
 def test_without_a_gpu_or_a_recorder_the_step_is_eager():
