@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
 from common.language.architecture import TokenPositions
+from common.language.blocks import MlpHalf
 from common.language.decoder import HandwrittenDecoder, product_of
 from common.language.fp8_products import Fp8TrainedProduct
 from common.language.head import UntiedHead
@@ -170,6 +172,26 @@ def test_an_accumulation_that_cannot_run_here_is_refused_by_its_option():
     model = decoder(torch.bfloat16)
     with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.accumulation=cublaslt"):
         trained(model, "fp8", accumulation="cublaslt")
+
+
+def test_the_mlps_buffer_has_the_capacity_for_the_largest_batch_from_the_start():
+    """A CUDA graph keeps its address, so it must not grow."""
+    model = decoder()
+    halves = trained(model)
+    mlp = halves.layers[0][0].mlp
+    assert isinstance(mlp, MlpHalf)
+    buffer = mlp.mlp_buffer(1, 1).untyped_storage()  # keeps the memory, so that a new buffer has another address
+    assert buffer.nbytes() == ROWS * LENGTH * 2 * SMALL.feed_forward * 8  # gate and up in float64
+    with torch.no_grad():
+        loss(halves, model)
+    assert mlp.mlp_buffer(1, 1).untyped_storage().data_ptr() == buffer.data_ptr()
+
+
+def test_the_mlps_buffer_has_the_features_of_this_rank_only():
+    halves = trained(Decoder(SMALL, dtype=torch.float64, parallel=TensorParallel(2, 0, object())))  # type: ignore[arg-type]
+    mlp = halves.layers[0][0].mlp
+    assert isinstance(mlp, MlpHalf)
+    assert mlp.mlp_buffer(1, 1).untyped_storage().nbytes() == ROWS * LENGTH * SMALL.feed_forward * 8
 
 
 def test_a_changed_weight_is_the_one_that_the_next_step_uses():
