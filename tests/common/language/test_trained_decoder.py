@@ -168,6 +168,23 @@ def test_transposes_that_are_kept_change_nothing(monkeypatch):
     assert counts[0] - counts[1] == 2 * 4 * 2  # two layers' four weights, in the second micro-batch of two steps
 
 
+def test_moving_tokens_begins_with_a_forward_pass_and_with_a_backward_pass_of_its_own():
+    """A captured backward pass would otherwise count on from whichever pass ran before it."""
+
+    class Counted:
+        name, begun = "counted", 0
+
+        def begin(self) -> None:
+            self.begun += 1
+
+    products, model = Counted(), decoder()
+    halves = trained(model, products=products)
+    loss(halves, model).backward()
+    assert products.begun == 1
+    halves.begin_backward()
+    assert products.begun == 2
+
+
 def test_an_accumulation_that_cannot_run_here_is_refused_by_its_option():
     model = decoder(torch.bfloat16)
     with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.accumulation=cublaslt"):
