@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.bert.model import OPERATIONS, BertArchitecture
 from common.config.ranges import AtLeast, NotNegative, Positive, Range
+from common.config.sections import NetworkConfig
 from common.errors import ConfigError
-from common.ops.operation import all_implementations
 from common.optim.hparams import LambHparams
 
 LARGEST = 32_767
@@ -64,22 +64,16 @@ class Hparams(LambHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(NetworkConfig):
     """Initial weights, loss scale, and implementations of the operations.
 
     Attributes:
         initial_checkpoint: checkpoint in ``assets_dir`` from which the rules start: the prefix of a TensorFlow
             checkpoint, or a file that ends in ``.pt``. Without ``assets_dir`` the initial weights are random.
-        loss_scale: initial loss scale with fp16.
-        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
+    operations = OPERATIONS
     initial_checkpoint: str
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

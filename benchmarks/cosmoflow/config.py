@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.cosmoflow.data import CubeReaderConfig
 from benchmarks.cosmoflow.model import OPERATIONS, CosmoFlowArchitecture
 from common.config.ranges import Ascending, AtLeast, Each, NotNegative, Positive, ProbabilityBelowOne
+from common.config.sections import NetworkConfig
 from common.errors import ConfigError
-from common.ops.operation import all_implementations
 from common.optim.hparams import SgdHparams
 
 
@@ -56,19 +56,10 @@ class Hparams(SgdHparams):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Options of the network.
+class ModelConfig(NetworkConfig):
+    """Options of the network."""
 
-    Attributes:
-        implementations: implementation by operation name; ``auto`` for operations that are not listed.
-        loss_scale: initial loss scale with fp16.
-    """
-
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+    operations = OPERATIONS
 
 
 @dataclass(frozen=True)

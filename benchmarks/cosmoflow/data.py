@@ -31,6 +31,7 @@ from benchmarks.cosmoflow.samples import (
     read_manifest,
 )
 from common.config.ranges import AtLeast
+from common.config.sections import ThreadedReaderConfig
 from common.data import manifest
 from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
@@ -45,12 +46,10 @@ from common.untrusted.regular_file import size_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class CubeReaderConfig:
+class CubeReaderConfig(ThreadedReaderConfig):
     """Options of the reader.
 
     Attributes:
-        threads: threads that read files.
-        prefetch: batches that are read ahead.
         reads: ``direct`` reads past the page cache (O_DIRECT), for data larger than the memory; ``buffered`` reads
             through it; ``auto`` is ``direct`` where the file system supports it.
         checksums: compute the CRC-32C of every TFRecord, tens of ms per cube of 128^3 voxels. Without it, only
@@ -58,8 +57,6 @@ class CubeReaderConfig:
         eval_batch: cubes of one evaluation batch on one rank.
     """
 
-    threads: Annotated[int, AtLeast(1)]
-    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
     reads: Mode
     checksums: bool
     eval_batch: Annotated[int, AtLeast(1, "at least 1 cube")]

@@ -24,13 +24,10 @@ def evaluation_of(
     layout: Layout,
     capture: bool,
 ) -> CountedEvaluation:
-    """Return the evaluation of the network that is being trained.
+    """Return the evaluation of the network that is being trained; see :class:`CountedEvaluation`.
 
     Args:
         example: a batch on the device: ``x`` (N, D, H, W, C) int16, ``y`` (N, P), ``weight`` (N,), 0 for padding.
-        open_source: returns this replica's batches from the data folder.
-        layout: the ranks that share the evaluation set.
-        capture: replay the forward pass as a CUDA graph.
     """
     counts = Counts(layout, ("cubes",), ("error",))
 

@@ -12,7 +12,7 @@ Axes: D, H, W in voxels; C redshifts.
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -61,12 +61,8 @@ def generate(raw_dir: Path, options: SyntheticCubes = SyntheticCubes(), workers:
     counts = {"train": options.train, "eval": options.eval}
     plans = [(split, number) for split, count in counts.items() for number in range(count)]
     per_worker = max(1, VOXELS_PER_WORKER // options.size**3)
-    with synthetic.generated(raw_dir) as folder:
-        synthetic.mark(folder, {"kind": "clustered Poisson field", **asdict(options)})
-        for name in SPLITS.values():
-            (folder / name).mkdir()
-        for _ in synthetic.drawn(functools.partial(_write, folder, options), plans, workers, per_worker):
-            pass
+    with synthetic.generated_folders(raw_dir, "clustered Poisson field", options, SPLITS.values()) as folder:
+        list(synthetic.drawn(functools.partial(_write, folder, options), plans, workers, per_worker))
     return f"{options.train} samples to train and {options.eval} to evaluate, of {options.size}^3 voxels"
 
 

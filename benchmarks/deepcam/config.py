@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.deepcam.data import ClimateReaderConfig
@@ -10,8 +10,8 @@ from benchmarks.deepcam.model import OPERATIONS, DeepLabArchitecture
 from benchmarks.deepcam.samples import CLASSES
 from benchmarks.deepcam.schedule import WarmUp
 from common.config.ranges import AtLeast, Each, NotNegative, Positive, Probability, Range
+from common.config.sections import NetworkConfig
 from common.errors import ConfigError
-from common.ops.operation import all_implementations
 from common.optim.hparams import LambHparams
 
 Frequencies = Range(f"{CLASSES} positive numbers", lambda value: len(value) == CLASSES and Each(Positive).holds(value))
@@ -76,22 +76,16 @@ class Hparams(LambHparams):
         return WarmUp(self.base_learning_rate, self.warmup_steps, self.warmup_factor)
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(NetworkConfig):
     """Options of the network.
 
     Attributes:
         low_level_relu: see :class:`benchmarks.deepcam.model.DeepLab`.
-        implementations: implementation by operation name; ``auto`` for operations that are not listed.
-        loss_scale: initial loss scale with fp16.
     """
 
+    operations = OPERATIONS
     low_level_relu: bool
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

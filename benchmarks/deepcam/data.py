@@ -32,6 +32,7 @@ from benchmarks.deepcam.samples import (
     read_range,
 )
 from common.config.ranges import AtLeast
+from common.config.sections import ThreadedReaderConfig
 from common.data import manifest
 from common.data.batches import DataSource, EvalSource
 from common.data.direct_reader import Mode
@@ -43,19 +44,15 @@ from common.distributed.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClimateReaderConfig:
+class ClimateReaderConfig(ThreadedReaderConfig):
     """Options of the reader.
 
     Attributes:
-        threads: threads that read files.
-        prefetch: batches that are read ahead.
         reads: ``direct`` reads past the page cache (O_DIRECT), for data larger than the memory; ``buffered`` reads
             through it; ``auto`` is ``direct`` where the file system supports it.
         eval_batch: images of one evaluation batch on one rank.
     """
 
-    threads: Annotated[int, AtLeast(1)]
-    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
     reads: Mode
     eval_batch: Annotated[int, AtLeast(1, "at least 1 image")]
 

@@ -39,15 +39,12 @@ def evaluation_of(
     layout: Layout,
     capture: bool,
 ) -> CountedEvaluation:
-    """Return the evaluation of the network that is being trained.
+    """Return the evaluation of the network that is being trained; see :class:`CountedEvaluation`.
 
     Args:
         dtype: dtype of the normalised samples.
         example: a batch on the device: ``x`` (N, H, W, C) fp32, ``y`` (N, H, W) uint8, ``shift`` and ``scale`` (C,)
             fp32, ``weight`` (N,), 0 for padding.
-        open_source: returns this replica's batches from the data folder.
-        layout: the ranks that share the evaluation set.
-        capture: replay the forward pass as a CUDA graph.
     """
     counts = Counts(layout, ("samples",), ("iou",))
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.deepcam import raw
-from benchmarks.deepcam.raw import RawData
 from benchmarks.deepcam.samples import (
     CHANNELS,
     DATA,
@@ -37,6 +36,7 @@ from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest
 from common.data.preparation import link_or_copy, preparing, read_all
 from common.data.published import Published
+from common.data.raw_layout import RawSplits
 from common.data.stages import Stages
 from common.data.synthetic import description_of
 from common.errors import DataError
@@ -72,7 +72,7 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
         height, width = raw.read_sample(source.splits["train"][0])[1].shape
         sums = _write_samples(source, data_dir, (height, width), workers)
         with atomic.written(data_dir / STATISTICS) as unfinished:
-            unfinished.write_bytes(source.statistics)
+            unfinished.write_bytes(source.content)
         return job.finish(*_describe(data_dir, sums, (height, width)), "CAM5 simulations with labels of TECA")
 
 
@@ -159,7 +159,7 @@ def write_samples(files: list[Path], folder: Path, size: Size) -> dict[str, int]
     return sums
 
 
-def _write_samples(source: RawData, data_dir: Path, size: Size, workers: int) -> Sums:
+def _write_samples(source: RawSplits, data_dir: Path, size: Size, workers: int) -> Sums:
     """Write the samples of all tasks without a record; return the checksums of all samples."""
     tasks = {
         f"{split}-{first:06d}": (files[first : first + TASK], data_dir / SPLITS[split], size)

@@ -8,16 +8,14 @@ Axes: H, W pixels; C variables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.deepcam.samples import CHANNELS, SPLITS, STATISTICS, read_range, write_classes
-from common.data.raw_layout import find_file, fingerprint_of
+from common.data.raw_layout import RawSplits, find_file
 from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats.raw_files import listed
@@ -55,27 +53,8 @@ def read_sample(path: Path) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     return x_HWC, y_HW
 
 
-@dataclass(frozen=True)
-class RawData:
-    """All files by split, sorted by name.
-
-    Attributes:
-        statistics: content of ``stats.h5``.
-        synthetic: description of synthetic data; None for real data.
-    """
-
-    splits: dict[str, list[Path]]
-    statistics: bytes
-    synthetic: dict[str, Any] | None
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 over the statistics, and over names and sizes of all files."""
-        files = ((split, path.name, path.stat().st_size) for split, paths in self.splits.items() for path in paths)
-        return fingerprint_of(files, self.statistics)
-
-
-def open_raw(raw_dir: Path) -> RawData:
-    """Find the samples in ``raw_dir`` or a folder below it.
+def open_raw(raw_dir: Path) -> RawSplits:
+    """Find the samples in ``raw_dir`` or a folder below it, and the content of ``stats.h5``.
 
     Raises:
         DataError: the folder or a split is missing, or ``stats.h5`` is missing or has other channels.
@@ -89,7 +68,7 @@ def open_raw(raw_dir: Path) -> RawData:
     splits = {split: listed(root / folder, PATTERN) for split, folder in SPLITS.items()}
     if not splits["eval"]:
         raise DataError(f"{first} is there, but {root / SPLITS['eval']} has no {PATTERN}")
-    return RawData(splits, read_statistics(root), description_of(raw_dir, first))
+    return RawSplits(splits, description_of(raw_dir, first), read_statistics(root))
 
 
 def read_statistics(root: Path) -> bytes:

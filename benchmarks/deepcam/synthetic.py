@@ -10,7 +10,7 @@ Axes: H, W pixels; C variables.
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated
@@ -57,10 +57,7 @@ def generate(raw_dir: Path, options: SyntheticImages = SyntheticImages(), worker
     counts = {"train": options.train, "eval": options.eval}
     plans = [(split, number) for split, count in counts.items() for number in range(count)]
     per_worker = max(1, PIXELS_PER_WORKER // (options.height * options.width))
-    with synthetic.generated(raw_dir) as folder:
-        synthetic.mark(folder, {"kind": "smooth Gaussian fields", **asdict(options)})
-        for name in SPLITS.values():
-            (folder / name).mkdir()
+    with synthetic.generated_folders(raw_dir, "smooth Gaussian fields", options, SPLITS.values()) as folder:
         write = functools.partial(_write, folder, options)
         moments_SMC = np.stack(list(synthetic.drawn(write, plans, workers, per_worker))[: options.train])
         with h5py.File(folder / STATISTICS, "w") as file:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.dlrm.model import OPERATIONS
 from common.config.ranges import NotNegative, Positive
+from common.config.sections import NetworkConfig
 from common.errors import ConfigError
-from common.ops.operation import all_implementations
 from common.recommendation.click_network import ClickArchitecture
 from common.recommendation.config import ClickReader, EmbeddingSettings, criteo_tables
 from common.recommendation.tables import Tables
@@ -63,19 +63,10 @@ class Hparams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Recipe options that change results only by rounding.
+class ModelConfig(NetworkConfig):
+    """Recipe options that change results only by rounding. The loss scale is constant."""
 
-    Attributes:
-        loss_scale: constant factor of the loss; only fp16 needs one.
-        implementations: implementation by operation name; missing operations use ``auto``.
-    """
-
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+    operations = OPERATIONS
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from benchmarks.dlrm_dcnv2.model import OPERATIONS, DlrmDcnv2Architecture
-from common.config.ranges import Positive
-from common.ops.operation import all_implementations
+from common.config.sections import NetworkConfig
 from common.optim.hparams import AdagradHparams
 from common.recommendation.config import ClickReader, EmbeddingSettings, criteo_tables
 from common.recommendation.tables import Tables
@@ -43,19 +42,10 @@ class Hparams(AdagradHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Recipe options that change results only by rounding.
+class ModelConfig(NetworkConfig):
+    """Recipe options that change results only by rounding. The loss scale is constant."""
 
-    Attributes:
-        loss_scale: constant factor of the loss; only fp16 needs one.
-        implementations: implementation by operation name; missing operations use ``auto``.
-    """
-
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+    operations = OPERATIONS
 
 
 @dataclass(frozen=True)

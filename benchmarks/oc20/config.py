@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.oc20.data import OcReaderConfig
 from benchmarks.oc20.model import OPERATIONS, DimeNetArchitecture
 from common.config.ranges import Ascending, NotNegative, Positive, Share
-from common.ops.operation import all_implementations
+from common.config.sections import NetworkConfig
 from common.optim.hparams import AdamWHparams
 
 
@@ -44,19 +44,10 @@ class Hparams(AdamWHparams):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Options of the network.
+class ModelConfig(NetworkConfig):
+    """Options of the network."""
 
-    Attributes:
-        loss_scale: initial loss scale with fp16.
-        implementations: implementation by operation name; ``auto`` for operations that are not listed.
-    """
-
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+    operations = OPERATIONS
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from torch import Tensor
 from benchmarks.oc20.graph import CUTOFF, NEIGHBOURS
 from benchmarks.oc20.samples import ATOMS, EDGES, FREE, SPLITS, TRIPLETS, Split, read_manifest
 from common.config.ranges import AtLeast, Each
+from common.config.sections import ThreadedReaderConfig
 from common.data.balanced_order import BalancedStream, PackedShard
 from common.data.batches import DataSource, EvalSource
 from common.data.capacities import Capacities, capacities_of, fitting, largest_sums, train_capacities
@@ -49,20 +50,16 @@ class GraphShape(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OcReaderConfig:
+class OcReaderConfig(ThreadedReaderConfig):
     """Options of the reader.
 
     Attributes:
-        threads: threads that read samples.
-        prefetch: batches that are read ahead.
         typical: atoms and edges of a typical structure: an evaluation batch has the capacity for ``eval_batch`` of
             them. The shapes of the training's batches are derived from the data; before the data are open, warm-up and
             ``bench`` take batches of such structures.
         eval_batch: most structures of one evaluation batch on one rank.
     """
 
-    threads: Annotated[int, AtLeast(1)]
-    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
     typical: Annotated[tuple[int, int], Each(AtLeast(1))]
     eval_batch: Annotated[int, AtLeast(1, "at least 1 structure")]
 

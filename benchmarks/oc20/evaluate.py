@@ -24,14 +24,11 @@ def evaluation_of(
     layout: Layout,
     capture: bool,
 ) -> CountedEvaluation:
-    """Return the evaluation of the network that is being trained.
+    """Return the evaluation of the network that is being trained; see :class:`CountedEvaluation`.
 
     Args:
         force_std: the network's unit of forces, in eV/angstrom.
         example: a batch on the device, as :mod:`benchmarks.oc20.data` describes it.
-        open_source: returns this replica's batches from the data folder.
-        layout: the ranks that share the evaluation set.
-        capture: replay the passes as a CUDA graph.
     """
     counts = Counts(layout, ("structures", "free"), ("error",))
 

@@ -84,10 +84,7 @@ class RadialBasis(nn.Module):
 
 
 class WideLinear(nn.Linear):
-    """A linear layer without bias whose weight is at least fp32 in every precision."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    """A linear layer whose weight is at least fp32 in every precision."""
 
 
 class Residual(nn.Module):
@@ -134,8 +131,8 @@ class InteractionBlock(nn.Module):
         hidden, basis, triplet = sizes.hidden, sizes.basis_embedding, sizes.triplet_embedding
         self.radial_1 = nn.Linear(sizes.radial, basis, bias=False)
         self.radial_2 = nn.Linear(basis, hidden, bias=False)
-        self.spherical_1 = WideLinear(sizes.spherical * sizes.radial, basis)
-        self.spherical_2 = WideLinear(basis, triplet)
+        self.spherical_1 = WideLinear(sizes.spherical * sizes.radial, basis, bias=False)
+        self.spherical_2 = WideLinear(basis, triplet, bias=False)
         self.kj = nn.Linear(hidden, hidden)
         self.ji = nn.Linear(hidden, hidden)
         self.down = nn.Linear(hidden, triplet, bias=False)
@@ -178,7 +175,7 @@ class OutputBlock(nn.Module):
         self.dense = nn.ModuleList(
             nn.Linear(sizes.out_embedding, sizes.out_embedding) for _ in range(sizes.output_layers)
         )
-        self.last = WideLinear(sizes.out_embedding, 1)
+        self.last = WideLinear(sizes.out_embedding, 1, bias=False)
 
     def forward(self, x_EH: Tensor, radial_ER: Tensor, target_E: Tensor, atoms: int) -> Tensor:
         """Return the energies of all atoms, (A, 1), at least fp32."""
@@ -219,10 +216,9 @@ class DimeNetPlusPlus(nn.Module):
         super().__init__()
         self.radial = RadialBasis(sizes.radial)
         self._edge_basis, self._exponent = edge_basis, sizes.envelope_exponent
-        for name, constants_SR in zip(
-            ("zeros", "factors"), spherical_constants(sizes.spherical, sizes.radial), strict=True
-        ):
-            self.register_buffer(name, constants_SR, persistent=False)
+        zeros_SR, factors_SR = spherical_constants(sizes.spherical, sizes.radial)
+        self.register_buffer("zeros", zeros_SR, persistent=False)
+        self.register_buffer("factors", factors_SR, persistent=False)
         self.embedding = EmbeddingBlock(sizes, swish)
         self.interactions = nn.ModuleList(InteractionBlock(sizes, swish, triplet_sum) for _ in range(sizes.blocks))
         self.outputs = nn.ModuleList(OutputBlock(sizes, swish) for _ in range(sizes.blocks + 1))

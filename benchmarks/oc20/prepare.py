@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.oc20 import raw
-from benchmarks.oc20.raw import RawData
 from benchmarks.oc20.samples import COUNTS, FORMAT, PREPARE_COMMAND, SPLITS, mean_counts
 from benchmarks.oc20.synthetic import generate
 from common.data import atomic, manifest, preparation
@@ -21,13 +20,13 @@ from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest
 from common.data.preparation import preparing
 from common.data.published import Published
+from common.data.raw_layout import RawSplits
 from common.data.stages import Record, Stages
-from common.errors import DataError
-from common.formats import lmdb_file
+from common.formats import lmdb_file, s2ef
 
 RECORDS, STAGE = "records", "structures"
 TASK = 8  # trajectories per task, which writes one file; an official LMDB file is a task of its own
-EXPANSION = {raw.EXTXYZ: 4, raw.PACKED: 18, raw.LMDB: 1}
+EXPANSION = {s2ef.EXTXYZ: 4, s2ef.PACKED: 18, s2ef.LMDB: 1}
 """Estimated bytes of prepared data per byte of raw data."""
 MEMORY_PER_WORKER = 1 << 29
 """Bytes of memory for the search of neighbours in a structure."""
@@ -53,19 +52,7 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
         return job.finish(*_write_samples(source, data_dir, workers), "OpenCatalyst 2020, S2EF")
 
 
-def verify(data_dir: Path, workers: int = 1) -> Manifest:
-    """Compare every file of ``data_dir`` with its checksum.
-
-    Args:
-        workers: files that are read at a time.
-
-    Raises:
-        DataError: a file is missing, changed or damaged; the message names the first one.
-    """
-    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
-
-
-def write_file(files: list[Path], path: Path) -> Record:
+def write_file(files: Sequence[Path], path: Path) -> Record:
     """Write the structures of raw files to an LMDB file and their counts beside it.
 
     Returns:
@@ -78,12 +65,9 @@ def write_file(files: list[Path], path: Path) -> Record:
 
     def values() -> Iterator[bytes]:
         for file in files:
-            for number, structure in enumerate(raw.structures(file), 1):
-                try:
-                    yield structure.encode()
-                except ValueError as error:
-                    raise DataError(f"{file}: structure {number}: {error}; fetch the file again") from error
-                counts.append(structure.counts())
+            for value, numbers in raw.values(file):
+                counts.append(numbers)
+                yield value
 
     with atomic.written(path) as unfinished:
         lmdb_file.write(unfinished, values())
@@ -93,11 +77,11 @@ def write_file(files: list[Path], path: Path) -> Record:
     return {"files": entries, "samples": len(counts), "counts": counts_S4.sum(0, dtype=np.int64).tolist()}
 
 
-def _write_samples(source: RawData, data_dir: Path, workers: int) -> tuple[dict[str, FileEntry], dict[str, int]]:
+def _write_samples(source: RawSplits, data_dir: Path, workers: int) -> tuple[dict[str, FileEntry], dict[str, int]]:
     """Write the files of all tasks without a record; return the files and counts of the manifest."""
-    tasks: dict[str, tuple[list[Path], Path]] = {}
+    tasks: dict[str, tuple[Sequence[Path], Path]] = {}
     for split, files in source.splits.items():
-        step = 1 if files[0].suffix == raw.LMDB else TASK
+        step = 1 if files[0].suffix == s2ef.LMDB else TASK
         for number, first in enumerate(range(0, len(files), step)):
             path = data_dir / SPLITS[split] / f"data.{number:04d}.lmdb"
             tasks[f"{split}-{number:04d}"] = files[first : first + step], path
@@ -131,7 +115,7 @@ COMMANDS = DataCommands(
     real="OpenCatalyst 2020",
     generate=generate,
     prepare=prepare,
-    verify=verify,
+    verify=manifest.verification(FORMAT, PREPARE_COMMAND),
     remarks=means,
     published=PUBLISHED,
     memory_per_worker=MEMORY_PER_WORKER,

@@ -1,7 +1,7 @@
 """Folder of prepared samples: structures with their edges, in LMDB files.
 
 ``train`` and ``val_id`` have ``data.0000.lmdb`` and so on, with the keys of :mod:`common.formats.lmdb_file`. A value is
-a record of :mod:`common.formats.packed_arrays`: a :class:`Structure` with the types of :data:`FIELDS`. Beside each
+a record of :mod:`common.formats.packed_arrays`: a :class:`Structure`. Beside each
 file, ``data.0000.npy`` has the counts of its samples, int32 (S, 4), as in :data:`COUNTS`. The samples of a split are
 numbered through all files, sorted by name.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,52 +35,38 @@ COUNTS = ("atoms", "edges", "triplets", "free")
 """Columns of the counts of a sample; ``free`` is the number of atoms that are not fixed."""
 ATOMS, EDGES, TRIPLETS, FREE = range(len(COUNTS))
 REMEDY = "prepare the data again"
-FIELDS: Fields = {
-    "y": ("<f8", ()),
-    "sid": ("<i8", ()),
-    "fid": ("<i8", ()),
-    "cell": ("<f4", (3, 3)),
-    "pos": ("<f4", ("N", 3)),
-    "force": ("<f4", ("N", 3)),
-    "edge_index": ("<u2", (2, "E")),
-    "cell_offsets": ("i1", ("E", 3)),
-    "edge_reverse": ("<u2", ("E",)),
-    "atomic_numbers": ("u1", ("N",)),
-    "fixed": ("u1", ("N",)),
-    "tags": ("u1", ("N",)),
-}
-"""Type and shape of each array in a value. The types are the smallest ones for the values."""
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Structure:
     """A structure with its forces; the names are those of OpenCatalyst's graphs.
 
+    The annotations say type and shape in a value. The types are the smallest ones for the values.
+
     Attributes:
-        pos: (N, 3) positions in angstrom.
-        atomic_numbers: (N,).
-        cell: (3, 3), the rows are the vectors of the cell in angstrom.
-        edge_index, cell_offsets: (2, E) and (E, 3), see :class:`benchmarks.oc20.graph.Edges`.
-        edge_reverse: (E,), see :func:`benchmarks.oc20.graph.reverse_edges`.
-        force: (N, 3) in eV per angstrom.
-        y: (), energy in eV, relative to the reference energy.
-        fixed: (N,), 1 for a fixed atom, else 0.
-        tags: (N,), 0 for an atom below the surface, 1 at the surface, 2 in the adsorbate.
-        sid, fid: (), numbers of the system and of the frame in its trajectory.
+        y: energy in eV, relative to the reference energy.
+        sid, fid: numbers of the system and of the frame in its trajectory.
+        cell: the rows are the vectors of the cell in angstrom.
+        pos, force: in angstrom, and in eV per angstrom.
+        edge_index, cell_offsets: see :class:`benchmarks.oc20.graph.Edges`.
+        edge_reverse: see :func:`benchmarks.oc20.graph.reverse_edges`.
+        fixed: 1 for a fixed atom, else 0.
+        tags: 0 for an atom below the surface, 1 at the surface, 2 in the adsorbate.
     """
 
-    pos: NDArray[Any]
-    atomic_numbers: NDArray[Any]
-    cell: NDArray[Any]
-    edge_index: NDArray[Any]
-    cell_offsets: NDArray[Any]
-    edge_reverse: NDArray[Any]
-    force: NDArray[Any]
-    y: NDArray[Any]
-    fixed: NDArray[Any]
-    tags: NDArray[Any]
-    sid: NDArray[Any]
-    fid: NDArray[Any]
+    y: Annotated[Array, "<f8", ()]
+    sid: Annotated[Array, "<i8", ()]
+    fid: Annotated[Array, "<i8", ()]
+    cell: Annotated[Array, "<f4", (3, 3)]
+    pos: Annotated[Array, "<f4", ("N", 3)]
+    force: Annotated[Array, "<f4", ("N", 3)]
+    edge_index: Annotated[Array, "<u2", (2, "E")]
+    cell_offsets: Annotated[Array, "i1", ("E", 3)]
+    edge_reverse: Annotated[Array, "<u2", ("E",)]
+    atomic_numbers: Annotated[Array, "u1", ("N",)]
+    fixed: Annotated[Array, "u1", ("N",)]
+    tags: Annotated[Array, "u1", ("N",)]
 
     @classmethod
     def of(cls, edges: Edges, **fields: NDArray[Any]) -> Structure:
@@ -96,6 +82,10 @@ class Structure:
     def encode(self) -> bytes:
         """Return the value in an LMDB file; raises like :func:`common.formats.packed_arrays.pack`."""
         return pack(vars(self), FIELDS)
+
+
+FIELDS: Fields = {name: hint.__metadata__ for name, hint in get_type_hints(Structure, include_extras=True).items()}
+"""Type and shape of each array in a value."""
 
 
 class Split:
@@ -124,9 +114,6 @@ class Split:
             raise DataError(f"{root / folder} has no {PATTERN}; run '{PREPARE_COMMAND}'")
         self.counts_S4 = np.concatenate(counts)
         self._ends = np.cumsum([file.length for file in self._files])
-
-    def __len__(self) -> int:
-        return len(self.counts_S4)
 
     def read(self, sample: int) -> Structure:
         """Return a sample.

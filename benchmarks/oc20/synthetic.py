@@ -13,7 +13,7 @@ the two elements. The reference energy is that of the slab without displacements
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.oc20.graph import CUTOFF, neighbours
-from benchmarks.oc20.raw import COLUMNS, EXTXYZ
 from benchmarks.oc20.samples import SPLITS
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
 from common.formats import extxyz
 from common.formats.extxyz import Frame
+from common.formats.s2ef import COLUMNS, EXTXYZ
 
 METALS, ADSORBATES = (13, 29, 47, 78), (1, 6, 8)
 """Atomic numbers."""
@@ -74,12 +74,8 @@ def generate(raw_dir: Path, options: SyntheticSlabs = SyntheticSlabs(), workers:
     """
     counts = {"train": options.train, "eval": options.eval}
     plans = [(split, first, count) for split, count in counts.items() for first in range(0, count, FRAMES)]
-    with synthetic.generated(raw_dir) as folder:
-        synthetic.mark(folder, {"kind": "slabs with a pair potential", **asdict(options)})
-        for name in SPLITS.values():
-            (folder / name).mkdir()
-        for _ in synthetic.drawn(functools.partial(_write, folder, options), plans, workers):
-            pass
+    with synthetic.generated_folders(raw_dir, "slabs with a pair potential", options, SPLITS.values()) as folder:
+        list(synthetic.drawn(functools.partial(_write, folder, options), plans, workers))
     return f"{options.train} structures to train and {options.eval} to evaluate"
 
 

@@ -95,18 +95,6 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
         return job.finish(files | databases | listed, counts, "Protein Data Bank and OpenProteinSet", described)
 
 
-def verify(data_dir: Path, workers: int = 1) -> Manifest:
-    """Compare every file of ``data_dir`` with its checksum.
-
-    Args:
-        workers: files that are read at a time.
-
-    Raises:
-        DataError: a file is missing, changed or damaged; the message names the first one.
-    """
-    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
-
-
 def write_structures(files: Sequence[Path], path: Path) -> Record:
     """Write the structures with protein chains of mmCIF files to a file of ``dicts``.
 
@@ -312,7 +300,7 @@ COMMANDS = DataCommands(
     real="Protein Data Bank and OpenProteinSet",
     generate=generate,
     prepare=prepare,
-    verify=verify,
+    verify=manifest.verification(FORMAT, PREPARE_COMMAND),
     published=PUBLISHED,
     memory_per_worker=MEMORY_PER_WORKER,
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import functools
 import gzip
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -83,12 +83,8 @@ def generate(raw_dir: Path, options: SyntheticChains = SyntheticChains(), worker
         for split, count in (("train", options.train), ("eval", options.eval))
         for number in range(count)
     ]
-    with synthetic.generated(raw_dir) as folder:
-        synthetic.mark(folder, {"kind": "chains with ideal torsions", **asdict(options)})
-        for name in (MMCIF, raw.MSAS):
-            (folder / name).mkdir(parents=True)
-        for _ in synthetic.drawn(functools.partial(_write, folder, options), plans, workers, 4):
-            pass
+    with synthetic.generated_folders(raw_dir, "chains with ideal torsions", options, (MMCIF, raw.MSAS)) as folder:
+        list(synthetic.drawn(functools.partial(_write, folder, options), plans, workers, 4))
         ids = {plan: _pdb_id(*plan) for plan in plans}
         clusters: dict[tuple[str, int], list[str]] = {}
         for (split, number), pdb_id in ids.items():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.rgat.graph import Schema
 from benchmarks.rgat.model import OPERATIONS, Architecture
 from benchmarks.rgat.ops.sample.reference import SITES
-from common.config.ranges import AtLeast, NotNegative, Positive, ShareAboveZero
+from common.config.ranges import AtLeast, NotNegative, ShareAboveZero
+from common.config.sections import NetworkConfig
 from common.errors import ConfigError
-from common.ops.operation import all_implementations
 from common.optim.hparams import AdamHparams
 
 
@@ -59,21 +59,15 @@ class Hparams(AdamHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(NetworkConfig):
     """Recipe options that change results only by rounding.
 
     Attributes:
-        loss_scale: initial loss scale; only fp16 needs one.
         example_papers: papers of the synthetic graph for warm-up and ``bench``; other node types in proportion.
-        implementations: implementation by operation name; missing operations use ``auto``.
     """
 
-    loss_scale: Annotated[float, Positive]
+    operations = OPERATIONS
     example_papers: Annotated[int, AtLeast(1)]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True, kw_only=True)

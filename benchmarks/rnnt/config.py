@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.rnnt.data_settings import AudioFacts, ReaderConfig
@@ -21,8 +21,9 @@ from common.config.ranges import (
     Range,
     ShareAboveZero,
 )
+from common.config.sections import NetworkConfig
 from common.errors import ConfigError
-from common.ops.operation import Operation, all_implementations
+from common.ops.operation import Operation
 from common.optim.hparams import LambHparams
 
 Norm = Range("positive; inf for none", lambda value: 0 < value <= math.inf)
@@ -107,27 +108,21 @@ class Hparams(LambHparams):
     num_buckets: Annotated[int, AtLeast(1)]
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(NetworkConfig):
     """Recipe options of the network.
 
     Attributes:
         features: features of a frame with zero padding, for kernels that need a multiple.
-        loss_scale: initial loss scale with fp16.
         batch_split: number of parts of a micro-batch's rows that joint network and loss process one after another, to
             save memory.
-        implementations: implementation by operation name; missing operations use ``auto``.
         examples: lengths of synthetic utterances, for example in ``bench``: ``real`` or ``average`` for all.
     """
 
+    operations = OPERATIONS
     features: Annotated[int, AtLeast(1)]
-    loss_scale: Annotated[float, Positive]
     batch_split: Annotated[int, AtLeast(1)] = 1
-    implementations: dict[str, str] = field(default_factory=dict)
     examples: Literal["real", "average"] = "real"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

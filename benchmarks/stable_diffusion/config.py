@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 from benchmarks.stable_diffusion.unet_operations import OPERATIONS
-from common.config.ranges import AtLeast, NotNegative, Positive, ShareAboveZero, ShareBelowOne
+from common.config.ranges import AtLeast, NotNegative, ShareAboveZero, ShareBelowOne
+from common.config.sections import NetworkConfig
 from common.errors import ConfigError
-from common.ops.operation import all_implementations
 from common.optim.hparams import AdamWHparams
 
 
@@ -83,27 +83,21 @@ class AssetsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(NetworkConfig):
     """Numerical options of the network, and the implementations of its operations.
 
     Attributes:
-        loss_scale: initial loss scale with fp16.
         loss_scale_interval: updates without overflow after which the scale doubles.
         loss_scale_hysteresis: consecutive overflows after which the scale is halved.
         zero_std: standard deviation of the normal values that replace the zero initialisation of the last layer of
             each residual branch. Speed measurements set it, because a network with zero branches is faster than a
             trained one. 0 in training.
-        implementations: implementation by operation name; ``auto`` for operations that are not listed.
     """
 
-    loss_scale: Annotated[float, Positive]
+    operations = OPERATIONS
     loss_scale_interval: Annotated[int, AtLeast(1)]
     loss_scale_hysteresis: Annotated[int, AtLeast(1)]
     zero_std: Annotated[float, NotNegative] = 0.0
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,15 @@ def verify(root: Path, expected_format: str, command: str, workers: int = 1) -> 
     return manifest
 
 
+def verification(expected_format: str, command: str) -> Callable[..., Manifest]:
+    """Return the function of ``mlperf-suite verify`` for data whose manifest has a checksum of every file."""
+
+    def compare(data_dir: Path, workers: int = 1) -> Manifest:
+        return verify(data_dir, expected_format, command, workers)
+
+    return compare
+
+
 def verify_file(root: Path, manifest: Manifest, name: str, command: str, md5: bool = False) -> FileEntry:
     """Compare the file ``name`` below ``root`` with its checksums in ``manifest``; reads it once.
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.data import manifest, preparation
 from common.errors import DataError
@@ -28,6 +30,25 @@ def fingerprint_of(files: Iterable[tuple[str, str, int]], content: bytes = b"") 
     """
     lines = "".join(f"{split}\t{name}\t{size}\n" for split, name, size in files)
     return hashlib.sha256(content + lines.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RawSplits:
+    """All raw files by split, sorted by name.
+
+    Attributes:
+        synthetic: description of synthetic data; None for real data.
+        content: content of a further file, such as statistics of all samples.
+    """
+
+    splits: Mapping[str, Sequence[Path]]
+    synthetic: dict[str, Any] | None
+    content: bytes = b""
+
+    def fingerprint(self) -> str:
+        """Return the result of :func:`fingerprint_of` for these files."""
+        files = ((split, path.name, path.stat().st_size) for split, paths in self.splits.items() for path in paths)
+        return fingerprint_of(files, self.content)
 
 
 def find_file(root: Path, *patterns: str, others: Collection[str] = ()) -> Path | None:

@@ -9,10 +9,11 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,6 +115,22 @@ def generated(raw_dir: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     yield partial
     partial.replace(raw_dir)
+
+
+@contextmanager
+def generated_folders(raw_dir: Path, kind: str, options: Any, folders: Iterable[str]) -> Iterator[Path]:
+    """Yield a temporary folder like :func:`generated`, with a marker and with empty folders.
+
+    Args:
+        kind: kind of the data; the marker has it and all ``options``.
+        options: an object of an options class (:mod:`common.data.options`).
+        folders: paths below the temporary folder.
+    """
+    with generated(raw_dir) as folder:
+        mark(folder, {"kind": kind, **asdict(options)})
+        for name in folders:
+            (folder / name).mkdir(parents=True)
+        yield folder
 
 
 def documentation() -> Iterator[tuple[str, list[str]]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from common.config.ranges import AtLeast, NotNegative, Positive
+from common.config.ranges import AtLeast, NotNegative
+from common.config.sections import NetworkConfig
 from common.errors import ConfigError
-from common.ops.operation import AUTO, Operation, all_implementations
+from common.ops.operation import AUTO
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(NetworkConfig):
     """Implementations of the network; the base of the section ``model``.
 
     Attributes:
@@ -21,27 +21,21 @@ class DecoderConfig:
             PyTorch operations and autograd.
         linear: matrix products of the blocks: ``torch``, or ``fp8``, which needs hand-written backward passes.
         head_chunk: number of tokens whose logits exist at the same time.
-        loss_scale: initial loss scale with fp16.
         token_products: how tokens move during the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
             ``auto``. Needs hand-written backward passes.
-        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
     layers: Annotated[int, NotNegative]
     blocks: Literal["handwritten", "autograd"]
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
-    loss_scale: Annotated[float, Positive]
     token_products: str = AUTO
-    implementations: dict[str, str] = field(default_factory=dict)
 
-    operations: ClassVar[Mapping[str, Operation]]
-    """Operations that ``implementations`` can configure."""
     handwritten: ClassVar[str] = "handwritten"
     """Value of ``blocks`` for hand-written backward passes."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, self.operations))
+        super().__post_init__()
         if self.linear != "torch":
             self.need_handwritten("linear", self.linear, "multiply in FP8")
         if self.token_products != AUTO:

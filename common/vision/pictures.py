@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from common.config.ranges import AtLeast, Share
+from common.config.sections import ThreadedReaderConfig
 from common.data.order import SampleShard, SampleStream, sample_generator
 from common.errors import DataError
 from common.formats.jpeg import REMEDY, decode, jpeg_size
@@ -34,20 +35,16 @@ Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReaderConfig:
+class ReaderConfig(ThreadedReaderConfig):
     """Options for reading pictures: the section ``reader`` of a recipe.
 
     Attributes:
-        threads: CPU threads of the reader.
-        prefetch: batches that the reader reads ahead.
         hw_decoder_load: fraction of the pictures that the GPU's JPEG engine decodes.
         input_batch_multiplier: micro-batches of one run of DALI's pipeline.
         eval_batch: pictures of one evaluation batch on one rank.
         reader: ``dali``, ``torchvision``, or ``auto``: DALI if it is installed.
     """
 
-    threads: Annotated[int, AtLeast(1)]
-    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
     hw_decoder_load: Annotated[float, Share]
     input_batch_multiplier: Annotated[int, AtLeast(1)]
     eval_batch: Annotated[int, AtLeast(1, "at least 1 picture")]

@@ -35,7 +35,9 @@ from launched import (
     write_submission,
 )
 from mlperf_logging.compliance_checker import mlp_compliance
-from mutations import SEED, TOKEN, Where, drawn, leaves, replaced, wants_every_case
+from mutated_files import Where, leaves, replaced
+from mutated_lines import TOKEN
+from mutations import SEED, drawn, wants_every_case
 
 from common.errors import SuiteError
 from common.mlperf.rules import RULESETS

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from launched import log_of
-from mutations import Mutation, large_log_mutations, registry_mutations, wants_every_case
+from mutated_lines import large_log_mutations, registry_mutations
+from mutations import Mutation, wants_every_case
 from undamaged import EXPERIMENT, log_text, registry_text, series
 
 ROOT = Path(__file__).resolve().parents[2]

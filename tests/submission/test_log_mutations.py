@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from closed_logs import RECIPES
 from launched import log_of
-from mutations import Mutation, log_mutations, parametrize, require, wants_every_case
+from mutated_lines import log_mutations
+from mutations import Mutation, parametrize, require, wants_every_case
 from oracle import Facts, Workplace, faults, unearned
 from undamaged import EXPERIMENT, Baseline, copied_series, facts_of_series, log_text
 

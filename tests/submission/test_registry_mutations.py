@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from closed_logs import RECIPES, closed_log
 from launched import SERIES, Entry, begin_and_end, entries_of, log_of, write_entries
-from mutations import Mutation, parametrize, registry_mutations, require
+from mutated_lines import registry_mutations
+from mutations import Mutation, parametrize, require
 from oracle import Workplace, faults
 from undamaged import COMMIT, Baseline, copied_series, facts_of_series, registry_text
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from closed_logs import RECIPES, closed_log
 from launched import SYSTEM, Clone, package_arguments, submission, write_series, write_submission
-from mutations import SEED, Mutation, drawn, file_mutations, json_mutations, wants_every_case
+from mutated_files import file_mutations, json_mutations
+from mutations import SEED, Mutation, drawn, wants_every_case
 from oracle import Outcome, Workplace, faults, kept_answers
 
 from common.submission.package import main as package

@@ -48,7 +48,7 @@ def built(batch: int, processes: int = 1) -> tuple[DetectionEvaluation, MaskRCNN
         threads=1, prefetch=1, max_boxes=12, hw_decoder_load=0.0, input_batch_multiplier=1, eval_batch=batch,
         reader="torchvision", shapes=SHAPES,
     )  # fmt: skip
-    own = MaskRCNNConfig(FACTS, cast(Any, None), ModelConfig("R-50.pkl", 1.0), reader)
+    own = MaskRCNNConfig(FACTS, cast(Any, None), ModelConfig(backbone="R-50.pkl", loss_scale=1.0), reader)
     preparer = Preparer(FACTS, {}, CPU, torch.float32)
     data, scorer = MaskData(FACTS, reader, torch.float32), MaskScorer(ground_truth, CPU, processes)
     made, choices = evaluation(model, own, data, preparer, Layout(), False, scorer)

@@ -66,7 +66,7 @@ def structures(root: Path) -> dict[bytes, Structure]:
     found = {}
     for folder in ("train", "val_id"):
         split = Split(root, folder)
-        found |= {structure.pos[0].tobytes(): structure for structure in map(split.read, range(len(split)))}
+        found |= {structure.pos[0].tobytes(): structure for structure in map(split.read, range(len(split.counts_S4)))}
         split.close()
     assert len(found) == TRAIN + EVAL
     return found

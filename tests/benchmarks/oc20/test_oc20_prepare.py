@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.oc20 import prepare as prepare_module
 from benchmarks.oc20.graph import CUTOFF
-from benchmarks.oc20.prepare import COMMANDS, prepare, verify
+from benchmarks.oc20.prepare import COMMANDS, prepare
 from benchmarks.oc20.samples import Split, Structure
 from benchmarks.oc20.synthetic import SyntheticSlabs, draw, generate, potential
 from common.errors import DataError
@@ -24,7 +24,7 @@ from common.errors import DataError
 def structures(root: Path, folder: str = "train") -> list[Structure]:
     split = Split(root, folder)
     try:
-        return [split.read(number) for number in range(len(split))]
+        return [split.read(number) for number in range(len(split.counts_S4))]
     finally:
         split.close()
 
@@ -61,7 +61,7 @@ def test_trajectories_become_graphs_with_referenced_energies(tmp_path: Path) -> 
         "train_triplets": triplets + 30, "train_free": 3,
     }  # fmt: skip
     assert np.load(tmp_path / "data" / "train" / "data.0000.npy").tolist() == [[3, edges, triplets, 2], [1, 6, 30, 1]]
-    verify(tmp_path / "data")
+    COMMANDS.verify(tmp_path / "data")
 
 
 def test_prepare_prints_the_mean_counts(tmp_path: Path, capsys) -> None:
@@ -244,7 +244,7 @@ def test_eight_trajectories_share_a_file_in_the_order_of_their_names(tmp_path: P
     prepare(raw, tmp_path / "data", workers=2)
     split = Split(tmp_path / "data", "train")
     assert [int(split.read(sample).fid) for sample in (0, 1, 2, 3, 16, 17)] == [12, 0, 112, 10, 812, 80]
-    assert len(split) == 18
+    assert len(split.counts_S4) == 18
     split.close()
     assert len([*(tmp_path / "data" / "train").glob("*.lmdb")]) == 2
 
@@ -257,7 +257,7 @@ def test_verify_names_a_changed_file(suffix: str, tmp_path: Path) -> None:
     content[-5] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{path}: SHA-256"):
-        verify(tmp_path / "data")
+        COMMANDS.verify(tmp_path / "data")
 
 
 def test_synthetic_forces_are_the_slope_of_the_energy() -> None:

@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.openfold import prepare as prepare_module
 from benchmarks.openfold import raw as raw_module
-from benchmarks.openfold.prepare import COMMANDS, prepare, verify
+from benchmarks.openfold.prepare import COMMANDS, prepare
 from benchmarks.openfold.raw import CAMEO, CLUSTERS, DUPLICATES, MMCIF, MSAS, OBSOLETE
 from benchmarks.openfold.residues import ATOM14_TO_ATOM37, RESTYPES
 from benchmarks.openfold.samples import (
@@ -66,7 +66,7 @@ def test_prepared_data_are_the_raw_ones(raw: Path, tmp_path: Path) -> None:
     assert made.synthetic
     assert made.counts["train_samples"] == small_chains.TRAIN
     assert made.counts["eval_samples"] == small_chains.EVAL
-    assert verify(data, workers=2) == made
+    assert COMMANDS.verify(data, workers=2) == made
     chains, index = small_chains.rows(data), json.loads((data / INDEX).read_text())
     assert len(chains) == small_chains.TRAIN + 2 * small_chains.EVAL
     assert chains.keys() == index.keys()
@@ -285,7 +285,7 @@ def test_verify_names_a_changed_file(raw: Path, tmp_path: Path) -> None:
     content[-5] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{path}: SHA-256"):
-        verify(tmp_path / "data")
+        COMMANDS.verify(tmp_path / "data")
 
 
 def test_synthetic_chains_depend_on_the_seed_alone(written: Path, tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from common.errors import CheckpointError, ConfigError, UnsupportedImplementatio
 from common.language.architecture import Gradients, LlamaArchitecture, TokenPositions, choose_operations
 from common.language.blocks import AttentionHalf, MlpHalf
 from common.language.decoder import IN_FP8, HandwrittenDecoder
-from common.language.fp8_products import Fp8FrozenProduct, FrozenWeight, check_fp8, load_frozen
+from common.language.fp8_products import (
+    ROWS_AT_ONCE,
+    Fp8FrozenProduct,
+    FrozenWeight,
+    cast_weight,
+    check_fp8,
+    load_frozen,
+)
 from common.language.lora import LoraSettings
 from common.language.memory import KEPT, TRANSPOSED, FrozenWorkspace, plan
 from common.language.network import Decoder
@@ -29,7 +36,7 @@ from tests.common.language.fp8_operands import noted, take
 from tests.generators import generator_of
 
 ARCHITECTURE = LlamaArchitecture(
-    vocabulary=96, hidden=64, layers=3, heads=4, kv_heads=2, head_size=16, feed_forward=96,
+    vocabulary=96, hidden=64, layers=3, heads=4, kv_heads=2, head_size=24, feed_forward=96,
     norm_epsilon=1e-5, rope_base=10_000.0, initializer_range=0.15,
 )  # fmt: skip
 LORA = LoraSettings(rank=16, alpha=32.0, dropout=0.25)
@@ -168,6 +175,21 @@ def test_fp8_values_are_the_same_where_they_are_computed_again():
     for _ in range(2):
         found, expected = gradients(again, again.decoder), gradients(kept, kept.decoder)
         assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_a_frozen_weight_takes_the_whole_range_of_e4m3():
+    """The largest value is -448 / 4, in the last of two parts. The others have few bits, so none is rounded."""
+    weight_OI = torch.randint(-8, 9, (ROWS_AT_ONCE + 1, 16), generator=generator_of("weight")).bfloat16()
+    weight_OI[-1, 0] = -112.0
+    data, inverse = cast_weight(weight_OI)
+    assert inverse.item() == 0.25
+    assert torch.equal(data.float(), 4 * weight_OI.float())
+
+
+def test_a_frozen_weight_of_zeros_is_cast_to_zeros():
+    data, inverse = cast_weight(torch.zeros(16, 16))
+    assert inverse.item() == 1.0
+    assert not data.float().any()
 
 
 def test_resting_scales_rest():

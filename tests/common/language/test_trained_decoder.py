@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
 from common.language.architecture import TokenPositions
+from common.language.blocks import MlpHalf
 from common.language.decoder import HandwrittenDecoder, product_of
 from common.language.fp8_products import Fp8TrainedProduct
 from common.language.head import UntiedHead
@@ -166,10 +168,47 @@ def test_transposes_that_are_kept_change_nothing(monkeypatch):
     assert counts[0] - counts[1] == 2 * 4 * 2  # two layers' four weights, in the second micro-batch of two steps
 
 
+def test_moving_tokens_begins_with_a_forward_pass_and_with_a_backward_pass_of_its_own():
+    """A captured backward pass would otherwise count on from whichever pass ran before it."""
+
+    class Counted:
+        name, begun = "counted", 0
+
+        def begin(self) -> None:
+            self.begun += 1
+
+    products, model = Counted(), decoder()
+    halves = trained(model, products=products)
+    loss(halves, model).backward()
+    assert products.begun == 1
+    halves.begin_backward()
+    assert products.begun == 2
+
+
 def test_an_accumulation_that_cannot_run_here_is_refused_by_its_option():
     model = decoder(torch.bfloat16)
     with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.accumulation=cublaslt"):
         trained(model, "fp8", accumulation="cublaslt")
+
+
+def test_the_mlps_buffer_has_the_capacity_for_the_largest_batch_from_the_start():
+    """A CUDA graph keeps its address, so it must not grow."""
+    model = decoder()
+    halves = trained(model)
+    mlp = halves.layers[0][0].mlp
+    assert isinstance(mlp, MlpHalf)
+    buffer = mlp.mlp_buffer(1, 1).untyped_storage()  # keeps the memory, so that a new buffer has another address
+    assert buffer.nbytes() == ROWS * LENGTH * 2 * SMALL.feed_forward * 8  # gate and up in float64
+    with torch.no_grad():
+        loss(halves, model)
+    assert mlp.mlp_buffer(1, 1).untyped_storage().data_ptr() == buffer.data_ptr()
+
+
+def test_the_mlps_buffer_has_the_features_of_this_rank_only():
+    halves = trained(Decoder(SMALL, dtype=torch.float64, parallel=TensorParallel(2, 0, object())))  # type: ignore[arg-type]
+    mlp = halves.layers[0][0].mlp
+    assert isinstance(mlp, MlpHalf)
+    assert mlp.mlp_buffer(1, 1).untyped_storage().nbytes() == ROWS * LENGTH * SMALL.feed_forward * 8
 
 
 def test_a_changed_weight_is_the_one_that_the_next_step_uses():

@@ -86,3 +86,35 @@ def replaced(lines: list[Line], key: str, value: Any) -> list[Line]:
 def without(lines: list[Line], key: str) -> list[Line]:
     """Return ``lines`` without those of ``key``."""
     return [line for line in lines if line[1] != key]
+
+
+LORA = {
+    "global_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "opt_base_learning_rate": 4e-4,
+    "opt_learning_rate_training_steps": 1024,
+    "opt_gradient_clip_norm": 0.3,
+    "opt_adamw_weight_decay": 1e-4,
+    "lora_rank": 16,
+    "lora_alpha": 32,
+}
+TO_JULY_2025 = 52_000_000
+"""Seconds from the first line of a hand-written log, in November 2023."""
+
+
+def lora_lines(later: int) -> list[Line]:
+    """A log without the keys that v6.1 requires, ``later`` seconds after November 2023."""
+    head = [
+        *without(resnet_lines()[:8], "submission_benchmark"),
+        (POINT, "submission_benchmark", "llama2_70b_lora", {}, 0),
+        *((POINT, key, value, {}, 3) for key, value in LORA.items()),
+        (END, "init_stop", None, {}, 60),
+        (START, "run_start", None, {}, 61),
+        (POINT, "train_samples", 3901, {}, 62),
+        (POINT, "eval_samples", 173, {}, 62),
+        (START, "block_start", None, {"samples_count": 0}, 62),
+        (END, "block_stop", None, {"samples_count": 1536}, 100),
+        (POINT, "eval_accuracy", 0.92, {"samples_count": 1536}, 101),
+        (END, "run_stop", None, {"status": "success"}, 102),
+    ]
+    return [(*line[:4], line[4] + later) for line in head]

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from handwritten_logs import END, POINT, START, Line, replaced, resnet_lines, without
+from handwritten_logs import END, POINT, START, Line, lora_lines, replaced, resnet_lines, without
 
-from common.errors import ConfigError
 from common.mlperf.verdict import Verdict, format_verdict, judge, judge_together
 from tests.command_line import official_exit_code
 
@@ -196,22 +195,6 @@ def test_other_data_may_miss_target_and_values_but_not_keys_or_order(write_log, 
     assert any("lars_opt_weight_decay" in note for note in verdict.notes)
     assert judge(write_log(without(lines, "lars_opt_weight_decay"))).kind == "refused"
     assert judge(write_log([line for line in lines if line[1] != "init_start"])).kind == "refused"
-
-
-def test_ruleset_that_does_not_accept_the_benchmark_refuses(write_log):
-    verdict = judge(write_log(resnet_lines()), "4.1.0")
-    assert verdict.kind == "refused"
-    assert "does not accept resnet" in verdict.reasons[0]
-    assert "v4.0" in verdict.reasons[0]
-
-
-def test_older_ruleset_that_accepts_the_benchmark_judges(write_log):
-    assert judge(write_log(resnet_lines()), "3.1.0").kind == "valid run"
-
-
-def test_unknown_ruleset_is_an_error(write_log):
-    with pytest.raises(ConfigError, match=r"9\.9\.9"):
-        judge(write_log(resnet_lines()), "9.9.9")
 
 
 def test_judging_prints_nothing_and_restores_logging(write_log, capfd):
@@ -440,75 +423,3 @@ def test_cache_is_cleared_before_the_run_starts(write_log, seconds, kind):
     verdict = judge(write_log([*lines[:-1], *clears, lines[-1]]))
     assert verdict.kind == kind
     assert [each.reason for each in verdict.refusals] == (["cache-cleared-late"] if kind == "refused" else [])
-
-
-LORA = {
-    "global_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "opt_base_learning_rate": 4e-4,
-    "opt_learning_rate_training_steps": 1024,
-    "opt_gradient_clip_norm": 0.3,
-    "opt_adamw_weight_decay": 1e-4,
-    "lora_rank": 16,
-    "lora_alpha": 32,
-}
-TO_JULY_2025 = 52_000_000
-"""Seconds from the first line of a hand-written log, in November 2023."""
-
-
-def lora_lines(later: int) -> list[Line]:
-    """A log without the keys that v6.1 requires, ``later`` seconds after November 2023."""
-    head = [
-        *without(resnet_lines()[:8], "submission_benchmark"),
-        (POINT, "submission_benchmark", "llama2_70b_lora", {}, 0),
-        *((POINT, key, value, {}, 3) for key, value in LORA.items()),
-        (END, "init_stop", None, {}, 60),
-        (START, "run_start", None, {}, 61),
-        (POINT, "train_samples", 3901, {}, 62),
-        (POINT, "eval_samples", 173, {}, 62),
-        (START, "block_start", None, {"samples_count": 0}, 62),
-        (END, "block_stop", None, {"samples_count": 1536}, 100),
-        (POINT, "eval_accuracy", 0.92, {"samples_count": 1536}, 101),
-        (END, "run_stop", None, {"status": "success"}, 102),
-    ]
-    return [(*line[:4], line[4] + later) for line in head]
-
-
-@pytest.mark.parametrize(
-    ("later", "ruleset", "decided"),
-    [
-        (0, None, "6.0.0"),
-        (TO_JULY_2025, None, "6.0.0"),
-        (TO_JULY_2025, "5.1.0", "5.1.0"),
-        (TO_JULY_2025, "4.0.0", "4.0.0"),
-    ],
-)
-def test_newest_ruleset_under_which_a_log_is_valid_decides(write_log, later, ruleset, decided):
-    verdict = judge(write_log(lora_lines(later)), ruleset)
-    assert (verdict.kind, verdict.ruleset) == ("valid run", decided), verdict.reasons
-
-
-def test_ruleset_whose_round_was_over_is_only_named(write_log):
-    """In January 2027 the round of v6.0 is over: its rules are no longer those of a run."""
-    verdict = judge(write_log(lora_lines(100_000_000)))
-    assert (verdict.kind, verdict.ruleset) == ("refused", "6.1.0")
-    assert any("--ruleset 6.0.0" in note for note in verdict.notes), verdict.notes
-
-
-def test_ruleset_that_the_log_states_decides(write_log):
-    lines = [(POINT, "ruleset", "5.1.0", {}, TO_JULY_2025), *lora_lines(TO_JULY_2025)]
-    assert judge(write_log(lines)).ruleset == "5.1.0"
-
-
-@pytest.mark.parametrize("value", [None, ["5.1.0"], {"5.1.0": 1}, "9.9.9", 5.1])
-def test_ruleset_that_is_not_valid_does_not_decide(write_log, value):
-    lines = [(POINT, "ruleset", value, {}, TO_JULY_2025), *lora_lines(TO_JULY_2025)]
-    assert judge(write_log(lines)).ruleset == "6.0.0"
-
-
-def test_older_ruleset_that_fits_is_named(write_log):
-    """Warm-up epochs of LARS were free before 1.0.0; v0.7 has no key for the steps of accumulation."""
-    old = without(without(resnet_lines(), "gradient_accumulation_steps"), "submission_status")
-    verdict = judge(write_log([*old, (POINT, "submission_status", "onprem", {}, 0)]))
-    assert verdict.kind == "refused"
-    assert any("--ruleset 0.7.0" in note for note in verdict.notes), verdict.notes
