@@ -270,7 +270,7 @@ def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
         assert error < 1e-7, f"{name} differs by {error}"
 
 
-EVERY_STEP = ["checkpoint_every=1", "keep_checkpoints=99"]
+EVERY_STEP = ["checkpoint_every=1", "keep_checkpoints=1000"]
 
 
 @pytest.fixture(scope="module")
