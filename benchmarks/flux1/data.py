@@ -27,7 +27,6 @@ from torch import Tensor
 
 from benchmarks.flux1.config import Facts, FluxConfig
 from benchmarks.flux1.encodings import (
-    PREPARE_COMMAND,
     EncodingSizes,
     Split,
     open_split,
@@ -36,12 +35,13 @@ from benchmarks.flux1.encodings import (
     read_timesteps,
 )
 from common.data.batches import Block, DataSource, EvalSource
-from common.data.open_files import OpenFiles
+from common.data.open_files import OpenFile, OpenFiles
 from common.data.order import EvalShard, MicroBatches, sample_generator
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 
+_VERIFY = "check the data with 'mlperf-suite verify benchmark=flux1 --data-dir DATA'"
 _DROPOUT = 4
 """Second number of a generator's key; :mod:`common.data.order` uses 3."""
 _LEAST_OPEN = 16
@@ -115,7 +115,7 @@ class _Batches:
     def __init__(self, split: Split, own: FluxConfig, layout: Layout, most_open: int) -> None:
         self._split, self._shapes = split, sizes_of(own.facts).shapes
         self._pin_memory = layout.device.type == "cuda"
-        self._files = OpenFiles(max(_LEAST_OPEN, most_open), f"run '{PREPARE_COMMAND}'")
+        self._files = OpenFiles(max(_LEAST_OPEN, most_open), lambda number: OpenFile(split.files[number], _VERIFY))
         self.threads = SampleThreads(own.reader.threads, own.reader.prefetch)
 
     def begin(
@@ -135,7 +135,7 @@ class _Batches:
             tensor[len(rows) :].zero_()
         memory = {name: tensor.view(torch.uint8).numpy() for name, tensor in tensors.items()}
         index_N5 = self._split.index_S5[rows]
-        files = [self._files.file(self._split.files[number]) for number in index_N5[:, 0].tolist()]
+        files = [self._files.file(number) for number in index_N5[:, 0].tolist()]
 
         def fill(slot: int) -> None:
             replaced = empty[slot] if empty else {}
@@ -143,7 +143,9 @@ class _Batches:
                 if name in replaced:
                     tensors[name][slot] = replaced[name]
                 else:
-                    files[slot].read_into(offset, memoryview(memory[name][slot]).cast("B"))
+                    files[slot].read_into(
+                        offset, memoryview(memory[name][slot]).cast("B"), f"{name} of sample {rows[slot]}"
+                    )
 
         pinned = {name: tensor.pin_memory() if self._pin_memory else tensor for name, tensor in others.items()}
         return self.threads.begin({**tensors, **pinned}, len(rows), fill)

@@ -6,9 +6,13 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from common.errors import DataError
+
+File = TypeVar("File")
 
 
 class OpenFile:
@@ -23,22 +27,21 @@ class OpenFile:
         self._opening = threading.Lock()
         self._descriptor: int | None = None
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int, name: str) -> bytes:
         """Return ``size`` bytes from ``offset`` on.
+
+        Args:
+            name: what the bytes are, for messages.
 
         Raises:
             DataError: the file is missing or too short, or cannot be read.
         """
         content = bytearray(size)
-        self.read_into(offset, memoryview(content))
+        self.read_into(offset, memoryview(content), name)
         return bytes(content)
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer``, contiguous bytes, from ``offset`` on.
-
-        Raises:
-            DataError: as :meth:`read`.
-        """
+    def read_into(self, offset: int, buffer: memoryview, name: str) -> None:
+        """Fill ``buffer``, contiguous bytes, from ``offset`` on; see :meth:`read`."""
         descriptor, filled = self._open(), 0
         while filled < len(buffer):
             try:
@@ -46,8 +49,7 @@ class OpenFile:
             except OSError as error:
                 raise DataError(f"{self.path} cannot be read: {error.strerror}") from error
             if not got:
-                end = offset + len(buffer)
-                raise DataError(f"{self.path} is cut off: a sample ends at byte {end}; {self._remedy}")
+                raise DataError(f"{self.path} is cut off: {name} ends at byte {offset + len(buffer)}; {self._remedy}")
             filled += got
 
     def _open(self) -> int:
@@ -61,26 +63,26 @@ class OpenFile:
             return self._descriptor
 
 
-class OpenFiles:
+class OpenFiles(Generic[File]):
     """A cache of the latest files; one thread calls it, and any thread may read from the files.
 
     Args:
         most: number of files that stay open.
-        remedy: see :class:`OpenFile`.
+        make: returns the file with a number.
     """
 
-    def __init__(self, most: int, remedy: str) -> None:
-        self._most, self._remedy = most, remedy
-        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+    def __init__(self, most: int, make: Callable[[int], File]) -> None:
+        self._most, self._make = most, make
+        self._files: OrderedDict[int, File] = OrderedDict()
 
-    def file(self, path: Path) -> OpenFile:
+    def file(self, number: int) -> File:
         """Return a file. An evicted file is closed when no thread reads from it any more."""
-        if path not in self._files:
+        if number not in self._files:
             while len(self._files) >= self._most:
                 self._files.popitem(last=False)
-            self._files[path] = OpenFile(path, self._remedy)
-        self._files.move_to_end(path)
-        return self._files[path]
+            self._files[number] = self._make(number)
+        self._files.move_to_end(number)
+        return self._files[number]
 
     def close(self) -> None:
         """Close the files that no thread reads from."""
