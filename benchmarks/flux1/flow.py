@@ -94,12 +94,3 @@ def sample_losses(prediction_NLP: Tensor, v_NLP: Tensor) -> Tensor:
     """Return the mean squared error of every sample, (N,), in the dtype of the velocity ``v_NLP``."""
     return F.mse_loss(prediction_NLP.to(v_NLP.dtype), v_NLP, reduction="none").mean((1, 2))
 
-
-def evaluation_seed(seed: int, number: int) -> int:
-    """Return the seed of the noise of an evaluation, 0 ... 2**63 - 1: other numbers than those of the training.
-
-    Args:
-        seed: seed of the run.
-        number: number of the evaluation, from 0.
-    """
-    return (seed + (number + 1) * 0x9E3779B97F4A7C15) % (1 << 63)

@@ -8,7 +8,10 @@ Initial weights are those of the MLPerf reference implementation: weights of lin
 Bengio (2010), those of the embeddings of time and caption normal with standard deviation 0.02, biases are 0 and weights
 of norms 1. The modulations and the output are 0, so the network first predicts 0.
 
-Legend: see :mod:`benchmarks.flux1.architecture`; R = N L rows of a product.
+The published network joins ``qkv`` and ``up`` of a single block, which read the same tokens, into one product, and
+``proj`` and ``down``, whose results are added, into another. The initial weights are those of the joined products.
+
+Legend: see :mod:`benchmarks.flux1.architecture`; R rows, which are the tokens of all samples, sample by sample.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.flux1.architecture import FluxArchitecture
-from benchmarks.flux1.operations import Operations, Part, choose_operations
+from benchmarks.flux1.operations import Operations, QkvStream, choose_operations
 from common.ops.linear import Linear
 
 EMBEDDING_STD = 0.02
@@ -43,9 +47,9 @@ class _Build:
         """Return a layer that every rank computes with PyTorch: of inputs, vectors and output."""
         return Linear(in_features, out_features, self.device, self.dtype)
 
-    def product(self, in_features: int, out_features: int) -> Linear:
-        """Return a layer over the tokens of a block."""
-        layer = self.linear(in_features, out_features)
+    def product(self, in_features: int, out_features: int, bias: bool = True) -> Linear:
+        """Return a layer over the tokens of a block, whose bias another operation adds."""
+        layer = Linear(in_features, out_features, self.device, self.dtype, bias)
         layer.choose(self.operations.linear)
         return layer
 
@@ -93,35 +97,47 @@ class Stream(nn.Module):
     ``modulation`` gives shift, scale and gate of the attention, then those of the MLP.
     """
 
-    def __init__(self, build: _Build) -> None:
+    def __init__(self, build: _Build, tokens: int) -> None:
         super().__init__()
-        C, F = build.shape.hidden, build.shape.feed_forward
-        self._operations, self._epsilon = build.operations, build.shape.norm_epsilon
-        self.modulation = build.linear(C, 6 * C)
-        self.qkv = build.product(C, 3 * C)
+        hidden, feed_forward = build.shape.hidden, build.shape.feed_forward
+        self._operations, self._epsilon, self._tokens = build.operations, build.shape.norm_epsilon, tokens
+        self.modulation = build.linear(hidden, 6 * hidden)
+        self.qkv, self.proj = build.product(hidden, 3 * hidden), build.product(hidden, hidden)
         self.query_norm, self.key_norm = build.norm_weight(), build.norm_weight()
-        self.output = build.product(C, C)
-        self.up, self.down = build.product(C, F), build.product(F, C)
+        self.up, self.down = build.product(hidden, feed_forward), build.product(feed_forward, hidden)
 
-    def heads(self, x_NLC: Tensor, shift_NC: Tensor, scale_NC: Tensor) -> Part:
-        """Return queries, keys and values of the tokens."""
-        rows_RC = self._operations.modulated_norm(x_NLC, shift_NC, scale_NC, self._epsilon)
-        return Part(self.qkv(rows_RC), self.query_norm, self.key_norm)
+    def heads(self, x_RC: Tensor, shift_NC: Tensor, scale_NC: Tensor) -> tuple[Tensor, QkvStream]:
+        """Return the tokens for the residual connection, and their queries, keys and values."""
+        x_RC, y_RC = self._operations.modulated_norm(
+            x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.qkv.input_scaling()
+        )
+        return x_RC, qkv_stream(self, y_RC, self._tokens)
 
-    def finish(self, x_NLC: Tensor, attended_NLC: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+    def finish(self, x_RC: Tensor, attended_RC: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """Return the tokens after the output product of the attention, and after the MLP.
 
         Args:
-            attended_NLC: the heads of the attention's result side by side.
+            x_RC: tokens from :meth:`heads`.
+            attended_RC: the heads of the attention's result side by side.
             vectors: gate of the attention, and shift, scale and gate of the MLP, (N, C) each.
         """
-        operations = self._operations
-        gate_NC, shift_NC, scale_NC, mlp_gate_NC = vectors
-        y_RC = self.output(attended_NLC.flatten(0, 1), add_bias=False)
-        x_NLC = operations.gated_add(x_NLC, y_RC, self.output.bias, gate_NC)
-        rows_RC = operations.modulated_norm(x_NLC, shift_NC, scale_NC, self._epsilon)
-        h_RF = operations.gelu(self.up(rows_RC, add_bias=False), self.up.bias)
-        return operations.gated_add(x_NLC, self.down(h_RF, add_bias=False), self.down.bias, mlp_gate_NC)
+        operations, (gate_NC, shift_NC, scale_NC, mlp_gate_NC) = self._operations, vectors
+        proj, up, down = self.proj.handover(), self.up.handover(), self.down.handover()
+        y_RC = self.proj(attended_RC, add_bias=False, handover=proj)
+        x_RC = operations.gated_residual(x_RC, y_RC, None, self.proj.bias, gate_NC, handovers=(proj,))
+        x_RC, y_RC = operations.modulated_norm(x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.up.input_scaling())
+        h_RF = operations.gelu(
+            self.up(y_RC, add_bias=False, handover=up), self.up.bias, fp8=self.down.input_scaling(), handover=up
+        )
+        y_RC = self.down(h_RF, add_bias=False, handover=down)
+        return operations.gated_residual(x_RC, y_RC, None, self.down.bias, mlp_gate_NC, handovers=(down,))
+
+
+def qkv_stream(weights: Stream | SingleBlock, y_RC: Tensor, tokens: int) -> QkvStream:
+    """Return queries, keys and values; ``tokens``: tokens of a sample in ``y_RC``."""
+    handover = weights.qkv.handover()
+    qkv_RE = weights.qkv(y_RC, add_bias=False, handover=handover)
+    return QkvStream(qkv_RE, weights.qkv.bias, weights.query_norm, weights.key_norm, tokens, handover)
 
 
 class DoubleBlock(nn.Module):
@@ -129,55 +145,59 @@ class DoubleBlock(nn.Module):
 
     def __init__(self, build: _Build) -> None:
         super().__init__()
-        self.text, self.image = Stream(build), Stream(build)
-        self._operations, self._epsilon = build.operations, build.shape.norm_epsilon
+        shape = build.shape
+        self.text, self.image = Stream(build, shape.text_length), Stream(build, shape.image_length)
+        self._operations, self._epsilon = build.operations, shape.norm_epsilon
+        self._tokens = [shape.text_length, shape.image_length]
 
     def forward(
-        self, text_NTC: Tensor, image_NLC: Tensor, vector_NC: Tensor, rotation: Rotation
+        self, text_RC: Tensor, image_RC: Tensor, vector_NC: Tensor, rotation: Rotation
     ) -> tuple[Tensor, Tensor]:
         """Return the tokens of text and image; ``vector_NC``: SiLU of the vector of every sample."""
-        of_text, of_image = (x.modulation(vector_NC).chunk(6, -1) for x in (self.text, self.image))
-        parts = (self.text.heads(text_NTC, *of_text[:2]), self.image.heads(image_NLC, *of_image[:2]))
-        qkv_NS3HD = self._operations.rotated_heads(
-            parts, len(vector_NC), rotation.cos_SJ, rotation.sin_SJ, self._epsilon
+        of_text, of_image = (stream.modulation(vector_NC).chunk(6, -1) for stream in (self.text, self.image))
+        text_RC, text_heads = self.text.heads(text_RC, *of_text[:2])
+        image_RC, image_heads = self.image.heads(image_RC, *of_image[:2])
+        heads = self._operations.qk_norm_rope(
+            (text_heads, image_heads), rotation.cos_SJ, rotation.sin_SJ, self._epsilon
         )
-        attended_NSC = self._operations.attention.packed(qkv_NS3HD).flatten(2)
-        attended_NTC, attended_NLC = attended_NSC.split([text_NTC.shape[1], image_NLC.shape[1]], 1)
+        attended_NSC = self._operations.attention(*heads).flatten(2)
+        attended_text_RC, attended_image_RC = (x.flatten(0, 1) for x in attended_NSC.split(self._tokens, 1))
         return (
-            self.text.finish(text_NTC, attended_NTC, of_text[2:]),
-            self.image.finish(image_NLC, attended_NLC, of_image[2:]),
+            self.text.finish(text_RC, attended_text_RC, of_text[2:]),
+            self.image.finish(image_RC, attended_image_RC, of_image[2:]),
         )
 
 
 class SingleBlock(nn.Module):
     """Attention and an MLP side by side, over text and image with the same weights.
 
-    The product ``first`` gives queries, keys and values, then the input of GELU. The product ``second`` reads the
-    attention's result, then that of GELU.
+    ``proj`` has the bias of both results. ``modulation`` gives shift, scale and gate.
     """
 
     def __init__(self, build: _Build) -> None:
         super().__init__()
-        C, F = build.shape.hidden, build.shape.feed_forward
-        self._operations, self._epsilon, self._widths = build.operations, build.shape.norm_epsilon, (3 * C, F)
-        self.modulation = build.linear(C, 3 * C)
-        self.first, self.second = build.product(C, 3 * C + F), build.product(C + F, C)
+        hidden, feed_forward = build.shape.hidden, build.shape.feed_forward
+        self._operations, self._epsilon, self._tokens = build.operations, build.shape.norm_epsilon, build.shape.length
+        self.modulation = build.linear(hidden, 3 * hidden)
+        self.qkv, self.proj = build.product(hidden, 3 * hidden), build.product(hidden, hidden)
         self.query_norm, self.key_norm = build.norm_weight(), build.norm_weight()
+        self.up, self.down = build.product(hidden, feed_forward), build.product(feed_forward, hidden, bias=False)
 
-    def forward(self, x_NSC: Tensor, vector_NC: Tensor, rotation: Rotation) -> Tensor:
+    def forward(self, x_RC: Tensor, vector_NC: Tensor, rotation: Rotation) -> Tensor:
         """Return the tokens of text and image; ``vector_NC``: SiLU of the vector of every sample."""
         operations = self._operations
         shift_NC, scale_NC, gate_NC = self.modulation(vector_NC).chunk(3, -1)
-        rows_RC = operations.modulated_norm(x_NSC, shift_NC, scale_NC, self._epsilon)
-        qkv_RE, h_RF = self.first(rows_RC).split(self._widths, -1)
-        part = Part(qkv_RE, self.query_norm, self.key_norm)
-        qkv_NS3HD = operations.rotated_heads(
-            (part,), len(vector_NC), rotation.cos_SJ, rotation.sin_SJ, self._epsilon
+        x_RC, y_RC = operations.modulated_norm(x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.qkv.input_scaling())
+        heads = qkv_stream(self, y_RC, self._tokens)
+        q_NSHD, k_NSHD, v_NSHD = operations.qk_norm_rope((heads,), rotation.cos_SJ, rotation.sin_SJ, self._epsilon)
+        up, proj, down = self.up.handover(), self.proj.handover(), self.down.handover()
+        attended_RC = operations.attention(q_NSHD, k_NSHD, v_NSHD).flatten(2).flatten(0, 1)
+        h_RF = operations.gelu(
+            self.up(y_RC, add_bias=False, handover=up), self.up.bias, fp8=self.down.input_scaling(), handover=up
         )
-        attended_RC = operations.attention.packed(qkv_NS3HD).flatten(2).flatten(0, 1)
-        joined = torch.cat([attended_RC, F.gelu(h_RF, approximate="tanh")], 1)
-        y_RC = self.second(joined, add_bias=False)
-        return operations.gated_add(x_NSC, y_RC, self.second.bias, gate_NC)
+        attention_RC = self.proj(attended_RC, add_bias=False, handover=proj)
+        mlp_RC = self.down(h_RF, add_bias=False, handover=down)
+        return operations.gated_residual(x_RC, attention_RC, mlp_RC, self.proj.bias, gate_NC, handovers=(proj, down))
 
 
 class Output(nn.Module):
@@ -185,16 +205,16 @@ class Output(nn.Module):
 
     def __init__(self, build: _Build) -> None:
         super().__init__()
-        C = build.shape.hidden
+        hidden = build.shape.hidden
         self._operations, self._epsilon = build.operations, build.shape.norm_epsilon
-        self.modulation, self.linear = build.linear(C, 2 * C), build.linear(C, build.shape.packed)
+        self.modulation, self.linear = build.linear(hidden, 2 * hidden), build.linear(hidden, build.shape.packed)
 
-    def forward(self, image_NLC: Tensor, vector_NC: Tensor) -> Tensor:
+    def forward(self, image_RC: Tensor, vector_NC: Tensor) -> Tensor:
         """Return the velocity (N, L, P)."""
         shift_NC, scale_NC = self.modulation(vector_NC).chunk(2, -1)
-        rows_RC = self._operations.modulated_norm(image_NLC, shift_NC, scale_NC, self._epsilon)
-        velocity_RP: Tensor = self.linear(rows_RC)
-        return velocity_RP.unflatten(0, image_NLC.shape[:2])
+        _, y_RC = self._operations.modulated_norm(image_RC, scale_NC, shift_NC, self._epsilon)
+        velocity_RP: Tensor = self.linear(y_RC)
+        return velocity_RP.unflatten(0, (len(vector_NC), -1))
 
 
 class Flux(nn.Module):
@@ -262,20 +282,22 @@ class Flux(nn.Module):
         shape, rotation, dtype = self.architecture, self._rotation, self._dtype
         times_NK = time_features(t_N, shape.time_features, shape.time_period, shape.time_scale)
         vector_NC = F.silu(self.time_in(times_NK) + self.caption_in(caption_NK))
-        image_NLC, text_NTC = self.image_in(x_NLP.to(dtype)), self.text_in(text_NTK.to(dtype))
+        image_RC = self.image_in(x_NLP.to(dtype).flatten(0, 1))
+        text_RC = self.text_in(text_NTK.to(dtype).flatten(0, 1))
         for number, block in enumerate(self.double_blocks):
-            text_NTC, image_NLC = self._run(number, block, text_NTC, image_NLC, vector_NC, rotation)
-        x_NSC = torch.cat([text_NTC, image_NLC], 1)
+            text_RC, image_RC = self._run(number, block, text_RC, image_RC, vector_NC, rotation)
+        text_NTC, image_NLC = (x.unflatten(0, (len(vector_NC), -1)) for x in (text_RC, image_RC))
+        x_RC = torch.cat([text_NTC, image_NLC], 1).flatten(0, 1)
         for number, block in enumerate(self.single_blocks, len(self.double_blocks)):
-            x_NSC = self._run(number, block, x_NSC, vector_NC, rotation)
-        velocity_NLP: Tensor = self.output(x_NSC[:, shape.text_length :], vector_NC)
+            x_RC = self._run(number, block, x_RC, vector_NC, rotation)
+        image_NLC = x_RC.unflatten(0, (len(vector_NC), -1))[:, shape.text_length :]
+        velocity_NLP: Tensor = self.output(image_NLC.flatten(0, 1), vector_NC)
         return velocity_NLP
 
-    def _run(self, number: int, block: nn.Module, *inputs: object) -> Tensor:
+    def _run(self, number: int, block: nn.Module, *inputs: object) -> Any:
         if number < self._recomputed and torch.is_grad_enabled():
             return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
-        result: Tensor = block(*inputs)
-        return result
+        return block(*inputs)
 
     @torch.no_grad()
     def _draw(self, generator_of: Callable[[str], torch.Generator], zero_std: float) -> None:
@@ -288,14 +310,21 @@ class Flux(nn.Module):
                 generator = generator_of(name)
                 drawn = torch.empty(parameter.shape, device=generator.device)
                 if ".modulation." in name or name.startswith("output."):
-                    std = zero_std
+                    drawn.normal_(0.0, zero_std, generator=generator)
+                elif name.startswith(("time_in.", "caption_in.")):
+                    drawn.normal_(0.0, EMBEDDING_STD, generator=generator)
                 else:
-                    std = EMBEDDING_STD if name.startswith(("time_in.", "caption_in.")) else None
-                if std is None:
-                    nn.init.xavier_uniform_(drawn, generator=generator)
-                else:
-                    drawn.normal_(0.0, std, generator=generator)
+                    bound = math.sqrt(6.0 / (sum(drawn.shape) + self._beside(name)))
+                    drawn.uniform_(-bound, bound, generator=generator)
                 parameter.copy_(drawn)
+
+    def _beside(self, name: str) -> int:
+        """Return the inputs or outputs of the product that the published network joins with one of a single block."""
+        if not name.startswith("single_blocks."):
+            return 0
+        hidden, feed_forward = self.architecture.hidden, self.architecture.feed_forward
+        beside = {"qkv": feed_forward, "up": 3 * hidden, "proj": feed_forward, "down": hidden}
+        return beside[name.split(".")[-2]]
 
 
 def time_features(t_N: Tensor, features: int, period: float, scale: float) -> Tensor:

@@ -1,79 +1,86 @@
 """The operations of FLUX.1's blocks, and the choice of their implementations.
 
-Matrix products have rows of tokens, (N L, features); the residual stream is (N, L, C). An operation before a product
-writes its rows, an operation after a product reads them and adds its bias.
+Tensors between operations have a row per token, sample by sample. The operation after a product adds its bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.flux1.architecture import FluxArchitecture
+from benchmarks.flux1.ops.modulated_norm import MODULATED_NORM
 from common.ops.bias_gelu import BIAS_GELU
 from common.ops.dense_attention import DENSE_ATTENTION, Attention
+from common.ops.fp8_cast.reference import Handover
 from common.ops.linear import LINEAR
 from common.ops.operation import Operation, OperationRequest, choose
 from common.ops.triton_support import widen
 
 
-def modulated_norm_reference(x_NLC: Tensor, shift_NC: Tensor, scale_NC: Tensor, epsilon: float) -> Tensor:
-    """Return ``(1 + scale) LayerNorm(x) + shift`` as rows (N L, C), dtype of ``x_NLC``; the norm has no weights."""
-    normed_NLC = F.layer_norm(widen(x_NLC), x_NLC.shape[-1:], eps=epsilon)
-    y_NLC = (1 + widen(scale_NC).unsqueeze(1)) * normed_NLC + widen(shift_NC).unsqueeze(1)
-    return y_NLC.to(x_NLC.dtype).flatten(0, 1)
+def gated_residual_reference(
+    x_RE: Tensor,
+    delta_RE: Tensor,
+    other_RE: Tensor | None,
+    bias_E: Tensor,
+    gate_NE: Tensor,
+    *,
+    handovers: Sequence[Handover | None] = (),
+) -> Tensor:
+    """Return ``x + gate (delta + other + bias)``, (R, E), dtype of ``x_RE``."""
+    sum_RE = widen(delta_RE) + widen(bias_E)
+    if other_RE is not None:
+        sum_RE = sum_RE + widen(other_RE)
+    gated_NLE = widen(gate_NE).unsqueeze(1) * sum_RE.unflatten(0, (len(gate_NE), -1))
+    return (widen(x_RE) + gated_NLE.flatten(0, 1)).to(x_RE.dtype)
 
 
-def gated_add_reference(x_NLC: Tensor, y_RC: Tensor, bias_C: Tensor, gate_NC: Tensor) -> Tensor:
-    """Return ``x + gate (y + bias)``, (N, L, C), dtype of ``x_NLC``; ``y_RC``: rows (N L, C) of a product."""
-    branch_NLC = (widen(y_RC) + widen(bias_C)).view_as(x_NLC)
-    return (widen(x_NLC) + widen(gate_NC).unsqueeze(1) * branch_NLC).to(x_NLC.dtype)
-
-
-class Part(NamedTuple):
+class QkvStream(NamedTuple):
     """Queries, keys and values of some tokens of every sample.
 
     Attributes:
-        qkv_RE: rows (N L, 3 H D) of a product with its bias: the queries of all heads, the keys, the values. May be a
-            view of a wider matrix.
+        qkv_RF: rows (R, 3 H D) of a product without its bias: the queries of all heads, the keys, the values.
+        bias_F: bias of the product.
         query_weight_D, key_weight_D: weights of the norms of queries and keys.
+        tokens: tokens of a sample.
+        handover: receives the gradient of ``qkv_RF`` in e5m2 if it has a scale.
     """
 
-    qkv_RE: Tensor
+    qkv_RF: Tensor
+    bias_F: Tensor
     query_weight_D: Tensor
     key_weight_D: Tensor
+    tokens: int
+    handover: Handover | None = None
 
 
-def rotated_heads_reference(
-    parts: Sequence[Part], samples: int, cos_SJ: Tensor, sin_SJ: Tensor, epsilon: float
-) -> Tensor:
-    """Return queries and keys, normalised by head and rotated, and values: (N, S, 3, H, D), dtype of the products.
+def qk_norm_rope_reference(
+    streams: Sequence[QkvStream], cos_SJ: Tensor, sin_SJ: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries and keys, normalised by head and rotated, and values: (N, S, H, D) each, dtype of the products.
 
     A query or key x of a head becomes ``weight x / sqrt(mean(x^2) + epsilon)``. Then each pair of neighbours
     (x_2j, x_2j+1) is rotated by the angle of token and j (Su et al., arXiv:2104.09864).
 
     Args:
-        parts: parts of all tokens, whose tokens follow each other in a sample.
-        samples: N.
+        streams: parts of the tokens, which follow each other in a sample.
         cos_SJ, sin_SJ: cosines and sines of the angles, (S, D / 2), fp32 or fp64.
     """
     joined = []
-    for part in parts:
-        size = len(part.query_weight_D)
-        q, k, v = widen(part.qkv_RE).view(samples, -1, 3, part.qkv_RE.shape[1] // (3 * size), size).unbind(2)
-        q, k = (
-            F.rms_norm(x, x.shape[-1:], widen(weight), epsilon)
-            for x, weight in ((q, part.query_weight_D), (k, part.key_weight_D))
-        )
+    for stream in streams:
+        qkv_RF, size = widen(stream.qkv_RF) + widen(stream.bias_F), len(stream.query_weight_D)
+        q, k, v = qkv_RF.unflatten(0, (-1, stream.tokens)).unflatten(-1, (3, -1, size)).unbind(2)
+        q = F.rms_norm(q, (size,), widen(stream.query_weight_D), epsilon)
+        k = F.rms_norm(k, (size,), widen(stream.key_weight_D), epsilon)
         joined.append((q, k, v))
     q_NSHD, k_NSHD, v_NSHD = (torch.cat(tensors, 1) for tensors in zip(*joined, strict=True))
-    rotated = [_rotated(x, cos_SJ, sin_SJ) for x in (q_NSHD, k_NSHD)]
-    return torch.stack([*rotated, v_NSHD], 2).to(parts[0].qkv_RE.dtype)
+    dtype = streams[0].qkv_RF.dtype
+    return _rotated(q_NSHD, cos_SJ, sin_SJ).to(dtype), _rotated(k_NSHD, cos_SJ, sin_SJ).to(dtype), v_NSHD.to(dtype)
 
 
 def _rotated(x_NSHD: Tensor, cos_SJ: Tensor, sin_SJ: Tensor) -> Tensor:
@@ -82,15 +89,14 @@ def _rotated(x_NSHD: Tensor, cos_SJ: Tensor, sin_SJ: Tensor) -> Tensor:
     return torch.stack([cos * even - sin * odd, sin * even + cos * odd], -1).flatten(-2)
 
 
-MODULATED_NORM = Operation("modulated_norm", modulated_norm_reference)
-GATED_ADD = Operation("gated_add", gated_add_reference)
-ROTATED_HEADS = Operation("rotated_heads", rotated_heads_reference)
+GATED_RESIDUAL = Operation("gated_residual", gated_residual_reference)
+QK_NORM_ROPE = Operation("qk_norm_rope", qk_norm_rope_reference)
 
 OPERATIONS: dict[str, Operation] = {
     "attention": DENSE_ATTENTION,
     "modulated_norm": MODULATED_NORM,
-    "gated_add": GATED_ADD,
-    "rotated_heads": ROTATED_HEADS,
+    "gated_residual": GATED_RESIDUAL,
+    "qk_norm_rope": QK_NORM_ROPE,
     "gelu": BIAS_GELU,
     "linear": LINEAR,
 }
@@ -110,10 +116,10 @@ class Operations:
     """
 
     attention: Attention
-    modulated_norm: Callable[..., Tensor]
-    gated_add: Callable[..., Tensor]
-    rotated_heads: Callable[..., Tensor]
-    gelu: Callable[..., Tensor]
+    modulated_norm: Callable[..., tuple[Tensor, Any]]
+    gated_residual: Callable[..., Tensor]
+    qk_norm_rope: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    gelu: Callable[..., Any]
     linear: str
     choices: dict[str, str]
 
@@ -131,7 +137,8 @@ def choose_operations(
     """
     shape = architecture
     sizes = {
-        "columns": shape.hidden, "head_size": shape.head_size, "queries": shape.length, "keys": shape.length,
+        "columns": shape.hidden, "features": shape.hidden, "head_size": shape.head_size, "queries": shape.length,
+        "keys": shape.length,
     }  # fmt: skip
     chosen = choose(requested, OPERATIONS, OperationRequest(device, dtype, sizes))
     choices = {name: choice.name for name, choice in chosen.items()}

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from benchmarks.flux1.config import FluxConfig
 from benchmarks.flux1.data import FORMAT, open_eval, open_train
-from benchmarks.flux1.evaluate import evaluation_of
+from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.flow import LatentScale, noised, sample_losses
 from benchmarks.flux1.model import Flux
 from common.config.schema import Declaration, RunConfig
-from common.contract.evaluation import Evaluation
+from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
 from common.distributed.layout import Layout
@@ -141,13 +141,25 @@ class FluxTraining(Workload):
         cfg, own = self.cfg, self.own
         return open_train(root, own, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
 
-    def evaluation(self, layout: Layout) -> Evaluation:
+    def weights(self) -> Weights:
+        """Return the current weights and the number of updates, which determines the noise of an evaluation."""
+        weights = super().weights()
+        updates = torch.zeros_like(self._seed) if self._optimizer is None else self._optimizer.updates
+        return with_updates(weights, updates)
+
+    def evaluation(self, layout: Layout) -> ValidationLoss:
         """Return the evaluation of the validation loss on the ranks of ``layout``."""
-        count = self.own.reader.eval_batch
-        timesteps = torch.arange(count, device=layout.device) % self.own.facts.eval_timesteps
-        example = {**self._example(count), "timesteps": timesteps}
-        return evaluation_of(
-            self, example, lambda root: open_eval(root, self.own, layout), layout, self.cfg.cuda_graphs
+        own, count = self.own, self.own.reader.eval_batch
+        timesteps = torch.arange(count, device=layout.device) % own.facts.eval_timesteps
+        present = torch.ones(count, dtype=torch.bool, device=layout.device)
+        return ValidationLoss(
+            self.model,
+            self.sample_losses,
+            {**self._example(count), "timesteps": timesteps, "present": present},
+            layout,
+            lambda root: open_eval(root, own, layout),
+            self.cfg.cuda_graphs,
+            own.facts.eval_timesteps,
         )
 
     def sample_flops(self) -> float:
