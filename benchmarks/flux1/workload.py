@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.flux1.config import FluxConfig
-from benchmarks.flux1.data import FORMAT, open_eval, open_train
+from benchmarks.flux1.data import open_eval, open_train
+from benchmarks.flux1.encodings import FORMAT
 from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.flow import LatentScale, noised, sample_losses
 from benchmarks.flux1.memory import FluxMemory
