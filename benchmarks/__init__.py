@@ -21,6 +21,7 @@ WORKLOADS: dict[str, str] = {
     "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",
     "rgat": "benchmarks.rgat.workload:RgatClassification",
     "rnnt": "benchmarks.rnnt.workload:SpeechRecognition",
+    "flux1": "benchmarks.flux1.workload:FluxTraining",
     "stable_diffusion": "benchmarks.stable_diffusion.workload:StableDiffusion",
     "ssd300": "benchmarks.ssd300.workload:Ssd300Detection",
     "unet3d": "benchmarks.unet3d.workload:UNet3DSegmentation",
