@@ -136,8 +136,9 @@ class Stream(nn.Module):
 def qkv_stream(weights: Stream | SingleBlock, y_RC: Tensor, tokens: int) -> QkvStream:
     """Return queries, keys and values; ``tokens``: tokens of a sample in ``y_RC``."""
     handover = weights.qkv.handover()
-    qkv_RE = weights.qkv(y_RC, add_bias=False, handover=handover)
-    return QkvStream(qkv_RE, weights.qkv.bias, weights.query_norm, weights.key_norm, tokens, handover)
+    qkv_RE, bias = weights.qkv(y_RC, add_bias=False, handover=handover), weights.qkv.bias
+    assert bias is not None
+    return QkvStream(qkv_RE, bias, weights.query_norm, weights.key_norm, tokens, handover)
 
 
 class DoubleBlock(nn.Module):
