@@ -137,8 +137,8 @@ def _off_grid(log: ParsedLog, rules: Rules) -> list[Refusal]:
     if rules.benchmark in FROM_THE_FIRST and numbered and numbered[0][0] > 1:
         point = numbered[0][1]
         text = (
-            f"line {point.line}: the first evaluation is after {rules.progress_key} {point.progress:.10g}, and the rules "
-            f"require one every {interval:.10g} from the start"
+            f"line {point.line}: the first evaluation is after {rules.progress_key} {point.progress:.10g}, and the "
+            f"rules require one every {interval:.10g} from the start"
         )
         return [_off(text)]
     for (before, _), (after, each) in pairwise(numbered):
