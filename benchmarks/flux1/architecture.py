@@ -7,7 +7,6 @@ encoded caption.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -47,7 +46,7 @@ class FluxArchitecture:
     feed_forward: Annotated[int, AtLeast(1)]
     double_blocks: Annotated[int, AtLeast(1)]
     single_blocks: Annotated[int, AtLeast(1)]
-    rope_axes: Annotated[Sequence[int], Each(AtLeast(2))]
+    rope_axes: Annotated[tuple[int, ...], Each(AtLeast(2))]
     rope_theta: Annotated[float, Positive]
     time_features: Annotated[int, AtLeast(2)]
     time_period: Annotated[float, Positive]
@@ -98,22 +97,22 @@ class FluxArchitecture:
         return self.latent_channels * self.patch**2
 
     @property
-    def double_products(self) -> int:
-        """Weights of the matrix products over tokens in one stream of a double block."""
+    def stream_products(self) -> int:
+        """Weights of the matrix products over tokens in a single block, or in one stream of a double block."""
         return 4 * self.hidden**2 + 2 * self.hidden * self.feed_forward
 
     @property
     def double_parameters(self) -> int:
         """Parameters of a double block."""
         C, F = self.hidden, self.feed_forward
-        stream = self.double_products + 6 * C * C + (6 + 3 + 1 + 1) * C + F + 2 * self.head_size
+        stream = self.stream_products + 6 * C * C + (6 + 3 + 1 + 1) * C + F + 2 * self.head_size
         return 2 * stream
 
     @property
     def single_parameters(self) -> int:
         """Parameters of a single block."""
         C, F = self.hidden, self.feed_forward
-        return self.double_products + 3 * C * C + (3 + 3 + 1) * C + F + 2 * self.head_size
+        return self.stream_products + 3 * C * C + (3 + 3 + 1) * C + F + 2 * self.head_size
 
     @property
     def outer_parameters(self) -> int:
@@ -133,8 +132,8 @@ class FluxArchitecture:
         """Return the multiply-adds of the forward pass of one sample: matrix products and attention."""
         C, S = self.hidden, self.length
         attention = 2 * S * S * C
-        double = S * self.double_products + 2 * 6 * C * C + attention
-        single = S * self.double_products + 3 * C * C + attention
+        double = S * self.stream_products + 2 * 6 * C * C + attention
+        single = S * self.stream_products + 3 * C * C + attention
         vectors = (self.time_features + self.caption_width + 2 * C + 2 * C) * C
         outer = self.image_length * 2 * self.packed * C + self.text_length * self.text_width * C + vectors
         return self.double_blocks * double + self.single_blocks * single + outer

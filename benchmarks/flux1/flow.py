@@ -93,4 +93,3 @@ def noised(
 def sample_losses(prediction_NLP: Tensor, v_NLP: Tensor) -> Tensor:
     """Return the mean squared error of every sample, (N,), in the dtype of the velocity ``v_NLP``."""
     return F.mse_loss(prediction_NLP.to(v_NLP.dtype), v_NLP, reduction="none").mean((1, 2))
-

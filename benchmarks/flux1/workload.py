@@ -15,6 +15,7 @@ from benchmarks.flux1.data import open_eval, open_train
 from benchmarks.flux1.encodings import FORMAT
 from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.flow import LatentScale, noised, sample_losses
+from benchmarks.flux1.memory import FluxMemory
 from benchmarks.flux1.model import Flux
 from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
@@ -23,8 +24,12 @@ from common.data.batches import Batch, DataSource, HostBatch
 from common.distributed.layout import Layout
 from common.ops.operation import AUTO
 from common.optim.learning_rate import Schedule, warmup_then_constant
+from common.optim.memory_plan import MemoryPlan, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep
+
+IN_FP8 = ("fp8", "te")
+"""Implementations of ``linear`` that multiply in FP8."""
 
 
 class FluxTraining(Workload):
@@ -32,6 +37,7 @@ class FluxTraining(Workload):
 
     Attributes:
         architecture: the part of the network that ``model.double_blocks`` and ``model.single_blocks`` select.
+        memory: plan of the memory of a GPU; None on other devices.
     """
 
     config_type: ClassVar[type] = FluxConfig
@@ -47,19 +53,44 @@ class FluxTraining(Workload):
             double_blocks=own.model.double_blocks or facts.double_blocks,
             single_blocks=own.model.single_blocks or facts.single_blocks,
         )
+        self.memory = self._planned() if device.type == "cuda" else None
         asked = own.model.recomputed_blocks
+        recomputed = (0 if asked == AUTO else asked) if self.memory is None else self.memory.recomputed
         self.model = Flux(
             self.architecture,
             own.model.implementations,
             lambda name: layout.shared_generator(f"weights/{name}", device),
             device,
             self.dtype,
-            recomputed_blocks=0 if asked == AUTO else int(asked),
+            recomputed_blocks=recomputed,
             zero_std=own.model.zero_std,
         )
         self.choices |= self.model.chosen
         self._latents = LatentScale(facts.latent_shift, facts.latent_scale)
         self._seed = torch.tensor(layout.seed, dtype=torch.int64, device=device)
+
+    def _planned(self) -> MemoryPlan:
+        asked = self.own.model.recomputed_blocks
+        capacity = torch.cuda.get_device_properties(self.layout.device).total_memory
+        return plan(self.memory_sizes(), capacity, None if asked == AUTO else asked, 0)
+
+    def memory_sizes(self) -> FluxMemory:
+        """Return the sizes that determine the memory of this rank."""
+        cfg, own, layout = self.cfg, self.own, self.layout
+        trains = layout.role == "train"
+        return FluxMemory(
+            architecture=self.architecture,
+            samples=cfg.micro_batch if trains else 0,
+            eval_samples=0 if trains and cfg.evaluation.ranks else own.reader.eval_batch,
+            parameters=self.architecture.parameters,
+            fp8=own.model.implementations.get("linear") in IN_FP8,
+            alone=layout.world_size == 1,
+            **trained_weights(cfg, layout, self.dtype),
+        )
+
+    def memory_plan(self) -> str:
+        """Return a description of the planned memory by category; empty without a GPU."""
+        return "" if self.memory is None else self.memory.in_words()
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return one group with all parameters: biases and norms have weight decay, too."""

@@ -124,7 +124,7 @@ def modulated_norm_backward_kernel(
 TILES: dict[str, Tile] = {
     "forward": Tile(rows=1, warps=8, programs=0),
     "forward to fp8": Tile(rows=1, warps=8, programs=8),
-    "backward": Tile(rows=1, warps=8, programs=3),
+    "backward": Tile(rows=1, warps=8, programs=2),
 }
 """Tiles by pass. ``rows`` are those of a row of ``_ROW_OF_TILES`` features; programs hold more narrower rows."""
 
