@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from benchmarks.flux1.architecture import FluxArchitecture
-from benchmarks.flux1.operations import OPERATIONS
+from benchmarks.flux1.model import OPERATIONS
 from common.config.ranges import AtLeast, NotNegative, Positive, ProbabilityBelowOne
 from common.errors import ConfigError
 from common.ops.operation import all_implementations

@@ -27,11 +27,40 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.flux1.architecture import FluxArchitecture
-from benchmarks.flux1.operations import Operations, QkvStream, choose_operations
-from common.ops.linear import Linear
+from benchmarks.flux1.ops.gated_residual import GATED_RESIDUAL
+from benchmarks.flux1.ops.modulated_norm import MODULATED_NORM
+from benchmarks.flux1.ops.qk_norm_rope import QK_NORM_ROPE, QkvStream
+from common.ops.bias_gelu import BIAS_GELU
+from common.ops.dense_attention import DENSE_ATTENTION
+from common.ops.linear import LINEAR, Linear
+from common.ops.operation import Operation, OperationRequest, choose
+
+OPERATIONS: dict[str, Operation] = {
+    "attention": DENSE_ATTENTION,
+    "modulated_norm": MODULATED_NORM,
+    "gated_residual": GATED_RESIDUAL,
+    "qk_norm_rope": QK_NORM_ROPE,
+    "gelu": BIAS_GELU,
+    "linear": LINEAR,
+}
+"""Operations that ``model.implementations`` can configure.
+
+``linear`` applies to the products over tokens in the blocks; all other products are PyTorch's.
+"""
 
 EMBEDDING_STD = 0.02
 """Standard deviation of the initial weights of the embeddings of time and caption."""
+
+
+@dataclass(frozen=True)
+class _Operations:
+    """Functions of the chosen implementations."""
+
+    attention: Callable[..., Tensor]
+    modulated_norm: Callable[..., tuple[Tensor, Any]]
+    gated_residual: Callable[..., Tensor]
+    qk_norm_rope: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    gelu: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -39,7 +68,8 @@ class _Build:
     """Sizes, operations and factories that all modules of the network share."""
 
     shape: FluxArchitecture
-    operations: Operations
+    operations: _Operations
+    linear_name: str
     device: torch.device
     dtype: torch.dtype
 
@@ -50,7 +80,7 @@ class _Build:
     def product(self, in_features: int, out_features: int, bias: bool = True) -> Linear:
         """Return a layer over the tokens of a block, whose bias another operation adds."""
         layer = Linear(in_features, out_features, self.device, self.dtype, bias)
-        layer.choose(self.operations.linear)
+        layer.choose(self.linear_name)
         return layer
 
     def norm_weight(self) -> nn.Parameter:
@@ -249,8 +279,13 @@ class Flux(nn.Module):
     ) -> None:
         super().__init__()
         device, shape = torch.device(device), architecture
-        build = _Build(shape, choose_operations(implementations or {}, shape, device, dtype), device, dtype)
-        self.architecture, self.chosen, self._dtype = shape, build.operations.choices, dtype
+        sizes = {"columns": shape.hidden, "features": shape.hidden, "head_size": shape.head_size}
+        sizes |= {"queries": shape.length, "keys": shape.length}
+        chosen = choose(implementations or {}, OPERATIONS, OperationRequest(device, dtype, sizes))
+        operations = _Operations(**{name: choice.function for name, choice in chosen.items() if name != "linear"})
+        build = _Build(shape, operations, chosen["linear"].name, device, dtype)
+        self.architecture, self._dtype = shape, dtype
+        self.chosen = {name: choice.name for name, choice in chosen.items()}
         self._recomputed = recomputed_blocks
         self._rotation = Rotation(shape, device, dtype)
         self.image_in, self.text_in = (build.linear(n, shape.hidden) for n in (shape.packed, shape.text_width))
