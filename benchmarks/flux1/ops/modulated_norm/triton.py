@@ -144,7 +144,7 @@ def _constants(tile: Tile, features: int) -> dict[str, int]:
 def forward(
     x_RE: Tensor, scale_NE: Tensor, shift_NE: Tensor, epsilon: float, fp8: Scaling | None
 ) -> tuple[Output, Tensor]:
-    """Return y (R, E) in 16 bits or in FP8, and mean and 1 / standard deviation of each row, fp32 (2, R). One launch."""
+    """Return y (R, E) in 16 bits or FP8, and mean and 1 / standard deviation of each row, fp32 (2, R). One launch."""
     rows, features = x_RE.shape
     tile = TILES["forward" if fp8 is None else "forward to fp8"]
     constants = _constants(tile, features)
