@@ -44,8 +44,8 @@ def train(world: int, rank: int, shard: str, *overrides: str) -> dict[str, Tenso
     """Return the weights after some iterations in fp64, in which the gradient is clipped."""
     run, _ = loaded(
         "scale=test", f"scale.gpus_per_node={world}", "micro_batch=1", "precision=fp64", f"optimizer.shard={shard}",
-        "optimizer.bucket_mb=0.01", "model.zero_std=0.1", f"hparams.global_batch_size={STREAMS}", "benchmark.facts.max_grad_norm=0.1",
-        *overrides,
+        "optimizer.bucket_mb=0.01", "model.zero_std=0.1", f"hparams.global_batch_size={STREAMS}",
+        "benchmark.facts.max_grad_norm=0.1", *overrides,
     )  # fmt: skip
     workload = FluxTraining(run, Layout(run.layout, rank, seed=7))
     step = workload.build_step()
