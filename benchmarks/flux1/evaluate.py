@@ -34,7 +34,7 @@ Errors = Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]
 
 
 def with_updates(weights: Weights, updates: Tensor) -> Weights:
-    """Return ``weights`` and the number of finished updates (0-d int64), which determines the noise of an evaluation."""
+    """Return ``weights`` and the number of finished updates (0-d int64), which determines an evaluation's noise."""
     return Weights({**weights.tensors, UPDATES: updates})
 
 

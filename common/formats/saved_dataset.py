@@ -62,6 +62,7 @@ def value_ranges(path: Path, columns: Sequence[str]) -> NDArray[np.int64]:
             if reader.schema.field(name).type not in _OFFSETS:
                 raise DataError(f"{path}: column {name} has {reader.schema.field(name).type}, expected bytes")
         for batch in reader:
+            batch.validate(full=True)
             ranges = np.stack([_ranges(batch.column(name), start) for name in columns], 1)
             if batch.num_rows and (ranges.min() < 0 or ranges.sum(2).max() > size):
                 raise DataError(f"{path} is compressed or has missing values; fetch it again")
