@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.config import FluxConfig
 from benchmarks.flux1.data import open_eval, open_train
 from benchmarks.flux1.encodings import FORMAT
@@ -47,6 +48,7 @@ class FluxTraining(Workload):
 
     config_type: ClassVar[type] = FluxConfig
     title = "FLUX.1"
+    peers = "benchmarks.flux1.peer"
     axes: ClassVar[Mapping[str, str]] = {"dp": "have other samples", "tp": "share layers"}
     own: FluxConfig
     model: Flux
@@ -54,11 +56,7 @@ class FluxTraining(Workload):
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
         own, facts, device = self.own, self.own.facts, layout.device
-        self.architecture = dataclasses.replace(
-            facts,
-            double_blocks=own.model.double_blocks or facts.double_blocks,
-            single_blocks=own.model.single_blocks or facts.single_blocks,
-        )
+        self.architecture = used_blocks(own)
         self.parallel = TensorParallel.from_layout(layout)
         if own.reader.eval_batch % self.parallel.size:
             raise ConfigError(
@@ -239,3 +237,13 @@ class FluxTraining(Workload):
     def sample_flops(self) -> float:
         """Return the FLOPs of training on one sample."""
         return self.architecture.training_flops()
+
+
+def used_blocks(own: FluxConfig) -> FluxArchitecture:
+    """Return the sizes of the part of the network that ``model.double_blocks`` and ``model.single_blocks`` select."""
+    asked, facts = own.model, own.facts
+    return dataclasses.replace(
+        facts,
+        double_blocks=asked.double_blocks or facts.double_blocks,
+        single_blocks=asked.single_blocks or facts.single_blocks,
+    )
