@@ -62,10 +62,10 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         return self.parameters * (self.weight_bytes() if self.samples else self.itemsize)
 
     def weights_in_fp8(self) -> int:
-        """Return the bytes of the weights of products, cast to FP8."""
+        """Return the bytes of the weights of products, cast to FP8, and of their transposes."""
         shape = self.architecture
         products = (2 * shape.double_blocks + shape.single_blocks) * shape.stream_products
-        return products // self.ranks if self.fp8 else 0
+        return 2 * products // self.ranks if self.fp8 else 0
 
     def kept(self, recomputed: int) -> int:
         """Return the bytes that all blocks keep for the backward pass."""

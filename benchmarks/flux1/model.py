@@ -19,6 +19,7 @@ Legend: see :mod:`benchmarks.flux1.architecture`; R rows, which are the tokens o
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from common.errors import UnsupportedImplementation
 from common.ops.bias_gelu import BIAS_GELU
 from common.ops.dense_attention import DENSE_ATTENTION
 from common.ops.linear import LINEAR, Linear
+from common.ops.linear.fp8 import same_weights
 from common.ops.operation import OPTION, REFERENCE, Operation, OperationRequest, choose
 
 OPERATIONS: dict[str, Operation] = {
@@ -396,7 +398,10 @@ class Flux(nn.Module):
 
     def _run(self, number: int, block: nn.Module, *inputs: object) -> Any:
         if number < self._recomputed and torch.is_grad_enabled():
-            return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+            return checkpoint(
+                block, *inputs, use_reentrant=False, preserve_rng_state=False,
+                context_fn=lambda: (contextlib.nullcontext(), same_weights(block)),
+            )  # fmt: skip
         return block(*inputs)
 
     @torch.no_grad()

@@ -29,7 +29,6 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
 from common.ops.linear.fp8 import same_weights
-from common.ops.operation import AUTO
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.memory_plan import MemoryPlan, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
@@ -66,7 +65,7 @@ class FluxTraining(Workload):
             )
         self.memory = self._planned() if device.type == "cuda" else None
         asked = own.model.recomputed_blocks
-        recomputed = (0 if asked == AUTO else asked) if self.memory is None else self.memory.recomputed
+        recomputed = (asked if isinstance(asked, int) else 0) if self.memory is None else self.memory.recomputed
         self.model = Flux(
             self.architecture,
             own.model.implementations,
@@ -84,7 +83,7 @@ class FluxTraining(Workload):
     def _planned(self) -> MemoryPlan:
         asked = self.own.model.recomputed_blocks
         capacity = torch.cuda.get_device_properties(self.layout.device).total_memory
-        return plan(self.memory_sizes(), capacity, None if asked == AUTO else asked, 0)
+        return plan(self.memory_sizes(), capacity, asked if isinstance(asked, int) else None, 0)
 
     def memory_sizes(self) -> FluxMemory:
         """Return the sizes that determine the memory of this rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from benchmarks.flux1.config import Facts
 from benchmarks.flux1.model import Flux, Rotation, time_features
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
+from common.ops.linear import Linear
+from common.ops.linear.fp8 import Fp8LinearProduct
 from tests.benchmarks.flux1.public_names import diffusers_network, positions, to_diffusers
 from tests.benchmarks.flux1.small_flux import SMALL, inputs, small_flux
 
@@ -139,6 +142,46 @@ def test_recomputed_blocks_change_no_gradient(blocks):
         gradients.append([parameter.grad for parameter in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other)
+
+
+def weight_casts(model: Flux) -> Counter[str]:
+    """Return the number of casts of weights to FP8 by layer, which later passes count up."""
+    casts = Counter[str]()
+
+    def count(name: str, address: int, product: Fp8LinearProduct) -> None:
+        cast = product._cast
+
+        def counted(x: torch.Tensor, *given: object) -> object:
+            casts[name] += x.data_ptr() == address
+            return cast(x, *given)
+
+        product._cast = counted
+
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and isinstance(module.product, Fp8LinearProduct):
+            count(name, module.weight.data_ptr(), module.product)
+    return casts
+
+
+def test_recomputed_blocks_use_the_weights_that_the_forward_pass_has_cast_to_fp8():
+    shape = dataclasses.replace(SMALL, heads=4, rope_axes=(2, 4, 2), latent_size=8, text_length=16)
+    generator = torch.Generator().manual_seed(1)
+    x, text, caption = (torch.randn(size, generator=generator) for size in ((2, 16, 12), (2, 16, 12), (2, 10)))
+    gradients = []
+    for recomputed in (0, 5):
+        model = Flux(
+            shape, {"linear": "fp8"}, lambda name: torch.Generator().manual_seed(len(name)), dtype=torch.bfloat16,
+            recomputed_blocks=recomputed, zero_std=0.1,
+        )  # fmt: skip
+        casts = weight_casts(model)
+        for _ in range(2):  # delayed scales are set after the first pass
+            model.zero_grad()
+            model(x, text, caption, torch.tensor([0.25, 0.5])).float().square().sum().backward()
+        assert len(casts) == 2 * 8 + 3 * 4
+        assert set(casts.values()) == {2}
+        gradients.append([parameter.grad.double() for parameter in model.parameters()])
+    for kept, again in zip(*gradients, strict=True):
+        assert float((again - kept).norm() / kept.norm()) < 0.2
 
 
 def test_recomputed_blocks_keep_only_their_inputs():
