@@ -128,6 +128,13 @@ class FluxArchitecture:
         blocks = self.double_blocks * self.double_parameters + self.single_blocks * self.single_parameters
         return blocks + self.outer_parameters
 
+    def parameters_of_rank(self, ranks: int) -> int:
+        """Return the parameters of one of several ranks that split the products over tokens and their split biases."""
+        split = (2 * self.double_blocks + self.single_blocks) * (
+            self.stream_products + 3 * self.hidden + self.feed_forward
+        )
+        return self.parameters - split + split // ranks
+
     def multiply_adds(self) -> int:
         """Return the multiply-adds of the forward pass of one sample: matrix products and attention."""
         C, S = self.hidden, self.length

@@ -62,10 +62,10 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         return self.parameters * (self.weight_bytes() if self.samples else self.itemsize)
 
     def weights_in_fp8(self) -> int:
-        """Return the bytes of the weights of products, cast to FP8."""
+        """Return the bytes of the weights of products, cast to FP8, and of their transposes."""
         shape = self.architecture
         products = (2 * shape.double_blocks + shape.single_blocks) * shape.stream_products
-        return products // self.ranks if self.fp8 else 0
+        return 2 * products // self.ranks if self.fp8 else 0
 
     def kept(self, recomputed: int) -> int:
         """Return the bytes that all blocks keep for the backward pass."""
@@ -124,8 +124,8 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         return 1 if self.fp8 else self.itemsize
 
     def _statistics(self, norms: int) -> int:
-        """Return the bytes per token of moments of norms, and of norms of heads and log-sum-exps of the attention."""
-        return 4 * (2 * norms + 3 * self.architecture.heads)
+        """Return the bytes per token of the moments of norms, and of the log-sum-exps of the attention."""
+        return 4 * (2 * norms + self.architecture.heads)
 
     def _tokens(self, samples: int) -> int:
         return samples * self.architecture.length // self.ranks

@@ -11,11 +11,15 @@ of norms 1. The modulations and the output are 0, so the network first predicts 
 The published network joins ``qkv`` and ``up`` of a single block, which read the same tokens, into one product, and
 ``proj`` and ``down``, whose results are added, into another. The initial weights are those of the joined products.
 
+Ranks of ``tp`` share the products over the tokens of a block: queries, keys, values and features of the MLP are split.
+Between these products, each rank has whole samples: an equal part of those of the micro-batch, in the order of ranks.
+
 Legend: see :mod:`benchmarks.flux1.architecture`; R rows, which are the tokens of all samples, sample by sample.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +34,15 @@ from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.ops.gated_residual import GATED_RESIDUAL
 from benchmarks.flux1.ops.modulated_norm import MODULATED_NORM
 from benchmarks.flux1.ops.qk_norm_rope import QK_NORM_ROPE, QkvStream
+from common.distributed.tensor_parallel.layers import column_product, row_product, tensor_splits
+from common.distributed.tensor_parallel.ranks import TensorParallel, qkv_parts
+from common.distributed.tensor_split import TensorSplit
+from common.errors import UnsupportedImplementation
 from common.ops.bias_gelu import BIAS_GELU
 from common.ops.dense_attention import DENSE_ATTENTION
 from common.ops.linear import LINEAR, Linear
-from common.ops.operation import Operation, OperationRequest, choose
+from common.ops.linear.fp8 import same_weights
+from common.ops.operation import OPTION, REFERENCE, Operation, OperationRequest, choose
 
 OPERATIONS: dict[str, Operation] = {
     "attention": DENSE_ATTENTION,
@@ -72,20 +81,69 @@ class _Build:
     linear_name: str
     device: torch.device
     dtype: torch.dtype
+    parallel: TensorParallel
 
     def linear(self, in_features: int, out_features: int) -> Linear:
         """Return a layer that every rank computes with PyTorch: of inputs, vectors and output."""
         return Linear(in_features, out_features, self.device, self.dtype)
 
-    def product(self, in_features: int, out_features: int, bias: bool = True) -> Linear:
-        """Return a layer over the tokens of a block, whose bias another operation adds."""
-        layer = Linear(in_features, out_features, self.device, self.dtype, bias)
-        layer.choose(self.linear_name)
-        return layer
+    def qkv(self) -> Linear:
+        """Return the layer from tokens to queries, keys and values. Each rank of tp has whole heads."""
+        heads = self.shape.heads
+        return self.column(self.shape.hidden, *qkv_parts(heads, heads, self.shape.head_size, self.parallel))
+
+    def column(self, in_features: int, *sections: int) -> Linear:
+        """Return a layer over the tokens of a block, with some outputs of each section on every rank of tp."""
+        shapes = {"weight": (sum(sections), in_features), "bias": (sum(sections),)}
+        splits = {name: self._split(shape, 0, sections) for name, shape in shapes.items()}
+        return self._product(in_features, splits["bias"].local_shape[0], True, splits, column_product)
+
+    def row(self, in_features: int, out_features: int, bias: bool = True) -> Linear:
+        """Return a layer over the tokens of a block, with some inputs on every rank of tp."""
+        split = self._split((out_features, in_features), 1, (in_features,))
+        return self._product(split.local_shape[1], out_features, bias, {"weight": split}, row_product)
+
+    def _split(self, shape: tuple[int, ...], dim: int, sections: tuple[int, ...]) -> TensorSplit:
+        return TensorSplit.sharded(shape, dim, sections, self.parallel.size, self.parallel.index)
+
+    def _product(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        splits: Mapping[str, TensorSplit],
+        over_ranks: Callable[[TensorParallel], Callable[..., Tensor]],
+    ) -> Linear:
+        if self.parallel.size == 1:
+            layer = Linear(in_features, out_features, self.device, self.dtype, bias)
+            layer.choose(self.linear_name)
+            return layer
+        return SplitLinear(in_features, out_features, self.device, self.dtype, bias, splits, over_ranks(self.parallel))
 
     def norm_weight(self) -> nn.Parameter:
         """Return the weight of the norm of a head's queries or keys."""
         return nn.Parameter(torch.empty(self.shape.head_size, device=self.device, dtype=self.dtype))
+
+
+class SplitLinear(Linear):
+    """A linear layer that the ranks of tp share. Its other arguments are those of this rank's part.
+
+    Attributes:
+        splits: split over the ranks, by name of each sharded parameter.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        bias: bool,
+        splits: Mapping[str, TensorSplit],
+        product: Callable[..., Tensor],
+    ) -> None:
+        super().__init__(in_features, out_features, device, dtype, bias)
+        self.splits, self.product = splits, product
 
 
 class Rotation:
@@ -132,9 +190,9 @@ class Stream(nn.Module):
         hidden, feed_forward = build.shape.hidden, build.shape.feed_forward
         self._operations, self._epsilon, self._tokens = build.operations, build.shape.norm_epsilon, tokens
         self.modulation = build.linear(hidden, 6 * hidden)
-        self.qkv, self.proj = build.product(hidden, 3 * hidden), build.product(hidden, hidden)
+        self.qkv, self.proj = build.qkv(), build.row(hidden, hidden)
         self.query_norm, self.key_norm = build.norm_weight(), build.norm_weight()
-        self.up, self.down = build.product(hidden, feed_forward), build.product(feed_forward, hidden)
+        self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden)
 
     def heads(self, x_RC: Tensor, shift_NC: Tensor, scale_NC: Tensor) -> tuple[Tensor, QkvStream]:
         """Return the tokens for the residual connection, and their queries, keys and values."""
@@ -210,9 +268,9 @@ class SingleBlock(nn.Module):
         hidden, feed_forward = build.shape.hidden, build.shape.feed_forward
         self._operations, self._epsilon, self._tokens = build.operations, build.shape.norm_epsilon, build.shape.length
         self.modulation = build.linear(hidden, 3 * hidden)
-        self.qkv, self.proj = build.product(hidden, 3 * hidden), build.product(hidden, hidden)
+        self.qkv, self.proj = build.qkv(), build.row(hidden, hidden)
         self.query_norm, self.key_norm = build.norm_weight(), build.norm_weight()
-        self.up, self.down = build.product(hidden, feed_forward), build.product(feed_forward, hidden, bias=False)
+        self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden, bias=False)
 
     def forward(self, x_RC: Tensor, vector_NC: Tensor, rotation: Rotation) -> Tensor:
         """Return the tokens of text and image; ``vector_NC``: SiLU of the vector of every sample."""
@@ -256,6 +314,7 @@ class Flux(nn.Module):
         generator_of: returns the random generator of the initial values of a parameter, given its name. They are drawn
             in fp32 on its device. None leaves the parameters uninitialised, for models that are loaded or counted.
         device, dtype: device and dtype of all parameters; activations have the same dtype.
+        parallel: ranks that share the products over tokens. Between the products, each rank has some of the samples.
         recomputed_blocks: number of blocks, from the first, whose activations the backward pass recomputes.
         zero_std: standard deviation of normal values that replace zeros of the initial weights; 0 keeps the zeros.
 
@@ -264,6 +323,7 @@ class Flux(nn.Module):
 
     Raises:
         UnsupportedImplementation: names ``model.implementations.<operation>``.
+        ConfigError: the number of ranks does not divide heads or features.
     """
 
     def __init__(
@@ -273,17 +333,23 @@ class Flux(nn.Module):
         generator_of: Callable[[str], torch.Generator] | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        parallel: TensorParallel | None = None,
         *,
         recomputed_blocks: int = 0,
         zero_std: float = 0.0,
     ) -> None:
         super().__init__()
-        device, shape = torch.device(device), architecture
+        device, shape, parallel = torch.device(device), architecture, parallel or TensorParallel()
         sizes = {"columns": shape.hidden, "features": shape.hidden, "head_size": shape.head_size}
         sizes |= {"queries": shape.length, "keys": shape.length}
         chosen = choose(implementations or {}, OPERATIONS, OperationRequest(device, dtype, sizes))
         operations = _Operations(**{name: choice.function for name, choice in chosen.items() if name != "linear"})
-        build = _Build(shape, operations, chosen["linear"].name, device, dtype)
+        linear = chosen["linear"].name
+        if parallel.size > 1 and linear != REFERENCE:
+            raise UnsupportedImplementation(
+                f"{OPTION}.linear={linear}: layout.tp={parallel.size} splits only products in the dtype of the weights"
+            )
+        build = _Build(shape, operations, linear, device, dtype, parallel)
         self.architecture, self._dtype = shape, dtype
         self.chosen = {name: choice.name for name, choice in chosen.items()}
         self._recomputed = recomputed_blocks
@@ -304,7 +370,7 @@ class Flux(nn.Module):
         return [(name, self.get_submodule(name)) for name in (*first, *middle, "output")]
 
     def forward(self, x_NLP: Tensor, text_NTK: Tensor, caption_NK: Tensor, t_N: Tensor) -> Tensor:
-        """Predict the velocity.
+        """Predict the velocity of this rank's N samples; with several ranks of tp, each has as many. Collective.
 
         Args:
             x_NLP: noised and packed latents.
@@ -332,19 +398,23 @@ class Flux(nn.Module):
 
     def _run(self, number: int, block: nn.Module, *inputs: object) -> Any:
         if number < self._recomputed and torch.is_grad_enabled():
-            return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+            return checkpoint(
+                block, *inputs, use_reentrant=False, preserve_rng_state=False,
+                context_fn=lambda: (contextlib.nullcontext(), same_weights(block)),
+            )  # fmt: skip
         return block(*inputs)
 
     @torch.no_grad()
     def _draw(self, generator_of: Callable[[str], torch.Generator], zero_std: float) -> None:
+        splits = tensor_splits(self)
         for name, parameter in self.named_parameters():
             if name.endswith("_norm"):
                 parameter.fill_(1.0)
             elif name.endswith(".bias"):
                 parameter.zero_()
             else:
-                generator = generator_of(name)
-                drawn = torch.empty(parameter.shape, device=generator.device)
+                generator, split = generator_of(name), splits.get(name)
+                drawn = torch.empty(split.full_shape if split else parameter.shape, device=generator.device)
                 if ".modulation." in name or name.startswith("output."):
                     drawn.normal_(0.0, zero_std, generator=generator)
                 elif name.startswith(("time_in.", "caption_in.")):
@@ -352,7 +422,7 @@ class Flux(nn.Module):
                 else:
                     bound = math.sqrt(6.0 / (sum(drawn.shape) + self._beside(name)))
                     drawn.uniform_(-bound, bound, generator=generator)
-                parameter.copy_(drawn)
+                parameter.copy_(split.local_of(drawn) if split else drawn)
 
     def _beside(self, name: str) -> int:
         """Return the inputs or outputs of the product that the published network joins with one of a single block."""

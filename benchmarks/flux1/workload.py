@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.config import FluxConfig
 from benchmarks.flux1.data import open_eval, open_train
 from benchmarks.flux1.encodings import FORMAT
@@ -22,11 +24,15 @@ from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
 from common.distributed.layout import Layout
-from common.ops.operation import AUTO
+from common.distributed.tensor_parallel.layers import tensor_splits
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_split import TensorSplit
+from common.errors import ConfigError
+from common.ops.linear.fp8 import same_weights
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.memory_plan import MemoryPlan, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
-from common.step.train_step import Losses, TrainStep
+from common.step.train_step import Losses, TrainStep, accumulate
 
 IN_FP8 = ("fp8", "te")
 """Implementations of ``linear`` that multiply in FP8."""
@@ -42,26 +48,31 @@ class FluxTraining(Workload):
 
     config_type: ClassVar[type] = FluxConfig
     title = "FLUX.1"
+    peers = "benchmarks.flux1.peer"
+    axes: ClassVar[Mapping[str, str]] = {"dp": "have other samples", "tp": "share layers"}
     own: FluxConfig
     model: Flux
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
         own, facts, device = self.own, self.own.facts, layout.device
-        self.architecture = dataclasses.replace(
-            facts,
-            double_blocks=own.model.double_blocks or facts.double_blocks,
-            single_blocks=own.model.single_blocks or facts.single_blocks,
-        )
+        self.architecture = used_blocks(own)
+        self.parallel = TensorParallel.from_layout(layout)
+        if own.reader.eval_batch % self.parallel.size:
+            raise ConfigError(
+                f"reader.eval_batch={own.reader.eval_batch}: a multiple of layout.tp={self.parallel.size}, whose ranks "
+                "have whole samples"
+            )
         self.memory = self._planned() if device.type == "cuda" else None
         asked = own.model.recomputed_blocks
-        recomputed = (0 if asked == AUTO else asked) if self.memory is None else self.memory.recomputed
+        recomputed = (asked if isinstance(asked, int) else 0) if self.memory is None else self.memory.recomputed
         self.model = Flux(
             self.architecture,
             own.model.implementations,
             lambda name: layout.shared_generator(f"weights/{name}", device),
             device,
             self.dtype,
+            self.parallel,
             recomputed_blocks=recomputed,
             zero_std=own.model.zero_std,
         )
@@ -72,7 +83,7 @@ class FluxTraining(Workload):
     def _planned(self) -> MemoryPlan:
         asked = self.own.model.recomputed_blocks
         capacity = torch.cuda.get_device_properties(self.layout.device).total_memory
-        return plan(self.memory_sizes(), capacity, None if asked == AUTO else asked, 0)
+        return plan(self.memory_sizes(), capacity, asked if isinstance(asked, int) else None, 0)
 
     def memory_sizes(self) -> FluxMemory:
         """Return the sizes that determine the memory of this rank."""
@@ -82,7 +93,8 @@ class FluxTraining(Workload):
             architecture=self.architecture,
             samples=cfg.micro_batch if trains else 0,
             eval_samples=0 if trains and cfg.evaluation.ranks else own.reader.eval_batch,
-            parameters=self.architecture.parameters,
+            parameters=self.architecture.parameters_of_rank(self.parallel.size),
+            ranks=self.parallel.size,
             fp8=own.model.implementations.get("linear") in IN_FP8,
             alone=layout.world_size == 1,
             **trained_weights(cfg, layout, self.dtype),
@@ -93,8 +105,24 @@ class FluxTraining(Workload):
         return "" if self.memory is None else self.memory.in_words()
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Return one group with all parameters: biases and norms have weight decay, too."""
-        return [ParameterGroup(dict(self.model.named_parameters()), weight_decay=self.own.hparams.weight_decay)]
+        """Return the parameters that the ranks of tp split, and those that they share; biases have weight decay, too.
+
+        Each of these ranks has only the gradient of its samples, or of its heads, of the parameters that it shares.
+        """
+        decay, splits = self.own.hparams.weight_decay, self.tensor_splits()
+        parameters = dict(self.model.named_parameters())
+        if not splits:
+            return [ParameterGroup(parameters, weight_decay=decay)]
+        shared = {name: parameter for name, parameter in parameters.items() if name not in splits}
+        split = {name: parameter for name, parameter in parameters.items() if name in splits}
+        return [
+            ParameterGroup(split, weight_decay=decay),
+            ParameterGroup(shared, weight_decay=decay, summed_over=("tp",)),
+        ]
+
+    def tensor_splits(self) -> Mapping[str, TensorSplit]:
+        """Return how the ranks of tp split parameters, by name."""
+        return tensor_splits(self.model)
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
@@ -107,7 +135,13 @@ class FluxTraining(Workload):
             asked, whole = getattr(own.model, name), getattr(own.facts, name)
             if asked not in (0, whole):
                 broken.append(f"model.{name}={asked}: the network has {whole}")
-        return Declaration(data_format=FORMAT, forbidden=broken)
+        in_fp8 = own.model.implementations.get("linear") in IN_FP8
+        return Declaration(
+            data_format=FORMAT,
+            forbidden=broken,
+            micro_batch_multiple=cfg.layout["tp"],
+            lowest_precision={"linear": "fp8"} if in_fp8 else {},
+        )
 
     def learning_rate(self) -> Schedule:
         """Return a schedule: warm-up, in which update s, counted from 0, has (s + 1) / W of the rate; then constant."""
@@ -115,13 +149,17 @@ class FluxTraining(Workload):
         return warmup_then_constant(hparams.base_learning_rate, 0.0, hparams.warmup_steps, first_step=1)
 
     def build_step(self) -> TrainStep:
-        """Return the step: accumulated micro-batches, clipping of the mean gradient, then AdamW."""
+        """Return the step: accumulated micro-batches, clipping of the mean gradient, then AdamW.
+
+        FP8 products cast their weights in the first micro-batch.
+        """
         return self.step_with(
             self.own.hparams.adamw(),
             self.learning_rate(),
             blocks=self.model.blocks,
             clip=ClipNorm(self.own.facts.max_grad_norm, "after_reduction"),
             loss_scale=self.own.model.loss_scale,
+            passes=functools.partial(accumulate, self.loss, again=functools.partial(same_weights, self.model)),
         )
 
     def sample_losses(self, tensors: dict[str, Tensor], seed: Tensor, t_N: Tensor | None = None) -> Tensor:
@@ -133,12 +171,14 @@ class FluxTraining(Workload):
             seed: int64, 0-d, on the device.
             t_N: times from 0 to 1; None draws them.
         """
+        tensors = {name: self.parallel.own_tokens(tensor) for name, tensor in tensors.items()}
+        t_N = None if t_N is None else self.parallel.own_tokens(t_N)
         noise = noised(
             tensors["mean"], tensors["logvar"], seed, tensors["sample_ids"], self._latents, self.own.facts.patch,
             self.dtype, t_N,
         )  # fmt: skip
         velocity_NLP = self.model(noise.x_t_NLP, tensors["t5"], tensors["clip"], noise.t_N)
-        return sample_losses(velocity_NLP, noise.v_NLP)
+        return self.parallel.gather_copies(sample_losses(velocity_NLP, noise.v_NLP))
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Return the mean squared error of the velocity; the tensors are those of :meth:`sample_losses`."""
@@ -197,3 +237,13 @@ class FluxTraining(Workload):
     def sample_flops(self) -> float:
         """Return the FLOPs of training on one sample."""
         return self.architecture.training_flops()
+
+
+def used_blocks(own: FluxConfig) -> FluxArchitecture:
+    """Return the sizes of the part of the network that ``model.double_blocks`` and ``model.single_blocks`` select."""
+    asked, facts = own.model, own.facts
+    return dataclasses.replace(
+        facts,
+        double_blocks=asked.double_blocks or facts.double_blocks,
+        single_blocks=asked.single_blocks or facts.single_blocks,
+    )

@@ -77,7 +77,7 @@ class Linear(nn.Module):
             bias_gradient: False if the bias is added here but the caller computes its gradient.
             handover: result of :meth:`handover`, which is also passed to the only consumer of the result.
         """
-        bias = self.bias if add_bias else None
+        bias: Tensor | None = self.bias if add_bias else None
         if bias is not None and not bias_gradient:
             bias = bias.detach()
         if handover is None:
