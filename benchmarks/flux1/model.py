@@ -20,15 +20,17 @@ Legend: see :mod:`benchmarks.flux1.architecture`; R rows, which are the tokens o
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.ops.gated_residual import GATED_RESIDUAL
@@ -258,6 +260,7 @@ class Flux(nn.Module):
         device, dtype: device and dtype of all parameters; activations have the same dtype.
         parallel: ranks that share the products over tokens. Between the products, each rank has some of the samples.
         recomputed_blocks: number of blocks, from the first, whose activations the backward pass recomputes.
+        recomputed_operations: number of the following blocks that recompute all activations but results of products.
         zero_std: standard deviation of normal values that replace zeros of the initial weights; 0 keeps the zeros.
 
     Attributes:
@@ -278,6 +281,7 @@ class Flux(nn.Module):
         parallel: TensorParallel | None = None,
         *,
         recomputed_blocks: int = 0,
+        recomputed_operations: int = 0,
         zero_std: float = 0.0,
     ) -> None:
         super().__init__()
@@ -289,7 +293,7 @@ class Flux(nn.Module):
         build = _Build(chosen["linear"].name, device, dtype, parallel, shape=shape, operations=operations)
         self.architecture, self._dtype = shape, dtype
         self.chosen = {name: choice.name for name, choice in chosen.items()}
-        self._recomputed = recomputed_blocks
+        self._recomputed = (recomputed_blocks, recomputed_blocks + recomputed_operations)
         self._rotation = Rotation(shape, device, dtype)
         self.image_in, self.text_in = (build.whole(n, shape.hidden) for n in (shape.packed, shape.text_width))
         self.time_in, self.caption_in = (Embedding(build, n) for n in (shape.time_features, shape.caption_width))
@@ -334,12 +338,11 @@ class Flux(nn.Module):
         return velocity_NLP
 
     def _run(self, number: int, block: nn.Module, *inputs: object) -> Any:
-        if number < self._recomputed and torch.is_grad_enabled():
-            return checkpoint(
-                block, *inputs, use_reentrant=False, preserve_rng_state=False,
-                context_fn=lambda: (contextlib.nullcontext(), same_weights(block)),
-            )  # fmt: skip
-        return block(*inputs)
+        whole, some = self._recomputed
+        if number >= some or not torch.is_grad_enabled():
+            return block(*inputs)
+        contexts = functools.partial(_contexts, block, number >= whole)
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
     @torch.no_grad()
     def _draw(self, generator_of: Callable[[str], torch.Generator], zero_std: float) -> None:
@@ -368,6 +371,25 @@ class Flux(nn.Module):
         hidden, feed_forward = self.architecture.hidden, self.architecture.feed_forward
         beside = {"qkv": feed_forward, "up": 3 * hidden, "proj": feed_forward, "down": hidden}
         return beside[name.split(".")[-2]]
+
+
+PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._scaled_mm.default]
+"""Operators whose results are kept where only the other operations are recomputed."""
+
+
+def _contexts(block: nn.Module, keep_products: bool) -> tuple[Any, AbstractContextManager[None]]:
+    """Return the contexts of the forward pass of a block and of its recomputation."""
+    forward: Any = contextlib.nullcontext()
+    again: Any = contextlib.nullcontext()
+    if keep_products:
+        forward, again = create_selective_checkpoint_contexts(PRODUCTS)
+    return forward, _recomputation(block, again)
+
+
+@contextlib.contextmanager
+def _recomputation(block: nn.Module, context: AbstractContextManager[None]) -> Iterator[None]:
+    with same_weights(block), context:  # the forward pass has cast the weights to FP8
+        yield
 
 
 def time_features(t_N: Tensor, features: int, period: float, scale: float) -> Tensor:

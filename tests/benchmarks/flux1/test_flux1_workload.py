@@ -134,9 +134,9 @@ def test_prepared_batches_have_the_dtypes_of_examples():
     assert {name: x.shape for name, x in batch.tensors.items()} == {n: x.shape for n, x in example.tensors.items()}
 
 
-@pytest.mark.parametrize("recomputed", [0, 2])
-def test_a_step_can_be_captured(recomputed):
-    workload = built(f"model.recomputed_blocks={recomputed}")
+@pytest.mark.parametrize(("blocks", "operations"), [(0, 0), (1, 1)])
+def test_a_step_can_be_captured(blocks, operations):
+    workload = built(f"model.recomputed_blocks={blocks}", f"model.recomputed_operations={operations}")
     step, (example,) = workload.build_step(), workload.example_batches()
     with Capturable():
         step([example, example])
@@ -206,8 +206,22 @@ def test_blocks_that_recompute_keep_their_inputs():
     tokens, C = 16 * 512, 3072
     some = memory(2, 3)
     assert some.kept(0) == tokens * (2 * some.double_block() + 3 * some.single_block())
-    assert some.kept(3) == tokens * (2 * some.single_block() + 3 * 2 * C)
-    assert some.kept(5) == tokens * 5 * 2 * C
+    some_products = 2 * (6 * C + 4 * C)
+    assert some.kept(3) == tokens * (2 * some.single_block() + 3 * some_products)
+    assert some.kept(5) == tokens * 5 * some_products
+    assert some.kept(7) == tokens * (2 * 2 * C + 3 * some_products)
+    assert some.kept(10) == tokens * 5 * 2 * C
+    assert memory(2, 3, asked=(2, 1)).kept(0) == tokens * (2 * some.single_block() + some_products + 2 * 2 * C)
+
+
+def test_steps_of_recomputation_begin_with_operations():
+    some = memory(2, 3)
+    assert some.layers == 10
+    assert [some.levels(steps) for steps in (0, 2, 5, 6, 10)] == [(0, 0), (0, 2), (0, 5), (1, 4), (5, 0)]
+    assert some.recomputation(6) == (
+        "1 blocks compute everything again, 4 blocks compute all but their matrix products again"
+    )
+    assert (memory(2, 3, asked=(2, 1)).layers, memory(2, 3, asked=(2, 1)).levels(0)) == (0, (2, 1))
 
 
 def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
@@ -215,9 +229,9 @@ def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
     with pytest.raises(ConfigError, match=r"GB are missing; use .*optimizer\.masters=remainder"):
         plan(memory(**whole), H200, None, 0)
     found = plan(memory(master_bytes=2, **whole), H200, None, 0)
-    assert 0 < found.recomputed < 57
+    assert 57 < found.recomputed < 2 * 57
     assert found.total <= H200
-    assert f"{found.recomputed} layers compute all activations again" in found.in_words()
+    assert f"{found.recomputed - 57} blocks compute everything again" in found.in_words()
     before = plan(memory(master_bytes=2, **whole), H200 + 50_000_000_000, found.recomputed - 1, 0)
     assert before.total > H200
 
