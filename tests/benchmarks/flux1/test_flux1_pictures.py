@@ -12,6 +12,7 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import functional
 
 from benchmarks.flux1.pictures import Sample, cropped, eval_samples, open_pictures, selected, squeezed, train_samples
 from common.data.stages import Stages
@@ -77,10 +78,8 @@ def test_training_takes_the_first_large_pictures_that_are_not_left_out(tmp_path)
 @pytest.mark.parametrize(("width", "height"), [(300, 256), (256, 333), (517, 401), (401, 517), (256, 256)])
 def test_the_shorter_side_is_resized_and_the_centre_is_cropped(width, height):
     picture = decoded(jpeg(width, height))
-    shorter = min(width, height)
-    resized = picture.resize((256 * width // shorter, 256 * height // shorter), Image.Resampling.BICUBIC)
-    left, top = round((resized.width - 256) / 2), round((resized.height - 256) / 2)
-    expected = resized.crop((left, top, left + 256, top + 256))
+    resized = functional.resize(picture, 256, interpolation=functional.InterpolationMode.BICUBIC)
+    expected = functional.center_crop(resized, [256, 256])
     assert np.array_equal(np.asarray(cropped(picture)), np.asarray(expected))
     assert squeezed(picture).size == (256, 256)
 
