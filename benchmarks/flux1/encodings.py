@@ -31,6 +31,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -51,6 +52,14 @@ SPLITS = {"train": "train", "eval": "validation"}
 COLUMNS = {"t5": "t5_encodings", "clip": "clip_encodings", "mean": "mean", "logvar": "logvar"}
 """Columns of the arrow files by name of the array."""
 TIMESTEP, KEY = "timestep", "__key__"
+SCHEMA = pyarrow.schema(
+    [
+        (KEY, pyarrow.string()),
+        *((column, pyarrow.binary()) for column in COLUMNS.values()),
+        (TIMESTEP, pyarrow.int32()),
+    ]
+)
+"""Columns of the published data sets; training samples have no timesteps."""
 EMPTY = {"t5": "t5_empty.npy", "clip": "clip_empty.npy"}
 INDEX, TIMESTEPS = "index.npy", "timesteps.npy"
 BINS = 8

@@ -124,8 +124,8 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         return 1 if self.fp8 else self.itemsize
 
     def _statistics(self, norms: int) -> int:
-        """Return the bytes per token of moments of norms, and of norms of heads and log-sum-exps of the attention."""
-        return 4 * (2 * norms + 3 * self.architecture.heads)
+        """Return the bytes per token of the moments of norms, and of the log-sum-exps of the attention."""
+        return 4 * (2 * norms + self.architecture.heads)
 
     def _tokens(self, samples: int) -> int:
         return samples * self.architecture.length // self.ranks

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import pyarrow
 import torch
 from torch import Tensor
 
-from benchmarks.flux1.encodings import BINS, COLUMNS, EMPTY, KEY, SPLITS, TIMESTEP, EncodingSizes, encode
+from benchmarks.flux1.encodings import BINS, COLUMNS, EMPTY, KEY, SCHEMA, SPLITS, TIMESTEP, EncodingSizes, encode
 from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS
 from common.data import synthetic
 from common.data.options import Option, Options
@@ -35,14 +34,6 @@ NOISE = 0.1
 """Standard deviation of a sample around its pattern, relative to that of the patterns."""
 PATCH = 2
 BYTES_PER_WORKER = 1 << 28
-SCHEMA = pyarrow.schema(
-    [
-        (KEY, pyarrow.string()),
-        *((column, pyarrow.binary()) for column in COLUMNS.values()),
-        (TIMESTEP, pyarrow.int32()),
-    ]
-)
-"""Columns of the published data sets. The training samples have no timesteps."""
 
 
 @dataclass(frozen=True)

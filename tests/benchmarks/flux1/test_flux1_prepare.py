@@ -64,8 +64,8 @@ def test_an_interrupted_preparation_continues(tmp_path, monkeypatch):
         done.append(path.name)
         return record(path, *arguments)
 
-    record = module.prepare_file
-    monkeypatch.setattr(module, "prepare_file", interrupted)
+    record = module.link_file
+    monkeypatch.setattr(module, "link_file", interrupted)
     with pytest.raises(DataError, match="interrupted"):
         prepare(raw, data)
     assert not (data / "manifest.json").exists()

@@ -194,12 +194,12 @@ def test_bytes_of_a_weight_in_training(masters, shards, bytes_each):
 
 
 def test_bytes_that_blocks_keep():
-    """Statistics are two moments per norm, and a norm of queries, one of keys and a log-sum-exp per head."""
+    """Statistics are two moments per norm, and a log-sum-exp per head."""
     half, fp8, C = memory(), memory(fp8=True), 3072
-    assert half.double_block() == 44 * C + 4 * (4 + 3 * 24)
-    assert half.single_block() == 38 * C + 4 * (2 + 3 * 24)
-    assert fp8.double_block() == 37 * C + 4 * (4 + 3 * 24)
-    assert fp8.single_block() == 34 * C + 4 * (2 + 3 * 24)
+    assert half.double_block() == 44 * C + 4 * (4 + 24)
+    assert half.single_block() == 38 * C + 4 * (2 + 24)
+    assert fp8.double_block() == 37 * C + 4 * (4 + 24)
+    assert fp8.single_block() == 34 * C + 4 * (2 + 24)
 
 
 def test_blocks_that_recompute_keep_their_inputs():
