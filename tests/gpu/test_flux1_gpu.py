@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +13,20 @@ from torch import Tensor
 
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.config import Facts
+from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.memory import FluxMemory
 from benchmarks.flux1.model import OPERATIONS, Flux
 from benchmarks.flux1.workload import FluxTraining
 from common.config import loading
 from common.config.composition import compose
+from common.contract.evaluation import Weights
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.ops.operation import REFERENCE
 from common.step.graphs import StepRunner
 from tests.benchmarks.flux1.public_names import diffusers_network, positions, to_diffusers
-from tests.gpu.support import GPU, WITH_FP8, relative_error, waiting_is_an_error
+from tests.gpu.support import GPU, WITH_FP8, OnDevice, relative_error, waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 
@@ -152,6 +155,14 @@ def batches(workload: FluxTraining, step: int) -> list[Batch]:
     return [Batch({**example.tensors, "sample_ids": ids + 16 * step + first}, 8) for first in (0, 8)]
 
 
+def test_every_operation_has_a_kernel_by_default() -> None:
+    choices = built().choices
+    kernels = ("modulated_norm", "gated_residual", "qk_norm_rope", "gelu")
+    assert {name: choices[name] for name in kernels} == dict.fromkeys(kernels, "triton")
+    assert choices["attention"] != REFERENCE
+    assert choices["linear"] == REFERENCE
+
+
 @LINEAR
 def test_a_captured_step_trains_like_an_eager_one(linear: str) -> None:
     """The replays have new noise and times, and the host never waits."""
@@ -189,3 +200,31 @@ def test_the_plan_covers_the_measured_memory() -> None:
     parts = dict(workload.memory.parts)
     planned = workload.memory.total - parts["reserved"] - parts["evaluation"]
     assert 0.9 * planned < taken < planned + 1e9
+
+
+def test_a_captured_evaluation_equals_an_eager_one_and_has_other_noise_after_other_updates() -> None:
+    workload, rows = built("model.zero_std=0.02"), torch.arange(9, device=GPU).split(3)
+    (example,) = workload.example_batches()
+    sets = [
+        {
+            **{name: tensor[:3].clone() for name, tensor in example.tensors.items()},
+            "sample_ids": row, "timesteps": row % FACTS.eval_timesteps, "present": row < FACTS.eval_timesteps,
+        }
+        for row in rows
+    ]  # fmt: skip
+    losses = []
+    for capture in (False, True):
+        evaluation = ValidationLoss(
+            workload.model, workload.sample_losses, {name: tensor.clone() for name, tensor in sets[0].items()},
+            workload.layout, lambda root: OnDevice(sets, FACTS.eval_timesteps), capture, FACTS.eval_timesteps,
+        )  # fmt: skip
+        with torch.cuda.stream(torch.cuda.Stream()):  # a capture needs a stream of its own
+            evaluation.warm_up()
+        torch.cuda.synchronize()
+        evaluation.open_data(Path())
+        for updates in (0, 5):
+            weights = with_updates(Weights(dict(workload.model.named_parameters())), torch.tensor(updates, device=GPU))
+            losses.append(evaluation.scorer.score(evaluation.predict(weights))["eval_loss"])
+        evaluation.close()
+    assert losses[2:] == pytest.approx(losses[:2], rel=1e-4)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
