@@ -11,17 +11,18 @@ from torch import Tensor, nn
 from benchmarks.flux1.config import Facts
 from benchmarks.flux1.flow import LatentScale, noised
 from benchmarks.flux1.memory import FluxMemory
-from benchmarks.flux1.workload import FluxTraining
+from benchmarks.flux1.workload import FluxTraining, used_blocks
 from common.config.schema import RunConfig
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.fixed import fixed_facts
-from common.optim.memory_plan import plan
+from common.optim.memory_plan import KEPT, plan, trained_weights
 from tests.benchmarks.flux1.flux_ranks import SHARDS, batch_of, loaded, run_rank, train
 from tests.benchmarks.flux1.public_names import diffusers_network, positions, to_diffusers
 from tests.capturable import Capturable
+from tests.conftest import ROOT
 from tests.gloo_ranks import on_ranks
 
 
@@ -239,6 +240,45 @@ def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
 def test_eight_gpus_and_a_part_on_one_gpu_recompute_nothing():
     for sizes in (memory(shards=8, alone=False), memory(8, 16)):
         assert plan(sizes, H200, None, 0).recomputed == 0
+
+
+PLANS = {
+    "1xH200": (80.6, 24.2, (0, 0)),
+    "2xH200": (130.8, 12.5, (8, 49)),
+    "4xH200": (95.1, 47.1, (0, 17)),
+    "8xH200": (71.3, 57.4, (0, 0)),
+}
+"""Planned GB of weights with their state and of activations, and blocks that recompute, in the table of the README."""
+
+
+@pytest.mark.parametrize("scale", PLANS)
+def test_a_recipe_has_the_plan_in_the_readme(scale):
+    run, _ = loaded(f"scale={scale}")
+    shape, ranks = used_blocks(run.workload), run.training_ranks
+    layout = _ManyRanks(ranks)
+    sizes = FluxMemory(
+        architecture=shape, samples=run.micro_batch, eval_samples=run.workload.reader.eval_batch,
+        parameters=shape.parameters, alone=ranks == 1, **trained_weights(run, layout, torch.bfloat16),
+    )  # fmt: skip
+    found = plan(sizes, H200, None, 0)
+    state, activations, levels = PLANS[scale]
+    assert round(found.parts["weights, gradients and optimizer"] / 1e9, 1) == state
+    assert round(found.parts[KEPT] / 1e9, 1) == activations
+    assert sizes.levels(found.recomputed) == levels
+    readme = (ROOT / "benchmarks" / "flux1" / "README.md").read_text()
+    assert f"| `{scale}` | {state} | {activations} | {(found.total / 1e9 - state - activations):.1f} |" in readme
+
+
+class _ManyRanks:
+    """The part of a layout of data-parallel training ranks that the plan reads; a real one needs process groups."""
+
+    role = "train"
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def size(self, *axes: str) -> int:
+        return self._ranks if "dp" in axes else 1
 
 
 class _OfRecipe:
