@@ -20,29 +20,30 @@ Legend: see :mod:`benchmarks.flux1.architecture`; R rows, which are the tokens o
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.ops.gated_residual import GATED_RESIDUAL
 from benchmarks.flux1.ops.modulated_norm import MODULATED_NORM
 from benchmarks.flux1.ops.qk_norm_rope import QK_NORM_ROPE, QkvStream
-from common.distributed.tensor_parallel.layers import column_product, row_product, tensor_splits
+from common.distributed.tensor_parallel.layers import tensor_splits
+from common.distributed.tensor_parallel.linear import LinearLayers
 from common.distributed.tensor_parallel.ranks import TensorParallel, qkv_parts
-from common.distributed.tensor_split import TensorSplit
-from common.errors import UnsupportedImplementation
 from common.ops.bias_gelu import BIAS_GELU
 from common.ops.dense_attention import DENSE_ATTENTION
 from common.ops.linear import LINEAR, Linear
 from common.ops.linear.fp8 import same_weights
-from common.ops.operation import OPTION, REFERENCE, Operation, OperationRequest, choose
+from common.ops.operation import Operation, OperationRequest, choose
 
 OPERATIONS: dict[str, Operation] = {
     "attention": DENSE_ATTENTION,
@@ -73,77 +74,20 @@ class _Operations:
 
 
 @dataclass(frozen=True)
-class _Build:
+class _Build(LinearLayers):
     """Sizes, operations and factories that all modules of the network share."""
 
-    shape: FluxArchitecture
-    operations: _Operations
-    linear_name: str
-    device: torch.device
-    dtype: torch.dtype
-    parallel: TensorParallel
-
-    def linear(self, in_features: int, out_features: int) -> Linear:
-        """Return a layer that every rank computes with PyTorch: of inputs, vectors and output."""
-        return Linear(in_features, out_features, self.device, self.dtype)
+    shape: FluxArchitecture = field(kw_only=True)
+    operations: _Operations = field(kw_only=True)
 
     def qkv(self) -> Linear:
         """Return the layer from tokens to queries, keys and values. Each rank of tp has whole heads."""
         heads = self.shape.heads
         return self.column(self.shape.hidden, *qkv_parts(heads, heads, self.shape.head_size, self.parallel))
 
-    def column(self, in_features: int, *sections: int) -> Linear:
-        """Return a layer over the tokens of a block, with some outputs of each section on every rank of tp."""
-        shapes = {"weight": (sum(sections), in_features), "bias": (sum(sections),)}
-        splits = {name: self._split(shape, 0, sections) for name, shape in shapes.items()}
-        return self._product(in_features, splits["bias"].local_shape[0], True, splits, column_product)
-
-    def row(self, in_features: int, out_features: int, bias: bool = True) -> Linear:
-        """Return a layer over the tokens of a block, with some inputs on every rank of tp."""
-        split = self._split((out_features, in_features), 1, (in_features,))
-        return self._product(split.local_shape[1], out_features, bias, {"weight": split}, row_product)
-
-    def _split(self, shape: tuple[int, ...], dim: int, sections: tuple[int, ...]) -> TensorSplit:
-        return TensorSplit.sharded(shape, dim, sections, self.parallel.size, self.parallel.index)
-
-    def _product(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool,
-        splits: Mapping[str, TensorSplit],
-        over_ranks: Callable[[TensorParallel], Callable[..., Tensor]],
-    ) -> Linear:
-        if self.parallel.size == 1:
-            layer = Linear(in_features, out_features, self.device, self.dtype, bias)
-            layer.choose(self.linear_name)
-            return layer
-        return SplitLinear(in_features, out_features, self.device, self.dtype, bias, splits, over_ranks(self.parallel))
-
     def norm_weight(self) -> nn.Parameter:
         """Return the weight of the norm of a head's queries or keys."""
         return nn.Parameter(torch.empty(self.shape.head_size, device=self.device, dtype=self.dtype))
-
-
-class SplitLinear(Linear):
-    """A linear layer that the ranks of tp share. Its other arguments are those of this rank's part.
-
-    Attributes:
-        splits: split over the ranks, by name of each sharded parameter.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        bias: bool,
-        splits: Mapping[str, TensorSplit],
-        product: Callable[..., Tensor],
-    ) -> None:
-        super().__init__(in_features, out_features, device, dtype, bias)
-        self.splits, self.product = splits, product
 
 
 class Rotation:
@@ -170,8 +114,8 @@ class Embedding(nn.Module):
 
     def __init__(self, build: _Build, features: int) -> None:
         super().__init__()
-        self.first = build.linear(features, build.shape.hidden)
-        self.second = build.linear(build.shape.hidden, build.shape.hidden)
+        self.first = build.whole(features, build.shape.hidden)
+        self.second = build.whole(build.shape.hidden, build.shape.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, features) to (N, C)."""
@@ -189,7 +133,7 @@ class Stream(nn.Module):
         super().__init__()
         hidden, feed_forward = build.shape.hidden, build.shape.feed_forward
         self._operations, self._epsilon, self._tokens = build.operations, build.shape.norm_epsilon, tokens
-        self.modulation = build.linear(hidden, 6 * hidden)
+        self.modulation = build.whole(hidden, 6 * hidden)
         self.qkv, self.proj = build.qkv(), build.row(hidden, hidden)
         self.query_norm, self.key_norm = build.norm_weight(), build.norm_weight()
         self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden)
@@ -267,7 +211,7 @@ class SingleBlock(nn.Module):
         super().__init__()
         hidden, feed_forward = build.shape.hidden, build.shape.feed_forward
         self._operations, self._epsilon, self._tokens = build.operations, build.shape.norm_epsilon, build.shape.length
-        self.modulation = build.linear(hidden, 3 * hidden)
+        self.modulation = build.whole(hidden, 3 * hidden)
         self.qkv, self.proj = build.qkv(), build.row(hidden, hidden)
         self.query_norm, self.key_norm = build.norm_weight(), build.norm_weight()
         self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden, bias=False)
@@ -296,7 +240,7 @@ class Output(nn.Module):
         super().__init__()
         hidden = build.shape.hidden
         self._operations, self._epsilon = build.operations, build.shape.norm_epsilon
-        self.modulation, self.linear = build.linear(hidden, 2 * hidden), build.linear(hidden, build.shape.packed)
+        self.modulation, self.linear = build.whole(hidden, 2 * hidden), build.whole(hidden, build.shape.packed)
 
     def forward(self, image_RC: Tensor, vector_NC: Tensor) -> Tensor:
         """Return the velocity (N, L, P)."""
@@ -316,6 +260,7 @@ class Flux(nn.Module):
         device, dtype: device and dtype of all parameters; activations have the same dtype.
         parallel: ranks that share the products over tokens. Between the products, each rank has some of the samples.
         recomputed_blocks: number of blocks, from the first, whose activations the backward pass recomputes.
+        recomputed_operations: number of the following blocks that recompute all activations but results of products.
         zero_std: standard deviation of normal values that replace zeros of the initial weights; 0 keeps the zeros.
 
     Attributes:
@@ -336,6 +281,7 @@ class Flux(nn.Module):
         parallel: TensorParallel | None = None,
         *,
         recomputed_blocks: int = 0,
+        recomputed_operations: int = 0,
         zero_std: float = 0.0,
     ) -> None:
         super().__init__()
@@ -344,17 +290,12 @@ class Flux(nn.Module):
         sizes |= {"queries": shape.length, "keys": shape.length}
         chosen = choose(implementations or {}, OPERATIONS, OperationRequest(device, dtype, sizes))
         operations = _Operations(**{name: choice.function for name, choice in chosen.items() if name != "linear"})
-        linear = chosen["linear"].name
-        if parallel.size > 1 and linear != REFERENCE:
-            raise UnsupportedImplementation(
-                f"{OPTION}.linear={linear}: layout.tp={parallel.size} splits only products in the dtype of the weights"
-            )
-        build = _Build(shape, operations, linear, device, dtype, parallel)
+        build = _Build(chosen["linear"].name, device, dtype, parallel, shape=shape, operations=operations)
         self.architecture, self._dtype = shape, dtype
         self.chosen = {name: choice.name for name, choice in chosen.items()}
-        self._recomputed = recomputed_blocks
+        self._recomputed = (recomputed_blocks, recomputed_blocks + recomputed_operations)
         self._rotation = Rotation(shape, device, dtype)
-        self.image_in, self.text_in = (build.linear(n, shape.hidden) for n in (shape.packed, shape.text_width))
+        self.image_in, self.text_in = (build.whole(n, shape.hidden) for n in (shape.packed, shape.text_width))
         self.time_in, self.caption_in = (Embedding(build, n) for n in (shape.time_features, shape.caption_width))
         self.double_blocks = nn.ModuleList(DoubleBlock(build) for _ in range(shape.double_blocks))
         self.single_blocks = nn.ModuleList(SingleBlock(build) for _ in range(shape.single_blocks))
@@ -397,12 +338,11 @@ class Flux(nn.Module):
         return velocity_NLP
 
     def _run(self, number: int, block: nn.Module, *inputs: object) -> Any:
-        if number < self._recomputed and torch.is_grad_enabled():
-            return checkpoint(
-                block, *inputs, use_reentrant=False, preserve_rng_state=False,
-                context_fn=lambda: (contextlib.nullcontext(), same_weights(block)),
-            )  # fmt: skip
-        return block(*inputs)
+        whole, some = self._recomputed
+        if number >= some or not torch.is_grad_enabled():
+            return block(*inputs)
+        contexts = functools.partial(_contexts, block, number >= whole)
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
     @torch.no_grad()
     def _draw(self, generator_of: Callable[[str], torch.Generator], zero_std: float) -> None:
@@ -431,6 +371,25 @@ class Flux(nn.Module):
         hidden, feed_forward = self.architecture.hidden, self.architecture.feed_forward
         beside = {"qkv": feed_forward, "up": 3 * hidden, "proj": feed_forward, "down": hidden}
         return beside[name.split(".")[-2]]
+
+
+PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._scaled_mm.default]
+"""Operators whose results are kept where only the other operations are recomputed."""
+
+
+def _contexts(block: nn.Module, keep_products: bool) -> tuple[Any, AbstractContextManager[None]]:
+    """Return the contexts of the forward pass of a block and of its recomputation."""
+    forward: Any = contextlib.nullcontext()
+    again: Any = contextlib.nullcontext()
+    if keep_products:
+        forward, again = create_selective_checkpoint_contexts(PRODUCTS)
+    return forward, _recomputation(block, again)
+
+
+@contextlib.contextmanager
+def _recomputation(block: nn.Module, context: AbstractContextManager[None]) -> Iterator[None]:
+    with same_weights(block), context:  # the forward pass has cast the weights to FP8
+        yield
 
 
 def time_features(t_N: Tensor, features: int, period: float, scale: float) -> Tensor:

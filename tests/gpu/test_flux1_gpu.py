@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +13,20 @@ from torch import Tensor
 
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.config import Facts
+from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.memory import FluxMemory
 from benchmarks.flux1.model import OPERATIONS, Flux
 from benchmarks.flux1.workload import FluxTraining
 from common.config import loading
 from common.config.composition import compose
+from common.contract.evaluation import Weights
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.ops.operation import REFERENCE
 from common.step.graphs import StepRunner
 from tests.benchmarks.flux1.public_names import diffusers_network, positions, to_diffusers
-from tests.gpu.support import GPU, WITH_FP8, relative_error, waiting_is_an_error
+from tests.gpu.support import GPU, WITH_FP8, OnDevice, relative_error, waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 
@@ -51,9 +54,18 @@ def generator_of(name: str) -> torch.Generator:
     return torch.Generator(GPU).manual_seed(sum(name.encode()))
 
 
-def flux(shape: FluxArchitecture, dtype: torch.dtype, recomputed: int = 0, **implementations: str) -> Flux:
-    """Return the network with random weights, of which none is zero but the biases."""
-    return Flux(shape, implementations, generator_of, GPU, dtype, recomputed_blocks=recomputed, zero_std=0.02)
+def flux(
+    shape: FluxArchitecture, dtype: torch.dtype, recomputed: tuple[int, int] = (0, 0), **implementations: str
+) -> Flux:
+    """Return the network with random weights, of which none is zero but the biases.
+
+    Args:
+        recomputed: blocks that recompute everything, and further ones that recompute all but their products.
+    """
+    return Flux(
+        shape, implementations, generator_of, GPU, dtype, recomputed_blocks=recomputed[0],
+        recomputed_operations=recomputed[1], zero_std=0.02,
+    )  # fmt: skip
 
 
 def inputs(shape: FluxArchitecture, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -82,9 +94,9 @@ def test_the_real_width_in_fp32_equals_diffusers() -> None:
         assert relative_error(gradients[name], parameter.grad) < 2e-3, name
 
 
-@pytest.mark.parametrize("recomputed", [0, 2])
+@pytest.mark.parametrize("recomputed", [(0, 0), (2, 1)])
 @LINEAR
-def test_fast_operations_follow_fp32(linear: str, recomputed: int) -> None:
+def test_fast_operations_follow_fp32(linear: str, recomputed: tuple[int, int]) -> None:
     shape = of_depth(1, 2)
     ours = flux(shape, torch.bfloat16, recomputed, linear=linear)
     exact = flux(shape, torch.float32, **dict.fromkeys(OPERATIONS, REFERENCE))
@@ -104,15 +116,19 @@ def test_fast_operations_follow_fp32(linear: str, recomputed: int) -> None:
     assert relative_error(*gradients) < of_gradients
 
 
-@pytest.mark.parametrize(("double_blocks", "single_blocks", "recomputed"), [(3, 1, 0), (1, 4, 0), (3, 1, 3)])
+@pytest.mark.parametrize(
+    ("double_blocks", "single_blocks", "recomputed"), [(3, 1, (0, 0)), (1, 4, (0, 0)), (3, 1, (3, 0)), (2, 2, (0, 4))]
+)
 @LINEAR
-def test_blocks_keep_the_planned_bytes(double_blocks: int, single_blocks: int, recomputed: int, linear: str) -> None:
+def test_blocks_keep_the_planned_bytes(
+    double_blocks: int, single_blocks: int, recomputed: tuple[int, int], linear: str
+) -> None:
     shape = of_depth(double_blocks, single_blocks)
     model, given = flux(shape, torch.bfloat16, recomputed, linear=linear), inputs(shape, torch.bfloat16)
     planned = FluxMemory(
         architecture=shape, samples=SAMPLES, eval_samples=SAMPLES, parameters=shape.parameters, itemsize=2,
-        master_bytes=4, shards=1, fp8=linear == "fp8",
-    ).kept(recomputed)  # fmt: skip
+        master_bytes=4, shards=1, fp8=linear == "fp8", asked=recomputed,
+    ).kept(0)  # fmt: skip
     model(*given).sum().backward()  # gradients, FP8 weights and libraries' workspaces
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -137,6 +153,14 @@ def batches(workload: FluxTraining, step: int) -> list[Batch]:
     (example,) = workload.example_batches()
     ids = example.tensors["sample_ids"]
     return [Batch({**example.tensors, "sample_ids": ids + 16 * step + first}, 8) for first in (0, 8)]
+
+
+def test_every_operation_has_a_kernel_by_default() -> None:
+    choices = built().choices
+    kernels = ("modulated_norm", "gated_residual", "qk_norm_rope", "gelu")
+    assert {name: choices[name] for name in kernels} == dict.fromkeys(kernels, "triton")
+    assert choices["attention"] != REFERENCE
+    assert choices["linear"] == REFERENCE
 
 
 @LINEAR
@@ -176,3 +200,31 @@ def test_the_plan_covers_the_measured_memory() -> None:
     parts = dict(workload.memory.parts)
     planned = workload.memory.total - parts["reserved"] - parts["evaluation"]
     assert 0.9 * planned < taken < planned + 1e9
+
+
+def test_a_captured_evaluation_equals_an_eager_one_and_has_other_noise_after_other_updates() -> None:
+    workload, rows = built("model.zero_std=0.02"), torch.arange(9, device=GPU).split(3)
+    (example,) = workload.example_batches()
+    sets = [
+        {
+            **{name: tensor[:3].clone() for name, tensor in example.tensors.items()},
+            "sample_ids": row, "timesteps": row % FACTS.eval_timesteps, "present": row < FACTS.eval_timesteps,
+        }
+        for row in rows
+    ]  # fmt: skip
+    losses = []
+    for capture in (False, True):
+        evaluation = ValidationLoss(
+            workload.model, workload.sample_losses, {name: tensor.clone() for name, tensor in sets[0].items()},
+            workload.layout, lambda root: OnDevice(sets, FACTS.eval_timesteps), capture, FACTS.eval_timesteps,
+        )  # fmt: skip
+        with torch.cuda.stream(torch.cuda.Stream()):  # a capture needs a stream of its own
+            evaluation.warm_up()
+        torch.cuda.synchronize()
+        evaluation.open_data(Path())
+        for updates in (0, 5):
+            weights = with_updates(Weights(dict(workload.model.named_parameters())), torch.tensor(updates, device=GPU))
+            losses.append(evaluation.scorer.score(evaluation.predict(weights))["eval_loss"])
+        evaluation.close()
+    assert losses[2:] == pytest.approx(losses[:2], rel=1e-4)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
