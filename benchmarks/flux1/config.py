@@ -50,8 +50,10 @@ class ModelConfig:
 
     Attributes:
         double_blocks, single_blocks: number of blocks, for measurements on few GPUs; 0 for all.
-        recomputed_blocks: number of blocks, from the first, whose activations the backward pass recomputes; ``auto``
-            for as few as fit into the memory of the GPU.
+        recomputed_blocks: number of blocks, from the first, that recompute all activations in the backward pass.
+        recomputed_operations: number of the following blocks that recompute all activations but the results of matrix
+            products, which takes less time. If both are ``auto``, the memory of the GPU determines them; if one is, it
+            counts as 0.
         loss_scale: initial loss scale with fp16.
         zero_std: standard deviation of the normal values that replace the zero initialisation of modulations and
             output. Speed measurements set it, because zeros are faster than trained weights. 0 in training.
@@ -61,6 +63,7 @@ class ModelConfig:
     double_blocks: Annotated[int, NotNegative]
     single_blocks: Annotated[int, NotNegative]
     recomputed_blocks: Annotated[int, NotNegative] | Literal["auto"]
+    recomputed_operations: Annotated[int, NotNegative] | Literal["auto"]
     loss_scale: Annotated[float, Positive]
     zero_std: Annotated[float, NotNegative] = 0.0
     implementations: dict[str, str] = field(default_factory=dict)

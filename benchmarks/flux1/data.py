@@ -18,8 +18,8 @@ Legend: N samples of a batch; the others as in :mod:`benchmarks.flux1.encodings`
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -34,69 +34,17 @@ from benchmarks.flux1.encodings import (
     read_manifest,
     read_timesteps,
 )
-from common.data.batches import Block, DataSource, EvalSource
+from common.data.batches import DataSource, EvalSource
+from common.data.contiguous_shares import ContiguousShares
 from common.data.open_files import OpenFile, OpenFiles
 from common.data.order import EvalShard, MicroBatches, sample_generator
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
-from common.errors import ConfigError
 
 _VERIFY = "check the data with 'mlperf-suite verify benchmark=flux1 --data-dir DATA'"
 _DROPOUT = 4
 """Second number of a generator's key; :mod:`common.data.order` uses 3."""
 _LEAST_OPEN = 16
-
-
-@dataclass(frozen=True)
-class ContiguousShares:
-    """The order of training samples; a :class:`common.data.order.SampleStream`.
-
-    Share ``s`` of the stored order belongs to stream ``s``, a micro-batch of every global batch
-    (:meth:`common.data.order.MicroBatches.stream`). The first shares have one sample more if they are not equal. A
-    stream reads its share in order, again and again, without gaps.
-    """
-
-    train_samples: int
-    mine: MicroBatches
-
-    def __post_init__(self) -> None:
-        if self.train_samples < self.mine.streams:
-            raise ConfigError(
-                f"train_samples={self.train_samples}: fewer than the {self.mine.streams} micro-batches of a step"
-            )
-
-    @property
-    def micro_batch(self) -> int:
-        return self.mine.micro_batch
-
-    @property
-    def replicas(self) -> int:
-        return self.mine.replicas
-
-    def first_micro_batch(self, block: Block) -> int:
-        """Return the number of micro-batches of this replica before ``block``."""
-        return self.mine.first(block)
-
-    def micro_batches(self, block: Block) -> int:
-        """Return the number of micro-batches of this replica in ``block``."""
-        return self.mine.count(block)
-
-    def samples_of(self, number: int) -> list[tuple[int, int]]:
-        """Return the (pass over the share, sample) pairs of this replica's micro-batch ``number``, from 0."""
-        step, accumulation_step = self.mine.step_of(number)
-        share = self.mine.stream(accumulation_step)
-        size, larger = divmod(self.train_samples, self.mine.streams)
-        first, length = share * size + min(share, larger), size + (share < larger)
-        positions = range(step * self.micro_batch, (step + 1) * self.micro_batch)
-        return [(position // length, first + position % length) for position in positions]
-
-    def first_id(self, number: int) -> int:
-        """Return the id of the first sample of this replica's micro-batch ``number``."""
-        return self.mine.global_index(number) * self.micro_batch
-
-    def key(self, number: int) -> Hashable:
-        """Return (): all micro-batches have the same shapes."""
-        return ()
 
 
 def sizes_of(facts: Facts) -> EncodingSizes:

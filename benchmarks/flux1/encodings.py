@@ -22,12 +22,9 @@ width.
 
 from __future__ import annotations
 
-import io
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +36,8 @@ from torch import Tensor
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
-from common.formats import npy, saved_dataset
-from common.formats.npy import HEADER_BYTES
+from common.formats import bf16_npy, npy, saved_dataset
 from common.formats.tar_index import index_tar
-from common.untrusted.array_file import parse_header
 from common.untrusted.strict_json import StrictJsonError, parse_object
 
 FORMAT = "flux-encodings/1"
@@ -64,9 +59,7 @@ EMPTY = {"t5": "t5_empty.npy", "clip": "clip_empty.npy"}
 INDEX, TIMESTEPS = "index.npy", "timesteps.npy"
 BINS = 8
 """Number of the timesteps."""
-_BITS = np.dtype("<u2")
 _HALF = np.dtype("<f2")
-_LONGEST_HEADER = 10_012
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +95,6 @@ PUBLISHED_SIZES = EncodingSizes(text_length=256, text_width=4096, caption_width=
 """Sizes of the benchmark's encodings."""
 
 
-def encode(values: Tensor) -> bytes:
-    """Return a bf16 array as a ``.npy`` of its bits."""
-    bits = values.contiguous().view(torch.int16).numpy().view(_BITS)
-    return _header(_BITS, bits.shape) + bits.tobytes()
-
-
 def index_shard(path: Path, sizes: EncodingSizes) -> NDArray[np.int64]:
     """Return (S, 4): offsets of the values of the four arrays of each sample of a published file.
 
@@ -122,8 +109,8 @@ def index_shard(path: Path, sizes: EncodingSizes) -> NDArray[np.int64]:
         for column, (name, shape) in enumerate(sizes.shapes.items()):
             for row, (offset, size) in enumerate(ranges[:, column].tolist()):
                 where = f"{path}: {name} of sample {row}"
-                begins = _values_offset(os.pread(file.fileno(), _LONGEST_HEADER, offset), size, shape, where)
-                ranges[row, column, 0] += begins
+                begins = os.pread(file.fileno(), bf16_npy.LONGEST_HEADER, offset)
+                ranges[row, column, 0] += bf16_npy.values_offset(begins, size, shape, where)
     return ranges[:, :, 0]
 
 
@@ -241,36 +228,6 @@ def _loaded(path: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:
     if array.dtype != np.int64 or array.shape != shape:
         raise DataError(f"{path}: {array.dtype} {array.shape}, expected int64 {shape}; run '{PREPARE_COMMAND}'")
     return array
-
-
-@lru_cache
-def _header(dtype: np.dtype[np.uint16], shape: tuple[int, ...]) -> bytes:
-    """Return the header that ``numpy.save`` writes."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": dtype.str, "fortran_order": False, "shape": shape})
-    return header.getvalue()
-
-
-def _values_offset(begins: bytes, size: int, shape: tuple[int, ...], where: str) -> int:
-    """Return the size of the header of a ``.npy`` in bytes.
-
-    Args:
-        begins: first bytes of the array, and possibly bytes that follow it.
-        size: size of the ``.npy`` in bytes.
-    """
-    usual = _header(_BITS, shape)
-    offset = HEADER_BYTES
-    if not begins.startswith(usual):
-        try:
-            header = parse_header(io.BytesIO(begins[:size]))
-        except ValueError as error:
-            raise DataError(f"{where} is no .npy: {error}") from error
-        if header.dtype != _BITS or header.shape != shape or header.fortran_order:
-            raise DataError(f"{where}: {header.dtype} {header.shape}, expected uint16 {shape} in C order")
-        offset = header.offset
-    if size != (expected := offset + math.prod(shape) * _BITS.itemsize):
-        raise DataError(f"{where} has {size:,} bytes, but uint16 {shape} takes {expected:,}")
-    return offset
 
 
 def _arrow_timesteps(path: Path) -> Sequence[object]:

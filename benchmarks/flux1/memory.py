@@ -20,6 +20,8 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         ranks: number of tp ranks, which split the products over tokens, and the samples between the products.
         fp8: whether products over tokens are in FP8.
         alone: whether there are no other ranks and no communicators.
+        asked: number of blocks that recompute everything, and number of further blocks that recompute all operations
+            but their matrix products; None if the plan decides.
     """
 
     architecture: FluxArchitecture
@@ -29,25 +31,45 @@ class FluxMemory(PlannedMemory, TrainedWeights):
     ranks: int = 1
     fp8: bool = False
     alone: bool = True
-    recomputes: ClassVar[str] = "all activations"
+    asked: tuple[int, int] | None = None
     remedies: ClassVar[str] = (
         "optimizer.shard=all on several ranks, optimizer.masters=remainder, optimizer.gradients=same, "
-        "model.recomputed_blocks=auto, a smaller micro_batch"
+        "model.recomputed_blocks=auto and model.recomputed_operations=auto, a smaller micro_batch"
     )
     fewer: ClassVar[str] = "model.double_blocks and model.single_blocks"
 
     @property
     def layers(self) -> int:
-        """Number of blocks that keep anything."""
-        shape = self.architecture
-        return shape.double_blocks + shape.single_blocks if self.samples else 0
+        """Number of steps of :meth:`levels`."""
+        return 2 * self._blocks if self.samples and self.asked is None else 0
+
+    @property
+    def _blocks(self) -> int:
+        return self.architecture.double_blocks + self.architecture.single_blocks
+
+    def levels(self, steps: int) -> tuple[int, int]:
+        """Return how many blocks recompute everything, and how many further ones all but their matrix products.
+
+        Each of the first steps lets one more block recompute its other operations, which take little time. When all
+        blocks do, each further step lets one of them recompute everything.
+        """
+        if self.asked is not None:
+            return self.asked
+        everything = max(0, steps - self._blocks)
+        return everything, min(steps, self._blocks) - everything
+
+    def recomputation(self, recomputed: int) -> str:
+        """Return a description for people of what the blocks recompute after ``recomputed`` steps."""
+        everything, operations = self.levels(recomputed)
+        words = ((everything, "everything"), (operations, "all but their matrix products"))
+        return ", ".join(f"{blocks} blocks compute {what} again" for blocks, what in words if blocks)
 
     def transposed(self) -> int:
         """Return 0: no block keeps its weights transposed."""
         return 0
 
     def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
-        """Return the bytes by category; the first ``recomputed`` blocks recompute their activations."""
+        """Return the bytes by category after ``recomputed`` steps of :meth:`levels`."""
         return {
             "weights, gradients and optimizer": self.state(),
             "weights in FP8": self.weights_in_fp8(),
@@ -71,11 +93,17 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         """Return the bytes that all blocks keep for the backward pass."""
         if not self.samples:
             return 0
-        shape, tokens = self.architecture, self._tokens(self.samples)
-        doubles = max(0, shape.double_blocks - recomputed)
-        singles = min(shape.single_blocks, self.layers - recomputed)
-        inputs = recomputed * shape.hidden * self.itemsize
-        return tokens * (doubles * self.double_block() + singles * self.single_block() + inputs)
+        shape, (everything, operations) = self.architecture, self.levels(recomputed)
+        whole = self._blocks - everything - operations
+        singles = min(shape.single_blocks, whole)
+        inputs = everything * shape.hidden * self.itemsize + operations * self.products()
+        return self._tokens(self.samples) * (
+            (whole - singles) * self.double_block() + singles * self.single_block() + inputs
+        )
+
+    def products(self) -> int:
+        """Return the bytes per token of a block's input and of the results of its products."""
+        return self.itemsize * ((1 + 3 + 1 + 1) * self.architecture.hidden + self.architecture.feed_forward)
 
     def double_block(self) -> int:
         """Return the bytes per token that a double block keeps.
@@ -110,8 +138,8 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         shape, tokens = self.architecture, self._tokens(self.samples)
         passing = tokens * self.itemsize * (2 * shape.feed_forward + 6 * shape.hidden)
         weight = shape.hidden * shape.feed_forward * self.gradient_bytes // self.ranks
-        again = self.double_block() if recomputed <= shape.double_blocks else self.single_block()
-        return passing + weight + (tokens * again if recomputed else 0)
+        again = max(self.double_block(), self.single_block()) if any(self.levels(recomputed)) else 0
+        return passing + weight + tokens * again
 
     def evaluation(self) -> int:
         """Return the bytes of an evaluation's forward pass, whose CUDA graph has its own memory."""

@@ -19,7 +19,6 @@ Legend: see :mod:`benchmarks.flux1.architecture`; R rows, which are the tokens o
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.ops.gated_residual import GATED_RESIDUAL
@@ -37,10 +35,10 @@ from benchmarks.flux1.ops.qk_norm_rope import QK_NORM_ROPE, QkvStream
 from common.distributed.tensor_parallel.layers import tensor_splits
 from common.distributed.tensor_parallel.linear import LinearLayers
 from common.distributed.tensor_parallel.ranks import TensorParallel, qkv_parts
+from common.nn.recomputation import recomputed
 from common.ops.bias_gelu import BIAS_GELU
 from common.ops.dense_attention import DENSE_ATTENTION
 from common.ops.linear import LINEAR, Linear
-from common.ops.linear.fp8 import same_weights
 from common.ops.operation import Operation, OperationRequest, choose
 
 OPERATIONS: dict[str, Operation] = {
@@ -258,6 +256,7 @@ class Flux(nn.Module):
         device, dtype: device and dtype of all parameters; activations have the same dtype.
         parallel: ranks that share the products over tokens. Between the products, each rank has some of the samples.
         recomputed_blocks: number of blocks, from the first, whose activations the backward pass recomputes.
+        recomputed_operations: number of the following blocks that recompute all activations but results of products.
         zero_std: standard deviation of normal values that replace zeros of the initial weights; 0 keeps the zeros.
 
     Attributes:
@@ -278,6 +277,7 @@ class Flux(nn.Module):
         parallel: TensorParallel | None = None,
         *,
         recomputed_blocks: int = 0,
+        recomputed_operations: int = 0,
         zero_std: float = 0.0,
     ) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ class Flux(nn.Module):
         build = _Build(chosen["linear"].name, device, dtype, parallel, shape=shape, operations=operations)
         self.architecture, self._dtype = shape, dtype
         self.chosen = {name: choice.name for name, choice in chosen.items()}
-        self._recomputed = recomputed_blocks
+        self._recomputed = (recomputed_blocks, recomputed_blocks + recomputed_operations)
         self._rotation = Rotation(shape, device, dtype)
         self.image_in, self.text_in = (build.whole(n, shape.hidden) for n in (shape.packed, shape.text_width))
         self.time_in, self.caption_in = (Embedding(build, n) for n in (shape.time_features, shape.caption_width))
@@ -334,12 +334,8 @@ class Flux(nn.Module):
         return velocity_NLP
 
     def _run(self, number: int, block: nn.Module, *inputs: object) -> Any:
-        if number < self._recomputed and torch.is_grad_enabled():
-            return checkpoint(
-                block, *inputs, use_reentrant=False, preserve_rng_state=False,
-                context_fn=lambda: (contextlib.nullcontext(), same_weights(block)),
-            )  # fmt: skip
-        return block(*inputs)
+        everything, some = self._recomputed
+        return recomputed(block, *inputs, recompute=number < some, keep_products=number >= everything)
 
     @torch.no_grad()
     def _draw(self, generator_of: Callable[[str], torch.Generator], zero_std: float) -> None:

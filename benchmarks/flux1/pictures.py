@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import functional
 
 from benchmarks.flux1.encodings import BINS
 from common.data.manifest import digest
@@ -85,10 +84,12 @@ class Sample:
 
 
 def cropped(picture: Image.Image) -> Image.Image:
-    """Return the central square of a picture whose shorter side is resized to 256 px, rounded down as torchvision."""
-    resized = functional.resize(picture, SIDE, interpolation=functional.InterpolationMode.BICUBIC)
-    square: Image.Image = functional.center_crop(resized, [SIDE, SIDE])
-    return square
+    """Return the central square of a picture whose shorter side is resized to 256 px, as torchvision rounds."""
+    shorter = min(picture.size)
+    width, height = (int(SIDE * side / shorter) for side in picture.size)
+    left, top = round((width - SIDE) / 2), round((height - SIDE) / 2)
+    resized = picture if shorter == SIDE else picture.resize((width, height), Image.Resampling.BICUBIC)
+    return resized.crop((left, top, left + SIDE, top + SIDE))
 
 
 def squeezed(picture: Image.Image) -> Image.Image:

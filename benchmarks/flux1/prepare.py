@@ -36,7 +36,6 @@ from benchmarks.flux1.encodings import (
     TIMESTEPS,
     EncodingSizes,
     counts_of,
-    encode,
     index_shard,
     read_empty,
     timesteps_of,
@@ -56,7 +55,7 @@ from common.data.sources import read_sources
 from common.data.stages import Stages
 from common.data.threads import ahead
 from common.errors import DataError
-from common.formats import saved_dataset
+from common.formats import bf16_npy, saved_dataset
 
 RECORDS, STAGE = "records", "files"
 SHARD_SAMPLES = 256
@@ -232,7 +231,9 @@ def _encoded(samples: Sequence[Sample], plan: EncodingPlan) -> Iterator[dict[str
             arrays = networks.pictures(torch.stack([picture for picture, _ in group]))
             arrays |= networks.captions([caption for _, caption in group])
             for row, sample in enumerate(itertools.islice(left, len(group))):
-                values = {column: encode(arrays[name][row].to(torch.bfloat16)) for name, column in COLUMNS.items()}
+                values = {
+                    column: bf16_npy.encode(arrays[name][row].to(torch.bfloat16)) for name, column in COLUMNS.items()
+                }
                 yield {KEY: sample.key, **values, TIMESTEP: sample.timestep}
 
 

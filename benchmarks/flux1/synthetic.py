@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.flux1.encodings import BINS, COLUMNS, EMPTY, KEY, SCHEMA, SPLITS, TIMESTEP, EncodingSizes, encode
+from benchmarks.flux1.encodings import BINS, COLUMNS, EMPTY, KEY, SCHEMA, SPLITS, TIMESTEP, EncodingSizes
 from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
-from common.formats import saved_dataset
+from common.formats import bf16_npy, saved_dataset
 from common.formats.raw_files import add_member
 
 PATTERNS = 4
@@ -155,6 +155,6 @@ def _rows(options: SyntheticEncodings, split: str, shard: int) -> Iterator[dict[
         timestep = number % BINS if split == "eval" else None
         yield {
             KEY: f"{number:08d}",
-            **{column: encode(arrays[name]) for name, column in COLUMNS.items()},
+            **{column: bf16_npy.encode(arrays[name]) for name, column in COLUMNS.items()},
             TIMESTEP: timestep,
         }

@@ -29,6 +29,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
 from common.ops.linear.fp8 import same_weights
+from common.ops.operation import AUTO
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.memory_plan import MemoryPlan, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
@@ -64,8 +65,7 @@ class FluxTraining(Workload):
                 "have whole samples"
             )
         self.memory = self._planned() if device.type == "cuda" else None
-        asked = own.model.recomputed_blocks
-        recomputed = (asked if isinstance(asked, int) else 0) if self.memory is None else self.memory.recomputed
+        blocks, operations = self.memory_sizes().levels(0 if self.memory is None else self.memory.recomputed)
         self.model = Flux(
             self.architecture,
             own.model.implementations,
@@ -73,7 +73,8 @@ class FluxTraining(Workload):
             device,
             self.dtype,
             self.parallel,
-            recomputed_blocks=recomputed,
+            recomputed_blocks=blocks,
+            recomputed_operations=operations,
             zero_std=own.model.zero_std,
         )
         self.choices |= self.model.chosen
@@ -81,14 +82,15 @@ class FluxTraining(Workload):
         self._seed = torch.tensor(layout.seed, dtype=torch.int64, device=device)
 
     def _planned(self) -> MemoryPlan:
-        asked = self.own.model.recomputed_blocks
         capacity = torch.cuda.get_device_properties(self.layout.device).total_memory
-        return plan(self.memory_sizes(), capacity, asked if isinstance(asked, int) else None, 0)
+        return plan(self.memory_sizes(), capacity, None, 0)
 
     def memory_sizes(self) -> FluxMemory:
         """Return the sizes that determine the memory of this rank."""
         cfg, own, layout = self.cfg, self.own, self.layout
         trains = layout.role == "train"
+        given = (own.model.recomputed_blocks, own.model.recomputed_operations)
+        asked = [number if isinstance(number, int) else 0 for number in given]
         return FluxMemory(
             architecture=self.architecture,
             samples=cfg.micro_batch if trains else 0,
@@ -97,6 +99,7 @@ class FluxTraining(Workload):
             ranks=self.parallel.size,
             fp8=own.model.implementations.get("linear") in IN_FP8,
             alone=layout.world_size == 1,
+            asked=None if given == (AUTO, AUTO) else (asked[0], asked[1]),
             **trained_weights(cfg, layout, self.dtype),
         )
 

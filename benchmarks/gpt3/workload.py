@@ -110,7 +110,7 @@ class GptPretraining(Pretraining):
             micro_batches=self.cfg.grad_accumulation_steps,
             deferred_head=self.own.model.put_off_head,
         )
-        return MemoryPlan(work.parts(0, 0), 0, 0, work.recomputes, None).in_words()
+        return MemoryPlan(work.parts(0, 0), 0, 0, "", None).in_words()
 
 
 def _consumed(cfg: RunConfig) -> int:

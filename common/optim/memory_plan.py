@@ -34,14 +34,14 @@ class MemoryPlan:
         parts: bytes by category, named for people.
         recomputed: number of layers that recompute something; ``parts`` exclude its bytes.
         transposed: number of layers that also keep their FP8 weights transposed.
-        recomputes: what the layers recompute.
+        recomputation: what how many layers recompute, for people; empty if none does.
         capacity: bytes of the GPU's memory; None if the plan is an estimate without scratch buffers.
     """
 
     parts: Mapping[str, float]
     recomputed: int
     transposed: int
-    recomputes: str
+    recomputation: str
     capacity: int | None
 
     @property
@@ -52,11 +52,8 @@ class MemoryPlan:
     def in_words(self) -> str:
         """Return a description for people, in GB."""
         listed = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in self.parts.items() if size)
-        for layers, what in (
-            (self.recomputed, f"compute {self.recomputes} again"),
-            (self.transposed, "keep their weights transposed, too"),
-        ):
-            listed += f"; {layers} layers {what}" if layers else ""
+        listed += f"; {self.recomputation}" if self.recomputation else ""
+        listed += f"; {self.transposed} layers keep their weights transposed, too" if self.transposed else ""
         of = " and some of scratch" if self.capacity is None else f" of {self.capacity / 1e9:.1f}"
         return f"{self.total / 1e9:.1f} GB{of} ({listed})"
 
@@ -116,7 +113,11 @@ class PlannedMemory(ABC):
     @property
     @abstractmethod
     def layers(self) -> int:
-        """Number of layers that keep anything."""
+        """Number of layers that keep anything, or of other steps by which recomputation can save memory."""
+
+    def recomputation(self, recomputed: int) -> str:
+        """Return a description for people of what ``recomputed`` layers recompute; empty if there are none."""
+        return f"{recomputed} layers compute {self.recomputes} again" if recomputed else ""
 
     @abstractmethod
     def transposed(self) -> int:
@@ -144,7 +145,7 @@ def plan(workspace: PlannedMemory, capacity: int, recomputed: int | None, transp
 
     def planned(count: int) -> MemoryPlan:
         return MemoryPlan(
-            workspace.parts(count, kept_transposed), count, kept_transposed, workspace.recomputes, capacity
+            workspace.parts(count, kept_transposed), count, kept_transposed, workspace.recomputation(count), capacity
         )
 
     if recomputed is None:

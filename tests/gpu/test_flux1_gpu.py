@@ -54,9 +54,18 @@ def generator_of(name: str) -> torch.Generator:
     return torch.Generator(GPU).manual_seed(sum(name.encode()))
 
 
-def flux(shape: FluxArchitecture, dtype: torch.dtype, recomputed: int = 0, **implementations: str) -> Flux:
-    """Return the network with random weights, of which none is zero but the biases."""
-    return Flux(shape, implementations, generator_of, GPU, dtype, recomputed_blocks=recomputed, zero_std=0.02)
+def flux(
+    shape: FluxArchitecture, dtype: torch.dtype, recomputed: tuple[int, int] = (0, 0), **implementations: str
+) -> Flux:
+    """Return the network with random weights, of which none is zero but the biases.
+
+    Args:
+        recomputed: blocks that recompute everything, and further ones that recompute all but their products.
+    """
+    return Flux(
+        shape, implementations, generator_of, GPU, dtype, recomputed_blocks=recomputed[0],
+        recomputed_operations=recomputed[1], zero_std=0.02,
+    )  # fmt: skip
 
 
 def inputs(shape: FluxArchitecture, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -85,9 +94,9 @@ def test_the_real_width_in_fp32_equals_diffusers() -> None:
         assert relative_error(gradients[name], parameter.grad) < 2e-3, name
 
 
-@pytest.mark.parametrize("recomputed", [0, 2])
+@pytest.mark.parametrize("recomputed", [(0, 0), (2, 1)])
 @LINEAR
-def test_fast_operations_follow_fp32(linear: str, recomputed: int) -> None:
+def test_fast_operations_follow_fp32(linear: str, recomputed: tuple[int, int]) -> None:
     shape = of_depth(1, 2)
     ours = flux(shape, torch.bfloat16, recomputed, linear=linear)
     exact = flux(shape, torch.float32, **dict.fromkeys(OPERATIONS, REFERENCE))
@@ -107,15 +116,19 @@ def test_fast_operations_follow_fp32(linear: str, recomputed: int) -> None:
     assert relative_error(*gradients) < of_gradients
 
 
-@pytest.mark.parametrize(("double_blocks", "single_blocks", "recomputed"), [(3, 1, 0), (1, 4, 0), (3, 1, 3)])
+@pytest.mark.parametrize(
+    ("double_blocks", "single_blocks", "recomputed"), [(3, 1, (0, 0)), (1, 4, (0, 0)), (3, 1, (3, 0)), (2, 2, (0, 4))]
+)
 @LINEAR
-def test_blocks_keep_the_planned_bytes(double_blocks: int, single_blocks: int, recomputed: int, linear: str) -> None:
+def test_blocks_keep_the_planned_bytes(
+    double_blocks: int, single_blocks: int, recomputed: tuple[int, int], linear: str
+) -> None:
     shape = of_depth(double_blocks, single_blocks)
     model, given = flux(shape, torch.bfloat16, recomputed, linear=linear), inputs(shape, torch.bfloat16)
     planned = FluxMemory(
         architecture=shape, samples=SAMPLES, eval_samples=SAMPLES, parameters=shape.parameters, itemsize=2,
-        master_bytes=4, shards=1, fp8=linear == "fp8",
-    ).kept(recomputed)  # fmt: skip
+        master_bytes=4, shards=1, fp8=linear == "fp8", asked=recomputed,
+    ).kept(0)  # fmt: skip
     model(*given).sum().backward()  # gradients, FP8 weights and libraries' workspaces
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

@@ -12,8 +12,9 @@ import small_encodings
 import torch
 
 from benchmarks.flux1.config import ReaderConfig
-from benchmarks.flux1.data import ContiguousShares, is_dropped, open_eval, open_train
+from benchmarks.flux1.data import is_dropped, open_eval, open_train
 from common.data.batches import Block, HostBatch
+from common.data.contiguous_shares import ContiguousShares
 from common.data.order import MicroBatches
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError

@@ -15,7 +15,7 @@ import sentencepiece
 import torch
 from diffusers import AutoencoderKL
 from small_encoders import CAPTIONS, SIZES, write_encoders
-from test_flux1_pictures import write_pictures
+from small_pictures import write_pictures
 from transformers import CLIPTextModel, T5EncoderModel
 
 from benchmarks.flux1 import encoders as module

@@ -133,11 +133,11 @@ def test_time_features_are_cosines_then_sines():
     torch.testing.assert_close(found, torch.tensor([wanted], dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("blocks", [1, 3, 5])
-def test_recomputed_blocks_change_no_gradient(blocks):
+@pytest.mark.parametrize(("blocks", "operations"), [(1, 0), (3, 1), (5, 0), (0, 3), (0, 5)])
+def test_recomputed_blocks_change_no_gradient(blocks, operations):
     gradients = []
-    for recomputed in (0, blocks):
-        model = small_flux(recomputed_blocks=recomputed)
+    for recomputed in ({}, {"recomputed_blocks": blocks, "recomputed_operations": operations}):
+        model = small_flux(**recomputed)
         model(*inputs()).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for one, other in zip(*gradients, strict=True):
@@ -168,10 +168,10 @@ def test_recomputed_blocks_use_the_weights_that_the_forward_pass_has_cast_to_fp8
     generator = torch.Generator().manual_seed(1)
     x, text, caption = (torch.randn(size, generator=generator) for size in ((2, 16, 12), (2, 16, 12), (2, 10)))
     gradients = []
-    for recomputed in (0, 5):
+    for blocks, operations in ((0, 0), (5, 0), (0, 5)):
         model = Flux(
             shape, {"linear": "fp8"}, lambda name: torch.Generator().manual_seed(len(name)), dtype=torch.bfloat16,
-            recomputed_blocks=recomputed, zero_std=0.1,
+            recomputed_blocks=blocks, recomputed_operations=operations, zero_std=0.1,
         )  # fmt: skip
         casts = weight_casts(model)
         for _ in range(2):  # delayed scales are set after the first pass
@@ -180,8 +180,9 @@ def test_recomputed_blocks_use_the_weights_that_the_forward_pass_has_cast_to_fp8
         assert len(casts) == 2 * 8 + 3 * 4
         assert set(casts.values()) == {2}
         gradients.append([parameter.grad.double() for parameter in model.parameters()])
-    for kept, again in zip(*gradients, strict=True):
-        assert float((again - kept).norm() / kept.norm()) < 0.2
+    for kept, everything, operations in zip(*gradients, strict=True):
+        for again in (everything, operations):
+            assert float((again - kept).norm() / kept.norm()) < 0.2
 
 
 def test_recomputed_blocks_keep_only_their_inputs():

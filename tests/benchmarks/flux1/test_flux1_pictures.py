@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -12,51 +9,12 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from small_pictures import SIDES, decoded, jpeg, write_pictures
+from torchvision.transforms import functional
 
 from benchmarks.flux1.pictures import Sample, cropped, eval_samples, open_pictures, selected, squeezed, train_samples
 from common.data.stages import Stages
-from common.data.synthetic import mark
 from common.errors import DataError
-
-SIDES = [(300, 256), (255, 400), (256, 256), (500, 256), (256, 333), (400, 100), (301, 299), (260, 280)]
-TARS = (3, 5)
-
-
-def jpeg(width: int, height: int, seed: int = 0) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR).save(file, "JPEG", quality=95)
-    return file.getvalue()
-
-
-def decoded(content: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(content)).convert("RGB")
-
-
-def write_pictures(folder: Path, broken: int | None = None, left_out: str = "3\n", pictures: int = 11) -> Path:
-    """Write CC12M's tars and COCO's pictures with captions; return the folder."""
-    (folder / "cc12m-wds").mkdir(parents=True)
-    (folder / "val2014").mkdir()
-    (folder / "annotations").mkdir()
-    numbers = iter(range(len(SIDES)))
-    for tar_number, count in enumerate(TARS):
-        with tarfile.open(folder / "cc12m-wds" / f"cc12m-train-{tar_number:04d}.tar", "w") as tar:
-            for number in (next(numbers) for _ in range(count)):
-                content = jpeg(*SIDES[number], number)
-                content = content[:40] if number == broken else content
-                for suffix, data in (("jpg", content), ("json", b"{}"), ("txt", f"caption {number}".encode())):
-                    member = tarfile.TarInfo(f"{number:09d}.{suffix}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
-    (folder / "problematic_indices.txt").write_text(left_out)
-    rows = []
-    for number in range(3 * pictures):
-        picture = 100 + 7 * (number % pictures)
-        rows.append({"image_id": picture, "id": 1000 - 13 * number, "caption": f" picture {picture},\n text {number} "})
-        (folder / "val2014" / f"COCO_val2014_{picture:012d}.jpg").write_bytes(jpeg(100 + picture, 90, picture))
-    (folder / "annotations" / "captions_val2014.json").write_text(json.dumps({"annotations": rows}))
-    mark(folder, {"text_length": 12, "text_width": 16, "caption_width": 24, "latent_channels": 4, "latent_size": 32})
-    return folder
 
 
 def chosen(folder: Path, count: int) -> list[Sample]:
@@ -77,10 +35,8 @@ def test_training_takes_the_first_large_pictures_that_are_not_left_out(tmp_path)
 @pytest.mark.parametrize(("width", "height"), [(300, 256), (256, 333), (517, 401), (401, 517), (256, 256)])
 def test_the_shorter_side_is_resized_and_the_centre_is_cropped(width, height):
     picture = decoded(jpeg(width, height))
-    shorter = min(width, height)
-    resized = picture.resize((256 * width // shorter, 256 * height // shorter), Image.Resampling.BICUBIC)
-    left, top = round((resized.width - 256) / 2), round((resized.height - 256) / 2)
-    expected = resized.crop((left, top, left + 256, top + 256))
+    resized = functional.resize(picture, 256, interpolation=functional.InterpolationMode.BICUBIC)
+    expected = functional.center_crop(resized, [256, 256])
     assert np.array_equal(np.asarray(cropped(picture)), np.asarray(expected))
     assert squeezed(picture).size == (256, 256)
 

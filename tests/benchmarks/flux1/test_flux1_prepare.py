@@ -15,10 +15,10 @@ import torch
 from small_encodings import FOLDERS, write_arrow, write_raw, write_split
 
 from benchmarks.flux1 import prepare as module
-from benchmarks.flux1.encodings import encode
 from benchmarks.flux1.prepare import PUBLISHED, prepare, verify
 from common.data.synthetic import MARKER
 from common.errors import DataError
+from common.formats import bf16_npy
 
 
 def train_folder(raw: Path) -> Path:
@@ -115,7 +115,7 @@ def with_array(name: str, array: np.ndarray | torch.Tensor | bytes) -> Callable[
     def change(raw: Path) -> None:
         rows = small_encodings.rows_of("train", range(22))
         if isinstance(array, torch.Tensor):
-            rows[4][small_encodings.COLUMNS[name]] = encode(array)
+            rows[4][small_encodings.COLUMNS[name]] = bf16_npy.encode(array)
         elif isinstance(array, bytes):
             rows[4][small_encodings.COLUMNS[name]] = array
         else:

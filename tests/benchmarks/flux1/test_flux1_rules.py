@@ -19,7 +19,7 @@ RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 # Nodes, GPUs of a node, global batch, learning rate, warm-up, accumulated micro-batches, GPUs of a layer, precision.
 SCALES = {
     "1xH200": (1, 1, 512, 2e-4, 1600, 32, 1, "bfloat16"),
-    "2xH200": (1, 2, 512, 2e-4, 1600, 16, 1, "bfloat16"),
+    "2xH200": (1, 2, 512, 2e-4, 1600, 32, 1, "bfloat16"),
     "4xH200": (1, 4, 512, 2e-4, 1600, 8, 1, "bfloat16"),
     "8xH200": (1, 8, 512, 2e-4, 1600, 4, 1, "bfloat16"),
     "16xB200": (2, 8, 512, 2e-4, 1600, 1, 1, "fp8"),

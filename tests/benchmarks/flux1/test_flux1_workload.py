@@ -11,17 +11,18 @@ from torch import Tensor, nn
 from benchmarks.flux1.config import Facts
 from benchmarks.flux1.flow import LatentScale, noised
 from benchmarks.flux1.memory import FluxMemory
-from benchmarks.flux1.workload import FluxTraining
+from benchmarks.flux1.workload import FluxTraining, used_blocks
 from common.config.schema import RunConfig
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.fixed import fixed_facts
-from common.optim.memory_plan import plan
+from common.optim.memory_plan import KEPT, plan, trained_weights
 from tests.benchmarks.flux1.flux_ranks import SHARDS, batch_of, loaded, run_rank, train
 from tests.benchmarks.flux1.public_names import diffusers_network, positions, to_diffusers
 from tests.capturable import Capturable
+from tests.conftest import ROOT
 from tests.gloo_ranks import on_ranks
 
 
@@ -134,9 +135,9 @@ def test_prepared_batches_have_the_dtypes_of_examples():
     assert {name: x.shape for name, x in batch.tensors.items()} == {n: x.shape for n, x in example.tensors.items()}
 
 
-@pytest.mark.parametrize("recomputed", [0, 2])
-def test_a_step_can_be_captured(recomputed):
-    workload = built(f"model.recomputed_blocks={recomputed}")
+@pytest.mark.parametrize(("blocks", "operations"), [(0, 0), (1, 1)])
+def test_a_step_can_be_captured(blocks, operations):
+    workload = built(f"model.recomputed_blocks={blocks}", f"model.recomputed_operations={operations}")
     step, (example,) = workload.build_step(), workload.example_batches()
     with Capturable():
         step([example, example])
@@ -206,8 +207,22 @@ def test_blocks_that_recompute_keep_their_inputs():
     tokens, C = 16 * 512, 3072
     some = memory(2, 3)
     assert some.kept(0) == tokens * (2 * some.double_block() + 3 * some.single_block())
-    assert some.kept(3) == tokens * (2 * some.single_block() + 3 * 2 * C)
-    assert some.kept(5) == tokens * 5 * 2 * C
+    some_products = 2 * (6 * C + 4 * C)
+    assert some.kept(3) == tokens * (2 * some.single_block() + 3 * some_products)
+    assert some.kept(5) == tokens * 5 * some_products
+    assert some.kept(7) == tokens * (2 * 2 * C + 3 * some_products)
+    assert some.kept(10) == tokens * 5 * 2 * C
+    assert memory(2, 3, asked=(2, 1)).kept(0) == tokens * (2 * some.single_block() + some_products + 2 * 2 * C)
+
+
+def test_steps_of_recomputation_begin_with_operations():
+    some = memory(2, 3)
+    assert some.layers == 10
+    assert [some.levels(steps) for steps in (0, 2, 5, 6, 10)] == [(0, 0), (0, 2), (0, 5), (1, 4), (5, 0)]
+    assert some.recomputation(6) == (
+        "1 blocks compute everything again, 4 blocks compute all but their matrix products again"
+    )
+    assert (memory(2, 3, asked=(2, 1)).layers, memory(2, 3, asked=(2, 1)).levels(0)) == (0, (2, 1))
 
 
 def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
@@ -215,9 +230,9 @@ def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
     with pytest.raises(ConfigError, match=r"GB are missing; use .*optimizer\.masters=remainder"):
         plan(memory(**whole), H200, None, 0)
     found = plan(memory(master_bytes=2, **whole), H200, None, 0)
-    assert 0 < found.recomputed < 57
+    assert 57 < found.recomputed < 2 * 57
     assert found.total <= H200
-    assert f"{found.recomputed} layers compute all activations again" in found.in_words()
+    assert f"{found.recomputed - 57} blocks compute everything again" in found.in_words()
     before = plan(memory(master_bytes=2, **whole), H200 + 50_000_000_000, found.recomputed - 1, 0)
     assert before.total > H200
 
@@ -225,6 +240,45 @@ def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
 def test_eight_gpus_and_a_part_on_one_gpu_recompute_nothing():
     for sizes in (memory(shards=8, alone=False), memory(8, 16)):
         assert plan(sizes, H200, None, 0).recomputed == 0
+
+
+PLANS = {
+    "1xH200": (80.6, 24.2, (0, 0)),
+    "2xH200": (130.8, 12.5, (8, 49)),
+    "4xH200": (95.1, 47.1, (0, 17)),
+    "8xH200": (71.3, 57.4, (0, 0)),
+}
+"""Planned GB of weights with their state and of activations, and blocks that recompute, in the table of the README."""
+
+
+@pytest.mark.parametrize("scale", PLANS)
+def test_a_recipe_has_the_plan_in_the_readme(scale):
+    run, _ = loaded(f"scale={scale}")
+    shape, ranks = used_blocks(run.workload), run.training_ranks
+    layout = _ManyRanks(ranks)
+    sizes = FluxMemory(
+        architecture=shape, samples=run.micro_batch, eval_samples=run.workload.reader.eval_batch,
+        parameters=shape.parameters, alone=ranks == 1, **trained_weights(run, layout, torch.bfloat16),
+    )  # fmt: skip
+    found = plan(sizes, H200, None, 0)
+    state, activations, levels = PLANS[scale]
+    assert round(found.parts["weights, gradients and optimizer"] / 1e9, 1) == state
+    assert round(found.parts[KEPT] / 1e9, 1) == activations
+    assert sizes.levels(found.recomputed) == levels
+    readme = (ROOT / "benchmarks" / "flux1" / "README.md").read_text()
+    assert f"| `{scale}` | {state} | {activations} | {(found.total / 1e9 - state - activations):.1f} |" in readme
+
+
+class _ManyRanks:
+    """The part of a layout of data-parallel training ranks that the plan reads; a real one needs process groups."""
+
+    role = "train"
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def size(self, *axes: str) -> int:
+        return self._ranks if "dp" in axes else 1
 
 
 class _OfRecipe:
