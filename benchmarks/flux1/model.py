@@ -19,18 +19,14 @@ Legend: see :mod:`benchmarks.flux1.architecture`; R rows, which are the tokens o
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.ops.gated_residual import GATED_RESIDUAL
@@ -39,10 +35,10 @@ from benchmarks.flux1.ops.qk_norm_rope import QK_NORM_ROPE, QkvStream
 from common.distributed.tensor_parallel.layers import tensor_splits
 from common.distributed.tensor_parallel.linear import LinearLayers
 from common.distributed.tensor_parallel.ranks import TensorParallel, qkv_parts
+from common.nn.recomputation import recomputed
 from common.ops.bias_gelu import BIAS_GELU
 from common.ops.dense_attention import DENSE_ATTENTION
 from common.ops.linear import LINEAR, Linear
-from common.ops.linear.fp8 import same_weights
 from common.ops.operation import Operation, OperationRequest, choose
 
 OPERATIONS: dict[str, Operation] = {
@@ -338,11 +334,8 @@ class Flux(nn.Module):
         return velocity_NLP
 
     def _run(self, number: int, block: nn.Module, *inputs: object) -> Any:
-        whole, some = self._recomputed
-        if number >= some or not torch.is_grad_enabled():
-            return block(*inputs)
-        contexts = functools.partial(_contexts, block, number >= whole)
-        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        everything, some = self._recomputed
+        return recomputed(block, *inputs, recompute=number < some, keep_products=number >= everything)
 
     @torch.no_grad()
     def _draw(self, generator_of: Callable[[str], torch.Generator], zero_std: float) -> None:
@@ -371,25 +364,6 @@ class Flux(nn.Module):
         hidden, feed_forward = self.architecture.hidden, self.architecture.feed_forward
         beside = {"qkv": feed_forward, "up": 3 * hidden, "proj": feed_forward, "down": hidden}
         return beside[name.split(".")[-2]]
-
-
-PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._scaled_mm.default]
-"""Operators whose results are kept where only the other operations are recomputed."""
-
-
-def _contexts(block: nn.Module, keep_products: bool) -> tuple[Any, AbstractContextManager[None]]:
-    """Return the contexts of the forward pass of a block and of its recomputation."""
-    forward: Any = contextlib.nullcontext()
-    again: Any = contextlib.nullcontext()
-    if keep_products:
-        forward, again = create_selective_checkpoint_contexts(PRODUCTS)
-    return forward, _recomputation(block, again)
-
-
-@contextlib.contextmanager
-def _recomputation(block: nn.Module, context: AbstractContextManager[None]) -> Iterator[None]:
-    with same_weights(block), context:  # the forward pass has cast the weights to FP8
-        yield
 
 
 def time_features(t_N: Tensor, features: int, period: float, scale: float) -> Tensor:
