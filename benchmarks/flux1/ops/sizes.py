@@ -1,20 +1,15 @@
-"""Sizes of FLUX.1-schnell for the cases of the operations."""
+"""Sizes of the FLUX.1 recipe on one node, for the cases of its operations."""
+
+from __future__ import annotations
 
 import torch
 
+from benchmarks.flux1.config import Facts
+from common.mlperf.fixed import fixed_facts
+
+FACTS = fixed_facts(Facts, "flux1")
 SAMPLES = 16
-"""Samples of a micro-batch."""
-
-TEXT, IMAGE = 256, 256
-"""Tokens of a sample in each stream of a double block. A single block has the tokens of both."""
-
-HIDDEN, HEADS, HEAD_SIZE = 3072, 24, 128
-FEED_FORWARD = 4 * HIDDEN
-
-EPSILON = 1e-6
-"""Constant inside the square root of every norm."""
-
-ROPE_BASE = 10_000.0
+"""Samples per micro-batch."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of the activations; the recipe trains in bf16."""

@@ -54,8 +54,8 @@ def passes(
     ]
 
 
-SIZES = {"samples": sizes.SAMPLES, "tokens": sizes.TEXT + sizes.IMAGE, "features": sizes.HIDDEN, "two": True}
-STREAM = {**SIZES, "tokens": sizes.IMAGE, "two": False}
+SIZES = {"samples": sizes.SAMPLES, "tokens": sizes.FACTS.length, "features": sizes.FACTS.hidden, "two": True}
+STREAM = {**SIZES, "tokens": sizes.FACTS.image_length, "two": False}
 
 CASES = (
     Case(

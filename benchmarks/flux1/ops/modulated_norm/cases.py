@@ -39,7 +39,7 @@ def passes(
 
     def forward() -> list[Any]:
         shift, factor = modulation[0].chunk(chunks, 1)[:2] if chunks else modulation
-        again, y = function(x, factor, shift, sizes.EPSILON, fp8=fp8)
+        again, y = function(x, factor, shift, sizes.FACTS.norm_epsilon, fp8=fp8)
         return [again, y.source, y, fp8] if isinstance(y, Fp8Tensor) else [again, y]
 
     def backward() -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ def passes(
     ]
 
 
-SIZES = {"samples": sizes.SAMPLES, "tokens": sizes.TEXT + sizes.IMAGE, "features": sizes.HIDDEN}
+SIZES = {"samples": sizes.SAMPLES, "tokens": sizes.FACTS.length, "features": sizes.FACTS.hidden}
 
 CASES = (
     Case(

@@ -46,7 +46,7 @@ def passes(
         )
         for own in tokens
     ]
-    angles = tables(torch.arange(length, device=draw.device), head_size, sizes.ROPE_BASE)
+    angles = tables(torch.arange(length, device=draw.device), head_size, sizes.FACTS.rope_theta)
     cos, sin = (draw.rounded(table, torch.float32) for table in angles)
     order = (samples, heads, length, head_size) if transposed else (samples, length, heads, head_size)
     gradients = [draw.normal(*order) for _ in range(3)]
@@ -54,7 +54,7 @@ def passes(
         gradients = [each.transpose(1, 2) for each in gradients]
 
     def forward() -> tuple[Tensor, Tensor, Tensor]:
-        return function(streams, cos, sin, sizes.EPSILON)
+        return function(streams, cos, sin, sizes.FACTS.norm_epsilon)
 
     def backward() -> list[Any]:
         found = torch.autograd.grad(forward(), [leaf for stream in streams for leaf in stream[:4]], gradients)
@@ -70,8 +70,8 @@ def passes(
     ]
 
 
-SIZES = {"samples": sizes.SAMPLES, "heads": sizes.HEADS, "head_size": sizes.HEAD_SIZE}
-DOUBLE = {**SIZES, "tokens": (sizes.TEXT, sizes.IMAGE)}
+SIZES = {"samples": sizes.SAMPLES, "heads": sizes.FACTS.heads, "head_size": sizes.FACTS.head_size}
+DOUBLE = {**SIZES, "tokens": (sizes.FACTS.text_length, sizes.FACTS.image_length)}
 
 CASES = (
     Case(
@@ -88,7 +88,7 @@ CASES = (
     Case(
         "FLUX.1, single block",
         passes,
-        {**SIZES, "tokens": (sizes.TEXT + sizes.IMAGE,)},
+        {**SIZES, "tokens": (sizes.FACTS.length,)},
         tests=[{"samples": 2, "tokens": (45,), "heads": 3, "head_size": 32, "transposed": True}],
         gpu={"samples": 3, "tokens": (301,), "transposed": True},
         dtypes=sizes.DTYPES,
