@@ -54,15 +54,18 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         blocks do, each further step lets one of them recompute everything.
         """
         if self.asked is not None:
-            return self.asked
-        everything = max(0, steps - self._blocks)
-        return everything, min(steps, self._blocks) - everything
+            everything, operations = self.asked
+        else:
+            everything, operations = max(0, steps - self._blocks), min(steps, 2 * self._blocks - steps)
+        everything = min(everything, self._blocks)
+        return everything, min(operations, self._blocks - everything)
 
     def recomputation(self, recomputed: int) -> str:
         """Return a description for people of what the blocks recompute after ``recomputed`` steps."""
         everything, operations = self.levels(recomputed)
-        words = ((everything, "everything"), (operations, "all but their matrix products"))
-        return ", ".join(f"{blocks} blocks compute {what} again" for blocks, what in words if blocks)
+        levels = ((everything, "everything"), (operations, "all but their matrix products"))
+        words = ", ".join(f"{what}: {blocks}" for blocks, what in levels if blocks)
+        return f"blocks that compute again {words}" if words else ""
 
     def transposed(self) -> int:
         """Return 0: no block keeps its weights transposed."""

@@ -51,7 +51,7 @@ def noised(
     """Draw latents, times and noise, and mix latents and noise.
 
     ``z = latent_scale (mean + exp(clamp(logvar, -30, 20) / 2) n)`` and ``t = floor(T u)``. The normal n and eps and
-    the uniform u are those of :mod:`common.ops.random_bits.sample_noise`, so they do not depend on batch, rank or order.
+    the uniform u are those of :mod:`common.ops.random_bits.sample_noise`: they do not depend on batch, rank or order.
     Element (c H + h) W + w of a latent is the index of its pair (n, eps).
 
     Args:

@@ -32,9 +32,10 @@ class MemoryPlan:
 
     Attributes:
         parts: bytes by category, named for people.
-        recomputed: number of layers that recompute something; ``parts`` exclude its bytes.
+        recomputed: number of layers that recompute something, or of other steps of recomputation; ``parts`` exclude
+            the bytes that this saves.
         transposed: number of layers that also keep their FP8 weights transposed.
-        recomputation: what how many layers recompute, for people; empty if none does.
+        recomputation: description for people of what is recomputed; empty if nothing is.
         capacity: bytes of the GPU's memory; None if the plan is an estimate without scratch buffers.
     """
 
