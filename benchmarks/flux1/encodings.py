@@ -22,6 +22,7 @@ width.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -89,6 +90,11 @@ class EncodingSizes:
             "mean": latent,
             "logvar": latent,
         }
+
+    @property
+    def sample_bytes(self) -> int:
+        """Return the bytes of the arrays of a sample."""
+        return sum(2 * math.prod(shape) for shape in self.shapes.values())
 
 
 PUBLISHED_SIZES = EncodingSizes(text_length=256, text_width=4096, caption_width=768, latent_channels=16, latent_size=32)

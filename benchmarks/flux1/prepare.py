@@ -48,13 +48,13 @@ from common.data.commands import DataCommands
 from common.data.gpu_processes import chosen_device, device_of_process, numbered_processes, process_count
 from common.data.manifest import FileEntry, Manifest, file_entry
 from common.data.options import Option
-from common.data.preparation import Preparation, link_or_copy, preparing
+from common.data.preparation import Preparation, link_or_copy, preparing, require_space
 from common.data.published import Published, published_files
 from common.data.raw_layout import fingerprint_of
 from common.data.sources import read_sources
 from common.data.stages import Stages
 from common.data.threads import ahead
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.formats import bf16_npy, saved_dataset
 
 RECORDS, STAGE = "records", "files"
@@ -62,9 +62,9 @@ SHARD_SAMPLES = 256
 """Samples per file of encodings that this program writes; 550 MB."""
 TOGETHER = 16
 """Samples that the networks encode together."""
-PUBLISHED = Published(
-    counts_of(1_099_776, 29_696, PUBLISHED_SIZES), published_files(read_sources("flux1")["empty"].files)
-)
+TRAIN, EVAL = 1_099_776, 29_696
+"""Number of the benchmark's samples."""
+PUBLISHED = Published(counts_of(TRAIN, EVAL, PUBLISHED_SIZES), published_files(read_sources("flux1")["empty"].files))
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,8 @@ def prepare(
             "encode pictures and captions with the encoders in this folder; default: published encodings", "--encoders"
         ),
     ] = None,
-    train: Annotated[int, Option("with --encoders: number of training samples", least=1)] = PUBLISHED.counts[
-        "train_samples"
-    ],
-    eval: Annotated[int, Option("with --encoders: number of validation samples", least=1)] = PUBLISHED.counts[
-        "eval_samples"
-    ],
+    train: Annotated[int, Option("with --encoders: number of training samples", least=1)] = TRAIN,
+    eval: Annotated[int, Option("with --encoders: number of validation samples", least=1)] = EVAL,
     device: Annotated[Literal["auto", "cpu", "cuda"], Option("device of the encoders")] = "auto",
     workers: int = 1,
 ) -> Manifest:
@@ -112,13 +108,18 @@ def prepare(
         workers: processes that read files; with encoders on GPUs, the total number of threads that decode pictures.
 
     Raises:
-        ConfigError: transformers, diffusers or a GPU are missing.
+        ConfigError: transformers, diffusers or a GPU are missing, or ``train`` or ``eval`` are given without
+            ``encoders_dir``.
         CheckpointError: an encoder is missing or damaged.
         DataError: raw data are missing, incomplete or damaged, the disk is too small, ``data_dir`` has data of another
             source, or another process is preparing it.
     """
     if encoders_dir is not None:
         return _prepare_pictures(raw_dir, data_dir, encoders_dir, {"train": train, "eval": eval}, device, workers)
+    if (train, eval) != (TRAIN, EVAL):
+        raise ConfigError(
+            f"--train={train} --eval={eval}: only with --encoders; published encodings are used as they are"
+        )
     source = raw.open_raw(raw_dir)
     sizes = _sizes(source.synthetic)
     read_empty(source.empty, sizes)
@@ -209,6 +210,8 @@ def _prepare_pictures(
                 for split, found in samples.items()
                 for number, first in enumerate(range(0, len(found), SHARD_SAMPLES))
             }
+            left = sum(len(task[0]) for name, task in tasks.items() if stages.record(STAGE, name) is None)
+            require_space(data_dir, left * sizes.sample_bytes)
             stages.run("empty", {"empty": (data_dir, plan)}, encode_empty)
             records = stages.run(STAGE, tasks, encode_file)
         _encoders.cache_clear()

@@ -79,7 +79,7 @@ def generate(raw_dir: Path, options: SyntheticEncodings = SyntheticEncodings(), 
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
-    sample_bytes = 2 * sum(int(np.prod(shape)) for shape in options.sizes.shapes.values())
+    sample_bytes = options.sizes.sample_bytes
     plans = [(split, shard) for split in SPLITS for shard in range(options.shards)]
     per_worker = max(1, BYTES_PER_WORKER * options.shards // (options.train * sample_bytes))
     with synthetic.generated(raw_dir) as folder:

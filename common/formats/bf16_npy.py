@@ -30,7 +30,7 @@ def values_offset(begins: bytes, size: int, shape: tuple[int, ...], name: str) -
         begins: first :data:`LONGEST_HEADER` bytes; bytes that follow the ``.npy`` are ignored.
         size: size of the ``.npy`` in bytes.
         shape: required shape.
-        name: of the array, for messages.
+        name: name of the array, for messages.
 
     Raises:
         DataError: it is no ``.npy`` of uint16 in C order with this shape, or its size is wrong.

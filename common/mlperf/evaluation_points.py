@@ -135,9 +135,9 @@ def _off_grid(log: ParsedLog, rules: Rules) -> list[Refusal]:
             )
             return [_off(text)]
     if rules.benchmark in FROM_THE_FIRST and numbered and numbered[0][0] > 1:
-        point = numbered[0][1]
+        first = numbered[0][1]
         text = (
-            f"line {point.line}: the first evaluation is after {rules.progress_key} {point.progress:.10g}, and the "
+            f"line {first.line}: the first evaluation is after {rules.progress_key} {first.progress:.10g}, and the "
             f"rules require one every {interval:.10g} from the start"
         )
         return [_off(text)]

@@ -119,6 +119,14 @@ def test_pictures_and_captions_are_encoded_in_bf16_and_prepared(folder, tmp_path
     evaluation.close()
 
 
+def test_a_disk_without_space_is_noticed_before_encoding(folder, tmp_path, monkeypatch):
+    raw = write_pictures(tmp_path / "raw")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100_000))
+    with pytest.raises(DataError, match=r"data needs 0\.0 GB more; its disk has 0\.0 GB left"):
+        prepare(raw, tmp_path / "data", folder, train=4, eval=10, device="cpu")
+    assert not (tmp_path / "data" / "train").exists()
+
+
 @pytest.mark.parametrize("name", ["text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "vae"])
 def test_a_missing_encoder_is_named(name, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy", ignore=lambda where, names: {name} & set(names))

@@ -17,7 +17,7 @@ from small_encodings import FOLDERS, write_arrow, write_raw, write_split
 from benchmarks.flux1 import prepare as module
 from benchmarks.flux1.prepare import PUBLISHED, prepare, verify
 from common.data.synthetic import MARKER
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.formats import bf16_npy
 
 
@@ -96,6 +96,11 @@ def test_only_the_benchmark_has_the_published_counts_and_empty_encodings(tmp_pat
     assert PUBLISHED.counts["train_samples"] == 1_099_776
     assert PUBLISHED.counts["eval_samples"] == 29_696
     assert PUBLISHED.with_md5 == {"t5_empty.npy", "clip_empty.npy"}
+
+
+def test_published_encodings_are_used_completely(tmp_path):
+    with pytest.raises(ConfigError, match="--train=5 --eval=29696: only with --encoders"):
+        prepare(tmp_path, tmp_path / "data", train=5)
 
 
 def cut(path: Path, size: int) -> None:
