@@ -57,7 +57,7 @@ def test_a_rank_holds_a_part_of_each_product_over_tokens():
 
 
 def test_a_micro_batch_is_divided_over_the_ranks():
-    with pytest.raises(ConfigError, match="micro_batch=1"):
+    with pytest.raises(ConfigError, match="micro_batch=1: 2 samples are computed together"):
         loaded("scale=test", "scale.gpus_per_node=2", "layout.tp=2", "micro_batch=1")
 
 
