@@ -11,6 +11,7 @@ WORKLOADS: dict[str, str] = {
     "deepcam": "benchmarks.deepcam.workload:DeepCamSegmentation",
     "dlrm": "benchmarks.dlrm.workload:Dlrm",
     "dlrm_dcnv2": "benchmarks.dlrm_dcnv2.workload:DlrmDcnv2",
+    "flux1": "benchmarks.flux1.workload:FluxTraining",
     "gpt3": "benchmarks.gpt3.workload:GptPretraining",
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
     "llama31_8b": "benchmarks.llama31_8b.workload:LlamaPretraining",

@@ -40,6 +40,7 @@ UNITS = {
     "deepcam": "images",
     "dlrm": "samples, smaller tables",
     "dlrm_dcnv2": "samples, smaller tables",
+    "flux1": "samples, 24 of 57 blocks",
     "gpt3": "rows of 2,048 tokens, 3 of 96 layers",
     "llama2_70b_lora": "rows of 8,192 tokens",
     "llama31_8b": "rows of 8,192 tokens, an update each",
@@ -55,7 +56,7 @@ UNITS = {
     "unet3d": "crops",
 }
 """What a sample of a workload is, in the step of the recipe for one GPU."""
-NOT_COMPARABLE = {"dlrm_dcnv2": "real tables"}
+NOT_COMPARABLE = {"dlrm_dcnv2": "real tables", "flux1": "all blocks"}
 """Workloads whose recipe for one GPU trains another network than that for two, and what the latter has."""
 PART_OF_A_STEP = {"rgat"}
 """Workloads whose measured step leaves out work of a training step: R-GAT's batches are sampled before."""

@@ -49,6 +49,7 @@ SHORT = {
     "deepcam": ["benchmark.schedule.last_epoch=1"],
     "dlrm": ["benchmark.schedule.last_samples=16"],
     "dlrm_dcnv2": ["benchmark.schedule.last_samples=16"],
+    "flux1": ["benchmark.schedule.last_samples=16"],
     "gpt3": ["benchmark.schedule.last_samples=16"],
     "llama2_70b_lora": ["hparams.training_steps=4"],
     "llama31_8b": ["benchmark.schedule.last_samples=16"],
@@ -65,7 +66,11 @@ SHORT = {
     "unet3d": ["benchmark.schedule.first_epoch=1", "benchmark.schedule.last_epoch=1", "benchmark.facts.overlap=0.0"],
 }
 """Overrides with which a run ends after its first block."""
-ALIVE = {"openfold": ["model.final_std=0.02"], "stable_diffusion": ["model.zero_std=0.02"]}
+ALIVE = {
+    "flux1": ["model.zero_std=0.02"],
+    "openfold": ["model.final_std=0.02"],
+    "stable_diffusion": ["model.zero_std=0.02"],
+}
 """Overrides with which no gradient of the first step is zero."""
 MOMENTS = ("momentum", "exp_avg", "sum")
 """Prefixes of the names of averaged gradients, and of Adagrad's sums of squares."""

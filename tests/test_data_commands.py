@@ -26,8 +26,8 @@ OTHER = {"bert": ["--articles", "399"]}
 """Options of other raw data; those of the other workloads have another seed."""
 MORE = {"bert": ["--unpacked"], "stable_diffusion": ["--members", "moments"]}
 """Options with which a preparation has all stages."""
-LINKED = ("retinanet",)
-"""Workloads whose prepared pictures are links to the raw ones, which take no space."""
+LINKED = ("flux1", "retinanet")
+"""Workloads whose prepared samples are links to raw files, which take no space."""
 pytestmark = pytest.mark.parametrize("workload", sorted(WORKLOADS))
 
 

@@ -104,6 +104,15 @@ def moments(data_of: Callable[[str], Path], folder: Path) -> Path:
     return folder
 
 
+def tars_of_encodings(data_of: Callable[[str], Path], folder: Path) -> Path:
+    """Return FLUX.1's encodings as tars, as NVIDIA converts them."""
+    options = json.loads((data_of("flux1").parent / "raw" / MARKER).read_text())
+    sizes = ("train", "eval", "text_length", "text_width", "caption_width", "latent_channels", "latent_size")
+    given = [f"--{name.replace('_', '-')}={options[name]}" for name in sizes]
+    assert commands_of("flux1").run("generate", [f"--raw-dir={folder}", "--form=tar", "--workers=1", *given]) == 0
+    return folder
+
+
 @dataclass(frozen=True)
 class Official:
     """A layout of an official tool.
@@ -167,6 +176,20 @@ OFFICIAL = {
         "criteo_multihot_v3.0_reference/day_5_dense.npy",
         r"criteo_multihot_v3\.0_reference lacks day_5_dense\.npy",
         "criteo_multihot_v3.0_reference",
+    ),
+    "flux1": of(
+        "flux1",
+        {"*/*": "datasets/{path}"},
+        "datasets/coco_preprocessed/data-00001-of-00002.arrow",
+        r"coco_preprocessed lacks 1 of 2 shards, such as data-00001-of-00002\.arrow",
+        "datasets/cc12m_preprocessed",
+    ),
+    "flux1, tars": Official(
+        "flux1",
+        tars_of_encodings,
+        {"cc12m_preprocessed/*": "webdataset/train/{name}", "coco_preprocessed/*": "webdataset/validation/{name}"},
+        "webdataset/validation",
+        r"has neither state\.json nor shard_\*\.tar",
     ),
     "gpt3": Official(
         "gpt3",

@@ -35,6 +35,12 @@ ADDRESSES = {
     "preprocessed_criteo_click_logs/train_data.bin",
     ("dlrm_dcnv2", "day_23_sparse_multi_hot.npz"): "https://training.mlcommons-storage.org/torchrec_dlrm/datasets/"
     "criteo_multihot_v3.0_reference/day_23_sparse_multi_hot.npz",
+    ("flux1", "cc12m_preprocessed/data-04761-of-04762.arrow"): "https://training.mlcommons-storage.org/flux_1/datasets/"
+    "cc12m_preprocessed/data-04761-of-04762.arrow",
+    ("flux1", "coco_preprocessed/state.json"): "https://training.mlcommons-storage.org/flux_1/datasets/"
+    "coco_preprocessed/state.json",
+    ("flux1", "t5_empty.npy"): "https://training.mlcommons-storage.org/flux_1/datasets/empty_encodings/t5_empty.npy",
+    ("flux1", "val2014.zip"): "http://images.cocodataset.org/zips/val2014.zip",
     ("gpt3", "dataset_c4_spm.tar"): "https://training.mlcommons-storage.org/gpt3/megatron-lm/dataset_c4_spm.tar",
     ("gpt3", "checkpoint_nemo_bf16.tar"): "https://training.mlcommons-storage.org/gpt3/megatron-lm/"
     "checkpoint_nemo_bf16.tar",
@@ -70,6 +76,8 @@ ADDRESSES = {
 }
 """Sizes and counts from the publishers' documents."""
 GB_PER_S = 1.1
+MOST_FILES = 900
+"""Largest number of files of a set that the tests of downloads fetch."""
 download = cli.COMMANDS["download"]
 
 
@@ -216,7 +224,7 @@ def mirrors(monkeypatch) -> Iterator[list[str]]:
         sources = read_sources(benchmark, given)
         sets = {}
         for name, source in sources.items():
-            files = tuple(dataclasses.replace(file, bytes=None, checksum=None) for file in source.files)
+            files = tuple(dataclasses.replace(file, bytes=None, checksum=None) for file in source.files[:MOST_FILES])
             contents = tuple(dataclasses.replace(file, checksum=None) for file in source.contents)
             named = 2 if source.tree is not None else source.named
             sets[name] = dataclasses.replace(source, files=files, contents=contents, named=named, md5s=None, bytes=None)
@@ -235,7 +243,7 @@ def mirrors(monkeypatch) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_download_brings_all_files_and_brings_none_again(name, mirrors, tmp_path):
-    sources = read_sources(name)
+    sources = commands.read_sources(name)
     for source in needed(sources):
         if source.account:
             for file in source.files:

@@ -15,10 +15,11 @@ from common.config.schema import Declaration, RunConfig
 from common.data.megatron.preparation import FORMAT
 from common.distributed.pipeline.order import check_numbers, layers_of
 from common.errors import ConfigError
-from common.language.memory import MemoryPlan, StageWorkspace
+from common.language.memory import StageWorkspace
 from common.language.pretraining import Pretraining, RowFacts
 from common.language.workload import lowest_precision, unused_layers, used_layers
 from common.optim.learning_rate import cosine_of_samples
+from common.optim.memory_plan import MemoryPlan
 
 
 class GptPretraining(Pretraining):
@@ -109,7 +110,7 @@ class GptPretraining(Pretraining):
             micro_batches=self.cfg.grad_accumulation_steps,
             deferred_head=self.own.model.put_off_head,
         )
-        return MemoryPlan(work.parts(0, 0), 0, 0, work.recomputes, None).in_words()
+        return MemoryPlan(work.parts(0, 0), 0, 0, "", None).in_words()
 
 
 def _consumed(cfg: RunConfig) -> int:

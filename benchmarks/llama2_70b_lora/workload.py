@@ -21,12 +21,13 @@ from common.evaluation.counts import CountedEvaluation
 from common.language.decoder import IN_FP8
 from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
-from common.language.memory import FrozenWorkspace, MemoryPlan, plan
+from common.language.memory import FrozenWorkspace
 from common.language.network import Decoder
 from common.language.workload import LanguageModel, lowest_precision, unused_layers
 from common.nn.frozen import mark_frozen
 from common.ops.operation import AUTO
 from common.optim.learning_rate import cosine
+from common.optim.memory_plan import MemoryPlan, plan
 
 
 class LlamaLora(LanguageModel):

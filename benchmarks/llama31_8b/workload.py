@@ -11,11 +11,12 @@ from benchmarks.llama31_8b.config import LlamaConfig
 from benchmarks.llama31_8b.data import ROWS
 from common.config.schema import Declaration, RunConfig
 from common.data.megatron.preparation import FORMAT
-from common.language.memory import MemoryPlan, TrainedWorkspace, plan
+from common.language.memory import TrainedWorkspace
 from common.language.pretraining import Pretraining, RowFacts
 from common.language.workload import lowest_precision, unused_layers
 from common.ops.operation import AUTO
 from common.optim.learning_rate import cosine_to
+from common.optim.memory_plan import MemoryPlan, plan
 
 
 class LlamaPretraining(Pretraining):

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from benchmarks.openfold import geometry
 from benchmarks.openfold.axial import AxialSplit
-from benchmarks.openfold.evoformer import SITES, PairSizes, TemplateBlock, recomputed
+from benchmarks.openfold.evoformer import SITES, PairSizes, TemplateBlock
 from benchmarks.openfold.features import EXTRA_FEATURES, MSA_CLASSES, MSA_FEATURES, TARGET_FEATURES
 from benchmarks.openfold.geometry import ResidueTables
 from benchmarks.openfold.layers import Chooser, Linear, Masks, Norm
+from common.nn.recomputation import recomputed
 
 LARGEST_OFFSET = 32
 """Distances along the chain are clipped to this number of residues."""
@@ -144,7 +145,9 @@ class TemplateStack(nn.Module):
         """Return the pairs of X = B T templates after all blocks, whole on all ranks."""
         pairs_XNNC = self._split.shard(pairs_XNNC, 1)
         for number, block in enumerate(self.blocks):
-            (pairs_XNNC,) = recomputed(self._recompute, block, pairs_XNNC, mask_XNN, masks.skip(number * SITES))
+            (pairs_XNNC,) = recomputed(
+                block, pairs_XNNC, mask_XNN, masks.skip(number * SITES), recompute=self._recompute
+            )
         return self.layer_norm(self._split.gather(pairs_XNNC, 1))
 
 

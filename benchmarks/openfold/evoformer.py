@@ -15,12 +15,12 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from benchmarks.openfold.axial import AxialSplit
 from benchmarks.openfold.layers import Attention, Chooser, Linear, Masks, Norm, Transition, merged
 from benchmarks.openfold.ops.dropout_add import SharedDropout
 from common.config.ranges import AtLeast, Share
+from common.nn.recomputation import recomputed
 
 SITES = 8
 """Number of dropout sites that are reserved for each block."""
@@ -334,12 +334,5 @@ class Stack(nn.Module):
         """Return m and z after all blocks, sharded by rows as the inputs are. The masks are whole."""
         for number, block in enumerate(self.blocks):
             inputs = mask_BSN, mask_BNN, masks.skip(number * SITES)
-            m_BSNM, z_BIJZ = recomputed(self._recompute, block, m_BSNM, z_BIJZ, *inputs)
+            m_BSNM, z_BIJZ = recomputed(block, m_BSNM, z_BIJZ, *inputs, recompute=self._recompute)
         return m_BSNM, z_BIJZ
-
-
-def recomputed(recompute: bool, block: nn.Module, *inputs: object) -> tuple[Tensor, ...]:
-    """Run a block; with ``recompute`` and gradients, keep only its inputs for the backward pass."""
-    if recompute and torch.is_grad_enabled():
-        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return block(*inputs)

@@ -14,10 +14,7 @@ features of a token.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,10 +30,11 @@ from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.prepared import PreparedLatents, open_prepared
 from benchmarks.stable_diffusion.tar_order import ResampledStream
 from common.data.batches import Block, HostBatch
+from common.data.open_files import OpenFile, OpenFiles
 from common.data.order import MicroBatches
 from common.data.threads import PendingBatch, SampleThreads
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 
 _VERIFY = "check the data with 'mlperf-suite verify benchmark=stable_diffusion --data-dir DATA'"
 _PICTURE, _CAPTION = 0, 2  # columns of an index
@@ -65,14 +63,13 @@ class MomentsSource:
         counts = prepared.manifest.counts
         self.train_samples, self.eval_samples = counts["train_samples"], counts["eval_samples"]
         self.synthetic = prepared.manifest.synthetic
-        self._prepared, self._micro_batches = prepared, micro_batches
+        self._micro_batches = micro_batches
         self._member, self._shape = MEMBERS[prepared.kind], sample_shape(own)
         self._tokenizer, self._tokenizing = tokenizer, threading.Lock()
         self._pin_memory = pin_memory
         streams = [micro_batches.stream(step) for step in range(micro_batches.accumulation)]
         self._streams = [ResampledStream(prepared.samples, own.reader.shuffle_buffer, seed, index) for index in streams]
-        self._open: OrderedDict[int, _Tar] = OrderedDict()
-        self._most_open = max(_LEAST_OPEN, 2 * len(streams))
+        self._tars = OpenFiles(max(_LEAST_OPEN, 2 * len(streams)), lambda number: _Tar(prepared, number))
         self._threads = SampleThreads(own.reader.threads, own.reader.prefetch)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
@@ -91,14 +88,14 @@ class MomentsSource:
     def close(self) -> None:
         """Stop the threads and close the tars."""
         self._threads.close()
-        self._open.clear()
+        self._tars.close()
 
     def _begin(self, number: int) -> PendingBatch:
         """Start to read this replica's micro-batch ``number``."""
         mine, count = self._micro_batches, self._micro_batches.micro_batch
         step, accumulation_step = mine.step_of(number)
         tar_N, row_N = self._streams[accumulation_step].take(step * count, count)
-        tars = [self._tar(int(tar)) for tar in tar_N]
+        tars = [self._tars.file(int(tar)) for tar in tar_N]
         everywhere = mine.global_index(number)
         tensors = self._empty(count)
         torch.arange(everywhere * count, (everywhere + 1) * count, out=tensors["sample_ids"])
@@ -122,62 +119,37 @@ class MomentsSource:
     def _fill(self, memory: dict[str, NDArray[Any]], slot: int, tar: _Tar, row: int) -> None:
         """Read one sample into its slot of the batch. Runs in a thread."""
         name = f"{tar.path}, sample {row}"
-        sample = self._member.decode(tar.read(row, _PICTURE), self._shape, name)
+        sample = self._member.decode(tar.member(row, _PICTURE), self._shape, name)
         memory["moments"][slot] = _as_numpy(sample.moments_CHW)
         if self._tokenizer is not None:
-            caption = decode_caption(tar.read(row, _CAPTION), name)
+            caption = decode_caption(tar.member(row, _CAPTION), name)
             with self._tokenizing:  # the tokenizer caches words
                 memory["tokens"][slot] = self._tokenizer([caption])[0].numpy()
         else:
             assert sample.captions_TK is not None
             memory["context"][slot] = _as_numpy(sample.captions_TK)
 
-    def _tar(self, number: int) -> _Tar:
-        """Return a tar from the cache of open tars. An evicted tar is closed when no thread reads from it any more."""
-        if number not in self._open:
-            while len(self._open) >= self._most_open:
-                self._open.popitem(last=False)
-            self._open[number] = _Tar(self._prepared, number)
-        self._open.move_to_end(number)
-        return self._open[number]
 
-
-class _Tar:
-    """A tar file, opened by the first read, and closed when no reference to this object is left."""
+class _Tar(OpenFile):
+    """A tar file with its index, which are read when they are needed."""
 
     def __init__(self, prepared: PreparedLatents, number: int) -> None:
-        self.path = prepared.root / prepared.tars[number]
+        super().__init__(prepared.root / prepared.tars[number], _VERIFY)
         self._prepared, self._number = prepared, number
-        self._opening = threading.Lock()
-        self._opened: tuple[int, NDArray[np.int64]] | None = None
+        self._indexing = threading.Lock()
+        self._index: NDArray[np.int64] | None = None
 
-    def read(self, row: int, column: int) -> bytes:
+    def member(self, row: int, column: int) -> bytes:
         """Return one member of sample ``row``; ``column`` is the index column with the member's offset.
 
         Raises:
             DataError: the tar or its index is missing, truncated or damaged.
         """
-        file, index = self._open()
-        offset, size = index[row, column : column + 2].tolist()
-        try:
-            content = os.pread(file, size, offset)
-        except OSError as error:
-            raise DataError(f"{self.path} cannot be read: {error.strerror}") from error
-        if len(content) != size:
-            raise DataError(f"{self.path} is cut off: sample {row} ends at byte {offset + size}; {_VERIFY}")
-        return content
-
-    def _open(self) -> tuple[int, NDArray[np.int64]]:
-        with self._opening:
-            if self._opened is None:
-                index = self._prepared.index(self._number)
-                try:
-                    file = os.open(self.path, os.O_RDONLY)
-                except OSError as error:
-                    raise DataError(f"{self.path} cannot be opened: {error.strerror}; {_VERIFY}") from error
-                weakref.finalize(self, os.close, file)
-                self._opened = (file, index)
-            return self._opened
+        with self._indexing:
+            if self._index is None:
+                self._index = self._prepared.index(self._number)
+        offset, size = self._index[row, column : column + 2].tolist()
+        return self.read(offset, size, f"sample {row}")
 
 
 def sample_shape(own: StableDiffusionConfig) -> SampleShape:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.ops.random_bits.reference import normal_pairs, words
+from common.ops.random_bits.sample_noise import sample_normals, sample_words
 from common.ops.triton_support import widen
 
 
@@ -51,8 +51,8 @@ def noised(
     """Draw latents, times and noise, and mix latents and noise.
 
     ``z = latent_scale (mean + exp(clamp(logvar, -30, 20) / 2) n)`` and ``t = floor(T u)``. The normal n and eps and
-    the uniform u are hashes (:mod:`common.ops.random_bits`) with the sample id as site, so they do not depend on
-    batch, rank or order. Element (c H + h) W + w of a latent is the index of its pair (n, eps).
+    the uniform u are those of :mod:`common.ops.random_bits.sample_noise`: they do not depend on batch, rank or order.
+    Element (c H + h) W + w of a latent is the index of its pair (n, eps).
 
     Args:
         moments_N2CHW: means, then log-variances, along the channels. The arithmetic and the velocity are in fp32,
@@ -64,13 +64,8 @@ def noised(
     """
     moments_N2CHW = widen(moments_N2CHW)
     mean_NCHW, log_variance_NCHW = moments_N2CHW.chunk(2, 1)
-    site_N1 = sample_ids_N.unsqueeze(1)
-    element = torch.arange(mean_NCHW[0].numel(), device=moments_N2CHW.device)
-    pairs = normal_pairs(element, seed, site_N1, moments_N2CHW.dtype)
-    n_NCHW, eps_NCHW = (normal.view(mean_NCHW.shape) for normal in pairs)
-    # the time is the hash of the last index, which no element of a latent uses
-    last = element.new_full((1,), 0xFFFFFFFF)
-    t_N = (words(last, seed, site_N1).long().squeeze(1) & 0xFFFFFFFF) * len(abar_T) >> 32
+    n_NCHW, eps_NCHW = sample_normals(mean_NCHW.shape, seed, sample_ids_N, moments_N2CHW.dtype)
+    t_N = sample_words(seed, sample_ids_N) * len(abar_T) >> 32
 
     z_NCHW = latent_scale * (mean_NCHW + (0.5 * log_variance_NCHW.clamp(-30, 20)).exp() * n_NCHW)
     share = abar_T.index_select(0, t_N).view(-1, 1, 1, 1)

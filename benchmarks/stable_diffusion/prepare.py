@@ -30,9 +30,10 @@ from benchmarks.stable_diffusion.prepared import (
 )
 from benchmarks.stable_diffusion.raw import FORMS, RawLaion
 from benchmarks.stable_diffusion.synthetic import generate
-from benchmarks.stable_diffusion.tar_maker import ConversionSettings, forget_networks, make_tar, numbered_processes
+from benchmarks.stable_diffusion.tar_maker import ConversionSettings, forget_networks, make_tar
 from common.data import manifest
 from common.data.commands import AssetsDir, DataCommands
+from common.data.gpu_processes import chosen_device, numbered_processes, process_count
 from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
 from common.data.preparation import assets_of, link_or_copy, preparing
@@ -90,8 +91,8 @@ def prepare(
     raw_data = raw.open_raw(raw_dir, source)
     if members == "nvidia" and raw_data.form != raw.ENCODED:
         raise ConfigError(f"--members=nvidia: only copied from raw tars of this form; {raw_dir} has {raw_data.form}")
-    kind = _device(device)
-    processes = _processes(kind, len(raw_data.tars), workers)
+    kind = chosen_device(device)
+    processes = process_count(kind, len(raw_data.tars), workers)
     threads = max(1, workers // processes)
     assets = assets_dir or assets_of(data_dir)
     plan = _plan(raw_data, MEMBERS[members], assets, kind, threads)
@@ -130,16 +131,6 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
         if strangers:
             raise DataError(f"{data_dir / min(strangers)} was not prepared; delete it")
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
-
-
-def _device(device: str) -> str:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device=cuda: PyTorch finds no GPU here")
-    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _processes(device: str, tars: int, workers: int) -> int:
-    return max(1, min(tars, torch.cuda.device_count() if device == "cuda" else workers))
 
 
 def _plan(source: RawLaion, member: str, assets_dir: Path, device: str, threads: int) -> ConversionSettings:

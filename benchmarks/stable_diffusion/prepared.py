@@ -28,7 +28,7 @@ from common.data import atomic, manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy
-from common.formats.raw_files import data_members
+from common.formats.tar_index import index_tar
 from common.untrusted.array_file import read_npz
 from common.untrusted.regular_file import TEXT_BYTES, line_not_utf8, open_file
 from common.untrusted.strict_json import DIGITS
@@ -42,7 +42,6 @@ COUNTS = ("train_samples", "eval_samples", "tars")
 KIND = "members"
 """Key in the manifest's ``source`` of the suffix of the picture's member."""
 INDEX_COLUMNS = 4
-_NAMED = 3  # largest number of samples named in a message
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class PreparedLatents:
     samples: tuple[int, ...]
 
     def index(self, tar: int) -> NDArray[np.int64]:
-        """Return the index of a tar, (S, 4), as :func:`index_tar` made it.
+        """Return the index of a tar, (S, 4), as :func:`index_of` made it.
 
         Raises:
             DataError: the index is missing or damaged, or does not match the tar.
@@ -91,41 +90,19 @@ def counts_of(samples: Mapping[str, int], eval_samples: int) -> dict[str, int]:
     return {"train_samples": sum(samples.values()), "eval_samples": eval_samples, "tars": len(samples), **samples}
 
 
-def index_tar(path: Path, kind: str) -> NDArray[np.int64]:
+def index_of(path: Path, kind: str) -> NDArray[np.int64]:
     """Return the offsets and sizes of all members in a tar; this reads only its headers.
 
     Args:
-        path: file of the tar. Folders in it, and members with other suffixes, are ignored.
         kind: suffix of the picture's member.
 
     Returns:
         (S, 4): offset and size of ``KEY.kind``, offset and size of ``KEY.txt``, in bytes.
 
     Raises:
-        DataError: the tar is missing, truncated, damaged or empty, or a sample has none or two of a member.
+        DataError: as :func:`common.formats.tar_index.index_tar`.
     """
-    columns = {kind: 0, CAPTION: 2}
-    rows: dict[str, list[int | None]] = {}
-    try:
-        with open(path, "rb") as file:
-            for name, offset, size in data_members(file, path):
-                key, _, suffix = name.partition(".")
-                row = rows.setdefault(key, [None] * INDEX_COLUMNS)
-                if (column := columns.get(suffix)) is None:
-                    continue
-                if row[column] is not None:
-                    raise DataError(f"{path} has {name} twice")
-                row[column : column + 2] = [offset, size]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    if not rows:
-        raise DataError(f"{path} has no samples")
-    for suffix, column in columns.items():
-        lacking = [key for key, row in rows.items() if row[column] is None]
-        if lacking:
-            named = ", ".join(lacking[:_NAMED])
-            raise DataError(f"{path}: {len(lacking)} of {len(rows)} samples have no .{suffix}: {named}")
-    return np.array(list(rows.values()), np.int64)
+    return index_tar(path, (kind, CAPTION))[1].reshape(-1, INDEX_COLUMNS)
 
 
 def write_index(root: Path, tar: str, kind: str) -> int:
@@ -134,7 +111,7 @@ def write_index(root: Path, tar: str, kind: str) -> int:
     Raises:
         DataError: the tar is missing, truncated, damaged or empty, or a sample has none or two of a member.
     """
-    index = index_tar(root / tar, kind)
+    index = index_of(root / tar, kind)
     with atomic.written(root / index_name(tar)) as partial, open(partial, "wb") as file:
         np.save(file, index)
     return len(index)

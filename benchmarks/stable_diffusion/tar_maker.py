@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import multiprocessing
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
 from benchmarks.stable_diffusion.raw import FORMS, PICTURE, samples_of
 from common.data import atomic, preparation
+from common.data.gpu_processes import device_of_process
 from common.data.preparation import link_or_copy
 from common.data.threads import ahead
 from common.errors import DataError
@@ -120,24 +120,6 @@ class _Hashed:
         return self._file.write(content)
 
 
-_process = 0
-"""Index of this process among the processes that make tars."""
-
-
-def numbered_processes(threads: int) -> Callable[[], None]:
-    """Return an initialiser that numbers processes from 0 and sets PyTorch's CPU threads to ``threads``."""
-    counter = multiprocessing.get_context("spawn").Value("i", 0)
-    return functools.partial(_take_number, counter, threads)
-
-
-def _take_number(counter: Any, threads: int) -> None:
-    global _process
-    with counter.get_lock():
-        _process = counter.value
-        counter.value += 1
-    torch.set_num_threads(threads)
-
-
 def make_tar(source: Path, target: Path, plan: ConversionSettings) -> dict[str, Any]:
     """Make ``target`` from ``source``; when this returns, the file is complete and on disk.
 
@@ -175,10 +157,7 @@ def forget_networks() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _networks(plan: ConversionSettings) -> _Networks:
-    device = torch.device("cpu")
-    if plan.device == "cuda":
-        device = torch.device("cuda", _process % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # Triton launches on the current device
+    device = device_of_process(plan.device)
     moments = captions = None
     if plan.encodes_pictures:
         moments = MomentsEncoder(plan.vae, plan.checkpoint, plan.digest, device)

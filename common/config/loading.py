@@ -179,7 +179,10 @@ def factor(world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _check_whole_rows(micro_batch: int, unit: int) -> None:
     if micro_batch % unit:
-        raise ConfigError(f"micro_batch={micro_batch}: a row counts as {unit} samples: use a multiple of {unit}")
+        raise ConfigError(
+            f"micro_batch={micro_batch}: {unit} samples are computed together, in a row or by ranks of tp: use a "
+            f"multiple of {unit}"
+        )
 
 
 def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:

@@ -2,66 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 from common.distributed.pipeline.order import most_in_flight, order, slots_of_chunks
 from common.distributed.tensor_parallel.overlap import SLOTS
-from common.errors import ConfigError
 from common.language.architecture import Architecture
+from common.optim.memory_plan import COMMUNICATORS, KEPT, RESERVED, TRANSPOSED, PlannedMemory, TrainedWeights
 
 ADAPTER_BYTES = 16
 """Bytes per adapter weight in training: bf16 weight and gradient, fp32 master and two moments."""
 
-RESERVED = 4_000_000_000
-"""Bytes for CUDA's context (0.4 GB), library workspaces and allocator fragmentation, measured on an H200."""
-
-COMMUNICATORS = 1_000_000_000
-"""Bytes of NCCL's buffers outside PyTorch's allocator; 0.8 GB were measured for data parallelism on two GPUs."""
-
-KEPT = "kept for the backward pass"
-TRANSPOSED = "transposed weights"
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Planned bytes on one GPU.
-
-    Attributes:
-        parts: bytes by category, named for people.
-        recomputed: number of layers that recompute something; ``parts`` exclude its bytes.
-        transposed: number of layers that also keep their FP8 weights transposed.
-        recomputes: what the layers recompute.
-        capacity: bytes of the GPU's memory; None if the plan is an estimate without scratch buffers.
-    """
-
-    parts: Mapping[str, float]
-    recomputed: int
-    transposed: int
-    recomputes: str
-    capacity: int | None
-
-    @property
-    def total(self) -> float:
-        """Sum of all categories in bytes."""
-        return sum(self.parts.values())
-
-    def in_words(self) -> str:
-        """Return a description for people, in GB."""
-        listed = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in self.parts.items() if size)
-        for layers, what in (
-            (self.recomputed, f"compute {self.recomputes} again"),
-            (self.transposed, "keep their weights transposed, too"),
-        ):
-            listed += f"; {layers} layers {what}" if layers else ""
-        of = " and some of scratch" if self.capacity is None else f" of {self.capacity / 1e9:.1f}"
-        return f"{self.total / 1e9:.1f} GB{of} ({listed})"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Workspace(ABC):
+class Workspace(PlannedMemory):
     """Sizes that determine the memory of one rank.
 
     Attributes:
@@ -84,10 +39,6 @@ class Workspace(ABC):
     fp8: bool
     head_chunk: int
     alone: bool
-    recomputes: ClassVar[str]
-    """What a layer can recompute."""
-    remedies: ClassVar[str]
-    """Options that save memory."""
 
     @abstractmethod
     def layer(self) -> int:
@@ -96,10 +47,6 @@ class Workspace(ABC):
     @abstractmethod
     def recomputable(self) -> int:
         """Return the bytes of :meth:`layer` that recomputation saves."""
-
-    @abstractmethod
-    def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
-        """Return the bytes by category, given how many layers recompute, and keep their weights transposed."""
 
     def transposed(self) -> int:
         """Return the bytes of one layer's transposed weights; 0 for products in 16 bits, which need none."""
@@ -231,20 +178,13 @@ class FrozenWorkspace(Workspace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedWorkspace(Workspace):
+class TrainedWorkspace(Workspace, TrainedWeights):
     """Sizes for trained weights.
 
     Attributes:
-        master_bytes: bytes of a weight's master; 0 without separate masters.
-        shards: number of ranks over which masters, moments and the update are sharded.
-        staged: number of gradient shards of other ranks that a rank has memory for; 1 for the sum of its own shard.
         chunk_graphs: whether forward and backward passes have separate CUDA graphs, each with its own memory.
     """
 
-    master_bytes: int
-    shards: int
-    staged: int = 1
-    gradient_bytes: int = 2
     chunk_graphs: bool = False
     recomputes: ClassVar[str] = "gate and up"
     remedies: ClassVar[str] = (
@@ -275,16 +215,10 @@ class TrainedWorkspace(Workspace):
         return (self.architecture.parameters - norms) // self.ranks + norms
 
     def state(self) -> int:
-        """Return the bytes of weights, gradients, masters and moments.
-
-        Sharding adds a copy of the shard's weights, and ``staged`` of its gradients.
-        """
+        """Return the bytes of weights, gradients, masters and moments."""
         if not self.tokens:
             return self.parameters() * self.itemsize
-        both, moments = self.itemsize + self.gradient_bytes, 2 * max(4, self.itemsize)
-        copies = self.itemsize + self.staged * self.gradient_bytes if self.shards > 1 else 0
-        shared = (self.master_bytes + moments + copies) / self.shards
-        return round(self.parameters() * (both + shared))
+        return round(self.parameters() * self.weight_bytes())
 
     def weights_in_fp8(self, transposed: int = 0) -> int:
         """Return the bytes of the weights cast to FP8, once per step or evaluation, and of the kept transposes."""
@@ -384,37 +318,3 @@ class StageWorkspace(TrainedWorkspace):
             KEPT: in_flight * (layers // self.chunks) * self.layer(),
             "gradients of logits": waiting * logits,
         }
-
-
-def plan(workspace: Workspace, capacity: int, recomputed: int | None, transposed: int | None) -> MemoryPlan:
-    """Fit the memory of a rank into ``capacity`` bytes.
-
-    Args:
-        capacity: bytes of the GPU's memory.
-        recomputed: number of layers that recompute; None for as few as possible.
-        transposed: number of layers that also keep their FP8 weights transposed; None for as many as fit into the
-            remaining memory.
-
-    Raises:
-        ConfigError: the work does not fit. The message gives sizes and remedies.
-    """
-    layers = workspace.layers
-    kept_transposed = min(transposed or 0, layers) if workspace.transposed() else 0
-
-    def planned(count: int) -> MemoryPlan:
-        return MemoryPlan(
-            workspace.parts(count, kept_transposed), count, kept_transposed, workspace.recomputes, capacity
-        )
-
-    if recomputed is None:
-        recomputed = next((count for count in range(layers) if planned(count).total <= capacity), layers)
-    recomputed = min(recomputed, layers)
-    if transposed is None and workspace.transposed():
-        kept_transposed = min(layers, int(max(0, capacity - planned(recomputed).total)) // workspace.transposed())
-    found = planned(recomputed)
-    if found.total > capacity:
-        raise ConfigError(
-            f"this layout needs {found.in_words()}: {(found.total - capacity) / 1e9:.1f} GB are missing; "
-            f"use {workspace.remedies}, or fewer model.layers"
-        )
-    return found

@@ -24,9 +24,7 @@ from common.errors import DataError
 from common.evaluation.counts import CountedEvaluation, Counts, check_whole_set
 from common.language.stage import MeanOverLabels
 from common.language.workload import LanguageModel
-from common.optim.groups import shard_ranks
-from common.optim.peer_exchange import COPY_ENGINES
-from common.optim.precision import gradient_dtype
+from common.optim.memory_plan import trained_weights
 
 
 @dataclass(frozen=True)
@@ -176,15 +174,9 @@ class Pretraining(LanguageModel):
 
     def trained_sizes(self) -> dict[str, Any]:
         """Return the arguments of every :class:`common.language.memory.TrainedWorkspace`."""
-        optimizer, layout, half = self.cfg.optimizer, self.layout, self.dtype.itemsize == 2
-        remainders = optimizer.masters == "remainder" and self.dtype == torch.bfloat16
-        shards = shard_ranks(optimizer.shard, layout, self.cfg.ranks_per_node) if layout.role == "train" else 1
         return {
             **self.sizes(),
-            "master_bytes": (2 if remainders else 4) if half else 0,
-            "shards": shards,
-            "staged": max(shards - 1, 1) if optimizer.exchange == COPY_ENGINES else 1,
-            "gradient_bytes": gradient_dtype(self.dtype, optimizer.gradients).itemsize,
+            **trained_weights(self.cfg, self.layout, self.dtype),
             "chunk_graphs": self.cfg.chunk_graphs,
         }
 

@@ -10,6 +10,7 @@ _SCALE = re.compile(r"(\d+)x(\D\w*)")
 
 OVERRIDES = {
     "dlrm": ("hparams.base_learning_rate=0.1",),  # hundreds of updates with one batch overflow at the rate of training
+    "flux1": ("model.zero_std=0.02",),  # as for Stable Diffusion
     "rgat": ("model.example_papers=8417068",),  # of IGBH's 269 million; in a smaller graph, seeds have few neighbours
     "stable_diffusion": ("model.zero_std=0.02",),  # layers initialized to zero use less power until they are trained
 }

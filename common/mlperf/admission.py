@@ -13,7 +13,10 @@ from common.mlperf.constraints import Division, check_hyperparameters, missing_h
 from common.mlperf.events import hyperparameters
 from common.mlperf.fixed import check_fixed
 from common.mlperf.rules import Rules, newest_ruleset, rules_for
-from common.mlperf.schedules import SCHEDULES, Schedule
+from common.mlperf.schedules import FLUX1_INTERVAL, SCHEDULES, Schedule
+
+EVALUATION_FREQUENCY = "evaluation_frequency"
+"""Key in the log of the samples between two evaluations. mlperf-logging has no constant for it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
             f"staging_dir={session.staging_dir}: only training ranks stage data, so they must evaluate too: use "
             "evaluation.ranks=0 and no offline scoring"
         )
-    logged, division = hyperparameters(run), session.submission.division
+    logged, division = {**hyperparameters(run), **evaluation_frequency(run, rules)}, session.submission.division
     _check(run, ruleset, logged, division)
     if missing := missing_hyperparameters(name, ruleset, logged, division):
         raise ConfigError(
@@ -120,6 +123,19 @@ def evaluation_schedule(run: RunConfig, ruleset: str | None = None) -> Schedule:
             "(benchmark.schedule), and at most one can follow a step: use a smaller batch"
         )
     return schedule
+
+
+def evaluation_frequency(run: RunConfig, rules: Rules) -> dict[str, object]:
+    """Return the log entry of the samples between two evaluations, if a ruleset has a key for it, as for FLUX.1.
+
+    The rules of v5.1 and v6.0 require their own interval in the log. Since v6.1 it is the interval in whole batches.
+    """
+    if EVALUATION_FREQUENCY not in rule_records(f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml"):
+        return {}
+    if rules.ruleset not in ("5.1.0", "6.0.0"):
+        return {EVALUATION_FREQUENCY: evaluation_schedule(run, rules.ruleset).interval}
+    interval = run.benchmark.schedule.get("interval")
+    return {EVALUATION_FREQUENCY: FLUX1_INTERVAL if interval is None else interval}
 
 
 WORDS = {"fp64": "fp64", "fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}

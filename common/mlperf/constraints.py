@@ -12,7 +12,7 @@ from typing import Literal
 
 from common.errors import ConfigError
 from common.mlperf.compliance import RuleFinding, check_values, checker_version, rule_records
-from common.mlperf.rules import Rules, rules_for
+from common.mlperf.rules import OPEN_QUALITY, Rules, rules_for
 from common.mlperf.text_rules import TEXT_RULES
 
 Division = Literal["closed", "open"]
@@ -21,6 +21,7 @@ LOGGED_LATER = frozenset(
     {
         "accelerators_per_node",
         "aggregated_eval_accuracy",
+        OPEN_QUALITY,
         "actual_selfplay_games_per_generation",
         "eval_accuracy",
         "eval_error",

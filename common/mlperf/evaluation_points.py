@@ -100,7 +100,11 @@ GRIDS: dict[str, Callable[[int, str, str], float]] = {
 }
 """Benchmark -> function from global batch, ruleset and benchmark to the evaluation interval in units of progress.
 
-Logs of these benchmarks round each evaluation, or the interval, to whole batches, and may skip early evaluations."""
+Logs of these benchmarks round each evaluation, or the interval, to whole batches, and may skip early evaluations,
+except those of :data:`FROM_THE_FIRST`."""
+
+FROM_THE_FIRST = frozenset({"flux1"})
+"""Benchmarks whose rules name no early evaluation to skip, and whose published logs skip none."""
 
 
 EVALUATIONS_AN_EPOCH = 20
@@ -130,6 +134,13 @@ def _off_grid(log: ParsedLog, rules: Rules) -> list[Refusal]:
                 f"schedule at a batch of {batch}: every {interval:.10g}, so after {number * interval:.10g}"
             )
             return [_off(text)]
+    if rules.benchmark in FROM_THE_FIRST and numbered and numbered[0][0] > 1:
+        first = numbered[0][1]
+        text = (
+            f"line {first.line}: the first evaluation is after {rules.progress_key} {first.progress:.10g}, and the "
+            f"rules require one every {interval:.10g} from the start"
+        )
+        return [_off(text)]
     for (before, _), (after, each) in pairwise(numbered):
         # The rules list 1.0 for R-GAT. On several nodes its 20th evaluation comes before the end of the epoch, at 0.99
         # or 1.0 after rounding, and the reference evaluates at the end as well.

@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.mlperf.compliance import rule_records
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import LOGGED_SYNTHETIC
-from common.mlperf.rules import Rules
+from common.mlperf.rules import OPEN_QUALITY, Rules
 
 SILENT = -1
 """Rank number that no process has; a log of this rank writes nothing."""
@@ -92,6 +92,7 @@ class RunEvents:
         self._sample_tokens = sample_tokens
         self._block_first: float = fractions_from
         self._samples_of_epoch: int | None = None
+        self._logs_open_quality = False
 
     def _in_unit(self, progress: int) -> int | float:
         """Convert ``progress``, in epochs or samples, to the unit of the ruleset."""
@@ -121,6 +122,7 @@ class RunEvents:
         checks = rule_records(f"{rules.usage}_{rules.ruleset}/{who.division}_{rules.log_name}.yaml")
         if "epoch_num" in str(checks.get(self._quality_key, {}).get("CHECK")) and self._unit != "epoch_num":
             self._samples_of_epoch = run.train_samples  # rule files of the open division require epochs too
+        self._logs_open_quality = OPEN_QUALITY in checks
         log.event("cache_clear", session.cache_cleared, time_ms=time_ms)
         log.event("submission_benchmark", rules.log_name, time_ms=time_ms)
         log.event("submission_org", who.org, time_ms=time_ms)
@@ -241,6 +243,7 @@ class RunEvents:
         """Log the metrics after ``progress`` epochs or samples.
 
         If the rules combine them, there is one event with all metrics, else one per metric, with its name if several.
+        A second event has the value under :data:`common.mlperf.rules.OPEN_QUALITY` if the rule file requires this key.
         """
         at: dict[str, float] = {self._unit: self._in_unit(progress)}
         if self._samples_of_epoch is not None:
@@ -251,6 +254,8 @@ class RunEvents:
         for metric, value in values.items():
             named = {"metric": metric} if len(values) > 1 else {}
             self._log.event(self._quality_key, value, {**at, **named}, time_ms=time_ms)
+            if self._logs_open_quality:
+                self._log.event(OPEN_QUALITY, value, at, time_ms=time_ms)
 
     def eval_stop(self, progress: int, time_ms: int | None = None) -> None:
         """Log the end of an evaluation; ``time_ms`` None: now."""

@@ -244,6 +244,9 @@ def _of(
     )
 
 
+OPEN_QUALITY = "averaged_validation_loss"
+"""Further key of the metric, which the rule files of the open division require of FLUX.1."""
+
 BENCHMARKS: dict[str, _Benchmark] = {
     "resnet": _of("resnet", "0.7.0", "4.0.0", _at_least(0.759), 5, "epoch", "epoch_num"),
     "ssd300": _of("ssd", "0.7.0", "1.1.0", _at_least(0.23), 5, "epoch", "epoch_num"),

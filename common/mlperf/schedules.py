@@ -257,9 +257,16 @@ def rgat(
     )
 
 
-def flux1(global_batch: int, last_samples: int | None = None) -> Schedule:
-    """Return a schedule of every 262,144 samples, in whole batches."""
-    interval = _whole_batches(262_144, global_batch)
+FLUX1_INTERVAL = 262_144
+"""Samples between two evaluations of FLUX.1, before the interval is rounded up to whole batches."""
+
+
+def flux1(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
+    """Return a schedule of every 262,144 samples, in whole batches.
+
+    With synthetic data, ``interval`` (samples) replaces 262,144.
+    """
+    interval = _whole_batches(FLUX1_INTERVAL if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 

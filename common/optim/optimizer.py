@@ -285,6 +285,11 @@ class Optimizer:
             self._gatherer.gather()
 
     @property
+    def updates(self) -> Tensor:
+        """Number of finished updates, 0-d int64 on the device."""
+        return self._step
+
+    @property
     def metrics(self) -> dict[str, Tensor]:
         """``learning_rate`` of the last update, from the optimizer's schedule, and optional metrics.
 

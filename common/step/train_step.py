@@ -7,6 +7,7 @@ numbers for the same step, so they make the same decisions.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import time
@@ -65,11 +66,17 @@ def within(context: Callable[[], AbstractContextManager[None]], passes: ForwardB
     return forward_backward
 
 
-def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = None) -> ForwardBackward:
+def accumulate(
+    loss: Callable[[Batch], Losses],
+    loss_scale: LossScale | None = None,
+    *,
+    again: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> ForwardBackward:
     """Return forward and backward passes over micro-batches that add up the gradients.
 
     Args:
         loss_scale: factor on the loss before the backward pass. The optimizer that divides by it must have it too.
+        again: context of each micro-batch after the first, such as one that reuses FP8 copies of the weights.
 
     Returns:
         A function of (micro-batches, arm, collect). It calls ``arm`` before the last backward pass, which makes the
@@ -80,11 +87,12 @@ def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = N
     def forward_backward(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         for index, micro_batch in enumerate(micro_batches):
-            losses = loss(micro_batch)
-            if index == len(micro_batches) - 1:
-                arm()
-            total = losses.total if loss_scale is None else loss_scale.scale(losses.total)
-            total.backward()
+            with again() if index else contextlib.nullcontext():
+                losses = loss(micro_batch)
+                if index == len(micro_batches) - 1:
+                    arm()
+                total = losses.total if loss_scale is None else loss_scale.scale(losses.total)
+                total.backward()
             collect()
             for name, value in losses.metrics.items():
                 value = value.detach().to(torch.float32)

@@ -26,9 +26,10 @@ class Recipe:
         runs: number of runs of a result.
         reference, spread: mean and standard deviation of the reference's convergence at the batch size.
         first, interval: first evaluation point and distance of the others, in steps of ``unit``.
-        unit: length of an evaluation step in the unit of ``epoch_num``.
+        unit: length of an evaluation step in the unit of ``progress``.
         batch: evaluation points are rounded up to a multiple of this.
         below, target: values of the metric before convergence and at convergence.
+        quality, progress: keys of the metric and of the progress; blocks count epochs unless it is ``samples_count``.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Recipe:
     eval_samples: int
     hyperparameters: dict[str, Any]
     quality: str = "eval_accuracy"
+    progress: str = "epoch_num"
 
 
 RECIPES = {
@@ -182,12 +184,17 @@ def closed_log(
         evaluated = now - draw.randint(300, 900)
         below = round(recipe.below * (1 - 0.02 * draw.random()), 6)
         value = recipe.target if last and status == "success" else below
+        at = {recipe.progress: point}
+        first = {"first_epoch_num": before + 1, "epoch_count": point - before}
+        last_of = {"first_epoch_num": before + 1}
+        if recipe.progress == "samples_count":
+            first, last_of = {"samples_count": before}, at
         lines += [
-            event(begun, START, "block_start", None, first_epoch_num=before + 1, epoch_count=point - before),
-            event(evaluated, END, "block_stop", None, first_epoch_num=before + 1),
-            event(evaluated, START, "eval_start", None, epoch_num=point),
-            event(now, POINT, recipe.quality, value, epoch_num=point),
-            event(now, END, "eval_stop", None, epoch_num=point),
+            event(begun, START, "block_start", None, **first),
+            event(evaluated, END, "block_stop", None, **last_of),
+            event(evaluated, START, "eval_start", None, **at),
+            event(now, POINT, recipe.quality, value, **at),
+            event(now, END, "eval_stop", None, **at),
         ]
         before = point
     lines.append(event(stop, END, "run_stop", None, status=status))

@@ -89,7 +89,7 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._parallel, self._products = parallel, CollectiveProducts(parallel)
+        self._parallel, self._product = parallel, column_product(parallel)
         self.adapter, outputs, parts = adapter, sum(parts), tuple(parts)
         shapes: dict[str, tuple[int, ...]] = {"weight": (outputs, in_features)}
         shapes |= {"bias": (outputs,)} if bias else {}
@@ -109,7 +109,7 @@ class ColumnParallelLinear(nn.Module):
         Args:
             rows_T: indices of all tokens within the micro-batch, for ``dropout``; None for 0 ... T - 1.
         """
-        y_To: Tensor = _GatheredProduct.apply(x_sI, self.weight, self._products, self._parallel)
+        y_To = self._product(x_sI, self.weight, None)
         if self.adapter is not None:
             if dropout is not None:
                 rows_T = _counted(rows_T, x_sI.shape[0] * self._parallel.size, x_sI.device)
@@ -150,7 +150,7 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._parallel, self._products = parallel, CollectiveProducts(parallel)
+        self._parallel, self._product = parallel, row_product(parallel)
         self.adapter, self.in_features = adapter, in_features
         shapes = {"weight": (out_features, in_features)}
         shapes |= {"lora_a": (adapter.rank, in_features)} if adapter is not None else {}
@@ -170,7 +170,7 @@ class RowParallelLinear(nn.Module):
         Args:
             x_Ti: this rank's inputs for all tokens.
         """
-        y_sO: Tensor = _ScatteredProduct.apply(x_Ti, self.weight, self._products, self._parallel)
+        y_sO = self._product(x_Ti, self.weight, None)
         if self.adapter is not None:
             if dropout is not None:
                 rows_T = _counted(rows_T, x_Ti.shape[0], x_Ti.device)
@@ -215,6 +215,34 @@ def _register(
 
 def _counted(rows_T: Tensor | None, tokens: int, device: torch.device) -> Tensor:
     return torch.arange(tokens, device=device) if rows_T is None else rows_T
+
+
+def column_product(parallel: TensorParallel) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """Return the product of a :class:`ColumnParallelLinear` without adapter: ``product(x_sI, weight_oI, bias_o)``.
+
+    It takes the place of ``torch.nn.functional.linear``, and both passes are collective. The bias may be None.
+    """
+    products = CollectiveProducts(parallel)
+
+    def product(x_sI: Tensor, weight_oI: Tensor, bias_o: Tensor | None) -> Tensor:
+        y_To: Tensor = _GatheredProduct.apply(x_sI, weight_oI, products, parallel)
+        return y_To if bias_o is None else y_To + bias_o
+
+    return product
+
+
+def row_product(parallel: TensorParallel) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """Return the product of a :class:`RowParallelLinear` without adapter: ``product(x_Ti, weight_Oi, bias_O)``.
+
+    It takes the place of ``torch.nn.functional.linear``, and both passes are collective. The bias may be None.
+    """
+    products = CollectiveProducts(parallel)
+
+    def product(x_Ti: Tensor, weight_Oi: Tensor, bias_O: Tensor | None) -> Tensor:
+        y_sO: Tensor = _ScatteredProduct.apply(x_Ti, weight_Oi, products, parallel)
+        return y_sO if bias_O is None else y_sO + bias_O
+
+    return product
 
 
 class _GatheredProduct(torch.autograd.Function):

@@ -97,6 +97,19 @@ class TensorParallel:
         x_s: Tensor = _ScatterTokens.apply(x_T, self)
         return x_s
 
+    def gather_copies(self, x_s: Tensor) -> Tensor:
+        """Return all tokens (T, ...) for computations that every rank repeats, such as the mean loss. Collective.
+
+        All ranks compute the same gradient; backward returns this rank's tokens of it, without a sum over ranks.
+
+        Args:
+            x_s: tokens of this rank, (s, ...).
+        """
+        if self.size == 1:
+            return x_s
+        x_T: Tensor = _GatherCopies.apply(x_s, self)
+        return x_T
+
     def all_gather(self, x_s: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the same as :meth:`gather_tokens`, without autograd; any dtype, including FP8. Collective.
 
@@ -191,6 +204,18 @@ class _GatherTokens(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dx_T: Tensor) -> tuple[Tensor, None]:
         return ctx.parallel.reduce_scatter(dx_T), None
+
+
+class _GatherCopies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_s: Tensor, parallel: TensorParallel) -> Tensor:
+        ctx.parallel = parallel
+        return parallel.all_gather(x_s)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx_T: Tensor) -> tuple[Tensor, None]:
+        return ctx.parallel.own_tokens(dx_T), None
 
 
 class _ScatterTokens(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Cases of GELU between two linear layers: with autograd at the sizes of BERT, without it at those of GPT-3."""
+"""Cases of GELU between linear layers: with autograd at the sizes of BERT and FLUX.1, without it at those of GPT-3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from common.ops.bias_gelu import BiasGelu
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.fp8_cast.reference import E4M3, Fp8Tensor, Handover, cast_reference
-from common.ops.sizes import gpt3, transformer
+from common.ops.sizes import diffusion, gpt3, transformer
 
 
 def passes(
@@ -92,6 +92,7 @@ def separate_passes(
 
 
 BERT = {"tokens": transformer.PACKS * transformer.LENGTH, "features": transformer.FEED_FORWARD}
+FLUX = {"tokens": diffusion.FLUX.samples * diffusion.FLUX.tokens, "features": diffusion.FLUX.feed_forward}
 EDGES = {"tokens": 40, "features": 528}
 
 CASES = (
@@ -110,6 +111,8 @@ CASES = (
         gpu={"tokens": 3008},
         dtypes=(torch.bfloat16,),
     ),
+    Case("FLUX.1", passes, FLUX, dtypes=(torch.bfloat16,)),
+    Case("FLUX.1 to FP8", passes, {**FLUX, "y8": True, "dx8": True}, dtypes=(torch.bfloat16,)),
 )
 
 GPT3 = {"tokens": gpt3.TOKENS, "features": gpt3.FEED_FORWARD // gpt3.RANKS[0]}

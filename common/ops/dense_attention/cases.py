@@ -1,4 +1,4 @@
-"""Cases of attention in a latent U-Net: packed self-attention, and cross-attention to a caption."""
+"""Cases of attention: packed self-attention and cross-attention of a latent U-Net, and joint attention of FLUX.1."""
 
 from __future__ import annotations
 
@@ -105,5 +105,19 @@ CASES = (
             tolerance=2.0,
         )
         for level in diffusion.LEVELS
+    ),
+    Case(
+        "FLUX.1",
+        passes,
+        {
+            "pictures": diffusion.FLUX.samples,
+            "queries": diffusion.FLUX.tokens,
+            "keys": diffusion.FLUX.tokens,
+            "heads": diffusion.FLUX.heads,
+            "head_size": diffusion.FLUX.head_size,
+        },
+        gpu={"pictures": 2},
+        dtypes=diffusion.HALF,
+        tolerance=2.0,
     ),
 )

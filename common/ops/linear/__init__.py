@@ -23,7 +23,10 @@ class Linear(nn.Module):
     Args:
         in_features, out_features: columns and rows of the weight.
         device, dtype: device and dtype of the parameters, which are not initialised.
+        bias: whether the layer has a bias.
     """
+
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -31,10 +34,11 @@ class Linear(nn.Module):
         out_features: int,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.product: Product = F.linear
 
     def choose(self, requested: str) -> str:
@@ -73,7 +77,9 @@ class Linear(nn.Module):
             bias_gradient: False if the bias is added here but the caller computes its gradient.
             handover: result of :meth:`handover`, which is also passed to the only consumer of the result.
         """
-        bias = None if not add_bias else self.bias if bias_gradient else self.bias.detach()
+        bias: Tensor | None = self.bias if add_bias else None
+        if bias is not None and not bias_gradient:
+            bias = bias.detach()
         if handover is None:
             return self.product(x, self.weight, bias)
         return self.product(x, self.weight, bias, handover)

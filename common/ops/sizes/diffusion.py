@@ -1,4 +1,4 @@
-"""Sizes of Stable Diffusion v2's U-Net for the operations of diffusion."""
+"""Sizes of Stable Diffusion v2's U-Net, and of FLUX.1's transformer, for the operations that others use, too."""
 
 from __future__ import annotations
 
@@ -43,3 +43,21 @@ GROUPS, EPSILON = 16, 1e-5
 
 TRANSFORMER_GROUPS, TRANSFORMER_EPSILON = 32, 1e-6
 """Groups and epsilon of the group norms before a transformer."""
+
+
+class Joint(NamedTuple):
+    """Attention over text and image together, and the MLP of a single block.
+
+    Attributes:
+        samples: samples per micro-batch on one node.
+        tokens: tokens of a sample.
+    """
+
+    samples: int
+    tokens: int
+    heads: int
+    head_size: int
+    feed_forward: int
+
+
+FLUX = Joint(16, 512, 24, 128, 12288)

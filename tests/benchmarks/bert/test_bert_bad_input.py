@@ -40,7 +40,7 @@ REFUSED = {
     "hparams.start_warmup_step=5": "hparams.start_warmup_step=5: 0 or below",
     "hparams.epsilon=1e-60": "hparams.epsilon=1e-60: finite and at least 1.2e-38",  # float32's smallest normal number
     "hparams.global_batch_size=-16": "hparams.global_batch_size=-16: a batch has at least one sample",
-    "micro_batch=1": "micro_batch=1: a row counts as 2 samples: use a multiple of 2",
+    "micro_batch=1": "micro_batch=1: 2 samples are computed together, in a row or by ranks of tp: use a multiple of 2",
     "benchmark.facts.heads=0": "benchmark.facts.heads=0: at least 1",
     "benchmark.facts.heads=3": "benchmark.facts.hidden=32: a positive multiple of heads=3",
     "benchmark.facts.vocabulary=32769": "benchmark.facts.vocabulary=32769: .* up to 32767",  # 16 bits with a sign

@@ -84,7 +84,7 @@ def test_biases_and_norms_have_neither_decay_nor_trust_ratio():
 
 
 def test_half_a_pack_is_refused():
-    with pytest.raises(ConfigError, match="micro_batch=1: a row counts as 2 samples"):
+    with pytest.raises(ConfigError, match="micro_batch=1: 2 samples are computed together"):
         built("micro_batch=1")
 
 

@@ -10,9 +10,10 @@ import torch
 from benchmarks.gpt3.config import Facts
 from common.distributed.pipeline.order import layers_of
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.language.memory import KEPT, MemoryPlan, StageWorkspace
+from common.language.memory import StageWorkspace
 from common.language.network import Decoder
 from common.mlperf.fixed import fixed_facts
+from common.optim.memory_plan import KEPT, MemoryPlan
 
 SHAPE = fixed_facts(Facts, "gpt3")
 STATE, WEIGHTS8, LOGITS = "weights, gradients and optimizer", "weights in FP8", "gradients of logits"

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.stable_diffusion.prepared import (
     counts_of,
-    index_tar,
+    index_of,
     open_prepared,
     read_prompts,
     read_reference,
@@ -33,7 +33,7 @@ def test_an_index_has_offset_and_size_of_every_member(kind, tmp_path):
     members = members_of(0, 5, kind)
     write_tar(tmp_path / "made.tar", members)
 
-    index = index_tar(tmp_path / "made.tar", kind)
+    index = index_of(tmp_path / "made.tar", kind)
 
     assert index.dtype == np.int64
     content = (tmp_path / "made.tar").read_bytes()
@@ -48,7 +48,7 @@ def test_keys_end_at_the_first_dot_and_keep_the_tars_order(tmp_path):
             path.write_bytes(name.encode())
             tar.add(path, f"folder.x/{name}")
 
-    index = index_tar(tmp_path / "made.tar", "npy")
+    index = index_of(tmp_path / "made.tar", "npy")
 
     content = (tmp_path / "made.tar").read_bytes()
     assert [content[at : at + size] for at, size, _, _ in index.tolist()] == [b"b.npy", b"a.npy"]
@@ -82,7 +82,7 @@ def test_a_sample_without_a_member_is_refused(missing, message, tmp_path):
     members = {name: content for name, content in members_of(0, 5, "npy").items() if name not in missing}
     write_tar(tmp_path / "made.tar", members)
     with pytest.raises(DataError, match=message):
-        index_tar(tmp_path / "made.tar", "npy")
+        index_of(tmp_path / "made.tar", "npy")
 
 
 def test_a_repeated_member_is_refused(tmp_path):
@@ -91,7 +91,7 @@ def test_a_repeated_member_is_refused(tmp_path):
         (tmp_path / "again").write_bytes(b"")
         tar.add(tmp_path / "again", "000000001.txt")
     with pytest.raises(DataError, match=r"made\.tar has 000000001\.txt twice"):
-        index_tar(tmp_path / "made.tar", "npy")
+        index_of(tmp_path / "made.tar", "npy")
 
 
 @pytest.mark.parametrize("bytes_left", [400, 3000, 512 * 5])
@@ -100,15 +100,15 @@ def test_a_truncated_tar_has_no_index(bytes_left, tmp_path):
     content = (tmp_path / "made.tar").read_bytes()
     (tmp_path / "made.tar").write_bytes(content[:bytes_left])
     with pytest.raises(DataError, match=r"made\.tar: the tar at byte 0 is truncated or damaged"):
-        index_tar(tmp_path / "made.tar", "npy")
+        index_of(tmp_path / "made.tar", "npy")
 
 
 def test_empty_and_missing_tars_are_refused(tmp_path):
     write_tar(tmp_path / "made.tar", {})
     with pytest.raises(DataError, match=r"made\.tar has no samples"):
-        index_tar(tmp_path / "made.tar", "npy")
+        index_of(tmp_path / "made.tar", "npy")
     with pytest.raises(DataError, match=r"other\.tar cannot be read: No such file"):
-        index_tar(tmp_path / "other.tar", "npy")
+        index_of(tmp_path / "other.tar", "npy")
 
 
 @pytest.mark.parametrize(

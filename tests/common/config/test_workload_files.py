@@ -90,10 +90,10 @@ def test_a_file_with_a_single_recipe_is_read_as_hydra_reads_it(folder):
 
 
 def test_a_file_of_a_scale_counts_more_than_its_name(folder):
-    (folder / "recipe" / "resnet.yaml").write_text("scales: {16xB200: 8xH200}")
+    (folder / "recipe" / "resnet.yaml").write_text("scales: {24xB200: 8xH200}")
     (folder / "scale").mkdir()
-    (folder / "scale" / "16xB200.yaml").write_text("{nodes: 4, gpus_per_node: 4, gpu: true}")
-    (tree,) = jobs(folder, "benchmark=resnet", "scale=16xB200")
+    (folder / "scale" / "24xB200.yaml").write_text("{nodes: 4, gpus_per_node: 4, gpu: true}")
+    (tree,) = jobs(folder, "benchmark=resnet", "scale=24xB200")
     assert tree["scale"] == {"nodes": 4, "gpus_per_node": 4, "gpu": True}
 
 

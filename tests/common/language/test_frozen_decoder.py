@@ -26,12 +26,13 @@ from common.language.fp8_products import (
     load_frozen,
 )
 from common.language.lora import LoraSettings
-from common.language.memory import KEPT, TRANSPOSED, FrozenWorkspace, plan
+from common.language.memory import FrozenWorkspace
 from common.language.network import Decoder
 from common.language.products import Product
 from common.language.residual import NormPasses, Pair
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, cast_reference
 from common.ops.row_norm import Normed
+from common.optim.memory_plan import KEPT, TRANSPOSED, plan
 from tests.common.language.fp8_operands import noted, take
 from tests.generators import generator_of
 

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.llama31_8b.config import Facts
 from common.errors import ConfigError
-from common.language.memory import TrainedWorkspace, plan
+from common.language.memory import TrainedWorkspace
 from common.mlperf.fixed import fixed_facts
+from common.optim.memory_plan import plan
 
 H200, H100 = 150_100_000_000, 85_000_000_000
 EIGHT_B = fixed_facts(Facts, "llama31_8b")

@@ -11,9 +11,11 @@ from common.mlperf.parsed_log import Event, ParsedLog
 from common.mlperf.rules import rules_for
 
 
-def log_of(global_batch: int, points: list[float], key: str = "eval_accuracy") -> ParsedLog:
+def log_of(
+    global_batch: int, points: list[float], key: str = "eval_accuracy", progress: str = "epoch_num"
+) -> ParsedLog:
     events = [Event(1, 0.0, "POINT_IN_TIME", "global_batch_size", global_batch, {})]
-    events += [Event(2, 0.0, "POINT_IN_TIME", key, 0.1, {"epoch_num": point}) for point in points]
+    events += [Event(2, 0.0, "POINT_IN_TIME", key, 0.1, {progress: point}) for point in points]
     return ParsedLog(Path("log"), tuple(events))
 
 
@@ -36,10 +38,13 @@ def log_of(global_batch: int, points: list[float], key: str = "eval_accuracy") -
         ("rgat", "5.1.0", 73_728, [round(0.05 * n, 2) for n in range(1, 20)] + [0.99, 1.0, 1.05]),
         # real samples where 150,528 are nominal, as in NVIDIA's log of 8 x H200: 1.99895 to a packed row
         ("bert", "5.0.0", 768, [150_369, 300_130, 449_812]),
+        ("bert", "5.0.0", 768, [300_130, 449_812]),
+        ("flux1", "6.1.0", 2304, [262_656, 525_312]),
     ],
 )
 def test_points_of_the_rules_are_accepted(benchmark, ruleset, global_batch, points):
-    assert misplaced_evaluations(log_of(global_batch, points), rules_for(benchmark, ruleset)) == []
+    rules = rules_for(benchmark, ruleset)
+    assert misplaced_evaluations(log_of(global_batch, points, progress=rules.progress_key), rules) == []
 
 
 @pytest.mark.parametrize(
@@ -55,8 +60,11 @@ def test_points_of_the_rules_are_accepted(benchmark, ruleset, global_batch, poin
         ("rgat", "5.1.0", 73_728, [0.05, 0.1, 0.1, 0.15]),  # twice within an epoch
         ("rgat", "5.1.0", 73_728, [0.05, 0.1, 0.2]),
         ("bert", "5.0.0", 768, [150_369, 297_000]),  # more than a batch for each interval away
+        ("flux1", "6.1.0", 2304, [262_656, 787_968]),
+        ("flux1", "6.1.0", 2304, [525_312, 787_968]),  # without the first
     ],
 )
 def test_other_points_are_named(benchmark, ruleset, global_batch, points):
-    (complaint,) = misplaced_evaluations(log_of(global_batch, points), rules_for(benchmark, ruleset))
-    assert "schedule" in complaint
+    rules = rules_for(benchmark, ruleset)
+    (complaint,) = misplaced_evaluations(log_of(global_batch, points, progress=rules.progress_key), rules)
+    assert complaint.reason == "evaluation-schedule"

@@ -27,6 +27,8 @@ def test_rounds_that_count_in_other_units_are_left_out():
         ("resnet", "4.0.0", "NVIDIA", 8, 12.0776),
         ("bert", "4.1.0", "NVIDIA", 3472, 0.1193),
         ("retinanet", "3.1.0", "NVIDIA", 2048, 0.9193),
+        ("flux1", "5.1.0", "NVIDIA", 1152, 12.5135),
+        ("flux1", "5.1.0", "Oracle", 16, 173.8),
     ],
 )
 def test_scores_are_those_of_the_rounds(benchmark, ruleset, submitter, chips, minutes):

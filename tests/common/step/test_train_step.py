@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import contextlib
+from collections.abc import Iterator, MutableMapping
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +79,22 @@ def test_an_iteration_arms_before_the_last_backward_and_collects_after_each():
         "begin", "forward", "backward 1", "collect", "forward", "arm", "backward 1", "collect", "measure", "write"
     ]  # fmt: skip
     assert step.read(result.names, result.values.tolist()).metrics == {"loss": 2.5, "learning_rate": 0.5}
+
+
+def test_micro_batches_after_the_first_run_in_a_context_of_their_own():
+    calls = []
+    weight = torch.tensor(1.0, requires_grad=True)
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        calls.append("enter")
+        yield
+        calls.append("exit")
+
+    passes = accumulate(lambda _: Losses(Doubling.apply(weight, calls), {}), again=again)
+    passes([Batch({}, 1)] * 3, lambda: None, lambda: calls.append("collect"))
+    own = ["forward", "backward 1"]
+    assert calls == [*own, "collect", *["enter", *own, "exit", "collect"] * 2]
 
 
 def test_the_loss_is_scaled_before_the_backward_pass_alone():

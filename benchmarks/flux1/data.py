@@ -1,0 +1,159 @@
+"""Training and validation data of FLUX.1: batches of encodings, read in place from the published files.
+
+A training batch has, in bf16, ``t5`` (N, T, K), ``clip`` (N, P), ``mean`` and ``logvar`` (N, C, H, W), and
+``sample_ids`` int64 (N,), which count samples over the whole training. A dropped sample has the encodings of the
+empty caption; whether a sample is dropped is a function of seed and id.
+
+A validation batch has the same tensors without dropout, where ``sample_ids`` are rows of the validation set;
+``timesteps`` int64 (N,) in 0 to 7; and ``present`` bool (N,), which is False for padding, whose other values are 0.
+
+The order is that of the reference, whose ranks each read their contiguous share of the stored order again and again.
+Here, a share belongs to a micro-batch of the global batch, so N replicas see the same data as one that accumulates N.
+
+Threads read each array with one ``pread`` into the batch. A sample has 2.2 MB, so eight GPUs that train on 60 samples
+per second read 1 GB/s, in pieces of 2 MB from a few files in sequence.
+
+Legend: N samples of a batch; the others as in :mod:`benchmarks.flux1.encodings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.flux1.config import Facts, FluxConfig
+from benchmarks.flux1.encodings import (
+    EncodingSizes,
+    Split,
+    open_split,
+    read_empty,
+    read_manifest,
+    read_timesteps,
+)
+from common.data.batches import DataSource, EvalSource
+from common.data.contiguous_shares import ContiguousShares
+from common.data.open_files import OpenFile, OpenFiles
+from common.data.order import EvalShard, MicroBatches, sample_generator
+from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
+from common.distributed.layout import Layout
+
+_VERIFY = "check the data with 'mlperf-suite verify benchmark=flux1 --data-dir DATA'"
+_DROPOUT = 4
+"""Second number of a generator's key; :mod:`common.data.order` uses 3."""
+_LEAST_OPEN = 16
+
+
+def sizes_of(facts: Facts) -> EncodingSizes:
+    """Return the sizes of the arrays that the rules fix."""
+    return EncodingSizes(**{each.name: getattr(facts, each.name) for each in fields(EncodingSizes)})
+
+
+def is_dropped(seed: int, sample_id: int, probability: float) -> bool:
+    """Return whether a training sample has the encodings of the empty caption."""
+    return bool(sample_generator(seed, _DROPOUT, sample_id).random() < probability)
+
+
+class _Batches:
+    """Makes batches of a split, in threads of this process."""
+
+    def __init__(self, split: Split, own: FluxConfig, layout: Layout, most_open: int) -> None:
+        self._split, self._shapes = split, sizes_of(own.facts).shapes
+        self._pin_memory = layout.device.type == "cuda"
+        self._files = OpenFiles(max(_LEAST_OPEN, most_open), lambda number: OpenFile(split.files[number], _VERIFY))
+        self.threads = SampleThreads(own.reader.threads, own.reader.prefetch)
+
+    def begin(
+        self, rows: Sequence[int], slots: int, others: dict[str, Tensor], empty: Sequence[dict[str, Tensor]] = ()
+    ) -> PendingBatch:
+        """Start to read ``rows`` into the first of ``slots`` slots; the rest is zero.
+
+        Args:
+            others: further tensors of the batch.
+            empty: for each row, the arrays that replace those of the sample.
+        """
+        tensors = {
+            name: torch.empty((slots, *shape), dtype=torch.bfloat16, pin_memory=self._pin_memory)
+            for name, shape in self._shapes.items()
+        }
+        for tensor in tensors.values():
+            tensor[len(rows) :].zero_()
+        memory = {name: tensor.view(torch.uint8).numpy() for name, tensor in tensors.items()}
+        index_N5 = self._split.index_S5[rows]
+        files = [self._files.file(number) for number in index_N5[:, 0].tolist()]
+
+        def fill(slot: int) -> None:
+            replaced = empty[slot] if empty else {}
+            for name, offset in zip(tensors, index_N5[slot, 1:].tolist(), strict=True):
+                if name in replaced:
+                    tensors[name][slot] = replaced[name]
+                else:
+                    files[slot].read_into(
+                        offset, memoryview(memory[name][slot]).cast("B"), f"{name} of sample {rows[slot]}"
+                    )
+
+        pinned = {name: tensor.pin_memory() if self._pin_memory else tensor for name, tensor in others.items()}
+        return self.threads.begin({**tensors, **pinned}, len(rows), fill)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+def open_train(
+    root: Path, own: FluxConfig, layout: Layout, micro_batch: int, grad_accumulation_steps: int
+) -> DataSource:
+    """Open the training data under ``root`` for this rank; call it after ``run_start``.
+
+    Args:
+        root: folder of the prepared data.
+        layout: gives replica (axis ``dp``), device and seed.
+        micro_batch: samples per micro-batch of one replica.
+        grad_accumulation_steps: micro-batches per step of a replica.
+
+    Raises:
+        DataError: the folder is incomplete or has encodings of other sizes. While reading: a file is damaged.
+        ConfigError: there are fewer samples than micro-batches of a global batch.
+    """
+    sizes, dropout = sizes_of(own.facts), own.facts.text_dropout
+    found = read_manifest(root, sizes)
+    mine = MicroBatches(micro_batch, grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
+    stream = ContiguousShares(found.counts["train_samples"], mine)
+    batches = _Batches(open_split(root, found, "train"), own, layout, 2 * grad_accumulation_steps)
+    empty = read_empty(root, sizes)
+
+    def begin(number: int) -> PendingBatch:
+        ids = range(stream.first_id(number), stream.first_id(number) + micro_batch)
+        replaced = [empty if is_dropped(layout.seed, sample, dropout) else {} for sample in ids]
+        rows = [sample for _, sample in stream.samples_of(number)]
+        return batches.begin(rows, micro_batch, {"sample_ids": torch.tensor(ids)}, replaced)
+
+    return ThreadedTrainSource(
+        stream, found.counts["eval_samples"], found.synthetic, batches.threads, begin, batches.close
+    )
+
+
+def open_eval(root: Path, own: FluxConfig, layout: Layout) -> EvalSource:
+    """Open the validation data under ``root`` for this rank, after ``run_start``.
+
+    Every replica has a contiguous part of the set.
+
+    Raises:
+        DataError: as :func:`open_train`.
+    """
+    found, slots = read_manifest(root, sizes_of(own.facts)), own.reader.eval_batch
+    shard = EvalShard(found.counts["eval_samples"], slots, layout.size("dp"), layout.index("dp"))
+    batches = _Batches(open_split(root, found, "eval"), own, layout, 0)
+    timesteps_S = torch.from_numpy(read_timesteps(root, found))
+
+    def begin(samples: Sequence[int]) -> PendingBatch:
+        others = {name: torch.zeros(slots, dtype=torch.int64) for name in ("sample_ids", "timesteps")}
+        others["sample_ids"][: len(samples)] = torch.tensor(samples)
+        others["timesteps"][: len(samples)] = timesteps_S[list(samples)]
+        others["present"] = torch.arange(slots) < len(samples)
+        return batches.begin(samples, slots, others)
+
+    return ThreadedEvalSource(shard, batches.threads, begin, batches.close)

@@ -1,0 +1,108 @@
+"""The frozen encoders: T5 and CLIP for captions, and FLUX's autoencoder for pictures.
+
+The encoders are read from a copy of the repository black-forest-labs/FLUX.1-schnell, with the packages transformers and
+diffusers. As in the reference, captions are padded to a fixed length, padding is not masked, and all networks compute
+in bf16.
+
+Legend: N captions or pictures, T tokens of a caption, K and P features of T5 and CLIP, S side of a picture in pixels,
+C channels of a latent, H its height, W its width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.flux1.encodings import EncodingSizes
+from common.errors import CheckpointError, ConfigError
+from common.optional_packages import OptionalPackage
+
+TRANSFORMERS = OptionalPackage("transformers", ("transformers:T5EncoderModel", "transformers:CLIPTextModel"))
+DIFFUSERS = OptionalPackage("diffusers", ("diffusers:AutoencoderKL",))
+CLIP, CLIP_TOKENIZER, T5, T5_TOKENIZER, VAE = "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "vae"
+"""Folders of the repository."""
+CLIP_TOKENS = 77
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the files of the networks and tokenizers in a copy of the repository, sorted."""
+    folders = (CLIP, CLIP_TOKENIZER, T5, T5_TOKENIZER, VAE)
+    return sorted(path for name in folders for path in (folder / name).glob("*") if path.is_file())
+
+
+def require_packages() -> None:
+    """Raise ConfigError if transformers or diffusers are not installed."""
+    for package in (TRANSFORMERS, DIFFUSERS):
+        if (reason := package.unavailable()) is not None:
+            raise ConfigError(f"pictures are to be encoded, but {reason}: pip install 'mlperf-suite[flux-prepare]'")
+
+
+class Encoders:
+    """The three encoders with their tokenizers.
+
+    Args:
+        folder: copy of the repository; nothing is fetched.
+        sizes: required sizes of the encodings, whose latents have one value per 8 x 8 pixels.
+        dtype: bf16 for the benchmark's data.
+
+    Raises:
+        ConfigError: transformers or diffusers are not installed.
+        CheckpointError: a network or tokenizer is missing or damaged, or has other sizes.
+    """
+
+    def __init__(self, folder: Path, sizes: EncodingSizes, device: torch.device, dtype: torch.dtype) -> None:
+        require_packages()
+        import diffusers
+        import transformers
+
+        self._sizes, self._device, self._dtype = sizes, device, dtype
+        self._t5_tokens = _loaded(transformers.AutoTokenizer, folder / T5_TOKENIZER)
+        self._clip_tokens = _loaded(transformers.CLIPTokenizer, folder / CLIP_TOKENIZER)
+        self._t5, self._clip = (
+            _loaded(kind, folder / name).to(device, dtype).eval()
+            for kind, name in ((transformers.T5EncoderModel, T5), (transformers.CLIPTextModel, CLIP))
+        )
+        self._vae = _loaded(diffusers.AutoencoderKL, folder / VAE, torch_dtype=dtype).to(device).eval()
+        widths = (self._t5.config.d_model, self._clip.config.hidden_size, self._vae.config.latent_channels)
+        wanted = (sizes.text_width, sizes.caption_width, sizes.latent_channels)
+        if widths != wanted:
+            raise CheckpointError(f"{folder}: the encoders are {widths} wide, but the encodings are {wanted} wide")
+
+    @torch.no_grad()
+    def captions(self, captions: Sequence[str]) -> dict[str, Tensor]:
+        """Return ``t5`` (N, T, K) and ``clip`` (N, P) on the CPU."""
+        t5 = self._t5(input_ids=self._tokens(self._t5_tokens, captions, self._sizes.text_length))
+        clip = self._clip(input_ids=self._tokens(self._clip_tokens, captions, CLIP_TOKENS))
+        return {"t5": t5.last_hidden_state.cpu(), "clip": clip.pooler_output.cpu()}
+
+    @torch.no_grad()
+    def pictures(self, pictures_N3SS: Tensor) -> dict[str, Tensor]:
+        """Return ``mean`` and ``logvar`` (N, C, H, W) of pictures with values from -1 to 1, on the CPU."""
+        encoded = self._vae.encode(pictures_N3SS.to(self._device, self._dtype)).latent_dist
+        mean, logvar = encoded.parameters.chunk(2, 1)  # ``encoded.logvar`` is clamped, unlike the reference's
+        return {"mean": mean.cpu(), "logvar": logvar.cpu()}
+
+    def empty(self) -> dict[str, NDArray[np.float16]]:
+        """Return ``t5`` (1, T, K) and ``clip`` (1, P) of the empty caption, as they are published."""
+        return {name: values.float().numpy().astype(np.float16) for name, values in self.captions([""]).items()}
+
+    def _tokens(self, tokenizer: Any, captions: Sequence[str], length: int) -> Tensor:
+        found = tokenizer(list(captions), truncation=True, max_length=length, padding="max_length", return_tensors="pt")
+        tokens: Tensor = found["input_ids"].to(self._device)
+        return tokens
+
+
+def _loaded(kind: Any, folder: Path, **options: Any) -> Any:
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is missing; 'mlperf-suite download benchmark=flux1 --list' says how to get it")
+    try:
+        return kind.from_pretrained(str(folder), local_files_only=True, **options)
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{folder} cannot be read: {reason}") from error

@@ -1,0 +1,162 @@
+"""Estimated GPU memory of training FLUX.1 with the faster implementations of its operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from benchmarks.flux1.architecture import FluxArchitecture
+from common.optim.memory_plan import COMMUNICATORS, KEPT, RESERVED, PlannedMemory, TrainedWeights
+
+
+@dataclass(frozen=True, kw_only=True)
+class FluxMemory(PlannedMemory, TrainedWeights):
+    """Sizes that determine the memory of one rank.
+
+    Attributes:
+        samples: samples of a micro-batch; 0 if the rank only evaluates.
+        eval_samples: samples of an evaluation batch on this rank; 0 if other ranks evaluate.
+        parameters: number of parameters on this rank.
+        ranks: number of tp ranks, which split the products over tokens, and the samples between the products.
+        fp8: whether products over tokens are in FP8.
+        alone: whether there are no other ranks and no communicators.
+        asked: number of blocks that recompute everything, and number of further blocks that recompute all operations
+            but their matrix products; None if the plan decides.
+    """
+
+    architecture: FluxArchitecture
+    samples: int
+    eval_samples: int
+    parameters: int
+    ranks: int = 1
+    fp8: bool = False
+    alone: bool = True
+    asked: tuple[int, int] | None = None
+    remedies: ClassVar[str] = (
+        "optimizer.shard=all on several ranks, optimizer.masters=remainder, optimizer.gradients=same, "
+        "model.recomputed_blocks=auto and model.recomputed_operations=auto, a smaller micro_batch"
+    )
+    fewer: ClassVar[str] = "model.double_blocks and model.single_blocks"
+
+    @property
+    def layers(self) -> int:
+        """Number of steps of :meth:`levels`."""
+        return 2 * self._blocks if self.samples and self.asked is None else 0
+
+    @property
+    def _blocks(self) -> int:
+        return self.architecture.double_blocks + self.architecture.single_blocks
+
+    def levels(self, steps: int) -> tuple[int, int]:
+        """Return how many blocks recompute everything, and how many further ones all but their matrix products.
+
+        Each of the first steps lets one more block recompute its other operations, which take little time. When all
+        blocks do, each further step lets one of them recompute everything.
+        """
+        if self.asked is not None:
+            everything, operations = self.asked
+        else:
+            everything, operations = max(0, steps - self._blocks), min(steps, 2 * self._blocks - steps)
+        everything = min(everything, self._blocks)
+        return everything, min(operations, self._blocks - everything)
+
+    def recomputation(self, recomputed: int) -> str:
+        """Return a description for people of what the blocks recompute after ``recomputed`` steps."""
+        everything, operations = self.levels(recomputed)
+        levels = ((everything, "everything"), (operations, "all but their matrix products"))
+        words = ", ".join(f"{what}: {blocks}" for blocks, what in levels if blocks)
+        return f"blocks that compute again {words}" if words else ""
+
+    def transposed(self) -> int:
+        """Return 0: no block keeps its weights transposed."""
+        return 0
+
+    def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
+        """Return the bytes by category after ``recomputed`` steps of :meth:`levels`."""
+        return {
+            "weights, gradients and optimizer": self.state(),
+            "weights in FP8": self.weights_in_fp8(),
+            KEPT: self.kept(recomputed),
+            "transients": self.transient(recomputed),
+            "evaluation": self.evaluation(),
+            "reserved": RESERVED + (0 if self.alone else COMMUNICATORS),
+        }
+
+    def state(self) -> float:
+        """Return the bytes of weights, gradients, masters and moments."""
+        return self.parameters * (self.weight_bytes() if self.samples else self.itemsize)
+
+    def weights_in_fp8(self) -> int:
+        """Return the bytes of the weights of products, cast to FP8, and of their transposes."""
+        shape = self.architecture
+        products = (2 * shape.double_blocks + shape.single_blocks) * shape.stream_products
+        return 2 * products // self.ranks if self.fp8 else 0
+
+    def kept(self, recomputed: int) -> int:
+        """Return the bytes that all blocks keep for the backward pass."""
+        if not self.samples:
+            return 0
+        shape, (everything, operations) = self.architecture, self.levels(recomputed)
+        whole = self._blocks - everything - operations
+        singles = min(shape.single_blocks, whole)
+        inputs = everything * shape.hidden * self.itemsize + operations * self.products()
+        return self._tokens(self.samples) * (
+            (whole - singles) * self.double_block() + singles * self.single_block() + inputs
+        )
+
+    def products(self) -> int:
+        """Return the bytes per token of a block's input and of the results of its products."""
+        return self.itemsize * ((1 + 3 + 1 + 1) * self.architecture.hidden + self.architecture.feed_forward)
+
+    def double_block(self) -> int:
+        """Return the bytes per token that a double block keeps.
+
+        Results in 16 bits: input, product, rotated queries, keys and values, and attention of the first half; the sum
+        of the residual connection; both output products; the product before GELU. Inputs of the products, which may be
+        in FP8: both norms, the part of the attention's result that belongs to the stream, and GELU.
+        """
+        hidden, feed_forward, read = self.architecture.hidden, self.architecture.feed_forward, self._read
+        kept = self.itemsize * ((1 + 3 + 3 + 1 + 1 + 2) * hidden + feed_forward)
+        return kept + read * (3 * hidden + feed_forward) + self._statistics(2)
+
+    def single_block(self) -> int:
+        """Return the bytes per token that a single block keeps.
+
+        Results in 16 bits: input, product, rotated queries, keys and values, attention, both output products, and the
+        product before GELU. Inputs of the products: norm, GELU and, in FP8, attention.
+        """
+        hidden, feed_forward, read = self.architecture.hidden, self.architecture.feed_forward, self._read
+        kept = self.itemsize * ((1 + 3 + 3 + 1 + 2) * hidden + feed_forward)
+        attended = hidden if self.fp8 else 0
+        return kept + read * (hidden + feed_forward) + attended + self._statistics(1)
+
+    def transient(self, recomputed: int) -> int:
+        """Return the peak bytes of temporary tensors in the backward pass of a block.
+
+        Two gradients as wide as the MLP, those of queries, keys and values before and after rotation, one weight's
+        gradient, and the activations of a block that recomputes them.
+        """
+        if not self.samples:
+            return 0
+        shape, tokens = self.architecture, self._tokens(self.samples)
+        passing = tokens * self.itemsize * (2 * shape.feed_forward + 6 * shape.hidden)
+        weight = shape.hidden * shape.feed_forward * self.gradient_bytes // self.ranks
+        again = max(self.double_block(), self.single_block()) if any(self.levels(recomputed)) else 0
+        return passing + weight + tokens * again
+
+    def evaluation(self) -> int:
+        """Return the bytes of an evaluation's forward pass, whose CUDA graph has its own memory."""
+        shape = self.architecture
+        return self._tokens(self.eval_samples) * self.itemsize * (2 * shape.feed_forward + 5 * shape.hidden)
+
+    @property
+    def _read(self) -> int:
+        """Bytes of an element of a product's input."""
+        return 1 if self.fp8 else self.itemsize
+
+    def _statistics(self, norms: int) -> int:
+        """Return the bytes per token of the moments of norms, and of the log-sum-exps of the attention."""
+        return 4 * (2 * norms + self.architecture.heads)
+
+    def _tokens(self, samples: int) -> int:
+        return samples * self.architecture.length // self.ranks

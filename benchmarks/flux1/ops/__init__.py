@@ -1,0 +1,1 @@
+"""Operations that only FLUX.1 uses."""

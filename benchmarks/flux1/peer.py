@@ -1,0 +1,132 @@
+"""Peers: the same training with diffusers, and with our own network compiled by TorchInductor.
+
+The transformer of diffusers has the depth of the recipe. It is in bf16 without fp32 master weights, with PyTorch's
+attention and fused AdamW, eager or compiled block by block as its documentation recommends. Latents and captions are
+noise that is already on the device. The other peer is our own step with reference implementations; TorchInductor
+compiles its blocks separately.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.flux1.architecture import FluxArchitecture
+from benchmarks.flux1.workload import FluxTraining, used_blocks
+from common.config.schema import RunConfig
+from common.contract.workload import Peer
+from common.data.batches import Batch
+from common.distributed.layout import Layout
+from common.ops.operation import REFERENCE
+from common.step.graphs import StepRunner
+
+COMPILED = ("modulated_norm", "gated_residual", "qk_norm_rope", "gelu")
+"""Operations that use the reference in the step that TorchInductor compiles."""
+ZERO_STD = 0.02
+"""Standard deviation of values for tensors that start at zero, because a device multiplies zeros faster."""
+
+
+def build(architecture: FluxArchitecture) -> Any:
+    """Return the network of diffusers with its own initial weights, on PyTorch's default device."""
+    from diffusers import FluxTransformer2DModel
+
+    return FluxTransformer2DModel(
+        in_channels=architecture.packed,
+        num_layers=architecture.double_blocks,
+        num_single_layers=architecture.single_blocks,
+        attention_head_dim=architecture.head_size,
+        num_attention_heads=architecture.heads,
+        joint_attention_dim=architecture.text_width,
+        pooled_projection_dim=architecture.caption_width,
+        guidance_embeds=False,
+        axes_dims_rope=tuple(architecture.rope_axes),
+    )
+
+
+def step_of(network: Any, architecture: FluxArchitecture, batch: int, device: torch.device) -> Callable[[], Tensor]:
+    """Return a function that runs an iteration on a batch of noise and returns the loss."""
+    shape, dtype = architecture, next(network.parameters()).dtype
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, weight_decay=0.1, fused=device.type == "cuda")
+    generator = torch.Generator(device).manual_seed(1)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator, device=device).to(dtype)
+
+    x_NLP, target_NLP = (normal(batch, shape.image_length, shape.packed) for _ in range(2))
+    text_NTK, caption_NK = normal(batch, shape.text_length, shape.text_width), normal(batch, shape.caption_width)
+    t_N = torch.rand(batch, generator=generator, device=device)
+    rows = torch.arange(shape.rows, device=device)
+    image_ids_L3 = torch.cartesian_prod(rows[:1], rows, rows).to(dtype)
+    text_ids_T3 = torch.zeros(shape.text_length, 3, device=device, dtype=dtype)
+
+    def step() -> Tensor:
+        (velocity_NLP,) = network(
+            x_NLP, text_NTK, caption_NK, t_N, image_ids_L3, text_ids_T3, return_dict=False
+        )  # fmt: skip
+        loss = nn.functional.mse_loss(velocity_NLP.float(), target_NLP.float())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+@torch.no_grad()
+def fill_zeros(network: nn.Module) -> None:
+    """Fill each parameter that is all zeros with normal values; zeros would be faster."""
+    for parameter in network.parameters():
+        if not parameter.any():
+            parameter.normal_(0.0, ZERO_STD)
+
+
+def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
+    """Start the peer; see :class:`common.contract.workload.Peer`."""
+    architecture = used_blocks(run.workload)
+    with device:
+        network = build(architecture).to(torch.bfloat16)
+    fill_zeros(network)
+    if compiled:
+        network.compile_repeated_blocks(dynamic=False)
+    return step_of(network, architecture, run.micro_batch, device)
+
+
+def start_compiled_references(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], object]:
+    """Start our own step with the references of the operations in ``COMPILED`` and blocks compiled by TorchInductor.
+
+    See :class:`common.contract.workload.Peer`.
+    """
+    model = run.workload.model
+    implementations = {**model.implementations, **dict.fromkeys(COMPILED, REFERENCE)}
+    model = dataclasses.replace(model, implementations=implementations)
+    run = dataclasses.replace(run, workload=dataclasses.replace(run.workload, model=model))
+    workload = FluxTraining(run, Layout(device=device))
+    compile_blocks(workload)
+    runner = StepRunner(workload.build_step(), workload.model, 1, run.cuda_graphs)
+    runner.warm_up([example])
+
+    def step() -> None:
+        with runner.on_stream():
+            runner([example])
+
+    return step
+
+
+def compile_blocks(workload: FluxTraining) -> None:
+    """Compile each block of the network with TorchInductor. Call this before the optimizer is built."""
+    for blocks in (workload.model.double_blocks, workload.model.single_blocks):
+        for number, block in enumerate(blocks):
+            compiled: Any = torch.compile(block, dynamic=False)
+            blocks[number] = compiled
+
+
+PEERS = (
+    Peer("ours with compiled references", start_compiled_references),
+    Peer("diffusers in bf16 without masters", start),
+    Peer("diffusers in bf16 without masters, compiled", functools.partial(start, compiled=True)),
+)

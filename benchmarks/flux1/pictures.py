@@ -1,0 +1,241 @@
+"""Raw pictures and captions: the selection of the benchmark's samples, and the networks' input.
+
+- ``cc12m-wds/cc12m-train-0000.tar`` ...: CC12M, with ``KEY.jpg`` and ``KEY.txt``; ``problematic_indices.txt`` lists
+  the samples to leave out, by position in all tars. Training uses the first samples whose sides have 256 px or more;
+  the shorter side is resized to 256 px, and the central square is cropped.
+- ``val2014/COCO_val2014_000000000042.jpg`` ... and ``annotations/captions_val2014.json``: COCO 2014. All captions are
+  shuffled. Validation uses the first caption of each picture, up to the number of samples, sorted by id. Pictures are
+  resized to 256 x 256 px, and a sample's timestep is its row modulo 8.
+
+Resizing is bicubic. Source: the README and scripts of the reference (mlcommons/training, text_to_image).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.flux1.encodings import BINS
+from common.data.manifest import digest
+from common.data.raw_layout import find_file, fingerprint_of
+from common.data.stages import Stages
+from common.data.synthetic import description_of
+from common.errors import DataError
+from common.formats.jpeg import decode, jpeg_size
+from common.formats.raw_files import listed
+from common.formats.tar_index import index_tar
+from common.untrusted.regular_file import TEXT_BYTES, open_file
+from common.untrusted.strict_json import LARGE_BYTES, read_json_object
+
+SIDE = 256
+SEED = 2023
+"""Seed of the shuffle of COCO's captions."""
+TARS, LEFT_OUT = "cc12m-wds/cc12m-train-*.tar", "problematic_indices.txt"
+ANNOTATIONS, PICTURES = "captions_val2014.json", "val2014/COCO_val2014_*.jpg"
+STAGE = "sizes"
+_TOGETHER = 64  # tars whose pictures are measured before the samples are counted
+_MEMBERS = ("jpg", "txt")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Position of a picture and its caption.
+
+    Attributes:
+        path: a JPEG file, or a tar.
+        key: name of the sample, unique in its split.
+        picture: offset and size in ``path``, bytes.
+        caption: the caption, or its offset and size in ``path``.
+        timestep: only of validation samples.
+    """
+
+    path: Path
+    key: str
+    picture: tuple[int, int]
+    caption: str | tuple[int, int]
+    timestep: int | None = None
+
+    def read(self) -> tuple[Tensor, str]:
+        """Return the networks' input: the picture (3, S, S) in fp32, from -1 to 1, and the caption.
+
+        Raises:
+            DataError: the picture or the caption is damaged.
+        """
+        with open(self.path, "rb") as file:
+            content, caption = os.pread(file.fileno(), self.picture[1], self.picture[0]), self.caption
+            if not isinstance(caption, str):
+                caption = os.pread(file.fileno(), caption[1], caption[0]).decode("utf-8", "replace")
+        try:
+            picture = decode(content)
+        except ValueError as error:
+            raise DataError(f"{self.path}: the picture of {self.key} is no whole JPEG: {error}") from error
+        prepared = squeezed(picture) if self.timestep is not None else cropped(picture)
+        values = torch.from_numpy(np.array(prepared)).permute(2, 0, 1)
+        return values.float() / 255 * 2 - 1, caption
+
+
+def cropped(picture: Image.Image) -> Image.Image:
+    """Return the central square of a picture whose shorter side is resized to 256 px, as torchvision rounds."""
+    shorter = min(picture.size)
+    width, height = (int(SIDE * side / shorter) for side in picture.size)
+    left, top = round((width - SIDE) / 2), round((height - SIDE) / 2)
+    resized = picture if shorter == SIDE else picture.resize((width, height), Image.Resampling.BICUBIC)
+    return resized.crop((left, top, left + SIDE, top + SIDE))
+
+
+def squeezed(picture: Image.Image) -> Image.Image:
+    """Return a picture of 256 x 256 px, whatever its proportions."""
+    return picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+
+
+@dataclass(frozen=True)
+class RawPictures:
+    """Raw pictures.
+
+    Attributes:
+        tars: CC12M, sorted by name.
+        left_out: file of the positions to leave out.
+        annotations: captions of COCO.
+        pictures: folder with COCO's pictures.
+        synthetic: description of synthetic data; None for real data.
+    """
+
+    tars: list[Path]
+    left_out: Path
+    annotations: Path
+    pictures: Path
+    synthetic: Mapping[str, Any] | None
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 over names and sizes of the tars, and the content of both lists."""
+        lists = digest(self.left_out, "sha256") + digest(self.annotations, "sha256")
+        return fingerprint_of([("train", path.name, path.stat().st_size) for path in self.tars], lists.encode())
+
+
+def open_pictures(raw_dir: Path) -> RawPictures:
+    """Find the raw pictures in ``raw_dir`` without reading samples.
+
+    Raises:
+        DataError: tars, pictures or a list are missing.
+    """
+    wanted = (TARS, LEFT_OUT, f"annotations/{ANNOTATIONS}", PICTURES)
+    found = [find_file(raw_dir, pattern, pattern.rpartition("/")[2]) for pattern in wanted]
+    for pattern, path in zip(wanted, found, strict=True):
+        if path is None:
+            raise DataError(f"{raw_dir / pattern} is missing, which pictures need")
+    tar, left_out, annotations, picture = (path for path in found if path is not None)
+    tars = listed(tar.parent, TARS.rpartition("/")[2])
+    synthetic = description_of(raw_dir, tar, left_out, annotations, picture)
+    return RawPictures(tars, left_out, annotations, picture.parent, synthetic)
+
+
+def train_samples(raw: RawPictures, count: int, stages: Stages) -> list[Sample]:
+    """Return the first ``count`` samples to train on, in their stored order.
+
+    Args:
+        stages: run the measurement of the pictures, once per tar.
+
+    Raises:
+        DataError: a tar or the list of positions is damaged, or there are fewer samples.
+    """
+    left_out = _positions(raw.left_out)
+    samples: list[Sample] = []
+    before = 0
+    for first in range(0, len(raw.tars), _TOGETHER):
+        tasks = {path.stem: (path,) for path in raw.tars[first : first + _TOGETHER]}
+        for (path,), record in zip(tasks.values(), stages.run(STAGE, tasks, large_pictures).values(), strict=True):
+            for row, reason in record["broken"]:
+                if before + row not in left_out:
+                    raise DataError(f"{path}: the picture of sample {row} is no whole JPEG: {reason}")
+            for row, key, picture_at, picture_size, caption_at, caption_size in record["large"]:
+                if before + row not in left_out:
+                    samples.append(Sample(path, key, (picture_at, picture_size), (caption_at, caption_size)))
+            before += record["samples"]
+        if len(samples) >= count:
+            return samples[:count]
+    raise DataError(f"{raw.tars[0].parent} has {len(samples):,} samples to train on, and {count:,} are needed")
+
+
+def large_pictures(path: Path) -> dict[str, Any]:
+    """Return the number of samples of a tar, and those whose sides have 256 px or more.
+
+    Returns:
+        ``samples``; ``large``: row, key, offset and size of the picture, offset and size of the caption; and
+        ``broken``: row, and why its picture is no JPEG.
+
+    Raises:
+        DataError: the tar is damaged.
+    """
+    keys, ranges = index_tar(path, _MEMBERS)
+    large: list[list[Any]] = []
+    broken: list[list[Any]] = []
+    with open(path, "rb") as file:
+        for row, (key, (picture, caption)) in enumerate(zip(keys, ranges.tolist(), strict=True)):
+            try:
+                sides = jpeg_size(os.pread(file.fileno(), picture[1], picture[0]))
+            except ValueError as error:
+                broken.append([row, str(error)])
+                continue
+            if min(sides) >= SIDE:
+                large.append([row, key, *picture, *caption])
+    return {"samples": len(keys), "large": large, "broken": broken}
+
+
+def eval_samples(raw: RawPictures, count: int) -> list[Sample]:
+    """Return ``count`` validation samples.
+
+    Raises:
+        DataError: the annotations are damaged, a picture is missing, or there are fewer pictures.
+    """
+    samples = []
+    for row, (picture, caption) in enumerate(selected(_annotations(raw.annotations), count)):
+        path = raw.pictures / f"COCO_val2014_{picture:012d}.jpg"
+        if not path.is_file():
+            raise DataError(f"{path} is missing, a picture of the validation set")
+        samples.append(Sample(path, f"{picture:012d}", (0, path.stat().st_size), caption, row % BINS))
+    if len(samples) < count:
+        raise DataError(f"{raw.annotations} has captions of {len(samples):,} pictures, and {count:,} are needed")
+    return samples
+
+
+def selected(annotations: Sequence[tuple[int, int, str]], count: int) -> list[tuple[int, str]]:
+    """Return picture and caption of the validation samples.
+
+    Args:
+        annotations: id of the caption, id of the picture, and caption, in the order of the file.
+    """
+    first: dict[int, tuple[int, str]] = {}
+    for row in np.random.RandomState(SEED).permutation(len(annotations)).tolist():
+        number, picture, caption = annotations[row]
+        first.setdefault(picture, (number, caption))
+    chosen = list(itertools.islice(first.items(), count))
+    chosen.sort(key=lambda entry: entry[1][0])
+    return [(picture, caption.replace("\n", "").strip()) for picture, (_, caption) in chosen]
+
+
+def _annotations(path: Path) -> list[tuple[int, int, str]]:
+    found = read_json_object(path, most=LARGE_BYTES).get("annotations")
+    try:
+        rows = [(entry["id"], entry["image_id"], entry["caption"]) for entry in found or ()]
+    except (TypeError, KeyError) as error:
+        raise DataError(f"{path} is damaged: an annotation lacks {error}") from error
+    if not rows or any((type(a), type(b), type(c)) != (int, int, str) for a, b, c in rows):
+        raise DataError(f"{path} has no list of annotations with id, image_id and caption")
+    return rows
+
+
+def _positions(path: Path) -> set[int]:
+    with open_file(path) as file:
+        lines = file.read(TEXT_BYTES).decode("utf-8", "replace").split()
+    if not all(line.isdecimal() and len(line) < 12 for line in lines):
+        raise DataError(f"{path}: every line must be the position of a sample")
+    return {int(line) for line in lines}

@@ -1,0 +1,312 @@
+"""Download, prepare, verify and generate the data of FLUX.1: encodings, and an index of their arrays.
+
+The input is published encodings (:mod:`benchmarks.flux1.raw`), which are linked, or pictures and captions
+(:mod:`benchmarks.flux1.pictures`), which the frozen encoders encode. The output format is
+:mod:`benchmarks.flux1.encodings`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.flux1 import encoders, pictures, raw
+from benchmarks.flux1.encoders import Encoders
+from benchmarks.flux1.encodings import (
+    COLUMNS,
+    EMPTY,
+    FORMAT,
+    INDEX,
+    KEY,
+    PREPARE_COMMAND,
+    PUBLISHED_SIZES,
+    SCHEMA,
+    SPLITS,
+    TIMESTEP,
+    TIMESTEPS,
+    EncodingSizes,
+    counts_of,
+    index_shard,
+    read_empty,
+    timesteps_of,
+)
+from benchmarks.flux1.pictures import Sample
+from benchmarks.flux1.synthetic import generate
+from common.config.loading import build
+from common.data import atomic, manifest
+from common.data.commands import DataCommands
+from common.data.gpu_processes import chosen_device, device_of_process, numbered_processes, process_count
+from common.data.manifest import FileEntry, Manifest, file_entry
+from common.data.options import Option
+from common.data.preparation import Preparation, link_or_copy, preparing, require_space
+from common.data.published import Published, published_files
+from common.data.raw_layout import fingerprint_of
+from common.data.sources import read_sources
+from common.data.stages import Stages
+from common.data.threads import ahead
+from common.errors import ConfigError, DataError
+from common.formats import bf16_npy, saved_dataset
+
+RECORDS, STAGE = "records", "files"
+SHARD_SAMPLES = 256
+"""Samples per file of encodings that this program writes; 550 MB."""
+TOGETHER = 16
+"""Samples that the networks encode together."""
+TRAIN, EVAL = 1_099_776, 29_696
+"""Number of the benchmark's samples."""
+PUBLISHED = Published(counts_of(TRAIN, EVAL, PUBLISHED_SIZES), published_files(read_sources("flux1")["empty"].files))
+
+
+@dataclass(frozen=True)
+class EncodingPlan:
+    """Settings of the encoding, the same in all processes.
+
+    Attributes:
+        folder: folder of the frozen encoders.
+        device: ``cpu``, or ``cuda`` for one GPU per process.
+        threads: threads per process that read pictures.
+    """
+
+    folder: Path
+    sizes: EncodingSizes
+    device: str
+    threads: int
+
+
+def prepare(
+    raw_dir: Path,
+    data_dir: Path,
+    encoders_dir: Annotated[
+        Path | None,
+        Option(
+            "encode pictures and captions with the encoders in this folder; default: published encodings", "--encoders"
+        ),
+    ] = None,
+    train: Annotated[int, Option("with --encoders: number of training samples", least=1)] = TRAIN,
+    eval: Annotated[int, Option("with --encoders: number of validation samples", least=1)] = EVAL,
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option("device of the encoders")] = "auto",
+    workers: int = 1,
+) -> Manifest:
+    """Write the prepared data set; do nothing if it is complete.
+
+    Every array is read once, and must be finite. After an interruption, it continues with the files that are left.
+
+    Args:
+        raw_dir: folder in the layout of :mod:`benchmarks.flux1.raw` or, with ``encoders_dir``, of
+            :mod:`benchmarks.flux1.pictures`.
+        data_dir: receives hard links to published encodings, or copies on another disk.
+        workers: processes that read files; with encoders on GPUs, the total number of threads that decode pictures.
+
+    Raises:
+        ConfigError: transformers, diffusers or a GPU are missing, or ``train`` or ``eval`` are given without
+            ``encoders_dir``.
+        CheckpointError: an encoder is missing or damaged.
+        DataError: raw data are missing, incomplete or damaged, the disk is too small, ``data_dir`` has data of another
+            source, or another process is preparing it.
+    """
+    if encoders_dir is not None:
+        return _prepare_pictures(raw_dir, data_dir, encoders_dir, {"train": train, "eval": eval}, device, workers)
+    if (train, eval) != (TRAIN, EVAL):
+        raise ConfigError(
+            f"--train={train} --eval={eval}: only with --encoders; published encodings are used as they are"
+        )
+    source = raw.open_raw(raw_dir)
+    sizes = _sizes(source.synthetic)
+    read_empty(source.empty, sizes)
+    wanted = {"fingerprint": source.fingerprint()}
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.synthetic) as job:
+        if job.found is not None:
+            return job.found
+        records_dir = job.begin(RECORDS)
+        tasks = {
+            f"{split}-{number:05d}": (path, data_dir, split, number, sizes)
+            for split, paths in source.files.items()
+            for number, path in enumerate(paths)
+        }
+        with Stages(records_dir, workers) as stages:
+            records = stages.run(STAGE, tasks, link_file)
+        for name in EMPTY.values():
+            link_or_copy(source.empty / name, data_dir / name, "delete it or name another --data-dir")
+        return _finish(job, records, sizes, "encodings of CC12M and COCO 2014")
+
+
+def verify(data_dir: Path, workers: int = 1) -> Manifest:
+    """Compare all files of ``data_dir`` with their checksums, ``workers`` files at a time; this reads all data.
+
+    Raises:
+        DataError: a file is missing or changed; the message names the first.
+    """
+    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
+
+
+def link_file(path: Path, data_dir: Path, split: str, number: int, sizes: EncodingSizes) -> dict[str, Any]:
+    """Check, link and index one published file; return the record of the task.
+
+    Raises:
+        DataError: as :func:`_indexed`.
+    """
+    name = f"{SPLITS[split]}/{number:05d}{path.suffix}"
+    record = _indexed(path, data_dir, split, number, sizes)
+    link_or_copy(path, data_dir / name, "delete it or name another --data-dir")
+    return {"name": name, **record}
+
+
+def encode_file(
+    samples: Sequence[Sample], data_dir: Path, split: str, number: int, plan: EncodingPlan
+) -> dict[str, Any]:
+    """Encode the samples of one file, write and index it; return the record of the task.
+
+    Raises:
+        CheckpointError: an encoder is missing or damaged.
+        DataError: a picture is damaged, or its encodings have another shape or values that are not finite.
+    """
+    name = f"{SPLITS[split]}/{number:05d}.arrow"
+    with atomic.written(data_dir / name) as partial:
+        saved_dataset.write_shard(partial, SCHEMA, _encoded(samples, plan))
+    return {"name": name, **_indexed(data_dir / name, data_dir, split, number, plan.sizes)}
+
+
+def encode_empty(data_dir: Path, plan: EncodingPlan) -> dict[str, Any]:
+    """Write the encodings of the empty caption; return an empty record."""
+    for name, values in _encoders(plan).empty().items():
+        atomic.save(data_dir / EMPTY[name], values)
+    return {}
+
+
+def _prepare_pictures(
+    raw_dir: Path, data_dir: Path, encoders_dir: Path, counts: dict[str, int], device: str, workers: int
+) -> Manifest:
+    """Encode pictures and captions; see :func:`prepare`."""
+    encoders.require_packages()
+    source = pictures.open_pictures(raw_dir)
+    sizes, kind = _sizes(source.synthetic), chosen_device(device)
+    files = [(path.parent.name, path.name, path.stat().st_size) for path in encoders.files_of(encoders_dir)]
+    settings = {**counts, "encoders": fingerprint_of(files)}
+    wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}
+    published = Published(PUBLISHED.counts)  # the encodings depend on the rounding of the device
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, published, source.synthetic) as job:
+        if job.found is not None:
+            return job.found
+        records_dir = job.begin(RECORDS)
+        processes = process_count(kind, -(-counts["train"] // SHARD_SAMPLES), workers)
+        plan = EncodingPlan(encoders_dir, sizes, kind, max(1, workers // processes))
+        with Stages(records_dir, processes, numbered_processes(plan.threads)) as stages:
+            samples = {
+                "train": pictures.train_samples(source, counts["train"], stages),
+                "eval": pictures.eval_samples(source, counts["eval"]),
+            }
+            tasks = {
+                f"{split}-{number:05d}": (found[first : first + SHARD_SAMPLES], data_dir, split, number, plan)
+                for split, found in samples.items()
+                for number, first in enumerate(range(0, len(found), SHARD_SAMPLES))
+            }
+            left = sum(len(task[0]) for name, task in tasks.items() if stages.record(STAGE, name) is None)
+            require_space(data_dir, left * sizes.sample_bytes)
+            stages.run("empty", {"empty": (data_dir, plan)}, encode_empty)
+            records = stages.run(STAGE, tasks, encode_file)
+        _encoders.cache_clear()
+        return _finish(job, records, sizes, "CC12M and COCO 2014, encoded here")
+
+
+@functools.lru_cache(maxsize=1)
+def _encoders(plan: EncodingPlan) -> Encoders:
+    return Encoders(plan.folder, plan.sizes, device_of_process(plan.device), torch.bfloat16)
+
+
+def _encoded(samples: Sequence[Sample], plan: EncodingPlan) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the published data set for some samples; threads decode the pictures."""
+    networks = _encoders(plan)
+    with ThreadPoolExecutor(plan.threads) as pool:
+        begun = (pool.submit(sample.read) for sample in samples)
+        inputs = (done.result() for done in ahead(begun, 2 * TOGETHER, Future.cancel))
+        left = iter(samples)
+        while group := list(itertools.islice(inputs, TOGETHER)):
+            arrays = networks.pictures(torch.stack([picture for picture, _ in group]))
+            arrays |= networks.captions([caption for _, caption in group])
+            for row, sample in enumerate(itertools.islice(left, len(group))):
+                values = {
+                    column: bf16_npy.encode(arrays[name][row].to(torch.bfloat16)) for name, column in COLUMNS.items()
+                }
+                yield {KEY: sample.key, **values, TIMESTEP: sample.timestep}
+
+
+def _sizes(synthetic: Mapping[str, Any] | None) -> EncodingSizes:
+    """Return the sizes of the arrays: those of the benchmark, or those in the description of synthetic data."""
+    if synthetic is None:
+        return PUBLISHED_SIZES
+    names = EncodingSizes.__dataclass_fields__
+    sizes: EncodingSizes = build(
+        EncodingSizes, {name: value for name, value in synthetic.items() if name in names}, "sizes"
+    )
+    return sizes
+
+
+def _indexed(path: Path, data_dir: Path, split: str, number: int, sizes: EncodingSizes) -> dict[str, Any]:
+    """Check a file of encodings and store its part of the index; return number of samples, size and checksum.
+
+    Raises:
+        DataError: the file is damaged, or an array has another dtype or shape or values that are not finite.
+    """
+    offsets_S4 = index_shard(path, sizes)
+    _require_finite(path, offsets_S4, sizes)
+    atomic.save(data_dir / RECORDS / f"{split}-{number:05d}.{INDEX}", offsets_S4)
+    if split == "eval":
+        atomic.save(data_dir / RECORDS / f"{split}-{number:05d}.{TIMESTEPS}", timesteps_of(path))
+    entry = file_entry(path)
+    return {"samples": len(offsets_S4), "bytes": entry.bytes, "sha256": entry.sha256}
+
+
+def _require_finite(path: Path, offsets_S4: NDArray[np.int64], sizes: EncodingSizes) -> None:
+    with open(path, "rb") as file:
+        for row, offsets in enumerate(offsets_S4.tolist()):
+            for (name, shape), offset in zip(sizes.shapes.items(), offsets, strict=True):
+                file.seek(offset)
+                content = bytearray(file.read(2 * int(np.prod(shape))))
+                if not torch.frombuffer(content, dtype=torch.bfloat16).isfinite().all():
+                    raise DataError(f"{path}: {name} of sample {row} has values that are not finite; fetch it again")
+
+
+def _finish(job: Preparation, records: dict[str, dict[str, Any]], sizes: EncodingSizes, real: str) -> Manifest:
+    """Write the index of each split, the timesteps and the manifest."""
+    root, made, samples = job.data_dir, [*EMPTY.values()], {}
+    for split, folder in SPLITS.items():
+        mine = [task for task in records if task.startswith(f"{split}-")]
+        counts = [records[task]["samples"] for task in mine]
+        numbers = np.repeat(np.arange(len(mine)), counts)
+        atomic.save(root / folder / INDEX, np.column_stack([numbers, _joined(root, mine, INDEX)]))
+        made.append(f"{folder}/{INDEX}")
+        if split == "eval":
+            atomic.save(root / folder / TIMESTEPS, _joined(root, mine, TIMESTEPS))
+            made.append(f"{folder}/{TIMESTEPS}")
+        samples[split] = sum(counts)
+    files = {record["name"]: FileEntry(record["bytes"], record["sha256"]) for record in records.values()}
+    files |= manifest.describe_files(root, made, job.published.with_md5)
+    return job.finish(files, counts_of(samples["train"], samples["eval"], sizes), real)
+
+
+def _joined(root: Path, tasks: list[str], name: str) -> NDArray[np.int64]:
+    """Return the concatenated parts of an index, which the tasks have stored."""
+    return np.concatenate([np.load(root / RECORDS / f"{task}.{name}") for task in tasks])
+
+
+COMMANDS = DataCommands(
+    "flux1",
+    raw="published encodings, or pictures and captions",
+    prepared="prepared encodings",
+    real="CC12M and COCO 2014, encoded",
+    generate=generate,
+    prepare=prepare,
+    verify=verify,
+    published=PUBLISHED,
+)
+"""The data commands of FLUX.1."""

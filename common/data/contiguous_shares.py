@@ -1,0 +1,70 @@
+"""The stored order of samples, without a shuffle, of which each micro-batch of a global batch has its share.
+
+The set is cut into contiguous shares, one for each stream (:meth:`common.data.order.MicroBatches.stream`); the first
+shares have one sample more if they are not equal. A stream reads its share in order, again and again, without gaps. So
+N replicas with one micro-batch each see the same data as one replica that accumulates N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from common.data.batches import Block
+from common.data.order import MicroBatches
+from common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ContiguousShares:
+    """The samples in each micro-batch of one replica; a :class:`common.data.order.SampleStream`.
+
+    Attributes:
+        train_samples: samples of the whole set.
+        mine: the micro-batches of this replica.
+
+    Raises:
+        ConfigError: there are fewer samples than micro-batches of a global batch.
+    """
+
+    train_samples: int
+    mine: MicroBatches
+
+    def __post_init__(self) -> None:
+        if self.train_samples < self.mine.streams:
+            raise ConfigError(
+                f"train_samples={self.train_samples}: fewer than the {self.mine.streams} micro-batches of a step"
+            )
+
+    @property
+    def micro_batch(self) -> int:
+        return self.mine.micro_batch
+
+    @property
+    def replicas(self) -> int:
+        return self.mine.replicas
+
+    def first_micro_batch(self, block: Block) -> int:
+        """Return the number of micro-batches of this replica before ``block``."""
+        return self.mine.first(block)
+
+    def micro_batches(self, block: Block) -> int:
+        """Return the number of micro-batches of this replica in ``block``."""
+        return self.mine.count(block)
+
+    def samples_of(self, number: int) -> list[tuple[int, int]]:
+        """Return the (pass over the share, sample) pairs of this replica's micro-batch ``number``, from 0."""
+        step, accumulation_step = self.mine.step_of(number)
+        share = self.mine.stream(accumulation_step)
+        size, larger = divmod(self.train_samples, self.mine.streams)
+        first, length = share * size + min(share, larger), size + (share < larger)
+        positions = range(step * self.micro_batch, (step + 1) * self.micro_batch)
+        return [(position // length, first + position % length) for position in positions]
+
+    def first_id(self, number: int) -> int:
+        """Return the id of the first sample of this replica's micro-batch ``number``."""
+        return self.mine.global_index(number) * self.micro_batch
+
+    def key(self, number: int) -> Hashable:
+        """Return (): all micro-batches have the same shapes."""
+        return ()

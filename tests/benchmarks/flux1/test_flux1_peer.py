@@ -1,0 +1,35 @@
+"""The peer of the bench: the transformer of diffusers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small_flux import SMALL
+
+from benchmarks.flux1.config import Facts
+from benchmarks.flux1.peer import build, fill_zeros, step_of
+from common.mlperf.fixed import fixed_facts
+
+pytest.importorskip("diffusers", reason="the peer is diffusers' network")
+
+PUBLIC = dataclasses.replace(SMALL, feed_forward=4 * SMALL.hidden)
+"""diffusers has MLPs of four times the hidden size."""
+
+
+@pytest.mark.parametrize("depth", [{}, {"double_blocks": 8, "single_blocks": 16}])
+def test_the_peer_has_our_number_of_parameters(depth):
+    facts = dataclasses.replace(fixed_facts(Facts, "flux1"), **depth)
+    with torch.device("meta"):
+        network = build(facts)
+    assert sum(parameter.numel() for parameter in network.parameters()) == facts.parameters
+
+
+def test_an_iteration_of_the_peer_changes_its_weights():
+    network = build(PUBLIC)
+    fill_zeros(network)
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    step = step_of(network, PUBLIC, 2, torch.device("cpu"))
+    assert step().isfinite()
+    assert not any(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))

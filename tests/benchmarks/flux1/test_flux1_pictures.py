@@ -1,0 +1,105 @@
+"""Selection of pictures and captions, cropping and resizing, against the reference's definitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from small_pictures import SIDES, decoded, jpeg, write_pictures
+from torchvision.transforms import functional
+
+from benchmarks.flux1.pictures import Sample, cropped, eval_samples, open_pictures, selected, squeezed, train_samples
+from common.data.stages import Stages
+from common.errors import DataError
+
+
+def chosen(folder: Path, count: int) -> list[Sample]:
+    with Stages(folder / "records", 1) as stages:
+        return train_samples(open_pictures(folder), count, stages)
+
+
+def test_training_takes_the_first_large_pictures_that_are_not_left_out(tmp_path):
+    samples = chosen(write_pictures(tmp_path / "raw"), 4)
+    assert [sample.key for sample in samples] == [f"{number:09d}" for number in (0, 2, 4, 6)]
+    for number, sample in zip((0, 2, 4, 6), samples, strict=True):
+        picture_3SS, caption = sample.read()
+        assert caption == f"caption {number}"
+        expected = np.asarray(cropped(decoded(jpeg(*SIDES[number], number)))).transpose(2, 0, 1)
+        assert torch.equal(picture_3SS, torch.tensor(expected).float() / 255 * 2 - 1)
+
+
+@pytest.mark.parametrize(("width", "height"), [(300, 256), (256, 333), (517, 401), (401, 517), (256, 256)])
+def test_the_shorter_side_is_resized_and_the_centre_is_cropped(width, height):
+    picture = decoded(jpeg(width, height))
+    resized = functional.resize(picture, 256, interpolation=functional.InterpolationMode.BICUBIC)
+    expected = functional.center_crop(resized, [256, 256])
+    assert np.array_equal(np.asarray(cropped(picture)), np.asarray(expected))
+    assert squeezed(picture).size == (256, 256)
+
+
+def test_validation_has_the_captions_that_pandas_selects(tmp_path):
+    random = np.random.default_rng(1)
+    numbers = random.permutation(10_000)[:900]
+    rows = [(int(number), int(random.integers(200)), f" text\n {number} ") for number in numbers]
+    frame = pandas.DataFrame(rows, columns=["id", "image_id", "caption"])
+    frame["caption"] = frame["caption"].apply(lambda text: text.replace("\n", "").strip())
+    frame = frame.sample(frac=1, random_state=2023).reset_index(drop=True)
+    frame = frame.drop_duplicates(subset=["image_id"], keep="first")[:150].sort_values(by=["id"])
+    assert selected(rows, 150) == list(zip(frame["image_id"], frame["caption"], strict=True))
+
+
+def test_validation_samples_are_squeezed_and_have_their_rows_timestep(tmp_path):
+    samples = eval_samples(open_pictures(write_pictures(tmp_path / "raw")), 10)
+    assert [sample.timestep for sample in samples] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    assert len({sample.key for sample in samples}) == 10
+    for sample in samples:
+        picture_3SS, caption = sample.read()
+        picture = int(sample.key)
+        assert caption.startswith(f"picture {picture}, text ")
+        resized = decoded(jpeg(100 + picture, 90, picture)).resize((256, 256), Image.Resampling.BICUBIC)
+        expected = np.asarray(resized).transpose(2, 0, 1) / 255.0 * 2.0 - 1.0
+        assert np.allclose(picture_3SS, expected, atol=1e-6)
+
+
+def test_a_broken_picture_is_an_error_unless_it_is_left_out(tmp_path):
+    broken = write_pictures(tmp_path / "broken", broken=4)
+    with pytest.raises(DataError, match=r"cc12m-train-0001\.tar: the picture of sample 1 is no whole JPEG"):
+        chosen(broken, 4)
+    left_out = write_pictures(tmp_path / "left_out", broken=4, left_out="3\n4\n\n")
+    assert [int(sample.key) for sample in chosen(left_out, 4)] == [0, 2, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda raw: (raw / "problematic_indices.txt").unlink(), "problematic_indices.txt is missing, which pictures"),
+        (lambda raw: (raw / "problematic_indices.txt").write_text("3\nx\n"), "every line must be the position"),
+        (lambda raw: (raw / "val2014" / "COCO_val2014_000000000107.jpg").unlink(), "000000000107.jpg is missing"),
+        (
+            lambda raw: (raw / "annotations" / "captions_val2014.json").write_text('{"annotations": [{"id": 1}]}'),
+            "captions_val2014.json is damaged: an annotation lacks 'image_id'",
+        ),
+        (
+            lambda raw: (raw / "annotations" / "captions_val2014.json").write_text('{"annotations": []}'),
+            "captions_val2014.json has no list of annotations",
+        ),
+    ],
+    ids=["no positions", "positions", "picture", "annotation", "annotations"],
+)
+def test_faults_are_named(change, message, tmp_path):
+    raw = write_pictures(tmp_path / "raw")
+    change(raw)
+    with pytest.raises(DataError, match=message):
+        assert chosen(raw, 2) != eval_samples(open_pictures(raw), 11)
+
+
+def test_too_few_samples_are_an_error(tmp_path):
+    raw = write_pictures(tmp_path / "raw")
+    with pytest.raises(DataError, match="has 5 samples to train on, and 6 are needed"):
+        chosen(raw, 6)
+    with pytest.raises(DataError, match="has captions of 11 pictures, and 12 are needed"):
+        eval_samples(open_pictures(raw), 12)
