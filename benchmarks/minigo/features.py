@@ -39,11 +39,6 @@ def symmetry_tables(board: int) -> NDArray[np.int64]:
     return np.stack([table.reshape(-1) for table in rotated])
 
 
-def inverse_tables(board: int) -> NDArray[np.int64]:
-    """Return the tables that undo :func:`symmetry_tables`, (8, P)."""
-    return np.argsort(symmetry_tables(board), axis=1)
-
-
 class FeatureBits:
     """Unpacks bits to planes and applies symmetries, on a device and without synchronisation."""
 
@@ -51,11 +46,8 @@ class FeatureBits:
         self._board, self._points = board, board**2
         self._shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
         # The pass move is not on the board, so that every symmetry keeps it.
-        tables = [symmetry_tables(board), inverse_tables(board)]
-        kept = np.full((SYMMETRIES, 1), self._points)
-        self._forward_8A, self._backward_8A = (
-            torch.from_numpy(np.concatenate([table, kept], axis=1)).to(device) for table in tables
-        )
+        tables = np.pad(symmetry_tables(board), ((0, 0), (0, 1)), constant_values=self._points)
+        self._tables_8A = torch.from_numpy(tables).to(device)
 
     def planes(self, bits_BK: Tensor, dtype: torch.dtype, symmetry_B: Tensor | None = None) -> Tensor:
         """Return the planes (B, PADDED_PLANES, rows, columns) of 0 and 1, channels_last.
@@ -68,7 +60,7 @@ class FeatureBits:
         flat = (bits_BK[:, :, None] >> self._shifts & 1).flatten(1)[:, : PLANES * self._points]
         planes_BCP = flat.unflatten(1, (PLANES, self._points))
         if symmetry_B is not None:
-            source_BP = self._forward_8A[symmetry_B.long(), : self._points]
+            source_BP = self._tables_8A[symmetry_B.long(), : self._points]
             planes_BCP = planes_BCP.gather(2, source_BP[:, None].expand(-1, PLANES, -1))
         shape = (count, PADDED_PLANES, board, board)
         padded = torch.zeros(shape, dtype=dtype, device=bits_BK.device).contiguous(memory_format=torch.channels_last)
@@ -77,8 +69,4 @@ class FeatureBits:
 
     def apply(self, moves_BA: Tensor, symmetry_B: Tensor) -> Tensor:
         """Return a distribution over moves after the symmetry of each position, (B, A)."""
-        return moves_BA.gather(1, self._forward_8A[symmetry_B.long()])
-
-    def undo(self, moves_BA: Tensor, symmetry_B: Tensor) -> Tensor:
-        """Undo :meth:`apply`."""
-        return moves_BA.gather(1, self._backward_8A[symmetry_B.long()])
+        return moves_BA.gather(1, self._tables_8A[symmetry_B.long()])

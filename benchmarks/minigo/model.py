@@ -310,21 +310,17 @@ class InferenceNetwork(nn.Module):
         layer.weight[rows, weight.shape[1] :] = 0
         layer.bias[rows] = shift_C.to(layer.bias)
 
-    def forward(self, bits_BK: Tensor, symmetry_B: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, bits_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities of all moves (B, A), also illegal ones, and the value for black (B,), at least fp32.
 
         Args:
             bits_BK: packed planes, uint8.
-            symmetry_B: symmetry in which the network sees each position, 0 to 7. The result has the position's own
-                orientation.
         """
         architecture = self.architecture
-        x_BCHW = self._features.planes(bits_BK, self.stem.weight.dtype, symmetry_B)
-        x_BCHW = self.stem(x_BCHW, relu=True)
+        x_BCHW = self.stem(self._features.planes(bits_BK, self.stem.weight.dtype), relu=True)
         for first, second in zip(self.trunk[::2], self.trunk[1::2], strict=True):
             x_BCHW = second(first(x_BCHW, relu=True), relu=True, residual_NCHW=x_BCHW)
-        heads_BPC = self.heads(x_BCHW, relu=True).permute(0, 2, 3, 1).flatten(1)
-        joined = widen(self.joined(heads_BPC))
-        probability_BA = joined[:, : architecture.moves].softmax(1)
+        heads_BF = self.heads(x_BCHW, relu=True).permute(0, 2, 3, 1).flatten(1)
+        joined = widen(self.joined(heads_BF))
         hidden = joined[:, architecture.moves : architecture.moves + architecture.value_hidden].relu()
-        return self._features.undo(probability_BA, symmetry_B), self.value(hidden).squeeze(1).tanh()
+        return joined[:, : architecture.moves].softmax(1), self.value(hidden).squeeze(1).tanh()

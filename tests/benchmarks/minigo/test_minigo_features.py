@@ -53,11 +53,3 @@ def test_planes_and_distribution_are_transformed_together_and_pass_stays():
     assert len({int(row.argmax()) for row in seen}) == 8
     torch.testing.assert_close(moved[:, :25], 0.75 * seen)
     assert torch.all(moved[:, 25] == 0.25)
-
-
-def test_undo_is_the_inverse_of_every_symmetry():
-    symmetry = torch.arange(8, dtype=torch.uint8)
-    moves = torch.rand(8, 82)
-    features = FeatureBits(9, "cpu")
-    assert torch.equal(features.undo(features.apply(moves, symmetry), symmetry), moves)
-    assert torch.equal(features.apply(features.undo(moves, symmetry), symmetry), moves)

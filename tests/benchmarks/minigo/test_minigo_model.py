@@ -159,7 +159,7 @@ def test_inference_equals_the_network_in_evaluation_mode(architecture):
     folded.load(model.state_dict())
     bits = packed(random_planes(4, architecture.board))
     logits, value = model(FeatureBits(architecture.board, "cpu").planes(bits, torch.float64))
-    found = folded(bits, torch.zeros(4, dtype=torch.uint8))
+    found = folded(bits)
     torch.testing.assert_close(found, (logits.softmax(1), value), rtol=1e-9, atol=1e-12)
 
 
@@ -169,7 +169,7 @@ def test_inference_in_half_precision_stays_close():
     folded.load(model.state_dict())
     bits = packed(random_planes(4, 19))
     logits, value = model(FeatureBits(19, "cpu").planes(bits, torch.float32))
-    probability, found = folded(bits, torch.zeros(4, dtype=torch.uint8))
+    probability, found = folded(bits)
     assert probability.dtype == found.dtype == torch.float32
     assert (probability - logits.softmax(1)).abs().sum(1).max() < 0.15
     assert (found - value).abs().max() < 0.1
@@ -182,23 +182,6 @@ def test_inference_keeps_its_memory_when_another_model_is_loaded():
     folded.load(trained(SMALL, torch.float32).state_dict())
     assert {name: tensor.data_ptr() for name, tensor in folded.named_parameters()} == before
     assert all(not torch.equal(old, new) for old, new in zip(first, folded.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("symmetry", range(8))
-def test_inference_sees_the_position_in_its_symmetry_and_answers_in_the_positions_own(symmetry):
-    model = trained(SMALL).eval()
-    folded = InferenceNetwork(SMALL, dtype=torch.float64)
-    folded.load(model.state_dict())
-    planes = random_planes(2, 5)
-    mirrored = planes[..., ::-1] if symmetry >= 4 else planes
-    seen = np.ascontiguousarray(np.rot90(mirrored, symmetry % 4, (2, 3)))
-    logits, value = plain(dict(model.state_dict()), torch.from_numpy(seen).double(), 2, False)
-    board = logits.softmax(1)[:, :25].unflatten(1, (5, 5)).numpy()
-    back = np.rot90(board, -(symmetry % 4), (1, 2))
-    back = back[..., ::-1] if symmetry >= 4 else back
-    probability, found = folded(packed(planes), torch.full((2,), symmetry, dtype=torch.uint8))
-    np.testing.assert_allclose(probability[:, :25].unflatten(1, (5, 5)).numpy(), back, rtol=1e-9)
-    torch.testing.assert_close((probability[:, 25], found), (logits.softmax(1)[:, 25], value))
 
 
 def test_statistics_of_all_norms_can_be_averaged():
