@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.minigo.features import feature_bytes
-from common.errors import RankFailure
+from common.errors import DataError, RankFailure
 
 SLOTS = 2
 """Requests of a worker that may be in flight."""
 _MESSAGE = struct.Struct("<qq")
+_FAILED = b"failed: "
 _ALIGNMENT = 64
 """Alignment of the arrays in bytes, a cache line."""
 
@@ -134,12 +135,15 @@ class ServerEnd:
         """Return the next request, or None if the worker has ended. Waits for a message.
 
         Raises:
+            DataError: the worker has failed, and reports this error.
             RankFailure: the worker has sent a message that is none.
         """
         try:
             content = self.connection.recv_bytes()
         except (EOFError, OSError):
             return None
+        if content.startswith(_FAILED):
+            raise DataError(content.removeprefix(_FAILED).decode())
         number, count = _MESSAGE.unpack(content) if len(content) == _MESSAGE.size else (-1, 0)
         if number != self._next or not 1 <= count <= self.ring.capacity:
             raise RankFailure(f"self-play worker {self.worker} sent request {number} of {count} leaves")
@@ -226,6 +230,11 @@ class InferenceClient:
         slot, count = self._slots[number % SLOTS], self._counts[number % SLOTS]
         self._taken += 1
         return slot.policy_BA[:count], slot.value_B[:count]
+
+    def fail(self, message: str) -> None:
+        """Report an error, which ends the server."""
+        with contextlib.suppress(OSError):
+            self._connection.send_bytes(_FAILED + message.encode())
 
     def close(self) -> None:
         """Close the connection, which tells the server that this worker ends."""

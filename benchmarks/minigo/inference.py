@@ -203,6 +203,7 @@ class InferenceServer:
 
         Raises:
             CheckpointError: a new model is damaged.
+            DataError: a worker has failed.
             RankFailure: a worker has sent a message that is none.
         """
         if time.monotonic() >= self._next_look:

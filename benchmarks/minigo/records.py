@@ -24,13 +24,15 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.minigo.features import SYMMETRIES, feature_bytes
-from common.data.atomic import written
+from common.data.atomic import write_text, written
 from common.data.order import sample_generator
 from common.errors import CheckpointError, DataError
 from common.formats.safetensors_file import write_tensors
 from common.untrusted.safetensors_header import TensorLocation, read_header
 
 SUFFIX = ".safetensors"
+CLOSED = "closed.txt"
+"""File in the folder of a generation with the names of the shards that training uses."""
 DTYPES = {"first": ("I64", np.int64), "pi": ("F32", np.float32), "bits": ("U8", np.uint8), "outcome": ("I8", np.int8)}
 """Names of the tensors that the digest covers, in its order, with their dtypes in the file and in NumPy.
 
@@ -162,16 +164,30 @@ class Games:
         self._open: dict[Path, Shard] = {}
 
     def of(self, generation: int) -> list[Shard]:
-        """Return the shards of ``generation``, ordered by name.
+        """Return the shards of ``generation``, ordered by name; once it is closed, only those that there were then.
 
         Raises:
             DataError: see :meth:`Shard.open`.
         """
-        paths = sorted(generation_folder(self._folder, generation).glob(f"*{SUFFIX}"))
+        folder = generation_folder(self._folder, generation)
+        closed = folder / CLOSED
+        if closed.exists():
+            paths = [folder / name for name in closed.read_text().splitlines()]
+        else:
+            paths = sorted(folder.glob(f"*{SUFFIX}"))
         for path in paths:
             if path not in self._open:
                 self._open[path] = Shard.open(path, self._board)
         return [self._open[path] for path in paths]
+
+    def close(self, generation: int) -> None:
+        """Fix the games of ``generation``, so that games that end later do not change the examples.
+
+        Raises:
+            DataError: see :meth:`Shard.open`.
+        """
+        names = [shard.path.name for shard in self.of(generation)]
+        write_text(generation_folder(self._folder, generation) / CLOSED, "\n".join(names))
 
     def count(self, generation: int) -> int:
         """Return the number of finished games of ``generation``.
@@ -200,6 +216,10 @@ class Sampling:
     window: int
     games: int
     keep: float
+
+    def generations(self, newest: int) -> range:
+        """Return the generations of the window that ends with ``newest``; early in a run there are fewer."""
+        return range(max(0, newest - self.window + 1), newest + 1)
 
 
 @dataclass(frozen=True)
@@ -257,9 +277,8 @@ class GenerationSample:
 def draw(games: Games, sampling: Sampling, seed: int, generation: int) -> GenerationSample:
     """Draw the examples that train the model after ``generation``, as a function of files, ``seed`` and ``generation``.
 
-    From each of the newest ``sampling.window`` generations up to ``generation``, exactly ``sampling.games`` games are
-    chosen. Their records are kept with probability ``sampling.keep`` and shuffled together. Early in a run there are
-    fewer generations, the first of which is 0.
+    From each generation of the window that ends with ``generation``, exactly ``sampling.games`` games are chosen. Their
+    records are kept with probability ``sampling.keep`` and shuffled together.
 
     Raises:
         DataError: a generation has too few games, or a shard is damaged.
@@ -267,7 +286,7 @@ def draw(games: Games, sampling: Sampling, seed: int, generation: int) -> Genera
     random = sample_generator(seed, generation)
     shards: list[Shard] = []
     shard_parts, record_parts = [], []
-    for number in range(max(0, generation - sampling.window + 1), generation + 1):
+    for number in sampling.generations(generation):
         own = games.of(number)
         every = [(len(shards) + index, game) for index, shard in enumerate(own) for game in range(shard.games)]
         if len(every) < sampling.games:

@@ -7,31 +7,16 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from benchmarks.minigo import records
 from benchmarks.minigo.records import Games, Sampling, Shard, draw, generation_folder, write_games
 from common.errors import DataError
+from tests.benchmarks.minigo.finished_games import game
 
 SAMPLING = Sampling(window=2, games=3, keep=0.5)
-
-
-class Finished(NamedTuple):
-    bits: NDArray[np.uint8]
-    pi: NDArray[np.float32]
-    outcome: float
-
-
-def game(length: int, number: int, board: int = 5) -> Finished:
-    """Return a game whose records can be recognised: the first two bytes are game and record."""
-    bits = np.zeros((length, -(-13 * board**2 // 8)), np.uint8)
-    bits[:, 0], bits[:, 1] = number, np.arange(length)
-    pi = np.random.default_rng(number).dirichlet(np.ones(board**2 + 1), length).astype(np.float32)
-    return Finished(bits, pi, 1 if number % 2 else -1)
 
 
 def write_generation(folder: Path, generation: int, lengths: list[list[int]], first: int = 0) -> None:
@@ -204,3 +189,19 @@ def test_a_part_of_the_positions_has_the_same_examples_as_all_of_them(run):
 def test_too_few_games_are_one_clear_error(run):
     with pytest.raises(DataError, match="generation 1 has 5 finished games, and training needs 6"):
         draw(Games(run, 5), Sampling(2, 6, 0.3), seed=1, generation=2)
+
+
+def test_games_that_end_after_their_generation_was_closed_do_not_count(run):
+    before = chosen(draw(Games(run, 5), SAMPLING, seed=1, generation=2))
+    Games(run, 5).close(2)
+    write_games(generation_folder(run, 2) / "0-late.safetensors", [game(4, 99)])
+    games = Games(run, 5)
+    assert games.count(2) == 5
+    assert chosen(draw(games, SAMPLING, seed=1, generation=2)) == before
+
+
+def test_a_missing_shard_of_a_closed_generation_is_one_clear_error(run):
+    Games(run, 5).close(2)
+    (generation_folder(run, 2) / "1.safetensors").unlink()
+    with pytest.raises(DataError, match=r"1\.safetensors"):
+        Games(run, 5).count(2)
