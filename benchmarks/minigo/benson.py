@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.minigo.compiled import compiled
+from benchmarks.minigo.compiled import allocating, compiled
 from benchmarks.minigo.engine import BLACK, EMPTY, WHITE, Board, Rules
 
 
-@compiled
+@allocating
 def pass_alive(rules: Rules, board: Board, owner: NDArray[np.int8]) -> None:
     """Write the colour of which each point is pass-alive, or EMPTY, into ``owner`` (P,)."""
     owner[:] = EMPTY
@@ -23,7 +23,7 @@ def pass_alive(rules: Rules, board: Board, owner: NDArray[np.int8]) -> None:
         _pass_alive_of(rules, board, colour, owner)
 
 
-@compiled
+@allocating
 def _pass_alive_of(rules: Rules, board: Board, colour: int, owner: NDArray[np.int8]) -> None:
     points = rules.neighbours.shape[0]
     stones, chain = board.stones, board.chain
@@ -142,7 +142,7 @@ def _touches_dead(
     return False
 
 
-@compiled
+@allocating
 def score(rules: Rules, board: Board, komi: float) -> float:
     """Return black's area minus white's area and komi.
 

@@ -28,14 +28,26 @@ R = TypeVar("R")
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Return ``function`` compiled by numba at its first call, or loaded from the cache.
 
+    The function may not create arrays, except views of its arguments, because it is compiled without counts of
+    references: they would take most of the time of short functions.
+
     Without numba, modules of compiled functions can still be imported, and a call raises :class:`ConfigError`.
     """
+    return _compiled(function, _nrt=False)
+
+
+def allocating(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a compiled function, as :func:`compiled` does, that may create arrays."""
+    return _compiled(function)
+
+
+def _compiled(function: Callable[P, R], **options: bool) -> Callable[P, R]:
     if numba is None:
         return _missing(function)
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = before or str(cache_folder())  # numba reads it while it decorates
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
     finally:
         numba.config.CACHE_DIR = before
 

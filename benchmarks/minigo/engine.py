@@ -39,12 +39,14 @@ class Rules(NamedTuple):
         keys: uint64 (2, P), the hashes of black and white stones.
         marks: int64 (A,), the time at which a search last visited each point.
         clock: int64 (1,), the number of searches.
+        gives: int8 (A,), what a stone or an empty point gives to a move beside it: 1 a liberty, CAPTURES its own chain.
     """
 
     neighbours: NDArray[np.int16]
     keys: NDArray[np.uint64]
     marks: NDArray[np.int64]
     clock: NDArray[np.int64]
+    gives: NDArray[np.int8]
 
 
 class Board(NamedTuple):
@@ -77,7 +79,7 @@ def make_rules(size: int) -> Rules:
         inside = [r * size + c for r, c in near if 0 <= r < size and 0 <= c < size]
         neighbours[point, : len(inside)] = inside
     keys = np.random.Generator(np.random.PCG64(size)).integers(1, 2**64, (2, points), np.uint64)
-    return Rules(neighbours, keys, np.zeros(points + 1, np.int64), np.zeros(1, np.int64))
+    return Rules(neighbours, keys, np.zeros(points + 1, np.int64), np.zeros(1, np.int64), np.zeros(points + 1, np.int8))
 
 
 def make_board(size: int) -> Board:
@@ -160,7 +162,7 @@ def _place(rules: Rules, board: Board, point: int, colour: int) -> int:
 
 
 @compiled
-def _first_of_chain(rules: Rules, board: Board, point: int, index: int) -> bool:
+def _first_of_chain(rules: Rules, board: Board, point: int | np.int64, index: int) -> bool:
     """Return whether no earlier neighbour of ``point`` belongs to the chain of its neighbour ``index``."""
     here = rules.neighbours[point, index]
     for i in range(index):
@@ -232,21 +234,20 @@ def legal_moves(rules: Rules, board: Board, past: Positions, legal: NDArray[np.i
     """
     points = rules.neighbours.shape[0]
     colour = board.state[TO_PLAY]
-    gives = np.zeros(points + 1, np.int8)  # what a stone gives to a move beside it: 1 a liberty, CAPTURES its own chain
     for point in range(points):
         if board.stones[point] == EMPTY:
-            gives[point] = 1
+            rules.gives[point] = 1
         elif board.stones[point] == colour:
-            gives[point] = board.liberties[board.chain[point]] > 1
+            rules.gives[point] = board.liberties[board.chain[point]] > 1
         else:
-            gives[point] = CAPTURES * (board.liberties[board.chain[point]] == 1)
+            rules.gives[point] = CAPTURES * (board.liberties[board.chain[point]] == 1)
     for point in range(points):
         legal[point] = 0
         given = (
-            gives[rules.neighbours[point, 0]]
-            | gives[rules.neighbours[point, 1]]
-            | gives[rules.neighbours[point, 2]]
-            | gives[rules.neighbours[point, 3]]
+            rules.gives[rules.neighbours[point, 0]]
+            | rules.gives[rules.neighbours[point, 1]]
+            | rules.gives[rules.neighbours[point, 2]]
+            | rules.gives[rules.neighbours[point, 3]]
         )
         if board.stones[point] != EMPTY or given == 0 or point == board.state[KO]:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.minigo.benson import pass_alive, score
-from benchmarks.minigo.compiled import compiled
+from benchmarks.minigo.compiled import allocating
 from benchmarks.minigo.engine import (
     BLACK,
     EMPTY,
@@ -43,7 +43,7 @@ RESIGN = -2
 """Entry of the moves that :func:`finish_moves` reports, for a colour that resigns."""
 
 
-@compiled
+@allocating
 def start_game(
     games: Games,
     tree: Tree,
@@ -76,7 +76,7 @@ def start_game(
     begin_move(games, tree, limits, game)
 
 
-@compiled
+@allocating
 def begin_move(games: Games, tree: Tree, limits: Constants, game: int) -> None:
     """Choose between a full and a fast move, and set the number of visits at which the search is complete."""
     root, mixture = games.root[game], limits.fast_probability > 0
@@ -89,7 +89,7 @@ def begin_move(games: Games, tree: Tree, limits: Constants, game: int) -> None:
         clear_root(tree, root)
 
 
-@compiled
+@allocating
 def play_move(rules: Rules, games: Games, tree: Tree, limits: Constants, game: int, move: int) -> int:
     """Play a move in a game, and begin the next one. Return 1 or -1 if black or white has won by score, 0 otherwise."""
     board = board_of(games, game)
@@ -111,21 +111,21 @@ def play_move(rules: Rules, games: Games, tree: Tree, limits: Constants, game: i
     return 0
 
 
-@compiled
+@allocating
 def _whole_board_alive(rules: Rules, board: Board) -> bool:
     owner = np.empty(rules.neighbours.shape[0], np.int8)
     pass_alive(rules, board, owner)
     return bool(np.all(owner != EMPTY))
 
 
-@compiled
+@allocating
 def end_game(games: Games, tree: Tree, game: int) -> None:
     """Stop a game and return its nodes to the pool."""
     games.active[game] = 0
     free_tree(tree, games.root[game])
 
 
-@compiled
+@allocating
 def finish_moves(
     rules: Rules,
     games: Games,
@@ -182,7 +182,7 @@ def finish_moves(
     return records
 
 
-@compiled
+@allocating
 def _choose(
     tree: Tree, root: int, owner: NDArray[np.int8], early: bool, exponent: float, stream: NDArray[np.uint64]
 ) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.minigo.compiled import compiled
+from benchmarks.minigo.compiled import allocating
 from benchmarks.minigo.engine import BLACK, CAPTURES, EMPTY, MOVES, TO_PLAY, Board
 from benchmarks.minigo.features import PLANES
 
@@ -20,7 +20,7 @@ _PACK = np.uint64(0x8040201008040201)
 """Factor that collects the lowest bits of 8 bytes in the highest byte, the first byte's bit highest."""
 
 
-@compiled
+@allocating
 def write_planes(
     board: Board,
     recent: NDArray[np.int8],

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.minigo.compiled import compiled
+from benchmarks.minigo.compiled import allocating, compiled
 
 
 class Positions(NamedTuple):
@@ -34,7 +34,7 @@ def make_positions(capacity: int, games: int) -> Positions:
     return Positions(np.zeros((games, slots), np.uint64), np.zeros((games, slots // 64), np.uint64))
 
 
-@compiled
+@allocating
 def of_game(positions: Positions, game: int) -> Positions:
     """Return the set of one game; the arrays are views."""
     return Positions(positions.keys[game], positions.taken[game])

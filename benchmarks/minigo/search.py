@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.minigo.benson import score
-from benchmarks.minigo.compiled import compiled
+from benchmarks.minigo.compiled import allocating, compiled
 from benchmarks.minigo.engine import (
     MOVES,
     PASSES,
@@ -231,7 +231,7 @@ def make_scratch(size: int, capacity: int) -> Scratch:
     )
 
 
-@compiled
+@allocating
 def board_of(games: Games, game: int) -> Board:
     """Return the position of a game; the arrays are views."""
     boards = games.boards
@@ -254,7 +254,7 @@ def remember(board: Board, recent: NDArray[np.int8], past: Positions) -> int | n
     return insert(past, board.key[0]) if board.state[PASSES] == 0 else -1
 
 
-@compiled
+@allocating
 def collect(
     rules: Rules,
     games: Games,
@@ -305,12 +305,14 @@ def collect(
     return games.root.size, rows
 
 
-@compiled
+@allocating
 def _descend(rules: Rules, games: Games, game: int, tree: Tree, scratch: Scratch) -> tuple[int, int]:
     """Select a leaf and play the moves to it. Return its node, and the number of new positions in the game's set."""
     board, recent, past = scratch.board, scratch.recent, of_game(games.past, game)
     copy_board(board, board_of(games, game))
-    recent[:] = games.recent[game]
+    for age in range(HISTORY):
+        for point in range(recent.shape[1]):
+            recent[age, point] = games.recent[game, age, point]
     node, filled = games.root[game], 0
     while tree.expanded[node]:
         node = select_child(tree, node)
@@ -322,7 +324,7 @@ def _descend(rules: Rules, games: Games, game: int, tree: Tree, scratch: Scratch
     return node, filled
 
 
-@compiled
+@allocating
 def _queue(
     rules: Rules,
     games: Games,
@@ -352,7 +354,7 @@ def _queue(
     return rows + 1
 
 
-@compiled
+@allocating
 def incorporate(
     games: Games,
     tree: Tree,

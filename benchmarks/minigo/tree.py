@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.minigo.compiled import compiled
+from benchmarks.minigo.compiled import allocating, compiled
 from benchmarks.minigo.engine import EMPTY
 
 C_BASE, C_INIT = 19652.0, 1.25
@@ -362,7 +362,7 @@ def most_visited(tree: Tree, root: int, owner: NDArray[np.int8]) -> int:
     return chosen
 
 
-@compiled
+@allocating
 def prune_visits(tree: Tree, root: int, owner: NDArray[np.int8]) -> None:
     """Reduce the visits of the root's children to the numbers that their final values justify.
 
@@ -389,7 +389,7 @@ def prune_visits(tree: Tree, root: int, owner: NDArray[np.int8]) -> None:
         child = tree.sibling[child]
 
 
-@compiled
+@allocating
 def write_pi(tree: Tree, root: int, exponent: float, pi: NDArray[np.float32]) -> None:
     """Write the distribution of visits**exponent over moves into ``pi`` (A,); all on pass if no child has a visit."""
     pi[:] = 0.0
