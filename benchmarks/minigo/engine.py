@@ -109,12 +109,17 @@ def clear_board(board: Board) -> None:
 @compiled
 def copy_board(target: Board, source: Board) -> None:
     """Copy a position into the arrays of another."""
-    for move in range(source.stones.size):  # faster than numba's assignment of slices
+    # Loops over one pair of arrays are vectorised, and faster than numba's assignment of slices.
+    for move in range(source.stones.size):
         target.stones[move] = source.stones[move]
+    for move in range(source.stones.size):
         target.chain[move] = source.chain[move]
+    for move in range(source.stones.size):
         target.following[move] = source.following[move]
+    for move in range(source.stones.size):
         target.liberties[move] = source.liberties[move]
-    target.state[:] = source.state
+    for entry in range(STATE):
+        target.state[entry] = source.state[entry]
     target.key[0] = source.key[0]
 
 
@@ -135,32 +140,32 @@ def play(rules: Rules, board: Board, move: int) -> None:
 @compiled
 def _place(rules: Rules, board: Board, point: int, colour: int) -> int:
     """Put a stone, remove captured chains, and return the point of a ko or -1."""
-    stones, chain, liberties = board.stones, board.chain, board.liberties
-    near = rules.neighbours[point]
     captured, taken = 0, -1
     for i in range(4):
-        if stones[near[i]] == -colour and _first_of_chain(board, near, i):
-            head = chain[near[i]]
-            liberties[head] -= 1
-            if liberties[head] == 0:
+        other = rules.neighbours[point, i]
+        if board.stones[other] == -colour and _first_of_chain(rules, board, point, i):
+            head = board.chain[other]
+            board.liberties[head] -= 1
+            if board.liberties[head] == 0:
                 captured += _remove(rules, board, head)
-                taken = near[i]
-    stones[point] = colour
+                taken = other
+    board.stones[point] = colour
     board.key[0] ^= rules.keys[0 if colour == BLACK else 1, point]
     joined = _join(rules, board, point, colour)
     single = board.following[point] == point
-    liberties[joined] = _count_liberties(rules, board, point)
-    if captured == 1 and single and liberties[joined] == 1:
+    board.liberties[joined] = _count_liberties(rules, board, point)
+    if captured == 1 and single and board.liberties[joined] == 1:
         return taken
     return -1
 
 
 @compiled
-def _first_of_chain(board: Board, near: NDArray[np.int16], index: int) -> bool:
-    """Return whether no earlier neighbour belongs to the chain of neighbour ``index``."""
-    here = near[index]
+def _first_of_chain(rules: Rules, board: Board, point: int, index: int) -> bool:
+    """Return whether no earlier neighbour of ``point`` belongs to the chain of its neighbour ``index``."""
+    here = rules.neighbours[point, index]
     for i in range(index):
-        if board.stones[near[i]] == board.stones[here] and board.chain[near[i]] == board.chain[here]:
+        other = rules.neighbours[point, i]
+        if board.stones[other] == board.stones[here] and board.chain[other] == board.chain[here]:
             return False
     return True
 
@@ -168,14 +173,14 @@ def _first_of_chain(board: Board, near: NDArray[np.int16], index: int) -> bool:
 @compiled
 def _remove(rules: Rules, board: Board, head: int) -> int:
     """Remove a chain, give its points to adjacent chains as liberties, and return its number of stones."""
-    stones, colour, count, point = board.stones, board.stones[head], 0, head
+    colour, count, point = board.stones[head], 0, np.int64(head)
     while True:
-        stones[point] = EMPTY
+        board.stones[point] = EMPTY
         board.key[0] ^= rules.keys[0 if colour == BLACK else 1, point]
-        near = rules.neighbours[point]
         for i in range(4):
-            if stones[near[i]] == -colour and _first_of_chain(board, near, i):
-                board.liberties[board.chain[near[i]]] += 1
+            other = rules.neighbours[point, i]
+            if board.stones[other] == -colour and _first_of_chain(rules, board, point, i):
+                board.liberties[board.chain[other]] += 1
         count += 1
         point = board.following[point]
         if point == head:
@@ -185,22 +190,21 @@ def _remove(rules: Rules, board: Board, head: int) -> int:
 @compiled
 def _join(rules: Rules, board: Board, point: int, colour: int) -> int:
     """Connect a new stone with the chains of its colour beside it, and return the head."""
-    chain, following = board.chain, board.following
-    chain[point] = point
-    following[point] = point
+    board.chain[point] = point
+    board.following[point] = point
     for i in range(4):
         other = rules.neighbours[point, i]
-        if board.stones[other] != colour or chain[other] == chain[point]:
+        if board.stones[other] != colour or board.chain[other] == board.chain[point]:
             continue
         # The stones so far take the other chain's head. At the first neighbour this is only the new stone.
-        stone, head = point, chain[other]
+        stone, head = point, board.chain[other]
         while True:
-            chain[stone] = head
-            stone = following[stone]
+            board.chain[stone] = head
+            stone = board.following[stone]
             if stone == point:
                 break
-        following[point], following[other] = following[other], following[point]
-    return chain[point]
+        board.following[point], board.following[other] = board.following[other], board.following[point]
+    return board.chain[point]
 
 
 @compiled
@@ -227,30 +231,30 @@ def legal_moves(rules: Rules, board: Board, past: Positions, legal: NDArray[np.i
         past: all positions of the game, the current one included.
     """
     points = rules.neighbours.shape[0]
-    stones, chain, liberties = board.stones, board.chain, board.liberties
     colour = board.state[TO_PLAY]
-    own_keys = rules.keys[0 if colour == BLACK else 1]
+    gives = np.zeros(points + 1, np.int8)  # what a stone gives to a move beside it: 1 a liberty, CAPTURES its own chain
+    for point in range(points):
+        if board.stones[point] == EMPTY:
+            gives[point] = 1
+        elif board.stones[point] == colour:
+            gives[point] = board.liberties[board.chain[point]] > 1
+        else:
+            gives[point] = CAPTURES * (board.liberties[board.chain[point]] == 1)
     for point in range(points):
         legal[point] = 0
-        if stones[point] != EMPTY or point == board.state[KO]:
+        given = (
+            gives[rules.neighbours[point, 0]]
+            | gives[rules.neighbours[point, 1]]
+            | gives[rules.neighbours[point, 2]]
+            | gives[rules.neighbours[point, 3]]
+        )
+        if board.stones[point] != EMPTY or given == 0 or point == board.state[KO]:
             continue
-        breathes, captures = False, False
-        for i in range(4):
-            other = rules.neighbours[point, i]
-            stone = stones[other]
-            if stone == EMPTY:
-                breathes = True
-            elif stone == colour:
-                breathes |= liberties[chain[other]] > 1
-            elif stone == -colour:
-                captures |= liberties[chain[other]] == 1
-        if not (breathes or captures):
-            continue
-        key = board.key[0] ^ own_keys[point]
-        if captures:
+        key = board.key[0] ^ rules.keys[0 if colour == BLACK else 1, point]
+        if given & CAPTURES:
             key ^= _key_of_captured(rules, board, point, colour)
         if not contains(past, key):
-            legal[point] = CAPTURES if captures else 1
+            legal[point] = CAPTURES if given & CAPTURES else 1
     legal[points] = 1
 
 
@@ -258,16 +262,15 @@ def legal_moves(rules: Rules, board: Board, past: Positions, legal: NDArray[np.i
 def _key_of_captured(rules: Rules, board: Board, point: int, colour: int) -> np.uint64:
     """Return the hash of the stones that a move captures."""
     key = np.uint64(0)
-    near = rules.neighbours[point]
-    keys = rules.keys[1 if colour == BLACK else 0]
     for i in range(4):
-        if board.stones[near[i]] != -colour or board.liberties[board.chain[near[i]]] != 1:
+        other = rules.neighbours[point, i]
+        if board.stones[other] != -colour or board.liberties[board.chain[other]] != 1:
             continue
-        if _first_of_chain(board, near, i):
-            stone = near[i]
+        if _first_of_chain(rules, board, point, i):
+            stone = other
             while True:
-                key ^= keys[stone]
+                key ^= rules.keys[1 if colour == BLACK else 0, stone]
                 stone = board.following[stone]
-                if stone == near[i]:
+                if stone == other:
                     break
     return key
