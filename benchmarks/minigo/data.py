@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.minigo.models import Models
@@ -134,8 +135,11 @@ class SelfPlaySource:
         job_store.from_rank_0(f"games of generation {generation}", "complete")
 
     def _tensors(self, read: Examples, rows: slice) -> dict[str, Tensor]:
-        arrays = {
-            "bits": read.bits_RK, "pi": read.pi_RA, "outcome": read.outcome_R, "symmetry": read.symmetry_R,
-        }  # fmt: skip
+        arrays: dict[str, NDArray[Any]] = {
+            "bits": read.bits_RK,
+            "pi": read.pi_RA,
+            "outcome": read.outcome_R,
+            "symmetry": read.symmetry_R,
+        }
         tensors = {name: torch.from_numpy(array[rows]) for name, array in arrays.items()}
         return {name: tensor.pin_memory() if self._pin else tensor for name, tensor in tensors.items()}

@@ -28,6 +28,7 @@ from common.data.atomic import write_text, written
 from common.data.order import sample_generator
 from common.errors import CheckpointError, DataError
 from common.formats.safetensors_file import write_tensors
+from common.untrusted.regular_file import read_text
 from common.untrusted.safetensors_header import TensorLocation, read_header
 
 SUFFIX = ".safetensors"
@@ -111,7 +112,7 @@ class Shard:
         return len(self.first_G) - 1
 
     @classmethod
-    def open(cls, path: Path, board: int) -> Shard:
+    def checked(cls, path: Path, board: int) -> Shard:
         """Open a shard of games on a board of ``board`` lines, and check all of its bytes.
 
         Raises:
@@ -167,24 +168,24 @@ class Games:
         """Return the shards of ``generation``, ordered by name; once it is closed, only those that there were then.
 
         Raises:
-            DataError: see :meth:`Shard.open`.
+            DataError: see :meth:`Shard.checked`.
         """
         folder = generation_folder(self._folder, generation)
         closed = folder / CLOSED
         if closed.exists():
-            paths = [folder / name for name in closed.read_text().splitlines()]
+            paths = [folder / name for name in read_text(closed).splitlines()]
         else:
             paths = sorted(folder.glob(f"*{SUFFIX}"))
         for path in paths:
             if path not in self._open:
-                self._open[path] = Shard.open(path, self._board)
+                self._open[path] = Shard.checked(path, self._board)
         return [self._open[path] for path in paths]
 
     def close(self, generation: int) -> None:
         """Fix the games of ``generation``, so that games that end later do not change the examples.
 
         Raises:
-            DataError: see :meth:`Shard.open`.
+            DataError: see :meth:`Shard.checked`.
         """
         names = [shard.path.name for shard in self.of(generation)]
         write_text(generation_folder(self._folder, generation) / CLOSED, "\n".join(names))
@@ -193,7 +194,7 @@ class Games:
         """Return the number of finished games of ``generation``.
 
         Raises:
-            DataError: see :meth:`Shard.open`.
+            DataError: see :meth:`Shard.checked`.
         """
         return sum(shard.games for shard in self.of(generation))
 

@@ -188,3 +188,21 @@ def test_statistics_of_all_norms_can_be_averaged():
     model = MiniGo(SMALL)
     found = averaged_statistics(model, Layout(), (BatchNorm2d, HeadNorm))
     assert found.keys() == dict(model.named_buffers()).keys()
+
+
+def test_the_network_learns_512_random_positions_by_heart():
+    model = MiniGo(SMALL, generator=torch.Generator().manual_seed(0))
+    features, generator = FeatureBits(5, "cpu"), torch.Generator().manual_seed(1)
+    planes = features.planes(packed(random_planes(512, 5)), torch.float32)
+    pi = F.one_hot(torch.randint(SMALL.moves, (512,), generator=generator), SMALL.moves).float()
+    outcome = 2.0 * torch.randint(2, (512,), generator=generator) - 1
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(40):
+        for part in torch.arange(512).split(128):
+            cross_entropy, squared = losses(*model(planes[part]), pi[part], outcome[part])
+            optimizer.zero_grad()
+            (cross_entropy + 0.5 * squared).backward()
+            optimizer.step()
+    cross_entropy, squared = losses(*model.eval()(planes), pi, outcome)
+    assert cross_entropy.item() < 0.5
+    assert squared.item() < 0.1

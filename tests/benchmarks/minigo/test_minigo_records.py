@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_shard_returns_its_games(tmp_path):
     written = [game(3, 7), game(0, 8), game(5, 9)]
     write_games(tmp_path / "a.safetensors", written)
-    shard = Shard.open(tmp_path / "a.safetensors", 5)
+    shard = Shard.checked(tmp_path / "a.safetensors", 5)
     assert shard.games == 3
     for number, one in enumerate(written):
         own = slice(*shard.first_G[number : number + 2])
@@ -64,7 +64,7 @@ def test_a_truncated_shard_is_one_clear_error(tmp_path, length):
     content = path.read_bytes()
     path.write_bytes(content[:length])
     with pytest.raises(DataError, match=r"a\.safetensors.*delete the file"):
-        Shard.open(path, 5)
+        Shard.checked(path, 5)
 
 
 @pytest.mark.parametrize("position", [-1, -30, -200, -400])
@@ -75,13 +75,13 @@ def test_a_damaged_byte_is_one_clear_error(tmp_path, position):
     content[position] ^= 4
     path.write_bytes(content)
     with pytest.raises(DataError, match="is damaged"):
-        Shard.open(path, 5)
+        Shard.checked(path, 5)
 
 
 def test_a_shard_of_another_board_is_refused(tmp_path):
     write_games(tmp_path / "a.safetensors", [game(3, 7)])
     with pytest.raises(DataError, match="not of 9x9"):
-        Shard.open(tmp_path / "a.safetensors", 9)
+        Shard.checked(tmp_path / "a.safetensors", 9)
 
 
 def test_a_file_without_games_is_refused(tmp_path):
@@ -89,7 +89,7 @@ def test_a_file_without_games_is_refused(tmp_path):
     header = b'{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
     with pytest.raises(DataError, match="holds no games"):
-        Shard.open(path, 5)
+        Shard.checked(path, 5)
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_no_shard(tmp_path, monkeypatch):
@@ -112,13 +112,13 @@ def test_new_shards_are_found_and_old_ones_are_not_read_again(run, monkeypatch):
     games = Games(run, 5)
     assert games.count(2) == 5
     opened: list[Path] = []
-    real = Shard.open
+    real = Shard.checked
 
     def noted(path: Path, board: int) -> Shard:
         opened.append(path)
         return real(path, board)
 
-    monkeypatch.setattr(Shard, "open", noted)
+    monkeypatch.setattr(Shard, "checked", noted)
     write_games(generation_folder(run, 2) / "9.safetensors", [game(4, 99)])
     assert games.count(2) == 6
     assert [path.name for path in opened] == ["9.safetensors"]
