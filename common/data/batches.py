@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -19,7 +19,8 @@ class Block:
         first_epoch: epoch in which the block starts, counted from 1.
         epochs: number of epochs in the block; 0 if the benchmark counts samples.
         start_sample: training samples before the block, over all ranks.
-        samples: nominal training samples in the block, over all ranks.
+        samples: nominal training samples in the block, over all ranks. 0 for a generation of self-play, whose samples
+            are known only when its games have been played; then ``start_sample`` is 0 too.
     """
 
     index: int
@@ -84,6 +85,22 @@ class ReorderingSource(DataSource, Protocol):
 
     def resume(self, late: Sequence[int]) -> None:
         """Begin with the micro-batches that were late when a checkpoint was written, before those that follow."""
+        ...
+
+
+@runtime_checkable
+class GenerationSource(DataSource, Protocol):
+    """Training data from self-play: the data of a block, a generation, depend on the weights before it."""
+
+    def trained(self, block: Block, weights: Mapping[str, Tensor]) -> None:
+        """Save the weights after ``block``, which play the games of the next generation. Collective.
+
+        Returns when they are saved; this time counts for ``run_stop``.
+        """
+        ...
+
+    def games(self, block: Block) -> Sequence[int]:
+        """Return the numbers of games in each generation that ``block`` was trained on, the newest last."""
         ...
 
 

@@ -231,6 +231,11 @@ class RunEvents:
             self._log.end("epoch_stop", None, {"epoch_num": epoch}, time_ms)
             self._log.event("tracked_stats", {"throughput": throughput}, {"step": epoch}, time_ms)
 
+    def self_play_games(self, games: Sequence[int], generation: int) -> None:
+        """Log the numbers of games in each generation of self-play that ``generation``, from 1, was trained on."""
+        for count in games:
+            self._log.event("actual_selfplay_games_per_generation", count, {"epoch_num": generation})
+
     def eval_start(self, progress: int, time_ms: int | None = None) -> None:
         """Log the start of an evaluation of the weights after ``progress`` epochs or samples.
 

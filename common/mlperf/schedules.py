@@ -1,8 +1,9 @@
 """Evaluation schedules: for every benchmark, a function from the global batch to its evaluation points.
 
-Source: training rules, table of evaluation frequency, and HPC rules v3.0. Points are counted in epochs (from 1) or in
-training samples over all ranks. A point in samples that is not a multiple of the global batch is reached with the
-batch that contains it. ``last_epoch`` and ``last_samples`` limit the points.
+Source: training rules, table of evaluation frequency, and HPC rules v3.0. Points are counted in epochs (from 1), in
+training samples over all ranks, or in generations of self-play (from 1). A point in samples that is not a multiple of
+the global batch is reached with the batch that contains it. ``last_epoch``, ``last_samples`` and ``last_generation``
+limit the points.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 
 from common.data.batches import Block
 
-Unit = Literal["epoch", "samples"]
+Unit = Literal["epoch", "samples", "generation"]
 
 CRITEO_SAMPLES = 4_195_197_692
 IGBH_SEEDS = 94_605_581
@@ -29,7 +30,7 @@ class Schedule:
         first: first evaluation point, in ``unit``.
         interval: distance between two points.
         last: upper limit of the points; None for no limit.
-        unit: epochs from 1, or samples over all ranks. A generation of self-play counts as an epoch.
+        unit: epochs from 1, samples over all ranks, or generations of self-play from 1, which are logged as epochs.
         start: points before ``first`` that are not on the grid, ascending.
         period: samples after which the grid restarts, if the rules count within each epoch; None for no restart.
         epoch_samples: samples that the rules count per epoch if the last batch is padded; None for the size of the
@@ -67,7 +68,7 @@ class Schedule:
         """Yield the blocks of training. Each block ends at an evaluation point, and no block follows the last point.
 
         If the schedule counts samples, blocks are whole batches; a point within a batch ends the block after that
-        batch.
+        batch. If it counts generations, the samples of the blocks are unknown.
 
         Raises:
             ValueError: if an argument is not positive, or two points are in one batch.
@@ -76,6 +77,10 @@ class Schedule:
             raise ValueError(f"train_samples and global_batch must be positive: {train_samples}, {global_batch}")
         before = 0
         for index, point in enumerate(self.points()):
+            if self.unit == "generation":
+                yield Block(index, before + 1, point - before, 0, 0)
+                before = point
+                continue
             if self.unit == "epoch":
                 size = self.epoch_samples or train_samples
                 yield Block(index, before + 1, point - before, before * size, (point - before) * size)
@@ -104,8 +109,13 @@ def resnet(global_batch: int, first_epoch: int = 3, last_epoch: int | None = Non
 
 
 def every_epoch(global_batch: int, last_epoch: int | None = None) -> Schedule:
-    """Return a schedule of every epoch, or every generation of self-play, at any batch."""
+    """Return a schedule of every epoch, at any batch."""
     return Schedule(1, 1, last_epoch, "epoch")
+
+
+def every_generation(global_batch: int, last_generation: int | None = None) -> Schedule:
+    """Return a schedule of every generation of self-play, at any batch."""
+    return Schedule(1, 1, last_generation, "generation")
 
 
 def ssd300(global_batch: int, last_epoch: int | None = None, ruleset: str = "1.1.0") -> Schedule:
@@ -294,7 +304,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "deepseekv3_671b": deepseekv3,
     "rgat": rgat,
     "flux1": flux1,
-    "minigo": every_epoch,
+    "minigo": every_generation,
     "cosmoflow": every_epoch,
     "deepcam": every_epoch,
     "oc20": every_epoch,

@@ -134,18 +134,23 @@ def set_group(model: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 
 @torch.no_grad()
-def averaged_statistics(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """Return the running means and variances of every :class:`BatchNorm2d`, averaged over the replicas.
+def averaged_statistics(
+    model: nn.Module, layout: Layout, kinds: tuple[type[nn.Module], ...] = (BatchNorm2d,)
+) -> dict[str, Tensor]:
+    """Return the running means and variances of every batch norm, averaged over the replicas.
 
     They are for an evaluation of batch norms whose replicas each use only their own samples.
 
     All replicas must call this; it runs one all-reduce. The result maps buffer names of the model to copies. With a
     single replica, it has the buffers themselves.
+
+    Args:
+        kinds: classes of the batch norms, whose only buffers are these statistics.
     """
     buffers = {
         f"{prefix}.{name}" if prefix else name: buffer
         for prefix, module in model.named_modules()
-        if isinstance(module, BatchNorm2d)
+        if isinstance(module, kinds)
         for name, buffer in module.named_buffers(recurse=False)
     }
     group = layout.group("dp")

@@ -33,7 +33,7 @@ class ProgressBar:
 
         Args:
             index: number of the block, from 0.
-            total_samples: nominal samples of the block, over all ranks.
+            total_samples: nominal samples of the block, over all ranks; 0 if they are unknown.
             label: text after the number; may be empty.
         """
         if not self._active:
@@ -44,7 +44,7 @@ class ProgressBar:
         self._started = self._printed = time.monotonic()
         if self._stream.isatty():
             self._bar = tqdm(
-                total=total_samples,
+                total=total_samples or None,
                 desc=self._label,
                 unit=" samples",
                 unit_scale=True,
@@ -60,7 +60,7 @@ class ProgressBar:
         if not self._active:
             return
         # The last batch of a block may have padding, which counts as samples: do not exceed the total.
-        samples = min(samples, self._total - self._done)
+        samples = min(samples, self._total - self._done) if self._total else samples
         self._done += samples
         if loss is not None:
             self._loss = loss
@@ -95,7 +95,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        if self._total and self._done:
+        if self._done:
             self._print_line()
         self._total = self._done = 0
 
@@ -103,7 +103,8 @@ class ProgressBar:
         self._printed = time.monotonic()
         elapsed = self._printed - self._started
         rate = self._done / elapsed if elapsed > 0 else 0.0
-        parts = [f"{self._label}: {self._done:,}/{self._total:,} samples", f"{_rate(rate)} samples/s"]
+        total = f"/{self._total:,}" if self._total else ""
+        parts = [f"{self._label}: {self._done:,}{total} samples", f"{_rate(rate)} samples/s"]
         if self._loss is not None:
             parts.append(f"loss {self._loss:.4g}")
         if 0 < self._done < self._total and rate > 0:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.contract.evaluation import Score
-from common.data.batches import Block
+from common.contract.evaluation import Score, Weights
+from common.data.batches import Block, DataSource, GenerationSource
 from common.mlperf.events import RunEvents
 from common.mlperf.mllog import RunLog
 from common.mlperf.rules import Rules
@@ -50,7 +50,7 @@ class TimedRun:
     """A run from ``run_start`` to ``run_stop``: logs its blocks and epochs in the units of the rules.
 
     Args:
-        schedule: determines the unit of the run, epochs or samples.
+        schedule: determines the unit of the run: epochs, samples or generations.
         train_samples: training samples per epoch, unless the schedule has its own number.
         global_batch: samples per step, for a ruleset that counts steps.
         sample_tokens: tokens per sample, for a ruleset that counts tokens.
@@ -71,6 +71,7 @@ class TimedRun:
         sample_tokens: int | None = None,
     ) -> None:
         self._counts_epochs = schedule.unit == "epoch"
+        self._counts_generations = schedule.unit == "generation"
         self._epoch_samples = schedule.epoch_samples or train_samples
         # Samples per epoch, to convert epochs for a ruleset that counts samples although the schedule counts epochs.
         converted = self._epoch_samples if self._counts_epochs and rules.unit == "samples" else None
@@ -87,7 +88,7 @@ class TimedRun:
         self._due: deque[tuple[int, Callable[[Moment], None]]] = deque()
         self._block: Block | None = None
         self._block_began = self._epoch_began = 0.0
-        self._epoch = self._epoch_before = self._before = 0
+        self._epoch = self._epoch_before = self._before = self._generations = 0
 
     @property
     def running(self) -> bool:
@@ -137,8 +138,10 @@ class TimedRun:
         self.events.block_start(block, counted, at.time_ms)
         if block.epochs:
             self._epoch_before = max(nominal, block.start_sample)
-            ended = (self._epoch_before - block.start_sample) // (block.samples // block.epochs)
+            done = self._epoch_before - block.start_sample
+            ended = done // (block.samples // block.epochs) if block.samples else 0
             self._epoch = block.first_epoch + ended
+            self._generations = block.first_epoch - 1
             if ended < block.epochs:
                 self.events.epoch_start(self._epoch, at.time_ms)
 
@@ -146,7 +149,20 @@ class TimedRun:
         """Log the end of the block, after ``samples`` real training samples over all ranks."""
         assert self._block is not None, "a block begins first"
         rate = (samples - self._before) / (at.seconds - self._block_began)
+        if not self._block.samples:  # a generation, whose last step was not known before
+            self.events.epoch_stop(self._epoch, rate, at.time_ms)
+            self._generations = self._epoch
         self.events.block_stop(self._block, samples, rate, at.time_ms)
+
+    def handed_over(self, data: DataSource, block: Block, weights: Weights) -> Weights:
+        """Return ``weights``. If self-play makes the data, first save the weights, and log the games behind them.
+
+        Collective.
+        """
+        if isinstance(data, GenerationSource):
+            data.trained(block, weights.tensors)
+            self.events.self_play_games(data.games(block), self._generations)
+        return weights
 
     def evaluation_point(self, block: Block, samples: int) -> int:
         """Return the position of the evaluation after ``block`` in the log: finished epochs, or else ``samples``."""
@@ -164,6 +180,7 @@ class TimedRun:
         if self.stop_ms:
             return
         at = round(launched / self._epoch_samples) if self._counts_epochs else counted
+        at = self._generations if self._counts_generations else at
         self.status, self.samples, self.stop_ms = status, counted, time.time_ns() // 1_000_000
         if ending is not None:
             score, at = ending
@@ -181,7 +198,7 @@ class TimedRun:
     def _note_epochs(self, samples: int, at: Moment) -> None:
         """Log the epochs that end with ``samples``. Epochs that end in the same step share its rate."""
         block = self._block
-        if block is None or not block.epochs:
+        if block is None or not block.epochs or not block.samples:
             return
         size, end = block.samples // block.epochs, block.first_epoch + block.epochs
         ended = min(samples // size, end - 1) - self._epoch + 1

@@ -316,7 +316,7 @@ class Trainer:
                 if ending:
                     break
                 self._save()
-        if ending or last or not self.evaluations.elsewhere:
+        if ending or last or not self.evaluations.elsewhere or not block.samples:
             if self._settle(0):
                 return self._stopped_early()
             self._rest()
@@ -406,7 +406,7 @@ class Trainer:
         """Evaluate after ``block``. Return whether the target is reached, if all ranks already know the score."""
         limit = self.session.timeout_seconds
         with self.heartbeat.extended(limit, "evaluation"):
-            weights = self.workload.weights()
+            weights = self.clock.handed_over(self.data, block, self.workload.weights())
         longest = EVALUATION_RANKS_SECONDS if self.evaluations.elsewhere else limit
         if self.evaluations.later:  # an earlier evaluation may still be running: allow for its time, too
             longest += limit

@@ -199,3 +199,8 @@ def test_a_global_batch_fits_into_an_epoch(name):
 def test_zero_is_no_default(name, options):
     with pytest.raises(ValueError, match=r"positive first point|no evaluation falls before the end"):
         SCHEDULES[name](4, **options)
+
+
+def test_a_generation_is_a_block_of_unknown_size():
+    blocks = list(SCHEDULES["minigo"](4096, last_generation=3).blocks(1000, 4096))
+    assert blocks == [Block(index, index + 1, 1, 0, 0) for index in range(3)]

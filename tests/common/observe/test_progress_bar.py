@@ -93,3 +93,12 @@ def test_a_block_without_samples_prints_nothing(capsys):
     progress.block(0, 100, "x")
     progress.close()
     assert capsys.readouterr().err == ""
+
+
+def test_a_block_of_unknown_size_has_lines_without_a_total(clock, capsys):
+    bar = ProgressBar(0)
+    bar.block(2, 0, "epochs 3-3")
+    clock.now += 2.0
+    bar.update(600)
+    bar.close()
+    assert capsys.readouterr().err == "block 3, epochs 3-3: 600 samples, 300 samples/s\n"

@@ -171,3 +171,23 @@ def test_a_ruleset_that_counts_tokens_gets_tokens_of_blocks_and_evaluations(cloc
     assert found["block_start"] == {"first_epoch_num": interval, "epoch_count": interval}
     assert found["block_stop"] == {"first_epoch_num": interval}
     assert found["eval_start"] == found["run_stop"] == found["tracked_stats"] == {"epoch_num": 2 * interval}
+
+
+def test_a_generation_is_an_epoch_that_ends_with_its_block(clocks, path):
+    made = TimedRun(RunLog(path, rank=0), rules_for("minigo", "2.1.0"), Schedule(1, 1, None, "generation"), EPOCH)
+    made.start(step=0)
+    for number, steps in ((1, 2), (2, 3)):
+        given = Block(number - 1, number, 1, 0, 0)
+        done = 2 * (number - 1)
+        made.after(done, lambda at, given=given, done=done: made.block_begins(given, 20 * done, 20 * done, at))
+        for step in range(done + 1, done + steps + 1):
+            made.step_done(step, 20 * step, ended=1000.0 + step)
+        clocks.now = 1000.0 + done + steps
+        made.block_ends(20 * (done + steps), Moment(clocks.now))
+        assert made.evaluation_point(given, 20 * (done + steps)) == number
+    made.stop("aborted", 100, 100, None)
+    expected = [("epoch_start", 1), ("epoch_stop", 1), ("epoch_start", 2), ("epoch_stop", 2)]
+    assert [(key, epoch) for key, _, epoch in logged(path, "epoch_start", "epoch_stop")] == expected
+    assert rates(path) == [20.0, 20.0]
+    (stop,) = command_line.logged(path, "run_stop")
+    assert stop["metadata"]["epoch_num"] == 2

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from common import cli
 from common.config.composition import compose
-from common.data.batches import DataSource
+from common.contract.evaluation import Predictions, Weights
+from common.data.batches import Block, DataSource, HostBatch
 from common.distributed import job_store
 from common.distributed.rank_info import RankInfo
 from common.errors import CheckpointError
+from common.mlperf.schedules import SCHEDULES, Schedule, every_generation
 from common.run.evaluation_rank import EvaluationRank
-from tests import toy
+from tests import command_line, toy
+from tests.toy.evaluate import MeanAbsoluteError
 from tests.toy.workload import Toy
 
 
@@ -112,3 +120,67 @@ def test_a_resumed_run_gives_the_source_what_was_late(data_of, tmp_path, monkeyp
         train_one_epoch(data, f"output_dir={tmp_path / 'again'}", f"resume={saved}")
     assert saved.name == "step_00000016"
     assert Reordering.resumed == [[2 * 16 + 1]]  # the toy accumulates two micro-batches
+
+
+class Playing:
+    """A source of generations: the second one has more steps than the others, and each one is trained on two."""
+
+    steps = (2, 3, 2)
+    seen: list[object] = []  # noqa: RUF012
+
+    def __init__(self, source: DataSource) -> None:
+        self.train_samples, self.eval_samples = source.train_samples, source.eval_samples
+        self.synthetic, self.close, self._source = source.synthetic, source.close, source
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
+        self.seen.append(("read", block.index, start))
+        epoch = Block(0, 1, 1, 0, self.train_samples)
+        for batch in itertools.islice(self._source.batches(epoch), 2 * self.steps[block.index]):
+            yield replace(batch, samples=8)
+
+    def trained(self, block: Block, weights: Mapping[str, Tensor]) -> None:
+        self.seen.append(("trained", block.index, sum(tensor.sum().item() for tensor in weights.values())))
+
+    def games(self, block: Block) -> list[int]:
+        return [10 + block.index, 11 + block.index]
+
+
+def test_generations_end_when_their_source_ends_and_their_weights_are_saved_before_the_next(
+    data_of, tmp_path, monkeypatch
+):
+    data, open_data, scored = data_of(toy.NAME), Toy.open_data, []
+    monkeypatch.setattr(Toy, "open_data", lambda self, root: Playing(open_data(self, root)))
+    monkeypatch.setattr(Playing, "seen", [])
+    predict = MeanAbsoluteError.predict
+
+    def noted(self: MeanAbsoluteError, weights: Weights) -> Predictions:
+        scored.append(sum(tensor.sum().item() for tensor in weights.tensors.values()))
+        return predict(self, weights)
+
+    monkeypatch.setattr(MeanAbsoluteError, "predict", noted)
+    fixed = [f"benchmark={toy.NAME}", "scale=test", "device=cpu", "seed=1", f"data_dir={data}"]
+    last = "benchmark.schedule.last_epoch=3"
+    target = "benchmark.targets.mean_absolute_error.value=0.0"
+
+    def generations(global_batch: int, last_epoch: int) -> Schedule:
+        return every_generation(global_batch, last_epoch)
+
+    with toy.known(), mock.patch.dict(SCHEDULES, {toy.NAME: generations}):
+        outcome = toy.trainer([*fixed, last, target, f"output_dir={tmp_path / 'out'}"], Toy).train()
+    assert outcome.steps == 7
+    assert outcome.samples == 7 * 16  # the toy accumulates two micro-batches
+    events = [event[:2] for event in Playing.seen]
+    assert events == [(kind, number) for number in range(3) for kind in ("read", "trained")]
+    saved = [event[2] for event in Playing.seen if event[0] == "trained"]
+    assert len(set(saved)) == 3
+    assert [value for value in scored if value in saved] == saved
+    lines = command_line.logged(tmp_path / "out" / "mlperf.log")
+    steps = ("epoch_start", "epoch_stop", "eval_start", "eval_stop")
+    spans = [(line["key"], line["metadata"]["epoch_num"]) for line in lines if line["key"] in steps]
+    assert spans == [(key, number) for number in (1, 2, 3) for key in steps]
+    games = [line for line in lines if line["key"] == "actual_selfplay_games_per_generation"]
+    assert [(line["value"], line["metadata"]["epoch_num"]) for line in games] == [
+        (10, 1), (11, 1), (11, 2), (12, 2), (12, 3), (13, 3),
+    ]  # fmt: skip
+    (stop,) = [line for line in lines if line["key"] == "run_stop"]
+    assert stop["metadata"] == {**stop["metadata"], "status": "aborted", "epoch_num": 3}

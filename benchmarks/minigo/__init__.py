@@ -1,0 +1,1 @@
+"""MiniGo: reinforcement learning of Go by self-play with tree search."""

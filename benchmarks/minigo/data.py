@@ -1,0 +1,145 @@
+"""Training data from self-play: the games of a generation, and the micro-batches that are drawn from them.
+
+Training on generation n waits until its games have been played. Meanwhile this rank's device evaluates the leaves of
+its self-play workers; while it trains, they wait. Then the examples are drawn (:mod:`benchmarks.minigo.records`), and
+after the last step the weights are saved as the model of generation n + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.minigo.models import Models
+from benchmarks.minigo.records import Examples, Games, Sampling, draw
+from common.data.batches import Block, HostBatch
+from common.data.order import MicroBatches
+from common.distributed import job_store
+from common.errors import DataError
+
+PLAY_SECONDS = 1.0
+"""Interval at which a rank counts the finished games, in seconds."""
+READ_AHEAD = 16
+"""Micro-batches that are read from the files of games at once, in their order in these files."""
+
+
+class Player(Protocol):
+    """Plays games with this rank's device; see :class:`benchmarks.minigo.workers.SelfPlayWorkers`."""
+
+    def play(self, seconds: float) -> None:
+        """Play for ``seconds``."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+@dataclass(frozen=True)
+class SelfPlayParts:
+    """The parts of self-play, which all ranks of a run share, except the player.
+
+    Attributes:
+        player: plays on this rank.
+        first: generation that the first block is trained on. Its model exists, and earlier generations have games.
+    """
+
+    games: Games
+    models: Models
+    player: Player
+    sampling: Sampling
+    first: int
+
+
+class SelfPlaySource:
+    """Training micro-batches of one replica; a :class:`common.data.batches.GenerationSource`.
+
+    Args:
+        mine: size and position of this replica's micro-batches.
+        seed: seed of the examples and their order, equal on all ranks.
+        pin_memory: whether batches are in pinned memory.
+        train_samples, eval_samples, synthetic: properties of the prepared data from which self-play begins.
+    """
+
+    def __init__(
+        self,
+        self_play: SelfPlayParts,
+        mine: MicroBatches,
+        seed: int,
+        pin_memory: bool,
+        train_samples: int,
+        eval_samples: int,
+        synthetic: bool,
+    ) -> None:
+        self.train_samples, self.eval_samples, self.synthetic = train_samples, eval_samples, synthetic
+        self._play, self._mine, self._seed, self._pin = self_play, mine, seed, pin_memory
+
+    def generation(self, block: Block) -> int:
+        """Return the generation whose games are the newest that ``block`` is trained on."""
+        return self._play.first + block.index
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
+        """Play until the games of ``block`` are complete; then yield its micro-batches from position ``start``.
+
+        Raises:
+            DataError: the games have too few records for one step, or a file of games is damaged.
+        """
+        generation, mine = self.generation(block), self._mine
+        self._complete(generation)
+        sample = draw(self._play.games, self._play.sampling, self._seed, generation)
+        steps = sample.steps(mine.micro_batch * mine.streams)
+        if not steps:
+            raise DataError(
+                f"generation {generation} has {len(sample)} examples, fewer than the global batch of "
+                f"{mine.micro_batch * mine.streams}: use a smaller batch or more games"
+            )
+        for first in range(start, steps * mine.accumulation, READ_AHEAD):
+            numbers = range(first, min(first + READ_AHEAD, steps * mine.accumulation))
+            begins = [mine.global_index(number) * mine.micro_batch for number in numbers]
+            read = sample.read(np.concatenate([np.arange(begin, begin + mine.micro_batch) for begin in begins]))
+            for index, number in enumerate(numbers):
+                rows = slice(index * mine.micro_batch, (index + 1) * mine.micro_batch)
+                yield HostBatch(self._tensors(read, rows), mine.micro_batch * mine.replicas, number)
+
+    def trained(self, block: Block, weights: Mapping[str, Tensor]) -> None:
+        """Save ``weights`` as the model of the next generation; see :class:`common.data.batches.GenerationSource`.
+
+        Raises:
+            CheckpointError: the model cannot be written.
+        """
+        following = self.generation(block) + 1
+        if self._mine.replica == 0:
+            self._play.models.publish(following, weights)
+        job_store.from_rank_0(f"model of generation {following}", "saved")
+        self._play.games.forget_before(following - self._play.sampling.window + 1)
+
+    def games(self, block: Block) -> list[int]:
+        """Return the numbers of games in each generation that ``block`` was trained on, the newest last."""
+        return [self._play.games.count(number) for number in self._play.sampling.generations(self.generation(block))]
+
+    def close(self) -> None:
+        """End self-play."""
+        self._play.player.close()
+
+    def _complete(self, generation: int) -> None:
+        """Play until ``generation`` has all its games, which are the same ones on all ranks."""
+        games, needed = self._play.games, self._play.sampling.games
+        while games.count(generation) < needed:
+            self._play.player.play(PLAY_SECONDS)
+        if self._mine.replica == 0:
+            games.close(generation)
+        job_store.from_rank_0(f"games of generation {generation}", "complete")
+
+    def _tensors(self, read: Examples, rows: slice) -> dict[str, Tensor]:
+        arrays: dict[str, NDArray[Any]] = {
+            "bits": read.bits_RK,
+            "pi": read.pi_RA,
+            "outcome": read.outcome_R,
+            "symmetry": read.symmetry_R,
+        }
+        tensors = {name: torch.from_numpy(array[rows]) for name, array in arrays.items()}
+        return {name: tensor.pin_memory() if self._pin else tensor for name, tensor in tensors.items()}

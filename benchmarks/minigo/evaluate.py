@@ -1,0 +1,123 @@
+"""Evaluation by games against a fixed model, the target: the share of games that the evaluated model wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.minigo.inference import SIZES, BatchedInference
+from benchmarks.minigo.match import Match
+from benchmarks.minigo.model import InferenceNetwork, MiniGoArchitecture
+from benchmarks.minigo.search import SearchSettings
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.distributed.layout import Layout
+from common.errors import CheckpointError, DataError
+from common.evaluation.counts import Counts
+from common.formats.safetensors_file import read_tensors
+
+TARGET = "target.safetensors"
+"""File of the prepared data with the weights of the target."""
+
+
+def evaluation_settings(settings: SearchSettings, readouts: int) -> SearchSettings:
+    """Return the settings of evaluation games: every move is full, without noise, random choice and resignation."""
+    return replace(
+        settings,
+        readouts=readouts,
+        fast_probability=0.0,
+        noise_mix=0.0,
+        soft_pick=False,
+        resign_disabled=1.0,
+        target_pruning=False,
+        allow_pass=True,
+    )
+
+
+class WinRate(Scorer):
+    """Share of the games that the evaluated model has won."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Return the share of games, and their number."""
+        won, games = predictions.values["won"], predictions.values["games"]
+        return {"win_rate": won / games, "eval_samples": games}
+
+
+class GamesAgainstTarget(Evaluation):
+    """Plays a fixed number of games, in which both models have black in turn. The ranks of ``dp`` share the games.
+
+    Args:
+        settings: see :func:`evaluation_settings`.
+        games: number of games over all ranks.
+        dtype: dtype of the networks.
+        seed: seed of the symmetries in which positions are seen; nothing else in these games is random.
+        implementations: as in :class:`benchmarks.minigo.model.InferenceNetwork`.
+        capture: capture the networks in CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        architecture: MiniGoArchitecture,
+        settings: SearchSettings,
+        games: int,
+        layout: Layout,
+        dtype: torch.dtype,
+        seed: int,
+        implementations: Mapping[str, str] | None = None,
+        capture: bool = True,
+        sizes: Sequence[int] = SIZES,
+    ) -> None:
+        self.scorer, self._counts = WinRate(), Counts(layout, ("won", "games"))
+        self._settings, self._games, self._layout, self._seed = settings, games, layout, seed
+        most = len(range(0, games, layout.size("dp"))) * settings.virtual_losses
+        sizes = [size for size in sizes if size < most] + [most]
+        self._players = [
+            BatchedInference(
+                InferenceNetwork(architecture, implementations, device=layout.device, dtype=dtype), sizes, capture, 1
+            )
+            for _ in range(2)
+        ]
+
+    def warm_up(self) -> None:
+        """Play two games of the untrained networks with the smallest search, which compiles the search."""
+        self._play(replace(self._settings, readouts=2), 2, self._seed)
+        self._counts.warm_up()
+
+    def open_data(self, root: Path) -> None:
+        """Load the target.
+
+        Raises:
+            DataError: the file is missing or damaged, or has another network.
+        """
+        path = root / TARGET
+        try:
+            self._players[1].load(read_tensors(path, self._layout.device))
+        except CheckpointError as error:
+            raise DataError(f"{error}: prepare the data again, which makes the target") from error
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise DataError(f"{path} is a model of another network ({error})") from error
+
+    def predict(self, weights: Weights) -> Predictions:
+        """Play all games, and return how many the model of ``weights`` has won. Collective over ``dp``."""
+        self._players[0].load(weights.tensors)
+        replica, replicas = self._layout.coordinate("dp"), self._layout.size("dp")
+        count = len(range(replica, self._games, replicas))
+        won = self._play(self._settings, count, self._seed + replica) if count else 0
+        self._counts.clear()
+        self._counts.add(torch.tensor(won), torch.tensor(count))
+        return Predictions(self._counts.totals())
+
+    def close(self) -> None:
+        """Release the graphs."""
+        for player in self._players:
+            player.close()
+
+    def _play(self, settings: SearchSettings, games: int, seed: int) -> int:
+        match = Match(settings, games, seed)
+        while not match.ended():
+            for player, network in enumerate(self._players):
+                if len(bits := match.leaves(player)):
+                    match.answer(player, *network(bits))
+        return sum(game.winner == 0 for game in match.finished)

@@ -1,0 +1,164 @@
+"""Self-play workers: processes that search on CPUs, get inference from a server, and write finished games."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from benchmarks.minigo.channel import SLOTS, InferenceClient, Ring, ServerEnd, WorkerEnd
+from benchmarks.minigo.inference import InferenceServer
+from benchmarks.minigo.records import SUFFIX, generation_folder, write_games
+from benchmarks.minigo.search import SearchSettings
+from benchmarks.minigo.selfplay import FinishedGame, SelfPlay
+from common.data.order import sample_generator
+from common.errors import DataError, RankFailure
+
+RESTARTS = 3
+"""Largest number of times that a worker is replaced."""
+
+
+@dataclass(frozen=True)
+class SelfPlayTask:
+    """What a worker plays.
+
+    Attributes:
+        settings: search and rules of the games.
+        concurrent: games in each of the two groups that a worker alternates between: one searches while the network
+            evaluates the leaves of the other.
+        shard_games: games in a file.
+        folder: folder of the games, with a folder for each generation.
+        name: prefix of the names of this worker's files.
+        seed: seed of this worker, which no other one has.
+    """
+
+    settings: SearchSettings
+    concurrent: int
+    shard_games: int
+    folder: Path
+    name: str
+    seed: int
+
+    @property
+    def ring(self) -> Ring:
+        """Sizes of the channel that the worker needs."""
+        return Ring(self.settings.board, self.concurrent * self.settings.virtual_losses)
+
+
+class ShardWriter:
+    """Collects finished games, and writes them below the generation whose model was the newest at their end."""
+
+    def __init__(self, task: SelfPlayTask) -> None:
+        self._task = task
+        self._games: list[FinishedGame] = []
+        self._generation = self._shards = 0
+
+    def add(self, games: list[FinishedGame], generation: int) -> None:
+        """Add games that ended with the model of ``generation``.
+
+        Raises:
+            DataError: a file cannot be written.
+        """
+        if games and generation != self._generation:
+            self._write()
+            self._generation = generation
+        self._games += games
+        if len(self._games) >= self._task.shard_games:
+            self._write()
+
+    def _write(self) -> None:
+        if self._games:
+            name = f"{self._task.name}-{self._shards:06d}{SUFFIX}"
+            write_games(generation_folder(self._task.folder, self._generation) / name, self._games)
+            self._games, self._shards = [], self._shards + 1
+
+
+def play(end: WorkerEnd, task: SelfPlayTask) -> None:
+    """Play games until the server ends. The main function of a worker's process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach all processes of a job, and its ranks decide
+        signal.signal(number, signal.SIG_IGN)
+    client, writer = InferenceClient(end), ShardWriter(task)
+    groups = [SelfPlay(task.settings, task.concurrent, task.seed, first=first, stride=SLOTS) for first in range(SLOTS)]
+    try:
+        for group in groups:
+            client.submit(group.leaves())
+        while True:
+            for group in groups:
+                group.answer(*client.take())
+                writer.add(group.take_finished(), client.generation)
+                client.submit(group.leaves())
+    except RankFailure:  # the server has ended, and reports why
+        os._exit(0)
+    except DataError as error:
+        client.fail(str(error))
+
+
+class SelfPlayWorkers:
+    """The worker processes of one server. A worker that dies is replaced, and its unfinished games are played anew.
+
+    Args:
+        task: task of all workers. Each one gets its own name and seed from those of the task.
+        first: generation with which this process begins to play, a part of the seeds: a resumed run plays other games.
+    """
+
+    def __init__(self, server: InferenceServer, workers: int, task: SelfPlayTask, first: int) -> None:
+        self._server, self._task, self._first = server, task, first
+        self._processes: list[BaseProcess] = []
+        self._started = [0] * workers
+        for worker in range(workers):
+            self._processes.append(self._start(worker))
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Process ids of the workers."""
+        return [process.pid for process in self._processes]
+
+    def play(self, seconds: float) -> None:
+        """Play for ``seconds``, and replace workers that have ended.
+
+        Raises:
+            CheckpointError: a new model is damaged.
+            DataError: a worker cannot write its games.
+            RankFailure: a worker has ended too often.
+        """
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._server.step(left)
+            self._replace_ended()
+
+    def _replace_ended(self) -> None:
+        while self._server.ended:
+            worker = self._server.ended.pop()
+            self._processes[worker].join()
+            code = self._processes[worker].exitcode
+            if self._started[worker] > RESTARTS:
+                raise RankFailure(f"self-play worker {worker} has ended {RESTARTS + 1} times, with exit code {code}")
+            print(f"self-play worker {worker} ended with exit code {code}, and is replaced", file=sys.stderr)
+            self._processes[worker] = self._start(worker)
+
+    def close(self) -> None:
+        """End all workers."""
+        self._server.close()
+        for process in self._processes:
+            process.join()
+
+    def _start(self, worker: int) -> BaseProcess:
+        number = self._started[worker]
+        self._started[worker] += 1
+        seed = int(sample_generator(self._task.seed, self._first, worker, number).integers(2**63))
+        name = f"{self._task.name}-{worker:03d}-{self._first:06d}-{number}"
+        task = replace(self._task, name=name, seed=seed)
+        channel = ServerEnd(task.ring, worker)
+        target: Callable[[WorkerEnd, SelfPlayTask], None] = play
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=target, args=(channel.worker_end, task), daemon=True)
+        process.start()
+        channel.started()
+        self._server.attach(channel)
+        return process

@@ -1,0 +1,113 @@
+"""Processes that play games: their files, generations, and what happens if one dies or cannot write."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.minigo import inference
+from benchmarks.minigo.inference import BatchedInference, InferenceServer
+from benchmarks.minigo.model import InferenceNetwork, MiniGo
+from benchmarks.minigo.models import Models
+from benchmarks.minigo.records import Games, generation_folder
+from benchmarks.minigo.search import SearchSettings
+from benchmarks.minigo.selfplay import FinishedGame
+from benchmarks.minigo.workers import RESTARTS, SelfPlayTask, SelfPlayWorkers, ShardWriter
+from common.errors import DataError, RankFailure
+from tests.benchmarks.minigo.finished_games import game
+from tests.benchmarks.minigo.sizes import SMALL
+
+SETTINGS = SearchSettings(board=5, readouts=8, fast_readouts=4, virtual_losses=2, noise_alpha=0.3)
+
+
+def task(folder: Path) -> SelfPlayTask:
+    return SelfPlayTask(SETTINGS, concurrent=4, shard_games=2, folder=folder, name="rank0", seed=3)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Models:
+    models = Models(tmp_path / "models")
+    models.publish(0, MiniGo(SMALL, generator=torch.Generator().manual_seed(0)).state_dict())
+    return models
+
+
+@pytest.fixture
+def players(
+    tmp_path: Path, models: Models, monkeypatch: pytest.MonkeyPatch, forked_pools: None
+) -> Iterator[SelfPlayWorkers]:
+    monkeypatch.setattr(inference, "MODEL_SECONDS", 0.0)
+    server = InferenceServer(BatchedInference(InferenceNetwork(SMALL), (16,)), models, enough=8)
+    players = SelfPlayWorkers(server, 2, task(tmp_path / "games"), first=0)
+    yield players
+    players.close()
+
+
+def play_until(players: SelfPlayWorkers, games: Games, generation: int, count: int) -> None:
+    while games.count(generation) < count:
+        players.play(0.05)
+
+
+def test_two_workers_play_different_games_with_the_newest_model(tmp_path, models, players):
+    games = Games(tmp_path / "games", 5)
+    play_until(players, games, 0, 8)
+    models.publish(1, MiniGo(SMALL, generator=torch.Generator().manual_seed(1)).state_dict())
+    play_until(players, games, 1, 4)
+    shards = games.of(0)
+    assert {shard.path.name.split("-")[1] for shard in shards} == {"000", "001"}
+    for shard in shards:
+        np.testing.assert_allclose(shard.pi_RA.sum(1), 1.0, rtol=1e-5)
+        assert set(np.abs(shard.outcome_R)) == {1}
+    firsts = [shard.pi_RA[shard.first_G[number]] for shard in shards for number in range(shard.games)]
+    assert len({first.tobytes() for first in firsts}) > len(firsts) / 2
+
+
+def test_a_killed_worker_is_replaced(tmp_path, players, capfd):
+    games = Games(tmp_path / "games", 5)
+    play_until(players, games, 0, 4)
+    os.kill(players.pids[0], signal.SIGKILL)
+    while not any("-000-000000-1-" in shard.path.name for shard in games.of(0)):
+        players.play(0.05)
+    assert "self-play worker 0 ended with exit code -9, and is replaced" in capfd.readouterr().err
+
+
+def test_a_worker_that_always_dies_ends_the_run(players):
+    for number in itertools.count():
+        os.kill(players.pids[1], signal.SIGKILL)
+        if number == RESTARTS:
+            break
+        before = players.pids[1]
+        while players.pids[1] == before:
+            players.play(0.05)
+    with pytest.raises(RankFailure, match=f"self-play worker 1 has ended {RESTARTS + 1} times, with exit code -9"):
+        players.play(60.0)
+
+
+def test_a_worker_that_cannot_write_its_games_is_one_clear_error(tmp_path, players):
+    (tmp_path / "games").write_text("this is no folder")
+    with pytest.raises(DataError, match=r"games/000000/rank0-.*cannot be written"):
+        players.play(60.0)
+
+
+def finished(number: int) -> FinishedGame:
+    made = game(3, number)
+    return FinishedGame(number, made.bits, made.pi, made.outcome, 9, False, 50)
+
+
+def test_a_file_has_games_of_one_generation(tmp_path):
+    writer = ShardWriter(task(tmp_path))
+    writer.add([finished(1)], 0)
+    writer.add([], 1)
+    writer.add([finished(2)], 1)
+    writer.add([finished(3)], 1)
+    games = Games(tmp_path, 5)
+    assert [games.count(generation) for generation in range(3)] == [1, 2, 0]
+    assert int(games.of(0)[0].bits_RK[0, 0]) == 1
+    names = [path.name for path in sorted(generation_folder(tmp_path, 1).iterdir())]
+    assert names == ["rank0-000001.safetensors"]
