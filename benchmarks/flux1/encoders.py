@@ -11,7 +11,7 @@ C channels of a latent, H its height, W its width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.flux1.encodings import EncodingSizes
-from common.errors import CheckpointError, ConfigError
+from common.data.sources import read_sources
+from common.errors import CheckpointError, ConfigError, DataError
 from common.optional_packages import OptionalPackage
+from common.untrusted.safetensors_header import read_header
+from common.untrusted.strict_json import read_json_object
 
 TRANSFORMERS = OptionalPackage("transformers", ("transformers:T5EncoderModel", "transformers:CLIPTextModel"))
 DIFFUSERS = OptionalPackage("diffusers", ("diffusers:AutoencoderKL",))
@@ -31,9 +34,24 @@ CLIP_TOKENS = 77
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of the networks and tokenizers in a copy of the repository, sorted."""
-    folders = (CLIP, CLIP_TOKENIZER, T5, T5_TOKENIZER, VAE)
-    return sorted(path for name in folders for path in (folder / name).glob("*") if path.is_file())
+    """Return the files in a copy of the repository that the encoders need: those that ``sources.yaml`` lists.
+
+    Raises:
+        CheckpointError: a file is missing, no JSON, or no complete safetensors file; the message names the first.
+    """
+    source = read_sources("flux1")["encoders"]
+    paths = [folder / PurePosixPath(file.name).relative_to(source.folder) for file in source.files]
+    for path in paths:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing; 'mlperf-suite download benchmark=flux1 --list' says how to get it")
+        if path.suffix == ".safetensors":
+            read_header(path)
+        elif path.suffix == ".json":
+            try:
+                read_json_object(path)
+            except DataError as error:
+                raise CheckpointError(str(error)) from error
+    return paths
 
 
 def require_packages() -> None:
@@ -53,11 +71,12 @@ class Encoders:
 
     Raises:
         ConfigError: transformers or diffusers are not installed.
-        CheckpointError: a network or tokenizer is missing or damaged, or has other sizes.
+        CheckpointError: as :func:`files_of`; or a network or tokenizer is damaged, or has other sizes.
     """
 
     def __init__(self, folder: Path, sizes: EncodingSizes, device: torch.device, dtype: torch.dtype) -> None:
         require_packages()
+        files_of(folder)  # transformers replaces a missing vocabulary by an empty one
         import diffusers
         import transformers
 
@@ -99,8 +118,6 @@ class Encoders:
 
 
 def _loaded(kind: Any, folder: Path, **options: Any) -> Any:
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is missing; 'mlperf-suite download benchmark=flux1 --list' says how to get it")
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, **options)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
