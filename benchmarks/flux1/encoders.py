@@ -33,14 +33,19 @@ CLIP, CLIP_TOKENIZER, T5, T5_TOKENIZER, VAE = "text_encoder", "tokenizer", "text
 CLIP_TOKENS = 77
 
 
-def files_of(folder: Path) -> list[Path]:
+def files_of(folder: Path, sizes: EncodingSizes) -> list[Path]:
     """Return the files in a copy of the repository that the encoders need: those that ``sources.yaml`` lists.
 
+    Args:
+        sizes: required sizes of the encodings.
+
     Raises:
-        CheckpointError: a file is missing, no JSON, or no complete safetensors file; the message names the first.
+        CheckpointError: a file is missing, no JSON, or no complete safetensors file, and the message names the first;
+            or the networks have other sizes.
     """
     source = read_sources("flux1")["encoders"]
     paths = [folder / PurePosixPath(file.name).relative_to(source.folder) for file in source.files]
+    described: dict[Path, dict[str, Any]] = {}
     for path in paths:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; 'mlperf-suite download benchmark=flux1 --list' says how to get it")
@@ -48,9 +53,14 @@ def files_of(folder: Path) -> list[Path]:
             read_header(path)
         elif path.suffix == ".json":
             try:
-                read_json_object(path)
+                described[path] = read_json_object(path)
             except DataError as error:
                 raise CheckpointError(str(error)) from error
+    keys = {T5: "d_model", CLIP: "hidden_size", VAE: "latent_channels"}
+    widths = tuple(described[folder / name / "config.json"].get(key) for name, key in keys.items())
+    wanted = (sizes.text_width, sizes.caption_width, sizes.latent_channels)
+    if widths != wanted:
+        raise CheckpointError(f"{folder}: the encoders are {widths} wide, but the encodings are {wanted} wide")
     return paths
 
 
@@ -71,12 +81,12 @@ class Encoders:
 
     Raises:
         ConfigError: transformers or diffusers are not installed.
-        CheckpointError: as :func:`files_of`; or a network or tokenizer is damaged, or has other sizes.
+        CheckpointError: as :func:`files_of`; or a network or tokenizer is damaged.
     """
 
     def __init__(self, folder: Path, sizes: EncodingSizes, device: torch.device, dtype: torch.dtype) -> None:
         require_packages()
-        files_of(folder)  # transformers replaces a missing vocabulary by an empty one
+        files_of(folder, sizes)  # transformers replaces a missing vocabulary by an empty one
         import diffusers
         import transformers
 
@@ -88,10 +98,6 @@ class Encoders:
             for kind, name in ((transformers.T5EncoderModel, T5), (transformers.CLIPTextModel, CLIP))
         )
         self._vae = _loaded(diffusers.AutoencoderKL, folder / VAE, torch_dtype=dtype).to(device).eval()
-        widths = (self._t5.config.d_model, self._clip.config.hidden_size, self._vae.config.latent_channels)
-        wanted = (sizes.text_width, sizes.caption_width, sizes.latent_channels)
-        if widths != wanted:
-            raise CheckpointError(f"{folder}: the encoders are {widths} wide, but the encodings are {wanted} wide")
 
     @torch.no_grad()
     def captions(self, captions: Sequence[str]) -> dict[str, Tensor]:

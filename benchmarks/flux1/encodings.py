@@ -139,7 +139,7 @@ def read_empty(folder: Path, sizes: EncodingSizes) -> dict[str, Tensor]:
     """Return ``t5`` (T, K) and ``clip`` (P,) of the empty caption, in bf16.
 
     Raises:
-        DataError: a file is missing or damaged, or has another dtype or shape.
+        DataError: a file is missing or damaged, or has another dtype or shape or values that are not finite.
     """
     found = {}
     for name, file in EMPTY.items():
@@ -153,6 +153,8 @@ def read_empty(folder: Path, sizes: EncodingSizes) -> dict[str, Tensor]:
         if array.dtype != _HALF or array.shape != shape:
             raise DataError(f"{path}: {array.dtype} {array.shape}, expected float16 {shape}")
         found[name] = torch.from_numpy(np.array(array[0])).to(torch.bfloat16)
+        if not found[name].isfinite().all():
+            raise DataError(f"{path} has values that are not finite; fetch it again")
     return found
 
 

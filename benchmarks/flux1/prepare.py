@@ -190,7 +190,8 @@ def _prepare_pictures(
     encoders.require_packages()
     source = pictures.open_pictures(raw_dir)
     sizes, kind = _sizes(source.synthetic), chosen_device(device)
-    files = [(path.parent.name, path.name, path.stat().st_size) for path in encoders.files_of(encoders_dir)]
+    networks = encoders.files_of(encoders_dir, sizes)
+    files = [(path.parent.name, path.name, path.stat().st_size) for path in networks]
     settings = {**counts, "encoders": fingerprint_of(files)}
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}
     published = Published(PUBLISHED.counts)  # the encodings depend on the rounding of the device

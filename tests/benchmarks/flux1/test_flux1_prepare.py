@@ -235,6 +235,11 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda raw: np.save(raw / "empty_encodings" / "t5_empty.npy", np.zeros((1, 3, 5), np.uint16)),
         r"t5_empty.npy: uint16 \(1, 3, 5\), expected float16 \(1, 3, 5\)",
     ),
+    "empty encodings that are not finite": (
+        "arrow",
+        lambda raw: np.save(raw / "empty_encodings" / "clip_empty.npy", np.full((1, 4), np.nan, np.float16)),
+        "clip_empty.npy has values that are not finite",
+    ),
     "no timesteps": ("arrow", without("eval", "timestep"), "has no column timestep, which validation samples need"),
     "no timestep": ("arrow", timestep(None), "00001-of-00003.arrow: sample 1 has no timestep"),
     "no timestep in a tar": ("tar", timestep(None), "shard_000001.tar: sample 1 has no timestep"),
