@@ -48,7 +48,7 @@ def files_of(folder: Path, sizes: EncodingSizes) -> list[Path]:
     described: dict[Path, dict[str, Any]] = {}
     for path in paths:
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing; 'mlperf-suite download benchmark=flux1 --list' says how to get it")
+            raise CheckpointError(f"{path} is missing: see 'mlperf-suite download benchmark=flux1 --list'")
         if path.suffix == ".safetensors":
             read_header(path)
         elif path.suffix == ".json":

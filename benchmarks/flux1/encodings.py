@@ -126,7 +126,7 @@ def timesteps_of(path: Path) -> NDArray[np.int64]:
     Raises:
         DataError: the file is truncated or damaged, or a timestep is missing or outside of 0 to 7.
     """
-    found = _tar_timesteps(path) if path.suffix == ".tar" else _arrow_timesteps(path)
+    found = _tar_timesteps(path) if path.suffix == ".tar" else saved_dataset.column_values(path, TIMESTEP)
     for row, value in enumerate(found):
         if type(value) is not int:
             raise DataError(f"{path}: sample {row} has no timestep, which every validation sample needs")
@@ -236,12 +236,6 @@ def _loaded(path: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:
     if array.dtype != np.int64 or array.shape != shape:
         raise DataError(f"{path}: {array.dtype} {array.shape}, expected int64 {shape}; run '{PREPARE_COMMAND}'")
     return array
-
-
-def _arrow_timesteps(path: Path) -> Sequence[object]:
-    if TIMESTEP not in saved_dataset.columns_of(path):
-        raise DataError(f"{path} has no column {TIMESTEP}, which validation samples need")
-    return saved_dataset.column_values(path, TIMESTEP)
 
 
 def _tar_timesteps(path: Path) -> Sequence[object]:

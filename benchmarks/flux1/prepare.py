@@ -290,6 +290,8 @@ def _finish(job: Preparation, records: dict[str, dict[str, Any]], sizes: Encodin
             atomic.save(root / folder / TIMESTEPS, _joined(root, mine, TIMESTEPS))
             made.append(f"{folder}/{TIMESTEPS}")
         samples[split] = sum(counts)
+        if not samples[split]:
+            raise DataError(f"the raw data have no samples of the split {folder}; fetch them again")
     files = {record["name"]: FileEntry(record["bytes"], record["sha256"]) for record in records.values()}
     files |= manifest.describe_files(root, made, job.published.with_md5)
     return job.finish(files, counts_of(samples["train"], samples["eval"], sizes), real)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.flux1.encodings import BINS, COLUMNS, EMPTY, KEY, SCHEMA, SPLITS, TIMESTEP, EncodingSizes
-from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS
+from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS, TAR
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
@@ -139,7 +139,7 @@ def _write(folder: Path, options: SyntheticEncodings, plan: tuple[str, int]) -> 
     if options.form == "arrow":
         saved_dataset.write_shard(target / saved_dataset.shard_name(shard, options.shards), SCHEMA, rows)
         return
-    with tarfile.open(target / f"shard_{shard:06d}.tar", "w") as tar:
+    with tarfile.open(target / TAR.format(shard), "w") as tar:
         for row in rows:
             about = {"key": row[KEY]} | ({TIMESTEP: row[TIMESTEP]} if row[TIMESTEP] is not None else {})
             add_member(tar, f"{row[KEY]}.json", json.dumps(about).encode())

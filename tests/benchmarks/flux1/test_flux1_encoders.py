@@ -121,7 +121,7 @@ def test_pictures_and_captions_are_encoded_in_bf16_and_prepared(folder, tmp_path
 
 def test_the_encoders_are_checked_before_anything_is_stored(folder, tmp_path):
     raw, data = write_pictures(tmp_path / "raw"), tmp_path / "data"
-    with pytest.raises(CheckpointError, match="wrong/text_encoder/config.json is missing"):
+    with pytest.raises(CheckpointError, match=r"wrong/text_encoder/config\.json is missing"):
         prepare(raw, data, tmp_path / "wrong", train=4, eval=10, device="cpu")
     with pytest.raises(CheckpointError, match=r"the encoders are \(16, 32, 4\) wide"):
         prepare(raw, data, write_encoders(tmp_path / "wide", 32), train=4, eval=10, device="cpu")
