@@ -37,8 +37,9 @@ def shards_of(folder: Path) -> list[Path]:
     state = folder / STATE
     found = read_json_object(state).get("_data_files")
     entries = found if isinstance(found, list) else []
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
-    if not names or not all(isinstance(name, str) and PurePath(name).name == name for name in names):
+    given = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    names = [name for name in given if isinstance(name, str) and PurePath(name).name == name]
+    if not names or len(names) < len(given):
         raise DataError(f"{state} does not list the files of the data set; fetch it again")
     if len(set(names)) < len(names):
         raise DataError(f"{state} lists {len(names)} files, but only {len(set(names))} different ones; fetch it again")

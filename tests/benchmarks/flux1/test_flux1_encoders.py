@@ -108,7 +108,8 @@ def test_pictures_and_captions_are_encoded_in_bf16_and_prepared(folder, tmp_path
     assert np.array_equal(np.load(data / "t5_empty.npy"), networks.empty()["t5"])
 
     own = SimpleNamespace(
-        facts=SimpleNamespace(**SIZES, text_dropout=0.0), reader=ReaderConfig(threads=1, prefetch=1, eval_batch=10)
+        facts=SimpleNamespace(**SIZES, text_dropout=0.0, eval_timesteps=8),
+        reader=ReaderConfig(threads=1, prefetch=1, eval_batch=10),
     )
     source, evaluation = open_train(data, own, Layout({}, 0), 4, 1), open_eval(data, own, Layout({}, 0))
     (batch,), (rows,) = source.batches(Block(0, 0, 0, 0, 4)), evaluation

@@ -93,8 +93,10 @@ def test_verify_names_a_changed_file(tmp_path):
 
 
 def test_published_encodings_are_used_completely(tmp_path):
-    with pytest.raises(ConfigError, match="--train=5 --eval=29696: only with --encoders"):
+    with pytest.raises(ConfigError, match="--train=5 --eval=29696 --device=auto: only with --encoders"):
         prepare(tmp_path, tmp_path / "data", train=5)
+    with pytest.raises(ConfigError, match="--device=cpu: only with --encoders"):
+        prepare(tmp_path, tmp_path / "data", device="cpu")
 
 
 def cut(path: Path, size: int) -> None:
@@ -144,7 +146,7 @@ def without(split: str, column: str) -> Callable[[Path], None]:
     return change
 
 
-def timestep(value: int | None) -> Callable[[Path], None]:
+def timestep(value: float | None) -> Callable[[Path], None]:
     """Return a function that gives validation sample 5 another timestep."""
 
     def change(raw: Path) -> None:
@@ -299,6 +301,12 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no timestep in a tar": ("tar", timestep(None), "shard_000001.tar: sample 1 has no timestep"),
     "timestep 8": ("arrow", timestep(8), "sample 1 has the timestep 8, outside of 0 to 7"),
     "timestep -1": ("tar", timestep(-1), "sample 1 has the timestep -1, outside of 0 to 7"),
+    "timestep 3.0": ("tar", timestep(3.0), "sample 1 has the timestep 3.0, which is not an integer"),
+    "a timestep without samples": (
+        "arrow",
+        lambda raw: write_split(eval_folder(raw), "eval", rows=small_encodings.rows_of("eval", range(7))),
+        "validation: no validation sample has the timestep 6; each of 8",
+    ),
     "two copies": (
         "arrow",
         lambda raw: write_split(raw / "older" / FOLDERS["eval"], "eval"),
