@@ -187,8 +187,8 @@ OFFICIAL = {
     "flux1, tars": Official(
         "flux1",
         tars_of_encodings,
-        {"cc12m_preprocessed/*": "webdataset/train/{name}", "coco_preprocessed/*": "webdataset/validation/{name}"},
-        "webdataset/validation",
+        {"cc12m_preprocessed/*": "energon/train/{name}", "coco_preprocessed/*": "energon/val/{name}"},
+        "energon/val",
         r"has neither state\.json nor shard_\*\.tar",
     ),
     "gpt3": Official(

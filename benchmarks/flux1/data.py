@@ -7,7 +7,7 @@ empty caption; whether a sample is dropped is a function of seed and id.
 A validation batch has the same tensors without dropout, where ``sample_ids`` are rows of the validation set;
 ``timesteps`` int64 (N,) in 0 to 7; and ``present`` bool (N,), which is False for padding, whose other values are 0.
 
-The order is that of the reference, whose ranks each read their contiguous share of the stored order again and again.
+The order is that of the reference: every rank reads its own contiguous share of the stored order repeatedly.
 Here, a share belongs to a micro-batch of the global batch, so N replicas see the same data as one that accumulates N.
 
 Threads read each array with one ``pread`` into the batch. A sample has 2.2 MB, so eight GPUs that train on 60 samples
@@ -45,6 +45,7 @@ _VERIFY = "check the data with 'mlperf-suite verify benchmark=flux1 --data-dir D
 _DROPOUT = 4
 """Second number of a generator's key; :mod:`common.data.order` uses 3."""
 _LEAST_OPEN = 16
+"""Least number of files that stay open: batches that are read ahead may lie in several small files."""
 
 
 def sizes_of(facts: Facts) -> EncodingSizes:
@@ -122,7 +123,8 @@ def open_train(
     found = read_manifest(root, sizes)
     mine = MicroBatches(micro_batch, grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
     stream = ContiguousShares(found.counts["train_samples"], mine)
-    batches = _Batches(open_split(root, found, "train"), own, layout, 2 * grad_accumulation_steps)
+    most_open = 2 * grad_accumulation_steps  # each micro-batch of a step reads another share, at most two files of it
+    batches = _Batches(open_split(root, found, "train"), own, layout, most_open)
     empty = read_empty(root, sizes)
 
     def begin(number: int) -> PendingBatch:
@@ -142,12 +144,12 @@ def open_eval(root: Path, own: FluxConfig, layout: Layout) -> EvalSource:
     Every replica has a contiguous part of the set.
 
     Raises:
-        DataError: as :func:`open_train`.
+        DataError: as :func:`open_train`; or not every timestep of ``benchmark.facts`` has samples.
     """
     found, slots = read_manifest(root, sizes_of(own.facts)), own.reader.eval_batch
     shard = EvalShard(found.counts["eval_samples"], slots, layout.size("dp"), layout.index("dp"))
     batches = _Batches(open_split(root, found, "eval"), own, layout, 0)
-    timesteps_S = torch.from_numpy(read_timesteps(root, found))
+    timesteps_S = torch.from_numpy(read_timesteps(root, found, own.facts.eval_timesteps))
 
     def begin(samples: Sequence[int]) -> PendingBatch:
         others = {name: torch.zeros(slots, dtype=torch.int64) for name in ("sample_ids", "timesteps")}

@@ -11,7 +11,7 @@ C channels of a latent, H its height, W its width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.flux1.encodings import EncodingSizes
-from common.errors import CheckpointError, ConfigError
+from common.data.sources import read_sources
+from common.errors import CheckpointError, ConfigError, DataError
 from common.optional_packages import OptionalPackage
+from common.untrusted.safetensors_header import read_header
+from common.untrusted.strict_json import read_json_object
 
 TRANSFORMERS = OptionalPackage("transformers", ("transformers:T5EncoderModel", "transformers:CLIPTextModel"))
 DIFFUSERS = OptionalPackage("diffusers", ("diffusers:AutoencoderKL",))
@@ -30,10 +33,35 @@ CLIP, CLIP_TOKENIZER, T5, T5_TOKENIZER, VAE = "text_encoder", "tokenizer", "text
 CLIP_TOKENS = 77
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Return the files of the networks and tokenizers in a copy of the repository, sorted."""
-    folders = (CLIP, CLIP_TOKENIZER, T5, T5_TOKENIZER, VAE)
-    return sorted(path for name in folders for path in (folder / name).glob("*") if path.is_file())
+def files_of(folder: Path, sizes: EncodingSizes) -> list[Path]:
+    """Return the files in a copy of the repository that the encoders need: those that ``sources.yaml`` lists.
+
+    Args:
+        sizes: required sizes of the encodings.
+
+    Raises:
+        CheckpointError: a file is missing, no JSON, or no complete safetensors file, and the message names the first;
+            or the networks have other sizes.
+    """
+    source = read_sources("flux1")["encoders"]
+    paths = [folder / PurePosixPath(file.name).relative_to(source.folder) for file in source.files]
+    described: dict[Path, dict[str, Any]] = {}
+    for path in paths:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: see 'mlperf-suite download benchmark=flux1 --list'")
+        if path.suffix == ".safetensors":
+            read_header(path)
+        elif path.suffix == ".json":
+            try:
+                described[path] = read_json_object(path)
+            except DataError as error:
+                raise CheckpointError(str(error)) from error
+    keys = {T5: "d_model", CLIP: "hidden_size", VAE: "latent_channels"}
+    widths = tuple(described[folder / name / "config.json"].get(key) for name, key in keys.items())
+    wanted = (sizes.text_width, sizes.caption_width, sizes.latent_channels)
+    if widths != wanted:
+        raise CheckpointError(f"{folder}: the encoders are {widths} wide, but the encodings are {wanted} wide")
+    return paths
 
 
 def require_packages() -> None:
@@ -53,11 +81,12 @@ class Encoders:
 
     Raises:
         ConfigError: transformers or diffusers are not installed.
-        CheckpointError: a network or tokenizer is missing or damaged, or has other sizes.
+        CheckpointError: as :func:`files_of`; or a network or tokenizer is damaged.
     """
 
     def __init__(self, folder: Path, sizes: EncodingSizes, device: torch.device, dtype: torch.dtype) -> None:
         require_packages()
+        files_of(folder, sizes)  # transformers replaces a missing vocabulary by an empty one
         import diffusers
         import transformers
 
@@ -69,10 +98,6 @@ class Encoders:
             for kind, name in ((transformers.T5EncoderModel, T5), (transformers.CLIPTextModel, CLIP))
         )
         self._vae = _loaded(diffusers.AutoencoderKL, folder / VAE, torch_dtype=dtype).to(device).eval()
-        widths = (self._t5.config.d_model, self._clip.config.hidden_size, self._vae.config.latent_channels)
-        wanted = (sizes.text_width, sizes.caption_width, sizes.latent_channels)
-        if widths != wanted:
-            raise CheckpointError(f"{folder}: the encoders are {widths} wide, but the encodings are {wanted} wide")
 
     @torch.no_grad()
     def captions(self, captions: Sequence[str]) -> dict[str, Tensor]:
@@ -99,8 +124,6 @@ class Encoders:
 
 
 def _loaded(kind: Any, folder: Path, **options: Any) -> Any:
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is missing; 'mlperf-suite download benchmark=flux1 --list' says how to get it")
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, **options)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:

@@ -39,6 +39,7 @@ from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import bf16_npy, npy, saved_dataset
 from common.formats.tar_index import index_tar
+from common.mlperf.fixed import benchmark_settings
 from common.untrusted.strict_json import StrictJsonError, parse_object
 
 FORMAT = "flux-encodings/1"
@@ -58,8 +59,8 @@ SCHEMA = pyarrow.schema(
 """Columns of the published data sets; training samples have no timesteps."""
 EMPTY = {"t5": "t5_empty.npy", "clip": "clip_empty.npy"}
 INDEX, TIMESTEPS = "index.npy", "timesteps.npy"
-BINS = 8
-"""Number of the timesteps."""
+BINS: int = benchmark_settings("flux1")["facts"]["eval_timesteps"]
+"""Number of the benchmark's timesteps."""
 _HALF = np.dtype("<f2")
 
 
@@ -124,12 +125,14 @@ def timesteps_of(path: Path) -> NDArray[np.int64]:
     """Return (S,) the timesteps of a published file of validation samples.
 
     Raises:
-        DataError: the file is truncated or damaged, or a timestep is missing or outside of 0 to 7.
+        DataError: the file is truncated or damaged, or a timestep is missing, no integer, or outside of 0 to 7.
     """
-    found = _tar_timesteps(path) if path.suffix == ".tar" else _arrow_timesteps(path)
+    found = _tar_timesteps(path) if path.suffix == ".tar" else saved_dataset.column_values(path, TIMESTEP)
     for row, value in enumerate(found):
-        if type(value) is not int:
+        if value is None:
             raise DataError(f"{path}: sample {row} has no timestep, which every validation sample needs")
+        if type(value) is not int:
+            raise DataError(f"{path}: sample {row} has the timestep {value!r}, which is not an integer")
         if not 0 <= value < BINS:
             raise DataError(f"{path}: sample {row} has the timestep {value}, outside of 0 to {BINS - 1}")
     return np.array(found, np.int64)
@@ -139,7 +142,7 @@ def read_empty(folder: Path, sizes: EncodingSizes) -> dict[str, Tensor]:
     """Return ``t5`` (T, K) and ``clip`` (P,) of the empty caption, in bf16.
 
     Raises:
-        DataError: a file is missing or damaged, or has another dtype or shape.
+        DataError: a file is missing or damaged, or has another dtype or shape or values that are not finite.
     """
     found = {}
     for name, file in EMPTY.items():
@@ -153,6 +156,8 @@ def read_empty(folder: Path, sizes: EncodingSizes) -> dict[str, Tensor]:
         if array.dtype != _HALF or array.shape != shape:
             raise DataError(f"{path}: {array.dtype} {array.shape}, expected float16 {shape}")
         found[name] = torch.from_numpy(np.array(array[0])).to(torch.bfloat16)
+        if not found[name].isfinite().all():
+            raise DataError(f"{path} has values that are not finite; fetch it again")
     return found
 
 
@@ -168,32 +173,28 @@ class Split:
     files: tuple[Path, ...]
     index_S5: NDArray[np.int64]
 
-    def __len__(self) -> int:
-        return len(self.index_S5)
-
 
 def counts_of(train: int, eval_samples: int, sizes: EncodingSizes) -> dict[str, int]:
     """Return the ``counts`` of a manifest."""
     return {"train_samples": train, "eval_samples": eval_samples, **asdict(sizes)}
 
 
-def read_manifest(root: Path, sizes: EncodingSizes | None = None) -> Manifest:
+def read_manifest(root: Path, sizes: EncodingSizes) -> Manifest:
     """Return the manifest of the prepared folder ``root``.
 
     Args:
-        sizes: required sizes of the arrays; None accepts any.
+        sizes: required sizes of the arrays.
 
     Raises:
         DataError: the folder is not completely prepared, or the arrays have other sizes.
     """
     found = manifest.read(root, FORMAT, PREPARE_COMMAND, ("train_samples", "eval_samples"))
-    if sizes is not None:
-        for each in fields(EncodingSizes):
-            if found.counts[each.name] != (wanted := getattr(sizes, each.name)):
-                raise DataError(
-                    f"{root}: {each.name} of the encodings is {found.counts[each.name]}, but benchmark.facts has "
-                    f"{wanted}: they are of another recipe"
-                )
+    for each in fields(EncodingSizes):
+        if found.counts[each.name] != (wanted := getattr(sizes, each.name)):
+            raise DataError(
+                f"{root}: {each.name} of the encodings is {found.counts[each.name]}, but benchmark.facts has "
+                f"{wanted}: they are of another recipe"
+            )
     return found
 
 
@@ -213,17 +214,32 @@ def open_split(root: Path, found: Manifest, split: str) -> Split:
     return Split(tuple(root / name for name in names), index_S5)
 
 
-def read_timesteps(root: Path, found: Manifest) -> NDArray[np.int64]:
+def read_timesteps(root: Path, found: Manifest, bins: int) -> NDArray[np.int64]:
     """Return (S,) the timesteps of the prepared validation samples.
 
+    Args:
+        bins: required number of timesteps.
+
     Raises:
-        DataError: the file is missing or damaged, or a timestep is outside of 0 to 7.
+        DataError: the file is missing or damaged, or as :func:`require_timesteps`.
     """
     path = root / SPLITS["eval"] / TIMESTEPS
     timesteps_S = _loaded(path, (found.counts["eval_samples"],))
-    if timesteps_S.min() < 0 or timesteps_S.max() >= BINS:
-        raise DataError(f"{path} has timesteps outside of 0 to {BINS - 1}; run '{PREPARE_COMMAND}'")
+    require_timesteps(timesteps_S, bins, path)
     return timesteps_S
+
+
+def require_timesteps(timesteps_S: NDArray[np.int64], bins: int, path: Path) -> None:
+    """Check the timesteps of the whole validation set.
+
+    Raises:
+        DataError: a timestep is outside of 0 to ``bins - 1``, or no sample has one of them; the message names ``path``.
+    """
+    if timesteps_S.min() < 0 or timesteps_S.max() >= bins:
+        raise DataError(f"{path} has timesteps outside of 0 to {bins - 1}; run '{PREPARE_COMMAND}'")
+    counts = np.bincount(timesteps_S, minlength=bins)
+    if not counts.all():
+        raise DataError(f"{path}: no validation sample has the timestep {counts.argmin()}; each of {bins} needs some")
 
 
 def _loaded(path: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -234,12 +250,6 @@ def _loaded(path: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:
     if array.dtype != np.int64 or array.shape != shape:
         raise DataError(f"{path}: {array.dtype} {array.shape}, expected int64 {shape}; run '{PREPARE_COMMAND}'")
     return array
-
-
-def _arrow_timesteps(path: Path) -> Sequence[object]:
-    if TIMESTEP not in saved_dataset.columns_of(path):
-        raise DataError(f"{path} has no column {TIMESTEP}, which validation samples need")
-    return saved_dataset.column_values(path, TIMESTEP)
 
 
 def _tar_timesteps(path: Path) -> Sequence[object]:

@@ -225,7 +225,8 @@ def selected(annotations: Sequence[tuple[int, int, str]], count: int) -> list[tu
 def _annotations(path: Path) -> list[tuple[int, int, str]]:
     found = read_json_object(path, most=LARGE_BYTES).get("annotations")
     try:
-        rows = [(entry["id"], entry["image_id"], entry["caption"]) for entry in found or ()]
+        entries = found if isinstance(found, list) else []
+        rows = [(entry["id"], entry["image_id"], entry["caption"]) for entry in entries]
     except (TypeError, KeyError) as error:
         raise DataError(f"{path} is damaged: an annotation lacks {error}") from error
     if not rows or any((type(a), type(b), type(c)) != (int, int, str) for a, b, c in rows):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.flux1 import encoders, pictures, raw
 from benchmarks.flux1.encoders import Encoders
 from benchmarks.flux1.encodings import (
+    BINS,
     COLUMNS,
     EMPTY,
     FORMAT,
@@ -38,6 +39,7 @@ from benchmarks.flux1.encodings import (
     counts_of,
     index_shard,
     read_empty,
+    require_timesteps,
     timesteps_of,
 )
 from benchmarks.flux1.pictures import Sample
@@ -93,13 +95,13 @@ def prepare(
         ),
     ] = None,
     train: Annotated[int, Option("with --encoders: number of training samples", least=1)] = TRAIN,
-    eval: Annotated[int, Option("with --encoders: number of validation samples", least=1)] = EVAL,
-    device: Annotated[Literal["auto", "cpu", "cuda"], Option("device of the encoders")] = "auto",
+    eval: Annotated[int, Option("with --encoders: number of validation samples", least=BINS)] = EVAL,
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option("with --encoders: device of the encoders")] = "auto",
     workers: int = 1,
 ) -> Manifest:
     """Write the prepared data set; do nothing if it is complete.
 
-    Every array is read once, and must be finite. After an interruption, it continues with the files that are left.
+    Every value must be finite. After an interruption, it continues with the files that are left.
 
     Args:
         raw_dir: folder in the layout of :mod:`benchmarks.flux1.raw` or, with ``encoders_dir``, of
@@ -108,17 +110,18 @@ def prepare(
         workers: processes that read files; with encoders on GPUs, the total number of threads that decode pictures.
 
     Raises:
-        ConfigError: transformers, diffusers or a GPU are missing, or ``train`` or ``eval`` are given without
-            ``encoders_dir``.
+        ConfigError: transformers, diffusers or a GPU are missing, or ``train``, ``eval`` or ``device`` are given
+            without ``encoders_dir``.
         CheckpointError: an encoder is missing or damaged.
         DataError: raw data are missing, incomplete or damaged, the disk is too small, ``data_dir`` has data of another
             source, or another process is preparing it.
     """
     if encoders_dir is not None:
         return _prepare_pictures(raw_dir, data_dir, encoders_dir, {"train": train, "eval": eval}, device, workers)
-    if (train, eval) != (TRAIN, EVAL):
+    if (train, eval, device) != (TRAIN, EVAL, "auto"):
         raise ConfigError(
-            f"--train={train} --eval={eval}: only with --encoders; published encodings are used as they are"
+            f"--train={train} --eval={eval} --device={device}: only with --encoders; published encodings are used as "
+            "they are"
         )
     source = raw.open_raw(raw_dir)
     sizes = _sizes(source.synthetic)
@@ -190,7 +193,8 @@ def _prepare_pictures(
     encoders.require_packages()
     source = pictures.open_pictures(raw_dir)
     sizes, kind = _sizes(source.synthetic), chosen_device(device)
-    files = [(path.parent.name, path.name, path.stat().st_size) for path in encoders.files_of(encoders_dir)]
+    networks = encoders.files_of(encoders_dir, sizes)
+    files = [(path.parent.name, path.name, path.stat().st_size) for path in networks]
     settings = {**counts, "encoders": fingerprint_of(files)}
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}
     published = Published(PUBLISHED.counts)  # the encodings depend on the rounding of the device
@@ -282,13 +286,17 @@ def _finish(job: Preparation, records: dict[str, dict[str, Any]], sizes: Encodin
     for split, folder in SPLITS.items():
         mine = [task for task in records if task.startswith(f"{split}-")]
         counts = [records[task]["samples"] for task in mine]
+        samples[split] = sum(counts)
+        if not samples[split]:
+            raise DataError(f"the raw data have no samples of the split {folder}; fetch them again")
         numbers = np.repeat(np.arange(len(mine)), counts)
         atomic.save(root / folder / INDEX, np.column_stack([numbers, _joined(root, mine, INDEX)]))
         made.append(f"{folder}/{INDEX}")
         if split == "eval":
-            atomic.save(root / folder / TIMESTEPS, _joined(root, mine, TIMESTEPS))
+            timesteps_S = _joined(root, mine, TIMESTEPS)
+            require_timesteps(timesteps_S, BINS, root / folder)
+            atomic.save(root / folder / TIMESTEPS, timesteps_S)
             made.append(f"{folder}/{TIMESTEPS}")
-        samples[split] = sum(counts)
     files = {record["name"]: FileEntry(record["bytes"], record["sha256"]) for record in records.values()}
     files |= manifest.describe_files(root, made, job.published.with_md5)
     return job.finish(files, counts_of(samples["train"], samples["eval"], sizes), real)

@@ -3,7 +3,7 @@
 - ``cc12m_preprocessed/``, ``coco_preprocessed/``: the data sets for training and validation, as arrow files or tars;
 - ``empty_encodings/``: the encodings of the empty caption.
 
-Tars may also be in the folders ``train`` and ``validation``.
+Tars may also be in the folders ``train`` and ``val``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from common.errors import DataError
 from common.formats import saved_dataset
 from common.formats.raw_files import listed
 
-FOLDERS = {"train": ("cc12m_preprocessed", "train"), "eval": ("coco_preprocessed", "validation")}
-"""Folder names of each split: that of MLCommons' downloader, and ours."""
+FOLDERS = {"train": ("cc12m_preprocessed", "train"), "eval": ("coco_preprocessed", "val")}
+"""Folder names of each split: that of MLCommons' downloader, and that of NVIDIA's tars."""
 EMPTY_FOLDER = "empty_encodings"
-TARS = "shard_*.tar"
+TARS, TAR = "shard_*.tar", "shard_{:06d}.tar"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,11 @@ def open_raw(raw_dir: Path) -> RawEncodings:
 
 
 def _files_of(raw_dir: Path, split: str) -> list[Path]:
-    """Return the files of a split, in order."""
+    """Return the files of a split, in order.
+
+    Raises:
+        DataError: the split is missing or incomplete, or a tar has a foreign name.
+    """
     official = FOLDERS[split][0]
     states = [f"{folder}/{saved_dataset.STATE}" for folder in FOLDERS[split]]
     found = find_file(raw_dir, *states, *(f"{folder}/{TARS}" for folder in FOLDERS[split]))
@@ -76,5 +80,9 @@ def _files_of(raw_dir: Path, split: str) -> list[Path]:
             "benchmark=flux1' fetches it"
         )
     if found.suffix == ".tar":
-        return listed(found.parent, TARS)
+        tars = listed(found.parent, TARS)
+        for number, path in enumerate(tars):
+            if path.name != (wanted := TAR.format(number)):
+                raise DataError(f"{found.parent} has {path.name} where {wanted} belongs: a tar is missing or foreign")
+        return tars
     return saved_dataset.shards_of(found.parent)

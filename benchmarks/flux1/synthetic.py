@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.flux1.encodings import BINS, COLUMNS, EMPTY, KEY, SCHEMA, SPLITS, TIMESTEP, EncodingSizes
-from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS
+from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS, TAR
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
@@ -27,6 +27,8 @@ from common.formats import bf16_npy, saved_dataset
 from common.formats.raw_files import add_member
 
 PATTERNS = 4
+HADAMARD = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])
+"""Orthogonal rows: signs of the values of a patch, one row for each pattern."""
 LATENT_SHIFT, LATENT_STD = 0.1159, 2.77
 """Mean and standard deviation of the autoencoder's latents, which training normalises to 0 and 1."""
 LOG_VARIANCE = -4.0
@@ -100,17 +102,19 @@ def generate(raw_dir: Path, options: SyntheticEncodings = SyntheticEncodings(), 
 def patterns(options: SyntheticEncodings) -> list[dict[str, Tensor]]:
     """Return the arrays of each pattern in fp32, and last those of the empty caption, which has no ``mean``.
 
-    The four patterns of an array are orthogonal where it has at least four values per token.
+    The four patterns of ``mean`` are orthogonal. The first feature of a text token, or of CLIP, is the number of the
+    pattern less 2, so all encodings of captions differ, too.
     """
     random = np.random.default_rng((options.seed, 0))
     shapes, tiles = options.sizes.shapes, options.latent_size // PATCH
     found: list[dict[str, Tensor]] = [{} for _ in range(PATTERNS + 1)]
     for name in EMPTY:
-        for pattern in found:
+        for number, pattern in enumerate(found):
             pattern[name] = torch.from_numpy(random.standard_normal(shapes[name], np.float32))
-    patch = (options.latent_channels, PATCH, PATCH)
-    for pattern in found[:PATTERNS]:
-        values = random.choice((-1.0, 1.0), patch)
+            pattern[name][..., 0] = number - PATTERNS // 2
+    signs = random.choice((-1.0, 1.0), (options.latent_channels, PATCH, PATCH))
+    for number, pattern in enumerate(found[:PATTERNS]):
+        values = signs * HADAMARD[number].reshape(PATCH, PATCH)
         pattern["mean"] = torch.from_numpy(np.tile(values, (1, tiles, tiles))).float()
     return found
 
@@ -139,7 +143,7 @@ def _write(folder: Path, options: SyntheticEncodings, plan: tuple[str, int]) -> 
     if options.form == "arrow":
         saved_dataset.write_shard(target / saved_dataset.shard_name(shard, options.shards), SCHEMA, rows)
         return
-    with tarfile.open(target / f"shard_{shard:06d}.tar", "w") as tar:
+    with tarfile.open(target / TAR.format(shard), "w") as tar:
         for row in rows:
             about = {"key": row[KEY]} | ({TIMESTEP: row[TIMESTEP]} if row[TIMESTEP] is not None else {})
             add_member(tar, f"{row[KEY]}.json", json.dumps(about).encode())

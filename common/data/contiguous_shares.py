@@ -1,8 +1,9 @@
 """The stored order of samples, without a shuffle, of which each micro-batch of a global batch has its share.
 
 The set is cut into contiguous shares, one for each stream (:meth:`common.data.order.MicroBatches.stream`); the first
-shares have one sample more if they are not equal. A stream reads its share in order, again and again, without gaps. So
-N replicas with one micro-batch each see the same data as one replica that accumulates N.
+shares have one sample more if they are not equal. A stream reads its share in order, repeatedly, without gaps. So N
+replicas with one micro-batch each see the same data as one replica that accumulates N. The number of streams is the
+global batch divided by the micro-batch: with another size of the micro-batch, a global batch has other samples.
 """
 
 from __future__ import annotations

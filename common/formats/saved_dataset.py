@@ -32,14 +32,17 @@ def shards_of(folder: Path) -> list[Path]:
     """Return the shards of a data set, in order.
 
     Raises:
-        DataError: ``state.json`` is missing or damaged, or a shard that it names is missing.
+        DataError: ``state.json`` is missing or damaged, names a shard twice, or names a shard that is missing.
     """
     state = folder / STATE
     found = read_json_object(state).get("_data_files")
     entries = found if isinstance(found, list) else []
-    names = [str(entry.get("filename")) for entry in entries if isinstance(entry, dict)]
-    if not names or any(PurePath(name).name != name for name in names):
+    given = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    names = [name for name in given if isinstance(name, str) and PurePath(name).name == name]
+    if not names or len(names) < len(given):
         raise DataError(f"{state} does not list the files of the data set; fetch it again")
+    if len(set(names)) < len(names):
+        raise DataError(f"{state} lists {len(names)} files, but only {len(set(names))} different ones; fetch it again")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise DataError(f"{folder} lacks {len(missing)} of {len(names)} shards, such as {missing[0]}; fetch them again")
@@ -53,7 +56,8 @@ def value_ranges(path: Path, columns: Sequence[str]) -> NDArray[np.int64]:
         (S, len(columns), 2): offset in the file and size, in bytes, for S rows.
 
     Raises:
-        DataError: the file is truncated or damaged, or a column is missing, compressed, or has other values than bytes.
+        DataError: the file is truncated or damaged, or a column is missing, there twice, compressed, or has other
+            values than bytes.
     """
     found = []
     with _opened(path) as (reader, start, size):
@@ -74,21 +78,11 @@ def column_values(path: Path, column: str) -> list[Any]:
     """Return the values of a column of numbers or texts in a shard; None for missing values.
 
     Raises:
-        DataError: the file is truncated or damaged, or has no such column.
+        DataError: the file is truncated or damaged, or has no such column, or has it twice.
     """
     with _opened(path) as (reader, _, _):
         _require(path, reader.schema, [column])
         return [value for batch in reader for value in batch.column(column).to_pylist()]
-
-
-def columns_of(path: Path) -> list[str]:
-    """Return the names of the columns of a shard.
-
-    Raises:
-        DataError: the file is truncated or damaged.
-    """
-    with _opened(path) as (reader, _, _):
-        return list(reader.schema.names)
 
 
 def write_shard(path: Path, schema: pyarrow.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -132,7 +126,7 @@ def _opened(path: Path) -> Iterator[tuple[pyarrow.RecordBatchReader, int, int]]:
             start = mapped.read_buffer(1).address
             mapped.seek(0)
             yield pyarrow.ipc.open_stream(mapped), start, size
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:  # Unicode: names of columns
         raise DataError(f"{path} is damaged, or no file in Arrow's stream format: {error}") from error
 
 
@@ -140,6 +134,9 @@ def _require(path: Path, schema: pyarrow.Schema, columns: Sequence[str]) -> None
     missing = [name for name in columns if name not in schema.names]
     if missing:
         raise DataError(f"{path} has no column {missing[0]}; its columns are {', '.join(schema.names)}")
+    twice = [name for name in columns if schema.names.count(name) > 1]
+    if twice:
+        raise DataError(f"{path} has the column {twice[0]} twice; fetch it again")
 
 
 def _ranges(column: pyarrow.Array, start: int) -> NDArray[np.int64]:

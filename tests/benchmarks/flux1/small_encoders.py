@@ -28,7 +28,7 @@ def write_encoders(folder: Path, caption_width: int = SIZES["caption_width"]) ->
             vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu",
         )
     )  # fmt: skip
-    t5.save_pretrained(folder / "text_encoder_2")
+    t5.save_pretrained(folder / "text_encoder_2", max_shard_size="12KB")
     vocabulary = json.loads((folder / "tokenizer" / "vocab.json").read_text())
     clip = CLIPTextModel(
         CLIPTextConfig(

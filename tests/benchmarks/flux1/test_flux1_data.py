@@ -25,7 +25,7 @@ LATER = Block(1, 0, 0, 24, 48)
 
 
 def own(dropout: float = 0.0, **sizes: int) -> SimpleNamespace:
-    facts = SimpleNamespace(**{**small_encodings.SIZES, **sizes}, text_dropout=dropout)
+    facts = SimpleNamespace(**{**small_encodings.SIZES, "eval_timesteps": 8, **sizes}, text_dropout=dropout)
     return SimpleNamespace(facts=facts, reader=ReaderConfig(threads=2, prefetch=2, eval_batch=4))
 
 
@@ -168,6 +168,13 @@ def test_encodings_of_another_recipe_are_refused(root):
         open_train(root, own(text_width=6), Layout({}, 0), 2, 1)
     with pytest.raises(DataError, match=r"latent_size of the encodings is 4, but benchmark\.facts has 8"):
         open_eval(root, own(latent_size=8), Layout({}, 0))
+
+
+def test_every_timestep_of_the_facts_needs_validation_samples(root):
+    with pytest.raises(DataError, match=r"timesteps\.npy has timesteps outside of 0 to 3"):
+        open_eval(root, own(eval_timesteps=4), Layout({}, 0))
+    with pytest.raises(DataError, match=r"timesteps\.npy: no validation sample has the timestep 8; each of 9"):
+        open_eval(root, own(eval_timesteps=9), Layout({}, 0))
 
 
 def test_a_file_that_becomes_shorter_is_named(tmp_path):

@@ -108,7 +108,8 @@ def test_pictures_and_captions_are_encoded_in_bf16_and_prepared(folder, tmp_path
     assert np.array_equal(np.load(data / "t5_empty.npy"), networks.empty()["t5"])
 
     own = SimpleNamespace(
-        facts=SimpleNamespace(**SIZES, text_dropout=0.0), reader=ReaderConfig(threads=1, prefetch=1, eval_batch=10)
+        facts=SimpleNamespace(**SIZES, text_dropout=0.0, eval_timesteps=8),
+        reader=ReaderConfig(threads=1, prefetch=1, eval_batch=10),
     )
     source, evaluation = open_train(data, own, Layout({}, 0), 4, 1), open_eval(data, own, Layout({}, 0))
     (batch,), (rows,) = source.batches(Block(0, 0, 0, 0, 4)), evaluation
@@ -119,6 +120,16 @@ def test_pictures_and_captions_are_encoded_in_bf16_and_prepared(folder, tmp_path
     evaluation.close()
 
 
+def test_the_encoders_are_checked_before_anything_is_stored(folder, tmp_path):
+    raw, data = write_pictures(tmp_path / "raw"), tmp_path / "data"
+    with pytest.raises(CheckpointError, match=r"wrong/text_encoder/config\.json is missing"):
+        prepare(raw, data, tmp_path / "wrong", train=4, eval=10, device="cpu")
+    with pytest.raises(CheckpointError, match=r"the encoders are \(16, 32, 4\) wide"):
+        prepare(raw, data, write_encoders(tmp_path / "wide", 32), train=4, eval=10, device="cpu")
+    assert not data.exists()
+    assert prepare(raw, data, folder, train=4, eval=10, device="cpu").counts["train_samples"] == 4
+
+
 def test_a_disk_without_space_is_noticed_before_encoding(folder, tmp_path, monkeypatch):
     raw = write_pictures(tmp_path / "raw")
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100_000))
@@ -127,18 +138,42 @@ def test_a_disk_without_space_is_noticed_before_encoding(folder, tmp_path, monke
     assert not (tmp_path / "data" / "train").exists()
 
 
-@pytest.mark.parametrize("name", ["text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "vae"])
-def test_a_missing_encoder_is_named(name, folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "copy", ignore=lambda where, names: {name} & set(names))
-    with pytest.raises(CheckpointError, match=f"{re.escape(str(tmp_path / 'copy' / name))} is missing"):
-        Encoders(tmp_path / "copy", EncodingSizes(**SIZES), CPU, torch.float32)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "text_encoder/model.safetensors",
+        "text_encoder_2/model-00002-of-00002.safetensors",
+        "tokenizer/vocab.json",
+        "tokenizer/merges.txt",
+        "tokenizer_2/spiece.model",
+        "vae/config.json",
+    ],
+)
+def test_the_first_missing_file_is_named(name, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(copy / name))} is missing"):
+        Encoders(copy, EncodingSizes(**SIZES), CPU, torch.float32)
 
 
-def test_damaged_and_other_encoders_are_refused(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "copy")
-    (tmp_path / "copy" / "vae" / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"copy/vae cannot be read: "):
-        Encoders(tmp_path / "copy", EncodingSizes(**SIZES), CPU, torch.float32)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vae/config.json", "is no readable JSON"),
+        ("tokenizer/vocab.json", "is no readable JSON"),
+        ("text_encoder/model.safetensors", "is cut off"),
+        ("tokenizer_2/spiece.model", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_cut_off_is_one_clear_error(name, message, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    content = (copy / name).read_bytes()
+    (copy / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match=f"{Path(name).parent}.*{message}"):
+        Encoders(copy, EncodingSizes(**SIZES), CPU, torch.float32)
+
+
+def test_encoders_of_other_sizes_are_refused(folder):
     with pytest.raises(CheckpointError, match=r"the encoders are \(16, 24, 4\) wide, .* are \(16, 768, 4\) wide"):
         Encoders(folder, EncodingSizes(**SIZES | {"caption_width": 768}), CPU, torch.float32)
 

@@ -87,8 +87,12 @@ def test_a_broken_picture_is_an_error_unless_it_is_left_out(tmp_path):
             lambda raw: (raw / "annotations" / "captions_val2014.json").write_text('{"annotations": []}'),
             "captions_val2014.json has no list of annotations",
         ),
+        (
+            lambda raw: (raw / "annotations" / "captions_val2014.json").write_text('{"annotations": 5}'),
+            "captions_val2014.json has no list of annotations",
+        ),
     ],
-    ids=["no positions", "positions", "picture", "annotation", "annotations"],
+    ids=["no positions", "positions", "picture", "annotation", "annotations", "number"],
 )
 def test_faults_are_named(change, message, tmp_path):
     raw = write_pictures(tmp_path / "raw")

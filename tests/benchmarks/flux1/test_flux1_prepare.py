@@ -15,7 +15,7 @@ import torch
 from small_encodings import FOLDERS, write_arrow, write_raw, write_split
 
 from benchmarks.flux1 import prepare as module
-from benchmarks.flux1.prepare import PUBLISHED, prepare, verify
+from benchmarks.flux1.prepare import prepare, verify
 from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
 from common.formats import bf16_npy
@@ -92,15 +92,11 @@ def test_verify_names_a_changed_file(tmp_path):
         verify(root)
 
 
-def test_only_the_benchmark_has_the_published_counts_and_empty_encodings(tmp_path):
-    assert PUBLISHED.counts["train_samples"] == 1_099_776
-    assert PUBLISHED.counts["eval_samples"] == 29_696
-    assert PUBLISHED.with_md5 == {"t5_empty.npy", "clip_empty.npy"}
-
-
 def test_published_encodings_are_used_completely(tmp_path):
-    with pytest.raises(ConfigError, match="--train=5 --eval=29696: only with --encoders"):
+    with pytest.raises(ConfigError, match="--train=5 --eval=29696 --device=auto: only with --encoders"):
         prepare(tmp_path, tmp_path / "data", train=5)
+    with pytest.raises(ConfigError, match="--device=cpu: only with --encoders"):
+        prepare(tmp_path, tmp_path / "data", device="cpu")
 
 
 def cut(path: Path, size: int) -> None:
@@ -150,7 +146,7 @@ def without(split: str, column: str) -> Callable[[Path], None]:
     return change
 
 
-def timestep(value: int | None) -> Callable[[Path], None]:
+def timestep(value: float | None) -> Callable[[Path], None]:
     """Return a function that gives validation sample 5 another timestep."""
 
     def change(raw: Path) -> None:
@@ -177,6 +173,47 @@ def half_a_tar(raw: Path) -> None:
     cut(path, path.stat().st_size // 2)
 
 
+def state_of(*entries: object) -> Callable[[Path], None]:
+    """Return a function that replaces the list of the validation set's files."""
+
+    def change(raw: Path) -> None:
+        (eval_folder(raw) / "state.json").write_text(json.dumps({"_data_files": entries}))
+
+    return change
+
+
+def column_twice(raw: Path) -> None:
+    """Rename the column ``mean`` of an arrow file to ``logvar``."""
+    path = train_folder(raw) / "data-00000-of-00003.arrow"
+    table = pyarrow.ipc.open_stream(path.read_bytes()).read_all()
+    table = table.rename_columns(["logvar" if name == "mean" else name for name in table.column_names]).append_column(
+        "mean", table["mean"]
+    )
+    with pyarrow.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
+def column_that_is_no_text(raw: Path) -> None:
+    """Damage the name of a column of an arrow file."""
+    path = train_folder(raw) / "data-00000-of-00003.arrow"
+    path.write_bytes(path.read_bytes().replace(b"clip_encodings", b"clip_\xff\xfecodings"))
+
+
+def no_samples(raw: Path) -> None:
+    """Write a validation set whose files have no rows."""
+    rows = small_encodings.rows_of("eval", range(1))
+    write_split(eval_folder(raw), "eval", rows=rows, shards=1)
+    path = eval_folder(raw) / "data-00000-of-00001.arrow"
+    schema = pyarrow.ipc.open_stream(path.read_bytes()).schema
+    with pyarrow.ipc.new_stream(str(path), schema):
+        pass
+
+
+def foreign_tar(raw: Path) -> None:
+    tar = train_folder(raw) / "shard_000002.tar"
+    (tar.parent / "shard_copy.tar").write_bytes(tar.read_bytes())
+
+
 NAN = torch.full(small_encodings.SHAPES["mean"], torch.nan, dtype=torch.bfloat16)
 WIDE = torch.zeros(3, 6, dtype=torch.bfloat16)
 FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
@@ -192,6 +229,25 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda raw: (eval_folder(raw) / "state.json").write_text('{"_data_files": [{"filename": "../a.arrow"}]}'),
         "state.json does not list the files",
     ),
+    "a shard twice": (
+        "arrow",
+        state_of(*[{"filename": "data-00000-of-00003.arrow"}] * 2),
+        "state.json lists 2 files, but only 1 different ones",
+    ),
+    "no entry": (
+        "arrow",
+        state_of({"filename": "data-00000-of-00003.arrow"}, "data-00001-of-00003.arrow"),
+        "state.json does not list the files",
+    ),
+    "no samples": ("arrow", no_samples, "no samples of the split validation"),
+    "a tar is missing": (
+        "tar",
+        lambda raw: (train_folder(raw) / "shard_000001.tar").unlink(),
+        "has shard_000002.tar where shard_000001.tar belongs",
+    ),
+    "foreign tar": ("tar", foreign_tar, "has shard_copy.tar where shard_000003.tar belongs"),
+    "a column twice": ("arrow", column_twice, "data-00000-of-00003.arrow has the column logvar twice"),
+    "name of a column": ("arrow", column_that_is_no_text, "data-00000-of-00003.arrow is damaged"),
     "cut arrow": (
         "arrow",
         lambda raw: cut(train_folder(raw) / "data-00001-of-00003.arrow", 3000),
@@ -235,11 +291,22 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda raw: np.save(raw / "empty_encodings" / "t5_empty.npy", np.zeros((1, 3, 5), np.uint16)),
         r"t5_empty.npy: uint16 \(1, 3, 5\), expected float16 \(1, 3, 5\)",
     ),
-    "no timesteps": ("arrow", without("eval", "timestep"), "has no column timestep, which validation samples need"),
+    "empty encodings that are not finite": (
+        "arrow",
+        lambda raw: np.save(raw / "empty_encodings" / "clip_empty.npy", np.full((1, 4), np.nan, np.float16)),
+        "clip_empty.npy has values that are not finite",
+    ),
+    "no timesteps": ("arrow", without("eval", "timestep"), "has no column timestep; its columns are __key__"),
     "no timestep": ("arrow", timestep(None), "00001-of-00003.arrow: sample 1 has no timestep"),
     "no timestep in a tar": ("tar", timestep(None), "shard_000001.tar: sample 1 has no timestep"),
     "timestep 8": ("arrow", timestep(8), "sample 1 has the timestep 8, outside of 0 to 7"),
     "timestep -1": ("tar", timestep(-1), "sample 1 has the timestep -1, outside of 0 to 7"),
+    "timestep 3.0": ("tar", timestep(3.0), "sample 1 has the timestep 3.0, which is not an integer"),
+    "a timestep without samples": (
+        "arrow",
+        lambda raw: write_split(eval_folder(raw), "eval", rows=small_encodings.rows_of("eval", range(7))),
+        "validation: no validation sample has the timestep 6; each of 8",
+    ),
     "two copies": (
         "arrow",
         lambda raw: write_split(raw / "older" / FOLDERS["eval"], "eval"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import tarfile
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.flux1.prepare import COMMANDS
-from benchmarks.flux1.synthetic import SyntheticEncodings, generate, patterns, sample
+from benchmarks.flux1.synthetic import NOISE, SyntheticEncodings, generate, patterns, sample
 from common.errors import ConfigError
 
 SMALL = {"text_length": 3, "text_width": 8, "caption_width": 6, "latent_channels": 4, "latent_size": 4}
@@ -90,6 +91,21 @@ def test_both_encodings_of_the_caption_determine_the_pattern_of_the_latent():
         assert (mean - known[found["mean"]]["mean"]).std() == pytest.approx(0.1, abs=0.03)
         used.add(found["mean"])
     assert used == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_patterns_are_orthogonal_and_captions_differ_for_every_seed_and_size(width):
+    for seed in range(20):
+        found = patterns(
+            SyntheticEncodings(
+                text_length=1, text_width=width, caption_width=width, latent_channels=width, latent_size=2, seed=seed
+            )
+        )
+        for one, other in itertools.combinations(found, 2):
+            for name in ("t5", "clip"):
+                assert (one[name] - other[name]).abs().max() > 5 * NOISE
+        for one, other in itertools.combinations(found[:4], 2):
+            assert (one["mean"] * other["mean"]).sum() == 0
 
 
 def test_normalised_latents_have_about_unit_variance():
