@@ -15,6 +15,7 @@ class FluxMemory(PlannedMemory, TrainedWeights):
 
     Attributes:
         samples: samples of a micro-batch; 0 if the rank only evaluates.
+        micro_batches: micro-batches of a step.
         eval_samples: samples of an evaluation batch on this rank; 0 if other ranks evaluate.
         parameters: number of parameters on this rank.
         ranks: number of tp ranks, which split the products over tokens, and the samples between the products.
@@ -26,6 +27,7 @@ class FluxMemory(PlannedMemory, TrainedWeights):
 
     architecture: FluxArchitecture
     samples: int
+    micro_batches: int
     eval_samples: int
     parameters: int
     ranks: int = 1
@@ -76,6 +78,7 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         return {
             "weights, gradients and optimizer": self.state(),
             "weights in FP8": self.weights_in_fp8(),
+            "batches": self.batches(),
             KEPT: self.kept(recomputed),
             "transients": self.transient(recomputed),
             "evaluation": self.evaluation(),
@@ -91,6 +94,14 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         shape = self.architecture
         products = (2 * shape.double_blocks + shape.single_blocks) * shape.stream_products
         return 2 * products // self.ranks if self.fp8 else 0
+
+    def batches(self) -> int:
+        """Return the bytes of three steps' encodings: the inputs of a captured step, and two of the prefetcher."""
+        shape = self.architecture
+        encodings = shape.text_length * shape.text_width + shape.caption_width
+        moments = 2 * shape.latent_channels * shape.latent_size**2
+        sample_id = 8
+        return 3 * self.micro_batches * self.samples * (self.itemsize * (encodings + moments) + sample_id)
 
     def kept(self, recomputed: int) -> int:
         """Return the bytes that all blocks keep for the backward pass."""

@@ -94,6 +94,7 @@ class FluxTraining(Workload):
         return FluxMemory(
             architecture=self.architecture,
             samples=cfg.micro_batch if trains else 0,
+            micro_batches=cfg.grad_accumulation_steps,
             eval_samples=0 if trains and cfg.evaluation.ranks else own.reader.eval_batch,
             parameters=self.architecture.parameters_of_rank(self.parallel.size),
             ranks=self.parallel.size,
@@ -206,9 +207,9 @@ class FluxTraining(Workload):
         return Batch(self._finished(self.to_device(batch.tensors)), batch.samples, batch.key)
 
     def _finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors in the dtypes of the captured step: encodings in that of the weights, moments in fp32."""
-        wide = torch.promote_types(self.dtype, torch.float32)
-        dtypes = {"t5": self.dtype, "clip": self.dtype, "mean": wide, "logvar": wide}
+        """Return the tensors in the dtypes of the captured step: that of the weights; with fp16, moments in bf16."""
+        moments = torch.bfloat16 if self.dtype == torch.float16 else self.dtype
+        dtypes = {"t5": self.dtype, "clip": self.dtype, "mean": moments, "logvar": moments}
         return {name: tensor.to(dtypes.get(name, tensor.dtype)) for name, tensor in tensors.items()}
 
     def open_data(self, root: Path) -> DataSource:

@@ -124,15 +124,23 @@ def test_the_warm_up_is_the_references(step, share):
     assert float(schedule(torch.tensor(step))) == pytest.approx(2e-4 * share, rel=1e-6)
 
 
-def test_prepared_batches_have_the_dtypes_of_examples():
-    workload = built("precision=bf16")
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_prepared_batches_have_the_dtypes_of_examples(precision, dtype):
+    workload = built(f"precision={precision}")
     (example,) = workload.example_batches()
     host = {name: x if name == "sample_ids" else x.to(torch.bfloat16) for name, x in example.tensors.items()}
     batch = workload.prepare(HostBatch(host, 2, 0))
-    wanted = {"t5": torch.bfloat16, "clip": torch.bfloat16, "mean": torch.float32, "logvar": torch.float32}
+    wanted = {"t5": dtype, "clip": dtype, "mean": torch.bfloat16, "logvar": torch.bfloat16}
     for found in (example.tensors, batch.tensors):
         assert {name: x.dtype for name, x in found.items()} == {**wanted, "sample_ids": torch.int64}
     assert {name: x.shape for name, x in batch.tensors.items()} == {n: x.shape for n, x in example.tensors.items()}
+
+
+def test_the_plan_has_the_batches_of_three_steps():
+    workload = built("precision=bf16")
+    (example,) = workload.example_batches()
+    step = 2 * sum(x.nbytes for x in example.tensors.values())
+    assert workload.memory_sizes().parts(0, 0)["batches"] == 3 * step
 
 
 @pytest.mark.parametrize(("blocks", "operations"), [(0, 0), (1, 1)])
@@ -183,8 +191,8 @@ H200 = 150_100_000_000
 def memory(double_blocks: int = 19, single_blocks: int = 38, **changes: object) -> FluxMemory:
     shape = dataclasses.replace(FACTS, double_blocks=double_blocks, single_blocks=single_blocks)
     return FluxMemory(**{
-        "architecture": shape, "samples": 16, "eval_samples": 16, "parameters": shape.parameters, "itemsize": 2,
-        "master_bytes": 4, "shards": 1, **changes,
+        "architecture": shape, "samples": 16, "micro_batches": 1, "eval_samples": 16, "parameters": shape.parameters,
+        "itemsize": 2, "master_bytes": 4, "shards": 1, **changes,
     })  # fmt: skip
 
 
@@ -244,8 +252,8 @@ def test_eight_gpus_and_a_part_on_one_gpu_recompute_nothing():
 
 PLANS = {
     "1xH200": (80.6, 24.2, (0, 0)),
-    "2xH200": (130.8, 12.5, (8, 49)),
-    "4xH200": (95.1, 47.1, (0, 17)),
+    "2xH200": (130.8, 10.9, (15, 42)),
+    "4xH200": (95.1, 46.5, (0, 18)),
     "8xH200": (71.3, 57.4, (0, 0)),
 }
 """Planned GB of weights with their state and of activations, and blocks that recompute, in the table of the README."""
@@ -257,7 +265,8 @@ def test_a_recipe_has_the_plan_in_the_readme(scale):
     shape, ranks = used_blocks(run.workload), run.training_ranks
     layout = _ManyRanks(ranks)
     sizes = FluxMemory(
-        architecture=shape, samples=run.micro_batch, eval_samples=run.workload.reader.eval_batch,
+        architecture=shape, samples=run.micro_batch, micro_batches=run.grad_accumulation_steps,
+        eval_samples=run.workload.reader.eval_batch,
         parameters=shape.parameters, alone=ranks == 1, **trained_weights(run, layout, torch.bfloat16),
     )  # fmt: skip
     found = plan(sizes, H200, None, 0)
