@@ -21,6 +21,7 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         ranks: number of tp ranks, which split the products over tokens, and the samples between the products.
         fp8: whether products over tokens are in FP8.
         alone: whether there are no other ranks and no communicators.
+        can_keep_products: whether a block can recompute all operations but its matrix products.
         asked: number of blocks that recompute everything, and number of further blocks that recompute all operations
             but their matrix products; None if the plan decides.
     """
@@ -33,6 +34,7 @@ class FluxMemory(PlannedMemory, TrainedWeights):
     ranks: int = 1
     fp8: bool = False
     alone: bool = True
+    can_keep_products: bool = True
     asked: tuple[int, int] | None = None
     remedies: ClassVar[str] = (
         "optimizer.shard=all on several ranks, optimizer.masters=remainder, optimizer.gradients=same, "
@@ -43,7 +45,9 @@ class FluxMemory(PlannedMemory, TrainedWeights):
     @property
     def layers(self) -> int:
         """Number of steps of :meth:`levels`."""
-        return 2 * self._blocks if self.samples and self.asked is None else 0
+        if not self.samples or self.asked is not None:
+            return 0
+        return 2 * self._blocks if self.can_keep_products else self._blocks
 
     @property
     def _blocks(self) -> int:
@@ -53,10 +57,13 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         """Return how many blocks recompute everything, and how many further ones all but their matrix products.
 
         Each of the first steps lets one more block recompute its other operations, which take little time. When all
-        blocks do, each further step lets one of them recompute everything.
+        blocks do, each further step lets one of them recompute everything. If blocks cannot keep products, each step
+        lets one more block recompute everything.
         """
         if self.asked is not None:
             everything, operations = self.asked
+        elif not self.can_keep_products:
+            everything, operations = steps, 0
         else:
             everything, operations = max(0, steps - self._blocks), min(steps, 2 * self._blocks - steps)
         everything = min(everything, self._blocks)

@@ -64,6 +64,12 @@ class FluxTraining(Workload):
                 f"reader.eval_batch={own.reader.eval_batch}: a multiple of layout.tp={self.parallel.size}, whose ranks "
                 "have whole samples"
             )
+        if own.model.recomputed_operations not in (AUTO, 0) and not self._can_keep_products:
+            raise ConfigError(
+                f"model.recomputed_operations={own.model.recomputed_operations}: blocks cannot keep the results of "
+                "matrix products with layout.tp above 1 or model.implementations.linear=te; "
+                "use model.recomputed_blocks"
+            )
         self.memory = self._planned() if device.type == "cuda" else None
         blocks, operations = self.memory_sizes().levels(0 if self.memory is None else self.memory.recomputed)
         self.model = Flux(
@@ -85,6 +91,11 @@ class FluxTraining(Workload):
         capacity = torch.cuda.get_device_properties(self.layout.device).total_memory
         return plan(self.memory_sizes(), capacity, None, 0)
 
+    @property
+    def _can_keep_products(self) -> bool:
+        """Whether all products of a block are operators in :data:`common.nn.recomputation.PRODUCTS`."""
+        return self.parallel.size == 1 and self.own.model.implementations.get("linear") != "te"
+
     def memory_sizes(self) -> FluxMemory:
         """Return the sizes that determine the memory of this rank."""
         cfg, own, layout = self.cfg, self.own, self.layout
@@ -100,6 +111,7 @@ class FluxTraining(Workload):
             ranks=self.parallel.size,
             fp8=own.model.implementations.get("linear") in IN_FP8,
             alone=layout.world_size == 1,
+            can_keep_products=self._can_keep_products,
             asked=None if given == (AUTO, AUTO) else (asked[0], asked[1]),
             **trained_weights(cfg, layout, self.dtype),
         )

@@ -15,6 +15,7 @@ from benchmarks.flux1.workload import FluxTraining, used_blocks
 from common.config.schema import RunConfig
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.fixed import fixed_facts
@@ -231,6 +232,26 @@ def test_steps_of_recomputation_begin_with_operations():
     assert (some.recomputation(0), some.recomputation(6)) == ("", words)
     assert (memory(2, 3, asked=(2, 1)).layers, memory(2, 3, asked=(2, 1)).levels(0)) == (0, (2, 1))
     assert [memory(2, 3, asked=asked).levels(0) for asked in ((9, 2), (1, 9))] == [(5, 0), (1, 4)]
+
+
+def test_blocks_that_cannot_keep_products_recompute_everything():
+    some = memory(2, 3, can_keep_products=False)
+    assert some.layers == 5
+    assert [some.levels(steps) for steps in (0, 2, 5)] == [(0, 0), (2, 0), (5, 0)]
+
+
+@pytest.mark.parametrize(("linear", "ranks"), [("te", 1), ("reference", 2)])
+def test_recomputed_operations_need_products_that_are_kept(linear, ranks, monkeypatch):
+    parallel = TensorParallel(ranks, 0, object() if ranks > 1 else None)
+    monkeypatch.setattr(TensorParallel, "from_layout", lambda layout: parallel)
+    with pytest.raises(ConfigError, match=r"model\.recomputed_operations=1: blocks cannot keep .* layout\.tp above 1"):
+        built("precision=bf16", f"model.implementations.linear={linear}", "model.recomputed_operations=1")
+
+
+def test_with_shared_layers_the_plan_chooses_whole_blocks(monkeypatch):
+    assert built().memory_sizes().can_keep_products
+    monkeypatch.setattr(TensorParallel, "from_layout", lambda layout: TensorParallel(2, 0, object()))
+    assert not built().memory_sizes().can_keep_products
 
 
 def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
