@@ -56,12 +56,6 @@ def pack(x_NAHW: Tensor, patch: int) -> Tensor:
     return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def unpack(x_NLP: Tensor, patch: int, height: int) -> Tensor:
-    """Return the inverse of :func:`pack`, (N, A, H, W); ``height``: H."""
-    x = x_NLP.unflatten(2, (-1, patch, patch)).unflatten(1, (height // patch, -1))
-    return x.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
-
-
 def noised(
     mean_NAHW: Tensor,
     logvar_NAHW: Tensor,

@@ -28,15 +28,13 @@ from common.distributed.tensor_parallel.layers import tensor_splits
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
+from common.ops.linear import IN_FP8
 from common.ops.linear.fp8 import same_weights
 from common.ops.operation import AUTO
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.memory_plan import MemoryPlan, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep, accumulate
-
-IN_FP8 = ("fp8", "te")
-"""Implementations of ``linear`` that multiply in FP8."""
 
 
 class FluxTraining(Workload):
