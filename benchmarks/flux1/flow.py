@@ -76,9 +76,9 @@ def noised(
         dtype: dtype of ``x_t_NLP``.
     """
     mean_NAHW, logvar_NAHW = widen(mean_NAHW), widen(logvar_NAHW)
-    wide = mean_NAHW.dtype
-    normal_NAHW, eps_NAHW = sample_normals(mean_NAHW.shape, seed, sample_ids_N, wide)
-    t_N = sample_uniform(seed, sample_ids_N, wide) if t_N is None else t_N.to(wide)
+    compute_dtype = mean_NAHW.dtype
+    normal_NAHW, eps_NAHW = sample_normals(mean_NAHW.shape, seed, sample_ids_N, compute_dtype)
+    t_N = sample_uniform(seed, sample_ids_N, compute_dtype) if t_N is None else t_N.to(compute_dtype)
     z_NLP, eps_NLP = (pack(x, patch) for x in (sample_latents(mean_NAHW, logvar_NAHW, normal_NAHW, latents), eps_NAHW))
     t_N11 = t_N.view(-1, 1, 1)
     return Noised(((1 - t_N11) * z_NLP + t_N11 * eps_NLP).to(dtype), eps_NLP - z_NLP, t_N)

@@ -56,9 +56,9 @@ class FluxMemory(PlannedMemory, TrainedWeights):
     def levels(self, steps: int) -> tuple[int, int]:
         """Return how many blocks recompute everything, and how many further ones all but their matrix products.
 
-        Each of the first steps lets one more block recompute its other operations, which take little time. When all
-        blocks do, each further step lets one of them recompute everything. If blocks cannot keep products, each step
-        lets one more block recompute everything.
+        With each of the first steps, one more block recomputes all but its matrix products, which takes little time.
+        When all blocks do this, one more of them recomputes everything with each further step. If blocks cannot keep
+        products, one more block recomputes everything with each step.
         """
         if self.asked is not None:
             everything, operations = self.asked
@@ -72,9 +72,8 @@ class FluxMemory(PlannedMemory, TrainedWeights):
     def recomputation(self, recomputed: int) -> str:
         """Return a description for people of what the blocks recompute after ``recomputed`` steps."""
         everything, operations = self.levels(recomputed)
-        levels = ((everything, "everything"), (operations, "all but their matrix products"))
-        words = ", ".join(f"{what}: {blocks}" for blocks, what in levels if blocks)
-        return f"blocks that compute again {words}" if words else ""
+        levels = ((everything, "everything"), (operations, "all but matrix products"))
+        return "; ".join(f"{blocks} blocks recompute {what}" for blocks, what in levels if blocks)
 
     def transposed(self) -> int:
         """Return 0: no block keeps its weights transposed."""

@@ -119,9 +119,10 @@ class FluxTraining(Workload):
         return "" if self.memory is None else self.memory.in_words()
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the parameters that the ranks of tp split, and those that they share; biases have weight decay, too.
+        """Return the parameters that are split over the ranks of tp, and those that each of these ranks has whole.
 
-        Each of these ranks has only the gradient of its samples, or of its heads, of the parameters that it shares.
+        All have weight decay, even biases. A rank computes only the part of a whole parameter's gradient that comes
+        from its own samples or heads, so the parts are summed.
         """
         decay, splits = self.own.hparams.weight_decay, self.tensor_splits()
         parameters = dict(self.model.named_parameters())

@@ -228,7 +228,7 @@ def test_steps_of_recomputation_begin_with_operations():
     some = memory(2, 3)
     assert some.layers == 10
     assert [some.levels(steps) for steps in (0, 2, 5, 6, 10)] == [(0, 0), (0, 2), (0, 5), (1, 4), (5, 0)]
-    words = "blocks that compute again everything: 1, all but their matrix products: 4"
+    words = "1 blocks recompute everything; 4 blocks recompute all but matrix products"
     assert (some.recomputation(0), some.recomputation(6)) == ("", words)
     assert (memory(2, 3, asked=(2, 1)).layers, memory(2, 3, asked=(2, 1)).levels(0)) == (0, (2, 1))
     assert [memory(2, 3, asked=asked).levels(0) for asked in ((9, 2), (1, 9))] == [(5, 0), (1, 4)]
@@ -261,7 +261,10 @@ def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
     found = plan(memory(master_bytes=2, **whole), H200, None, 0)
     assert 57 < found.recomputed < 2 * 57
     assert found.total <= H200
-    assert f"blocks that compute again everything: {found.recomputed - 57}, all but" in found.in_words()
+    assert (
+        f"; {found.recomputed - 57} blocks recompute everything; {2 * 57 - found.recomputed} blocks recompute all but"
+        in found.in_words()
+    )
     before = plan(memory(master_bytes=2, **whole), H200 + 50_000_000_000, found.recomputed - 1, 0)
     assert before.total > H200
 
