@@ -52,7 +52,8 @@ class ModelConfig:
         double_blocks, single_blocks: number of blocks, for measurements on few GPUs; 0 for all.
         recomputed_blocks: number of blocks, from the first, that recompute all activations in the backward pass.
         recomputed_operations: number of the following blocks that recompute all activations but the results of matrix
-            products, which takes less time. If both are ``auto``, the memory of the GPU determines them; if one is, it
+            products, which takes less time. It must be 0 or ``auto`` with ``layout.tp`` above 1 or with
+            ``implementations.linear=te``. If both are ``auto``, the memory of the GPU determines them; if one is, it
             counts as 0.
         loss_scale: initial loss scale with fp16.
         zero_std: standard deviation of the normal values that replace the zero initialisation of modulations and

@@ -56,12 +56,6 @@ def pack(x_NAHW: Tensor, patch: int) -> Tensor:
     return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def unpack(x_NLP: Tensor, patch: int, height: int) -> Tensor:
-    """Return the inverse of :func:`pack`, (N, A, H, W); ``height``: H."""
-    x = x_NLP.unflatten(2, (-1, patch, patch)).unflatten(1, (height // patch, -1))
-    return x.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
-
-
 def noised(
     mean_NAHW: Tensor,
     logvar_NAHW: Tensor,
@@ -82,9 +76,9 @@ def noised(
         dtype: dtype of ``x_t_NLP``.
     """
     mean_NAHW, logvar_NAHW = widen(mean_NAHW), widen(logvar_NAHW)
-    wide = mean_NAHW.dtype
-    normal_NAHW, eps_NAHW = sample_normals(mean_NAHW.shape, seed, sample_ids_N, wide)
-    t_N = sample_uniform(seed, sample_ids_N, wide) if t_N is None else t_N.to(wide)
+    compute_dtype = mean_NAHW.dtype
+    normal_NAHW, eps_NAHW = sample_normals(mean_NAHW.shape, seed, sample_ids_N, compute_dtype)
+    t_N = sample_uniform(seed, sample_ids_N, compute_dtype) if t_N is None else t_N.to(compute_dtype)
     z_NLP, eps_NLP = (pack(x, patch) for x in (sample_latents(mean_NAHW, logvar_NAHW, normal_NAHW, latents), eps_NAHW))
     t_N11 = t_N.view(-1, 1, 1)
     return Noised(((1 - t_N11) * z_NLP + t_N11 * eps_NLP).to(dtype), eps_NLP - z_NLP, t_N)

@@ -15,22 +15,26 @@ class FluxMemory(PlannedMemory, TrainedWeights):
 
     Attributes:
         samples: samples of a micro-batch; 0 if the rank only evaluates.
+        micro_batches: micro-batches of a step.
         eval_samples: samples of an evaluation batch on this rank; 0 if other ranks evaluate.
         parameters: number of parameters on this rank.
         ranks: number of tp ranks, which split the products over tokens, and the samples between the products.
         fp8: whether products over tokens are in FP8.
         alone: whether there are no other ranks and no communicators.
+        can_keep_products: whether a block can recompute all operations but its matrix products.
         asked: number of blocks that recompute everything, and number of further blocks that recompute all operations
             but their matrix products; None if the plan decides.
     """
 
     architecture: FluxArchitecture
     samples: int
+    micro_batches: int
     eval_samples: int
     parameters: int
     ranks: int = 1
     fp8: bool = False
     alone: bool = True
+    can_keep_products: bool = True
     asked: tuple[int, int] | None = None
     remedies: ClassVar[str] = (
         "optimizer.shard=all on several ranks, optimizer.masters=remainder, optimizer.gradients=same, "
@@ -41,7 +45,9 @@ class FluxMemory(PlannedMemory, TrainedWeights):
     @property
     def layers(self) -> int:
         """Number of steps of :meth:`levels`."""
-        return 2 * self._blocks if self.samples and self.asked is None else 0
+        if not self.samples or self.asked is not None:
+            return 0
+        return 2 * self._blocks if self.can_keep_products else self._blocks
 
     @property
     def _blocks(self) -> int:
@@ -50,11 +56,14 @@ class FluxMemory(PlannedMemory, TrainedWeights):
     def levels(self, steps: int) -> tuple[int, int]:
         """Return how many blocks recompute everything, and how many further ones all but their matrix products.
 
-        Each of the first steps lets one more block recompute its other operations, which take little time. When all
-        blocks do, each further step lets one of them recompute everything.
+        With each of the first steps, one more block recomputes all but its matrix products, which takes little time.
+        When all blocks do this, one more of them recomputes everything with each further step. If blocks cannot keep
+        products, one more block recomputes everything with each step.
         """
         if self.asked is not None:
             everything, operations = self.asked
+        elif not self.can_keep_products:
+            everything, operations = steps, 0
         else:
             everything, operations = max(0, steps - self._blocks), min(steps, 2 * self._blocks - steps)
         everything = min(everything, self._blocks)
@@ -63,9 +72,8 @@ class FluxMemory(PlannedMemory, TrainedWeights):
     def recomputation(self, recomputed: int) -> str:
         """Return a description for people of what the blocks recompute after ``recomputed`` steps."""
         everything, operations = self.levels(recomputed)
-        levels = ((everything, "everything"), (operations, "all but their matrix products"))
-        words = ", ".join(f"{what}: {blocks}" for blocks, what in levels if blocks)
-        return f"blocks that compute again {words}" if words else ""
+        levels = ((everything, "everything"), (operations, "all but matrix products"))
+        return "; ".join(f"{blocks} blocks recompute {what}" for blocks, what in levels if blocks)
 
     def transposed(self) -> int:
         """Return 0: no block keeps its weights transposed."""
@@ -76,6 +84,7 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         return {
             "weights, gradients and optimizer": self.state(),
             "weights in FP8": self.weights_in_fp8(),
+            "batches": self.batches(),
             KEPT: self.kept(recomputed),
             "transients": self.transient(recomputed),
             "evaluation": self.evaluation(),
@@ -91,6 +100,14 @@ class FluxMemory(PlannedMemory, TrainedWeights):
         shape = self.architecture
         products = (2 * shape.double_blocks + shape.single_blocks) * shape.stream_products
         return 2 * products // self.ranks if self.fp8 else 0
+
+    def batches(self) -> int:
+        """Return the bytes of three steps' encodings: the inputs of a captured step, and two of the prefetcher."""
+        shape = self.architecture
+        encodings = shape.text_length * shape.text_width + shape.caption_width
+        moments = 2 * shape.latent_channels * shape.latent_size**2
+        sample_id = 8
+        return 3 * self.micro_batches * self.samples * (self.itemsize * (encodings + moments) + sample_id)
 
     def kept(self, recomputed: int) -> int:
         """Return the bytes that all blocks keep for the backward pass."""

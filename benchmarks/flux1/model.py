@@ -12,7 +12,7 @@ The published network joins ``qkv`` and ``up`` of a single block, which read the
 ``proj`` and ``down``, whose results are added, into another. The initial weights are those of the joined products.
 
 Ranks of ``tp`` share the products over the tokens of a block: queries, keys, values and features of the MLP are split.
-Between these products, each rank has whole samples: an equal part of those of the micro-batch, in the order of ranks.
+Between these products, the samples of the micro-batch are divided equally: rank 0 has the first ones.
 
 Legend: see :mod:`benchmarks.flux1.architecture`; R rows, which are the tokens of all samples, sample by sample.
 """
@@ -101,8 +101,8 @@ class Rotation:
             torch.outer(position_S, shape.rope_theta ** (-torch.arange(0, n, 2, dtype=torch.float64) / n))
             for position_S, n in zip(positions_S3.unbind(1), shape.rope_axes, strict=True)
         ]
-        angles_SJ, wide = torch.cat(angles, 1), torch.promote_types(dtype, torch.float32)
-        self.cos_SJ, self.sin_SJ = (x.to(device, wide) for x in (angles_SJ.cos(), angles_SJ.sin()))
+        angles_SJ, compute_dtype = torch.cat(angles, 1), torch.promote_types(dtype, torch.float32)
+        self.cos_SJ, self.sin_SJ = (x.to(device, compute_dtype) for x in (angles_SJ.cos(), angles_SJ.sin()))
 
 
 class Embedding(nn.Module):
@@ -135,7 +135,12 @@ class Stream(nn.Module):
         self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden)
 
     def heads(self, x_RC: Tensor, shift_NC: Tensor, scale_NC: Tensor) -> tuple[Tensor, QkvStream]:
-        """Return the tokens for the residual connection, and their queries, keys and values."""
+        """Return the tokens (R, C) for the residual connection, and their queries, keys and values.
+
+        Args:
+            x_RC: tokens.
+            shift_NC, scale_NC: shift and scale of the norm before the attention.
+        """
         x_RC, y_RC = self._operations.modulated_norm(
             x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.qkv.input_scaling()
         )
@@ -162,7 +167,13 @@ class Stream(nn.Module):
 
 
 def qkv_stream(weights: Stream | SingleBlock, y_RC: Tensor, tokens: int) -> QkvStream:
-    """Return queries, keys and values; ``tokens``: tokens of a sample in ``y_RC``."""
+    """Return queries, keys and values without bias, (R, 3 C), of tokens (R, C).
+
+    With several ranks of tp, these are the heads of this rank for the tokens of all ranks.
+
+    Args:
+        tokens: tokens of a sample in ``y_RC``.
+    """
     handover = weights.qkv.handover()
     qkv_RE, bias = weights.qkv(y_RC, add_bias=False, handover=handover), weights.qkv.bias
     assert bias is not None
@@ -182,7 +193,12 @@ class DoubleBlock(nn.Module):
     def forward(
         self, text_RC: Tensor, image_RC: Tensor, vector_NC: Tensor, rotation: Rotation
     ) -> tuple[Tensor, Tensor]:
-        """Return the tokens of text and image; ``vector_NC``: SiLU of the vector of every sample."""
+        """Return the tokens of text and image.
+
+        Args:
+            text_RC, image_RC: tokens, (N T, C) and (N L, C), as the results.
+            vector_NC: SiLU of the vector of every sample.
+        """
         of_text, of_image = (stream.modulation(vector_NC).chunk(6, -1) for stream in (self.text, self.image))
         text_RC, text_heads = self.text.heads(text_RC, *of_text[:2])
         image_RC, image_heads = self.image.heads(image_RC, *of_image[:2])
@@ -213,7 +229,12 @@ class SingleBlock(nn.Module):
         self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden, bias=False)
 
     def forward(self, x_RC: Tensor, vector_NC: Tensor, rotation: Rotation) -> Tensor:
-        """Return the tokens of text and image; ``vector_NC``: SiLU of the vector of every sample."""
+        """Return the tokens of text and image.
+
+        Args:
+            x_RC: tokens, (N S, C), as the result; the text comes first in each sample.
+            vector_NC: SiLU of the vector of every sample.
+        """
         operations = self._operations
         shift_NC, scale_NC, gate_NC = self.modulation(vector_NC).chunk(3, -1)
         x_RC, y_RC = operations.modulated_norm(x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.qkv.input_scaling())
@@ -334,8 +355,9 @@ class Flux(nn.Module):
         return velocity_NLP
 
     def _run(self, number: int, block: nn.Module, *inputs: object) -> Any:
-        everything, some = self._recomputed
-        return recomputed(block, *inputs, recompute=number < some, keep_products=number >= everything)
+        end_of_whole_blocks, end_of_operations = self._recomputed
+        keeps_products = number >= end_of_whole_blocks
+        return recomputed(block, *inputs, recompute=number < end_of_operations, keep_products=keeps_products)
 
     @torch.no_grad()
     def _draw(self, generator_of: Callable[[str], torch.Generator], zero_std: float) -> None:
@@ -353,17 +375,17 @@ class Flux(nn.Module):
                 elif name.startswith(("time_in.", "caption_in.")):
                     drawn.normal_(0.0, EMBEDDING_STD, generator=generator)
                 else:
-                    bound = math.sqrt(6.0 / (sum(drawn.shape) + self._beside(name)))
+                    bound = math.sqrt(6.0 / (sum(drawn.shape) + self._joined_features(name)))
                     drawn.uniform_(-bound, bound, generator=generator)
                 parameter.copy_(split.local_of(drawn) if split else drawn)
 
-    def _beside(self, name: str) -> int:
+    def _joined_features(self, name: str) -> int:
         """Return the inputs or outputs of the product that the published network joins with one of a single block."""
         if not name.startswith("single_blocks."):
             return 0
         hidden, feed_forward = self.architecture.hidden, self.architecture.feed_forward
-        beside = {"qkv": feed_forward, "up": 3 * hidden, "proj": feed_forward, "down": hidden}
-        return beside[name.split(".")[-2]]
+        joined = {"qkv": feed_forward, "up": 3 * hidden, "proj": feed_forward, "down": hidden}
+        return joined[name.split(".")[-2]]
 
 
 def time_features(t_N: Tensor, features: int, period: float, scale: float) -> Tensor:

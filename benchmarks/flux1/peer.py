@@ -8,7 +8,6 @@ compiles its blocks separately.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +18,9 @@ from torch import Tensor, nn
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.workload import FluxTraining, used_blocks
 from common.config.schema import RunConfig
+from common.contract.compiled_step import start_compiled_step
 from common.contract.workload import Peer
 from common.data.batches import Batch
-from common.distributed.layout import Layout
-from common.ops.operation import REFERENCE
-from common.step.graphs import StepRunner
 
 COMPILED = ("modulated_norm", "gated_residual", "qk_norm_rope", "gelu")
 """Operations that use the reference in the step that TorchInductor compiles."""
@@ -99,22 +96,11 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
 def start_compiled_references(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], object]:
     """Start our own step with the references of the operations in ``COMPILED`` and blocks compiled by TorchInductor.
 
-    See :class:`common.contract.workload.Peer`.
+    No block recomputes activations. See :class:`common.contract.workload.Peer`.
     """
-    model = run.workload.model
-    implementations = {**model.implementations, **dict.fromkeys(COMPILED, REFERENCE)}
-    model = dataclasses.replace(model, implementations=implementations)
-    run = dataclasses.replace(run, workload=dataclasses.replace(run.workload, model=model))
-    workload = FluxTraining(run, Layout(device=device))
-    compile_blocks(workload)
-    runner = StepRunner(workload.build_step(), workload.model, 1, run.cuda_graphs)
-    runner.warm_up([example])
-
-    def step() -> None:
-        with runner.on_stream():
-            runner([example])
-
-    return step
+    return start_compiled_step(
+        FluxTraining, COMPILED, compile_blocks, run, example, device, recomputed_blocks=0, recomputed_operations=0
+    )
 
 
 def compile_blocks(workload: FluxTraining) -> None:

@@ -28,15 +28,13 @@ from common.distributed.tensor_parallel.layers import tensor_splits
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
+from common.ops.linear import IN_FP8
 from common.ops.linear.fp8 import same_weights
 from common.ops.operation import AUTO
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.memory_plan import MemoryPlan, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep, accumulate
-
-IN_FP8 = ("fp8", "te")
-"""Implementations of ``linear`` that multiply in FP8."""
 
 
 class FluxTraining(Workload):
@@ -64,6 +62,12 @@ class FluxTraining(Workload):
                 f"reader.eval_batch={own.reader.eval_batch}: a multiple of layout.tp={self.parallel.size}, whose ranks "
                 "have whole samples"
             )
+        if own.model.recomputed_operations not in (AUTO, 0) and not self._can_keep_products:
+            raise ConfigError(
+                f"model.recomputed_operations={own.model.recomputed_operations}: blocks cannot keep the results of "
+                "matrix products with layout.tp above 1 or model.implementations.linear=te; "
+                "use model.recomputed_blocks"
+            )
         self.memory = self._planned() if device.type == "cuda" else None
         blocks, operations = self.memory_sizes().levels(0 if self.memory is None else self.memory.recomputed)
         self.model = Flux(
@@ -85,6 +89,11 @@ class FluxTraining(Workload):
         capacity = torch.cuda.get_device_properties(self.layout.device).total_memory
         return plan(self.memory_sizes(), capacity, None, 0)
 
+    @property
+    def _can_keep_products(self) -> bool:
+        """Whether all products of a block are operators in :data:`common.nn.recomputation.PRODUCTS`."""
+        return self.parallel.size == 1 and self.own.model.implementations.get("linear") != "te"
+
     def memory_sizes(self) -> FluxMemory:
         """Return the sizes that determine the memory of this rank."""
         cfg, own, layout = self.cfg, self.own, self.layout
@@ -94,11 +103,13 @@ class FluxTraining(Workload):
         return FluxMemory(
             architecture=self.architecture,
             samples=cfg.micro_batch if trains else 0,
+            micro_batches=cfg.grad_accumulation_steps,
             eval_samples=0 if trains and cfg.evaluation.ranks else own.reader.eval_batch,
             parameters=self.architecture.parameters_of_rank(self.parallel.size),
             ranks=self.parallel.size,
             fp8=own.model.implementations.get("linear") in IN_FP8,
             alone=layout.world_size == 1,
+            can_keep_products=self._can_keep_products,
             asked=None if given == (AUTO, AUTO) else (asked[0], asked[1]),
             **trained_weights(cfg, layout, self.dtype),
         )
@@ -108,9 +119,10 @@ class FluxTraining(Workload):
         return "" if self.memory is None else self.memory.in_words()
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the parameters that the ranks of tp split, and those that they share; biases have weight decay, too.
+        """Return the parameters that are split over the ranks of tp, and those that each of these ranks has whole.
 
-        Each of these ranks has only the gradient of its samples, or of its heads, of the parameters that it shares.
+        All have weight decay, even biases. A rank computes only the part of a whole parameter's gradient that comes
+        from its own samples or heads, so the parts are summed.
         """
         decay, splits = self.own.hparams.weight_decay, self.tensor_splits()
         parameters = dict(self.model.named_parameters())
@@ -206,9 +218,9 @@ class FluxTraining(Workload):
         return Batch(self._finished(self.to_device(batch.tensors)), batch.samples, batch.key)
 
     def _finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors in the dtypes of the captured step: encodings in that of the weights, moments in fp32."""
-        wide = torch.promote_types(self.dtype, torch.float32)
-        dtypes = {"t5": self.dtype, "clip": self.dtype, "mean": wide, "logvar": wide}
+        """Return the tensors in the dtypes of the captured step: that of the weights; with fp16, moments in bf16."""
+        moments = torch.bfloat16 if self.dtype == torch.float16 else self.dtype
+        dtypes = {"t5": self.dtype, "clip": self.dtype, "mean": moments, "logvar": moments}
         return {name: tensor.to(dtypes.get(name, tensor.dtype)) for name, tensor in tensors.items()}
 
     def open_data(self, root: Path) -> DataSource:

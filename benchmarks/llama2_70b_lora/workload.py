@@ -18,7 +18,7 @@ from common.contract.evaluation import Weights
 from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
 from common.evaluation.counts import CountedEvaluation
-from common.language.decoder import IN_FP8
+from common.language.decoder import FROZEN_PRODUCTS
 from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
 from common.language.memory import FrozenWorkspace
@@ -73,7 +73,7 @@ class LlamaLora(LanguageModel):
         self._base = None if cfg.assets_dir is None else BaseWeights(cfg.assets_dir / model.base, self.own.facts)
         self._base_digest = None if self._base is None else self._base.digest()
         made = self.decoder(parts, "meta")
-        in_fp8 = IN_FP8[model.linear].state_type if model.linear in IN_FP8 else None
+        in_fp8 = FROZEN_PRODUCTS[model.linear].state_type if model.linear in FROZEN_PRODUCTS else None
         load_frozen(made, self._base_tensors(made), layout.device, self.dtype, in_fp8)
         made.initialise_adapters(self.generator)
         mark_frozen(made, [name for name, tensor in made.named_parameters() if not tensor.requires_grad])

@@ -7,7 +7,6 @@ peer is our own step with reference implementations; TorchInductor compiles its 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +17,9 @@ from torch import Tensor, nn
 from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 from benchmarks.stable_diffusion.workload import StableDiffusion
 from common.config.schema import RunConfig
+from common.contract.compiled_step import start_compiled_step
 from common.contract.workload import Peer
 from common.data.batches import Batch
-from common.distributed.layout import Layout
-from common.ops.operation import REFERENCE
-from common.step.graphs import StepRunner
 
 COMPILED = ("group_norm", "layer_norm", "geglu", "bias_gradient")
 """Operations that use the reference in the step that TorchInductor compiles."""
@@ -115,20 +112,7 @@ def start_compiled_references(run: RunConfig, example: Batch, device: torch.devi
     See :class:`common.contract.workload.Peer`.
     """
     torch._dynamo.config.cache_size_limit = 128  # per code object: every block may have another shape
-    model = run.workload.model
-    implementations = {**model.implementations, **dict.fromkeys(COMPILED, REFERENCE)}
-    model = dataclasses.replace(model, implementations=implementations)
-    run = dataclasses.replace(run, workload=dataclasses.replace(run.workload, model=model))
-    workload = StableDiffusion(run, Layout(device=device))
-    compile_blocks(workload)
-    runner = StepRunner(workload.build_step(), workload.model, 1, run.cuda_graphs)
-    runner.warm_up([example])
-
-    def step() -> None:
-        with runner.on_stream():
-            runner([example])
-
-    return step
+    return start_compiled_step(StableDiffusion, COMPILED, compile_blocks, run, example, device)
 
 
 def compile_blocks(workload: StableDiffusion) -> None:

@@ -1,4 +1,4 @@
-"""The stored order of samples, without a shuffle, of which each micro-batch of a global batch has its share.
+"""Samples in stored order. Each micro-batch position reads its own contiguous share.
 
 The set is cut into contiguous shares, one for each stream (:meth:`common.data.order.MicroBatches.stream`); the first
 shares have one sample more if they are not equal. A stream reads its share in order, repeatedly, without gaps. So N

@@ -22,7 +22,7 @@ from common.language.residual import NormPasses, Pair, joined, last_normed
 from common.language.te_products import TeFrozenProduct
 from common.ops.operation import AUTO
 
-IN_FP8: dict[str, type[Fp8FrozenProduct]] = {"fp8": Fp8FrozenProduct, "te": TeFrozenProduct}
+FROZEN_PRODUCTS: dict[str, type[Fp8FrozenProduct]] = {"fp8": Fp8FrozenProduct, "te": TeFrozenProduct}
 """Product class with a frozen weight for each FP8 value of ``model.linear``."""
 
 
@@ -222,7 +222,7 @@ def product_of(layer: Any, linear: str, shared: Shared, keep_transposed: bool = 
     bias: nn.Parameter | None = None if isinstance(layer, RowParallelLinear) else getattr(layer, "bias", None)
     state = getattr(layer, "fp8", None)
     if isinstance(state, FrozenWeight):
-        return IN_FP8[linear](state, movement, shared, keep_transposed)
+        return FROZEN_PRODUCTS[linear](state, movement, shared, keep_transposed)
     if linear == "torch":
         return HalfProduct(layer.weight, movement, bias)
     layer.fp8 = Scales(3, layer.weight.device)

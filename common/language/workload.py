@@ -27,13 +27,14 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
 from common.language.architecture import Architecture, choose_operations
-from common.language.decoder import IN_FP8, HandwrittenDecoder
+from common.language.decoder import HandwrittenDecoder
 from common.language.fp8_products import check_fp8
 from common.language.head import LossHead, NextTokenHead, PendingGradients, TiedHead, UntiedHead
 from common.language.lora import LoraSettings
 from common.language.network import EMBEDDING, Decoder
 from common.language.stage import Objective, Stage
 from common.ops.cross_entropy import CROSS_ENTROPY, OF_A_PART
+from common.ops.linear import IN_FP8
 from common.ops.operation import AUTO, OperationRequest, asked_for, select
 from common.optim.memory_plan import MemoryPlan
 from common.optim.optimizer import ClipNorm, ParameterGroup

@@ -118,7 +118,7 @@ class PlannedMemory(ABC):
 
     def recomputation(self, recomputed: int) -> str:
         """Return a description for people of what ``recomputed`` layers recompute; empty if there are none."""
-        return f"{recomputed} layers compute {self.recomputes} again" if recomputed else ""
+        return f"{recomputed} layers recompute {self.recomputes}" if recomputed else ""
 
     @abstractmethod
     def transposed(self) -> int:

@@ -126,8 +126,8 @@ def test_blocks_keep_the_planned_bytes(
     shape = of_depth(double_blocks, single_blocks)
     model, given = flux(shape, torch.bfloat16, recomputed, linear=linear), inputs(shape, torch.bfloat16)
     planned = FluxMemory(
-        architecture=shape, samples=SAMPLES, eval_samples=SAMPLES, parameters=shape.parameters, itemsize=2,
-        master_bytes=4, shards=1, fp8=linear == "fp8", asked=recomputed,
+        architecture=shape, samples=SAMPLES, micro_batches=1, eval_samples=SAMPLES, parameters=shape.parameters,
+        itemsize=2, master_bytes=4, shards=1, fp8=linear == "fp8", asked=recomputed,
     ).kept(0)  # fmt: skip
     model(*given).sum().backward()  # gradients, FP8 weights and libraries' workspaces
     torch.cuda.synchronize()

@@ -9,7 +9,7 @@ from torch import Tensor
 from common.distributed.context_parallel import ContextSplit
 from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.language.architecture import LlamaArchitecture, TokenPositions, choose_operations
-from common.language.decoder import IN_FP8, HandwrittenDecoder
+from common.language.decoder import FROZEN_PRODUCTS, HandwrittenDecoder
 from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
 from common.language.network import Decoder
@@ -56,7 +56,9 @@ def filled(decoder: Decoder) -> Decoder:
 def frozen_decoder(linear: str, recomputed_qkv: int = 0, attention: str = "cudnn") -> HandwrittenDecoder:
     decoder = Decoder(ARCHITECTURE, "meta", torch.bfloat16, LORA)
     drawn = decoder.drawn_base(lambda name: generator_of(name, GPU), GPU, torch.bfloat16)
-    load_frozen(decoder, drawn, GPU, torch.bfloat16, IN_FP8[linear].state_type if linear in IN_FP8 else None)
+    load_frozen(
+        decoder, drawn, GPU, torch.bfloat16, FROZEN_PRODUCTS[linear].state_type if linear in FROZEN_PRODUCTS else None
+    )
     operations, _ = choose_operations(
         {**FAST, "attention": attention}, ARCHITECTURE, ContextSplit(LENGTH), GPU, torch.bfloat16, adapters=True
     )

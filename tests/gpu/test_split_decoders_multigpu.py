@@ -23,7 +23,7 @@ from common.distributed.tensor_parallel.ranks import CollectiveProducts, TensorP
 from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import UnsupportedImplementation
 from common.language.architecture import LlamaArchitecture, TokenPositions, choose_operations
-from common.language.decoder import IN_FP8, HandwrittenDecoder
+from common.language.decoder import FROZEN_PRODUCTS, HandwrittenDecoder
 from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
 from common.language.network import Decoder
@@ -102,7 +102,9 @@ class Frozen(Network):
         half = torch.bfloat16
         self.decoder = decoder = Decoder(ARCHITECTURE, "meta", half, LORA, parallel)
         drawn = decoder.drawn_base(lambda name: generator_of(name, device), device, half)
-        load_frozen(decoder, drawn, device, half, IN_FP8[linear].state_type if linear in IN_FP8 else None)
+        load_frozen(
+            decoder, drawn, device, half, FROZEN_PRODUCTS[linear].state_type if linear in FROZEN_PRODUCTS else None
+        )
         decoder.initialise_adapters(lambda name: generator_of(name, device))
         named, splits = dict(decoder.named_parameters()), decoder.tensor_splits()
         self.trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}

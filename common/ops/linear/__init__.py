@@ -100,3 +100,6 @@ LINEAR = Operation(
 )
 """Functions ``build(weight) -> Product``. A product with state (scales) is a module, and so becomes a submodule of the
 layer. ``auto`` never changes the precision, so ``fp8`` and ``te`` must be requested by name."""
+
+IN_FP8 = ("fp8", "te")
+"""Implementations that multiply in FP8."""

@@ -165,8 +165,8 @@ def same_weights(model: nn.Module) -> Iterator[None]:
 
     It is for the second and later micro-batches of a step, between which no weight changes. The caller must say so,
     because optimizers write to the weights through flat buffers, which the model cannot detect. The host decides, so a
-    captured step casts the weights in its first micro-batch in every replay. After the context, even a failed one,
-    passes cast again, unless they are within another such context.
+    captured step casts the weights in its first micro-batch in every replay. After the context, even after an
+    exception, passes cast again. With nested contexts this holds after the outermost one.
     """
     products = {module: module._same_weight for module in model.modules() if isinstance(module, Fp8LinearProduct)}
     for product in products:

@@ -20,11 +20,11 @@ STEPS = 2
 
 
 def built(world: int, rank: int) -> FluxTraining:
-    """Return the workload in fp64; no weight is constant."""
+    """Return the workload in fp64; no weight is constant, and each step clips its gradient."""
     run, _ = loaded(
         "scale=test", f"scale.gpus_per_node={world}", "precision=fp64", "model.zero_std=0.1",
         f"hparams.global_batch_size={2 * SAMPLES}", f"micro_batch={SAMPLES * 2 // max(2, world)}",
-        "benchmark.facts.heads=2", *LAYOUTS[world],
+        "benchmark.facts.heads=2", "benchmark.facts.max_grad_norm=0.05", *LAYOUTS[world],
     )  # fmt: skip
     return FluxTraining(run, Layout(run.layout, rank, seed=7))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from benchmarks.flux1.flow import LatentScale, Noised, noised, pack, sample_losses, unpack
+from benchmarks.flux1.flow import LatentScale, Noised, noised, pack, sample_losses
 
 PUBLISHED = LatentScale(0.1159, 0.3611)
 SEED = torch.tensor(5)
@@ -35,11 +35,6 @@ def test_a_token_is_a_patch_with_the_channels_first():
     for row, column, channel, i, j in itertools.product(range(2), range(3), range(3), range(2), range(2)):
         found = packed[:, row * 3 + column, channel * 4 + i * 2 + j]
         assert torch.equal(found, x[:, channel, 2 * row + i, 2 * column + j])
-
-
-def test_unpacking_is_the_inverse_of_packing():
-    x = torch.randn(2, 3, 4, 6)
-    assert torch.equal(unpack(pack(x, 2), 2, 4), x)
 
 
 def test_input_and_velocity_follow_from_latent_and_noise():

@@ -17,6 +17,7 @@ from common.ops.linear import Linear
 from common.ops.linear.fp8 import Fp8LinearProduct
 from tests.benchmarks.flux1.public_names import diffusers_network, positions, to_diffusers
 from tests.benchmarks.flux1.small_flux import SMALL, inputs, small_flux
+from tests.counted_calls import Calls
 
 PARAMETERS = {
     "image_in": 199_680,
@@ -142,6 +143,23 @@ def test_recomputed_blocks_change_no_gradient(blocks, operations):
         gradients.append([parameter.grad for parameter in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other)
+
+
+def counted_backward(blocks: int, operations: int) -> tuple[int, int]:
+    """Return the numbers of matrix products and of GELUs that the backward pass runs."""
+    loss = small_flux(recomputed_blocks=blocks, recomputed_operations=operations)(*inputs()).square().sum()
+    with Calls() as calls:
+        loss.backward()
+    return calls.counts["mm"] + calls.counts["addmm"], calls.counts["gelu"]
+
+
+def test_only_blocks_that_recompute_everything_repeat_products():
+    """The first two of the five blocks have two streams, of five products and a GELU each."""
+    products, gelus = counted_backward(0, 0)
+    assert gelus == 0
+    assert counted_backward(0, 5) == (products, 7)
+    assert counted_backward(1, 3) == (products + 10, 6)
+    assert counted_backward(3, 1) == (products + 2 * 10 + 5, 6)
 
 
 def weight_casts(model: Flux) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""The peer of the bench: the transformer of diffusers."""
+"""The peers of the bench: the transformer of diffusers, and our own step."""
 
 from __future__ import annotations
 
@@ -6,16 +6,35 @@ import dataclasses
 
 import pytest
 import torch
+from flux_ranks import loaded
 from small_flux import SMALL
 
+from benchmarks.flux1 import peer
 from benchmarks.flux1.config import Facts
 from benchmarks.flux1.peer import build, fill_zeros, step_of
+from benchmarks.flux1.workload import FluxTraining
+from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
+from common.ops.operation import REFERENCE
 
 pytest.importorskip("diffusers", reason="the peer is diffusers' network")
 
 PUBLIC = dataclasses.replace(SMALL, feed_forward=4 * SMALL.hidden)
 """diffusers has MLPs of four times the hidden size."""
+
+
+def test_our_compiled_step_uses_references_and_recomputes_nothing(monkeypatch):
+    run, _ = loaded("scale=test", "model.recomputed_blocks=1", "model.recomputed_operations=1")
+    (example,) = FluxTraining(run, Layout()).example_batches()
+    started: list[FluxTraining] = []
+    monkeypatch.setattr(peer, "compile_blocks", started.append)
+    step = peer.start_compiled_references(run, example, torch.device("cpu"))
+    (workload,) = started
+    assert workload.memory_sizes().asked == (0, 0)
+    assert {workload.choices[name] for name in peer.COMPILED} == {REFERENCE}
+    before = [parameter.detach().clone() for parameter in workload.model.parameters()]
+    step()
+    assert any(not torch.equal(a, b) for a, b in zip(before, workload.model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("depth", [{}, {"double_blocks": 8, "single_blocks": 16}])

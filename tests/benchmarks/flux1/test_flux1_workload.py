@@ -15,6 +15,7 @@ from benchmarks.flux1.workload import FluxTraining, used_blocks
 from common.config.schema import RunConfig
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.fixed import fixed_facts
@@ -124,15 +125,23 @@ def test_the_warm_up_is_the_references(step, share):
     assert float(schedule(torch.tensor(step))) == pytest.approx(2e-4 * share, rel=1e-6)
 
 
-def test_prepared_batches_have_the_dtypes_of_examples():
-    workload = built("precision=bf16")
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_prepared_batches_have_the_dtypes_of_examples(precision, dtype):
+    workload = built(f"precision={precision}")
     (example,) = workload.example_batches()
     host = {name: x if name == "sample_ids" else x.to(torch.bfloat16) for name, x in example.tensors.items()}
     batch = workload.prepare(HostBatch(host, 2, 0))
-    wanted = {"t5": torch.bfloat16, "clip": torch.bfloat16, "mean": torch.float32, "logvar": torch.float32}
+    wanted = {"t5": dtype, "clip": dtype, "mean": torch.bfloat16, "logvar": torch.bfloat16}
     for found in (example.tensors, batch.tensors):
         assert {name: x.dtype for name, x in found.items()} == {**wanted, "sample_ids": torch.int64}
     assert {name: x.shape for name, x in batch.tensors.items()} == {n: x.shape for n, x in example.tensors.items()}
+
+
+def test_the_plan_has_the_batches_of_three_steps():
+    workload = built("precision=bf16")
+    (example,) = workload.example_batches()
+    step = 2 * sum(x.nbytes for x in example.tensors.values())
+    assert workload.memory_sizes().parts(0, 0)["batches"] == 3 * step
 
 
 @pytest.mark.parametrize(("blocks", "operations"), [(0, 0), (1, 1)])
@@ -183,8 +192,8 @@ H200 = 150_100_000_000
 def memory(double_blocks: int = 19, single_blocks: int = 38, **changes: object) -> FluxMemory:
     shape = dataclasses.replace(FACTS, double_blocks=double_blocks, single_blocks=single_blocks)
     return FluxMemory(**{
-        "architecture": shape, "samples": 16, "eval_samples": 16, "parameters": shape.parameters, "itemsize": 2,
-        "master_bytes": 4, "shards": 1, **changes,
+        "architecture": shape, "samples": 16, "micro_batches": 1, "eval_samples": 16, "parameters": shape.parameters,
+        "itemsize": 2, "master_bytes": 4, "shards": 1, **changes,
     })  # fmt: skip
 
 
@@ -219,10 +228,30 @@ def test_steps_of_recomputation_begin_with_operations():
     some = memory(2, 3)
     assert some.layers == 10
     assert [some.levels(steps) for steps in (0, 2, 5, 6, 10)] == [(0, 0), (0, 2), (0, 5), (1, 4), (5, 0)]
-    words = "blocks that compute again everything: 1, all but their matrix products: 4"
+    words = "1 blocks recompute everything; 4 blocks recompute all but matrix products"
     assert (some.recomputation(0), some.recomputation(6)) == ("", words)
     assert (memory(2, 3, asked=(2, 1)).layers, memory(2, 3, asked=(2, 1)).levels(0)) == (0, (2, 1))
     assert [memory(2, 3, asked=asked).levels(0) for asked in ((9, 2), (1, 9))] == [(5, 0), (1, 4)]
+
+
+def test_blocks_that_cannot_keep_products_recompute_everything():
+    some = memory(2, 3, can_keep_products=False)
+    assert some.layers == 5
+    assert [some.levels(steps) for steps in (0, 2, 5)] == [(0, 0), (2, 0), (5, 0)]
+
+
+@pytest.mark.parametrize(("linear", "ranks"), [("te", 1), ("reference", 2)])
+def test_recomputed_operations_need_products_that_are_kept(linear, ranks, monkeypatch):
+    parallel = TensorParallel(ranks, 0, object() if ranks > 1 else None)
+    monkeypatch.setattr(TensorParallel, "from_layout", lambda layout: parallel)
+    with pytest.raises(ConfigError, match=r"model\.recomputed_operations=1: blocks cannot keep .* layout\.tp above 1"):
+        built("precision=bf16", f"model.implementations.linear={linear}", "model.recomputed_operations=1")
+
+
+def test_with_shared_layers_the_plan_chooses_whole_blocks(monkeypatch):
+    assert built().memory_sizes().can_keep_products
+    monkeypatch.setattr(TensorParallel, "from_layout", lambda layout: TensorParallel(2, 0, object()))
+    assert not built().memory_sizes().can_keep_products
 
 
 def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
@@ -232,7 +261,10 @@ def test_the_whole_network_on_two_gpus_needs_remainders_and_recomputation():
     found = plan(memory(master_bytes=2, **whole), H200, None, 0)
     assert 57 < found.recomputed < 2 * 57
     assert found.total <= H200
-    assert f"blocks that compute again everything: {found.recomputed - 57}, all but" in found.in_words()
+    assert (
+        f"; {found.recomputed - 57} blocks recompute everything; {2 * 57 - found.recomputed} blocks recompute all but"
+        in found.in_words()
+    )
     before = plan(memory(master_bytes=2, **whole), H200 + 50_000_000_000, found.recomputed - 1, 0)
     assert before.total > H200
 
@@ -244,9 +276,9 @@ def test_eight_gpus_and_a_part_on_one_gpu_recompute_nothing():
 
 PLANS = {
     "1xH200": (80.6, 24.2, (0, 0)),
-    "2xH200": (130.8, 12.5, (8, 49)),
-    "4xH200": (95.1, 47.1, (0, 17)),
-    "8xH200": (71.3, 57.4, (0, 0)),
+    "2xH200": (130.8, 10.9, (15, 42)),
+    "4xH200": (118.9, 22.3, (14, 43)),
+    "8xH200": (95.1, 46.5, (0, 18)),
 }
 """Planned GB of weights with their state and of activations, and blocks that recompute, in the table of the README."""
 
@@ -257,7 +289,8 @@ def test_a_recipe_has_the_plan_in_the_readme(scale):
     shape, ranks = used_blocks(run.workload), run.training_ranks
     layout = _ManyRanks(ranks)
     sizes = FluxMemory(
-        architecture=shape, samples=run.micro_batch, eval_samples=run.workload.reader.eval_batch,
+        architecture=shape, samples=run.micro_batch, micro_batches=run.grad_accumulation_steps,
+        eval_samples=run.workload.reader.eval_batch,
         parameters=shape.parameters, alone=ranks == 1, **trained_weights(run, layout, torch.bfloat16),
     )  # fmt: skip
     found = plan(sizes, H200, None, 0)
@@ -267,6 +300,11 @@ def test_a_recipe_has_the_plan_in_the_readme(scale):
     assert sizes.levels(found.recomputed) == levels
     readme = (ROOT / "benchmarks" / "flux1" / "README.md").read_text()
     assert f"| `{scale}` | {state} | {activations} | {(found.total / 1e9 - state - activations):.1f} |" in readme
+
+
+def test_recipes_add_up_gradients_in_fp32_where_they_fit():
+    found = {scale: loaded(f"scale={scale}")[0].optimizer.gradients for scale in ("2xH200", "4xH200", "8xH200")}
+    assert found == {"2xH200": "same", "4xH200": "fp32", "8xH200": "fp32"}
 
 
 class _ManyRanks:

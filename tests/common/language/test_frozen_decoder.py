@@ -16,7 +16,7 @@ from common.distributed.tensor_parallel.vocabulary import next_token_loss
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.language.architecture import Gradients, LlamaArchitecture, TokenPositions, choose_operations
 from common.language.blocks import AttentionHalf, MlpHalf
-from common.language.decoder import IN_FP8, HandwrittenDecoder
+from common.language.decoder import FROZEN_PRODUCTS, HandwrittenDecoder
 from common.language.fp8_products import (
     ROWS_AT_ONCE,
     Fp8FrozenProduct,
@@ -157,7 +157,7 @@ class CastsItself(Fp8FrozenProduct):
 
 @pytest.mark.parametrize("product", [Fp8FrozenProduct, CastsItself])
 def test_fp8_stays_near_wide_products(product, monkeypatch):
-    monkeypatch.setitem(IN_FP8, "fp8", product)
+    monkeypatch.setitem(FROZEN_PRODUCTS, "fp8", product)
     plain, frozen = reference(torch.float32), built(torch.bfloat16, fp8=True)
     for _ in range(2):
         found = gradients(frozen, frozen.decoder)

@@ -106,7 +106,7 @@ def test_a_plan_that_does_not_fit_names_the_missing_bytes_and_a_remedy() -> None
 
 def test_a_plan_tells_its_parts() -> None:
     words = plan(dataclasses.replace(WHOLE, fp8=True), H200, 5, 0).in_words()
-    for part in ("weights in FP8 7.0", "weights, gradients and optimizer 112.4", "5 layers compute gate and up again"):
+    for part in ("weights in FP8 7.0", "weights, gradients and optimizer 112.4", "5 layers recompute gate and up"):
         assert part in words
 
 

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.nn.recomputation import recomputed
-
-
-class Calls(TorchDispatchMode):
-    """Counts the calls of operators that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = Counter[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **kwargs or {})
+from tests.counted_calls import Calls
 
 
 class Block(nn.Module):
