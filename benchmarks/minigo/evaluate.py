@@ -106,7 +106,8 @@ class GamesAgainstTarget(Evaluation):
         count = len(range(replica, self._games, replicas))
         won = self._play(self._settings, count, self._seed + replica) if count else 0
         self._counts.clear()
-        self._counts.add(torch.tensor(won), torch.tensor(count))
+        device = self._layout.device
+        self._counts.add(torch.tensor(won, device=device), torch.tensor(count, device=device))
         return Predictions(self._counts.totals())
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -111,6 +112,8 @@ class SelfPlayWorkers:
         self._server, self._task, self._first = server, task, first
         self._processes: list[BaseProcess] = []
         self._started = [0] * workers
+        # Before the exit handler of multiprocessing, which would wait for workers whose channels are open.
+        atexit.register(self.close)
         for worker in range(workers):
             self._processes.append(self._start(worker))
 
@@ -144,6 +147,7 @@ class SelfPlayWorkers:
 
     def close(self) -> None:
         """End all workers."""
+        atexit.unregister(self.close)
         self._server.close()
         for process in self._processes:
             process.join()
@@ -158,7 +162,7 @@ class SelfPlayWorkers:
         target: Callable[[WorkerEnd, SelfPlayTask], None] = play
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=target, args=(channel.worker_end, task), daemon=True)
+        self._server.attach(channel)  # refuses requests that are too large, before there is a process
         process.start()
         channel.started()
-        self._server.attach(channel)
         return process

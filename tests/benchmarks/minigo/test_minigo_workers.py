@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -54,6 +55,11 @@ def play_until(players: SelfPlayWorkers, games: Games, generation: int, count: i
         players.play(0.05)
 
 
+def play_on(players: SelfPlayWorkers) -> NoReturn:
+    while True:
+        players.play(1.0)
+
+
 def test_two_workers_play_different_games_with_the_newest_model(tmp_path, models, players):
     games = Games(tmp_path / "games", 5)
     play_until(players, games, 0, 8)
@@ -86,13 +92,13 @@ def test_a_worker_that_always_dies_ends_the_run(players):
         while players.pids[1] == before:
             players.play(0.05)
     with pytest.raises(RankFailure, match=f"self-play worker 1 has ended {RESTARTS + 1} times, with exit code -9"):
-        players.play(60.0)
+        play_on(players)
 
 
 def test_a_worker_that_cannot_write_its_games_is_one_clear_error(tmp_path, players):
     (tmp_path / "games").write_text("this is no folder")
     with pytest.raises(DataError, match=r"games/000000/rank0-.*cannot be written"):
-        players.play(60.0)
+        play_on(players)
 
 
 def finished(number: int) -> FinishedGame:
