@@ -15,7 +15,7 @@ from common.distributed.layout import Layout
 from common.optim import optimizer
 from common.optim.communication import WeightGatherer
 
-WITH_BLOCKS = {"bert", "cosmoflow", "gpt3", "llama31_8b", "rnnt", "stable_diffusion", "unet3d"}
+WITH_BLOCKS = {"bert", "cosmoflow", "flux1", "gpt3", "llama31_8b", "rnnt", "stable_diffusion", "unet3d"}
 
 
 def blocks_and_order(monkeypatch: pytest.MonkeyPatch, name: str, *overrides: str) -> tuple[list[str], list[str]]:
