@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,8 +114,11 @@ def test_the_script_runs_every_job_on_its_own_gpus(tmp_path, capsys, failing):
     assert all(text in used for name, text in outputs.items() if name != failing)
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
 def test_the_script_passes_shellcheck(tmp_path, capsys):
     schedule(tmp_path, capsys, JOBS, "--gpus", 2, "--script", tmp_path / "run.sub")
-    done = subprocess.run(["shellcheck", tmp_path / "run.sub"], capture_output=True, text=True, check=False)
+    done = subprocess.run([SHELLCHECK, tmp_path / "run.sub"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
