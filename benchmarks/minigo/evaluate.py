@@ -48,6 +48,8 @@ class WinRate(Scorer):
 class GamesAgainstTarget(Evaluation):
     """Plays a fixed number of games, in which both models have black in turn. The ranks of ``dp`` share the games.
 
+    A game depends on the seed, its number and the networks, not on the number of ranks.
+
     Args:
         settings: see :func:`evaluation_settings`.
         games: number of games over all ranks.
@@ -70,8 +72,9 @@ class GamesAgainstTarget(Evaluation):
         sizes: Sequence[int] = SIZES,
     ) -> None:
         self.scorer, self._counts = WinRate(), Counts(layout, ("won", "games"))
-        self._settings, self._games, self._layout, self._seed = settings, games, layout, seed
-        most = len(range(0, games, layout.size("dp"))) * settings.virtual_losses
+        self._settings, self._layout, self._seed = settings, layout, seed
+        self._numbers = range(layout.coordinate("dp"), games, layout.size("dp"))
+        most = max(1, len(self._numbers)) * settings.virtual_losses
         sizes = [size for size in sizes if size < most] + [most]
         self._players = [
             BatchedInference(
@@ -81,8 +84,8 @@ class GamesAgainstTarget(Evaluation):
         ]
 
     def warm_up(self) -> None:
-        """Play two games of the untrained networks with the smallest search, which compiles the search."""
-        self._play(replace(self._settings, readouts=2), 2, self._seed)
+        """Play up to two games of the untrained networks with the smallest search, which compiles the search."""
+        self._play(replace(self._settings, readouts=2), self._numbers[:2])
         self._counts.warm_up()
 
     def open_data(self, root: Path) -> None:
@@ -102,12 +105,10 @@ class GamesAgainstTarget(Evaluation):
     def predict(self, weights: Weights) -> Predictions:
         """Play all games, and return how many the model of ``weights`` has won. Collective over ``dp``."""
         self._players[0].load(weights.tensors)
-        replica, replicas = self._layout.coordinate("dp"), self._layout.size("dp")
-        count = len(range(replica, self._games, replicas))
-        won = self._play(self._settings, count, self._seed + replica) if count else 0
+        won = self._play(self._settings, self._numbers)
         self._counts.clear()
         device = self._layout.device
-        self._counts.add(torch.tensor(won, device=device), torch.tensor(count, device=device))
+        self._counts.add(torch.tensor(won, device=device), torch.tensor(len(self._numbers), device=device))
         return Predictions(self._counts.totals())
 
     def close(self) -> None:
@@ -115,8 +116,10 @@ class GamesAgainstTarget(Evaluation):
         for player in self._players:
             player.close()
 
-    def _play(self, settings: SearchSettings, games: int, seed: int) -> int:
-        match = Match(settings, games, seed)
+    def _play(self, settings: SearchSettings, numbers: Sequence[int]) -> int:
+        if not numbers:  # there are fewer games than ranks
+            return 0
+        match = Match(settings, numbers, self._seed)
         while not match.ended():
             for player, network in enumerate(self._players):
                 if len(bits := match.leaves(player)):

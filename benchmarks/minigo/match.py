@@ -8,6 +8,7 @@ Shapes: B leaves, K bytes of packed planes, A moves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ class MatchGame:
     """A game that has ended.
 
     Attributes:
-        number: number of the game.
+        number: number of the game in the evaluation.
         winner: the player that has won.
         moves: number of moves and passes.
         resigned: whether the other player has resigned.
@@ -38,7 +39,7 @@ class MatchGame:
 
 
 class Match:
-    """Plays a number of games between two players, all of them at once::
+    """Plays games between two players, all of them at once::
 
     while not match.ended():
         for player in (0, 1):
@@ -46,23 +47,24 @@ class Match:
                 match.answer(player, *networks[player](bits))
     """
 
-    def __init__(self, settings: SearchSettings, games: int, seed: int) -> None:
+    def __init__(self, settings: SearchSettings, numbers: Sequence[int], seed: int) -> None:
         """Start the games.
 
         Args:
             settings: fast moves are not allowed. Without noise and random choices, games differ by the symmetries of
                 inference only.
-            games: number of games.
+            numbers: number of each game, of which another process may play others.
             seed: each game depends on the seed, its number and the networks only.
         """
         if settings.fast_probability:
             raise ConfigError("a match has no fast moves: fast_probability must be 0")
         self.finished: list[MatchGame] = []
-        self._searches = Searches(settings, games, seed), Searches(settings, games, seed)
-        for game in range(games):
+        self._numbers = numbers
+        self._searches = Searches(settings, len(numbers), seed), Searches(settings, len(numbers), seed)
+        for game, number in enumerate(numbers):
             for player in (0, 1):
-                self._searches[player].start(game, 2 * game + player)
-            self._searches[1 - game % 2].games.active[game] = 0
+                self._searches[player].start(game, 2 * number + player)
+            self._searches[1 - number % 2].games.active[game] = 0
 
     def ended(self) -> bool:
         """Return whether all games have ended."""
@@ -87,10 +89,11 @@ class Match:
         searches.finish_moves()
         for game in np.flatnonzero(searches.moved != NONE).tolist():
             if searches.result[game]:
-                black = game % 2
+                number = self._numbers[game]
+                black = number % 2
                 winner = black if searches.result[game] > 0 else 1 - black
                 resigned = bool(searches.moved[game] == RESIGN)
-                self.finished.append(MatchGame(game, winner, searches.moves(game), resigned))
+                self.finished.append(MatchGame(number, winner, searches.moves(game), resigned))
                 other.end(game)
             else:
                 other.play(game, int(searches.moved[game]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,8 +39,16 @@ def target(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def evaluation(games: int = 10) -> GamesAgainstTarget:
-    made = GamesAgainstTarget(SMALL, SETTINGS, games, Layout(), torch.float32, seed=1)
+class Alone(Layout):
+    """A rank whose sums over ranks are its own values."""
+
+    def group(self, *axes: str, ends: Sequence[str] = (), purpose: str = "") -> None:
+        return None
+
+
+def evaluation(games: int = 10, replicas: int = 1, replica: int = 0) -> GamesAgainstTarget:
+    layout = Alone({"dp": replicas}, replica)
+    made = GamesAgainstTarget(SMALL, SETTINGS, games, layout, torch.float32, seed=1)
     made.warm_up()
     return made
 
@@ -62,6 +72,36 @@ def test_white_wins_by_komi_if_both_models_pass(tmp_path):
     made = evaluation(6)
     made.open_data(tmp_path)
     assert made.predict(Weights(passing(0.0))).values == {"won": 3, "games": 6}
+
+
+@pytest.mark.parametrize("models", [(passing(0.0), passing(0.0)), (weights(2), weights(1))], ids=["passing", "random"])
+def test_the_games_do_not_depend_on_the_number_of_replicas(tmp_path, models):
+    """With three games per replica, the evaluated model has white in the first game of replica 1."""
+    write_tensors(tmp_path / TARGET, models[1], {})
+    won = []
+    for replicas in (1, 3):
+        won.append(0)
+        for replica in range(replicas):
+            part = evaluation(9, replicas, replica)
+            part.open_data(tmp_path)
+            values = part.predict(Weights(models[0])).values
+            assert values["games"] == 9 // replicas
+            won[-1] += values["won"]
+    assert won[0] == won[1]
+    if models[0]["policy.bias"][25] == 20:
+        assert won[0] == 4  # white wins every game, and the evaluated model has white in games 1, 3, 5 and 7
+
+
+@pytest.mark.parametrize(("games", "replicas"), [(1, 1), (2, 3)])
+def test_ranks_with_few_games_warm_up_and_play(tmp_path, games, replicas):
+    settings = dataclasses.replace(SETTINGS, virtual_losses=1)
+    write_tensors(tmp_path / TARGET, weights(1), {})
+    for replica in range(replicas):
+        layout = Alone({"dp": replicas}, replica)
+        made = GamesAgainstTarget(SMALL, settings, games, layout, torch.float32, seed=1)
+        made.warm_up()
+        made.open_data(tmp_path)
+        assert made.predict(Weights(weights(0))).values["games"] == (replica < games)
 
 
 def test_a_missing_target_is_one_clear_error(tmp_path):

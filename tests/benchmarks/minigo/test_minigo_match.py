@@ -27,8 +27,8 @@ def always_passes(bits: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray
     return policy, np.zeros(len(bits), np.float32)
 
 
-def matched(first, second, games: int) -> Match:
-    match = Match(EVALUATION, games, seed=1)
+def matched(first, second, numbers: range) -> Match:
+    match = Match(EVALUATION, numbers, seed=1)
     while not match.ended():
         for player, network in enumerate((first, second)):
             if len(bits := match.leaves(player)):
@@ -39,7 +39,7 @@ def matched(first, second, games: int) -> Match:
 
 def test_a_player_that_owns_the_board_wins_with_both_colours():
     for networks, winner in (((never_passes, always_passes), 0), ((always_passes, never_passes), 1)):
-        match = matched(*networks, 6)
+        match = matched(*networks, range(6))
         assert [game.number for game in match.finished] == list(range(6))
         assert [game.winner for game in match.finished] == [winner] * 6
 
@@ -48,11 +48,19 @@ def test_a_match_is_reproducible_and_its_games_differ():
     def network(bits):
         return hashed(bits, 26)
 
-    first, second = matched(network, network, 6), matched(network, network, 6)
+    first, second = matched(network, network, range(6)), matched(network, network, range(6))
     assert first.finished == second.finished
     assert len({(game.winner, game.moves) for game in first.finished}) > 1
 
 
+def test_games_depend_on_their_numbers_and_not_on_the_other_games():
+    def network(bits):
+        return hashed(bits, 26)
+
+    together = matched(network, network, range(6)).finished
+    assert matched(network, network, range(1, 6, 2)).finished == together[1::2]
+
+
 def test_fast_moves_are_refused():
     with pytest.raises(ConfigError, match="fast_probability"):
-        Match(SMALL, 2, seed=1)
+        Match(SMALL, range(2), seed=1)
