@@ -115,7 +115,8 @@ class SelfPlaySource:
         if self._mine.replica == 0:
             self._play.models.publish(following, weights)
         job_store.from_rank_0(f"model of generation {following}", "saved")
-        self._play.games.forget_before(following - self._play.sampling.window + 1)
+        # `games` still reads the window of this block.
+        self._play.games.forget_before(self._play.sampling.generations(self.generation(block)).start)
 
     def games(self, block: Block) -> list[int]:
         """Return the numbers of games in each generation that ``block`` was trained on, the newest last."""

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.minigo.data import READ_AHEAD, SelfPlayParts, SelfPlaySource
 from benchmarks.minigo.models import Models
-from benchmarks.minigo.records import Games, Sampling, draw, generation_folder, write_games
+from benchmarks.minigo.records import Games, Sampling, Shard, draw, generation_folder, write_games
 from common.data.batches import Block, GenerationSource
 from common.data.order import MicroBatches
 from common.errors import DataError
@@ -102,6 +102,23 @@ def test_the_next_generation_is_played_by_the_saved_model_and_trained_with_the_w
     assert player.calls == 6
     source.close()
     assert player.calls == -1
+
+
+def test_every_shard_is_checked_once(tmp_path, monkeypatch):
+    checked: list[Path] = []
+    real = Shard.checked
+
+    def noted(path: Path, board: int) -> Shard:
+        checked.append(path)
+        return real(path, board)
+
+    monkeypatch.setattr(Shard, "checked", noted)
+    source, player, _ = source_of(tmp_path, MicroBatches(8))
+    for number in range(5):
+        list(source.batches(block(number)))
+        source.trained(block(number), {"w": torch.zeros(3)})
+        source.games(block(number))
+    assert len(checked) == len(set(checked)) == player.calls
 
 
 def test_too_few_examples_for_a_step_are_one_clear_error(tmp_path):
