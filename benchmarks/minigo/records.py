@@ -13,6 +13,7 @@ Shapes: G games, R records (positions with a search of full size), K bytes of pa
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from common.data.atomic import write_text, written
 from common.data.order import sample_generator
 from common.errors import CheckpointError, DataError
 from common.formats.safetensors_file import write_tensors
-from common.untrusted.regular_file import read_text
+from common.untrusted.regular_file import open_file, read_text
 from common.untrusted.safetensors_header import TensorLocation, read_header
 
 SUFFIX = ".safetensors"
@@ -93,7 +94,7 @@ def _digest(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A checked shard, whose tensors are memory-mapped.
+    """A checked shard. Its tensors are views of one memory map of the file, which keeps one file descriptor open.
 
     Attributes:
         bits_RK, pi_RA, outcome_R: the records of all games.
@@ -116,13 +117,18 @@ class Shard:
         """Open a shard of games on a board of ``board`` lines, and check all of its bytes.
 
         Raises:
-            DataError: the file is missing, truncated, damaged, or of another board.
+            DataError: the file is missing, truncated, damaged, or of another board, or cannot be opened.
         """
         try:
+            with open_file(path) as file:
+                content = np.memmap(file, np.uint8, "r") if os.fstat(file.fileno()).st_size else np.empty(0, np.uint8)
+        except OSError as error:  # the file may be whole, as with too many open files
+            raise DataError(f"{path}: the games cannot be read ({error.strerror})") from error
+        try:
             header = read_header(path)
-            tensors = {name: _mapped(header[name], dtype, kind) for name, (dtype, kind) in DTYPES.items()}
-            digest = _mapped(header["digest"], "U8", np.uint8)
-        except (CheckpointError, OSError) as error:
+            tensors = {name: _view(content, header[name], dtype, kind) for name, (dtype, kind) in DTYPES.items()}
+            digest = _view(content, header["digest"], "U8", np.uint8)
+        except CheckpointError as error:
             raise DataError(f"{error}; delete the file, and its games are played again") from error
         except KeyError as error:
             raise DataError(f"{path} holds no games: it has no tensor {error}") from error
@@ -139,12 +145,10 @@ class Shard:
         return cls(path, bits_RK, pi_RA, outcome_R, first_G)
 
 
-def _mapped(location: TensorLocation, dtype: str, kind: type[Any]) -> NDArray[Any]:
+def _view(content: NDArray[np.uint8], location: TensorLocation, dtype: str, kind: type[Any]) -> NDArray[Any]:
     if location.dtype != dtype:
         raise CheckpointError(f"{location.file} has a tensor of {location.dtype} where {dtype} is expected")
-    if location.start == location.end:
-        return np.empty(location.shape, kind)
-    return np.memmap(location.file, kind, "r", location.start, location.shape)
+    return np.ndarray(location.shape, kind, content.data, location.start)
 
 
 def generation_folder(folder: Path, generation: int) -> Path:

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,36 @@ def test_a_damaged_byte_is_one_clear_error(tmp_path, position):
     path.write_bytes(content)
     with pytest.raises(DataError, match="is damaged"):
         Shard.checked(path, 5)
+
+
+def lowest_free_descriptor() -> int:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+
+def test_an_open_shard_keeps_one_file_descriptor(run):
+    before = len(os.listdir("/proc/self/fd"))
+    games = Games(run, 5)
+    assert len(games.of(0)) == 2
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+
+
+def test_nobody_is_told_to_delete_a_file_that_cannot_be_opened(tmp_path):
+    write_games(tmp_path / "a.safetensors", [game(3, 7)])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free_descriptor(), limits[1]))
+    try:
+        with pytest.raises(DataError, match=r"a\.safetensors: the games cannot be read \(Too many open files\)$"):
+            Shard.checked(tmp_path / "a.safetensors", 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_games_without_records_are_a_shard(tmp_path):
+    write_games(tmp_path / "a.safetensors", [game(0, 7), game(0, 8)])
+    shard = Shard.checked(tmp_path / "a.safetensors", 5)
+    assert (shard.games, len(shard.outcome_R), shard.pi_RA.shape) == (2, 0, (0, 26))
 
 
 def test_a_shard_of_another_board_is_refused(tmp_path):
