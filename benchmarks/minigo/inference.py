@@ -81,22 +81,25 @@ class BatchedInference:
             Flight(self.largest, architecture.position_bytes, architecture.moves, cuda) for _ in range(flights)
         ]
         self._passes: dict[int, ForwardPass[tuple[Tensor, Tensor]]] = {}
-        if cuda and capture:
-            pool = torch.cuda.graph_pool_handle()
-            with self._on_stream():
-                for size in reversed(sizes):  # the largest first, so that the others fit into its memory
-                    inputs = {"bits": self._bits[:size]}
-                    captured = ForwardPass(network, lambda given: network(given["bits"]), inputs, True, pool)
-                    captured.warm_up()
-                    self._passes[size] = captured
+        with self._in_order():  # the current stream fills the network and the buffer
+            pool = torch.cuda.graph_pool_handle() if cuda and capture else None
+            for size in reversed(sizes) if pool else ():  # the largest first, so that the others fit into its memory
+                inputs = {"bits": self._bits[:size]}
+                captured = ForwardPass(network, lambda given: network(given["bits"]), inputs, True, pool)
+                captured.warm_up()
+                self._passes[size] = captured
 
     def padded(self, count: int) -> int:
         """Return the number of positions that the device evaluates for a batch of ``count``."""
         return min((size for size in self._passes if size >= count), default=count)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Use other weights from the next launch on; see :meth:`InferenceNetwork.load`."""
-        with self._on_stream():
+        """Use other weights from the next launch on; see :meth:`InferenceNetwork.load`.
+
+        Args:
+            weights: work on the current stream may still be writing them, and the caller may free or overwrite them.
+        """
+        with self._in_order():
             self.network.load(weights)
 
     @torch.no_grad()
@@ -131,6 +134,18 @@ class BatchedInference:
             return
         with torch.cuda.stream(self._stream):
             yield
+
+    @contextlib.contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Use the stream after the current stream's earlier work, and before its later work."""
+        if self._stream is None:
+            yield
+            return
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with self._on_stream():
+            yield
+        current.wait_stream(self._stream)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,30 @@ def test_captured_inference_equals_eager_inference_and_follows_float64(dtype: to
         np.testing.assert_allclose(captured, eager, atol=2e-2)
 
 
+DELAY = 200_000_000
+"""GPU clock cycles, about 0.1 s: much longer than all other work of a test."""
+
+
+def test_weights_are_loaded_after_the_work_that_computes_them_and_before_their_memory_is_reused() -> None:
+    batched = BatchedInference(InferenceNetwork(SMALL, device="cuda", dtype=torch.float32), (32,))
+    bits, network = packed(random_planes(20, 5)), InferenceNetwork(SMALL)
+    network.load(trained(SMALL, torch.float32).state_dict())
+    final = {name: tensor.cuda() for name, tensor in trained(SMALL, torch.float32).state_dict().items()}
+    weights = {name: torch.full_like(tensor, 3) for name, tensor in final.items()}
+    for delayed in (torch.cuda.current_stream(), batched._stream):  # the writes, then the reads
+        torch.cuda.synchronize()
+        with torch.cuda.stream(delayed):
+            torch.cuda._sleep(DELAY)
+        for name, tensor in weights.items():
+            tensor.copy_(final[name])
+        batched.load(weights)
+        for tensor in weights.values():
+            tensor.fill_(3)
+        for ours, theirs in zip(batched(bits.numpy()), network(bits), strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-2, atol=1e-3)
+    batched.close()
+
+
 def test_answers_stay_with_their_requests_while_batches_are_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
