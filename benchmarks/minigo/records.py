@@ -62,10 +62,10 @@ class Game(Protocol):
 
 
 def write_games(path: Path, games: Sequence[Game]) -> None:
-    """Write finished games as one shard, atomically.
+    """Write finished games as one new shard, atomically.
 
     Raises:
-        DataError: the disk is full, or the folder cannot be written to.
+        DataError: there is a file of this name, the disk is full, or the folder cannot be written to.
     """
     counts = [len(game.bits) for game in games]
     tensors: dict[str, NDArray[Any]] = {
@@ -77,11 +77,23 @@ def write_games(path: Path, games: Sequence[Game]) -> None:
     tensors["digest"] = _digest(tensors)
     try:
         with written(path) as partial:
+            # Two processes that write the same name would exchange their bytes, and the rename would replace a shard.
+            try:
+                partial.touch(exist_ok=False)
+            except FileExistsError as error:
+                raise _used(partial) from error
+            if path.exists():
+                partial.unlink()
+                raise _used(path)
             write_tensors(partial, {name: torch.from_numpy(array) for name, array in tensors.items()}, {})
     except OSError as error:
         raise DataError(
             f"{path}: the games cannot be written ({error.strerror}); free some space and resume"
         ) from error
+
+
+def _used(path: Path) -> DataError:
+    return DataError(f"{path} exists already: end other processes that play below this folder, and start again")
 
 
 def _digest(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:

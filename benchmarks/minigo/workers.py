@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -105,11 +106,12 @@ class SelfPlayWorkers:
 
     Args:
         task: task of all workers. Each one gets its own name and seed from those of the task.
-        first: generation with which this process begins to play, a part of the seeds: a resumed run plays other games.
+        token: letters and digits that no other start of a process has, a part of names and seeds: a resumed run plays
+            other games and writes other files.
     """
 
-    def __init__(self, server: InferenceServer, workers: int, task: SelfPlayTask, first: int) -> None:
-        self._server, self._task, self._first = server, task, first
+    def __init__(self, server: InferenceServer, workers: int, task: SelfPlayTask, token: str) -> None:
+        self._server, self._task, self._token = server, task, token
         self._processes: list[BaseProcess] = []
         self._started = [0] * workers
         # Before the exit handler of multiprocessing, which would wait for workers whose channels are open.
@@ -155,8 +157,9 @@ class SelfPlayWorkers:
     def _start(self, worker: int) -> BaseProcess:
         number = self._started[worker]
         self._started[worker] += 1
-        seed = int(sample_generator(self._task.seed, self._first, worker, number).integers(2**63))
-        name = f"{self._task.name}-{worker:03d}-{self._first:06d}-{number}"
+        start = int.from_bytes(hashlib.sha256(self._token.encode()).digest()[:8], "little")
+        seed = int(sample_generator(self._task.seed, start, worker, number).integers(2**63))
+        name = f"{self._task.name}-{self._token}-{worker:03d}-{number}"
         task = replace(self._task, name=name, seed=seed)
         channel = ServerEnd(task.ring, worker)
         target: Callable[[WorkerEnd, SelfPlayTask], None] = play

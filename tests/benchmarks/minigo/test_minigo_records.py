@@ -133,6 +133,14 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_shard(tmp_path, monkeypatc
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("name", ["a.safetensors", "a.safetensors.partial"])
+def test_a_file_of_another_process_is_not_replaced(tmp_path, name):
+    (tmp_path / name).write_bytes(b"of another process")
+    with pytest.raises(DataError, match=f"{name} exists already: end other processes"):
+        write_games(tmp_path / "a.safetensors", [game(3, 7)])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: b"of another process"}
+
+
 def test_unfinished_files_do_not_count(run):
     (generation_folder(run, 1) / "2.safetensors.partial").write_bytes(b"begun")
     games = Games(run, 5)

@@ -24,6 +24,7 @@ from benchmarks.minigo.workers import RESTARTS, SelfPlayTask, SelfPlayWorkers, S
 from common.errors import DataError, RankFailure
 from tests.benchmarks.minigo.finished_games import game
 from tests.benchmarks.minigo.sizes import SMALL
+from tests.forked import FORKS
 
 SETTINGS = SearchSettings(board=5, readouts=8, fast_readouts=4, virtual_losses=2, noise_alpha=0.3)
 
@@ -45,7 +46,7 @@ def players(
 ) -> Iterator[SelfPlayWorkers]:
     monkeypatch.setattr(inference, "MODEL_SECONDS", 0.0)
     server = InferenceServer(BatchedInference(InferenceNetwork(SMALL), (16,)), models, enough=8)
-    players = SelfPlayWorkers(server, 2, task(tmp_path / "games"), first=0)
+    players = SelfPlayWorkers(server, 2, task(tmp_path / "games"), token="start1")
     yield players
     players.close()
 
@@ -66,7 +67,7 @@ def test_two_workers_play_different_games_with_the_newest_model(tmp_path, models
     models.publish(1, MiniGo(SMALL, generator=torch.Generator().manual_seed(1)).state_dict())
     play_until(players, games, 1, 4)
     shards = games.of(0)
-    assert {shard.path.name.split("-")[1] for shard in shards} == {"000", "001"}
+    assert {shard.path.name.split("-")[2] for shard in shards} == {"000", "001"}
     for shard in shards:
         np.testing.assert_allclose(shard.pi_RA.sum(1), 1.0, rtol=1e-5)
         assert set(np.abs(shard.outcome_R)) == {1}
@@ -78,9 +79,26 @@ def test_a_killed_worker_is_replaced(tmp_path, players, capfd):
     games = Games(tmp_path / "games", 5)
     play_until(players, games, 0, 4)
     os.kill(players.pids[0], signal.SIGKILL)
-    while not any("-000-000000-1-" in shard.path.name for shard in games.of(0)):
+    while not any("-000-1-" in shard.path.name for shard in games.of(0)):
         players.play(0.05)
     assert "self-play worker 0 ended with exit code -9, and is replaced" in capfd.readouterr().err
+
+
+class Started:
+    """A process that ends at once."""
+
+    def start(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
+def test_two_starts_have_other_names_and_seeds(tmp_path, models, monkeypatch, forked_pools):
+    tasks: list[SelfPlayTask] = []
+    for token in ("start1", "start2"):
+        server = InferenceServer(BatchedInference(InferenceNetwork(SMALL), (16,)), models, enough=8)
+        monkeypatch.setattr(FORKS, "Process", lambda target, args, daemon: tasks.append(args[1]) or Started())
+        SelfPlayWorkers(server, 2, task(tmp_path / "games"), token).close()
+    assert len({task.name for task in tasks}) == len({task.seed for task in tasks}) == 4
 
 
 def test_a_worker_that_always_dies_ends_the_run(players):
