@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.minigo.features import feature_bytes
-from common.errors import DataError, RankFailure
+from common.errors import RankFailure, SuiteError
 
 SLOTS = 2
 """Requests of a worker that may be in flight."""
@@ -135,7 +135,7 @@ class ServerEnd:
         """Return the next request, or None if the worker has ended. Waits for a message.
 
         Raises:
-            DataError: the worker has failed, and reports this error.
+            SuiteError: the worker has failed, and reports this error.
             RankFailure: the worker has sent a message that is none.
         """
         try:
@@ -143,7 +143,9 @@ class ServerEnd:
         except (EOFError, OSError):
             return None
         if content.startswith(_FAILED):
-            raise DataError(content.removeprefix(_FAILED).decode())
+            name, message = content.removeprefix(_FAILED).decode().split(" ", 1)
+            kinds = {kind.__name__: kind for kind in SuiteError.__subclasses__()}
+            raise kinds[name](message)
         number, count = _MESSAGE.unpack(content) if len(content) == _MESSAGE.size else (-1, 0)
         if number != self._next or not 1 <= count <= self.ring.capacity:
             raise RankFailure(f"self-play worker {self.worker} sent request {number} of {count} leaves")
@@ -231,10 +233,10 @@ class InferenceClient:
         self._taken += 1
         return slot.policy_BA[:count], slot.value_B[:count]
 
-    def fail(self, message: str) -> None:
-        """Report an error, which ends the server."""
+    def fail(self, error: SuiteError) -> None:
+        """Report an error, which the server raises."""
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(_FAILED + message.encode())
+            self._connection.send_bytes(_FAILED + f"{type(error).__name__} {error}".encode())
 
     def close(self) -> None:
         """Close the connection, which tells the server that this worker ends."""

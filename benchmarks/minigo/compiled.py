@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -65,21 +66,33 @@ def cache_folder() -> Path:
     """Return the folder of compiled functions: NUMBA_CACHE_DIR if set, else one below the user's cache folder.
 
     The package may be installed read-only, so the folder is not beside the sources. If the user's cache folder cannot
-    be written, as in a container without a home, a folder below the folder of temporary files replaces it.
+    be written, as in a container without a home, a folder below the folder of temporary files replaces it. There
+    only this user may be able to write, because numba executes what the files contain.
     """
     digest = hashlib.sha256()
     for path in sorted(_SOURCES.glob("*.py")):
         digest.update(path.read_bytes())
     name = f"minigo-{digest.hexdigest()[:16]}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"))
-    for parent in (home / "mlperf-suite", Path(tempfile.gettempdir(), f"mlperf-suite-{os.getuid()}")):
+    temporary = Path(tempfile.gettempdir(), f"mlperf-suite-{os.getuid()}")
+    for parent in (home / "mlperf-suite", temporary):
         folder = parent / name
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if parent == temporary and not _private(parent):
+                continue
+            folder.mkdir(exist_ok=True, mode=0o700)
         except OSError:
             continue
         if os.access(folder, os.W_OK):
             return folder
     raise ConfigError(
-        f"no folder for compiled functions below {home} or {tempfile.gettempdir()} can be written: set NUMBA_CACHE_DIR"
+        f"no folder for compiled functions in {home} or {temporary} can be written, or others can write there too: "
+        "set NUMBA_CACHE_DIR"
     )
+
+
+def _private(folder: Path) -> bool:
+    """Return whether ``folder`` is a folder of this user, no link, in which no other user can write."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022

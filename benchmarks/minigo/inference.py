@@ -218,7 +218,7 @@ class InferenceServer:
 
         Raises:
             CheckpointError: a new model is damaged.
-            DataError: a worker has failed.
+            SuiteError: a worker has failed, and reports this error.
             RankFailure: a worker has sent a message that is none.
         """
         if time.monotonic() >= self._next_look:

@@ -20,7 +20,7 @@ from benchmarks.minigo.records import SUFFIX, generation_folder, write_games
 from benchmarks.minigo.search import SearchSettings
 from benchmarks.minigo.selfplay import FinishedGame, SelfPlay
 from common.data.order import sample_generator
-from common.errors import DataError, RankFailure
+from common.errors import RankFailure, SuiteError
 
 RESTARTS = 3
 """Largest number of times that a worker is replaced."""
@@ -86,8 +86,10 @@ def play(end: WorkerEnd, task: SelfPlayTask) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach all processes of a job, and its ranks decide
         signal.signal(number, signal.SIG_IGN)
     client, writer = InferenceClient(end), ShardWriter(task)
-    groups = [SelfPlay(task.settings, task.concurrent, task.seed, first=first, stride=SLOTS) for first in range(SLOTS)]
     try:
+        groups = [
+            SelfPlay(task.settings, task.concurrent, task.seed, first=first, stride=SLOTS) for first in range(SLOTS)
+        ]
         for group in groups:
             client.submit(group.leaves())
         while True:
@@ -97,8 +99,8 @@ def play(end: WorkerEnd, task: SelfPlayTask) -> None:
                 client.submit(group.leaves())
     except RankFailure:  # the server has ended, and reports why
         os._exit(0)
-    except DataError as error:
-        client.fail(str(error))
+    except SuiteError as error:
+        client.fail(error)
 
 
 class SelfPlayWorkers:
@@ -129,8 +131,8 @@ class SelfPlayWorkers:
 
         Raises:
             CheckpointError: a new model is damaged.
-            DataError: a worker cannot write its games.
             RankFailure: a worker has ended too often.
+            SuiteError: a worker has failed, and reports this error, for example that it cannot write its games.
         """
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:

@@ -205,6 +205,15 @@ def test_the_cache_of_compiled_functions_needs_no_writable_home(monkeypatch, tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     monkeypatch.setattr(compiled_module.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     assert compiled_module.cache_folder().is_relative_to(tmp_path / "temporary")
+    (parent,) = (tmp_path / "temporary").iterdir()
+    parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write"):
+        compiled_module.cache_folder()
+    parent.rename(tmp_path / "private")
+    (tmp_path / "private").chmod(0o700)
+    parent.symlink_to(tmp_path / "private")
+    with pytest.raises(ConfigError, match="others can write"):
+        compiled_module.cache_folder()
     monkeypatch.setattr(compiled_module.tempfile, "gettempdir", lambda: str(file))
     with pytest.raises(ConfigError, match="NUMBA_CACHE_DIR"):
         compiled_module.cache_folder()

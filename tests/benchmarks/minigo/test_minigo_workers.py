@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.minigo import inference
+from benchmarks.minigo import inference, workers
+from benchmarks.minigo.channel import ServerEnd
 from benchmarks.minigo.inference import BatchedInference, InferenceServer
 from benchmarks.minigo.model import InferenceNetwork, MiniGo
 from benchmarks.minigo.models import Models
@@ -21,7 +22,7 @@ from benchmarks.minigo.records import Games, generation_folder
 from benchmarks.minigo.search import SearchSettings
 from benchmarks.minigo.selfplay import FinishedGame
 from benchmarks.minigo.workers import RESTARTS, SelfPlayTask, SelfPlayWorkers, ShardWriter
-from common.errors import DataError, RankFailure
+from common.errors import ConfigError, DataError, RankFailure
 from tests.benchmarks.minigo.finished_games import game
 from tests.benchmarks.minigo.sizes import SMALL
 from tests.forked import FORKS
@@ -117,6 +118,21 @@ def test_a_worker_that_cannot_write_its_games_is_one_clear_error(tmp_path, playe
     (tmp_path / "games").write_text("this is no folder")
     with pytest.raises(DataError, match=r"games/000000/rank0-.*cannot be written"):
         play_on(players)
+
+
+def test_a_worker_without_numba_is_one_clear_error(tmp_path, monkeypatch):
+    """The worker's main function runs in this process, where SelfPlay can be replaced."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ConfigError("search needs numba")
+
+    monkeypatch.setattr(workers, "SelfPlay", refuse)
+    monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
+    channel = ServerEnd(task(tmp_path).ring, 0)
+    workers.play(channel.worker_end, task(tmp_path))
+    with pytest.raises(ConfigError, match="search needs numba"):
+        channel.receive()
+    channel.close()
 
 
 def finished(number: int) -> FinishedGame:
