@@ -73,8 +73,8 @@ class _Batches:
         """Start to read ``rows`` into the first of ``slots`` slots; the rest is zero.
 
         Args:
-            others: further tensors of the batch.
-            empty: for each row, the arrays that replace those of the sample.
+            others: tensors that are added to the batch, by name.
+            empty: arrays of each row, by name, that replace those of its sample.
         """
         tensors = {
             name: torch.empty((slots, *shape), dtype=torch.bfloat16, pin_memory=self._pin_memory)
@@ -122,7 +122,7 @@ def open_train(
     sizes, dropout = sizes_of(own.facts), own.facts.text_dropout
     found = read_manifest(root, sizes)
     mine = MicroBatches(micro_batch, grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
-    stream = ContiguousShares(found.counts["train_samples"], mine)
+    stream = ContiguousShares(mine, found.counts["train_samples"])
     most_open = 2 * grad_accumulation_steps  # each micro-batch of a step reads another share, at most two files of it
     batches = _Batches(open_split(root, found, "train"), own, layout, most_open)
     empty = read_empty(root, sizes)

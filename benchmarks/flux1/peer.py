@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.workload import FluxTraining, used_blocks
 from common.config.schema import RunConfig
-from common.contract.compiled_step import start_compiled_step
+from common.contract.peer_steps import fill_zeros, start_compiled_step
 from common.contract.workload import Peer
 from common.data.batches import Batch
 
 COMPILED = ("modulated_norm", "gated_residual", "qk_norm_rope", "gelu")
 """Operations that use the reference in the step that TorchInductor compiles."""
-ZERO_STD = 0.02
-"""Standard deviation of values for tensors that start at zero, because a device multiplies zeros faster."""
 
 
 def build(architecture: FluxArchitecture) -> Any:
@@ -72,14 +70,6 @@ def step_of(network: Any, architecture: FluxArchitecture, batch: int, device: to
         return loss.detach()
 
     return step
-
-
-@torch.no_grad()
-def fill_zeros(network: nn.Module) -> None:
-    """Fill each parameter that is all zeros with normal values; zeros would be faster."""
-    for parameter in network.parameters():
-        if not parameter.any():
-            parameter.normal_(0.0, ZERO_STD)
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:

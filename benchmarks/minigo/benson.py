@@ -146,8 +146,8 @@ def _touches_dead(
 def score(rules: Rules, board: Board, komi: float) -> float:
     """Return black's area minus white's area and komi.
 
-    Pass-alive points count for their owner. Of the other points, a stone counts for its colour, and a region of empty
-    points counts for the only colour beside it (Tromp-Taylor).
+    Pass-alive points count for their owner. Other stones count for their colour. Another region of empty points counts
+    for a colour if all stones next to it have this colour (Tromp-Taylor).
     """
     points = rules.neighbours.shape[0]
     owner = np.empty(points, np.int8)

@@ -39,7 +39,8 @@ class Rules(NamedTuple):
         keys: uint64 (2, P), the hashes of black and white stones.
         marks: int64 (A,), the time at which a search last visited each point.
         clock: int64 (1,), the number of searches.
-        gives: int8 (A,), what a stone or an empty point gives to a move beside it: 1 a liberty, CAPTURES its own chain.
+        gives: int8 (A,), effect of each point on a move next to it: 1 if the new stone gets a liberty, CAPTURES if the
+            move captures the chain at this point, else 0.
     """
 
     neighbours: NDArray[np.int16]
@@ -191,7 +192,7 @@ def _remove(rules: Rules, board: Board, head: int) -> int:
 
 @compiled
 def _join(rules: Rules, board: Board, point: int, colour: int) -> int:
-    """Connect a new stone with the chains of its colour beside it, and return the head."""
+    """Connect a new stone with the adjacent chains of its colour, and return the head of the joined chain."""
     board.chain[point] = point
     board.following[point] = point
     for i in range(4):

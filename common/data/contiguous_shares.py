@@ -8,50 +8,25 @@ global batch divided by the micro-batch: with another size of the micro-batch, a
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
-from common.data.batches import Block
-from common.data.order import MicroBatches
+from common.data.order import ReplicaStream
 from common.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class ContiguousShares:
+class ContiguousShares(ReplicaStream):
     """The samples in each micro-batch of one replica; a :class:`common.data.order.SampleStream`.
-
-    Attributes:
-        train_samples: samples of the whole set.
-        mine: the micro-batches of this replica.
 
     Raises:
         ConfigError: there are fewer samples than micro-batches of a global batch.
     """
-
-    train_samples: int
-    mine: MicroBatches
 
     def __post_init__(self) -> None:
         if self.train_samples < self.mine.streams:
             raise ConfigError(
                 f"train_samples={self.train_samples}: fewer than the {self.mine.streams} micro-batches of a step"
             )
-
-    @property
-    def micro_batch(self) -> int:
-        return self.mine.micro_batch
-
-    @property
-    def replicas(self) -> int:
-        return self.mine.replicas
-
-    def first_micro_batch(self, block: Block) -> int:
-        """Return the number of micro-batches of this replica before ``block``."""
-        return self.mine.first(block)
-
-    def micro_batches(self, block: Block) -> int:
-        """Return the number of micro-batches of this replica in ``block``."""
-        return self.mine.count(block)
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
         """Return the (pass over the share, sample) pairs of this replica's micro-batch ``number``, from 0."""
@@ -65,7 +40,3 @@ class ContiguousShares:
     def first_id(self, number: int) -> int:
         """Return the id of the first sample of this replica's micro-batch ``number``."""
         return self.mine.global_index(number) * self.micro_batch
-
-    def key(self, number: int) -> Hashable:
-        """Return (): all micro-batches have the same shapes."""
-        return ()

@@ -158,6 +158,41 @@ class MicroBatches:
 
 
 @dataclass(frozen=True)
+class ReplicaStream:
+    """Base of streams in which every micro-batch has the same shape.
+
+    Attributes:
+        mine: the micro-batches of this replica.
+        train_samples: samples of the whole set.
+    """
+
+    mine: MicroBatches
+    train_samples: int
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples per micro-batch of one replica."""
+        return self.mine.micro_batch
+
+    @property
+    def replicas(self) -> int:
+        """Number of data-parallel replicas."""
+        return self.mine.replicas
+
+    def first_micro_batch(self, block: Block) -> int:
+        """Return the number of micro-batches of this replica before ``block``."""
+        return self.mine.first(block)
+
+    def micro_batches(self, block: Block) -> int:
+        """Return the number of micro-batches of this replica in ``block``."""
+        return self.mine.count(block)
+
+    def key(self, number: int) -> Hashable:
+        """Return (): all micro-batches have the same shape."""
+        return ()
+
+
+@dataclass(frozen=True)
 class EpochStream:
     """One replica's part of the training stream.
 

@@ -8,7 +8,7 @@ labels. Evaluation batches also have ``present``, bool (B,), which is False for 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.data.batches import Block
 from common.data.megatron.indexed import IndexedTokens, bin_of, open_indexed
 from common.data.megatron.samples import SampleIndex, asked_of_each, blended, build_samples
-from common.data.order import EvalShard, MicroBatches
+from common.data.order import EvalShard, ReplicaStream
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.errors import ConfigError, DataError
 
@@ -123,7 +122,7 @@ class BlendedRows:
 
 
 @dataclass(frozen=True)
-class RowStream:
+class RowStream(ReplicaStream):
     """One replica's part of the training; a :class:`common.data.order.SampleStream`.
 
     Rows are used in order from position ``consumed`` on: micro-batch by micro-batch, replica by replica. So N
@@ -133,27 +132,7 @@ class RowStream:
         consumed: number of rows that an earlier training has used.
     """
 
-    mine: MicroBatches
-    train_samples: int
     consumed: int = 0
-
-    @property
-    def micro_batch(self) -> int:
-        """Rows per micro-batch of one replica."""
-        return self.mine.micro_batch
-
-    @property
-    def replicas(self) -> int:
-        """Number of data-parallel replicas."""
-        return self.mine.replicas
-
-    def first_micro_batch(self, block: Block) -> int:
-        """Return the number of micro-batches of this replica before ``block``."""
-        return self.mine.first(block)
-
-    def micro_batches(self, block: Block) -> int:
-        """Return the number of micro-batches of this replica in ``block``."""
-        return self.mine.count(block)
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
         """Return (0, position) for each row of this replica's micro-batch ``number``, from 0 over the whole training.
@@ -168,10 +147,6 @@ class RowStream:
                 "for more rows, and the epochs follow from it"
             )
         return [(0, position) for position in range(first, first + self.micro_batch)]
-
-    def key(self, number: int) -> Hashable:
-        """Return (): all micro-batches have the same shape."""
-        return ()
 
 
 def train_source(

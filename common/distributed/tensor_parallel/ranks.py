@@ -206,12 +206,7 @@ class _GatherTokens(torch.autograd.Function):
         return ctx.parallel.reduce_scatter(dx_T), None
 
 
-class _GatherCopies(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_s: Tensor, parallel: TensorParallel) -> Tensor:
-        ctx.parallel = parallel
-        return parallel.all_gather(x_s)
-
+class _GatherCopies(_GatherTokens):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx_T: Tensor) -> tuple[Tensor, None]:

@@ -160,7 +160,7 @@ def test_validation_has_every_row_once_with_its_timestep(replicas, root):
 
 def test_fewer_samples_than_micro_batches_are_refused():
     with pytest.raises(ConfigError, match="train_samples=5: fewer than the 6 micro-batches of a step"):
-        ContiguousShares(5, MicroBatches(1, 2, 3, 0))
+        ContiguousShares(MicroBatches(1, 2, 3, 0), 5)
 
 
 def test_encodings_of_another_recipe_are_refused(root):

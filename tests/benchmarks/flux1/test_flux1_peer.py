@@ -11,8 +11,9 @@ from small_flux import SMALL
 
 from benchmarks.flux1 import peer
 from benchmarks.flux1.config import Facts
-from benchmarks.flux1.peer import build, fill_zeros, step_of
+from benchmarks.flux1.peer import build, step_of
 from benchmarks.flux1.workload import FluxTraining
+from common.contract.peer_steps import fill_zeros
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.ops.operation import REFERENCE

@@ -1,4 +1,4 @@
-"""A peer for comparison: a workload's own step with reference implementations that TorchInductor compiles."""
+"""What the peers of several workloads share: weights without zeros, and a compiled step of the workload itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from common.config.schema import RunConfig
 from common.contract.workload import Workload
@@ -14,6 +15,17 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.ops.operation import REFERENCE
 from common.step.graphs import StepRunner
+
+ZERO_STD = 0.02
+"""Standard deviation of values for tensors that start at zero, because a device multiplies zeros faster."""
+
+
+@torch.no_grad()
+def fill_zeros(network: nn.Module) -> None:
+    """Fill each parameter that is all zeros, even biases of norms, with normal values; zeros would be faster."""
+    for parameter in network.parameters():
+        if not parameter.any():
+            parameter.normal_(0.0, ZERO_STD)
 
 
 def start_compiled_step(
@@ -25,7 +37,9 @@ def start_compiled_step(
     device: torch.device,
     **model: object,
 ) -> Callable[[], object]:
-    """Start the step and return a function that runs it on ``example``; see :class:`common.contract.workload.Peer`.
+    """Start a workload's step with references that TorchInductor compiles, and return a function that runs it.
+
+    The function runs the step on ``example``; see :class:`common.contract.workload.Peer`.
 
     Args:
         workload_type: the workload, whose configuration has ``model.implementations``.
