@@ -169,7 +169,8 @@ def _text(schedules: Mapping[str, GpuSchedule], best: GpuSchedule, gpus: int, ob
     """Return the table of the schedules' objectives and the table of the best one's jobs."""
     name = max(map(len, schedules))
     job = max(len("job"), *(len(each.name) for each in best.jobs))
-    lines = [f"{len(best.jobs)} jobs on {gpus} GPUs, smallest {OBJECTIVES[objective]}", ""]
+    jobs = "1 job" if len(best.jobs) == 1 else f"{len(best.jobs)} jobs"
+    lines = [f"{jobs} on {gpus} GPUs, smallest {OBJECTIVES[objective]}", ""]
     lines.append(f"{'schedule':<{name}}  {'makespan, h':>12}  {'mean completion, h':>18}")
     lines += [
         f"{each:<{name}}  {schedule.makespan / 3600:>12.2f}  {schedule.mean / 3600:>18.2f}"
