@@ -39,6 +39,8 @@ SLURM_PORTS = range(20000, 32768)
 """Ports of rank 0 in Slurm steps; Linux gives ports from 32768 on to any program that asks for none in particular."""
 MOST_NODES = 2**20
 """Maximum number of entries that the short forms in Slurm's variables expand to."""
+THREADS_BESIDE_A_GPU = 8
+"""Most CPU threads of an operation beside a GPU: the CPU only prepares batches and copies weights."""
 
 
 def find_rank_info(environment: Mapping[str, str]) -> RankInfo:
@@ -294,9 +296,11 @@ def _slurm_number(environment: Mapping[str, str], name: str, default: int | None
 
 
 def _threads(rank_info: RankInfo, sharers: int, device: torch.device) -> int:
-    """Return the number of CPU threads of this rank: its share of the cores that this process may use.
+    """Return the number of CPU threads of one operation of this rank.
 
-    A rank that computes on the CPU uses ``OMP_NUM_THREADS`` if it is set.
+    A rank that computes on the CPU has its share of the cores that this process may use, or ``OMP_NUM_THREADS`` if that
+    is set. Beside a GPU it is at most half of the share, because the threads of an operation wait for each other: if
+    reader or launch thread occupy one of their cores, all wait until the operating system moves the thread.
     """
     # As in OpenMP, later numbers apply to nested parallel regions, and an invalid value is ignored.
     asked = re.match(r"\s*0*([1-9][0-9]{0,6})\s*(?:,|$)", os.environ.get("OMP_NUM_THREADS", ""))
@@ -305,8 +309,10 @@ def _threads(rank_info: RankInfo, sharers: int, device: torch.device) -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # The affinity of a bound Slurm task is already its share; SLURM_CPUS_PER_TASK is the requested share.
     if rank_info.launcher == "slurm" and (per_task := integer(os.environ, "SLURM_CPUS_PER_TASK", 0)):
-        return min(allowed, per_task)
-    return max(1, allowed // sharers)
+        share = min(allowed, per_task)
+    else:
+        share = max(1, allowed // sharers)
+    return share if device.type == "cpu" else max(1, min(THREADS_BESIDE_A_GPU, share // 2))
 
 
 def _has_gpu_of_its_own(rank_info: RankInfo) -> bool:

@@ -25,8 +25,9 @@ POSITIONS = 16
 def gradients(device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     model = MiniGo(LARGE, generator=torch.Generator().manual_seed(1), device=device, dtype=dtype)
     planes = FeatureBits(19, device).planes(packed(random_planes(POSITIONS, 19)).to(device), dtype)
-    pi = torch.full((POSITIONS, LARGE.moves), 1 / LARGE.moves, device=device)
-    cross_entropy, squared = losses(*model(planes), pi, torch.ones(POSITIONS, device=device))
+    of_targets = torch.promote_types(dtype, torch.float32)
+    pi = torch.full((POSITIONS, LARGE.moves), 1 / LARGE.moves, dtype=of_targets, device=device)
+    cross_entropy, squared = losses(*model(planes), pi, torch.ones(POSITIONS, dtype=of_targets, device=device))
     (cross_entropy + 0.5 * squared).backward()
     return {name: tensor.grad.double().cpu() for name, tensor in model.named_parameters() if tensor.grad is not None}
 
@@ -115,7 +116,7 @@ def test_answers_stay_with_their_requests_while_batches_are_in_flight(
             generation = clients[number // 2].generation
             generations.add(generation)
             for ours, theirs in zip((policy, value), networks[generation](bits), strict=True):
-                np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-2, atol=1e-3)
+                np.testing.assert_allclose(ours, theirs.numpy(), rtol=4e-2, atol=4e-3)  # rounded to fp16
     assert generations == {0, 1}
     server.close()
     batched.close()

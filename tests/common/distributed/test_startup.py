@@ -239,13 +239,23 @@ def test_slurm_tasks_that_see_all_gpus_take_one_each(one_visible_gpu):
 
 @pytest.mark.parametrize(
     ("device", "value", "threads"),
-    [("cpu", "3", 3), ("cpu", "5,2", 5), ("cpu", "", 4), ("cpu", "0", 4), ("cpu", "many", 4), ("cuda", "3", 4)],
+    [("cpu", "3", 3), ("cpu", "5,2", 5), ("cpu", "", 4), ("cpu", "0", 4), ("cpu", "many", 4), ("cuda", "3", 2)],
 )
 def test_a_rank_on_the_cpu_has_the_threads_that_the_user_sets(monkeypatch, device, value, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     alone = find_rank_info({})
     assert startup._threads(alone, sharers=2, device=torch.device(device)) == threads
+
+
+@pytest.mark.parametrize(("cores", "ranks", "threads"), [(1, 1, 1), (2, 2, 1), (32, 1, 8), (112, 8, 7), (224, 8, 8)])
+@pytest.mark.parametrize("slurm", [False, True])
+def test_operations_on_the_cpu_leave_cores_to_reader_and_launches_of_a_gpu(monkeypatch, cores, ranks, threads, slurm):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    variables = SLURM_SECOND_OF_THREE | {"SLURM_CPUS_PER_TASK": str(cores // ranks)} if slurm else {}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert startup._threads(find_rank_info(variables), ranks, torch.device("cuda")) == threads
 
 
 def test_one_rank_needs_no_process_group():
