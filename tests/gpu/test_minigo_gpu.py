@@ -32,9 +32,10 @@ def gradients(device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {name: tensor.grad.double().cpu() for name, tensor in model.named_parameters() if tensor.grad is not None}
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-2), (torch.bfloat16, 0.3)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-2), (torch.bfloat16, 0.5)], ids=str)
 def test_gradients_follow_float64(dtype: torch.dtype, tolerance: float) -> None:
-    expected, found = gradients("cpu", torch.float64), gradients("cuda", dtype)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        expected, found = gradients("cpu", torch.float64), gradients("cuda", dtype)
     for name, gradient in expected.items():
         assert relative_error(found[name], gradient) < tolerance, name
 
