@@ -23,19 +23,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.deepcam.ops.depthwise_convolution import DEPTHWISE_CONVOLUTION
 from benchmarks.deepcam.samples import CHANNELS, CLASSES
 from common.config.ranges import AtLeast, Each, Positive, Range, ShareAboveZero
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.choice import choose_layers
 from common.nn.convolution import cast_weights
 from common.ops.batch_norm import BATCH_NORM
-from common.ops.operation import Operation
+from common.ops.operation import REFERENCE, Operation, OperationRequest
 from common.ops.triton_support import widen
 
 OUTPUT_STRIDE = 16
 """Height of the input, divided by the height of the encoder's result."""
 
-OPERATIONS: dict[str, Operation] = {"batch_norm": BATCH_NORM}
+OPERATIONS: dict[str, Operation] = {"batch_norm": BATCH_NORM, "depthwise_convolution": DEPTHWISE_CONVOLUTION}
 """Operations whose implementation can be chosen in ``model.implementations``."""
 
 ImageSize = Range(
@@ -75,10 +76,27 @@ class DeepLabArchitecture:
     norm_momentum: Annotated[float, ShareAboveZero]
 
 
-def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1, groups: int = 1) -> nn.Conv2d:
+class DepthwiseConv2d(nn.Conv2d):
+    """Depthwise 3x3 convolution without bias whose padding keeps height and width at stride 1."""
+
+    def __init__(self, channels: int, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__(channels, channels, 3, stride, dilation, dilation, channels, bias=False)
+        self._convolution = DEPTHWISE_CONVOLUTION.choice(REFERENCE)
+
+    def choose(self, requested: str, dtype: torch.dtype) -> str:
+        """Choose the implementation and return its name; see :meth:`common.nn.choice.Choosing.choose`."""
+        self._convolution = DEPTHWISE_CONVOLUTION.select(requested, OperationRequest(self.weight.device, dtype))
+        return self._convolution.name
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """Return (N, C, ceil(H / stride), ceil(W / stride))."""
+        result: Tensor = self._convolution.function(x_NCHW, self.weight, self.stride[0], self.dilation[0])
+        return result
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> nn.Conv2d:
     """Return a convolution without bias whose padding keeps height and width at stride 1."""
-    padding = kernel // 2 * dilation
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False)
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2 * dilation, dilation, bias=False)
 
 
 def upsampling(inputs: int, outputs: int) -> nn.ConvTranspose2d:
@@ -88,7 +106,7 @@ def upsampling(inputs: int, outputs: int) -> nn.ConvTranspose2d:
 
 def separable(inputs: int, outputs: int, stride: int = 1, dilation: int = 1) -> nn.Sequential:
     """Return a depthwise 3x3 convolution and a pointwise one."""
-    return nn.Sequential(conv(inputs, inputs, 3, stride, dilation, groups=inputs), conv(inputs, outputs, 1))
+    return nn.Sequential(DepthwiseConv2d(inputs, stride, dilation), conv(inputs, outputs, 1))
 
 
 def with_norm(layer: nn.Module, channels: int) -> nn.Sequential:
@@ -249,8 +267,9 @@ class DeepLab(nn.Module):
         return self
 
     def choose_implementations(self, requested: Mapping[str, str], dtype: torch.dtype) -> dict[str, str]:
-        """Choose the implementation of the batch norms; see :func:`common.nn.choice.choose_layers`."""
-        return choose_layers(self, {"batch_norm": BatchNorm2d}, requested, dtype)
+        """Choose the implementations of the layers; see :func:`common.nn.choice.choose_layers`."""
+        kinds = {"batch_norm": BatchNorm2d, "depthwise_convolution": DepthwiseConv2d}
+        return choose_layers(self, kinds, requested, dtype)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         """Return logits (N, K, H, W), at least fp32, of normalised samples in the dtype of the weights."""

@@ -1,0 +1,1 @@
+"""Operations that only DeepCAM uses, with one package each, as in :mod:`common.ops`."""
