@@ -32,7 +32,7 @@ from common.ops.linear import IN_FP8
 from common.ops.linear.fp8 import same_weights
 from common.ops.operation import AUTO
 from common.optim.learning_rate import Schedule, warmup_then_constant
-from common.optim.memory_plan import MemoryPlan, plan, trained_weights
+from common.optim.memory_plan import capacity_of, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep, accumulate
 
@@ -42,7 +42,6 @@ class FluxTraining(Workload):
 
     Attributes:
         architecture: the part of the network that ``model.double_blocks`` and ``model.single_blocks`` select.
-        memory: plan of the memory of a GPU; None on other devices.
     """
 
     config_type: ClassVar[type] = FluxConfig
@@ -68,8 +67,10 @@ class FluxTraining(Workload):
                 "matrix products with layout.tp above 1 or model.implementations.linear=te; "
                 "use model.recomputed_blocks"
             )
-        self.memory = self._planned() if device.type == "cuda" else None
-        blocks, operations = self.memory_sizes().levels(0 if self.memory is None else self.memory.recomputed)
+        sizes = self.memory_sizes()
+        if device.type == "cuda":
+            self.memory = plan(sizes, capacity_of(device), None, 0)
+        blocks, operations = sizes.levels(0 if self.memory is None else self.memory.recomputed)
         self.model = Flux(
             self.architecture,
             own.model.implementations,
@@ -84,10 +85,6 @@ class FluxTraining(Workload):
         self.choices |= self.model.chosen
         self._latents = LatentScale(facts.latent_shift, facts.latent_scale)
         self._seed = torch.tensor(layout.seed, dtype=torch.int64, device=device)
-
-    def _planned(self) -> MemoryPlan:
-        capacity = torch.cuda.get_device_properties(self.layout.device).total_memory
-        return plan(self.memory_sizes(), capacity, None, 0)
 
     @property
     def _can_keep_products(self) -> bool:
@@ -113,10 +110,6 @@ class FluxTraining(Workload):
             asked=None if given == (AUTO, AUTO) else (asked[0], asked[1]),
             **trained_weights(cfg, layout, self.dtype),
         )
-
-    def memory_plan(self) -> str:
-        """Return a description of the planned memory by category; empty without a GPU."""
-        return "" if self.memory is None else self.memory.in_words()
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the parameters that are split over the ranks of tp, and those that each of these ranks has whole.

@@ -36,7 +36,7 @@ from common.language.stage import Objective, Stage
 from common.ops.cross_entropy import CROSS_ENTROPY, OF_A_PART
 from common.ops.linear import IN_FP8
 from common.ops.operation import AUTO, OperationRequest, asked_for, select
-from common.optim.memory_plan import MemoryPlan
+from common.optim.memory_plan import MemoryPlan, capacity_of
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import LossScale
 from common.step.chunk_graphs import ChunkGraphs
@@ -74,7 +74,7 @@ class LanguageModel(Workload):
             tokens = (self.train_tokens, self.eval_tokens)
             check_fp8(model.linear, self.architecture, self.parallel.size, tokens, layout.device, self.dtype)
         plannable = layout.device.type == "cuda" and model.blocks != "autograd"
-        self.memory = self.planned(torch.cuda.get_device_properties(layout.device).total_memory) if plannable else None
+        self.memory = self.planned(capacity_of(layout.device)) if plannable else None
         stages = layout.size("pp")
         chunks = getattr(model, "chunks", 1) if layout.role == "train" else 1  # several chunks only help in training
         parts = layers_of(self.architecture.layers, layout.coordinate("pp"), stages, chunks)
@@ -93,7 +93,10 @@ class LanguageModel(Workload):
         return None
 
     def planned(self, capacity: int) -> MemoryPlan | None:
-        """Return the plan of the memory of ``capacity`` bytes, before anything is allocated. Default: None, no plan."""
+        """Return the plan of the memory of ``capacity`` bytes, before anything is allocated. Default: None, no plan.
+
+        There is none either if autograd builds the backward pass, because its memory cannot be planned.
+        """
         return None
 
     def sizes(self) -> dict[str, Any]:
@@ -190,13 +193,6 @@ class LanguageModel(Workload):
         if parallel.size == 1:
             return UntiedHead(weight, chosen.function, model.head_chunk)
         return NextTokenHead(weight, parallel, model.head_chunk, padded)
-
-    def memory_plan(self) -> str:
-        """Return a description of the planned memory by category.
-
-        Empty without a GPU, and if autograd builds the backward pass, because its memory cannot be planned.
-        """
-        return "" if self.memory is None else self.memory.in_words()
 
     def tensor_splits(self) -> dict[str, TensorSplit]:
         """Return how the ranks of tp split trained parameters, by name."""

@@ -19,7 +19,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.fixed import fixed_facts
-from common.optim.memory_plan import KEPT, plan, trained_weights
+from common.optim.memory_plan import KEPT, STATE, plan, trained_weights
 from tests.benchmarks.flux1.flux_ranks import SHARDS, batch_of, loaded, run_rank, train
 from tests.benchmarks.flux1.public_names import diffusers_network, positions, to_diffusers
 from tests.capturable import Capturable
@@ -199,8 +199,8 @@ def memory(double_blocks: int = 19, single_blocks: int = 38, **changes: object) 
 
 @pytest.mark.parametrize(("masters", "shards", "bytes_each"), [(4, 1, 16), (4, 8, 6), (2, 2, 11), (4, 2, 12)])
 def test_bytes_of_a_weight_in_training(masters, shards, bytes_each):
-    assert memory(master_bytes=masters, shards=shards).state() == 11_891_178_560 * bytes_each
-    assert memory(samples=0, shards=shards).state() == 11_891_178_560 * 2
+    assert memory(master_bytes=masters, shards=shards).parts(0, 0)[STATE] == 11_891_178_560 * bytes_each
+    assert memory(samples=0, shards=shards).parts(0, 0)[STATE] == 11_891_178_560 * 2
 
 
 def test_bytes_that_blocks_keep():
@@ -295,7 +295,7 @@ def test_a_recipe_has_the_plan_in_the_readme(scale):
     )  # fmt: skip
     found = plan(sizes, H200, None, 0)
     state, activations, levels = PLANS[scale]
-    assert round(found.parts["weights, gradients and optimizer"] / 1e9, 1) == state
+    assert round(found.parts[STATE] / 1e9, 1) == state
     assert round(found.parts[KEPT] / 1e9, 1) == activations
     assert sizes.levels(found.recomputed) == levels
     readme = (ROOT / "benchmarks" / "flux1" / "README.md").read_text()
