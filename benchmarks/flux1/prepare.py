@@ -8,10 +8,8 @@ The input is published encodings (:mod:`benchmarks.flux1.raw`), which are linked
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -49,7 +47,7 @@ from common.data.published import Published, published_files
 from common.data.raw_layout import fingerprint_of
 from common.data.sources import read_sources
 from common.data.stages import Stages
-from common.data.threads import ahead
+from common.data.threads import read_groups
 from common.errors import ConfigError, DataError
 from common.formats.array_shards import ArraySample, require_finite
 
@@ -215,16 +213,11 @@ def _encoders(plan: EncodingPlan) -> Encoders:
 def _encoded(samples: Sequence[Sample], plan: EncodingPlan) -> Iterator[ArraySample]:
     """Yield samples with their encodings; threads decode the pictures."""
     networks = _encoders(plan)
-    with ThreadPoolExecutor(plan.threads) as pool:
-        begun = (pool.submit(sample.read) for sample in samples)
-        inputs = (done.result() for done in ahead(begun, 2 * TOGETHER, Future.cancel))
-        left = iter(samples)
-        while group := list(itertools.islice(inputs, TOGETHER)):
-            arrays = networks.pictures(torch.stack([picture for picture, _ in group]))
-            arrays |= networks.captions([caption for _, caption in group])
-            for row, sample in enumerate(itertools.islice(left, len(group))):
-                encodings = {name: values[row].to(torch.bfloat16) for name, values in arrays.items()}
-                yield ArraySample(sample.key, encodings, sample.timestep)
+    for group in read_groups(samples, Sample.read, plan.threads, TOGETHER):
+        arrays = networks.pictures(torch.stack([picture for _, (picture, _) in group]))
+        arrays |= networks.captions([caption for _, (_, caption) in group])
+        for row, (sample, _) in enumerate(group):
+            yield ArraySample(sample.key, {name: values[row] for name, values in arrays.items()}, sample.timestep)
 
 
 def _sizes(synthetic: Mapping[str, Any] | None) -> EncodingSizes:
