@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.flux1.architecture import FluxArchitecture
-from benchmarks.flux1.workload import FluxTraining, used_blocks
+from benchmarks.flux1.workload import FluxTraining
 from common.config.schema import RunConfig
 from common.contract.peer_steps import fill_zeros, start_compiled_step
 from common.contract.workload import Peer
@@ -70,7 +70,7 @@ def step_of(network: Any, architecture: FluxArchitecture, batch: int, device: to
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
     """Start the peer; see :class:`common.contract.workload.Peer`."""
-    architecture = used_blocks(run.workload)
+    architecture = run.workload.architecture
     with device:
         network = build(architecture).to(torch.bfloat16)
     fill_zeros(network)

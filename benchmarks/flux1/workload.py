@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from benchmarks.flux1.architecture import FluxArchitecture
-from benchmarks.flux1.config import FluxConfig
+from benchmarks.flux1.config import BLOCKS, FluxConfig
 from benchmarks.flux1.data import open_eval, open_train
 from benchmarks.flux1.encodings import FORMAT
 from benchmarks.flux1.evaluate import ValidationLoss, with_updates
@@ -20,9 +18,10 @@ from benchmarks.flux1.flow import LatentScale, noised, sample_losses
 from benchmarks.flux1.memory import FluxMemory
 from benchmarks.flux1.model import Flux
 from common.config.schema import Declaration, RunConfig
+from common.config.sections import unused_layers
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
-from common.data.batches import Batch, DataSource, HostBatch
+from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import tensor_splits
 from common.distributed.tensor_parallel.ranks import TensorParallel
@@ -54,7 +53,7 @@ class FluxTraining(Workload):
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
         own, facts, device = self.own, self.own.facts, layout.device
-        self.architecture = used_blocks(own)
+        self.architecture = own.architecture
         self.parallel = TensorParallel.from_layout(layout)
         if own.reader.eval_batch % self.parallel.size:
             raise ConfigError(
@@ -139,14 +138,10 @@ class FluxTraining(Workload):
         broken = []
         if own.model.zero_std:
             broken.append(f"model.zero_std={own.model.zero_std}: modulations and output start from zero")
-        for name in ("double_blocks", "single_blocks"):
-            asked, whole = getattr(own.model, name), getattr(own.facts, name)
-            if asked not in (0, whole):
-                broken.append(f"model.{name}={asked}: the network has {whole}")
         in_fp8 = own.model.implementations.get("linear") in IN_FP8
         return Declaration(
             data_format=FORMAT,
-            forbidden=broken,
+            forbidden=[*broken, *unused_layers(own, "network", *BLOCKS)],
             micro_batch_multiple=cfg.layout["tp"],
             lowest_precision={"linear": "fp8"} if in_fp8 else {},
         )
@@ -204,13 +199,9 @@ class FluxTraining(Workload):
         encodings = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
         mean = torch.randn(maps, generator=generator) / facts.latent_scale + facts.latent_shift
         tensors = {**encodings, "mean": mean, "logvar": torch.full(maps, -10.0), "sample_ids": torch.arange(count)}
-        return self._finished(self.to_device(tensors))
+        return self.finished(self.to_device(tensors))
 
-    def prepare(self, batch: HostBatch) -> Batch:
-        """Copy a batch to the device."""
-        return Batch(self._finished(self.to_device(batch.tensors)), batch.samples, batch.key)
-
-    def _finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors in the dtypes of the captured step: that of the weights; with fp16, moments in bf16."""
         moments = torch.bfloat16 if self.dtype == torch.float16 else self.dtype
         dtypes = {"t5": self.dtype, "clip": self.dtype, "mean": moments, "logvar": moments}
@@ -245,13 +236,3 @@ class FluxTraining(Workload):
     def sample_flops(self) -> float:
         """Return the FLOPs of training on one sample."""
         return self.architecture.training_flops()
-
-
-def used_blocks(own: FluxConfig) -> FluxArchitecture:
-    """Return the sizes of the part of the network that ``model.double_blocks`` and ``model.single_blocks`` select."""
-    asked, facts = own.model, own.facts
-    return dataclasses.replace(
-        facts,
-        double_blocks=asked.double_blocks or facts.double_blocks,
-        single_blocks=asked.single_blocks or facts.single_blocks,
-    )

@@ -261,8 +261,12 @@ class Workload(ABC):
         """Open the training data under ``root``, after ``run_start``. Nothing may read the data earlier."""
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Copy a reader's batch to the device and finish it there, on the side stream. Default: only copy it."""
-        return Batch(self.to_device(batch.tensors), batch.samples, batch.key)
+        """Copy a reader's batch to the device and finish it there, on the side stream."""
+        return Batch(self.finished(self.to_device(batch.tensors)), batch.samples, batch.key)
+
+    def finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a batch's tensors as the step reads them; they are on the device. Default: unchanged."""
+        return tensors
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return ``tensors`` on the device; those already there are not copied. The host does not wait."""

@@ -6,7 +6,6 @@ A workload adds its configuration, objective, learning rate, data and evaluation
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from common.config.schema import LoggedPrecision, Role, RunConfig
+from common.config.sections import used_layers
 from common.contract.workload import Workload
 from common.data.batches import Batch
 from common.distributed.context_parallel import ContextSplit
@@ -26,7 +26,7 @@ from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
-from common.language.architecture import Architecture, choose_operations
+from common.language.architecture import choose_operations
 from common.language.decoder import HandwrittenDecoder
 from common.language.fp8_products import check_fp8
 from common.language.head import LossHead, NextTokenHead, PendingGradients, TiedHead, UntiedHead
@@ -67,7 +67,7 @@ class LanguageModel(Workload):
             raise ConfigError(
                 f"evaluation.layout.pp={layout.size('pp')}: ranks that only evaluate have the whole network"
             )
-        self.architecture = used_layers(facts, model.layers, self.whole)
+        self.architecture = used_layers(facts, model, self.whole, "layers")
         self.split = ContextSplit.from_layout(layout, facts.row_length)
         self.parallel = TensorParallel.from_layout(layout)
         if model.linear in IN_FP8:
@@ -270,25 +270,6 @@ class LanguageModel(Workload):
     def sample_flops(self) -> float:
         """Return the FLOPs of one row, forward and backward, with only the causal half of the attention."""
         return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
-
-
-def used_layers(facts: Any, layers: int, whole: str) -> Architecture:
-    """Return ``facts`` with the number of layers that ``model.layers`` selects.
-
-    Raises:
-        ConfigError: ``model.layers`` is larger than the number of layers.
-    """
-    if layers > facts.layers:
-        raise ConfigError(f"model.layers={layers}: the {whole} has {facts.layers}; 0 uses all")
-    used: Architecture = dataclasses.replace(facts, layers=layers or facts.layers)
-    return used
-
-
-def unused_layers(own: Any, whole: str) -> list[str]:
-    """Return why ``model.layers`` forbids a valid run; empty if it does not."""
-    if own.model.layers in (0, own.facts.layers):
-        return []
-    return [f"model.layers={own.model.layers}: the {whole} has {own.facts.layers}"]
 
 
 def lowest_precision(linear: str, ranks: int) -> dict[Role, LoggedPrecision]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmarks.flux1.config import Facts
 from benchmarks.flux1.flow import LatentScale, noised
 from benchmarks.flux1.memory import FluxMemory
-from benchmarks.flux1.workload import FluxTraining, used_blocks
+from benchmarks.flux1.workload import FluxTraining
 from common.config.schema import RunConfig
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
@@ -286,7 +286,7 @@ PLANS = {
 @pytest.mark.parametrize("scale", PLANS)
 def test_a_recipe_has_the_plan_in_the_readme(scale):
     run, _ = loaded(f"scale={scale}")
-    shape, ranks = used_blocks(run.workload), run.training_ranks
+    shape, ranks = run.workload.architecture, run.training_ranks
     layout = _ManyRanks(ranks)
     sizes = FluxMemory(
         architecture=shape, samples=run.micro_batch, micro_batches=run.grad_accumulation_steps,
