@@ -382,6 +382,11 @@ class Flux(nn.Module):
         return joined[name.split(".")[-2]]
 
 
+def parameter_count(architecture: FluxArchitecture, parallel: TensorParallel | None = None) -> int:
+    """Return the number of parameters of a rank, without allocating them."""
+    return sum(each.numel() for each in Flux(architecture, device="meta", parallel=parallel).parameters())
+
+
 def time_features(t_N: Tensor, features: int, period: float, scale: float) -> Tensor:
     """Return cosines, then sines, of ``scale t period^(-2j / features)``: (N, features), dtype of ``t_N``."""
     half = features // 2

@@ -16,7 +16,7 @@ from benchmarks.flux1.encodings import FORMAT
 from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.flow import LatentScale, noised, sample_losses
 from benchmarks.flux1.memory import FluxMemory
-from benchmarks.flux1.model import Flux
+from benchmarks.flux1.model import Flux, parameter_count
 from common.config.schema import Declaration, RunConfig
 from common.config.sections import unused_layers
 from common.contract.evaluation import Weights
@@ -101,7 +101,7 @@ class FluxTraining(Workload):
             samples=cfg.micro_batch if trains else 0,
             micro_batches=cfg.grad_accumulation_steps,
             eval_samples=0 if trains and cfg.evaluation.ranks else own.reader.eval_batch,
-            parameters=self.architecture.parameters_of_rank(self.parallel.size),
+            parameters=parameter_count(self.architecture, self.parallel),
             ranks=self.parallel.size,
             fp8=own.model.implementations.get("linear") in IN_FP8,
             alone=layout.world_size == 1,

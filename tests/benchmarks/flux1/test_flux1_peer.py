@@ -11,6 +11,7 @@ from small_flux import SMALL
 
 from benchmarks.flux1 import peer
 from benchmarks.flux1.config import Facts
+from benchmarks.flux1.model import parameter_count
 from benchmarks.flux1.peer import build, step_of
 from benchmarks.flux1.workload import FluxTraining
 from common.contract import peer_steps
@@ -52,7 +53,7 @@ def test_the_peer_has_our_number_of_parameters(depth):
     facts = dataclasses.replace(fixed_facts(Facts, "flux1"), **depth)
     with torch.device("meta"):
         network = build(facts)
-    assert sum(parameter.numel() for parameter in network.parameters()) == facts.parameters
+    assert sum(parameter.numel() for parameter in network.parameters()) == parameter_count(facts)
 
 
 def test_an_iteration_of_the_peer_changes_its_weights():

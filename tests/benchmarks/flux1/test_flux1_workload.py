@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from benchmarks.flux1.config import Facts
 from benchmarks.flux1.flow import LatentScale, noised
 from benchmarks.flux1.memory import FluxMemory
+from benchmarks.flux1.model import parameter_count
 from benchmarks.flux1.workload import FluxTraining
 from common.config.schema import RunConfig
 from common.data.batches import HostBatch
@@ -192,8 +193,8 @@ H200 = 150_100_000_000
 def memory(double_blocks: int = 19, single_blocks: int = 38, **changes: object) -> FluxMemory:
     shape = dataclasses.replace(FACTS, double_blocks=double_blocks, single_blocks=single_blocks)
     return FluxMemory(**{
-        "architecture": shape, "samples": 16, "micro_batches": 1, "eval_samples": 16, "parameters": shape.parameters,
-        "itemsize": 2, "master_bytes": 4, "shards": 1, **changes,
+        "architecture": shape, "samples": 16, "micro_batches": 1, "eval_samples": 16,
+        "parameters": parameter_count(shape), "itemsize": 2, "master_bytes": 4, "shards": 1, **changes,
     })  # fmt: skip
 
 
@@ -291,7 +292,7 @@ def test_a_recipe_has_the_plan_in_the_readme(scale):
     sizes = FluxMemory(
         architecture=shape, samples=run.micro_batch, micro_batches=run.grad_accumulation_steps,
         eval_samples=run.workload.reader.eval_batch,
-        parameters=shape.parameters, alone=ranks == 1, **trained_weights(run, layout, torch.bfloat16),
+        parameters=parameter_count(shape), alone=ranks == 1, **trained_weights(run, layout, torch.bfloat16),
     )  # fmt: skip
     found = plan(sizes, H200, None, 0)
     state, activations, levels = PLANS[scale]
