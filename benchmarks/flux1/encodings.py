@@ -72,9 +72,9 @@ class EncodingSizes(Options):
         return {**captions, "mean": latent, "logvar": latent}
 
     @property
-    def sample_bytes(self) -> int:
-        """Return the bytes of the arrays of a sample."""
-        return sum(2 * math.prod(shape) for shape in self.shapes.values())
+    def sample_elements(self) -> int:
+        """Return the number of values of a sample."""
+        return sum(map(math.prod, self.shapes.values()))
 
 
 def read_empty(folder: Path, sizes: EncodingSizes) -> dict[str, Tensor]:

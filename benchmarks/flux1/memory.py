@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from benchmarks.flux1.architecture import FluxArchitecture
+from benchmarks.flux1.encodings import EncodingSizes
 from common.optim.block_memory import BlockMemory
 
 
@@ -29,11 +30,8 @@ class FluxMemory(BlockMemory):
 
     def batches(self) -> int:
         """Return the bytes of three steps' encodings: the inputs of a captured step, and two of the prefetcher."""
-        shape = self.architecture
-        encodings = shape.text_length * shape.text_width + shape.caption_width
-        moments = 2 * shape.latent_channels * shape.latent_size**2
-        sample_id = 8
-        return 3 * self.micro_batches * self.samples * (self.itemsize * (encodings + moments) + sample_id)
+        elements, sample_id = EncodingSizes.of(self.architecture).sample_elements, 8
+        return 3 * self.micro_batches * self.samples * (self.itemsize * elements + sample_id)
 
     def kept(self, recomputed: int) -> int:
         """Return the bytes that all blocks keep for the backward pass after ``recomputed`` steps of ``levels``."""

@@ -198,7 +198,7 @@ def _prepare_pictures(
                 for number, first in enumerate(range(0, len(found), SHARD_SAMPLES))
             }
             left = sum(len(task[0]) for name, task in tasks.items() if stages.record(STAGE, name) is None)
-            require_space(data_dir, left * sizes.sample_bytes)
+            require_space(data_dir, left * 2 * sizes.sample_elements)
             stages.run("empty", {"empty": (data_dir, plan)}, encode_empty)
             records = stages.run(STAGE, tasks, encode_file)
         _encoders.cache_clear()

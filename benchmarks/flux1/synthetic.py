@@ -62,7 +62,7 @@ def generate(raw_dir: Path, options: SyntheticEncodings = SyntheticEncodings(), 
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
-    sample_bytes = options.sample_bytes
+    sample_bytes = 2 * options.sample_elements
     plans = [(split, shard) for split in SPLITS for shard in range(options.shards)]
     per_worker = max(1, BYTES_PER_WORKER * options.shards // (options.train * sample_bytes))
     folders = {split: FOLDERS[split][0] for split in SPLITS}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.flux1.config import BLOCKS, FluxConfig
 from benchmarks.flux1.data import open_eval, open_train
-from benchmarks.flux1.encodings import FORMAT
+from benchmarks.flux1.encodings import FORMAT, EncodingSizes
 from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.flow import LatentScale, noised, sample_losses
 from benchmarks.flux1.memory import FluxMemory
@@ -194,11 +194,10 @@ class FluxTraining(Workload):
 
     def _example(self, count: int) -> dict[str, Tensor]:
         facts, generator = self.own.facts, self.layout.generator("example")
-        maps = (count, facts.latent_channels, facts.latent_size, facts.latent_size)
-        shapes = {"t5": (count, facts.text_length, facts.text_width), "clip": (count, facts.caption_width)}
-        encodings = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-        mean = torch.randn(maps, generator=generator) / facts.latent_scale + facts.latent_shift
-        tensors = {**encodings, "mean": mean, "logvar": torch.full(maps, -10.0), "sample_ids": torch.arange(count)}
+        shapes = {name: (count, *shape) for name, shape in EncodingSizes.of(facts).shapes.items()}
+        tensors = {name: torch.randn(shapes[name], generator=generator) for name in ("t5", "clip", "mean")}
+        tensors["mean"] = tensors["mean"] / facts.latent_scale + facts.latent_shift
+        tensors |= {"logvar": torch.full(shapes["logvar"], -10.0), "sample_ids": torch.arange(count)}
         return self.finished(self.to_device(tensors))
 
     def finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
