@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.flux1 import encoders, pictures, raw
 from benchmarks.flux1.encoders import Encoders
@@ -39,8 +37,8 @@ from common.config.loading import build
 from common.data import atomic, manifest
 from common.data.commands import DataCommands
 from common.data.gpu_processes import chosen_device, device_of_process, numbered_processes, process_count
-from common.data.indexed_arrays import INDEX, write_index
-from common.data.manifest import FileEntry, Manifest, file_entry
+from common.data.indexed_arrays import INDEX, index_shard, joined_integers, write_index
+from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
 from common.data.preparation import Preparation, link_or_copy, preparing, require_space
 from common.data.published import Published, published_files
@@ -49,7 +47,7 @@ from common.data.sources import read_sources
 from common.data.stages import Stages
 from common.data.threads import read_groups
 from common.errors import ConfigError, DataError
-from common.formats.array_shards import ArraySample, require_finite
+from common.formats.array_shards import ArraySample
 
 RECORDS, STAGE = "records", "files"
 SHARD_SAMPLES = 256
@@ -229,43 +227,26 @@ def _sizes(synthetic: Mapping[str, Any] | None) -> EncodingSizes:
 
 
 def _indexed(path: Path, data_dir: Path, split: str, number: int, sizes: EncodingSizes) -> dict[str, Any]:
-    """Check a file of encodings and store its part of the index; return number of samples, size and checksum.
-
-    Raises:
-        DataError: the file is damaged, or an array has another dtype or shape or values that are not finite.
-    """
-    offsets_S4 = SHARDS.offsets(path, sizes.shapes)
-    require_finite(path, offsets_S4, sizes.shapes)
-    atomic.save(data_dir / RECORDS / f"{split}-{number:05d}.{INDEX}", offsets_S4)
-    if split == "eval":
-        atomic.save(data_dir / RECORDS / f"{split}-{number:05d}.{TIMESTEPS}", SHARDS.integers(path, BINS))
-    entry = file_entry(path)
-    return {"samples": len(offsets_S4), "bytes": entry.bytes, "sha256": entry.sha256}
+    """Check a file of encodings and store its part of the index; return the record of :func:`index_shard`."""
+    part = data_dir / RECORDS / f"{split}-{number:05d}.npy"
+    return index_shard(path, part, SHARDS, sizes.shapes, BINS if split == "eval" else None)
 
 
 def _finish(job: Preparation, records: dict[str, dict[str, Any]], sizes: EncodingSizes, real: str) -> Manifest:
     """Write the index of each split, the timesteps and the manifest."""
-    root, made, samples = job.data_dir, [*EMPTY.values()], {}
+    root, samples = job.data_dir, {}
     for split, folder in SPLITS.items():
-        mine = [task for task in records if task.startswith(f"{split}-")]
-        samples[split] = sum(records[task]["samples"] for task in mine)
+        parts = [root / RECORDS / f"{task}.npy" for task in records if task.startswith(f"{split}-")]
+        samples[split] = write_index(root / folder, parts)
         if not samples[split]:
             raise DataError(f"the raw data have no samples of the split {folder}; fetch them again")
-        write_index(root / folder, _parts(root, mine, INDEX))
-        made.append(f"{folder}/{INDEX}")
-        if split == "eval":
-            timesteps_S = np.concatenate(_parts(root, mine, TIMESTEPS))
-            require_timesteps(timesteps_S, BINS, root / folder)
-            atomic.save(root / folder / TIMESTEPS, timesteps_S)
-            made.append(f"{folder}/{TIMESTEPS}")
+    timesteps_S = joined_integers(parts)  # those of the evaluation, the last split
+    require_timesteps(timesteps_S, BINS, root / SPLITS["eval"])
+    atomic.save(root / SPLITS["eval"] / TIMESTEPS, timesteps_S)
+    made = [*EMPTY.values(), *(f"{folder}/{INDEX}" for folder in SPLITS.values()), f"{SPLITS['eval']}/{TIMESTEPS}"]
     files = {record["name"]: FileEntry(record["bytes"], record["sha256"]) for record in records.values()}
     files |= manifest.describe_files(root, made, job.published.with_md5)
     return job.finish(files, counts_of(samples["train"], samples["eval"], sizes), real)
-
-
-def _parts(root: Path, tasks: list[str], name: str) -> list[NDArray[np.int64]]:
-    """Return the parts of an index, which the tasks have stored."""
-    return [np.load(root / RECORDS / f"{task}.{name}") for task in tasks]
 
 
 COMMANDS = DataCommands(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.data import atomic
-from common.data.manifest import Manifest
+from common.data.manifest import Manifest, file_entry
 from common.data.open_files import OpenFile, OpenFiles
 from common.data.threads import PendingBatch, SampleThreads
 from common.errors import DataError
 from common.formats import npy
+from common.formats.array_shards import ArrayShards, require_finite
 
 INDEX = "index.npy"
+_INTEGERS = ".integers.npy"
 _LEAST_OPEN = 16
 """Least number of files that stay open: batches that are read ahead may lie in several small files."""
 
@@ -44,10 +47,41 @@ class IndexedArrays:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def write_index(folder: Path, offsets: Sequence[NDArray[np.int64]]) -> None:
-    """Write the index of a folder, given the offsets (samples, A) of each of its files, in the order of their names."""
+def index_shard(
+    path: Path, part: Path, shards: ArrayShards, shapes: Mapping[str, tuple[int, ...]], end: int | None
+) -> dict[str, Any]:
+    """Read a whole shard, and write its part of the index to the file ``part``.
+
+    Args:
+        end: the samples have integers below this number, which are written beside ``part``; None: they have none.
+
+    Returns:
+        ``samples``, ``bytes`` and ``sha256`` of the shard.
+
+    Raises:
+        DataError: the shard is damaged, an array has another dtype or shape or values that are not finite, or an
+            integer is missing or out of its range.
+    """
+    offsets_SA = shards.offsets(path, shapes)
+    require_finite(path, offsets_SA, shapes)
+    atomic.save(part, offsets_SA)
+    if end is not None:
+        atomic.save(part.with_suffix(_INTEGERS), shards.integers(path, end))
+    entry = file_entry(path)
+    return {"samples": len(offsets_SA), "bytes": entry.bytes, "sha256": entry.sha256}
+
+
+def write_index(folder: Path, parts: Sequence[Path]) -> int:
+    """Write the index of a folder, given those of its files, in the order of their names; return its samples."""
+    offsets = [np.load(part) for part in parts]
     numbers = np.repeat(np.arange(len(offsets)), [len(each) for each in offsets])
     atomic.save(folder / INDEX, np.column_stack([numbers, np.concatenate(offsets)]))
+    return len(numbers)
+
+
+def joined_integers(parts: Sequence[Path]) -> NDArray[np.int64]:
+    """Return the integers of all samples that :func:`index_shard` has written."""
+    return np.concatenate([np.load(part.with_suffix(_INTEGERS)) for part in parts])
 
 
 def open_index(

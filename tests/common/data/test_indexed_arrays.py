@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from common.data.indexed_arrays import ArrayBatches, IndexedArrays, open_index, write_index
+from common.data.indexed_arrays import (
+    ArrayBatches,
+    IndexedArrays,
+    index_shard,
+    joined_integers,
+    open_index,
+    write_index,
+)
 from common.errors import DataError
+from common.formats.array_shards import ArraySample, ArrayShards
 
 SHAPES = {"wide": (2, 2), "long": (3,)}
 FILES = (2, 3)
@@ -39,10 +48,11 @@ def write(root: Path) -> SimpleNamespace:
                 rows[-1].append(len(content))
                 content += array(name, number).view(torch.int16).numpy().tobytes()
             number += 1
-        offsets.append(np.array(rows, np.int64))
+        offsets.append(root / f"part{file}.npy")
+        np.save(offsets[-1], np.array(rows, np.int64))
         (root / "part" / f"{file}.bin").write_bytes(content)
         files[f"part/{file}.bin"] = SimpleNamespace(bytes=len(content))
-    write_index(root / "part", offsets)
+    assert write_index(root / "part", offsets) == sum(FILES)
     return SimpleNamespace(files=files)
 
 
@@ -87,3 +97,17 @@ def test_positions_outside_of_the_files_are_refused(wrong, tmp_path):
 def test_an_index_of_another_number_of_samples_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"int64 \(5, 3\), expected int64 \(6, 3\); prepare again"):
         open_index(tmp_path, write(tmp_path), "part", 6, SHAPES, "prepare again")
+
+
+def test_a_shard_is_described_and_its_part_of_the_index_is_written(tmp_path):
+    shards, path = ArrayShards({name: name for name in SHAPES}, "label"), tmp_path / "0.arrow"
+    samples = [ArraySample(str(n), {name: array(name, n) for name in SHAPES}, 3 * n) for n in range(3)]
+    shards.write(path, samples)
+    found = index_shard(path, tmp_path / "0.npy", shards, SHAPES, 7)
+    assert found == {
+        "samples": 3, "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }  # fmt: skip
+    assert np.array_equal(np.load(tmp_path / "0.npy"), shards.offsets(path, SHAPES))
+    assert joined_integers([tmp_path / "0.npy"] * 2).tolist() == [0, 3, 6, 0, 3, 6]
+    with pytest.raises(DataError, match="sample 2 has the label 6, outside of 0 to 5"):
+        index_shard(path, tmp_path / "0.npy", shards, SHAPES, 6)
