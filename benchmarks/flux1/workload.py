@@ -29,7 +29,7 @@ from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
 from common.ops.linear import IN_FP8
 from common.ops.linear.fp8 import same_weights
-from common.ops.operation import AUTO
+from common.optim.block_memory import asked_levels
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.memory_plan import capacity_of, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
@@ -60,12 +60,6 @@ class FluxTraining(Workload):
                 f"reader.eval_batch={own.reader.eval_batch}: a multiple of layout.tp={self.parallel.size}, whose ranks "
                 "have whole samples"
             )
-        if own.model.recomputed_operations not in (AUTO, 0) and not self._can_keep_products:
-            raise ConfigError(
-                f"model.recomputed_operations={own.model.recomputed_operations}: blocks cannot keep the results of "
-                "matrix products with layout.tp above 1 or model.implementations.linear=te; "
-                "use model.recomputed_blocks"
-            )
         sizes = self.memory_sizes()
         if device.type == "cuda":
             self.memory = plan(sizes, capacity_of(device), None, 0)
@@ -85,17 +79,12 @@ class FluxTraining(Workload):
         self._latents = LatentScale(facts.latent_shift, facts.latent_scale)
         self._seed = torch.tensor(layout.seed, dtype=torch.int64, device=device)
 
-    @property
-    def _can_keep_products(self) -> bool:
-        """Whether all products of a block are operators in :data:`common.nn.recomputation.PRODUCTS`."""
-        return self.parallel.size == 1 and self.own.model.implementations.get("linear") != "te"
-
     def memory_sizes(self) -> FluxMemory:
         """Return the sizes that determine the memory of this rank."""
         cfg, own, layout = self.cfg, self.own, self.layout
-        trains = layout.role == "train"
-        given = (own.model.recomputed_blocks, own.model.recomputed_operations)
-        asked = [number if isinstance(number, int) else 0 for number in given]
+        trains, linear = layout.role == "train", own.model.implementations.get("linear")
+        # else some products are no operators in common.nn.recomputation.PRODUCTS
+        can_keep_products = self.parallel.size == 1 and linear != "te"
         return FluxMemory(
             architecture=self.architecture,
             samples=cfg.micro_batch if trains else 0,
@@ -103,10 +92,10 @@ class FluxTraining(Workload):
             eval_samples=0 if trains and cfg.evaluation.ranks else own.reader.eval_batch,
             parameters=parameter_count(self.architecture, self.parallel),
             ranks=self.parallel.size,
-            fp8=own.model.implementations.get("linear") in IN_FP8,
+            fp8=linear in IN_FP8,
             alone=layout.world_size == 1,
-            can_keep_products=self._can_keep_products,
-            asked=None if given == (AUTO, AUTO) else (asked[0], asked[1]),
+            can_keep_products=can_keep_products,
+            asked=asked_levels(own.model, can_keep_products),
             **trained_weights(cfg, layout, self.dtype),
         )
 

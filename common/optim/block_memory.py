@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from common.errors import ConfigError
+from common.ops.operation import AUTO
 from common.optim.memory_plan import KEPT, STATE, PlannedMemory, TrainedWeights, reserved
 
 
@@ -109,3 +111,22 @@ class BlockMemory(PlannedMemory, TrainedWeights):
             "evaluation": self.evaluation(),
             "reserved": reserved(self.alone),
         }
+
+
+def asked_levels(model: Any, can_keep_products: bool) -> tuple[int, int] | None:
+    """Return ``recomputed_blocks`` and ``recomputed_operations`` of the section ``model``.
+
+    If one of them is ``auto``, it counts as 0; if both are, the result is None.
+
+    Raises:
+        ConfigError: blocks cannot keep their products, but ``recomputed_operations`` asks for it.
+    """
+    blocks, operations = model.recomputed_blocks, model.recomputed_operations
+    if operations not in (AUTO, 0) and not can_keep_products:
+        raise ConfigError(
+            f"model.recomputed_operations={operations}: blocks cannot keep the results of matrix products with "
+            "layout.tp above 1 or model.implementations.linear=te; use model.recomputed_blocks"
+        )
+    if (blocks, operations) == (AUTO, AUTO):
+        return None
+    return (0 if blocks == AUTO else blocks, 0 if operations == AUTO else operations)
