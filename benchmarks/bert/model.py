@@ -219,7 +219,7 @@ class BertAttention(nn.Module):
         architecture, operations, norm = self._architecture, self._operations, self.norm
         p_attention = architecture.attention_dropout if self.training else 0.0
         p = architecture.dropout if self.training else 0.0
-        qkv, output = self.qkv.handover(), self.output.handover()
+        qkv = self.qkv.handover()
         qkv_TN = self.qkv(x_TE, bias_gradient=False, handover=qkv)
         context_THD = operations.attention(
             qkv_TN.view(-1, 3, architecture.heads, architecture.head_dim),
@@ -230,7 +230,7 @@ class BertAttention(nn.Module):
             self.qkv.bias,
             handover=qkv,
         )
-        y_TE = self.output(context_THD.flatten(1), add_bias=False, handover=output)
+        y_TE, output = self.output.without_bias(context_THD.flatten(1))
         pair: tuple[Tensor | Fp8Tensor, Tensor] = operations.dropout_add_norm(
             y_TE,
             self.output.bias,
@@ -264,11 +264,9 @@ class Mlp(nn.Module):
     ) -> tuple[Tensor | Fp8Tensor, Tensor]:
         """Return the output (T, E) twice, the first in FP8 if ``fp8``; the inputs are such a pair."""
         p, norm = self._p if self.training else 0.0, self.norm
-        up, down = self.up.handover(), self.down.handover()
-        h_TF = self._operations.bias_gelu(
-            self.up(x_TE, add_bias=False, handover=up), self.up.bias, fp8=self.down.input_scaling(), handover=up
-        )
-        y_TE = self.down(h_TF, add_bias=False, handover=down)
+        up_TF, up = self.up.without_bias(x_TE)
+        h_TF = self._operations.bias_gelu(up_TF, self.up.bias, fp8=self.down.input_scaling(), handover=up)
+        y_TE, down = self.down.without_bias(h_TF)
         pair: tuple[Tensor | Fp8Tensor, Tensor] = self._operations.dropout_add_norm(
             y_TE,
             self.down.bias,

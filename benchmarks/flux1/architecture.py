@@ -1,4 +1,4 @@
-"""Sizes of FLUX.1's transformer, and the numbers that follow from them: parameters and FLOPs.
+"""Sizes of FLUX.1's transformer, and the FLOPs that follow from them.
 
 Legend of the package: N samples, T text tokens and L image tokens of a sample, S = T + L, C hidden features, H heads,
 D features of a head, F features of an MLP, P features of a packed latent (channels times patch), K features of an
@@ -100,40 +100,6 @@ class FluxArchitecture:
     def stream_products(self) -> int:
         """Weights of the matrix products over tokens in a single block, or in one stream of a double block."""
         return 4 * self.hidden**2 + 2 * self.hidden * self.feed_forward
-
-    @property
-    def double_parameters(self) -> int:
-        """Parameters of a double block."""
-        C, F = self.hidden, self.feed_forward
-        stream = self.stream_products + 6 * C * C + (6 + 3 + 1 + 1) * C + F + 2 * self.head_size
-        return 2 * stream
-
-    @property
-    def single_parameters(self) -> int:
-        """Parameters of a single block."""
-        C, F = self.hidden, self.feed_forward
-        return self.stream_products + 3 * C * C + (3 + 3 + 1) * C + F + 2 * self.head_size
-
-    @property
-    def outer_parameters(self) -> int:
-        """Parameters outside the blocks: of the inputs, the time, the caption and the output."""
-        C, P = self.hidden, self.packed
-        inputs = (P + 1 + self.text_width + 1) * C
-        vectors = (self.time_features + 1 + self.caption_width + 1 + 2 * (C + 1)) * C
-        return inputs + vectors + 2 * C * (C + 1) + P * (C + 1)
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters."""
-        blocks = self.double_blocks * self.double_parameters + self.single_blocks * self.single_parameters
-        return blocks + self.outer_parameters
-
-    def parameters_of_rank(self, ranks: int) -> int:
-        """Return the parameters of one of several ranks that split the products over tokens and their split biases."""
-        split = (2 * self.double_blocks + self.single_blocks) * (
-            self.stream_products + 3 * self.hidden + self.feed_forward
-        )
-        return self.parameters - split + split // ranks
 
     def multiply_adds(self) -> int:
         """Return the multiply-adds of the forward pass of one sample: matrix products and attention."""

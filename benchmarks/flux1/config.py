@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.model import OPERATIONS
 from common.config.ranges import AtLeast, NotNegative, Positive, ProbabilityBelowOne
-from common.errors import ConfigError
-from common.ops.operation import all_implementations
+from common.config.sections import NetworkConfig, ThreadedReaderConfig, used_layers
 from common.optim.hparams import AdamWHparams
+
+BLOCKS = ("double_blocks", "single_blocks")
+"""Numbers of blocks, in ``facts`` and ``model``."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Hparams(AdamWHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(NetworkConfig):
     """The part of the network that is used, its memory, and the implementations of its operations.
 
     Attributes:
@@ -55,36 +57,26 @@ class ModelConfig:
             products, which takes less time. It must be 0 or ``auto`` with ``layout.tp`` above 1 or with
             ``implementations.linear=te``. If both are ``auto``, the memory of the GPU determines them; if one is, it
             counts as 0.
-        loss_scale: initial loss scale with fp16.
         zero_std: standard deviation of the normal values that replace the zero initialisation of modulations and
             output. Speed measurements set it, because zeros are faster than trained weights. 0 in training.
-        implementations: implementation by operation name; ``auto`` for operations that are not listed.
     """
 
+    operations = OPERATIONS
     double_blocks: Annotated[int, NotNegative]
     single_blocks: Annotated[int, NotNegative]
     recomputed_blocks: Annotated[int, NotNegative] | Literal["auto"]
     recomputed_operations: Annotated[int, NotNegative] | Literal["auto"]
-    loss_scale: Annotated[float, Positive]
     zero_std: Annotated[float, NotNegative] = 0.0
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
-@dataclass(frozen=True)
-class ReaderConfig:
+@dataclass(frozen=True, kw_only=True)
+class ReaderConfig(ThreadedReaderConfig):
     """Options of reading samples.
 
     Attributes:
-        threads: threads that read.
-        prefetch: batches that are read ahead.
         eval_batch: samples that one rank evaluates together.
     """
 
-    threads: Annotated[int, AtLeast(1)]
-    prefetch: Annotated[int, AtLeast(1)]
     eval_batch: Annotated[int, AtLeast(1)]
 
 
@@ -98,7 +90,10 @@ class FluxConfig:
     reader: ReaderConfig
 
     def __post_init__(self) -> None:
-        for name in ("double_blocks", "single_blocks"):
-            asked, whole = getattr(self.model, name), getattr(self.facts, name)
-            if asked > whole:
-                raise ConfigError(f"model.{name}={asked}: the network has {whole}; 0 uses all")
+        used_layers(self.facts, self.model, "network", *BLOCKS)
+
+    @property
+    def architecture(self) -> FluxArchitecture:
+        """Return the sizes of the part of the network that ``model.double_blocks`` and ``single_blocks`` select."""
+        used: FluxArchitecture = used_layers(self.facts, self.model, "network", *BLOCKS)
+        return used

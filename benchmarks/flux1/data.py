@@ -10,8 +10,8 @@ A validation batch has the same tensors without dropout, where ``sample_ids`` ar
 The order is that of the reference: every rank reads its own contiguous share of the stored order repeatedly.
 Here, a share belongs to a micro-batch of the global batch, so N replicas see the same data as one that accumulates N.
 
-Threads read each array with one ``pread`` into the batch. A sample has 2.2 MB, so eight GPUs that train on 60 samples
-per second read 1 GB/s, in pieces of 2 MB from a few files in sequence.
+A sample has 2.2 MB, so eight GPUs that train on 60 samples per second read 1 GB/s, in pieces of 2 MB from a few files
+in sequence.
 
 Legend: N samples of a batch; the others as in :mod:`benchmarks.flux1.encodings`.
 """
@@ -19,89 +19,28 @@ Legend: N samples of a batch; the others as in :mod:`benchmarks.flux1.encodings`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from benchmarks.flux1.config import Facts, FluxConfig
-from benchmarks.flux1.encodings import (
-    EncodingSizes,
-    Split,
-    open_split,
-    read_empty,
-    read_manifest,
-    read_timesteps,
-)
+from benchmarks.flux1.config import FluxConfig
+from benchmarks.flux1.encodings import REMEDY, SPLITS, EncodingSizes, read_empty, read_manifest, read_timesteps
 from common.data.batches import DataSource, EvalSource
 from common.data.contiguous_shares import ContiguousShares
-from common.data.open_files import OpenFile, OpenFiles
+from common.data.indexed_arrays import ArrayBatches, open_index
+from common.data.manifest import Manifest
 from common.data.order import EvalShard, MicroBatches, sample_generator
-from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
+from common.data.threads import PendingBatch, ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 
 _VERIFY = "check the data with 'mlperf-suite verify benchmark=flux1 --data-dir DATA'"
 _DROPOUT = 4
 """Second number of a generator's key; :mod:`common.data.order` uses 3."""
-_LEAST_OPEN = 16
-"""Least number of files that stay open: batches that are read ahead may lie in several small files."""
-
-
-def sizes_of(facts: Facts) -> EncodingSizes:
-    """Return the sizes of the arrays that the rules fix."""
-    return EncodingSizes(**{each.name: getattr(facts, each.name) for each in fields(EncodingSizes)})
 
 
 def is_dropped(seed: int, sample_id: int, probability: float) -> bool:
     """Return whether a training sample has the encodings of the empty caption."""
     return bool(sample_generator(seed, _DROPOUT, sample_id).random() < probability)
-
-
-class _Batches:
-    """Makes batches of a split, in threads of this process."""
-
-    def __init__(self, split: Split, own: FluxConfig, layout: Layout, most_open: int) -> None:
-        self._split, self._shapes = split, sizes_of(own.facts).shapes
-        self._pin_memory = layout.device.type == "cuda"
-        self._files = OpenFiles(max(_LEAST_OPEN, most_open), lambda number: OpenFile(split.files[number], _VERIFY))
-        self.threads = SampleThreads(own.reader.threads, own.reader.prefetch)
-
-    def begin(
-        self, rows: Sequence[int], slots: int, others: dict[str, Tensor], empty: Sequence[dict[str, Tensor]] = ()
-    ) -> PendingBatch:
-        """Start to read ``rows`` into the first of ``slots`` slots; the rest is zero.
-
-        Args:
-            others: tensors that are added to the batch, by name.
-            empty: arrays of each row, by name, that replace those of its sample.
-        """
-        tensors = {
-            name: torch.empty((slots, *shape), dtype=torch.bfloat16, pin_memory=self._pin_memory)
-            for name, shape in self._shapes.items()
-        }
-        for tensor in tensors.values():
-            tensor[len(rows) :].zero_()
-        memory = {name: tensor.view(torch.uint8).numpy() for name, tensor in tensors.items()}
-        index_N5 = self._split.index_S5[rows]
-        files = [self._files.file(number) for number in index_N5[:, 0].tolist()]
-
-        def fill(slot: int) -> None:
-            replaced = empty[slot] if empty else {}
-            for name, offset in zip(tensors, index_N5[slot, 1:].tolist(), strict=True):
-                if name in replaced:
-                    tensors[name][slot] = replaced[name]
-                else:
-                    files[slot].read_into(
-                        offset, memoryview(memory[name][slot]).cast("B"), f"{name} of sample {rows[slot]}"
-                    )
-
-        pinned = {name: tensor.pin_memory() if self._pin_memory else tensor for name, tensor in others.items()}
-        return self.threads.begin({**tensors, **pinned}, len(rows), fill)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
 
 
 def open_train(
@@ -119,12 +58,12 @@ def open_train(
         DataError: the folder is incomplete or has encodings of other sizes. While reading: a file is damaged.
         ConfigError: there are fewer samples than micro-batches of a global batch.
     """
-    sizes, dropout = sizes_of(own.facts), own.facts.text_dropout
+    sizes, dropout = EncodingSizes.of(own.facts), own.facts.text_dropout
     found = read_manifest(root, sizes)
     mine = MicroBatches(micro_batch, grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
     stream = ContiguousShares(mine, found.counts["train_samples"])
     most_open = 2 * grad_accumulation_steps  # each micro-batch of a step reads another share, at most two files of it
-    batches = _Batches(open_split(root, found, "train"), own, layout, most_open)
+    batches = _open(root, found, "train", own, layout, most_open)
     empty = read_empty(root, sizes)
 
     def begin(number: int) -> PendingBatch:
@@ -146,9 +85,9 @@ def open_eval(root: Path, own: FluxConfig, layout: Layout) -> EvalSource:
     Raises:
         DataError: as :func:`open_train`; or not every timestep of ``benchmark.facts`` has samples.
     """
-    found, slots = read_manifest(root, sizes_of(own.facts)), own.reader.eval_batch
+    found, slots = read_manifest(root, EncodingSizes.of(own.facts)), own.reader.eval_batch
     shard = EvalShard(found.counts["eval_samples"], slots, layout.size("dp"), layout.index("dp"))
-    batches = _Batches(open_split(root, found, "eval"), own, layout, 0)
+    batches = _open(root, found, "eval", own, layout, 0)
     timesteps_S = torch.from_numpy(read_timesteps(root, found, own.facts.eval_timesteps))
 
     def begin(samples: Sequence[int]) -> PendingBatch:
@@ -159,3 +98,10 @@ def open_eval(root: Path, own: FluxConfig, layout: Layout) -> EvalSource:
         return batches.begin(samples, slots, others)
 
     return ThreadedEvalSource(shard, batches.threads, begin, batches.close)
+
+
+def _open(root: Path, found: Manifest, split: str, own: FluxConfig, layout: Layout, most_open: int) -> ArrayBatches:
+    shapes, count = EncodingSizes.of(own.facts).shapes, found.counts[f"{split}_samples"]
+    arrays = open_index(root, found, SPLITS[split], count, shapes, REMEDY)
+    pin_memory = layout.device.type == "cuda"
+    return ArrayBatches(arrays, own.reader.threads, own.reader.prefetch, pin_memory, most_open, _VERIFY)

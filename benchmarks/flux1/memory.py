@@ -6,94 +6,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from benchmarks.flux1.architecture import FluxArchitecture
-from common.optim.memory_plan import COMMUNICATORS, KEPT, RESERVED, PlannedMemory, TrainedWeights
+from benchmarks.flux1.encodings import EncodingSizes
+from common.optim.block_memory import BlockMemory
 
 
 @dataclass(frozen=True, kw_only=True)
-class FluxMemory(PlannedMemory, TrainedWeights):
-    """Sizes that determine the memory of one rank.
-
-    Attributes:
-        samples: samples of a micro-batch; 0 if the rank only evaluates.
-        micro_batches: micro-batches of a step.
-        eval_samples: samples of an evaluation batch on this rank; 0 if other ranks evaluate.
-        parameters: number of parameters on this rank.
-        ranks: number of tp ranks, which split the products over tokens, and the samples between the products.
-        fp8: whether products over tokens are in FP8.
-        alone: whether there are no other ranks and no communicators.
-        can_keep_products: whether a block can recompute all operations but its matrix products.
-        asked: number of blocks that recompute everything, and number of further blocks that recompute all operations
-            but their matrix products; None if the plan decides.
-    """
+class FluxMemory(BlockMemory):
+    """Sizes that determine the memory of one rank."""
 
     architecture: FluxArchitecture
-    samples: int
-    micro_batches: int
-    eval_samples: int
-    parameters: int
-    ranks: int = 1
-    fp8: bool = False
-    alone: bool = True
-    can_keep_products: bool = True
-    asked: tuple[int, int] | None = None
-    remedies: ClassVar[str] = (
-        "optimizer.shard=all on several ranks, optimizer.masters=remainder, optimizer.gradients=same, "
-        "model.recomputed_blocks=auto and model.recomputed_operations=auto, a smaller micro_batch"
-    )
     fewer: ClassVar[str] = "model.double_blocks and model.single_blocks"
 
     @property
-    def layers(self) -> int:
-        """Number of steps of :meth:`levels`."""
-        if not self.samples or self.asked is not None:
-            return 0
-        return 2 * self._blocks if self.can_keep_products else self._blocks
-
-    @property
-    def _blocks(self) -> int:
+    def blocks(self) -> int:
+        """Number of blocks."""
         return self.architecture.double_blocks + self.architecture.single_blocks
-
-    def levels(self, steps: int) -> tuple[int, int]:
-        """Return how many blocks recompute everything, and how many further ones all but their matrix products.
-
-        With each of the first steps, one more block recomputes all but its matrix products, which takes little time.
-        When all blocks do this, one more of them recomputes everything with each further step. If blocks cannot keep
-        products, one more block recomputes everything with each step.
-        """
-        if self.asked is not None:
-            everything, operations = self.asked
-        elif not self.can_keep_products:
-            everything, operations = steps, 0
-        else:
-            everything, operations = max(0, steps - self._blocks), min(steps, 2 * self._blocks - steps)
-        everything = min(everything, self._blocks)
-        return everything, min(operations, self._blocks - everything)
-
-    def recomputation(self, recomputed: int) -> str:
-        """Return a description for people of what the blocks recompute after ``recomputed`` steps."""
-        everything, operations = self.levels(recomputed)
-        levels = ((everything, "everything"), (operations, "all but matrix products"))
-        return "; ".join(f"{blocks} blocks recompute {what}" for blocks, what in levels if blocks)
-
-    def transposed(self) -> int:
-        """Return 0: no block keeps its weights transposed."""
-        return 0
-
-    def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
-        """Return the bytes by category after ``recomputed`` steps of :meth:`levels`."""
-        return {
-            "weights, gradients and optimizer": self.state(),
-            "weights in FP8": self.weights_in_fp8(),
-            "batches": self.batches(),
-            KEPT: self.kept(recomputed),
-            "transients": self.transient(recomputed),
-            "evaluation": self.evaluation(),
-            "reserved": RESERVED + (0 if self.alone else COMMUNICATORS),
-        }
-
-    def state(self) -> float:
-        """Return the bytes of weights, gradients, masters and moments."""
-        return self.parameters * (self.weight_bytes() if self.samples else self.itemsize)
 
     def weights_in_fp8(self) -> int:
         """Return the bytes of the weights of products, cast to FP8, and of their transposes."""
@@ -103,18 +30,15 @@ class FluxMemory(PlannedMemory, TrainedWeights):
 
     def batches(self) -> int:
         """Return the bytes of three steps' encodings: the inputs of a captured step, and two of the prefetcher."""
-        shape = self.architecture
-        encodings = shape.text_length * shape.text_width + shape.caption_width
-        moments = 2 * shape.latent_channels * shape.latent_size**2
-        sample_id = 8
-        return 3 * self.micro_batches * self.samples * (self.itemsize * (encodings + moments) + sample_id)
+        elements, sample_id = EncodingSizes.of(self.architecture).sample_elements, 8
+        return 3 * self.micro_batches * self.samples * (self.itemsize * elements + sample_id)
 
     def kept(self, recomputed: int) -> int:
-        """Return the bytes that all blocks keep for the backward pass."""
+        """Return the bytes that all blocks keep for the backward pass after ``recomputed`` steps of ``levels``."""
         if not self.samples:
             return 0
         shape, (everything, operations) = self.architecture, self.levels(recomputed)
-        whole = self._blocks - everything - operations
+        whole = self.blocks - everything - operations
         singles = min(shape.single_blocks, whole)
         inputs = everything * shape.hidden * self.itemsize + operations * self.products()
         return self._tokens(self.samples) * (

@@ -119,23 +119,28 @@ class Embedding(nn.Module):
         return result
 
 
-class Stream(nn.Module):
-    """The weights of a double block for the text or for the image.
+class _Layers(nn.Module):
+    """The layers that a single block has for all tokens, and a double block for the text and for the image.
 
-    ``modulation`` gives shift, scale and gate of the attention, then those of the MLP.
+    Args:
+        tokens: tokens of a sample.
+        vectors: number of vectors (shift, scale, gate, ...) that ``modulation`` gives.
+        down_bias: whether the second product of the MLP has a bias.
     """
 
-    def __init__(self, build: _Build, tokens: int) -> None:
+    def __init__(self, build: _Build, tokens: int, vectors: int, down_bias: bool = True) -> None:
         super().__init__()
         hidden, feed_forward = build.shape.hidden, build.shape.feed_forward
         self._operations, self._epsilon, self._tokens = build.operations, build.shape.norm_epsilon, tokens
-        self.modulation = build.whole(hidden, 6 * hidden)
+        self.modulation = build.whole(hidden, vectors * hidden)
         self.qkv, self.proj = build.qkv(), build.row(hidden, hidden)
         self.query_norm, self.key_norm = build.norm_weight(), build.norm_weight()
-        self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden)
+        self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden, bias=down_bias)
 
-    def heads(self, x_RC: Tensor, shift_NC: Tensor, scale_NC: Tensor) -> tuple[Tensor, QkvStream]:
-        """Return the tokens (R, C) for the residual connection, and their queries, keys and values.
+    def heads(self, x_RC: Tensor, shift_NC: Tensor, scale_NC: Tensor) -> tuple[Tensor, Tensor, QkvStream]:
+        """Return the tokens (R, C) for the residual connection and after the norm, and their queries, keys and values.
+
+        With several ranks of tp, the queries, keys and values are the heads of this rank for the tokens of all ranks.
 
         Args:
             x_RC: tokens.
@@ -144,7 +149,24 @@ class Stream(nn.Module):
         x_RC, y_RC = self._operations.modulated_norm(
             x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.qkv.input_scaling()
         )
-        return x_RC, qkv_stream(self, y_RC, self._tokens)
+        (qkv_RE, handover), bias = self.qkv.without_bias(y_RC), self.qkv.bias
+        assert bias is not None
+        return x_RC, y_RC, QkvStream(qkv_RE, bias, self.query_norm, self.key_norm, self._tokens, handover)
+
+    def features(self, y_RC: Tensor) -> Any:
+        """Return the features of the MLP after GELU, of tokens after a norm."""
+        up_RF, up = self.up.without_bias(y_RC)
+        return self._operations.gelu(up_RF, self.up.bias, fp8=self.down.input_scaling(), handover=up)
+
+
+class Stream(_Layers):
+    """The weights of a double block for the text or for the image.
+
+    ``modulation`` gives shift, scale and gate of the attention, then those of the MLP.
+    """
+
+    def __init__(self, build: _Build, tokens: int) -> None:
+        super().__init__(build, tokens, vectors=6)
 
     def finish(self, x_RC: Tensor, attended_RC: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """Return the tokens after the output product of the attention, and after the MLP.
@@ -155,29 +177,11 @@ class Stream(nn.Module):
             vectors: gate of the attention, and shift, scale and gate of the MLP, (N, C) each.
         """
         operations, (gate_NC, shift_NC, scale_NC, mlp_gate_NC) = self._operations, vectors
-        proj, up, down = self.proj.handover(), self.up.handover(), self.down.handover()
-        y_RC = self.proj(attended_RC, add_bias=False, handover=proj)
+        y_RC, proj = self.proj.without_bias(attended_RC)
         x_RC = operations.gated_residual(x_RC, y_RC, None, self.proj.bias, gate_NC, handovers=(proj,))
         x_RC, y_RC = operations.modulated_norm(x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.up.input_scaling())
-        h_RF = operations.gelu(
-            self.up(y_RC, add_bias=False, handover=up), self.up.bias, fp8=self.down.input_scaling(), handover=up
-        )
-        y_RC = self.down(h_RF, add_bias=False, handover=down)
+        y_RC, down = self.down.without_bias(self.features(y_RC))
         return operations.gated_residual(x_RC, y_RC, None, self.down.bias, mlp_gate_NC, handovers=(down,))
-
-
-def qkv_stream(weights: Stream | SingleBlock, y_RC: Tensor, tokens: int) -> QkvStream:
-    """Return queries, keys and values without bias, (R, 3 C), of tokens (R, C).
-
-    With several ranks of tp, these are the heads of this rank for the tokens of all ranks.
-
-    Args:
-        tokens: tokens of a sample in ``y_RC``.
-    """
-    handover = weights.qkv.handover()
-    qkv_RE, bias = weights.qkv(y_RC, add_bias=False, handover=handover), weights.qkv.bias
-    assert bias is not None
-    return QkvStream(qkv_RE, bias, weights.query_norm, weights.key_norm, tokens, handover)
 
 
 class DoubleBlock(nn.Module):
@@ -200,8 +204,8 @@ class DoubleBlock(nn.Module):
             vector_NC: SiLU of the vector of every sample.
         """
         of_text, of_image = (stream.modulation(vector_NC).chunk(6, -1) for stream in (self.text, self.image))
-        text_RC, text_heads = self.text.heads(text_RC, *of_text[:2])
-        image_RC, image_heads = self.image.heads(image_RC, *of_image[:2])
+        text_RC, _, text_heads = self.text.heads(text_RC, *of_text[:2])
+        image_RC, _, image_heads = self.image.heads(image_RC, *of_image[:2])
         heads = self._operations.qk_norm_rope(
             (text_heads, image_heads), rotation.cos_SJ, rotation.sin_SJ, self._epsilon
         )
@@ -213,20 +217,14 @@ class DoubleBlock(nn.Module):
         )
 
 
-class SingleBlock(nn.Module):
+class SingleBlock(_Layers):
     """Attention and an MLP side by side, over text and image with the same weights.
 
     ``proj`` has the bias of both results. ``modulation`` gives shift, scale and gate.
     """
 
     def __init__(self, build: _Build) -> None:
-        super().__init__()
-        hidden, feed_forward = build.shape.hidden, build.shape.feed_forward
-        self._operations, self._epsilon, self._tokens = build.operations, build.shape.norm_epsilon, build.shape.length
-        self.modulation = build.whole(hidden, 3 * hidden)
-        self.qkv, self.proj = build.qkv(), build.row(hidden, hidden)
-        self.query_norm, self.key_norm = build.norm_weight(), build.norm_weight()
-        self.up, self.down = build.column(hidden, feed_forward), build.row(feed_forward, hidden, bias=False)
+        super().__init__(build, build.shape.length, vectors=3, down_bias=False)
 
     def forward(self, x_RC: Tensor, vector_NC: Tensor, rotation: Rotation) -> Tensor:
         """Return the tokens of text and image.
@@ -237,16 +235,12 @@ class SingleBlock(nn.Module):
         """
         operations = self._operations
         shift_NC, scale_NC, gate_NC = self.modulation(vector_NC).chunk(3, -1)
-        x_RC, y_RC = operations.modulated_norm(x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.qkv.input_scaling())
-        heads = qkv_stream(self, y_RC, self._tokens)
+        x_RC, y_RC, heads = self.heads(x_RC, shift_NC, scale_NC)
         q_NSHD, k_NSHD, v_NSHD = operations.qk_norm_rope((heads,), rotation.cos_SJ, rotation.sin_SJ, self._epsilon)
-        up, proj, down = self.up.handover(), self.proj.handover(), self.down.handover()
         attended_RC = operations.attention(q_NSHD, k_NSHD, v_NSHD).flatten(2).flatten(0, 1)
-        h_RF = operations.gelu(
-            self.up(y_RC, add_bias=False, handover=up), self.up.bias, fp8=self.down.input_scaling(), handover=up
-        )
-        attention_RC = self.proj(attended_RC, add_bias=False, handover=proj)
-        mlp_RC = self.down(h_RF, add_bias=False, handover=down)
+        h_RF = self.features(y_RC)
+        attention_RC, proj = self.proj.without_bias(attended_RC)
+        mlp_RC, down = self.down.without_bias(h_RF)
         return operations.gated_residual(x_RC, attention_RC, mlp_RC, self.proj.bias, gate_NC, handovers=(proj, down))
 
 
@@ -386,6 +380,11 @@ class Flux(nn.Module):
         hidden, feed_forward = self.architecture.hidden, self.architecture.feed_forward
         joined = {"qkv": feed_forward, "up": 3 * hidden, "proj": feed_forward, "down": hidden}
         return joined[name.split(".")[-2]]
+
+
+def parameter_count(architecture: FluxArchitecture, parallel: TensorParallel | None = None) -> int:
+    """Return the number of parameters of a rank, without allocating them."""
+    return sum(each.numel() for each in Flux(architecture, device="meta", parallel=parallel).parameters())
 
 
 def time_features(t_N: Tensor, features: int, period: float, scale: float) -> Tensor:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.flux1.architecture import FluxArchitecture
-from benchmarks.flux1.workload import FluxTraining, used_blocks
+from benchmarks.flux1.workload import FluxTraining
 from common.config.schema import RunConfig
 from common.contract.peer_steps import fill_zeros, start_compiled_step
 from common.contract.workload import Peer
 from common.data.batches import Batch
+from common.step.plain_step import plain_step
 
 COMPILED = ("modulated_norm", "gated_residual", "qk_norm_rope", "gelu")
 """Operations that use the reference in the step that TorchInductor compiles."""
@@ -59,22 +60,17 @@ def step_of(network: Any, architecture: FluxArchitecture, batch: int, device: to
     image_ids_L3 = torch.cartesian_prod(rows[:1], rows, rows).to(dtype)
     text_ids_T3 = torch.zeros(shape.text_length, 3, device=device, dtype=dtype)
 
-    def step() -> Tensor:
-        (velocity_NLP,) = network(
-            x_NLP, text_NTK, caption_NK, t_N, image_ids_L3, text_ids_T3, return_dict=False
-        )  # fmt: skip
-        loss = nn.functional.mse_loss(velocity_NLP.float(), target_NLP.float())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+    def loss_of(*inputs: Tensor) -> Tensor:
+        (velocity_NLP,) = network(*inputs, return_dict=False)
+        return nn.functional.mse_loss(velocity_NLP.float(), target_NLP.float())
 
-    return step
+    inputs = (x_NLP, text_NTK, caption_NK, t_N, image_ids_L3, text_ids_T3)
+    return plain_step(loss_of, inputs, optimizer, compiled=False)
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
     """Start the peer; see :class:`common.contract.workload.Peer`."""
-    architecture = used_blocks(run.workload)
+    architecture = run.workload.architecture
     with device:
         network = build(architecture).to(torch.bfloat16)
     fill_zeros(network)
@@ -88,17 +84,10 @@ def start_compiled_references(run: RunConfig, example: Batch, device: torch.devi
 
     No block recomputes activations. See :class:`common.contract.workload.Peer`.
     """
+    blocks = ("double_blocks", "single_blocks")
     return start_compiled_step(
-        FluxTraining, COMPILED, compile_blocks, run, example, device, recomputed_blocks=0, recomputed_operations=0
+        FluxTraining, COMPILED, blocks, run, example, device, recomputed_blocks=0, recomputed_operations=0
     )
-
-
-def compile_blocks(workload: FluxTraining) -> None:
-    """Compile each block of the network with TorchInductor. Call this before the optimizer is built."""
-    for blocks in (workload.model.double_blocks, workload.model.single_blocks):
-        for number, block in enumerate(blocks):
-            compiled: Any = torch.compile(block, dynamic=False)
-            blocks[number] = compiled
 
 
 PEERS = (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,21 +26,22 @@ from torch import Tensor
 
 from benchmarks.flux1.encodings import BINS
 from common.data.manifest import digest
-from common.data.raw_layout import find_file, fingerprint_of
+from common.data.raw_layout import RawSplits, find_file
 from common.data.stages import Stages
 from common.data.synthetic import description_of
+from common.detection.json_entries import Entries
 from common.errors import DataError
 from common.formats.jpeg import decode, jpeg_size
 from common.formats.raw_files import listed
 from common.formats.tar_index import index_tar
 from common.untrusted.regular_file import TEXT_BYTES, open_file
-from common.untrusted.strict_json import LARGE_BYTES, read_json_object
+from common.untrusted.strict_json import read_large_json
 
 SIDE = 256
 SEED = 2023
 """Seed of the shuffle of COCO's captions."""
 TARS, LEFT_OUT = "cc12m-wds/cc12m-train-*.tar", "problematic_indices.txt"
-ANNOTATIONS, PICTURES = "captions_val2014.json", "val2014/COCO_val2014_*.jpg"
+ANNOTATIONS, PICTURES = "annotations/captions_val2014.json", "val2014/COCO_val2014_*.jpg"
 STAGE = "sizes"
 _TOGETHER = 64  # tars whose pictures are measured before the samples are counted
 _MEMBERS = ("jpg", "txt")
@@ -97,28 +98,19 @@ def squeezed(picture: Image.Image) -> Image.Image:
     return picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
-@dataclass(frozen=True)
-class RawPictures:
-    """Raw pictures.
+@dataclass(frozen=True, kw_only=True)
+class RawPictures(RawSplits):
+    """Raw pictures: the tars of CC12M; ``content`` has the checksums of both lists.
 
     Attributes:
-        tars: CC12M, sorted by name.
         left_out: file of the positions to leave out.
         annotations: captions of COCO.
         pictures: folder with COCO's pictures.
-        synthetic: description of synthetic data; None for real data.
     """
 
-    tars: list[Path]
     left_out: Path
     annotations: Path
     pictures: Path
-    synthetic: Mapping[str, Any] | None
-
-    def fingerprint(self) -> str:
-        """Return a SHA-256 over names and sizes of the tars, and the content of both lists."""
-        lists = digest(self.left_out, "sha256") + digest(self.annotations, "sha256")
-        return fingerprint_of([("train", path.name, path.stat().st_size) for path in self.tars], lists.encode())
 
 
 def open_pictures(raw_dir: Path) -> RawPictures:
@@ -127,15 +119,20 @@ def open_pictures(raw_dir: Path) -> RawPictures:
     Raises:
         DataError: tars, pictures or a list are missing.
     """
-    wanted = (TARS, LEFT_OUT, f"annotations/{ANNOTATIONS}", PICTURES)
-    found = [find_file(raw_dir, pattern, pattern.rpartition("/")[2]) for pattern in wanted]
-    for pattern, path in zip(wanted, found, strict=True):
-        if path is None:
+    found = []
+    for pattern in (TARS, LEFT_OUT, ANNOTATIONS, PICTURES):
+        if (path := find_file(raw_dir, pattern, pattern.rpartition("/")[2])) is None:
             raise DataError(f"{raw_dir / pattern} is missing, which pictures need")
-    tar, left_out, annotations, picture = (path for path in found if path is not None)
-    tars = listed(tar.parent, TARS.rpartition("/")[2])
-    synthetic = description_of(raw_dir, tar, left_out, annotations, picture)
-    return RawPictures(tars, left_out, annotations, picture.parent, synthetic)
+        found.append(path)
+    tar, left_out, annotations, picture = found
+    return RawPictures(
+        splits={"train": listed(tar.parent, TARS.rpartition("/")[2])},
+        synthetic=description_of(raw_dir, *found),
+        content=(digest(left_out, "sha256") + digest(annotations, "sha256")).encode(),
+        left_out=left_out,
+        annotations=annotations,
+        pictures=picture.parent,
+    )
 
 
 def train_samples(raw: RawPictures, count: int, stages: Stages) -> list[Sample]:
@@ -147,11 +144,11 @@ def train_samples(raw: RawPictures, count: int, stages: Stages) -> list[Sample]:
     Raises:
         DataError: a tar or the list of positions is damaged, or there are fewer samples.
     """
-    left_out = _positions(raw.left_out)
+    tars, left_out = raw.splits["train"], _positions(raw.left_out)
     samples: list[Sample] = []
     before = 0
-    for first in range(0, len(raw.tars), _TOGETHER):
-        tasks = {path.stem: (path,) for path in raw.tars[first : first + _TOGETHER]}
+    for first in range(0, len(tars), _TOGETHER):
+        tasks = {path.stem: (path,) for path in tars[first : first + _TOGETHER]}
         for (path,), record in zip(tasks.values(), stages.run(STAGE, tasks, large_pictures).values(), strict=True):
             for row, reason in record["broken"]:
                 if before + row not in left_out:
@@ -162,7 +159,9 @@ def train_samples(raw: RawPictures, count: int, stages: Stages) -> list[Sample]:
             before += record["samples"]
         if len(samples) >= count:
             return samples[:count]
-    raise DataError(f"{raw.tars[0].parent} has {len(samples):,} samples to train on, and {count:,} are needed")
+    raise DataError(
+        f"{raw.splits['train'][0].parent} has {len(samples):,} samples to train on, and {count:,} are needed"
+    )
 
 
 def large_pictures(path: Path) -> dict[str, Any]:
@@ -223,15 +222,9 @@ def selected(annotations: Sequence[tuple[int, int, str]], count: int) -> list[tu
 
 
 def _annotations(path: Path) -> list[tuple[int, int, str]]:
-    found = read_json_object(path, most=LARGE_BYTES).get("annotations")
-    try:
-        entries = found if isinstance(found, list) else []
-        rows = [(entry["id"], entry["image_id"], entry["caption"]) for entry in entries]
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{path} is damaged: an annotation lacks {error}") from error
-    if not rows or any((type(a), type(b), type(c)) != (int, int, str) for a, b, c in rows):
-        raise DataError(f"{path} has no list of annotations with id, image_id and caption")
-    return rows
+    entries = Entries.of(read_large_json(path), "annotations", path)
+    columns = entries.ids("id").tolist(), entries.ids("image_id").tolist(), entries.texts("caption")
+    return list(zip(*columns, strict=True))
 
 
 def _positions(path: Path) -> set[int]:

@@ -8,39 +8,28 @@ The input is published encodings (:mod:`benchmarks.flux1.raw`), which are linked
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.flux1 import encoders, pictures, raw
 from benchmarks.flux1.encoders import Encoders
 from benchmarks.flux1.encodings import (
     BINS,
-    COLUMNS,
     EMPTY,
     FORMAT,
-    INDEX,
-    KEY,
     PREPARE_COMMAND,
-    PUBLISHED_SIZES,
-    SCHEMA,
+    SHARDS,
     SPLITS,
-    TIMESTEP,
     TIMESTEPS,
     EncodingSizes,
     counts_of,
-    index_shard,
     read_empty,
     require_timesteps,
-    timesteps_of,
 )
 from benchmarks.flux1.pictures import Sample
 from benchmarks.flux1.synthetic import generate
@@ -48,16 +37,17 @@ from common.config.loading import build
 from common.data import atomic, manifest
 from common.data.commands import DataCommands
 from common.data.gpu_processes import chosen_device, device_of_process, numbered_processes, process_count
-from common.data.manifest import FileEntry, Manifest, file_entry
+from common.data.indexed_arrays import INDEX, index_shard, joined_integers, write_index
+from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
 from common.data.preparation import Preparation, link_or_copy, preparing, require_space
 from common.data.published import Published, published_files
 from common.data.raw_layout import fingerprint_of
 from common.data.sources import read_sources
 from common.data.stages import Stages
-from common.data.threads import ahead
+from common.data.threads import read_groups
 from common.errors import ConfigError, DataError
-from common.formats import bf16_npy, saved_dataset
+from common.formats.array_shards import ArraySample
 
 RECORDS, STAGE = "records", "files"
 SHARD_SAMPLES = 256
@@ -66,7 +56,7 @@ TOGETHER = 16
 """Samples that the networks encode together."""
 TRAIN, EVAL = 1_099_776, 29_696
 """Number of the benchmark's samples."""
-PUBLISHED = Published(counts_of(TRAIN, EVAL, PUBLISHED_SIZES), published_files(read_sources("flux1")["empty"].files))
+PUBLISHED = Published(counts_of(TRAIN, EVAL, EncodingSizes()), published_files(read_sources("flux1")["empty"].files))
 
 
 @dataclass(frozen=True)
@@ -133,7 +123,7 @@ def prepare(
         records_dir = job.begin(RECORDS)
         tasks = {
             f"{split}-{number:05d}": (path, data_dir, split, number, sizes)
-            for split, paths in source.files.items()
+            for split, paths in source.splits.items()
             for number, path in enumerate(paths)
         }
         with Stages(records_dir, workers) as stages:
@@ -141,15 +131,6 @@ def prepare(
         for name in EMPTY.values():
             link_or_copy(source.empty / name, data_dir / name, "delete it or name another --data-dir")
         return _finish(job, records, sizes, "encodings of CC12M and COCO 2014")
-
-
-def verify(data_dir: Path, workers: int = 1) -> Manifest:
-    """Compare all files of ``data_dir`` with their checksums, ``workers`` files at a time; this reads all data.
-
-    Raises:
-        DataError: a file is missing or changed; the message names the first.
-    """
-    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
 
 
 def link_file(path: Path, data_dir: Path, split: str, number: int, sizes: EncodingSizes) -> dict[str, Any]:
@@ -175,7 +156,7 @@ def encode_file(
     """
     name = f"{SPLITS[split]}/{number:05d}.arrow"
     with atomic.written(data_dir / name) as partial:
-        saved_dataset.write_shard(partial, SCHEMA, _encoded(samples, plan))
+        SHARDS.write(partial, _encoded(samples, plan))
     return {"name": name, **_indexed(data_dir / name, data_dir, split, number, plan.sizes)}
 
 
@@ -215,7 +196,7 @@ def _prepare_pictures(
                 for number, first in enumerate(range(0, len(found), SHARD_SAMPLES))
             }
             left = sum(len(task[0]) for name, task in tasks.items() if stages.record(STAGE, name) is None)
-            require_space(data_dir, left * sizes.sample_bytes)
+            require_space(data_dir, left * 2 * sizes.sample_elements)
             stages.run("empty", {"empty": (data_dir, plan)}, encode_empty)
             records = stages.run(STAGE, tasks, encode_file)
         _encoders.cache_clear()
@@ -227,84 +208,45 @@ def _encoders(plan: EncodingPlan) -> Encoders:
     return Encoders(plan.folder, plan.sizes, device_of_process(plan.device), torch.bfloat16)
 
 
-def _encoded(samples: Sequence[Sample], plan: EncodingPlan) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the published data set for some samples; threads decode the pictures."""
+def _encoded(samples: Sequence[Sample], plan: EncodingPlan) -> Iterator[ArraySample]:
+    """Yield samples with their encodings; threads decode the pictures."""
     networks = _encoders(plan)
-    with ThreadPoolExecutor(plan.threads) as pool:
-        begun = (pool.submit(sample.read) for sample in samples)
-        inputs = (done.result() for done in ahead(begun, 2 * TOGETHER, Future.cancel))
-        left = iter(samples)
-        while group := list(itertools.islice(inputs, TOGETHER)):
-            arrays = networks.pictures(torch.stack([picture for picture, _ in group]))
-            arrays |= networks.captions([caption for _, caption in group])
-            for row, sample in enumerate(itertools.islice(left, len(group))):
-                values = {
-                    column: bf16_npy.encode(arrays[name][row].to(torch.bfloat16)) for name, column in COLUMNS.items()
-                }
-                yield {KEY: sample.key, **values, TIMESTEP: sample.timestep}
+    for group in read_groups(samples, Sample.read, plan.threads, TOGETHER):
+        arrays = networks.pictures(torch.stack([picture for _, (picture, _) in group]))
+        arrays |= networks.captions([caption for _, (_, caption) in group])
+        for row, (sample, _) in enumerate(group):
+            yield ArraySample(sample.key, {name: values[row] for name, values in arrays.items()}, sample.timestep)
 
 
 def _sizes(synthetic: Mapping[str, Any] | None) -> EncodingSizes:
     """Return the sizes of the arrays: those of the benchmark, or those in the description of synthetic data."""
-    if synthetic is None:
-        return PUBLISHED_SIZES
     names = EncodingSizes.__dataclass_fields__
-    sizes: EncodingSizes = build(
-        EncodingSizes, {name: value for name, value in synthetic.items() if name in names}, "sizes"
-    )
+    given = {name: value for name, value in (synthetic or {}).items() if name in names}
+    sizes: EncodingSizes = build(EncodingSizes, given, "sizes")
     return sizes
 
 
 def _indexed(path: Path, data_dir: Path, split: str, number: int, sizes: EncodingSizes) -> dict[str, Any]:
-    """Check a file of encodings and store its part of the index; return number of samples, size and checksum.
-
-    Raises:
-        DataError: the file is damaged, or an array has another dtype or shape or values that are not finite.
-    """
-    offsets_S4 = index_shard(path, sizes)
-    _require_finite(path, offsets_S4, sizes)
-    atomic.save(data_dir / RECORDS / f"{split}-{number:05d}.{INDEX}", offsets_S4)
-    if split == "eval":
-        atomic.save(data_dir / RECORDS / f"{split}-{number:05d}.{TIMESTEPS}", timesteps_of(path))
-    entry = file_entry(path)
-    return {"samples": len(offsets_S4), "bytes": entry.bytes, "sha256": entry.sha256}
-
-
-def _require_finite(path: Path, offsets_S4: NDArray[np.int64], sizes: EncodingSizes) -> None:
-    with open(path, "rb") as file:
-        for row, offsets in enumerate(offsets_S4.tolist()):
-            for (name, shape), offset in zip(sizes.shapes.items(), offsets, strict=True):
-                file.seek(offset)
-                content = bytearray(file.read(2 * int(np.prod(shape))))
-                if not torch.frombuffer(content, dtype=torch.bfloat16).isfinite().all():
-                    raise DataError(f"{path}: {name} of sample {row} has values that are not finite; fetch it again")
+    """Check a file of encodings and store its part of the index; return the record of :func:`index_shard`."""
+    part = data_dir / RECORDS / f"{split}-{number:05d}.npy"
+    return index_shard(path, part, SHARDS, sizes.shapes, BINS if split == "eval" else None)
 
 
 def _finish(job: Preparation, records: dict[str, dict[str, Any]], sizes: EncodingSizes, real: str) -> Manifest:
     """Write the index of each split, the timesteps and the manifest."""
-    root, made, samples = job.data_dir, [*EMPTY.values()], {}
+    root, samples = job.data_dir, {}
     for split, folder in SPLITS.items():
-        mine = [task for task in records if task.startswith(f"{split}-")]
-        counts = [records[task]["samples"] for task in mine]
-        samples[split] = sum(counts)
+        parts = [root / RECORDS / f"{task}.npy" for task in records if task.startswith(f"{split}-")]
+        samples[split] = write_index(root / folder, parts)
         if not samples[split]:
             raise DataError(f"the raw data have no samples of the split {folder}; fetch them again")
-        numbers = np.repeat(np.arange(len(mine)), counts)
-        atomic.save(root / folder / INDEX, np.column_stack([numbers, _joined(root, mine, INDEX)]))
-        made.append(f"{folder}/{INDEX}")
-        if split == "eval":
-            timesteps_S = _joined(root, mine, TIMESTEPS)
-            require_timesteps(timesteps_S, BINS, root / folder)
-            atomic.save(root / folder / TIMESTEPS, timesteps_S)
-            made.append(f"{folder}/{TIMESTEPS}")
+    timesteps_S = joined_integers(parts)  # those of the evaluation, the last split
+    require_timesteps(timesteps_S, BINS, root / SPLITS["eval"])
+    atomic.save(root / SPLITS["eval"] / TIMESTEPS, timesteps_S)
+    made = [*EMPTY.values(), *(f"{folder}/{INDEX}" for folder in SPLITS.values()), f"{SPLITS['eval']}/{TIMESTEPS}"]
     files = {record["name"]: FileEntry(record["bytes"], record["sha256"]) for record in records.values()}
     files |= manifest.describe_files(root, made, job.published.with_md5)
     return job.finish(files, counts_of(samples["train"], samples["eval"], sizes), real)
-
-
-def _joined(root: Path, tasks: list[str], name: str) -> NDArray[np.int64]:
-    """Return the concatenated parts of an index, which the tasks have stored."""
-    return np.concatenate([np.load(root / RECORDS / f"{task}.{name}") for task in tasks])
 
 
 COMMANDS = DataCommands(
@@ -314,7 +256,7 @@ COMMANDS = DataCommands(
     real="CC12M and COCO 2014, encoded",
     generate=generate,
     prepare=prepare,
-    verify=verify,
+    verify=manifest.verification(FORMAT, PREPARE_COMMAND),
     published=PUBLISHED,
 )
 """The data commands of FLUX.1."""

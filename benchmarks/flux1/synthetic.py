@@ -7,24 +7,21 @@ differs from its pattern by some noise, in the latent and in both encodings of t
 from __future__ import annotations
 
 import functools
-import json
-import tarfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.flux1.encodings import BINS, COLUMNS, EMPTY, KEY, SCHEMA, SPLITS, TIMESTEP, EncodingSizes
-from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS, TAR
+from benchmarks.flux1.encodings import BINS, EMPTY, SHARDS, SPLITS, EncodingSizes
+from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS
 from common.data import synthetic
-from common.data.options import Option, Options
+from common.data.options import Option
 from common.errors import ConfigError
-from common.formats import bf16_npy, saved_dataset
-from common.formats.raw_files import add_member
+from common.formats import saved_dataset
+from common.formats.array_shards import TAR, ArraySample
 
 PATTERNS = 4
 HADAMARD = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])
@@ -39,18 +36,13 @@ BYTES_PER_WORKER = 1 << 28
 
 
 @dataclass(frozen=True)
-class SyntheticEncodings(Options):
+class SyntheticEncodings(EncodingSizes):
     """Options of ``generate``."""
 
     train: Annotated[int, Option("number of training samples", least=1)] = 256
     eval: Annotated[int, Option("number of validation samples", least=BINS)] = 64
     shards: Annotated[int, Option("number of files of each split", least=1)] = 2
     form: Annotated[Literal["arrow", "tar"], Option("published form of the files")] = "arrow"
-    text_length: Annotated[int, Option("tokens of a caption", least=1)] = 256
-    text_width: Annotated[int, Option("features of T5", least=1)] = 4096
-    caption_width: Annotated[int, Option("features of CLIP", least=1)] = 768
-    latent_channels: Annotated[int, Option("channels of a latent", least=1)] = 16
-    latent_size: Annotated[int, Option("height and width of a latent, a multiple of 2", least=PATCH)] = 32
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
@@ -59,17 +51,6 @@ class SyntheticEncodings(Options):
             raise ConfigError(f"--latent-size={self.latent_size}: must be a multiple of {PATCH}")
         if self.shards > min(self.train, self.eval):
             raise ConfigError(f"--shards={self.shards}: at most --train and --eval, one sample per file")
-
-    @property
-    def sizes(self) -> EncodingSizes:
-        """Return the sizes of the arrays."""
-        return EncodingSizes(
-            text_length=self.text_length,
-            text_width=self.text_width,
-            caption_width=self.caption_width,
-            latent_channels=self.latent_channels,
-            latent_size=self.latent_size,
-        )
 
 
 def generate(raw_dir: Path, options: SyntheticEncodings = SyntheticEncodings(), workers: int = 1) -> str:
@@ -81,19 +62,17 @@ def generate(raw_dir: Path, options: SyntheticEncodings = SyntheticEncodings(), 
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
-    sample_bytes = options.sizes.sample_bytes
+    sample_bytes = 2 * options.sample_elements
     plans = [(split, shard) for split in SPLITS for shard in range(options.shards)]
     per_worker = max(1, BYTES_PER_WORKER * options.shards // (options.train * sample_bytes))
-    with synthetic.generated(raw_dir) as folder:
-        synthetic.mark(folder, {"kind": "patterns", **asdict(options)})
-        for split in SPLITS:
-            (folder / FOLDERS[split][0]).mkdir()
-            if options.form == "arrow":
-                saved_dataset.write_state(folder / FOLDERS[split][0], SCHEMA, options.shards)
-        (folder / EMPTY_FOLDER).mkdir()
-        for name, values in patterns(options)[PATTERNS].items():
-            if name in EMPTY:
-                np.save(folder / EMPTY_FOLDER / EMPTY[name], values[None].numpy().astype(np.float16))
+    folders = {split: FOLDERS[split][0] for split in SPLITS}
+    with synthetic.generated_folders(raw_dir, "patterns", options, [*folders.values(), EMPTY_FOLDER]) as folder:
+        if options.form == "arrow":
+            for name in folders.values():
+                saved_dataset.write_state(folder / name, SHARDS.schema, options.shards)
+        for name, file in EMPTY.items():
+            values = patterns(options)[PATTERNS][name]
+            np.save(folder / EMPTY_FOLDER / file, values[None].numpy().astype(np.float16))
         for _ in synthetic.drawn(functools.partial(_write, folder, options), plans, workers, per_worker):
             pass
     return f"{options.train} samples to train and {options.eval} to evaluate, of {sample_bytes / 1e6:.3g} MB each"
@@ -106,7 +85,7 @@ def patterns(options: SyntheticEncodings) -> list[dict[str, Tensor]]:
     pattern less 2, so all encodings of captions differ, too.
     """
     random = np.random.default_rng((options.seed, 0))
-    shapes, tiles = options.sizes.shapes, options.latent_size // PATCH
+    shapes, tiles = options.shapes, options.latent_size // PATCH
     found: list[dict[str, Tensor]] = [{} for _ in range(PATTERNS + 1)]
     for name in EMPTY:
         for number, pattern in enumerate(found):
@@ -128,7 +107,7 @@ def sample(options: SyntheticEncodings, split: str, number: int) -> dict[str, Te
         for name, values in pattern.items()
     }
     noisy["mean"] = LATENT_SHIFT + LATENT_STD * noisy["mean"]
-    noisy["logvar"] = torch.full(options.sizes.shapes["logvar"], LOG_VARIANCE)
+    noisy["logvar"] = torch.full(options.shapes["logvar"], LOG_VARIANCE)
     return {name: values.to(torch.bfloat16) for name, values in noisy.items()}
 
 
@@ -138,27 +117,11 @@ _patterns = functools.lru_cache(maxsize=1)(patterns)
 def _write(folder: Path, options: SyntheticEncodings, plan: tuple[str, int]) -> None:
     """Write one file of a split."""
     split, shard = plan
-    target = folder / FOLDERS[split][0]
-    rows = _rows(options, split, shard)
-    if options.form == "arrow":
-        saved_dataset.write_shard(target / saved_dataset.shard_name(shard, options.shards), SCHEMA, rows)
-        return
-    with tarfile.open(target / TAR.format(shard), "w") as tar:
-        for row in rows:
-            about = {"key": row[KEY]} | ({TIMESTEP: row[TIMESTEP]} if row[TIMESTEP] is not None else {})
-            add_member(tar, f"{row[KEY]}.json", json.dumps(about).encode())
-            for name, column in COLUMNS.items():
-                add_member(tar, f"{row[KEY]}.{name}.bytes", row[column])
-
-
-def _rows(options: SyntheticEncodings, split: str, shard: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one file, as the columns of :data:`SCHEMA`."""
+    name = TAR.format(shard) if options.form == "tar" else saved_dataset.shard_name(shard, options.shards)
     count = getattr(options, split)
-    for number in range(count * shard // options.shards, count * (shard + 1) // options.shards):
-        arrays = sample(options, split, number)
-        timestep = number % BINS if split == "eval" else None
-        yield {
-            KEY: f"{number:08d}",
-            **{column: bf16_npy.encode(arrays[name]) for name, column in COLUMNS.items()},
-            TIMESTEP: timestep,
-        }
+    numbers = range(count * shard // options.shards, count * (shard + 1) // options.shards)
+    samples = (
+        ArraySample(f"{number:08d}", sample(options, split, number), number % BINS if split == "eval" else None)
+        for number in numbers
+    )
+    SHARDS.write(folder / FOLDERS[split][0] / name, samples)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,18 +10,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from benchmarks.flux1.architecture import FluxArchitecture
-from benchmarks.flux1.config import FluxConfig
+from benchmarks.flux1.config import BLOCKS, FluxConfig
 from benchmarks.flux1.data import open_eval, open_train
-from benchmarks.flux1.encodings import FORMAT
+from benchmarks.flux1.encodings import FORMAT, EncodingSizes
 from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.flow import LatentScale, noised, sample_losses
 from benchmarks.flux1.memory import FluxMemory
-from benchmarks.flux1.model import Flux
+from benchmarks.flux1.model import Flux, parameter_count
 from common.config.schema import Declaration, RunConfig
+from common.config.sections import unused_layers
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
-from common.data.batches import Batch, DataSource, HostBatch
+from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import tensor_splits
 from common.distributed.tensor_parallel.ranks import TensorParallel
@@ -30,9 +29,9 @@ from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
 from common.ops.linear import IN_FP8
 from common.ops.linear.fp8 import same_weights
-from common.ops.operation import AUTO
+from common.optim.block_memory import asked_levels
 from common.optim.learning_rate import Schedule, warmup_then_constant
-from common.optim.memory_plan import MemoryPlan, plan, trained_weights
+from common.optim.memory_plan import capacity_of, plan, trained_weights
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep, accumulate
 
@@ -42,7 +41,6 @@ class FluxTraining(Workload):
 
     Attributes:
         architecture: the part of the network that ``model.double_blocks`` and ``model.single_blocks`` select.
-        memory: plan of the memory of a GPU; None on other devices.
     """
 
     config_type: ClassVar[type] = FluxConfig
@@ -55,21 +53,17 @@ class FluxTraining(Workload):
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
         own, facts, device = self.own, self.own.facts, layout.device
-        self.architecture = used_blocks(own)
+        self.architecture = own.architecture
         self.parallel = TensorParallel.from_layout(layout)
         if own.reader.eval_batch % self.parallel.size:
             raise ConfigError(
                 f"reader.eval_batch={own.reader.eval_batch}: a multiple of layout.tp={self.parallel.size}, whose ranks "
                 "have whole samples"
             )
-        if own.model.recomputed_operations not in (AUTO, 0) and not self._can_keep_products:
-            raise ConfigError(
-                f"model.recomputed_operations={own.model.recomputed_operations}: blocks cannot keep the results of "
-                "matrix products with layout.tp above 1 or model.implementations.linear=te; "
-                "use model.recomputed_blocks"
-            )
-        self.memory = self._planned() if device.type == "cuda" else None
-        blocks, operations = self.memory_sizes().levels(0 if self.memory is None else self.memory.recomputed)
+        sizes = self.memory_sizes()
+        if device.type == "cuda":
+            self.memory = plan(sizes, capacity_of(device), None, 0)
+        blocks, operations = sizes.levels(0 if self.memory is None else self.memory.recomputed)
         self.model = Flux(
             self.architecture,
             own.model.implementations,
@@ -85,38 +79,25 @@ class FluxTraining(Workload):
         self._latents = LatentScale(facts.latent_shift, facts.latent_scale)
         self._seed = torch.tensor(layout.seed, dtype=torch.int64, device=device)
 
-    def _planned(self) -> MemoryPlan:
-        capacity = torch.cuda.get_device_properties(self.layout.device).total_memory
-        return plan(self.memory_sizes(), capacity, None, 0)
-
-    @property
-    def _can_keep_products(self) -> bool:
-        """Whether all products of a block are operators in :data:`common.nn.recomputation.PRODUCTS`."""
-        return self.parallel.size == 1 and self.own.model.implementations.get("linear") != "te"
-
     def memory_sizes(self) -> FluxMemory:
         """Return the sizes that determine the memory of this rank."""
         cfg, own, layout = self.cfg, self.own, self.layout
-        trains = layout.role == "train"
-        given = (own.model.recomputed_blocks, own.model.recomputed_operations)
-        asked = [number if isinstance(number, int) else 0 for number in given]
+        trains, linear = layout.role == "train", own.model.implementations.get("linear")
+        # else some products are no operators in common.nn.recomputation.PRODUCTS
+        can_keep_products = self.parallel.size == 1 and linear != "te"
         return FluxMemory(
             architecture=self.architecture,
             samples=cfg.micro_batch if trains else 0,
             micro_batches=cfg.grad_accumulation_steps,
             eval_samples=0 if trains and cfg.evaluation.ranks else own.reader.eval_batch,
-            parameters=self.architecture.parameters_of_rank(self.parallel.size),
+            parameters=parameter_count(self.architecture, self.parallel),
             ranks=self.parallel.size,
-            fp8=own.model.implementations.get("linear") in IN_FP8,
+            fp8=linear in IN_FP8,
             alone=layout.world_size == 1,
-            can_keep_products=self._can_keep_products,
-            asked=None if given == (AUTO, AUTO) else (asked[0], asked[1]),
+            can_keep_products=can_keep_products,
+            asked=asked_levels(own.model, can_keep_products),
             **trained_weights(cfg, layout, self.dtype),
         )
-
-    def memory_plan(self) -> str:
-        """Return a description of the planned memory by category; empty without a GPU."""
-        return "" if self.memory is None else self.memory.in_words()
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the parameters that are split over the ranks of tp, and those that each of these ranks has whole.
@@ -146,14 +127,10 @@ class FluxTraining(Workload):
         broken = []
         if own.model.zero_std:
             broken.append(f"model.zero_std={own.model.zero_std}: modulations and output start from zero")
-        for name in ("double_blocks", "single_blocks"):
-            asked, whole = getattr(own.model, name), getattr(own.facts, name)
-            if asked not in (0, whole):
-                broken.append(f"model.{name}={asked}: the network has {whole}")
         in_fp8 = own.model.implementations.get("linear") in IN_FP8
         return Declaration(
             data_format=FORMAT,
-            forbidden=broken,
+            forbidden=[*broken, *unused_layers(own, "network", *BLOCKS)],
             micro_batch_multiple=cfg.layout["tp"],
             lowest_precision={"linear": "fp8"} if in_fp8 else {},
         )
@@ -206,18 +183,13 @@ class FluxTraining(Workload):
 
     def _example(self, count: int) -> dict[str, Tensor]:
         facts, generator = self.own.facts, self.layout.generator("example")
-        maps = (count, facts.latent_channels, facts.latent_size, facts.latent_size)
-        shapes = {"t5": (count, facts.text_length, facts.text_width), "clip": (count, facts.caption_width)}
-        encodings = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-        mean = torch.randn(maps, generator=generator) / facts.latent_scale + facts.latent_shift
-        tensors = {**encodings, "mean": mean, "logvar": torch.full(maps, -10.0), "sample_ids": torch.arange(count)}
-        return self._finished(self.to_device(tensors))
+        shapes = {name: (count, *shape) for name, shape in EncodingSizes.of(facts).shapes.items()}
+        tensors = {name: torch.randn(shapes[name], generator=generator) for name in ("t5", "clip", "mean")}
+        tensors["mean"] = tensors["mean"] / facts.latent_scale + facts.latent_shift
+        tensors |= {"logvar": torch.full(shapes["logvar"], -10.0), "sample_ids": torch.arange(count)}
+        return self.finished(self.to_device(tensors))
 
-    def prepare(self, batch: HostBatch) -> Batch:
-        """Copy a batch to the device."""
-        return Batch(self._finished(self.to_device(batch.tensors)), batch.samples, batch.key)
-
-    def _finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors in the dtypes of the captured step: that of the weights; with fp16, moments in bf16."""
         moments = torch.bfloat16 if self.dtype == torch.float16 else self.dtype
         dtypes = {"t5": self.dtype, "clip": self.dtype, "mean": moments, "logvar": moments}
@@ -252,13 +224,3 @@ class FluxTraining(Workload):
     def sample_flops(self) -> float:
         """Return the FLOPs of training on one sample."""
         return self.architecture.training_flops()
-
-
-def used_blocks(own: FluxConfig) -> FluxArchitecture:
-    """Return the sizes of the part of the network that ``model.double_blocks`` and ``model.single_blocks`` select."""
-    asked, facts = own.model, own.facts
-    return dataclasses.replace(
-        facts,
-        double_blocks=asked.double_blocks or facts.double_blocks,
-        single_blocks=asked.single_blocks or facts.single_blocks,
-    )

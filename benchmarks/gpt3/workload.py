@@ -12,12 +12,13 @@ from benchmarks.gpt3.config import Facts, GptConfig
 from benchmarks.gpt3.data import ROWS
 from benchmarks.gpt3.published import load_published
 from common.config.schema import Declaration, RunConfig
+from common.config.sections import unused_layers, used_layers
 from common.data.megatron.preparation import FORMAT
 from common.distributed.pipeline.order import check_numbers, layers_of
 from common.errors import ConfigError
 from common.language.memory import StageWorkspace
 from common.language.pretraining import Pretraining, RowFacts
-from common.language.workload import lowest_precision, unused_layers, used_layers
+from common.language.workload import lowest_precision
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.memory_plan import MemoryPlan
 
@@ -43,7 +44,7 @@ class GptPretraining(Pretraining):
         own: GptConfig = cfg.workload
         facts, batch, stages = own.facts, cfg.global_batch, cfg.layout["pp"]
         check_numbers(stages, own.model.chunks, cfg.grad_accumulation_steps)
-        layers_of(used_layers(facts, own.model.layers, cls.whole).layers, 0, stages, own.model.chunks)
+        layers_of(used_layers(facts, own.model, cls.whole, "layers").layers, 0, stages, own.model.chunks)
         if cfg.chunk_graphs and own.model.put_off_head:
             raise ConfigError(
                 f"model.put_off_head={own.model.put_off_head}: cuda_graphs=chunks has no buffers for gradients of "
@@ -64,7 +65,7 @@ class GptPretraining(Pretraining):
             },
             sample_tokens=facts.row_length,
             chunk_graphs=True,
-            forbidden=broken + unused_layers(own, cls.whole),
+            forbidden=broken + unused_layers(own, cls.whole, "layers"),
             lowest_precision=lowest_precision(own.model.linear, cfg.layout["tp"]),
         )
 

@@ -14,6 +14,7 @@ from benchmarks.llama2_70b_lora.config import LoraConfig
 from benchmarks.llama2_70b_lora.data import FORMAT, EvaluationRows, example, open_evaluation, open_train
 from benchmarks.llama2_70b_lora.evaluate import MeanOverRows, mean_of_rows
 from common.config.schema import Declaration, RunConfig
+from common.config.sections import unused_layers
 from common.contract.evaluation import Weights
 from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
@@ -23,7 +24,7 @@ from common.language.fp8_products import load_frozen
 from common.language.lora import LoraSettings
 from common.language.memory import FrozenWorkspace
 from common.language.network import Decoder
-from common.language.workload import LanguageModel, lowest_precision, unused_layers
+from common.language.workload import LanguageModel, lowest_precision
 from common.nn.frozen import mark_frozen
 from common.ops.operation import AUTO
 from common.optim.learning_rate import cosine
@@ -102,7 +103,7 @@ class LlamaLora(LanguageModel):
         return Declaration(
             data_format=FORMAT,
             schedule_options={"last_samples": own.hparams.training_steps * cfg.global_batch},
-            forbidden=broken + unused_layers(own, cls.whole),
+            forbidden=broken + unused_layers(own, cls.whole, "layers"),
             lowest_precision=lowest_precision(own.model.linear, cfg.layout["tp"]),
         )
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from benchmarks.llama31_8b.config import LlamaConfig
 from benchmarks.llama31_8b.data import ROWS
 from common.config.schema import Declaration, RunConfig
+from common.config.sections import unused_layers
 from common.data.megatron.preparation import FORMAT
 from common.language.memory import TrainedWorkspace
 from common.language.pretraining import Pretraining, RowFacts
-from common.language.workload import lowest_precision, unused_layers
+from common.language.workload import lowest_precision
 from common.ops.operation import AUTO
 from common.optim.learning_rate import cosine_to
 from common.optim.memory_plan import MemoryPlan, plan
@@ -59,7 +60,7 @@ class LlamaPretraining(Pretraining):
                 "decay_steps": own.facts.max_steps - own.hparams.warmup_steps,
             },
             chunk_graphs=True,
-            forbidden=unused_layers(own, cls.whole),
+            forbidden=unused_layers(own, cls.whole, "layers"),
             lowest_precision=lowest_precision(own.model.linear, 1),
         )
 

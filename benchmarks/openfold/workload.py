@@ -201,13 +201,12 @@ class OpenFold(Workload):
         """Connect the ranks that share a sample for the transfer of batches."""
         self.prepare(HostBatch({"samples": torch.zeros(1)}, 1, 0))
 
-    def prepare(self, batch: HostBatch) -> Batch:
-        """Copy a batch to the device. Of the ranks that share a sample, the first one sends it to the others."""
-        tensors = self.to_device(batch.tensors)
+    def finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a batch's tensors. Of the ranks that share a sample, the first one sends them to the others."""
         if self._receivers is not None:
             for _, tensor in sorted(tensors.items()):  # readers need not have one order
                 dist.broadcast(tensor, dist.get_global_rank(self._receivers, 0), group=self._receivers)
-        return Batch(tensors, batch.samples, batch.key)
+        return tensors
 
     def staging(self, root: Path) -> StagingPlan:
         """Return all prepared files, for every node."""

@@ -19,6 +19,7 @@ from benchmarks.rgat.model import Architecture
 from common.config.schema import RunConfig
 from common.contract.workload import Peer
 from common.data.batches import Batch
+from common.step.plain_step import plain_step
 
 
 class GeometricNetwork(nn.Module):
@@ -85,14 +86,10 @@ def step_of(model: nn.Module, forward: Callable[..., Tensor], inputs: Any, label
     """Return a function that runs one training step and returns the loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=label.is_cuda)
 
-    def step() -> Tensor:
-        loss = nn.functional.cross_entropy(forward(*inputs).float(), label)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+    def loss_of(*inputs: Any) -> Tensor:
+        return nn.functional.cross_entropy(forward(*inputs).float(), label)
 
-    return step
+    return plain_step(loss_of, inputs, optimizer, compiled=False)
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:

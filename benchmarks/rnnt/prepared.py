@@ -150,7 +150,7 @@ class PreparedSpeech:
         sizes = {column: counts[f"{name}_{column}"] for column in ("samples", "tokens")}
         sizes["token_lengths"], sizes["shard_samples"] = sizes["samples"], counts[f"{name}_shards"]
         columns: dict[str, Any] = {
-            column: _column(self.root / name / f"{column}.npy", np.dtype(dtype), sizes[column])
+            column: npy.required(self.root / name / f"{column}.npy", np.dtype(dtype), (sizes[column],), _REMEDY)
             for column, dtype in _COLUMNS.items()
         }
         split = SpeechSplit(self.root / name, **columns)
@@ -195,13 +195,6 @@ def write_split(
             made.append(folder / name)
             atomic.write_text(made[-1], "".join(f"{line}\n" for line in lines))
     return made
-
-
-def _column(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-    try:
-        return npy.load(path, dtype, (size,))
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}; {_REMEDY}") from error
 
 
 def _lines(path: Path, count: int) -> list[str]:

@@ -9,7 +9,7 @@ from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, 
 from benchmarks.stable_diffusion.unet_architecture import UNetArchitecture
 from benchmarks.stable_diffusion.unet_operations import OPERATIONS
 from common.config.ranges import AtLeast, NotNegative, ShareAboveZero, ShareBelowOne
-from common.config.sections import NetworkConfig
+from common.config.sections import NetworkConfig, ThreadedReaderConfig
 from common.errors import ConfigError
 from common.optim.hparams import AdamWHparams
 
@@ -100,23 +100,19 @@ class ModelConfig(NetworkConfig):
     zero_std: Annotated[float, NotNegative] = 0.0
 
 
-@dataclass(frozen=True)
-class ReaderConfig:
+@dataclass(frozen=True, kw_only=True)
+class ReaderConfig(ThreadedReaderConfig):
     """Options of reading samples and of generating pictures.
 
     Attributes:
         captions: ``encoded``: the data contain captions encoded by the text tower; ``tokens``: the text tower encodes
             them during training, one batch ahead.
         shuffle_buffer: size in samples of the buffer from which a stream draws the next sample.
-        threads: threads that read and decode.
-        prefetch: batches that are read ahead.
         eval_batch: pictures that one rank generates together.
     """
 
     captions: Literal["encoded", "tokens"]
     shuffle_buffer: Annotated[int, AtLeast(1)]
-    threads: Annotated[int, AtLeast(1)]
-    prefetch: Annotated[int, AtLeast(1)]
     eval_batch: Annotated[int, AtLeast(1)]
 
 

@@ -20,6 +20,7 @@ from common.config.schema import RunConfig
 from common.contract.peer_steps import fill_zeros, start_compiled_step
 from common.contract.workload import Peer
 from common.data.batches import Batch
+from common.step.plain_step import plain_step
 
 COMPILED = ("group_norm", "layer_norm", "geglu", "bias_gradient")
 """Operations that use the reference in the step that TorchInductor compiles."""
@@ -74,15 +75,11 @@ def step_of(
     context = (batch, architecture.context_length, architecture.context_width)
     context_NTK = torch.randn(context, generator=generator, device=device).to(dtype)
 
-    def step() -> Tensor:
-        prediction = forward(x_NCHW, t_N, context_NTK, return_dict=False)[0]
-        loss = nn.functional.mse_loss(prediction.float(), target_NCHW.float())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+    def loss_of(*inputs: Tensor) -> Tensor:
+        prediction = forward(*inputs, return_dict=False)[0]
+        return nn.functional.mse_loss(prediction.float(), target_NCHW.float())
 
-    return step
+    return plain_step(loss_of, (x_NCHW, t_N, context_NTK), optimizer, compiled=False)
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
@@ -102,20 +99,8 @@ def start_compiled_references(run: RunConfig, example: Batch, device: torch.devi
     See :class:`common.contract.workload.Peer`.
     """
     torch._dynamo.config.cache_size_limit = 128  # per code object: every block may have another shape
-    return start_compiled_step(StableDiffusion, COMPILED, compile_blocks, run, example, device)
-
-
-def compile_blocks(workload: StableDiffusion) -> None:
-    """Compile each block of the network separately with TorchInductor. Call this before the optimizer is built."""
-    model = workload.model
-    for blocks in (model.input_blocks, model.output_blocks):
-        for number, block in enumerate(blocks):
-            blocks[number] = _compiled(block)
-    model.middle_block = _compiled(model.middle_block)
-
-
-def _compiled(block: nn.Module) -> Any:
-    return torch.compile(block, dynamic=False)
+    blocks = ("input_blocks", "output_blocks", "middle_block")
+    return start_compiled_step(StableDiffusion, COMPILED, blocks, run, example, device)
 
 
 PEERS = (

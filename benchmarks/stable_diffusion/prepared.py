@@ -68,12 +68,7 @@ class PreparedLatents:
         """
         name = self.tars[tar]
         path, shape = self.root / index_name(name), (self.samples[tar], INDEX_COLUMNS)
-        try:
-            index = npy.load(path, np.dtype(np.int64), shape)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} cannot be read: {error}; run '{PREPARE_COMMAND}'") from error
-        if index.dtype != np.int64 or index.shape != shape:
-            raise DataError(f"{path}: {index.dtype} {index.shape}, expected int64 {shape}")
+        index: NDArray[np.int64] = npy.required(path, np.dtype(np.int64), shape, f"run '{PREPARE_COMMAND}'")
         ends = index[:, ::2] + index[:, 1::2]
         if index.min() < 0 or ends.max() > self.manifest.files[name].bytes:
             raise DataError(f"{path} has members outside of {name}; run '{PREPARE_COMMAND}'")
@@ -112,8 +107,7 @@ def write_index(root: Path, tar: str, kind: str) -> int:
         DataError: the tar is missing, truncated, damaged or empty, or a sample has none or two of a member.
     """
     index = index_of(root / tar, kind)
-    with atomic.written(root / index_name(tar)) as partial, open(partial, "wb") as file:
-        np.save(file, index)
+    atomic.save(root / index_name(tar), index)
     return len(index)
 
 

@@ -26,7 +26,7 @@ from common.data.manifest import digest
 from common.data.raw_layout import find_file
 from common.data.synthetic import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
-from common.formats.raw_files import data_members, listed
+from common.formats.raw_files import listed
 
 IMAGES, MOMENTS, ENCODED = "images", "moments", "encoded"
 PICTURE = "jpg"
@@ -144,35 +144,6 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawLaion:
     if marker is not None and synthetic is not None:
         image_size, vae, text = _sizes_of(marker, synthetic)
     return RawLaion(chosen, tars, (captions, statistics), assets, image_size, vae, text, synthetic)
-
-
-def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return offset and size of the members of a tar, by key and suffix; keys are sorted like file names.
-
-    Args:
-        suffix: suffix of the member that a sample must have besides its caption; other members are ignored.
-
-    Raises:
-        DataError: the tar is truncated, damaged or empty, a member occurs twice, or a sample lacks one.
-    """
-    found: dict[str, dict[str, tuple[int, int]]] = {}
-    with open(path, "rb") as file:
-        for name, offset, size in data_members(file, path):
-            key, _, kind = name.partition(".")
-            if kind in found.setdefault(key, {}):
-                raise DataError(f"{path} has {name} twice")
-            found[key][kind] = (offset, size)
-    for key, kinds in found.items():
-        for needed in (suffix, formats.CAPTION):
-            if needed not in kinds:
-                what = "caption" if needed == formats.CAPTION else "picture" if needed == PICTURE else "moments"
-                raise DataError(f"{path}: sample {key} has no {what}: {key}.{needed} is missing; fetch the tar again")
-    if not found:
-        raise DataError(f"{path} has no samples; fetch it again")
-    return {
-        key: {kind: found[key][kind] for kind in (suffix, formats.CAPTION)}
-        for key in sorted(found, key=lambda key: f"{key}.")
-    }
 
 
 def _required(raw_dir: Path, name: str) -> Path:

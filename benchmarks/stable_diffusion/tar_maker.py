@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,14 +22,17 @@ from benchmarks.stable_diffusion import formats
 from benchmarks.stable_diffusion.encoders import CaptionEncoder, MomentsEncoder, read_picture
 from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
-from benchmarks.stable_diffusion.raw import FORMS, PICTURE, samples_of
+from benchmarks.stable_diffusion.raw import FORMS, PICTURE
 from common.data import atomic, preparation
 from common.data.gpu_processes import device_of_process
 from common.data.preparation import link_or_copy
-from common.data.threads import ahead
+from common.data.threads import read_groups
 from common.errors import DataError
 from common.formats.raw_files import add_member
+from common.formats.tar_index import index_tar
 
+Range = Sequence[int]
+"""Offset and size of a member in its tar, in bytes."""
 TOGETHER = 16
 """Samples that a network encodes together. With pictures of 512 px, one activation has 2 GB, and several are alive."""
 
@@ -131,7 +132,8 @@ def make_tar(source: Path, target: Path, plan: ConversionSettings) -> dict[str, 
             the disk is too small.
         CheckpointError: the checkpoint is missing or damaged, or has another digest or other tensors.
     """
-    members = samples_of(source, FORMS[plan.form])
+    keys, ranges_S22 = index_tar(source, (FORMS[plan.form], formats.CAPTION))
+    members = dict(sorted(zip(keys, ranges_S22.tolist(), strict=True), key=lambda item: f"{item[0]}."))
     if plan.unchanged:
         for _ in _loaded(source, members, plan):
             pass
@@ -166,25 +168,26 @@ def _networks(plan: ConversionSettings) -> _Networks:
     return _Networks(moments, captions)
 
 
-def _loaded(
-    source: Path, members: Mapping[str, Mapping[str, tuple[int, int]]], plan: ConversionSettings
-) -> Iterator[Loaded]:
-    """Yield the samples of a raw tar in the order of their keys, decoded in threads and checked."""
+def _loaded(source: Path, members: Mapping[str, Sequence[Range]], plan: ConversionSettings) -> Iterator[list[Loaded]]:
+    """Yield groups of the samples of a raw tar in the order of their keys, decoded in threads and checked.
+
+    Args:
+        members: offset and size of the picture's member and of the caption, by key.
+    """
     suffix = FORMS[plan.form]
-    with open(source, "rb") as file, ThreadPoolExecutor(plan.threads) as pool:
+    with open(source, "rb") as file:
         descriptor = file.fileno()
 
         def load(key: str) -> Loaded:
-            content, caption = (_content(descriptor, members[key][kind]) for kind in (suffix, formats.CAPTION))
+            content, caption = (_content(descriptor, member) for member in members[key])
             text = formats.decode_caption(caption, f"{source}: {key}.{formats.CAPTION}")
             return _decoded(key, content, text, f"{source}: {key}.{suffix}", plan)
 
-        begun = (pool.submit(load, key) for key in members)
-        for done in ahead(begun, 2 * TOGETHER, Future.cancel):
-            yield done.result()
+        for group in read_groups(members, load, plan.threads, TOGETHER):
+            yield [sample for _, sample in group]
 
 
-def _content(descriptor: int, position: tuple[int, int]) -> bytes:
+def _content(descriptor: int, position: Range) -> bytes:
     """Read a member without moving the file position, which the threads share."""
     offset, size = position
     return os.pread(descriptor, size, offset)
@@ -203,10 +206,10 @@ def _decoded(key: str, content: bytes, caption: str, name: str, plan: Conversion
     return Loaded(key, None, sample.moments_CHW, sample.captions_TK, caption)
 
 
-def _encoded(samples: Iterator[Loaded], plan: ConversionSettings) -> Iterator[tuple[str, bytes, str]]:
+def _encoded(groups: Iterator[list[Loaded]], plan: ConversionSettings) -> Iterator[tuple[str, bytes, str]]:
     """Yield key, content of the prepared member, and caption."""
     networks = _networks(plan)
-    while group := list(itertools.islice(samples, TOGETHER)):
+    for group in groups:
         moments = [sample.moments_CHW for sample in group]
         captions = [sample.captions_TK for sample in group]
         if networks.moments is not None:

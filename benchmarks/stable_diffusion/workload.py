@@ -21,7 +21,7 @@ from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks, publis
 from benchmarks.stable_diffusion.unet_architecture import training_flops
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
-from common.data.batches import Batch, DataSource, HostBatch
+from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.optim.learning_rate import Schedule, warmup_then_constant
@@ -139,17 +139,12 @@ class StableDiffusion(Workload):
             "context": context,
             "sample_ids": torch.arange(count),
         }
-        yield Batch(self._finished(self.to_device(tensors)), self.nominal_samples)
+        yield Batch(self.finished(self.to_device(tensors)), self.nominal_samples)
 
-    def prepare(self, batch: HostBatch) -> Batch:
-        """Copy a batch to the device; captions that arrive as tokens are encoded there."""
-        tensors = self.to_device(batch.tensors)
-        if self._captions is not None:
-            tensors["context"] = self._captions(tensors.pop("tokens"))
-        return Batch(self._finished(tensors), batch.samples, batch.key)
-
-    def _finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors in the dtypes of the captured step, for any dtype of the data."""
+    def finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors in the dtypes of the captured step, for any dtype of the data; encode tokens."""
+        if self._captions is not None and "tokens" in tensors:
+            tensors = {**tensors, "context": self._captions(tensors["tokens"])}
         return {
             "moments": tensors["moments"].to(torch.promote_types(self.dtype, torch.float32)),
             "context": tensors["context"].to(self.dtype),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from common.config.ranges import AtLeast, Positive
+from common.errors import ConfigError
 from common.ops.operation import Operation, all_implementations
 
 
@@ -39,3 +41,29 @@ class ThreadedReaderConfig:
 
     threads: Annotated[int, AtLeast(1)]
     prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
+
+
+def used_layers(facts: Any, model: Any, network: str, *names: str) -> Any:
+    """Return ``facts`` with the numbers of layers that the section ``model`` asks for; 0 stands for all.
+
+    Args:
+        network: what has the layers, for messages.
+        names: fields of ``facts`` and ``model`` with a number of layers.
+
+    Raises:
+        ConfigError: a number is larger than that of ``facts``.
+    """
+    for name in names:
+        if (asked := getattr(model, name)) > (whole := getattr(facts, name)):
+            raise ConfigError(f"model.{name}={asked}: the {network} has {whole}; 0 uses all")
+    return dataclasses.replace(facts, **{name: getattr(model, name) or getattr(facts, name) for name in names})
+
+
+def unused_layers(own: Any, network: str, *names: str) -> list[str]:
+    """Return which settings of ``model`` leave out layers of ``facts``, which a valid run has not."""
+    asked = {name: (getattr(own.model, name), getattr(own.facts, name)) for name in names}
+    return [
+        f"model.{name}={used}: the {network} has {whole}"
+        for name, (used, whole) in asked.items()
+        if used not in (0, whole)
+    ]

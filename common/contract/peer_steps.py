@@ -28,10 +28,25 @@ def fill_zeros(network: nn.Module) -> None:
             parameter.normal_(0.0, ZERO_STD)
 
 
+def compile_blocks(network: nn.Module, names: Sequence[str]) -> None:
+    """Compile modules of a network, and those of lists of modules, each separately, with TorchInductor."""
+    for name in names:
+        part = getattr(network, name)
+        if isinstance(part, nn.ModuleList):
+            for number, block in enumerate(part):
+                part[number] = _compiled(block)
+        else:
+            setattr(network, name, _compiled(part))
+
+
+def _compiled(block: nn.Module) -> Any:
+    return torch.compile(block, dynamic=False)
+
+
 def start_compiled_step(
     workload_type: type[Workload],
     operations: Sequence[str],
-    compile_blocks: Callable[[Any], None],
+    blocks: Sequence[str],
     run: RunConfig,
     example: Batch,
     device: torch.device,
@@ -44,7 +59,7 @@ def start_compiled_step(
     Args:
         workload_type: the workload, whose configuration has ``model.implementations``.
         operations: operations that use the reference.
-        compile_blocks: compiles blocks of the workload's network, before the optimizer is built.
+        blocks: names of the network's modules that are compiled, and of lists of such modules.
         model: other settings of ``model`` than those of ``run``.
     """
     given = run.workload.model
@@ -52,7 +67,7 @@ def start_compiled_step(
     changed = dataclasses.replace(given, implementations=implementations, **model)
     run = dataclasses.replace(run, workload=dataclasses.replace(run.workload, model=changed))
     workload = workload_type(run, Layout(device=device))
-    compile_blocks(workload)
+    compile_blocks(workload.model, blocks)  # before the optimizer is built
     runner = StepRunner(workload.build_step(), workload.model, 1, run.cuda_graphs)
     runner.warm_up([example])
 

@@ -24,6 +24,7 @@ from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
 from common.nn.frozen import frozen_names
 from common.optim.ema import WeightAverage
+from common.optim.memory_plan import MemoryPlan
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import DTYPES, LossScale
 from common.optim.rules import Rule
@@ -56,6 +57,7 @@ class Workload(ABC):
         own: the workload's own configuration, an object of ``config_type``.
         dtype: dtype of weights, activations and gradients.
         choices: operation name to the chosen implementation; subclasses fill it in the constructor.
+        memory: plan of the memory of the device, which subclasses may make in the constructor.
 
     Raises:
         ConfigError: the layout has several ranks along an axis that the workload does not use.
@@ -84,6 +86,7 @@ class Workload(ABC):
         self.layout = layout
         self.dtype = DTYPES[cfg.precision]
         self.choices: dict[str, str] = {}
+        self.memory: MemoryPlan | None = None
         self._loss_scale: LossScale | None = None
         self._unscaled = torch.ones((), device=layout.device)
         self._optimizer: Optimizer | None = None
@@ -258,8 +261,12 @@ class Workload(ABC):
         """Open the training data under ``root``, after ``run_start``. Nothing may read the data earlier."""
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Copy a reader's batch to the device and finish it there, on the side stream. Default: only copy it."""
-        return Batch(self.to_device(batch.tensors), batch.samples, batch.key)
+        """Copy a reader's batch to the device and finish it there, on the side stream."""
+        return Batch(self.finished(self.to_device(batch.tensors)), batch.samples, batch.key)
+
+    def finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a batch's tensors as the step reads them; they are on the device. Default: unchanged."""
+        return tensors
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return ``tensors`` on the device; those already there are not copied. The host does not wait."""
@@ -326,8 +333,8 @@ class Workload(ABC):
         return {}
 
     def memory_plan(self) -> str:
-        """Return a report of the step's planned device memory, for ``bench``. Default: "", no plan."""
-        return ""
+        """Return a description of the planned memory by category, for ``bench``; empty without a plan."""
+        return "" if self.memory is None else self.memory.in_words()
 
     def implementations(self) -> dict[str, str]:
         """Return the chosen implementation of each operation (model, optimizer, communicators), for log and bench."""

@@ -6,8 +6,9 @@ They suit libraries that release the GIL while they decode. The order of samples
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +19,8 @@ from common.data.batches import Block, HostBatch
 from common.data.order import SampleShard, SampleStream
 
 Begun = TypeVar("Begun")
+Sample = TypeVar("Sample")
+Content = TypeVar("Content")
 
 
 def ahead(begun: Iterator[Begun], window: int, abandon: Callable[[Begun], object]) -> Iterator[Begun]:
@@ -39,6 +42,21 @@ def ahead(begun: Iterator[Begun], window: int, abandon: Callable[[Begun], object
     finally:
         for piece in pending:
             abandon(piece)
+
+
+def read_groups(
+    samples: Iterable[Sample], read: Callable[[Sample], Content], threads: int, size: int
+) -> Iterator[list[tuple[Sample, Content]]]:
+    """Yield samples with the results of ``read``, in order, in lists of ``size``; the last list may be shorter.
+
+    Threads of this process read two lists ahead. Raises the first error of ``read``.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        begun = ((sample, pool.submit(read, sample)) for sample in samples)
+        pieces = ahead(begun, 2 * size, lambda piece: piece[1].cancel())
+        done = ((sample, future.result()) for sample, future in pieces)
+        while group := list(itertools.islice(done, size)):
+            yield group
 
 
 @dataclass(frozen=True)

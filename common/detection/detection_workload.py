@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from common.config.schema import RunConfig
 from common.contract.workload import Workload
-from common.data.batches import Batch, DataSource, EvalSource, HostBatch
+from common.data.batches import Batch, DataSource, EvalSource
 from common.detection.annotations import Annotations
 from common.detection.coco_scorer import CocoScorer
 from common.detection.detections import Found
@@ -151,10 +151,9 @@ class SquareDetection(DetectionWorkload):
         image_NCHW = self.example_images(self.cfg.micro_batch, (side, side), generator)
         yield Batch({"image": image_NCHW, **self.targets(boxes)}, self.nominal_samples)
 
-    def prepare(self, batch: HostBatch) -> Batch:
-        """Copy pictures and boxes to the device and match the boxes there."""
-        tensors = self.to_device(batch.tensors)
-        return Batch({"image": tensors["image"], **self.targets(tensors)}, batch.samples, batch.key)
+    def finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return pictures, and the targets of their boxes."""
+        return {"image": tensors["image"], **self.targets(tensors)}
 
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
         """Return the evaluation, COCO's mean average precision, on the ranks of ``layout``."""

@@ -61,6 +61,11 @@ class Entries:
         self._refuse_others(key, _is_name, "a name")
         return np.array([entry[key].encode() for entry in self.entries], np.bytes_)
 
+    def texts(self, key: str) -> list[str]:
+        """Return the texts under ``key``."""
+        self._refuse_others(key, lambda value: type(value) is str, "a text")
+        return [entry[key] for entry in self.entries]
+
     def refuse(self, wrong: NDArray[np.bool_], key: str, expected: str) -> None:
         """Raise DataError for the first entry where ``wrong`` is true.
 

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import DataError
 from common.untrusted.array_file import HEADER_BYTES as _HEADER_LIMIT
 from common.untrusted.array_file import MAGIC, Header, mapped, parse_header, read_header
 from common.untrusted.regular_file import open_file
 
-__all__ = ["HEADER_BYTES", "MAGIC", "Header", "load", "mapped", "read_header", "viewed"]
+__all__ = ["HEADER_BYTES", "MAGIC", "Header", "load", "mapped", "read_header", "required", "viewed"]
 
 HEADER_BYTES = 128
 """Size of the header that ``numpy.save`` writes for an array of few dimensions."""
@@ -54,3 +55,21 @@ def load(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[An
             if array.size == math.prod(shape):
                 return array.reshape(shape)
     return mapped(path)
+
+
+def required(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], remedy: str) -> NDArray[Any]:
+    """Return the array of a file, which must have ``dtype`` and ``shape``.
+
+    Args:
+        remedy: advice to the user, for messages.
+
+    Raises:
+        DataError: the file is missing, truncated or damaged, or its array has another dtype or shape.
+    """
+    try:
+        array = load(path, dtype, shape)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}; {remedy}") from error
+    if array.dtype != dtype or array.shape != shape:
+        raise DataError(f"{path}: {array.dtype} {array.shape}, expected {dtype} {shape}; {remedy}")
+    return array

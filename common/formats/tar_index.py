@@ -42,10 +42,12 @@ def index_tar(path: Path, suffixes: Sequence[str]) -> tuple[list[str], NDArray[n
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if not rows:
-        raise DataError(f"{path} has no samples")
+        raise DataError(f"{path} has no samples; fetch it again")
     for suffix, column in columns.items():
         lacking = [key for key, row in rows.items() if row[column] is None]
         if lacking:
             named = ", ".join(lacking[:_NAMED])
-            raise DataError(f"{path}: {len(lacking)} of {len(rows)} samples have no .{suffix}: {named}")
+            raise DataError(
+                f"{path}: {len(lacking)} of {len(rows)} samples have no .{suffix}: {named}; fetch the tar again"
+            )
     return list(rows), np.array(list(rows.values()), np.int64)

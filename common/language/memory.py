@@ -9,7 +9,7 @@ from typing import ClassVar
 from common.distributed.pipeline.order import most_in_flight, order, slots_of_chunks
 from common.distributed.tensor_parallel.overlap import SLOTS
 from common.language.architecture import Architecture
-from common.optim.memory_plan import COMMUNICATORS, KEPT, RESERVED, TRANSPOSED, PlannedMemory, TrainedWeights
+from common.optim.memory_plan import KEPT, STATE, TRANSPOSED, PlannedMemory, TrainedWeights, reserved
 
 ADAPTER_BYTES = 16
 """Bytes per adapter weight in training: bf16 weight and gradient, fp32 master and two moments."""
@@ -80,7 +80,7 @@ class Workspace(PlannedMemory):
     def reserved(self) -> int:
         """Return the bytes outside PyTorch's allocator, plus the buffers that move tokens between ranks."""
         slot = max(self.tokens, self.eval_tokens) * self.architecture.hidden * self.itemsize
-        return RESERVED + (0 if self.alone else COMMUNICATORS) + (SLOTS * slot if self.ranks > 1 else 0)
+        return reserved(self.alone) + (SLOTS * slot if self.ranks > 1 else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ class TrainedWorkspace(Workspace, TrainedWeights):
             transposed: number of layers that keep their weights transposed.
         """
         return {
-            "weights, gradients and optimizer": self.state(),
+            STATE: self.state(self.parameters(), bool(self.tokens)),
             "weights in FP8": self.weights_in_fp8(transposed),
             KEPT: self.kept(recomputed),
             "scratch": self.scratch(recomputed > 0),
@@ -213,12 +213,6 @@ class TrainedWorkspace(Workspace, TrainedWeights):
         """Return the number of weights of this rank. Norms are replicated, all other weights are split over tp."""
         norms = (2 * self.architecture.layers + 1) * self.architecture.norm_parameters
         return (self.architecture.parameters - norms) // self.ranks + norms
-
-    def state(self) -> int:
-        """Return the bytes of weights, gradients, masters and moments."""
-        if not self.tokens:
-            return self.parameters() * self.itemsize
-        return round(self.parameters() * self.weight_bytes())
 
     def weights_in_fp8(self, transposed: int = 0) -> int:
         """Return the bytes of the weights cast to FP8, once per step or evaluation, and of the kept transposes."""
@@ -313,7 +307,7 @@ class StageWorkspace(TrainedWorkspace):
             logits = self.itemsize * (words + shape.hidden // self.ranks) * self.tokens
             waiting = min(max(1, self.deferred_head if self.stages > 1 else 0), self.micro_batches)
         return {
-            "weights, gradients and optimizer": self.state(),
+            STATE: self.state(self.parameters(), bool(self.tokens)),
             "weights in FP8": layers * self.transposed(),
             KEPT: in_flight * (layers // self.chunks) * self.layer(),
             "gradients of logits": waiting * logits,

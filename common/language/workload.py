@@ -6,7 +6,6 @@ A workload adds its configuration, objective, learning rate, data and evaluation
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from common.config.schema import LoggedPrecision, Role, RunConfig
+from common.config.sections import used_layers
 from common.contract.workload import Workload
 from common.data.batches import Batch
 from common.distributed.context_parallel import ContextSplit
@@ -26,7 +26,7 @@ from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import TensorSplit
 from common.errors import ConfigError
-from common.language.architecture import Architecture, choose_operations
+from common.language.architecture import choose_operations
 from common.language.decoder import HandwrittenDecoder
 from common.language.fp8_products import check_fp8
 from common.language.head import LossHead, NextTokenHead, PendingGradients, TiedHead, UntiedHead
@@ -36,7 +36,7 @@ from common.language.stage import Objective, Stage
 from common.ops.cross_entropy import CROSS_ENTROPY, OF_A_PART
 from common.ops.linear import IN_FP8
 from common.ops.operation import AUTO, OperationRequest, asked_for, select
-from common.optim.memory_plan import MemoryPlan
+from common.optim.memory_plan import MemoryPlan, capacity_of
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import LossScale
 from common.step.chunk_graphs import ChunkGraphs
@@ -67,14 +67,14 @@ class LanguageModel(Workload):
             raise ConfigError(
                 f"evaluation.layout.pp={layout.size('pp')}: ranks that only evaluate have the whole network"
             )
-        self.architecture = used_layers(facts, model.layers, self.whole)
+        self.architecture = used_layers(facts, model, self.whole, "layers")
         self.split = ContextSplit.from_layout(layout, facts.row_length)
         self.parallel = TensorParallel.from_layout(layout)
         if model.linear in IN_FP8:
             tokens = (self.train_tokens, self.eval_tokens)
             check_fp8(model.linear, self.architecture, self.parallel.size, tokens, layout.device, self.dtype)
         plannable = layout.device.type == "cuda" and model.blocks != "autograd"
-        self.memory = self.planned(torch.cuda.get_device_properties(layout.device).total_memory) if plannable else None
+        self.memory = self.planned(capacity_of(layout.device)) if plannable else None
         stages = layout.size("pp")
         chunks = getattr(model, "chunks", 1) if layout.role == "train" else 1  # several chunks only help in training
         parts = layers_of(self.architecture.layers, layout.coordinate("pp"), stages, chunks)
@@ -93,7 +93,10 @@ class LanguageModel(Workload):
         return None
 
     def planned(self, capacity: int) -> MemoryPlan | None:
-        """Return the plan of the memory of ``capacity`` bytes, before anything is allocated. Default: None, no plan."""
+        """Return the plan of the memory of ``capacity`` bytes, before anything is allocated. Default: None, no plan.
+
+        There is none either if autograd builds the backward pass, because its memory cannot be planned.
+        """
         return None
 
     def sizes(self) -> dict[str, Any]:
@@ -191,13 +194,6 @@ class LanguageModel(Workload):
             return UntiedHead(weight, chosen.function, model.head_chunk)
         return NextTokenHead(weight, parallel, model.head_chunk, padded)
 
-    def memory_plan(self) -> str:
-        """Return a description of the planned memory by category.
-
-        Empty without a GPU, and if autograd builds the backward pass, because its memory cannot be planned.
-        """
-        return "" if self.memory is None else self.memory.in_words()
-
     def tensor_splits(self) -> dict[str, TensorSplit]:
         """Return how the ranks of tp split trained parameters, by name."""
         trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
@@ -274,25 +270,6 @@ class LanguageModel(Workload):
     def sample_flops(self) -> float:
         """Return the FLOPs of one row, forward and backward, with only the causal half of the attention."""
         return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
-
-
-def used_layers(facts: Any, layers: int, whole: str) -> Architecture:
-    """Return ``facts`` with the number of layers that ``model.layers`` selects.
-
-    Raises:
-        ConfigError: ``model.layers`` is larger than the number of layers.
-    """
-    if layers > facts.layers:
-        raise ConfigError(f"model.layers={layers}: the {whole} has {facts.layers}; 0 uses all")
-    used: Architecture = dataclasses.replace(facts, layers=layers or facts.layers)
-    return used
-
-
-def unused_layers(own: Any, whole: str) -> list[str]:
-    """Return why ``model.layers`` forbids a valid run; empty if it does not."""
-    if own.model.layers in (0, own.facts.layers):
-        return []
-    return [f"model.layers={own.model.layers}: the {whole} has {own.facts.layers}"]
 
 
 def lowest_precision(linear: str, ranks: int) -> dict[Role, LoggedPrecision]:

@@ -22,8 +22,14 @@ RESERVED = 4_000_000_000
 COMMUNICATORS = 1_000_000_000
 """Bytes of NCCL's buffers outside PyTorch's allocator; 0.8 GB were measured for data parallelism on two GPUs."""
 
+STATE = "weights, gradients and optimizer"
 KEPT = "kept for the backward pass"
 TRANSPOSED = "transposed weights"
+
+
+def reserved(alone: bool) -> int:
+    """Return the bytes outside PyTorch's allocator; without communicators if the rank is ``alone``."""
+    return RESERVED + (0 if alone else COMMUNICATORS)
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,10 @@ class TrainedWeights:
         copies = self.itemsize + self.staged * self.gradient_bytes if self.shards > 1 else 0
         return both + (self.master_bytes + moments + copies) / self.shards
 
+    def state(self, parameters: int, trains: bool) -> int:
+        """Return the bytes of weights and, on a rank that trains, of gradients, masters and moments."""
+        return round(parameters * (self.weight_bytes() if trains else self.itemsize))
+
 
 def trained_weights(cfg: RunConfig, layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
     """Return the arguments of :class:`TrainedWeights` for weights of ``dtype`` on the ranks of ``layout``."""
@@ -120,13 +130,18 @@ class PlannedMemory(ABC):
         """Return a description for people of what ``recomputed`` layers recompute; empty if there are none."""
         return f"{recomputed} layers recompute {self.recomputes}" if recomputed else ""
 
-    @abstractmethod
     def transposed(self) -> int:
-        """Return the bytes of one layer's transposed weights; 0 if no layer keeps them."""
+        """Return the bytes of one layer's transposed weights. Default: 0, no layer keeps them."""
+        return 0
 
     @abstractmethod
     def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
         """Return the bytes by category, given how many layers recompute, and keep their weights transposed."""
+
+
+def capacity_of(device: torch.device) -> int:
+    """Return the bytes of a GPU's memory."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def plan(workspace: PlannedMemory, capacity: int, recomputed: int | None, transposed: int | None) -> MemoryPlan:

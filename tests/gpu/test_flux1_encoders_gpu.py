@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.flux1.encoders import Encoders
 from benchmarks.flux1.encodings import EncodingSizes
-from benchmarks.flux1.prepare import prepare, verify
+from benchmarks.flux1.prepare import COMMANDS, prepare
 from tests.benchmarks.flux1.small_encoders import CAPTIONS, SIZES, write_encoders
 from tests.benchmarks.flux1.small_pictures import write_pictures
 
@@ -30,4 +30,4 @@ def test_pictures_are_prepared_on_the_gpu(tmp_path):
     folder, raw = write_encoders(tmp_path / "encoders"), write_pictures(tmp_path / "raw")
     made = prepare(raw, tmp_path / "data", folder, train=4, eval=10, device="cuda", workers=4)
     assert (made.counts["train_samples"], made.counts["eval_samples"]) == (4, 10)
-    assert verify(tmp_path / "data") == made
+    assert COMMANDS.verify(tmp_path / "data") == made

@@ -15,7 +15,7 @@ from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.config import Facts
 from benchmarks.flux1.evaluate import ValidationLoss, with_updates
 from benchmarks.flux1.memory import FluxMemory
-from benchmarks.flux1.model import OPERATIONS, Flux
+from benchmarks.flux1.model import OPERATIONS, Flux, parameter_count
 from benchmarks.flux1.workload import FluxTraining
 from common.config import loading
 from common.config.composition import compose
@@ -126,7 +126,7 @@ def test_blocks_keep_the_planned_bytes(
     shape = of_depth(double_blocks, single_blocks)
     model, given = flux(shape, torch.bfloat16, recomputed, linear=linear), inputs(shape, torch.bfloat16)
     planned = FluxMemory(
-        architecture=shape, samples=SAMPLES, micro_batches=1, eval_samples=SAMPLES, parameters=shape.parameters,
+        architecture=shape, samples=SAMPLES, micro_batches=1, eval_samples=SAMPLES, parameters=parameter_count(shape),
         itemsize=2, master_bytes=4, shards=1, fp8=linear == "fp8", asked=recomputed,
     ).kept(0)  # fmt: skip
     model(*given).sum().backward()  # gradients, FP8 weights and libraries' workspaces

@@ -62,6 +62,11 @@ class Linear(nn.Module):
         """Return a handover for a consumer that writes one result's gradient in FP8; None if it must write 16 bits."""
         return self.product.handover() if isinstance(self.product, fp8.Fp8LinearProduct) else None
 
+    def without_bias(self, x: Tensor | Fp8Tensor) -> tuple[Tensor, Handover | None]:
+        """Return the product without the bias, and the handover for its only consumer, which adds ``self.bias``."""
+        handover = self.handover()
+        return self(x, add_bias=False, handover=handover), handover
+
     def forward(
         self,
         x: Tensor | Fp8Tensor,

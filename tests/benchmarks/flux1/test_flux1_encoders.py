@@ -23,7 +23,7 @@ from benchmarks.flux1.config import ReaderConfig
 from benchmarks.flux1.data import open_eval, open_train
 from benchmarks.flux1.encoders import Encoders
 from benchmarks.flux1.encodings import EncodingSizes
-from benchmarks.flux1.prepare import prepare, verify
+from benchmarks.flux1.prepare import COMMANDS, prepare
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, DataError
@@ -94,7 +94,7 @@ def test_pictures_and_captions_are_encoded_in_bf16_and_prepared(folder, tmp_path
     made = prepare(raw, data, folder, train=4, eval=10, device="cpu", workers=1)
     assert made.counts == {"train_samples": 4, "eval_samples": 10, **SIZES}
     assert prepare(raw, data, folder, train=4, eval=10, device="cpu") == made
-    assert verify(data) == made
+    assert COMMANDS.verify(data) == made
     with pytest.raises(DataError, match="was prepared with"):
         prepare(raw, data, folder, train=5, eval=10, device="cpu")
 

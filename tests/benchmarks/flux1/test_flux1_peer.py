@@ -11,12 +11,15 @@ from small_flux import SMALL
 
 from benchmarks.flux1 import peer
 from benchmarks.flux1.config import Facts
+from benchmarks.flux1.model import parameter_count
 from benchmarks.flux1.peer import build, step_of
 from benchmarks.flux1.workload import FluxTraining
+from common.contract import peer_steps
 from common.contract.peer_steps import fill_zeros
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.ops.operation import REFERENCE
+from common.step.train_step import TrainStep
 
 pytest.importorskip("diffusers", reason="the peer is diffusers' network")
 
@@ -28,7 +31,14 @@ def test_our_compiled_step_uses_references_and_recomputes_nothing(monkeypatch):
     run, _ = loaded("scale=test", "model.recomputed_blocks=1", "model.recomputed_operations=1")
     (example,) = FluxTraining(run, Layout()).example_batches()
     started: list[FluxTraining] = []
-    monkeypatch.setattr(peer, "compile_blocks", started.append)
+
+    class Recorded(FluxTraining):
+        def build_step(self) -> TrainStep:
+            started.append(self)
+            return super().build_step()
+
+    monkeypatch.setattr(peer, "FluxTraining", Recorded)
+    monkeypatch.setattr(peer_steps, "compile_blocks", lambda network, names: None)
     step = peer.start_compiled_references(run, example, torch.device("cpu"))
     (workload,) = started
     assert workload.memory_sizes().asked == (0, 0)
@@ -43,7 +53,7 @@ def test_the_peer_has_our_number_of_parameters(depth):
     facts = dataclasses.replace(fixed_facts(Facts, "flux1"), **depth)
     with torch.device("meta"):
         network = build(facts)
-    assert sum(parameter.numel() for parameter in network.parameters()) == facts.parameters
+    assert sum(parameter.numel() for parameter in network.parameters()) == parameter_count(facts)
 
 
 def test_an_iteration_of_the_peer_changes_its_weights():

@@ -81,15 +81,15 @@ def test_a_broken_picture_is_an_error_unless_it_is_left_out(tmp_path):
         (lambda raw: (raw / "val2014" / "COCO_val2014_000000000107.jpg").unlink(), "000000000107.jpg is missing"),
         (
             lambda raw: (raw / "annotations" / "captions_val2014.json").write_text('{"annotations": [{"id": 1}]}'),
-            "captions_val2014.json is damaged: an annotation lacks 'image_id'",
+            "captions_val2014.json: annotations.0.: 'image_id' is missing",
         ),
         (
             lambda raw: (raw / "annotations" / "captions_val2014.json").write_text('{"annotations": []}'),
-            "captions_val2014.json has no list of annotations",
+            "captions_val2014.json has captions of 0 pictures, and 11 are needed",
         ),
         (
             lambda raw: (raw / "annotations" / "captions_val2014.json").write_text('{"annotations": 5}'),
-            "captions_val2014.json has no list of annotations",
+            "captions_val2014.json: has no list 'annotations' of objects",
         ),
     ],
     ids=["no positions", "positions", "picture", "annotation", "annotations", "number"],

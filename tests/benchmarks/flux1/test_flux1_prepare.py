@@ -15,7 +15,7 @@ import torch
 from small_encodings import FOLDERS, write_arrow, write_raw, write_split
 
 from benchmarks.flux1 import prepare as module
-from benchmarks.flux1.prepare import prepare, verify
+from benchmarks.flux1.prepare import COMMANDS, prepare
 from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
 from common.formats import bf16_npy
@@ -35,7 +35,7 @@ def test_published_files_are_linked_in_order_and_described(form, tmp_path):
     made = prepare(raw, tmp_path / "data")
     assert made.counts == {"train_samples": 22, "eval_samples": 11, **small_encodings.SIZES}
     assert made.synthetic
-    assert verify(tmp_path / "data").files == made.files
+    assert COMMANDS.verify(tmp_path / "data").files == made.files
     for folder, split in (("train", "train"), ("validation", "eval")):
         published = sorted(path for path in (raw / FOLDERS[split]).iterdir() if path.suffix in (".arrow", ".tar"))
         linked = sorted(path for path in (tmp_path / "data" / folder).iterdir() if path.suffix != ".npy")
@@ -89,7 +89,7 @@ def test_verify_names_a_changed_file(tmp_path):
         file.seek(-100, 2)
         file.write(bytes([byte[0] ^ 1]))
     with pytest.raises(DataError, match=r"validation/00001\.arrow: SHA-256"):
-        verify(root)
+        COMMANDS.verify(root)
 
 
 def test_published_encodings_are_used_completely(tmp_path):

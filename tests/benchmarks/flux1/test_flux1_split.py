@@ -9,6 +9,7 @@ import torch
 from flux_ranks import loaded
 from split_flux_ranks import LAYOUTS, run_rank
 
+from benchmarks.flux1.model import parameter_count
 from benchmarks.flux1.workload import FluxTraining
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.ranks import TensorParallel
@@ -44,7 +45,8 @@ def test_a_rank_holds_a_part_of_each_product_over_tokens():
     run, _ = loaded("scale=test")
     workload = FluxTraining(run, Layout())
     shape = workload.architecture
-    assert shape.parameters_of_rank(1) == sum(each.numel() for each in workload.model.parameters())
+    whole = sum(each.numel() for each in workload.model.parameters())
+    assert parameter_count(shape) == whole
     blocks = [module for _, module in workload.model.blocks]
     split = ("qkv.weight", "qkv.bias", "up.weight", "up.bias", "proj.weight", "down.weight")
     halved = sum(
@@ -53,7 +55,7 @@ def test_a_rank_holds_a_part_of_each_product_over_tokens():
         for name, parameter in block.named_parameters()
         if name.endswith(split)
     )
-    assert shape.parameters_of_rank(2) == shape.parameters - halved
+    assert parameter_count(shape, TensorParallel(2, 0, object())) == whole - halved
 
 
 def test_a_micro_batch_is_divided_over_the_ranks():

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from benchmarks.flux1.config import Facts
 from benchmarks.flux1.flow import LatentScale, noised
 from benchmarks.flux1.memory import FluxMemory
-from benchmarks.flux1.workload import FluxTraining, used_blocks
+from benchmarks.flux1.model import parameter_count
+from benchmarks.flux1.workload import FluxTraining
 from common.config.schema import RunConfig
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
@@ -19,7 +20,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.fixed import fixed_facts
-from common.optim.memory_plan import KEPT, plan, trained_weights
+from common.optim.memory_plan import KEPT, STATE, plan, trained_weights
 from tests.benchmarks.flux1.flux_ranks import SHARDS, batch_of, loaded, run_rank, train
 from tests.benchmarks.flux1.public_names import diffusers_network, positions, to_diffusers
 from tests.capturable import Capturable
@@ -192,15 +193,15 @@ H200 = 150_100_000_000
 def memory(double_blocks: int = 19, single_blocks: int = 38, **changes: object) -> FluxMemory:
     shape = dataclasses.replace(FACTS, double_blocks=double_blocks, single_blocks=single_blocks)
     return FluxMemory(**{
-        "architecture": shape, "samples": 16, "micro_batches": 1, "eval_samples": 16, "parameters": shape.parameters,
-        "itemsize": 2, "master_bytes": 4, "shards": 1, **changes,
+        "architecture": shape, "samples": 16, "micro_batches": 1, "eval_samples": 16,
+        "parameters": parameter_count(shape), "itemsize": 2, "master_bytes": 4, "shards": 1, **changes,
     })  # fmt: skip
 
 
 @pytest.mark.parametrize(("masters", "shards", "bytes_each"), [(4, 1, 16), (4, 8, 6), (2, 2, 11), (4, 2, 12)])
 def test_bytes_of_a_weight_in_training(masters, shards, bytes_each):
-    assert memory(master_bytes=masters, shards=shards).state() == 11_891_178_560 * bytes_each
-    assert memory(samples=0, shards=shards).state() == 11_891_178_560 * 2
+    assert memory(master_bytes=masters, shards=shards).parts(0, 0)[STATE] == 11_891_178_560 * bytes_each
+    assert memory(samples=0, shards=shards).parts(0, 0)[STATE] == 11_891_178_560 * 2
 
 
 def test_bytes_that_blocks_keep():
@@ -286,16 +287,16 @@ PLANS = {
 @pytest.mark.parametrize("scale", PLANS)
 def test_a_recipe_has_the_plan_in_the_readme(scale):
     run, _ = loaded(f"scale={scale}")
-    shape, ranks = used_blocks(run.workload), run.training_ranks
+    shape, ranks = run.workload.architecture, run.training_ranks
     layout = _ManyRanks(ranks)
     sizes = FluxMemory(
         architecture=shape, samples=run.micro_batch, micro_batches=run.grad_accumulation_steps,
         eval_samples=run.workload.reader.eval_batch,
-        parameters=shape.parameters, alone=ranks == 1, **trained_weights(run, layout, torch.bfloat16),
+        parameters=parameter_count(shape), alone=ranks == 1, **trained_weights(run, layout, torch.bfloat16),
     )  # fmt: skip
     found = plan(sizes, H200, None, 0)
     state, activations, levels = PLANS[scale]
-    assert round(found.parts["weights, gradients and optimizer"] / 1e9, 1) == state
+    assert round(found.parts[STATE] / 1e9, 1) == state
     assert round(found.parts[KEPT] / 1e9, 1) == activations
     assert sizes.levels(found.recomputed) == levels
     readme = (ROOT / "benchmarks" / "flux1" / "README.md").read_text()

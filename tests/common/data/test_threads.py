@@ -11,7 +11,7 @@ import torch
 from common.data.balanced_order import BalancedStream
 from common.data.batches import Block
 from common.data.order import EpochStream, EvalShard, MicroBatches
-from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource, ahead
+from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource, ahead, read_groups
 from common.errors import DataError
 
 
@@ -103,3 +103,16 @@ def test_results_that_no_caller_waits_for_are_abandoned():
     assert next(pieces) == 0
     pieces.close()
     assert abandoned == [1, 2, 3]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_groups_have_all_samples_in_order(threads: int) -> None:
+    groups = list(read_groups(range(8), lambda number: number**2, threads, 3))
+    assert groups == [[(0, 0), (1, 1), (2, 4)], [(3, 9), (4, 16), (5, 25)], [(6, 36), (7, 49)]]
+
+
+def test_an_error_of_a_group_is_raised() -> None:
+    groups = read_groups(range(9), lambda number: 1 // (5 - number), 2, 3)
+    assert len(next(groups)) == 3
+    with pytest.raises(ZeroDivisionError):
+        next(groups)

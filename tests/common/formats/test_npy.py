@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from common.errors import DataError
 from common.formats import npy
 
 FLOAT = np.dtype(np.float32)
@@ -92,3 +93,13 @@ def test_a_header_of_an_unknown_format_is_an_error(tmp_path):
         np.save(tmp_path / "a.npy", np.zeros(1, [("\u03b1", "<f4")]))
     with pytest.raises(ValueError, match=r"format 3\.0"):
         npy.read_header(tmp_path / "a.npy")
+
+
+def test_a_required_array_has_its_dtype_and_shape(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(3, dtype=FLOAT))
+    assert npy.required(tmp_path / "a.npy", FLOAT, (3,), "make it").tolist() == [0, 1, 2]
+    for dtype, shape in ((FLOAT, (4,)), (np.dtype(np.int64), (3,))):
+        with pytest.raises(DataError, match=r"a\.npy: float32 \(3,\), expected .*; make it"):
+            npy.required(tmp_path / "a.npy", dtype, shape, "make it")
+    with pytest.raises(DataError, match=r"b\.npy cannot be read: .*; make it"):
+        npy.required(tmp_path / "b.npy", FLOAT, (3,), "make it")

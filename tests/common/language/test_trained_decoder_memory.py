@@ -10,7 +10,7 @@ from benchmarks.llama31_8b.config import Facts
 from common.errors import ConfigError
 from common.language.memory import TrainedWorkspace
 from common.mlperf.fixed import fixed_facts
-from common.optim.memory_plan import plan
+from common.optim.memory_plan import STATE, plan
 
 H200, H100 = 150_100_000_000, 85_000_000_000
 EIGHT_B = fixed_facts(Facts, "llama31_8b")
@@ -23,21 +23,21 @@ WHOLE = TrainedWorkspace(
 @pytest.mark.parametrize(("masters", "shards", "bytes_each"), [(4, 1, 16), (2, 1, 14), (4, 8, 4 + 16 / 8)])
 def test_bytes_of_a_weight_in_training(masters: int, shards: int, bytes_each: float) -> None:
     work = dataclasses.replace(WHOLE, master_bytes=masters, shards=shards)
-    assert work.state() == pytest.approx(8_030_261_248 * bytes_each)
-    assert dataclasses.replace(work, tokens=0).state() == 8_030_261_248 * 2
+    assert work.parts(0, 0)[STATE] == pytest.approx(8_030_261_248 * bytes_each)
+    assert dataclasses.replace(work, tokens=0).parts(0, 0)[STATE] == 8_030_261_248 * 2
 
 
 def test_fp32_gradients_take_two_bytes_more_per_weight_and_per_element_of_the_head() -> None:
     fp32_gradients = dataclasses.replace(WHOLE, gradient_bytes=4)
-    assert fp32_gradients.state() - WHOLE.state() == 8_030_261_248 * 2
+    assert fp32_gradients.parts(0, 0)[STATE] - WHOLE.parts(0, 0)[STATE] == 8_030_261_248 * 2
     assert fp32_gradients.transient() - WHOLE.transient() == 128_256 * 4096 * 2
     over_eight = dataclasses.replace(fp32_gradients, shards=8)
-    assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
+    assert over_eight.parts(0, 0)[STATE] == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
 
 
 def test_copy_engines_take_a_shard_of_gradients_for_each_other_rank() -> None:
     over_eight = dataclasses.replace(WHOLE, master_bytes=4, shards=8, staged=7)
-    assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 2 + (4 + 8 + 2 + 7 * 2) / 8))
+    assert over_eight.parts(0, 0)[STATE] == pytest.approx(8_030_261_248 * (2 + 2 + (4 + 8 + 2 + 7 * 2) / 8))
 
 
 def test_a_head_that_ranks_share_adds_up_in_fp32_and_hands_on_the_gradients_dtype() -> None:
