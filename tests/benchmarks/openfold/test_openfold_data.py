@@ -347,6 +347,7 @@ def test_a_killed_and_a_slow_process_lose_and_repeat_no_chain(
     (copied / "kalign.once").mkdir()
     monkeypatch.setenv("PATH", str(copied), prepend=os.pathsep)
     source = open_train(copied, replace(READER, workers=3, window=12), SIZES, Layout(seed=7), 1)
+    assert isinstance(source, TrainSource)
     try:
         batches = source.batches(FIRST)
         found = [next(batches) for _ in range(11)]

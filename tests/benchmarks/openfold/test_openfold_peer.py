@@ -41,7 +41,7 @@ def test_a_peer_trains_in_tf32_with_the_references_of_all_operations(
 
 def test_every_block_is_compiled_and_takes_the_place_of_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, given = built(), list[torch.nn.Module]()
-    blocks = [block for part in workload.model.sharded for block in part]
+    blocks = [block for part in workload.model.sharded for block in part.children()]
     monkeypatch.setattr(peer.torch, "compile", lambda block: given.append(block) or torch.nn.Sequential(block))
     peer.compile_blocks(workload)
     assert given == blocks
