@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from benchmarks.openfold import geometry
 from benchmarks.openfold.axial import AxialSplit
 from benchmarks.openfold.evoformer import SITES, PairSizes, TemplateBlock
-from benchmarks.openfold.features import EXTRA_FEATURES, MSA_CLASSES, MSA_FEATURES, TARGET_FEATURES
+from benchmarks.openfold.features import EXTRA_FEATURES, TARGET_FEATURES
 from benchmarks.openfold.geometry import ResidueTables
 from benchmarks.openfold.layers import Chooser, Linear, Masks, Norm
+from benchmarks.openfold.msa import FEATURES, TOKENS
 from common.nn.recomputation import recomputed
 
 LARGEST_OFFSET = 32
@@ -62,7 +63,7 @@ class InputEmbedder(nn.Module):
         self.linear_tf_z_i = Linear(TARGET_FEATURES, pair)
         self.linear_tf_z_j = Linear(TARGET_FEATURES, pair)
         self.linear_tf_m = Linear(TARGET_FEATURES, msa)
-        self.linear_msa_m = Linear(MSA_FEATURES, msa)
+        self.linear_msa_m = Linear(FEATURES, msa)
         self.linear_relpos = Linear(2 * LARGEST_OFFSET + 1, pair)
 
     def forward(self, aatype_BN: Tensor, index_BN: Tensor, msa_BSNF: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +105,7 @@ class ExtraEmbedder(nn.Module):
         """Return the representation (B, E, N, channels)."""
         dtype = self.linear.weight.dtype
         flags = (has_deletion_BEN.to(dtype)[..., None], deletion_BEN.to(dtype)[..., None])
-        return self.linear(torch.cat((F.one_hot(msa_BEN.long(), MSA_CLASSES).to(dtype), *flags), -1))
+        return self.linear(torch.cat((F.one_hot(msa_BEN.long(), TOKENS).to(dtype), *flags), -1))
 
 
 class AngleEmbedder(nn.Module):

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.openfold import geometry
 from benchmarks.openfold.losses import alpha_atoms, lddt_sums
 from benchmarks.openfold.model import AlphaFold
+from benchmarks.openfold.residues import CA
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
@@ -37,8 +37,8 @@ class MeanLddt(Scorer):
 
 def chain_lddt(alpha_BN3: Tensor, tensors: dict[str, Tensor]) -> Tensor:
     """Return the lDDT (B,) of predicted CA atoms, a mean over all counted distances of a chain."""
-    true_BN3 = tensors["all_atom_positions"][..., geometry.CA, :].to(alpha_BN3.dtype)
-    mask_BN = tensors["all_atom_mask"][..., geometry.CA].to(alpha_BN3.dtype)
+    true_BN3 = tensors["all_atom_positions"][..., CA, :].to(alpha_BN3.dtype)
+    mask_BN = tensors["all_atom_mask"][..., CA].to(alpha_BN3.dtype)
     kept_BN, counted_BN = lddt_sums(alpha_BN3, true_BN3, mask_BN)
     return (kept_BN.sum(1) + _EPSILON) / (counted_BN.sum(1) + _EPSILON)
 

@@ -33,12 +33,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from benchmarks.openfold.msa import FEATURES, TOKENS
+from benchmarks.openfold.residues import ATOM_TYPES
 from common.config.ranges import AtLeast, NotNegative
 
-ATOMS, MSA_FEATURES, EXTRA_FEATURES, TARGET_FEATURES = 37, 49, 25, 22
-"""Channels of a residue's atoms, of the MSA's features, of the extra MSA's, and of the sequence's."""
-MSA_CLASSES = 23
-"""Residue types in an MSA: 20, unknown, gap and mask."""
+ATOMS, EXTRA_FEATURES, TARGET_FEATURES = len(ATOM_TYPES), TOKENS + 2, 22
+"""Atoms of a residue, and channels of the extra MSA and of the sequence."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def feature_shapes(
     chain, template = (batch, residues), (batch, sizes.templates, residues)
     real, whole, small = torch.float32, torch.int64, torch.uint8
     return {
-        "msa_feat": ((*msa, MSA_FEATURES), real),
+        "msa_feat": ((*msa, FEATURES), real),
         "msa_mask": (msa, real),
         "true_msa": (msa, small),
         "bert_mask": (msa, real),

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.openfold import residues
-
-GROUPS, TORSIONS, CHIS = 8, 7, 4
+from benchmarks.openfold.residues import CA, CB, CHIS, GROUPS, C, N, O
 
 _EPSILON = 1e-8
 """Added below square roots of squared lengths."""
 
-N, CA, C, CB, O = (residues.ATOM_TYPES.index(name) for name in ("N", "CA", "C", "CB", "O"))  # noqa: E741
 GLYCINE = residues.RESTYPES.index("G")
 
 

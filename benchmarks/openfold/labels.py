@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.openfold import geometry
 from benchmarks.openfold.geometry import Frames, ResidueTables
+from benchmarks.openfold.residues import CA
 
 
 class Labels(NamedTuple):
@@ -77,6 +78,6 @@ def labels_of(tensors: dict[str, Tensor], tables: ResidueTables) -> Labels:
         sign_BN4,
         beta_BN3,
         beta_mask_BN,
-        atoms_BN373[..., geometry.CA, :],
-        mask_BN37[..., geometry.CA],
+        atoms_BN373[..., CA, :],
+        mask_BN37[..., CA],
     )

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.openfold import geometry
 from benchmarks.openfold.geometry import Frames
 from benchmarks.openfold.labels import Labels
 from benchmarks.openfold.model import CONFIDENCE_BINS, DISTOGRAM_BINS, Predictions
+from benchmarks.openfold.residues import CA
 from benchmarks.openfold.structure import Structure
 from common.config.ranges import NotNegative
 
@@ -195,7 +195,7 @@ def lddt_sums(points_BN3: Tensor, true_BN3: Tensor, mask_BN: Tensor) -> tuple[Te
 
 def alpha_atoms(structure: Structure) -> Tensor:
     """Return the predicted CA atoms (B, N, 3). Unknown residues have theirs at the origin, as in the reference."""
-    return structure.atoms[..., geometry.CA, :]  # N, CA and C have the same slots of 14 and of 37
+    return structure.atoms[..., CA, :]  # N, CA and C have the same slots of 14 and of 37
 
 
 def confidence_loss(logits_BNK: Tensor, alpha_BN3: Tensor, labels: Labels, resolution_B: Tensor) -> Tensor:

@@ -34,9 +34,10 @@ from benchmarks.openfold.embedders import (
     template_features,
 )
 from benchmarks.openfold.evoformer import SITES, BlockSizes, PairSizes, Stack
-from benchmarks.openfold.features import ATOMS, MSA_CLASSES
+from benchmarks.openfold.features import ATOMS
 from benchmarks.openfold.geometry import ResidueTables
 from benchmarks.openfold.layers import Chooser, Linear, Masks
+from benchmarks.openfold.msa import TOKENS
 from benchmarks.openfold.structure import Structure, StructureModule, StructureSizes
 from common.config.ranges import AtLeast
 
@@ -125,7 +126,7 @@ class Heads(nn.Module):
         single = sizes.structure.single
         self.plddt = ConfidenceHead(single, sizes.confidence)
         self.distogram = LinearHead(sizes.evoformer.pair, DISTOGRAM_BINS)
-        self.masked_msa = LinearHead(sizes.evoformer.msa, MSA_CLASSES)
+        self.masked_msa = LinearHead(sizes.evoformer.msa, TOKENS)
         self.experimentally_resolved = LinearHead(single, ATOMS)
 
     def forward(self, m_BSNM: Tensor, z_BNNZ: Tensor, single_BND: Tensor, structure: Structure) -> Predictions:

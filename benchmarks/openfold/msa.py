@@ -21,6 +21,7 @@ from benchmarks.openfold.residues import GAP, MASK, RESTYPES, UNKNOWN
 from common.formats.alignments import Alignment
 
 TOKENS = 23
+"""Residue types: 20, unknown, gap and mask."""
 FEATURES = 2 * TOKENS + 3
 """Channels of a cluster: token, has deletion, deletion value, profile, mean deletion value."""
 MASKED = 0.15

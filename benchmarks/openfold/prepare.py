@@ -11,6 +11,7 @@ import json
 import pickle
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +38,6 @@ from benchmarks.openfold.samples import (
     SHARDS,
     SPLITS,
     Chain,
-    Limits,
     dict_name,
     encode_name,
     shard_of,
@@ -60,6 +60,11 @@ RECORDS = "records"
 MEMORY_PER_WORKER = 1 << 31
 """Bytes of memory for the largest structures of a file."""
 PUBLISHED = Published({"train_samples": 594_595, "eval_samples": 180})
+RELEASED = "2021-09-16"
+"""Last release date of a structure of the training set."""
+LARGEST_RESOLUTION, LARGEST_SHARE = 9.0, 0.8
+"""Limits of the training set: a resolution in angstrom is missing or below the first one; the most frequent amino acid
+has at most the second one as its share."""
 SUBMITTED = "2021-09-17", "2021-12-11"
 """First and last day of submission of the evaluation's chains."""
 MOST_RESIDUES = 700
@@ -239,10 +244,9 @@ def _write_lists(
         write_chains(file, chains)
     with atomic.written(data_dir / OBSOLETE) as unfinished:
         shutil.copyfile(source.root / raw.OBSOLETE, unfinished)
-    limits = Limits()
     targets, unknown = _targets(source.evaluated(), chains)
     sets = {
-        "train": [chain for chain in chains if chain.pdb_chain_id in index and limits.hold(chain)],
+        "train": [chain for chain in chains if chain.pdb_chain_id in index and in_training_set(chain)],
         "eval": [
             chain
             for chain, day in targets
@@ -262,6 +266,16 @@ def _write_lists(
     return entries, counts | {
         "train_residues": residues, "unknown_targets": unknown, "eval_without_alignments": alone
     }  # fmt: skip
+
+
+def in_training_set(chain: Chain) -> bool:
+    """Return whether a chain belongs to the training set, if it has alignments."""
+    return (
+        chain.release_date <= RELEASED
+        and (chain.resolution is None or chain.resolution < LARGEST_RESOLUTION)
+        and chain.pdb_cluster_id != NO_CLUSTER
+        and max(Counter(chain.sequence).values()) <= LARGEST_SHARE * len(chain.sequence)
+    )
 
 
 def _targets(days: Mapping[str, str], chains: Sequence[Chain]) -> tuple[list[tuple[Chain, str]], int]:

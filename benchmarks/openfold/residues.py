@@ -25,7 +25,7 @@ ATOM_TYPES = [
 """Names of the atoms 0 to 36."""
 N, CA, C, CB, O = range(5)  # noqa: E741
 """Indices of the backbone's atoms and of the first one of a side chain in :data:`ATOM_TYPES`."""
-GROUPS, CHIS = 8, 4
+GROUPS, TORSIONS, CHIS = 8, 7, 4
 _RING = {"CD1": "CD2", "CE1": "CE2"}
 AMBIGUOUS = {"D": {"OD1": "OD2"}, "E": {"OE1": "OE2"}, "F": _RING, "Y": _RING}
 """Pairs of atoms whose names can be exchanged, because half a turn of the last torsion does not change the residue."""
@@ -143,18 +143,6 @@ CHI_PI_PERIODIC = np.array([[_PERIODIC.get(one) == chi for chi in range(CHIS)] f
 """(21, 4), 1 for a torsion whose half turn does not change the residue."""
 GROUP_EXISTS = np.concatenate([np.array([[1, 0, 0, 1]] * 21, np.float32), CHI_MASK], 1)
 """(21, 8), 1 for a group whose frame is defined. Unknown residues have the frames of a backbone, but no atoms."""
-
-
-def group_atoms(kind: int, group: int) -> list[str]:
-    """Return the three atoms that define the frame of a group: on the negative x axis, its origin, and in the xy plane.
-
-    The list is empty for the groups of omega and phi, which have no atoms, and for missing torsions.
-    """
-    if not GROUP_EXISTS[kind, group]:
-        return []
-    if group == 0:
-        return ["C", "CA", "N"]
-    return ["CA", "C", "O"] if group == 3 else CHI_ATOMS[kind][group - 4][1:]
 
 
 def _frame(x_3: NDArray[np.float32], y_3: NDArray[np.float32], origin_3: NDArray[np.float32]) -> NDArray[np.float32]:

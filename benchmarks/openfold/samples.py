@@ -24,9 +24,7 @@ import functools
 import hashlib
 import io
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,30 +85,6 @@ class Chain(NamedTuple):
     resolution: float | None
     pdb_cluster_id: int
     sequence: str
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the training set.
-
-    Attributes:
-        max_release_date: last day, ``YYYY-MM-DD``.
-        max_resolution: in angstrom; the limit itself does not belong to the set. Missing resolutions do.
-        max_share: largest share of the most frequent amino acid.
-    """
-
-    max_release_date: str = "2021-09-16"
-    max_resolution: float = 9.0
-    max_share: float = 0.8
-
-    def hold(self, chain: Chain) -> bool:
-        """Return whether the chain belongs to the training set, if it has alignments."""
-        return (
-            chain.release_date <= self.max_release_date
-            and (chain.resolution is None or chain.resolution < self.max_resolution)
-            and chain.pdb_cluster_id != NO_CLUSTER
-            and max(Counter(chain.sequence).values()) <= self.max_share * len(chain.sequence)
-        )
 
 
 def write_chains(file: io.TextIOBase, chains: Iterable[Chain]) -> None:

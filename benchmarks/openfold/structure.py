@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from benchmarks.openfold import geometry
 from benchmarks.openfold.evoformer import SITES
-from benchmarks.openfold.geometry import TORSIONS, Frames, ResidueTables
+from benchmarks.openfold.geometry import Frames, ResidueTables
 from benchmarks.openfold.layers import Linear, Masks
+from benchmarks.openfold.residues import TORSIONS
 from common.config.ranges import AtLeast, Positive, Share
 from common.ops.dropout.reference import dropout_reference
 

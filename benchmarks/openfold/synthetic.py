@@ -17,20 +17,13 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from benchmarks.openfold import raw
+from benchmarks.openfold import geometry, raw
+from benchmarks.openfold.geometry import ResidueTables
 from benchmarks.openfold.raw import CAMEO, CAMEO_COLUMNS, CLUSTERS, DUPLICATES, MMCIF, OBSOLETE
-from benchmarks.openfold.residues import (
-    ATOM14,
-    ATOM14_GROUP,
-    ATOM14_MASK,
-    ATOM14_POSITION,
-    DEFAULT_FRAMES,
-    GROUPS,
-    RESTYPES,
-    THREE,
-)
+from benchmarks.openfold.residues import ATOM14, RESTYPES, THREE
 from benchmarks.openfold.samples import HITS, MSAS
 from common.data import synthetic
 from common.data.options import Option, Options
@@ -118,21 +111,14 @@ def draw(options: SyntheticChains, split: str, number: int) -> tuple[str, NDArra
 def positions(sequence: str, kind_L: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the positions (L, 14, 3) in angstrom of the atoms of a chain, in the numbering atom14."""
     phi_L, psi_L = np.radians([[KINDS[kind][1:] for kind in kind_L]])[0].T
-    aatype_L = np.array([RESTYPES.index(letter) for letter in sequence])
-    backbone_L33 = _backbone(phi_L, psi_L)
-    n_L3, ca_L3, c_L3 = backbone_L33.swapaxes(0, 1)
-    x_L3 = _unit(c_L3 - ca_L3)
-    y_L3 = n_L3 - ca_L3
-    y_L3 = _unit(y_L3 - (y_L3 * x_L3).sum(1, keepdims=True) * x_L3)
-    frame_LG44 = np.tile(np.eye(4), (len(sequence), GROUPS, 1, 1))
-    frame_LG44[:, 0, :3] = np.stack([x_L3, y_L3, np.cross(x_L3, y_L3), ca_L3], 2)
-    angle_LG = np.concatenate([np.zeros((len(psi_L), 3)), psi_L[:, None], np.radians([CHI] * len(psi_L))], 1)
-    for group in range(1, GROUPS):
-        before_L44 = frame_LG44[:, 0 if group <= 4 else group - 1]
-        frame_LG44[:, group] = before_L44 @ DEFAULT_FRAMES[aatype_L, group] @ _turn(angle_LG[:, group])
-    of_atom_LA44 = np.take_along_axis(frame_LG44, ATOM14_GROUP[aatype_L][:, :, None, None], 1)
-    position_LA3 = np.einsum("laij,laj->lai", of_atom_LA44[..., :3, :3], ATOM14_POSITION[aatype_L])
-    return (position_LA3 + of_atom_LA44[..., :3, 3]) * ATOM14_MASK[aatype_L][..., None]
+    aatype_L = torch.tensor([RESTYPES.index(letter) for letter in sequence])
+    n_L3, ca_L3, c_L3 = torch.from_numpy(_backbone(phi_L, psi_L)).unbind(1)
+    angle_L7 = np.concatenate([np.zeros((len(psi_L), 2)), psi_L[:, None], np.radians([CHI] * len(psi_L))], 1)
+    sincos_L72 = torch.from_numpy(np.stack([np.sin(angle_L7), np.cos(angle_L7)], 2))
+    tables = ResidueTables(sincos_L72)
+    backbone = geometry.frames_from_points(c_L3 - ca_L3, ca_L3, n_L3)
+    groups = geometry.group_frames(tables, aatype_L, backbone, sincos_L72)
+    return geometry.atoms14(tables, aatype_L, groups).numpy()
 
 
 def _backbone(phi_L: NDArray[np.float64], psi_L: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -151,15 +137,6 @@ def _backbone(phi_L: NDArray[np.float64], psi_L: NDArray[np.float64]) -> NDArray
             )
             atoms.append(c + local[0] * along + local[1] * np.cross(normal, along) + local[2] * normal)
     return np.array(atoms).reshape(-1, 3, 3)
-
-
-def _turn(angle_L: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return rotations about the x axis, as (L, 4, 4)."""
-    turn_L44 = np.tile(np.eye(4), (len(angle_L), 1, 1))
-    turn_L44[:, 1, 1] = turn_L44[:, 2, 2] = np.cos(angle_L)
-    turn_L44[:, 2, 1] = np.sin(angle_L)
-    turn_L44[:, 1, 2] = -turn_L44[:, 2, 1]
-    return turn_L44
 
 
 def _unit(vector_X3: NDArray[np.float64]) -> NDArray[np.float64]:

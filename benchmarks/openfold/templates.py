@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +139,7 @@ class TemplateSearch:
         successor = self._obsolete.get(pdb_id.lower())
         if successor is None or pdb_id.lower() in self._released:
             return hit
-        return Hit(f"{successor}_{chain}", hit.sum_probs, hit.query, hit.template, hit.query_index, hit.template_index)
+        return replace(hit, name=f"{successor}_{chain}")
 
     def _template(self, hit: Hit, length: int) -> Template | None:
         """Return the template of a hit; None if its structure does not have the hit's residues.

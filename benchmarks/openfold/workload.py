@@ -89,6 +89,7 @@ class OpenFold(Workload):
 
     config_type: ClassVar[type] = OpenFoldConfig
     title = "OpenFold"
+    peers = "benchmarks.openfold.peer"
     axes: ClassVar = {"dp": "are data-parallel", "cp": "share a sample"}
     own: OpenFoldConfig
     model: AlphaFold

@@ -298,17 +298,22 @@ def as_if_prepared_with_kalign(data: Path) -> None:
     assert path.read_text() != text
 
 
+def with_reversed_hits(data: Path, script: str) -> None:
+    """Let Kalign, which is a shell script here, realign all hits: no structure has their sequences."""
+    as_if_prepared_with_kalign(data)
+    for path in (data / ALIGNMENTS).glob("*.db"):
+        hits = re.sub(rb"(?m)^(T \S+ +\d+ )([A-Z]+)", lambda row: row[1] + row[2][::-1], path.read_bytes())
+        path.write_bytes(hits)
+    program = data / "kalign"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
 def test_hits_that_no_process_could_realign_are_counted_in_one_place(
     copied: Path, chains: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Kalign fails, and no structure has the sequence of a hit. Two of three processes have more than one hit."""
-    as_if_prepared_with_kalign(copied)
-    for path in (copied / ALIGNMENTS).glob("*.db"):
-        hits = re.sub(rb"(?m)^(T \S+ +\d+ )([A-Z]+)", lambda row: row[1] + row[2][::-1], path.read_bytes())
-        path.write_bytes(hits)
-    program = copied / "kalign"
-    program.write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
-    program.chmod(0o755)
+    with_reversed_hits(copied, "echo no memory >&2; exit 1")
     monkeypatch.setenv("PATH", str(copied), prepend=os.pathsep)
     source = open_train(copied, replace(READER, workers=3), SIZES, Layout(seed=7), 1, deterministic=True)
     try:
@@ -328,6 +333,35 @@ def test_hits_that_no_process_could_realign_are_counted_in_one_place(
     assert lines[0].endswith("kalign failed with the exit code 1: no memory")
     assert lines[-1].split(";")[0] == f"template hits of training chains that could not be realigned: {expected}"
     assert len(lines) <= 5
+
+
+def test_a_killed_and_a_slow_process_lose_and_repeat_no_chain(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first hit kills its process, and the second one waits for the test. All other chains come before it."""
+    os.mkfifo(copied / "go")
+    once = (
+        'cd "$0.once"; mkdir killed 2>/dev/null && kill -9 $PPID && exit; mkdir slow 2>/dev/null && cat ../go; exit 1'
+    )
+    with_reversed_hits(copied, once)
+    (copied / "kalign.once").mkdir()
+    monkeypatch.setenv("PATH", str(copied), prepend=os.pathsep)
+    source = open_train(copied, replace(READER, workers=3, window=12), SIZES, Layout(seed=7), 1)
+    assert isinstance(source, TrainSource)
+    try:
+        batches = source.batches(FIRST)
+        found = [next(batches) for _ in range(11)]
+        (missing,) = source.late(11) or [11]
+        (copied / "go").write_bytes(b"go")
+        found += batches
+    finally:
+        source.close()
+    assert "a reader process ended with the exit code -9; 2 are left" in capfd.readouterr().err
+    expected = trained(copied, FIRST)
+    for name in ("aatype", "residue_index", "all_atom_positions"):
+        contents = [[batch.tensors[name].numpy().tobytes() for batch in batches] for batches in (found, expected)]
+        assert Counter(contents[0]) == Counter(contents[1])
+        assert contents[0][-1] == contents[1][missing]
 
 
 def test_data_that_kalign_prepared_need_it(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from benchmarks.openfold.losses import (
     other_naming_is_better,
     sidechain_fape,
 )
+from benchmarks.openfold.residues import CA
 from benchmarks.openfold.structure import Structure
 from common.contract.evaluation import Predictions
 from tests.benchmarks.openfold.small_folds import FEATURES, WEIGHTS, batch, generator, network
@@ -257,7 +258,7 @@ def test_lddt_counts_near_pairs_of_known_residues() -> None:
     assert [*zip(kept[0].tolist(), counted[0].tolist(), strict=True)] == [pytest.approx(pair) for pair in expected]
     tensors = {"all_atom_positions": torch.zeros(1, N, 37, 3), "all_atom_mask": torch.zeros(1, N, 37)}
     tensors["all_atom_positions"] = tensors["all_atom_positions"].double()
-    tensors["all_atom_positions"][:, :, geometry.CA], tensors["all_atom_mask"][:, :, geometry.CA] = true, mask.float()
+    tensors["all_atom_positions"][:, :, CA], tensors["all_atom_mask"][:, :, CA] = true, mask.float()
     score = sum(kept for kept, _ in expected) / sum(counted for _, counted in expected)
     assert chain_lddt(points, tensors).item() == pytest.approx(score)
     assert chain_lddt(true, tensors).item() == pytest.approx(1.0)

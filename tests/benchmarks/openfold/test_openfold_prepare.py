@@ -30,7 +30,6 @@ from benchmarks.openfold.samples import (
     INDEX,
     KALIGN,
     Chain,
-    Limits,
     Structures,
     decode_name,
     encode_name,
@@ -125,7 +124,7 @@ def limited(**changes: object) -> Chain:
     ids=["last day", "later", "resolution", "none", "no cluster", "first cluster", "80 %", "90 %"],
 )
 def test_limits_of_the_training_set(chain: Chain, expected: bool) -> None:
-    assert Limits().hold(chain) is expected
+    assert prepare_module.in_training_set(chain) is expected
 
 
 def test_chains_without_alignments_are_not_trained(raw: Path, tmp_path: Path) -> None:
@@ -334,7 +333,7 @@ def test_names_as_numbers() -> None:
 def test_the_limits_are_those_of_the_log() -> None:
     described = yaml.safe_load((ROOT / "configs" / "benchmark" / "openfold.yaml").read_text())
     facts = described["facts"]
-    assert Limits().max_release_date == facts["train_released_until"]
+    assert facts["train_released_until"] == prepare_module.RELEASED
     assert (facts["eval_submitted_from"], facts["eval_submitted_until"]) == prepare_module.SUBMITTED
     assert facts["eval_longest"] == prepare_module.MOST_RESIDUES
     published = {name: described[name] for name in ("train_samples", "eval_samples")}
