@@ -34,13 +34,16 @@ class FluxMemory(BlockMemory):
         return 3 * self.micro_batches * self.samples * (self.itemsize * elements + sample_id)
 
     def kept(self, recomputed: int) -> int:
-        """Return the bytes that all blocks keep for the backward pass after ``recomputed`` steps of ``levels``."""
+        """Return the bytes kept for the backward pass after ``recomputed`` steps of ``levels``.
+
+        All blocks and the last norm keep their inputs, blocks also other results.
+        """
         if not self.samples:
             return 0
         shape, (everything, operations) = self.architecture, self.levels(recomputed)
         whole = self.blocks - everything - operations
         singles = min(shape.single_blocks, whole)
-        inputs = everything * shape.hidden * self.itemsize + operations * self.products()
+        inputs = (everything + 1) * shape.hidden * self.itemsize + operations * self.products()
         return self._tokens(self.samples) * (
             (whole - singles) * self.double_block() + singles * self.single_block() + inputs
         )
