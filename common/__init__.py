@@ -6,6 +6,7 @@ checks this.
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
+    ("characterise",),
     ("run", "report", "planning"),
     ("doctor", "submission", "measure"),
     ("launch",),

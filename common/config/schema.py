@@ -328,6 +328,9 @@ class BenchConfig:
             many evaluations are timed after the first one. The median is reported.
         traffic: whether ranks send gradients and weights to each other. ``False`` keeps only model collectives and
             single numbers; ``both`` measures the step with this traffic, then without it.
+        kernels: add the kernels of the step to ``report``; those of an eager step with their bytes and FLOPs
+            (:mod:`common.run.kernel_work`).
+        compiled: compile the reference implementations of operations by ``torch.compile``.
     """
 
     steps: Annotated[int, AtLeast(1, "at least 1 step is measured")] = 200
@@ -341,6 +344,8 @@ class BenchConfig:
     report: Path | None = None
     repetitions: Annotated[int, AtLeast(1, "at least 1 repetition is timed")] = 1
     traffic: Literal[True, False, "both"] = True
+    kernels: bool = False
+    compiled: bool = False
 
     def within(self, iteration: float) -> BenchConfig:
         """Return options with only as many iterations as fit in ``seconds``, if one takes ``iteration`` seconds."""

@@ -19,7 +19,7 @@ from common.report.learning import learning
 from common.report.lines import MANY_LINES, Line
 from common.report.markup import Html, join, table, tag
 from common.report.step_distribution import steps
-from common.report.style import style_sheet
+from common.report.style import document
 from common.report.throughput import throughput
 
 Content = Picture | str
@@ -43,7 +43,8 @@ def compose(subjects: Sequence[Subject]) -> Document:
     drawn = styled(lambda: _draw(subjects, lines))
     found = [styled(lambda: budget_picture(lines)), *(content for _, content in drawn if isinstance(content, Picture))]
     title = title_of(subjects)
-    body = join(
+    page = document(
+        title,
         tag("header", *_top(subjects, title)),
         tag(
             "main",
@@ -56,15 +57,7 @@ def compose(subjects: Sequence[Subject]) -> Document:
         ),
         tag("footer", *_footer(subjects)),
     )
-    head = join(
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"),
-        tag("title", title),
-        tag("style", Html(style_sheet())),
-    )
-    page = tag("html", tag("head", head), tag("body", body), lang="en")
-    return Document(f"<!DOCTYPE html>\n{page}\n", tuple(found))
+    return Document(page, tuple(found))
 
 
 def _lines(subjects: Sequence[Subject]) -> list[Line]:

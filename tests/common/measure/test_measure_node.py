@@ -23,7 +23,7 @@ from common.config.composition import compose
 from common.distributed.launcher import await_turn
 from common.errors import ConfigError
 from common.measure import command, node
-from common.measure.command import counts_up_to
+from common.measure.arguments import counts_up_to
 from common.measure.jobs import OVERRIDES, Job, jobs_of
 from common.measure.node import Node
 from common.measure.table import ATTRIBUTION, COLUMNS, MeasuredCopy, published_rates, read_results, table

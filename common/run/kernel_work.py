@@ -1,0 +1,310 @@
+"""Bytes and FLOPs of the kernels of a step, for their position in a roofline.
+
+Two sources. The first are the shapes of PyTorch's operators: a step runs eagerly under the profiler, which links every
+kernel to the operator that launched it. The second are the cases of the suite's own operations
+(:mod:`common.ops.cases`), whose kernels no operator of PyTorch launches: each case runs once under the profiler.
+
+Bytes are those that must move at least: each input is read once, each output is written once. A kernel that no source
+covers has no entry; nothing is estimated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from common.doctor.reading import first_line
+from common.errors import UnsupportedImplementation
+from common.ops.bench.worker import passes_of
+from common.ops.cases import Case
+from common.ops.catalogue import cases_of
+from common.ops.operation import Operation
+from common.run.kernel_profile import meet, recorded
+
+MARK = "kernel work "
+"""Prefix of the profiler's ranges around operators."""
+
+WITHOUT_CASES = frozenset({"linear", "accumulation"})
+"""Operations whose kernels PyTorch launches, or whose operands are narrower than the dtype of their cases."""
+
+NOISE = 0.05
+"""If a kernel takes less than this fraction of its time longer in a backward pass with its forward pass than in the
+forward pass alone, it belongs to the forward pass only."""
+
+PRECISIONS = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+}
+
+OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
+"""Operators that write their first argument without reading it."""
+GATHERS = frozenset({"embedding", "gather", "index", "index_select"})
+"""Operators that read only as much of their first argument as they return."""
+SCATTERS = frozenset({"index_add_", "index_copy_", "index_put_", "_index_put_impl_", "scatter_", "scatter_add_"})
+"""Operators that read and write only as much of their first argument as their largest other one has."""
+PRODUCTS = re.compile(r"(mm|mv|conv\w*|rnn\w*|lstm\w*|gru\w*|dot|attention\w*)(_backward|_activation)?_?$")
+"""Names of operators that compute products; without a formula for their FLOPs, their work is unknown."""
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """Work of equal launches of one kernel in a step.
+
+    Attributes:
+        kernel: name of the kernel; on a CPU, of the operator.
+        operator: PyTorch's operator that launched it.
+        launches: launches in a step.
+        ms: milliseconds in a step, all launches together.
+        bytes, flops: work in a step, all launches together.
+        precision: format of the operands, such as ``bf16``; ``tf32`` for fp32 operands that tensor cores round.
+    """
+
+    kernel: str
+    operator: str
+    launches: int
+    ms: float
+    bytes: float
+    flops: float
+    precision: str
+
+
+@dataclass(frozen=True)
+class CaseWork:
+    """Work of one pass of a case of an operation, at the sizes of the case.
+
+    Attributes:
+        direction: name of the pass, such as ``forward``.
+        kernels: kernel name to its milliseconds in the pass.
+        failure: reason why the case did not run; else empty.
+    """
+
+    operation: str
+    case: str
+    direction: str
+    implementation: str
+    bytes: float = 0.0
+    flops: float = 0.0
+    precision: str = ""
+    kernels: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class _Call:
+    operator: str
+    bytes: float
+    flops: float | None
+    precision: str
+
+
+class _Calls(TorchDispatchMode):
+    """Puts a numbered range of the profiler around every operator, and records the operator's work.
+
+    Attributes:
+        found: number in the range's name to the call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, _Call] = {}
+        self._numbers = itertools.count()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, number = kwargs or {}, next(self._numbers)
+        with record_function(f"{MARK}{number}"):
+            result = func(*args, **kwargs)
+        self.found[number] = _Call(
+            str(func.overloadpacket),
+            bytes_of(func, args, kwargs, result),
+            flops_of(func, args, kwargs, result),
+            _precision(func, args, kwargs),
+        )
+        return result
+
+
+def bytes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:
+    """Return the bytes that an operator must move.
+
+    Args:
+        func: overload of an operator, such as ``torch.ops.aten.mm.default``.
+        result: its result; tensors that it changed in place count as read and as written.
+    """
+    name = func.overloadpacket.__name__
+    tensors = list(_tensors((args, kwargs)))
+    results = [] if name in SCATTERS else list(_tensors(result))
+    first, others = (tensors[0], tensors[1:]) if tensors else (None, [])
+    written = sum(map(_size, results))
+    if name in OVERWRITES:
+        return written + _sizes(others)
+    if name in GATHERS:
+        return 2 * written + _sizes(others)
+    if name in SCATTERS and first is not None:
+        touched = min(_size(first), max(map(_size, others), default=0.0))
+        return 2 * touched + _sizes(others)
+    return written + _sizes(tensors)
+
+
+def flops_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float | None:
+    """Return the FLOPs of an operator by PyTorch's formulas: 0 for one without products, None if unknown.
+
+    A causal attention computes half of the products that PyTorch's formula counts.
+    """
+    packet = func.overloadpacket
+    counter: Callable[..., float] | None = flop_registry.get(packet)
+    if counter is None:
+        return None if PRODUCTS.search(packet.__name__) else 0.0
+    names = [argument.name for argument in func._schema.arguments]
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    flops = float(counter(*args, **kwargs, out_val=result))
+    return flops / 2 if named.get("is_causal") is True else flops
+
+
+def _precision(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the name of the narrowest floating-point format among the operands; empty without any."""
+    tensors = [tensor for tensor in _tensors((args, kwargs)) if tensor.is_floating_point()]
+    if not tensors:
+        return ""
+    narrowest = min(tensors, key=lambda tensor: tensor.element_size())
+    name = PRECISIONS.get(narrowest.dtype, str(narrowest.dtype).removeprefix("torch."))
+    if name != "fp32" or not narrowest.is_cuda or os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        return name
+    convolution = "conv" in func.overloadpacket.__name__
+    backend = torch.backends.cudnn if convolution else torch.backends.cuda.matmul
+    return "tf32" if backend.allow_tf32 else name
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    seen = set()
+    for value in tree_leaves(values):
+        if isinstance(value, Tensor) and id(value) not in seen:
+            seen.add(id(value))
+            yield value
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the bytes of a tensor; elements that an expanded tensor repeats count once."""
+    elements = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return float(elements * tensor.element_size())
+
+
+def _sizes(tensors: Iterable[Tensor]) -> float:
+    return sum(map(_size, tensors))
+
+
+def operator_work(step: Callable[[], object], cuda: bool) -> list[OperatorWork]:
+    """Run ``step`` eagerly, twice, and return the work of the second run by kernel. Collective.
+
+    Args:
+        step: queues one iteration on the current stream.
+    """
+    calls = _Calls()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    step()
+    meet(cuda)
+    with profile(activities=activities, acc_events=True) as profiler, calls:
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+    return list(_rows(_times(profiler.events() or (), cuda), calls.found))
+
+
+def _times(events: Iterable[Any], cuda: bool) -> dict[int, dict[str, list[float]]]:
+    """Return the milliseconds of each launch by the number of the operator's call and the kernel.
+
+    On a CPU, the only launch of a call is the call itself, whose kernel has an empty name.
+    """
+    times: dict[int, dict[str, list[float]]] = {}
+    for event in events:
+        if event.device_type != DeviceType.CPU:
+            continue
+        own = event.name.startswith(MARK)
+        if not cuda:
+            if own:
+                times[_number(event)] = {"": [event.time_range.elapsed_us() / 1e3]}
+            continue
+        range_ = event
+        while range_ is not None and not range_.name.startswith(MARK):
+            range_ = range_.cpu_parent
+        for kernel in event.kernels if range_ is not None else ():
+            of_call = times.setdefault(_number(range_), {})
+            of_call.setdefault(kernel.name, []).append(kernel.duration / 1e3)
+    return times
+
+
+def _number(event: Any) -> int:
+    return int(event.name.removeprefix(MARK))
+
+
+def _rows(times: Mapping[int, Mapping[str, Sequence[float]]], calls: Mapping[int, _Call]) -> Iterator[OperatorWork]:
+    """Yield the work by kernel. If an operator launches several kernels, they share its work by their times."""
+    found: dict[tuple[str, _Call], list[float]] = {}
+    for number, kernels in times.items():
+        call, total = calls.get(number), sum(map(sum, kernels.values()))
+        if call is None or call.flops is None or total <= 0:
+            continue
+        for name, each in kernels.items():
+            row = found.setdefault((name or call.operator, call), [0.0, 0.0, 0.0])
+            row[0] += len(each)
+            row[1] += sum(each)
+            row[2] += sum(each) / total
+    for (kernel, call), (launches, ms, share) in found.items():
+        work = (call.bytes * share, (call.flops or 0.0) * share)
+        yield OperatorWork(kernel, call.operator, int(launches), ms, *work, call.precision)
+
+
+def case_work(title: str, operations: Mapping[str, Operation], chosen: Mapping[str, str]) -> list[CaseWork]:
+    """Run the cases of a workload's operations on this GPU, with the implementations that the workload chose.
+
+    Args:
+        title: title of the workload. If names of an operation's cases contain it, only these cases run.
+        operations: operations of the workload by key.
+        chosen: key of each operation to the name of its implementation.
+    """
+    found: list[CaseWork] = []
+    for key, operation in operations.items():
+        if key in WITHOUT_CASES or key not in chosen or chosen[key] not in operation.names:
+            continue
+        cases = [case for case in cases_of(operation) if not case.only or chosen[key] in case.only]
+        for case in [case for case in cases if title in case.name] or cases:
+            found += _case(operation, case, chosen[key])
+            torch.cuda.empty_cache()
+    return found
+
+
+def _case(operation: Operation, case: Case, implementation: str) -> Iterator[CaseWork]:
+    precision = PRECISIONS.get(case.dtypes[-1], "")
+    earlier: dict[str, Mapping[str, float]] = {}
+    try:
+        for pass_ in passes_of(operation, case, implementation):
+            spans, _ = recorded(pass_.run, pass_.run)
+            times: dict[str, float] = {}
+            for span in spans:
+                times[span.name] = times.get(span.name, 0.0) + (span.end - span.start) / 1e3
+            earlier[pass_.name] = times
+            before = earlier[pass_.after] if pass_.after else {}
+            own = {name: ms - before.get(name, 0.0) for name, ms in times.items()}
+            kernels = {name: ms for name, ms in own.items() if ms > NOISE * times[name]}
+            yield CaseWork(
+                operation.name, case.name, pass_.name, implementation, pass_.bytes, pass_.flops, precision, kernels
+            )
+    except (RuntimeError, UnsupportedImplementation) as error:
+        yield CaseWork(operation.name, case.name, "", implementation, failure=first_line(error))
