@@ -30,7 +30,7 @@ from common.doctor.reading import first_line
 from common.errors import UnsupportedImplementation
 from common.ops.bench.worker import passes_of
 from common.ops.cases import Case
-from common.ops.catalogue import cases_of
+from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import Operation
 from common.run.kernel_profile import meet, recorded
 
@@ -40,6 +40,8 @@ MARK = "kernel work "
 WITHOUT_CASES = frozenset({"linear", "accumulation"})
 """Operations whose kernels PyTorch launches, or whose operands are narrower than the dtype of their cases."""
 
+UPDATE_RULES = "common.optim."
+"""Prefix of the names of update rules among all operations."""
 NOISE = 0.05
 """If a kernel takes less than this fraction of its time longer in a backward pass with its forward pass than in the
 forward pass alone, it belongs to the forward pass only."""
@@ -272,22 +274,37 @@ def _rows(times: Mapping[int, Mapping[str, Sequence[float]]], calls: Mapping[int
 
 
 def case_work(title: str, operations: Mapping[str, Operation], chosen: Mapping[str, str]) -> list[CaseWork]:
-    """Run the cases of a workload's operations on this GPU, with the implementations that the workload chose.
+    """Run the cases of a workload's operations, and of update rules, on this GPU.
+
+    The results cover only kernels that a step launches under the same names, so a rule that the step does not use adds
+    nothing.
 
     Args:
-        title: title of the workload. If names of an operation's cases contain it, only these cases run.
+        title: title of the workload. If names of an operation's cases contain it, only these cases run; update rules
+            have no others.
         operations: operations of the workload by key.
         chosen: key of each operation to the name of its implementation.
     """
     found: list[CaseWork] = []
-    for key, operation in operations.items():
-        if key in WITHOUT_CASES or key not in chosen or chosen[key] not in operation.names:
-            continue
-        cases = [case for case in cases_of(operation) if not case.only or chosen[key] in case.only]
-        for case in [case for case in cases if title in case.name] or cases:
-            found += _case(operation, case, chosen[key])
+    for operation, implementation, only_own in _measured_operations(operations, chosen):
+        cases = [case for case in cases_of(operation) if not case.only or implementation in case.only]
+        own = [case for case in cases if title in case.name]
+        for case in own if own or only_own else cases:
+            found += _case(operation, case, implementation)
             torch.cuda.empty_cache()
     return found
+
+
+def _measured_operations(
+    operations: Mapping[str, Operation], chosen: Mapping[str, str]
+) -> Iterator[tuple[Operation, str, bool]]:
+    """Yield each operation, its implementation, and whether only cases of this workload count."""
+    for key, operation in operations.items():
+        if key not in WITHOUT_CASES and chosen.get(key) in operation.names:
+            yield operation, chosen[key], False
+    for name, rule in all_operations().items():
+        if name.startswith(UPDATE_RULES):
+            yield rule, next(iter(rule.fast)), True
 
 
 def _case(operation: Operation, case: Case, implementation: str) -> Iterator[CaseWork]:

@@ -224,6 +224,26 @@ def test_a_measurement_that_takes_too_long_is_ended(monkeypatch, tmp_path):
     assert started[0].poll() is not None
 
 
+def test_jobs_that_have_not_started_within_the_time_of_all_jobs_fail(monkeypatch, tmp_path):
+    sleepers, started = of_sleepers(monkeypatch, tmp_path, 600.0)
+    jobs = [Job("dlrm", 2, "test", False), Job("bert", 1, "test", False, copies=2, variant="fp32")]
+    outcomes = {each.name: each.failure for each in sleepers.measure(jobs, within=0.3)}
+    assert outcomes["bert-1-fp32"] == "not started within 0 s"
+    assert "took too long" in outcomes["dlrm-2"]
+    assert all(process.poll() is not None for process in started)
+
+
+def test_a_variant_has_its_own_settings_and_environment(monkeypatch, tmp_path):
+    found = []
+    monkeypatch.setattr(node.subprocess, "Popen", lambda command, *, env, **_: found.append((command, env)))
+    job = Job("dlrm", 1, "1xH200", False, variant="fp32", settings=("precision=fp32",), environment={"A": "1"})
+    Node(1, ["3"], tmp_path, 60.0, lambda job: ["bench.seconds=1"])._copy(job, (0,), "turn")
+    ((command, environment),) = found
+    assert job.name == "dlrm-1-fp32"
+    assert command[-3:-1] == ["precision=fp32", f"bench.report={tmp_path}/dlrm-1-fp32.json"]
+    assert (environment["A"], environment["CUDA_VISIBLE_DEVICES"]) == ("1", "3")
+
+
 def test_a_failure_that_is_seen_after_the_time_limit_keeps_its_exit_code(monkeypatch, tmp_path):
     popen = subprocess.Popen
 

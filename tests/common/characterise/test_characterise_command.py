@@ -1,0 +1,130 @@
+"""The command ``characterise``: its page and JSON of two workloads on a CPU, and wrong arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from synthetic_workloads import characterised, figures, kernels
+
+from common import cli
+from common.characterise.observations import observations
+from common.characterise.page import page
+from common.errors import ConfigError
+
+
+class Parsed(HTMLParser):
+    """Headings, verdicts and tables of a page.
+
+    Attributes:
+        tables: caption to the rows of each table.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.headings: list[str] = []
+        self.chips: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.text = ""
+        self._rows: list[list[str]] = []
+        self._into: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        classes = dict(attrs).get("class") or ""
+        if tag in ("th", "td", "h2", "caption") or "chip" in classes:
+            self._into.append("")
+        if tag == "table":
+            self._rows = []
+        if tag == "tr":
+            self._rows.append([])
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td") and self._into:
+            self._rows[-1].append(self._into.pop())
+        elif tag == "h2":
+            self.headings.append(self._into.pop())
+        elif tag == "caption":
+            self.tables[self._into.pop()] = self._rows
+        elif tag == "span" and self._into and self._into[-1] in ("confirmed", "not confirmed", "not measured here"):
+            self.chips.append(self._into.pop())
+
+    def handle_data(self, data):
+        self.text += data
+        if self._into:
+            self._into[-1] += data
+
+
+def test_two_demos_on_a_cpu_are_compared_on_one_page(tmp_path: Path):
+    words = ["characterise", "dlrm", "resnet", "--scale", "test", "--variants", "precision", "--output", str(tmp_path)]
+    cpu = ["--override", "device=cpu", "--override", "bench.steps=1", "--override", "bench.warmup_steps=0"]
+    assert cli.run([*words, *cpu]) == 0
+    text = (tmp_path / "characterisation.html").read_text()
+    found = json.loads((tmp_path / "characterisation.json").read_text())
+    assert list(found["workloads"]) == ["dlrm", "resnet"]
+    parsed = Parsed(text)
+    assert parsed.headings[-2:] == ["dlrm", "resnet"]
+    assert parsed.chips == [each["verdict"] for each in found["observations"]]
+    head, *rows = parsed.tables["Workloads side by side"]
+    assert head == ["", "dlrm", "resnet"]
+    cells = {row[0]: row[1:] for row in rows}
+    for column, name in enumerate(("dlrm", "resnet")):
+        own = found["workloads"][name]
+        assert own["failures"] == {}
+        gain = own["gains"]["bf16 over fp32"]["value"]
+        assert cells["16 bits over fp32"][column] == f"{gain:.2f}"
+        assert own["roofline"]["share"] is None
+        assert sum(own["roofline"]["mix"].values()) == pytest.approx(1.0)
+        longest = parsed.tables[f"{name}: the 10 largest operators of a step"][1]
+        assert longest[0] == max(own["roofline"]["kernels"], key=lambda each: each["ms"])["kernel"]
+        assert own["by_gpus"]["1"]["host_cores"]["value"] > 0
+    assert set(cells["CUDA graphs over eager"]) == {"not measured: not requested (--variants)"}
+    assert set(cells["FP8 over fp32"]) == {"not measured: this needs a GPU"}
+    assert set(cells["step's share of its roofline"]) == {
+        "not measured: the rates of this machine are unknown (--system)"
+    }
+    mix = {name: found["workloads"][name]["roofline"]["mix"] for name in found["workloads"]}
+    assert "aten.convolution_backward" in mix["resnet"]
+    assert "aten.convolution_backward" not in mix["dlrm"]
+    assert not re.search(r'(src|href)="|https?://', text)
+
+
+def test_a_failed_variant_is_on_the_page_with_its_error():
+    failed = {("", 1): figures(100.0, kernels=kernels({"gemm": 1.0})), ("fp32", 1): "exit code 1: out of memory <8 GB>"}
+    workloads = [characterised("bert", failed)]
+    parsed = Parsed(page(workloads, observations(workloads), "", "mlperf-suite characterise"))
+    assert parsed.tables["bert: failed measurements"][1] == ["bert-1-fp32", "exit code 1: out of memory <8 GB>"]
+    cells = {row[0]: row[1:] for row in parsed.tables["Workloads side by side"]}
+    assert cells["16 bits over fp32"] == ["failed, see the error below"]
+    assert len(parsed.chips) == 6
+
+
+def test_a_workload_without_any_measurement_has_a_page():
+    workloads = [characterised("bert", {("", 1): "exit code 1: no GPU"})]
+    parsed = Parsed(page(workloads, observations(workloads), "", "mlperf-suite characterise"))
+    assert set(parsed.chips) == {"not measured here"}
+    assert parsed.tables["bert: failed measurements"][1] == ["bert-1", "exit code 1: no GPU"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "characterise: no benchmark 'nothing'"),
+        (["resnet", "--scale", "7xH200"], "characterise: none of the requested benchmarks has a scale 7xH200"),
+        (["resnet", "--scale", "demo", "--seconds", "0"], "characterise: --seconds=0: expected seconds"),
+        (["resnet", "--scale", "demo", "--system", "auto"], "--system auto: it has no section hardware"),
+        (["resnet", "--scale", "demo", "--system", "none"], "--system none: unknown"),
+    ],
+)
+def test_a_wrong_argument_is_one_error(words, message, capsys):
+    assert cli.run(["characterise", *words, "--override", "device=cpu"]) == ConfigError.exit_code
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_variant_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        cli.run(["characterise", "resnet", "--variants", "colour"])
+    assert "no variant 'colour'; there are precision, graphs, implementations, gpus" in capsys.readouterr().err
