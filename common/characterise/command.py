@@ -48,7 +48,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     arguments = _parse(argv)
     require_known("characterise", arguments.benchmarks, benchmarks)
     names, gpus = gpus_of("characterise", arguments.gpus, arguments.override, on_cpu=(1,))
-    hardware = None if arguments.system is None else _hardware(arguments.system)
+    hardware = None if arguments.system is None else _hardware(arguments.system, not names)
     asked = [name for name in arguments.benchmarks or sorted(benchmarks) if arguments.scale in scales_of(name)]
     if not asked:
         raise ConfigError(f"characterise: none of the requested benchmarks has a scale {arguments.scale}")
@@ -66,10 +66,13 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
             outcomes.append(outcome)
             if outcome.figures is None:
                 print(f"{outcome.name}: failed: {outcome.failure}", flush=True)
-        own, rates = (hardware, arguments.system) if hardware is not None else _found(outcomes)
+        devices = {each.figures["device"] for each in outcomes if each.figures is not None}
+        if hardware is not None and devices - {hardware.gpu}:
+            raise ConfigError(f"--system {arguments.system}: its rates are of {hardware.gpu}, this is {min(devices)}")
+        own, system = (hardware, arguments.system) if hardware is not None else _found(devices)
         done.append(Characterised(name, plan, outcomes, own, not names))
         # Both files are complete after each benchmark, so an interrupted command leaves its results too.
-        _write(arguments.output, command, done, rates)
+        _write(arguments.output, command, done, system)
     print(arguments.output / PAGE)
     return int(any(each.failures() for each in done))
 
@@ -107,7 +110,9 @@ def _variants(text: str) -> tuple[str, ...]:
     return names
 
 
-def _hardware(system: str) -> Hardware:
+def _hardware(system: str, cpu: bool) -> Hardware:
+    if cpu:
+        raise ConfigError(f"--system {system}: CPU ranks replace GPUs here, and a system has the rates of a GPU")
     found = load_system(system)[0].hardware
     if found is None:
         raise ConfigError(
@@ -116,9 +121,8 @@ def _hardware(system: str) -> Hardware:
     return found
 
 
-def _found(outcomes: Sequence[MeasuredCopy]) -> tuple[Hardware | None, str]:
+def _found(devices: Collection[str]) -> tuple[Hardware | None, str]:
     """Return the hardware of the system in ``configs/system`` that has the measured GPU, and the system's name."""
-    devices = {each.figures["device"] for each in outcomes if each.figures is not None}
     for path in sorted((CONFIGS / "system").glob("*.yaml")):
         hardware = load_system(path.stem)[0].hardware
         if hardware is not None and hardware.gpu in devices:
@@ -127,7 +131,7 @@ def _found(outcomes: Sequence[MeasuredCopy]) -> tuple[Hardware | None, str]:
 
 
 def _write(folder: Path, command: str, done: Sequence[Characterised], system: str) -> None:
-    hardware = done[-1].hardware
+    hardware = next((each.hardware for each in done if each.hardware is not None), None)
     judged = observations(done)
     first = next((figures for each in done if (figures := each.figures()) is not None), None)
     content: dict[str, Any] = {

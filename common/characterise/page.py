@@ -67,6 +67,7 @@ def _side_by_side(workloads: Sequence[Characterised]) -> Html:
         "products in formats of tensor cores": _tensor_cores,
         "peak memory, GB": _memory,
         "power, W": lambda each: _shown(each.power(), number),
+        "energy, J per sample": _energy,
     }
     for gain in workloads[0].gains() if workloads else ():
         rows[_without_format(gain)] = lambda each, gain=gain: _gain(each, gain)  # type: ignore[misc]
@@ -160,6 +161,13 @@ def _memory(each: Characterised) -> str:
     host = max(rank["host_memory_bytes"] for rank in figures["by_rank"])
     of_gpu = "" if figures["reserved_bytes"] is None else f"{figures['reserved_bytes'] / 1e9:.1f} on the GPU, "
     return f"{of_gpu}{host / 1e9:.1f} on the host"
+
+
+def _energy(each: Characterised) -> str:
+    figures = each.figures()
+    if figures is None or figures["joules"] is None:
+        return _shown(each.power(), lambda power: "not measured: this GPU does not count its energy")
+    return number(figures["joules"] / figures["samples"])
 
 
 def _workload(each: Characterised) -> Html:

@@ -93,15 +93,14 @@ def plan_of(
         absent["graphs"] = ON_A_CPU if cpu else "the recipe uses no CUDA graphs"
     if "implementations" in variants and cpu:
         absent["implementations"] = "on a CPU all operations are PyTorch's"
-    elif "implementations" in variants and (replaced := _references(tree)):
-        jobs.append(replace(alone, variant=COMPILED, settings=(*replaced, "bench.compiled=true")))
-        jobs.append(replace(alone, variant=REFERENCE, settings=replaced))
     elif "implementations" in variants:
-        absent["implementations"] = "the workload has no operations of its own"
+        jobs.append(replace(alone, variant=REFERENCE, settings=_references(tree)))
     if "gpus" in variants and len(counts) == 1:
         absent["gpus"] = "only one GPU is here, or was requested (--gpus)"
     elif "gpus" in variants and not cpu:
         jobs.append(replace(several[-1], variant=HOST_LINKS, environment=THROUGH_HOST))
+    if "implementations" in variants and not cpu:  # last, since compiling takes longest
+        jobs.append(replace(alone, variant=COMPILED, settings=(*_references(tree), "bench.compiled=true")))
     return Plan(jobs, precision, absent)
 
 

@@ -27,6 +27,7 @@ def figures(rate: float, *ranks: dict[str, Any], updated: bool = True, **others:
         "device": "CPU",
         "micro_batch": 100,
         "reserved_bytes": None,
+        "joules": None,
         "provenance": {},
         "kernels": kernels({}),
         **others,

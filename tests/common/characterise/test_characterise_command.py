@@ -11,9 +11,12 @@ import pytest
 from synthetic_workloads import characterised, figures, kernels
 
 from common import cli
+from common.characterise import command
 from common.characterise.observations import observations
 from common.characterise.page import page
 from common.errors import ConfigError
+from common.measure.jobs import Job
+from common.measure.table import MeasuredCopy
 
 
 class Parsed(HTMLParser):
@@ -115,13 +118,53 @@ def test_a_workload_without_any_measurement_has_a_page():
         (["nothing"], "characterise: no benchmark 'nothing'"),
         (["resnet", "--scale", "7xH200"], "characterise: none of the requested benchmarks has a scale 7xH200"),
         (["resnet", "--scale", "demo", "--seconds", "0"], "characterise: --seconds=0: expected seconds"),
-        (["resnet", "--scale", "demo", "--system", "auto"], "--system auto: it has no section hardware"),
-        (["resnet", "--scale", "demo", "--system", "none"], "--system none: unknown"),
+        (["resnet", "--scale", "demo", "--system", "h200"], "--system h200: CPU ranks replace GPUs here"),
     ],
 )
 def test_a_wrong_argument_is_one_error(words, message, capsys):
     assert cli.run(["characterise", *words, "--override", "device=cpu"]) == ConfigError.exit_code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [("auto", "--system auto: it has no section hardware"), ("none", "--system none: unknown; the systems are")],
+)
+def test_a_system_without_rates_is_one_error(system, message, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert cli.run(["characterise", "resnet", "--scale", "demo", "--system", system]) == ConfigError.exit_code
+    assert message in capsys.readouterr().err
+
+
+def test_rates_of_another_gpu_are_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    other = [MeasuredCopy(Job("resnet", 1, "demo", False), figures(100.0, device="NVIDIA A100"))]
+    monkeypatch.setattr(command.Node, "measure", lambda node, jobs, within: other)
+    words = ["characterise", "resnet", "--scale", "demo", "--system", "h200", "--output", str(tmp_path)]
+    assert cli.run(words) == ConfigError.exit_code
+    assert "--system h200: its rates are of NVIDIA H200, this is NVIDIA A100" in capsys.readouterr().err
+
+
+def test_the_system_of_the_measured_gpu_gives_the_rates(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    mix = {**kernels({"nvjet": 500.0}), "operators": []}
+    work = {"kernel": "nvjet", "operator": "aten.mm", "launches": 1, "ms": 500.0, "precision": "bf16"}
+    measured = figures(
+        100.0, device="NVIDIA H200", kernels={**mix, "operators": [{**work, "bytes": 1e9, "flops": 6.65e13}]}
+    )
+    found = [MeasuredCopy(Job("resnet", 1, "1xH200", False), measured)]
+    monkeypatch.setattr(command.Node, "measure", lambda node, jobs, within: found)
+    assert cli.run(["characterise", "resnet", "--scale", "1xH200", "--output", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "characterisation.json").read_text())
+    assert content["hardware"]["system"] == "h200"
+    roofline = content["workloads"]["resnet"]["roofline"]
+    assert roofline["kernels"][0]["bound_ms"] == pytest.approx(100.0)  # 66.5 TFLOP at 665 TFLOP/s, of a step of 1 s
+    assert roofline["share"] == pytest.approx(0.1)
+    cells = {
+        row[0]: row[1:]
+        for row in Parsed((tmp_path / "characterisation.html").read_text()).tables["Workloads side by side"]
+    }
+    assert cells["step's share of its roofline"] == ["10.0% (from 100% of the kernel time)"]
 
 
 def test_an_unknown_variant_is_refused(capsys):

@@ -27,9 +27,9 @@ def test_a_recipe_in_16_bits_is_compared_with_fp32_tf32_and_pytorch():
         ("eager", 1),
         ("fp32", 1),
         ("tf32", 1),
-        ("compiled", 1),
         ("reference", 1),
         ("host-links", 2),
+        ("compiled", 1),
     ]
     by_name = {job.variant: job for job in found.jobs[2:]}
     assert found.jobs[0].copies == 2  # one on each GPU, since two GPUs are compared with them
