@@ -7,13 +7,14 @@ import json
 import math
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from common.characterise.counters import ncu_command, read_counters
 from common.characterise.observations import observations
 from common.characterise.page import page
-from common.characterise.variants import VARIANTS, plan_of
+from common.characterise.variants import COUNTERS, VARIANTS, plan_of
 from common.characterise.workload import Characterised
 from common.config.composition import compose, scales_of
 from common.config.hardware import Hardware
@@ -59,7 +60,10 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     done: list[Characterised] = []
     for name in asked:
         tree = compose([f"benchmark={name}", f"scale={arguments.scale}", *arguments.override])
-        plan = plan_of(name, scales_of(name), arguments.scale, tree, arguments.variants, gpus, places, not names)
+        counted = arguments.output / f"{name}-counters.csv"
+        counted.unlink(missing_ok=True)
+        ncu, cpu = ncu_command(counted), not names
+        plan = plan_of(name, scales_of(name), arguments.scale, tree, arguments.variants, gpus, places, cpu, ncu)
         node = Node(places, names, arguments.output, arguments.seconds, lambda job: settings, arguments.apart)
         outcomes: list[MeasuredCopy] = []
         for outcome in node.measure(plan.jobs, within=arguments.seconds):
@@ -70,7 +74,9 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
         if hardware is not None and devices - {hardware.gpu}:
             raise ConfigError(f"--system {arguments.system}: its rates are of {hardware.gpu}, this is {min(devices)}")
         own, system = (hardware, arguments.system) if hardware is not None else _found(devices)
-        done.append(Characterised(name, plan, outcomes, own, not names))
+        counters, why = read_counters(counted) if COUNTERS not in plan.absent else ({}, "")
+        plan = replace(plan, absent={**plan.absent, COUNTERS: why}) if why else plan
+        done.append(Characterised(name, plan, outcomes, own, cpu, counters))
         # Both files are complete after each benchmark, so an interrupted command leaves its results too.
         _write(arguments.output, command, done, system)
     print(arguments.output / PAGE)

@@ -226,9 +226,18 @@ def _kernels(benchmark: str, found: Roofline, kernels: str) -> Html:
         "format",
         "work from",
     )
-    rows = tuple(_row(position) for position in found.positions[:LARGEST])
+    largest = found.positions[:LARGEST]
+    counted = any(position.counters is not None for position in largest)
+    head = (*head, *(("moved by ncu, GB/s", "tensor cores busy by ncu") if counted else ()))
+    rows = tuple((*_row(position), *(_counted(position) if counted else ())) for position in largest)
     title = f"{benchmark}: the {len(rows)} largest {kernels} of a step"
     return join(tag("p", title, class_="note"), table(head, rows, title))
+
+
+def _counted(each: Position) -> tuple[str, str]:
+    if each.counters is None:
+        return "unknown", "unknown"
+    return f"{each.counters.bytes_per_second / 1e9:,.0f}", f"{each.counters.tensor:.0%}"
 
 
 def _row(each: Position) -> tuple[object, ...]:

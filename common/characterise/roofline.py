@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from common.characterise.counters import Counters, base_name
 from common.config.hardware import Hardware
 from common.run.kernel_profile import COMMUNICATION, kind_of
 
@@ -30,8 +31,9 @@ class Position:
         precision: format of the operands; empty if unknown.
         bound_ms: shortest time that the work could take; None if work or rates are unknown.
         limit: what gives ``bound_ms``: ``memory`` or ``compute``; else empty.
-        source: origin of the work: ``operator NAME``, ``case NAME``, or empty if it is unknown.
+        source: origin of the work: ``operator NAME``, ``case NAME``, ``counters``, or empty if it is unknown.
         products: whether the kernel multiplies matrices; None if unknown.
+        counters: what ``ncu`` counted for the kernel; None if it did not.
     """
 
     kernel: str
@@ -45,6 +47,7 @@ class Position:
     limit: str = ""
     source: str = ""
     products: bool | None = None
+    counters: Counters | None = None
 
     @property
     def share(self) -> float | None:
@@ -117,13 +120,19 @@ def shortest(work_bytes: float, flops: float, precision: str, hardware: Hardware
     return (compute, "compute") if compute > memory else (memory, "memory")
 
 
-def roofline(measured: Mapping[str, Any], eager: Mapping[str, Any] | None, hardware: Hardware | None) -> Roofline:
+def roofline(
+    measured: Mapping[str, Any],
+    eager: Mapping[str, Any] | None,
+    hardware: Hardware | None,
+    counters: Mapping[str, Counters] | None = None,
+) -> Roofline:
     """Return the roofline of a measured step.
 
     Args:
         measured: report of ``bench`` with ``bench.kernels``; its times count.
         eager: the same of an eager step, whose work counts; None if it was not measured.
         hardware: rates of the machine; None if unknown.
+        counters: counters of ``ncu`` by base name of the kernel.
     """
     source = (eager or measured)["kernels"]
     operators = _by_kernel(source.get("operators", []))
@@ -143,6 +152,8 @@ def roofline(measured: Mapping[str, Any], eager: Mapping[str, Any] | None, hardw
         placed = None
         if kind != COMMUNICATION:
             placed = _of_operators(bare, operators.get(name, ()), hardware) or _of_cases(bare, cases, hardware)
+            counted = (counters or {}).get(base_name(name))
+            placed = replace(placed or _of_counters(bare, counted, hardware) or bare, counters=counted)
         found.append(placed or bare)
     return Roofline(measured["step_ms"], busy, sorted(found, key=lambda each: -each.ms))
 
@@ -182,6 +193,23 @@ def _of_operators(bare: Position, rows: Sequence[Mapping[str, Any]], hardware: H
         limit=max(limits, key=lambda name: limits[name]) if known else "",
         source=f"operator {longest['operator']}",
         products=any(row["flops"] > 0 for row in rows),
+    )
+
+
+def _of_counters(bare: Position, counted: Counters | None, hardware: Hardware | None) -> Position | None:
+    """Return the position of a kernel whose work only ``ncu`` knows, from its share of both rates.
+
+    The bytes are those that were really moved, which can be more than those that must move.
+    """
+    if counted is None or hardware is None:
+        return None
+    memory = counted.bytes_per_second / hardware.memory_gbs * 1e-9
+    return replace(
+        bare,
+        bytes=counted.bytes_per_second * bare.ms * 1e-3,
+        bound_ms=bare.ms * max(memory, counted.tensor),
+        limit="compute" if counted.tensor > memory else "memory",
+        source="counters",
     )
 
 

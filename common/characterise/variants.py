@@ -5,6 +5,7 @@ The recipe itself has the empty variant name. Every other variant changes one th
 - ``fp32``, ``tf32``, ``bf16`` or ``fp16``, ``fp8``: the format of matrix products, at the recipe's micro-batch;
 - ``eager``: no CUDA graphs; its report also has the bytes and FLOPs of the kernels;
 - ``reference``, ``compiled``: all operations are PyTorch's, as they are and compiled by ``torch.compile``;
+- ``counters``: the eager step under ``ncu``, which counts bytes and busy tensor cores;
 - ``host-links``: the largest number of GPUs exchanges its data through host memory (``NCCL_P2P_DISABLE``).
 """
 
@@ -19,7 +20,7 @@ from common.ops.operation import AUTO, REFERENCE
 
 VARIANTS = ("precision", "graphs", "implementations", "gpus")
 RECIPE = ""
-EAGER, COMPILED, HOST_LINKS = "eager", "compiled", "host-links"
+EAGER, COMPILED, HOST_LINKS, COUNTERS = "eager", "compiled", "host-links", "counters"
 
 SIXTEEN_BITS = ("bf16", "fp16")
 FP8 = "fp8"
@@ -61,6 +62,7 @@ def plan_of(
     gpus: Sequence[int],
     places: int,
     cpu: bool,
+    ncu: Sequence[str] = (),
 ) -> Plan:
     """Plan the measurements of a workload.
 
@@ -71,6 +73,7 @@ def plan_of(
         gpus: numbers of GPUs for the variant ``gpus``.
         places: number of GPUs of this machine.
         cpu: whether CPU ranks replace GPUs.
+        ncu: words before the command line for the variant ``counters``; empty without ``ncu``.
     """
     counts = sorted({1, *(gpus if "gpus" in variants else ())})
     of_counts = sorted(jobs_of({benchmark: scales}, scale, counts, (), places), key=lambda job: job.gpus)
@@ -101,6 +104,11 @@ def plan_of(
         jobs.append(replace(several[-1], variant=HOST_LINKS, environment=THROUGH_HOST))
     if "implementations" in variants and not cpu:  # last, since compiling takes longest
         jobs.append(replace(alone, variant=COMPILED, settings=(*_references(tree), "bench.compiled=true")))
+    if ncu and not cpu:
+        settings = ("cuda_graphs=false", "bench.only=counters")
+        jobs.append(replace(alone, variant=COUNTERS, settings=settings, prefix=ncu))
+    else:
+        absent[COUNTERS] = ON_A_CPU if cpu else "ncu is not installed"
     return Plan(jobs, precision, absent)
 
 

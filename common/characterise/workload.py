@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from common.characterise.counters import Counters
 from common.characterise.roofline import Roofline, roofline
-from common.characterise.variants import COMPILED, EAGER, FP8, HOST_LINKS, ON_A_CPU, RECIPE, SIXTEEN_BITS, Plan
+from common.characterise.variants import (
+    COMPILED,
+    COUNTERS,
+    EAGER,
+    FP8,
+    HOST_LINKS,
+    ON_A_CPU,
+    RECIPE,
+    SIXTEEN_BITS,
+    Plan,
+)
 from common.config.hardware import Hardware
 from common.measure.table import MeasuredCopy
 from common.ops.operation import REFERENCE
@@ -38,6 +49,7 @@ class Characterised:
     Attributes:
         outcomes: results of the jobs in ``plan``.
         hardware: rates of the machine; None if unknown.
+        counters: counters of ``ncu`` by base name of the kernel.
     """
 
     benchmark: str
@@ -45,6 +57,7 @@ class Characterised:
     outcomes: Sequence[MeasuredCopy]
     hardware: Hardware | None
     cpu: bool
+    counters: Mapping[str, Counters] = field(default_factory=dict)
 
     def figures(self, variant: str = RECIPE, gpus: int = 1) -> Mapping[str, Any] | None:
         """Return the report of a measurement, of several copies the one with the median step; None if there is none."""
@@ -154,12 +167,13 @@ class Characterised:
     def roofline(self) -> Roofline | None:
         """Return the roofline of the recipe's step on one GPU; None if it was not measured."""
         measured = self.figures()
-        return None if measured is None else roofline(measured, self.figures(EAGER), self.hardware)
+        return None if measured is None else roofline(measured, self.figures(EAGER), self.hardware, self.counters)
 
     def failures(self) -> dict[str, str]:
-        """Return the error of each failed measurement by name."""
-        failed = {each.name: each.failure for each in self.outcomes if each.figures is None}
-        for each in self.outcomes:
+        """Return the error of each failed measurement by name. Counters that ``ncu`` may not read are no failure."""
+        outcomes = [each for each in self.outcomes if each.job.variant != COUNTERS]
+        failed = {each.name: each.failure for each in outcomes if each.figures is None}
+        for each in outcomes:
             if each.figures is not None and not each.figures["updated"]:
                 failed[each.name] = NOT_VALID
             cases = ((each.figures or {}).get("kernels") or {}).get("cases", [])

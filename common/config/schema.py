@@ -319,6 +319,7 @@ class BenchConfig:
             through the reader, with evaluations; ``evaluation``: predicting and scoring, or without prepared data only
             predicting synthetic samples; ``ops``: every implementation of the workload's operations; ``tiles``: a
             search for better tiles of their kernels; ``peer``: the step, and the same training in other software;
+            ``counters``: no figures, one step between ``cudaProfilerStart`` and ``cudaProfilerStop`` for a profiler;
             None: the step and, if there are prepared data, the run.
         operations: with ``ops`` and ``tiles``: parts of names of operations, or ``all`` for those of all workloads;
             empty: those of this workload.
@@ -338,7 +339,7 @@ class BenchConfig:
     profile_steps: Annotated[int, AtLeast(1, "at least 1 step is profiled")] = 10
     seconds: Annotated[float, Positive] | None = None
     accumulate: bool = False
-    only: Literal["step", "reader", "run", "evaluation", "ops", "tiles", "peer"] | None = None
+    only: Literal["step", "reader", "run", "evaluation", "ops", "tiles", "peer", "counters"] | None = None
     operations: tuple[str, ...] = ()
     pause_ms: Annotated[float, AtLeast(0, "0 or more milliseconds")] = 0.0
     report: Path | None = None

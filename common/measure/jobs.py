@@ -31,6 +31,7 @@ class Job:
         variant: name of what differs from the recipe; empty for the recipe itself.
         settings: further arguments of ``bench``.
         environment: environment variables of the measurement, in addition to those of this process.
+        prefix: words before the command line, such as those of a profiler.
     """
 
     benchmark: str
@@ -41,6 +42,7 @@ class Job:
     variant: str = ""
     settings: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    prefix: Sequence[str] = ()
 
     @property
     def taken(self) -> int:

@@ -170,7 +170,7 @@ class Node:
         own = [self._names[place] for place in places] if self._names else []
         with open(log, "w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "common.cli", "bench", *arguments],
+                [*job.prefix, sys.executable, "-m", "common.cli", "bench", *arguments],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**_environment(own, turn), **job.environment},

@@ -64,7 +64,7 @@ from common.run.bench_figures import (
 )
 from common.run.evaluation_bench import prepared_everywhere, time_evaluation
 from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
-from common.run.kernel_work import case_work, operator_work
+from common.run.kernel_work import cases_report, kernels_report, profiler_window
 from common.run.peer_bench import PeerTiming, time_peers
 from common.run.reader_bench import time_reader
 from common.run.start import Start
@@ -147,8 +147,10 @@ def _bench(start: Start, began: float) -> int:
         if text and options.only != "peer":
             say(text)
         if options.kernels:
-            kernels = {"breakdown": None if found is None else dataclasses.asdict(found)}
-            kernels |= _operators(runner, batches) if eager else {}
+            kernels = kernels_report(runner, batches, found, eager)
+    if options.only == "counters":
+        with runner.on_stream(), profiler_window(device):
+            runner(batches)
     if options.only in (None, "run") and session.data_dir.is_dir():
         timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
         phases.end("run")
@@ -174,9 +176,7 @@ def _bench(start: Start, began: float) -> int:
     del step, runner, workload, examples, batches  # frees CUDA graphs, weights, moments and the other batches
     if kernels is not None:
         if eager and device.type == "cuda" and run.world_size == 1:
-            operations = importlib.import_module(workload_type.config_type.__module__).OPERATIONS
-            cases = case_work(workload_type.title, operations, chosen)
-            kernels["cases"] = [dataclasses.asdict(each) for each in cases]
+            kernels["cases"] = cases_report(workload_type, chosen)
         values["kernels"] = kernels
     if peers and timing is not None:
         measured = time_peers(peers, run, example, device, options.steps)
@@ -403,13 +403,6 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[st
         )
     found = breakdown(kernels, steps)
     return breakdown_text("breakdown of a step", found, seconds / steps * 1e3), found
-
-
-def _operators(runner: StepRunner, batches: list[Batch]) -> dict[str, Any]:
-    """Return the work of a step by PyTorch's operators, for the report; the step must be eager."""
-    with runner.on_stream():
-        work = operator_work(lambda: runner(batches), runner.cuda)
-    return {"operators": [dataclasses.asdict(each) for each in work]}
 
 
 def _block_between_evaluations(run: RunConfig) -> Block:

@@ -10,12 +10,14 @@ covers has no entry; nothing is estimated.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -26,13 +28,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from common.contract.workload import Workload
+from common.data.batches import Batch
 from common.doctor.reading import first_line
-from common.errors import UnsupportedImplementation
+from common.errors import ConfigError, UnsupportedImplementation
 from common.ops.bench.worker import passes_of
 from common.ops.cases import Case
 from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import Operation
-from common.run.kernel_profile import meet, recorded
+from common.run.kernel_profile import Breakdown, meet, recorded
+from common.step.graphs import StepRunner
 
 MARK = "kernel work "
 """Prefix of the profiler's ranges around operators."""
@@ -229,6 +234,22 @@ def operator_work(step: Callable[[], object], cuda: bool) -> list[OperatorWork]:
     return list(_rows(_times(profiler.events() or (), cuda), calls.found))
 
 
+@contextlib.contextmanager
+def profiler_window(device: torch.device) -> Iterator[None]:
+    """Let an attached profiler, such as ``ncu``, record the context (``cudaProfilerStart``, ``cudaProfilerStop``).
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
+    if device.type != "cuda":
+        raise ConfigError("bench.only=counters: counts kernels of a GPU, and this run uses the CPU")
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
 def _times(events: Iterable[Any], cuda: bool) -> dict[int, dict[str, list[float]]]:
     """Return the milliseconds of each launch by the number of the operator's call and the kernel.
 
@@ -271,6 +292,28 @@ def _rows(times: Mapping[int, Mapping[str, Sequence[float]]], calls: Mapping[int
     for (kernel, call), (launches, ms, share) in found.items():
         work = (call.bytes * share, (call.flops or 0.0) * share)
         yield OperatorWork(kernel, call.operator, int(launches), ms, *work, call.precision)
+
+
+def kernels_report(
+    runner: StepRunner, batches: Sequence[Batch], found: Breakdown | None, eager: bool
+) -> dict[str, Any]:
+    """Return the kernels of a step as values for a report; of an eager step also their work by PyTorch's operators.
+
+    Args:
+        found: breakdown of the step; None on a CPU.
+    """
+    kernels: dict[str, Any] = {"breakdown": None if found is None else asdict(found)}
+    if eager:
+        with runner.on_stream():
+            work = operator_work(lambda: runner(batches), runner.cuda)
+        kernels["operators"] = [asdict(each) for each in work]
+    return kernels
+
+
+def cases_report(workload_type: type[Workload], chosen: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the result of :func:`case_work` for a workload as values for a report."""
+    operations = importlib.import_module(workload_type.config_type.__module__).OPERATIONS
+    return [asdict(each) for each in case_work(workload_type.title, operations, chosen)]
 
 
 def case_work(title: str, operations: Mapping[str, Operation], chosen: Mapping[str, str]) -> list[CaseWork]:

@@ -40,7 +40,7 @@ def test_a_recipe_in_16_bits_is_compared_with_fp32_tf32_and_pytorch():
     assert "cuda_graphs=false" in by_name["eager"].words()
     assert by_name["reference"].settings == ("model.implementations.batch_norm=reference",)
     assert by_name["compiled"].settings == (*by_name["reference"].settings, "bench.compiled=true")
-    assert found.absent == {}
+    assert found.absent == {"counters": "ncu is not installed"}
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,20 @@ def test_what_a_cpu_cannot_measure_is_named():
     found = plan("resnet", "demo", gpus=(1,), places=1, cpu=True)
     assert names(found) == [("", 1), ("bf16", 1)]
     assert found.precision == "fp32"
-    assert set(found.absent) == {"graphs", "implementations", "gpus"}
+    assert set(found.absent) == {"graphs", "implementations", "gpus", "counters"}
 
 
 def test_only_requested_variants_are_measured():
     found = plan("resnet", variants=("graphs",))
     assert names(found) == [("", 1), ("eager", 1)]
-    assert set(found.absent) == {"precision", "implementations", "gpus"}
+    assert set(found.absent) == {"precision", "implementations", "gpus", "counters"}
+
+
+def test_counters_are_read_under_ncu_without_graphs():
+    tree = compose(["benchmark=resnet", "scale=1xH200"])
+    found = plan_of("resnet", scales_of("resnet"), "1xH200", tree, (), (1,), 1, False, ("ncu", "--log-file", "x"))
+    assert found.jobs[-1].prefix == ("ncu", "--log-file", "x")
+    assert compose(found.jobs[-1].words())["bench"]["only"] == "counters"
 
 
 @pytest.mark.parametrize("benchmark", ["gpt3", "resnet"])

@@ -233,14 +233,16 @@ def test_jobs_that_have_not_started_within_the_time_of_all_jobs_fail(monkeypatch
     assert all(process.poll() is not None for process in started)
 
 
-def test_a_variant_has_its_own_settings_and_environment(monkeypatch, tmp_path):
+def test_a_variant_has_its_own_settings_environment_and_prefix(monkeypatch, tmp_path):
     found = []
     monkeypatch.setattr(node.subprocess, "Popen", lambda command, *, env, **_: found.append((command, env)))
-    job = Job("dlrm", 1, "1xH200", False, variant="fp32", settings=("precision=fp32",), environment={"A": "1"})
+    own = {"settings": ("precision=fp32",), "environment": {"A": "1"}, "prefix": ("ncu", "--csv")}
+    job = Job("dlrm", 1, "1xH200", False, variant="fp32", **own)
     Node(1, ["3"], tmp_path, 60.0, lambda job: ["bench.seconds=1"])._copy(job, (0,), "turn")
-    ((command, environment),) = found
+    ((words, environment),) = found
     assert job.name == "dlrm-1-fp32"
-    assert command[-3:-1] == ["precision=fp32", f"bench.report={tmp_path}/dlrm-1-fp32.json"]
+    assert words[:3] == ["ncu", "--csv", sys.executable]
+    assert words[-3:] == ["precision=fp32", f"bench.report={tmp_path}/dlrm-1-fp32.json", "bench.seconds=1"]
     assert (environment["A"], environment["CUDA_VISIBLE_DEVICES"]) == ("1", "3")
 
 
