@@ -74,8 +74,10 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
         if hardware is not None and devices - {hardware.gpu}:
             raise ConfigError(f"--system {arguments.system}: its rates are of {hardware.gpu}, this is {min(devices)}")
         own, system = (hardware, arguments.system) if hardware is not None else _found(devices)
-        counters, why = read_counters(counted) if COUNTERS not in plan.absent else ({}, "")
-        plan = replace(plan, absent={**plan.absent, COUNTERS: why}) if why else plan
+        counters, why = read_counters(counted) if ncu and not cpu else ({}, "")
+        if why:
+            failed = [each.failure for each in outcomes if each.job.variant == COUNTERS and each.figures is None]
+            plan = replace(plan, absent={**plan.absent, COUNTERS: "; ".join([*failed, why])})
         done.append(Characterised(name, plan, outcomes, own, cpu, counters))
         # Both files are complete after each benchmark, so an interrupted command leaves its results too.
         _write(arguments.output, command, done, system)

@@ -104,6 +104,7 @@ class Characterised:
             f"{sixteen} over fp32": (self.in_format(sixteen), self.in_format("fp32")),
             f"{sixteen} over TF32": (self.in_format(sixteen), self.in_format("tf32")),
             f"FP8 over {sixteen}": (self.in_format(FP8), self.in_format(sixteen)),
+            "FP8 over TF32": (self.in_format(FP8), self.in_format("tf32")),
             "FP8 over fp32": (self.in_format(FP8), self.in_format("fp32")),
             "CUDA graphs over eager": (self._graphs(), self.rate(EAGER)),
             "our kernels over PyTorch's": (self.rate(), self.rate(REFERENCE)),

@@ -60,6 +60,8 @@ PRECISIONS = {
     torch.float8_e5m2: "fp8",
 }
 
+STILL = frozenset({"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+"""Operators that move nothing, besides views."""
 OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
 """Operators that write their first argument without reading it."""
 GATHERS = frozenset({"embedding", "gather", "index", "index_select"})
@@ -156,6 +158,8 @@ def bytes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
         result: its result; tensors that it changed in place count as read and as written.
     """
     name = func.overloadpacket.__name__
+    if func.is_view or name in STILL:
+        return 0.0
     tensors = list(_tensors((args, kwargs)))
     results = [] if name in SCATTERS else list(_tensors(result))
     first, others = (tensors[0], tensors[1:]) if tensors else (None, [])

@@ -52,6 +52,9 @@ def test_a_causal_attention_computes_half_of_the_products(causal):
         (aten.add_.Tensor, (torch.ones(10), torch.ones(10)), 120),
         (aten.copy_.default, (torch.ones(10), torch.ones(10, dtype=torch.float64)), 120),
         (aten.zero_.default, (torch.ones(10),), 40),
+        (aten.t.default, (torch.ones(10, 2),), 0),
+        (aten.select.int, (torch.ones(10, 2), 0, 3), 0),
+        (aten.empty_like.default, (torch.ones(10, 2),), 0),
         (aten.mul.Tensor, (torch.ones(1).expand(10), torch.ones(10)), 84),  # a value that is expanded is read once
         (aten.index_select.default, (torch.ones(1000, 4), 0, torch.tensor([3, 5])), 2 * 32 + 16),
         (aten.index_add_.default, (torch.ones(1000, 4), 0, torch.tensor([3, 5]), torch.ones(2, 4)), 2 * 32 + 32 + 16),
