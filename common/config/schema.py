@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from common.config.hardware import Hardware
 from common.config.ranges import AtLeast, Between, Positive, Range
 from common.errors import ConfigError
 
@@ -243,6 +244,7 @@ class SystemConfig:
         environment: variables set on every rank unless the user has set them.
         vboost: level of the GPU's power slider in favour of the tensor cores; None does not change it.
         limits: requirements on the machine that `doctor` checks.
+        hardware: rates, links and power, from which `estimate` plans runs; None: unknown.
     """
 
     name: str = "auto"
@@ -251,6 +253,7 @@ class SystemConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     vboost: int | None = None
     limits: dict[str, Any] = field(default_factory=dict)
+    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True)
