@@ -70,10 +70,14 @@ def interpolated(points: Sequence[ReferencePoint], batch: int) -> ReferencePoint
     return ReferencePoint(batch, mean, stdev)
 
 
-def _in_samples(point: ReferencePoint, rules: Rules) -> ReferencePoint:
+def samples_per_unit(rules: Rules, batch: int) -> float:
+    """Return the samples in one unit of the progress that the rules count, at a global batch."""
     if rules.unit in ("epoch", "epoch fraction"):
         path = CONFIGS / "benchmark" / f"{rules.benchmark}.yaml"
-        factor = float(read_small_yaml(path, "the benchmark")["train_samples"])
-    else:
-        factor = {"samples": 1.0, "tokens": 1 / GPT3_SEQUENCE, "steps": float(point.batch)}[rules.unit]
+        return float(read_small_yaml(path, "the benchmark")["train_samples"])
+    return {"samples": 1.0, "tokens": 1 / GPT3_SEQUENCE, "steps": float(batch)}[rules.unit]
+
+
+def _in_samples(point: ReferencePoint, rules: Rules) -> ReferencePoint:
+    factor = samples_per_unit(rules, point.batch)
     return ReferencePoint(point.batch, factor * point.mean, factor * point.stdev)
