@@ -60,9 +60,10 @@ def require_links(hardware: Hardware, system: str, gpus: int) -> None:
         )
 
 
-def without_latency(hardware: Hardware) -> Hardware:
-    """Return the hardware with links on which only bytes take time."""
-    node, network = hardware.node_link, hardware.network_link
+def inside_node(hardware: Hardware) -> Hardware:
+    """Return the hardware with links on which only bytes take time, between nodes as little as inside a node."""
+    node = hardware.node_link
+    network = hardware.network_link if node is None else node
     return replace(
         hardware,
         collective_us=0.0,

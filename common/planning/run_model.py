@@ -102,7 +102,8 @@ def estimate_run(
     """
     steps = convergence.samples / layout.global_batch
     evaluations = evaluations_until(schedule, convergence.samples, run.train_samples, layout.global_batch)
-    evaluated = cost.seconds(run.benchmark.eval_samples, layout.evaluation_ranks or layout.training_gpus)
+    rows = getattr(run.workload.facts, "eval_rows", run.benchmark.eval_samples)  # GPT-3's samples are tokens
+    evaluated = cost.seconds(rows, layout.evaluation_ranks or layout.training_gpus)
     training = steps * step.total
     if layout.evaluation_ranks:
         # Training waits only if the next evaluation point comes before the ranks have finished.

@@ -100,6 +100,7 @@ class LayoutSearch:
         """
         self._check_gpus(gpus)
         require_links(self.hardware, self.system, gpus)
+        self._check_axes(fixed)
         convergence = self._convergence(global_batch)
         start = nearest_recipe(self._recipes, gpus, global_batch)
         reasons: list[str] = []
@@ -112,7 +113,7 @@ class LayoutSearch:
                     reasons.append(str(error))
         if not found:
             why = reasons[0] if reasons else "no layout divides them"
-            raise ConfigError(f"estimate: {self.benchmark}: {gpus} GPUs with a global batch of {global_batch}: {why}")
+            raise ConfigError(f"estimate: {self.benchmark}, --gpus {gpus}, --batches {global_batch}: {why}")
         return sorted(found, key=lambda plan: plan.estimate.interval()[1])
 
     def accepted(self, plans: Sequence[Plan]) -> Plan:
@@ -139,6 +140,13 @@ class LayoutSearch:
                 f"estimate: --gpus {gpus}: a node of {self.system} has {node} GPUs: use 1 to {node}, or a multiple of "
                 f"{node}"
             )
+
+    def _check_axes(self, fixed: FixedChoices) -> None:
+        for axis, size in zip(("pp", "cp", "tp"), fixed.axes or (1, 1, 1), strict=True):
+            if size > 1 and axis not in self._axes:
+                raise ConfigError(
+                    f"estimate: --layout {axis}={size}: {self.benchmark} has the axes {', '.join(('dp', *self._axes))}"
+                )
 
     def _axes_of(self, gpus: int, start: StartingRecipe, fixed: FixedChoices) -> list[Axes]:
         """Return the sizes of pp, cp and tp to try: those of recipes and points, and of decoders powers of two."""
@@ -175,8 +183,12 @@ class LayoutSearch:
         reasons: list[str],
     ) -> Iterator[Plan]:
         """Yield the plans of all micro-batches; add the reasons why others do not fit to ``reasons``."""
-        replicas = (gpus - ranks) // (axes[0] * axes[1] * axes[2])
-        if not replicas or global_batch % replicas:
+        shared = axes[0] * axes[1] * axes[2]
+        replicas, rest = divmod(gpus - ranks, shared)
+        if rest:
+            reasons.append(f"replicas of {shared} GPUs do not divide {gpus - ranks} GPUs")
+            return
+        if global_batch % replicas:
             reasons.append(f"{replicas} replicas do not divide the batch")
             return
         whole = RunLayout(gpus, global_batch, 1, global_batch // replicas, *axes, evaluation_ranks=ranks)

@@ -8,7 +8,7 @@ backward pass.
   the time by which all buckets take longer than that pass. Clipping before the reduction exposes all of it.
 - **Gathering.** With shards, new weights are gathered during the first forward pass; the first bucket is exposed.
 - **Overlap.** Communication beside computation takes memory bandwidth, multiprocessors and power from it. This adds
-  ``hardware.overlap_slowdown`` times the overlapped time in which bytes are sent.
+  ``hardware.overlap_slowdown`` times the time that the overlapped bytes take inside a node: slower links disturb less.
 - **Pipeline.** With m micro-batches and v chunks on each of p stages, ``(p - 1) / (m v)`` of the computation is idle
   (Narayanan et al., arXiv:2104.04473, section 2.2).
 - **Stragglers.** All ranks wait for the slowest. Its step is the largest of N draws from a normal distribution with the
@@ -28,9 +28,9 @@ from common.planning.collectives import (
     all_reduce,
     all_to_all,
     group_of,
+    inside_node,
     reduce_scatter,
     transfer,
-    without_latency,
 )
 from common.planning.compute import ComputeCurve, sizes_of, update_seconds
 from common.planning.estimates import RunLayout, StepTimes
@@ -91,7 +91,7 @@ def step_times(
     slowdown = hardware.node_slowdown * computed if together else 0.0
     traffic = traffic_of(run, layout, shards, hardware)
     exposed, hidden = _exposed(run, traffic, micro)
-    sending = traffic_of(run, layout, shards, without_latency(hardware))
+    sending = traffic_of(run, layout, shards, inside_node(hardware))
     hidden *= sending.total / traffic.total if traffic.total else 0.0
     model, bubble = _model_communication(run, layout, hardware), 0.0
     if layout.pp > 1:
