@@ -2,8 +2,9 @@
 
 A measured step on one replica is ``accumulation x c(b) + update``. The update moves a known number of bytes, so each
 point gives ``c(b)``, the time of a micro-batch of b samples. Between points ``c`` is interpolated linearly. With a
-single point b0, ``c(b) = c(b0) (f + (1 - f) b / b0)``: a fraction f does not depend on the batch (launches, weights to
-read, kernels too small for the GPU).
+single point b0, ``c(b) = c(b0) (f + (1 - f) b / b0)`` below b0: a fraction f does not depend on the batch (launches,
+weights to read, kernels too small for the GPU). Above the largest point, ``c`` is taken as proportional to b, because
+the suite measures batches that fill a GPU.
 """
 
 from __future__ import annotations
@@ -130,10 +131,12 @@ class ComputeCurve:
     def at(self, batch: float) -> float:
         """Return the seconds of a micro-batch of ``batch`` samples; never shorter for a larger one."""
         sizes, times = self.batches, self.seconds
+        if batch >= sizes[-1]:
+            return times[-1] * batch / sizes[-1]
         if len(sizes) == 1:
             return times[0] * (FIXED + (1 - FIXED) * batch / sizes[0])
-        above = min(max(next((i for i, size in enumerate(sizes) if size >= batch), len(sizes)), 1), len(sizes) - 1)
-        low, high = above - 1, above
+        high = max(next(index for index, size in enumerate(sizes) if size >= batch), 1)
+        low = high - 1
         slope = max(0.0, (times[high] - times[low]) / (sizes[high] - sizes[low]))
         # Below the smallest batch, a segment that does not start at 0 may not fall below the proportional time.
         return max(times[low] + slope * (batch - sizes[low]), times[low] * min(1.0, batch / sizes[low]))
