@@ -14,9 +14,11 @@ from common.doctor.limits import load_system
 from common.errors import ConfigError
 from common.planning.convergence import batches_of, convergence_at
 from common.planning.estimate_text import document, fastest, written
+from common.planning.page import page_of
 from common.planning.points import RESULTS, read_points
 from common.planning.recipes import write_recipes
 from common.planning.search import FixedChoices, LayoutSearch, Load, Plan
+from common.report.command import write_file
 
 DESCRIPTION = """Estimate time to train, efficiency and energy of a benchmark on numbers of GPUs, from measured steps of
 one GPU, link constants of the system, and the reference convergence points (RCPs) of MLCommons."""
@@ -50,6 +52,7 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
     parser.add_argument("--layout", type=_axes, metavar="AXIS=SIZE,…",
                         help="only these sizes of pp, cp and tp, such as tp=4,cp=2 (default: search)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all estimates to FILE")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page with plots to FILE")
     parser.add_argument("--write-recipe", type=Path, metavar="DIR",
                         help="write the best settings as recipes for `train --config-dir DIR`")  # fmt: skip
     arguments = parser.parse_args(list(argv))
@@ -69,6 +72,9 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
         print(f"\nLeft out: {str(error).removeprefix('estimate: ')}")
     if arguments.json is not None:
         _write(arguments.json, json.dumps(document(rows, arguments.system, hardware, named), indent=1) + "\n")
+    if arguments.page is not None:
+        page = page_of(arguments.benchmark, rows, hardware, arguments.system, named)
+        write_file(arguments.page, page.encode(errors="backslashreplace"))
     if arguments.write_recipe is not None:
         best = {gpus: plan.settings for gpus, plan in fastest(rows).items()}
         names = write_recipes(arguments.write_recipe, arguments.benchmark, search.accelerator, best)

@@ -37,7 +37,8 @@ def fastest(rows: Mapping[int, Sequence[Plan]]) -> dict[int, Plan]:
     return {gpus: min(plans, key=lambda plan: plan.estimate.seconds) for gpus, plans in sorted(rows.items())}
 
 
-def _gpus(count: int) -> str:
+def count_of(count: int) -> str:
+    """Return a number of GPUs as text."""
     return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
@@ -49,6 +50,14 @@ def worthwhile(best: Mapping[int, Plan]) -> tuple[int, bool]:
         if gain < WORTH * (after / before - 1):
             return before, True
     return counts[-1], False
+
+
+def verdict_of(best: Mapping[int, Plan]) -> str:
+    """Return a sentence with the number of GPUs up to which more of them pay."""
+    most, tried = worthwhile(best)
+    if tried:
+        return f"More than {count_of(most)} do not pay: an added GPU does less than half of the work of those before."
+    return f"Up to {count_of(most)}, an added GPU does at least half of the work of those before."
 
 
 def written(rows: Mapping[int, Sequence[Plan]], hardware: Hardware, system: str | None) -> str:
@@ -63,19 +72,13 @@ def written(rows: Mapping[int, Sequence[Plan]], hardware: Hardware, system: str 
     for plans in (rows[gpus] for gpus in best):
         for plan in plans:
             mark = " *" if plan is best[plan.estimate.layout.gpus] else ""
-            cells = _cells(plan.estimate)
+            cells = cells_of(plan.estimate)
             table.append((cells[0] + mark, *cells[1:]))
     lines = _aligned(table)
-    most, tried = worthwhile(best)
-    lines += ["", "* fastest of this number of GPUs"]
-    lines.append(
-        f"More than {_gpus(most)} do not pay: an added GPU does less than half of the work of those before."
-        if tried
-        else f"Up to {_gpus(most)}, an added GPU does at least half of the work of those before."
-    )
+    lines += ["", "* fastest of this number of GPUs", verdict_of(best)]
     lines += ["", *_step_table(best), "", *_energy_lines(best)]
     for gpus, plan in best.items():
-        lines += ["", f"{_gpus(gpus)}: mlperf-suite train {' '.join(plan.settings.overrides(system))}"]
+        lines += ["", f"{count_of(gpus)}: mlperf-suite train {' '.join(plan.settings.overrides(system))}"]
         if plan.settings.other_batch:
             lines.append(f"  The hyperparameters of {plan.settings.start.scale} are for another batch: tune them.")
         if plan.estimate.convergence.found == "interpolated":
@@ -112,7 +115,8 @@ def document(
     }
 
 
-def _cells(estimate: RunEstimate) -> tuple[str, ...]:
+def cells_of(estimate: RunEstimate) -> tuple[str, ...]:
+    """Return the cells of :data:`COLUMNS`."""
     layout = estimate.layout
     sizes = [f"{axis}={getattr(layout, axis)}" for axis in ("pp", "cp", "tp") if getattr(layout, axis) > 1]
     sizes += [f"{layout.evaluation_ranks} evaluate"] if layout.evaluation_ranks else []
@@ -134,7 +138,7 @@ def _cells(estimate: RunEstimate) -> tuple[str, ...]:
 
 def _step_table(best: Mapping[int, Plan]) -> list[str]:
     """Return the parts of the step of each number of GPUs, in milliseconds, without parts that are 0 everywhere."""
-    table = [("ms of a step", *(_gpus(gpus) for gpus in best))]
+    table = [("ms of a step", *(count_of(gpus) for gpus in best))]
     for part, name in PART_NAMES.items():
         values = [plan.estimate.step.parts()[part] * 1e3 for plan in best.values()]
         if any(values):
@@ -146,7 +150,7 @@ def _step_table(best: Mapping[int, Plan]) -> list[str]:
 def _energy_lines(best: Mapping[int, Plan]) -> list[str]:
     """Return the energy of each number of GPUs by part, in kWh."""
     names = list(dict.fromkeys(name for plan in best.values() for name in plan.estimate.joules))
-    table = [("kWh of a run", *(_gpus(gpus) for gpus in best))]
+    table = [("kWh of a run", *(count_of(gpus) for gpus in best))]
     for name in names:
         table.append((name, *(f"{plan.estimate.joules.get(name, 0.0) / 3.6e6:,.3f}" for plan in best.values())))
     return _aligned(table) if names else []
