@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from common.doctor.findings import MeasuredUnit
 from common.errors import ConfigError, SuiteError
@@ -108,6 +107,5 @@ def _worst(units: Sequence[MeasuredUnit], figure: str, worst: Any) -> float | No
     return float(worst(values)) if values else None
 
 
-def _indented(content: dict[str, Any]) -> str:
-    lines = yaml.safe_dump(content, sort_keys=False, default_flow_style=None).splitlines()
-    return "".join(f"  {line}\n" for line in lines)
+def _indented(content: Mapping[str, Any]) -> str:
+    return "".join(f"  {key}: {json.dumps(value)}\n" for key, value in content.items())

@@ -20,7 +20,7 @@ from common.config.hardware import Hardware
 from common.config.loading import build
 from common.config.ranges import NotNegative, Positive
 from common.config.schema import RunConfig
-from common.config.yaml_files import load_yaml
+from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError
 from common.language.architecture import Architecture
 from common.language.workload import used_layers
@@ -69,7 +69,7 @@ class WorkloadSizes:
 
 @functools.cache
 def _table() -> dict[str, WorkloadSizes]:
-    content = load_yaml(SIZES.read_text(), str(SIZES))
+    content = read_small_yaml(SIZES, "the sizes of workloads")
     return {name: build(WorkloadSizes, values, name) for name, values in content.items()}
 
 
