@@ -41,6 +41,7 @@ USAGE = """usage: mlperf-suite COMMAND …
   bench         measure the speed of a workload                   mlperf-suite bench benchmark=resnet scale=1xH200
   measure       measure all workloads on 1, 2, 4, … GPUs          mlperf-suite measure --help
   characterise  what the steps spend their time on: a page        mlperf-suite characterise --help
+  estimate      estimate time and energy on N GPUs                mlperf-suite estimate bert --gpus 1,8,64
   schedule      plan several trainings on the GPUs of a node      mlperf-suite schedule jobs.yaml --gpus 8
   doctor        test this machine, or all nodes of a job          mlperf-suite doctor --help
   check         check logs and submissions against the rules      mlperf-suite check runs/resnet/…/mlperf.log
@@ -211,6 +212,13 @@ def characterise(argv: list[str]) -> int:
     return command.main(argv, WORKLOADS)
 
 
+def estimate(argv: list[str]) -> int:
+    """``estimate``: estimate time to train, efficiency and energy on numbers of GPUs; print the best settings."""
+    from common.planning import estimate as command
+
+    return command.main(argv, load, workload_class)
+
+
 def list_workloads(argv: list[str]) -> int:
     """``list``: print a table of the workloads."""
     from omegaconf import OmegaConf
@@ -310,6 +318,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": bench,
     "measure": measure,
     "characterise": characterise,
+    "estimate": estimate,
     "schedule": _module_command("common.planning.command"),
     "doctor": _module_command("common.doctor.command"),
     "check": _module_command("common.submission.check"),

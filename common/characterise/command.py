@@ -31,8 +31,8 @@ DESCRIPTION = (
 )
 SECONDS = 300.0
 """Time limit of one benchmark with all its variants."""
-TIMED, REPETITIONS = 2.0, 3
-"""Upper limit in seconds for the timed iterations of a step, all repetitions together, and their number."""
+BRIEF = ("bench.seconds=2", "bench.repetitions=3", "bench.profile_steps=3")
+"""Settings that keep each measurement short: the steps are timed for two seconds, all repetitions together."""
 PAGE, DATA = "characterisation.html", "characterisation.json"
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     make_folder("characterise", arguments.output)
     command = shlex.join(["mlperf-suite", "characterise", *argv])
     places = len(names) or max(gpus)
-    settings = [f"bench.seconds={TIMED}", f"bench.repetitions={REPETITIONS}", *arguments.override]
+    settings = [*BRIEF, *arguments.override]
     done: list[Characterised] = []
     for name in asked:
         tree = compose([f"benchmark={name}", f"scale={arguments.scale}", *arguments.override])

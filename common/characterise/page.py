@@ -10,8 +10,8 @@ from common.characterise.observations import Observation, Verdict
 from common.characterise.roofline import Position, Roofline
 from common.characterise.variants import ON_A_CPU
 from common.characterise.workload import Characterised, Known
+from common.report.cards import html_page
 from common.report.markup import Html, join, number, table, tag
-from common.report.style import document
 
 TITLE = "Characterisation of MLPerf workloads"
 LARGEST = 10
@@ -34,12 +34,12 @@ def page(workloads: Sequence[Characterised], judged: Sequence[Observation], rate
         command: command line that made the page.
     """
     device = next((figures["device"] for each in workloads if (figures := each.figures()) is not None), "no device")
-    return document(
-        TITLE,
+    body = join(
         tag("header", tag("p", device, class_="eyebrow"), tag("h1", TITLE), tag("p", rates, class_="said")),
         tag("main", *map(_observation, judged), _side_by_side(workloads), *map(_workload, workloads)),
         tag("footer", tag("p", f"Written by {command}. The page is one file and loads nothing from the network.")),
     )
+    return html_page(TITLE, body)
 
 
 def _observation(each: Observation) -> Html:

@@ -35,6 +35,8 @@ KEPT = frozenset({"linear", "accumulation", "convolution_moments"})
 depend on another implementation than the reference."""
 
 KERNELS = "bench.kernels=true"
+SLOWEST_FORMAT = "fp32"
+"""Format in which cuDNN's search for algorithms takes longest."""
 ON_A_CPU = "this needs a GPU"
 
 
@@ -43,7 +45,7 @@ class Plan:
     """Measurements of one workload.
 
     Attributes:
-        jobs: the most important first.
+        jobs: the recipe first, and those that compile or search for long last.
         precision: format of the recipe's matrix products; empty if it is PyTorch's default for fp32 on a GPU.
         absent: name of a variant, or of several such as ``precision``, to the reason why no job measures it.
     """
@@ -81,35 +83,34 @@ def plan_of(
     alone = replace(base, copies=1)
     several = of_counts[1:]
     absent: dict[str, str] = {name: "not requested (--variants)" for name in VARIANTS if name not in variants}
-    jobs = [base, *several]
+    quick, slow = [base, *several], list[Job]()
     captured = not cpu and tree["cuda_graphs"] is not False
     if captured:
-        jobs.append(replace(alone, variant=EAGER, settings=("cuda_graphs=false", KERNELS)))
-    precision, formats = _formats(tree, cpu)
-    if "precision" in variants:
-        jobs += [
-            replace(alone, variant=name, settings=settings, environment=environment)
-            for name, (settings, environment) in formats.items()
-            if name != precision
-        ]
+        quick.append(replace(alone, variant=EAGER, settings=("cuda_graphs=false", KERNELS)))
     if "graphs" in variants and not captured:
         absent["graphs"] = ON_A_CPU if cpu else "the recipe uses no CUDA graphs"
+    precision, formats = _formats(tree, cpu)
+    if "precision" in variants:
+        for name, (settings, environment) in formats.items():
+            if name != precision:
+                jobs = slow if name == SLOWEST_FORMAT else quick
+                jobs.append(replace(alone, variant=name, settings=settings, environment=environment))
+    if "gpus" in variants and not several:
+        absent["gpus"] = "only one GPU is here, or was requested (--gpus)"
+    elif "gpus" in variants and not cpu:
+        quick.append(replace(several[-1], variant=HOST_LINKS, environment=THROUGH_HOST))
     if "implementations" in variants and cpu:
         absent["implementations"] = "on a CPU all operations are PyTorch's"
     elif "implementations" in variants:
-        jobs.append(replace(alone, variant=REFERENCE, settings=_references(tree)))
-    if "gpus" in variants and len(counts) == 1:
-        absent["gpus"] = "only one GPU is here, or was requested (--gpus)"
-    elif "gpus" in variants and not cpu:
-        jobs.append(replace(several[-1], variant=HOST_LINKS, environment=THROUGH_HOST))
-    if "implementations" in variants and not cpu:  # last, since compiling takes longest
-        jobs.append(replace(alone, variant=COMPILED, settings=(*_references(tree), "bench.compiled=true")))
+        replaced = _references(tree)
+        quick.append(replace(alone, variant=REFERENCE, settings=replaced))
+        slow.append(replace(alone, variant=COMPILED, settings=(*replaced, "bench.compiled=true")))
     if ncu and not cpu:
         settings = ("cuda_graphs=false", "bench.only=counters")
-        jobs.append(replace(alone, variant=COUNTERS, settings=settings, prefix=ncu))
+        slow.append(replace(alone, variant=COUNTERS, settings=settings, prefix=ncu))
     else:
         absent[COUNTERS] = ON_A_CPU if cpu else "ncu is not installed"
-    return Plan(jobs, precision, absent)
+    return Plan([*quick, *slow], precision, absent)
 
 
 def _formats(tree: Mapping[str, Any], cpu: bool) -> tuple[str, dict[str, tuple[tuple[str, ...], Mapping[str, str]]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from common.config.ranges import AtLeast, NotNegative, Positive
+from common.config.ranges import AtLeast, Between, NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Hardware:
         switch_us: microseconds per further level of switches, for one message.
         gpu_watts, idle_gpu_watts: power of a GPU that trains, and of one that waits.
         node_watts: power of a node without its GPUs.
-        overlap_slowdown: seconds by which one second of communication beside computation lengthens the computation.
+        overlap_slowdown: seconds by which computation is longer beside one second of communication inside the node.
         node_slowdown: fraction by which steps are longer if all GPUs of a node work together, in lock-step and at
             a common power limit, besides communication.
         gpu_spread: standard deviation of the step time over GPUs of this kind, as a fraction.
@@ -56,7 +56,7 @@ class Hardware:
     gpu_watts: Annotated[float, Positive] | None = None
     idle_gpu_watts: Annotated[float, NotNegative] = 0.0
     node_watts: Annotated[float, NotNegative] = 0.0
-    overlap_slowdown: Annotated[float, NotNegative] = 0.0
+    overlap_slowdown: Annotated[float, Between(0, 1)] = 0.0
     node_slowdown: Annotated[float, NotNegative] = 0.0
     gpu_spread: Annotated[float, NotNegative] = 0.0
     step_spread: Annotated[float, NotNegative] = 0.0

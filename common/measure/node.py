@@ -108,7 +108,8 @@ class Node:
         because its reader and evaluations need the CPUs. SIGTERM, or closing the iterator, ends all processes.
 
         Args:
-            within: time limit in seconds for all jobs together. Jobs that have not started until then fail.
+            within: time limit in seconds for all jobs together. Jobs that have not started until then fail. Each gets
+                what :func:`share_of` returns.
 
         Raises:
             ValueError: a job needs more GPUs than the node has.
@@ -145,7 +146,7 @@ class Node:
             started, self._next = self._next, None
             if started is None or started.job != job:
                 started, self._next = self._start(job, free[:needed]), started
-            started.begin(min(self._seconds, self._ends - time.monotonic()))
+            started.begin(min(self._seconds, share_of(job, self._ends - time.monotonic(), len(waiting))))
             self._running.append(started)
         quiet = self._apart or any(running.job.whole_run for running in self._running)
         if self._running and waiting and self._next is None and not quiet and self._needed(waiting[0]) == self._gpus:
@@ -195,8 +196,19 @@ class Node:
                 self._running.remove(running)
 
 
+def share_of(job: Job, left: float, waiting: int) -> float:
+    """Return the seconds that a job may take of the time that is left for it and for the jobs that wait.
+
+    A variant gets at most twice an equal share, so that a slow one leaves time for others. The recipe itself, with
+    which all variants are compared, gets all.
+    """
+    return 2 * left / (waiting + 2) if job.variant else left
+
+
 def _environment(gpus: Sequence[str], turn: str) -> Mapping[str, str]:
-    return {**os.environ, TURN_VARIABLE: turn, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    # Without buffering, the log of a measurement that is stopped has all that it printed.
+    return {**os.environ, "PYTHONUNBUFFERED": "1", TURN_VARIABLE: turn, **visible}
 
 
 def _outcome(job: Job, copy: _Copy, stopped: bool) -> MeasuredCopy:

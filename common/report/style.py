@@ -1,9 +1,8 @@
-"""Style sheet and frame of a page, kept in code because a page is a single file."""
+"""Style sheet of the page, kept in code because the page is a single file."""
 
 from __future__ import annotations
 
 from common.report.canvas import COLOURS
-from common.report.markup import Html, join, tag
 
 DARK = {
     "paper": "#0e131b",
@@ -111,19 +110,6 @@ def style_sheet() -> str:
     light = _variables(COLOURS, card="#ffffff")
     dark = _variables(DARK, card="#151c27")
     return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{RULES}"
-
-
-def document(title: str, *body: Html) -> str:
-    """Return a whole page, which loads nothing from the network."""
-    head = join(
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"),
-        tag("title", title),
-        tag("style", Html(style_sheet())),
-    )
-    page = tag("html", tag("head", head), tag("body", *body), lang="en")
-    return f"<!DOCTYPE html>\n{page}\n"
 
 
 def _variables(colours: dict[str, str], card: str) -> str:

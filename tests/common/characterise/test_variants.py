@@ -25,10 +25,10 @@ def test_a_recipe_in_16_bits_is_compared_with_fp32_tf32_and_pytorch():
         ("", 1),
         ("", 2),
         ("eager", 1),
-        ("fp32", 1),
         ("tf32", 1),
-        ("reference", 1),
         ("host-links", 2),
+        ("reference", 1),
+        ("fp32", 1),
         ("compiled", 1),
     ]
     by_name = {job.variant: job for job in found.jobs[2:]}

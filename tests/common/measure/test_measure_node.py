@@ -25,7 +25,7 @@ from common.errors import ConfigError
 from common.measure import command, node
 from common.measure.arguments import counts_up_to
 from common.measure.jobs import OVERRIDES, Job, jobs_of
-from common.measure.node import Node
+from common.measure.node import Node, share_of
 from common.measure.table import ATTRIBUTION, COLUMNS, MeasuredCopy, published_rates, read_results, table
 from common.mlperf.rules import rules_for
 from common.run.bench_figures import RankFigures
@@ -231,6 +231,11 @@ def test_jobs_that_have_not_started_within_the_time_of_all_jobs_fail(monkeypatch
     assert outcomes["bert-1-fp32"] == "not started within 0 s"
     assert "took too long" in outcomes["dlrm-2"]
     assert all(process.poll() is not None for process in started)
+
+
+@pytest.mark.parametrize(("variant", "waiting", "seconds"), [("", 5, 300.0), ("fp32", 4, 100.0), ("fp32", 0, 300.0)])
+def test_a_slow_variant_leaves_time_for_those_that_wait(variant, waiting, seconds):
+    assert share_of(Job("dlrm", 1, "test", False, variant=variant), 300.0, waiting) == seconds
 
 
 def test_a_variant_has_its_own_settings_environment_and_prefix(monkeypatch, tmp_path):
