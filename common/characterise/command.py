@@ -50,9 +50,13 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     require_known("characterise", arguments.benchmarks, benchmarks)
     names, gpus = gpus_of("characterise", arguments.gpus, arguments.override, on_cpu=(1,))
     hardware = None if arguments.system is None else _hardware(arguments.system, not names)
-    asked = [name for name in arguments.benchmarks or sorted(benchmarks) if arguments.scale in scales_of(name)]
+    for name in arguments.benchmarks:
+        if arguments.scale not in scales_of(name):
+            scales = ", ".join(scales_of(name))
+            raise ConfigError(f"characterise: {name} has no scale {arguments.scale}; it has {scales}")
+    asked = arguments.benchmarks or [name for name in sorted(benchmarks) if arguments.scale in scales_of(name)]
     if not asked:
-        raise ConfigError(f"characterise: none of the requested benchmarks has a scale {arguments.scale}")
+        raise ConfigError(f"characterise: no benchmark has a scale {arguments.scale}")
     make_folder("characterise", arguments.output)
     command = shlex.join(["mlperf-suite", "characterise", *argv])
     places = len(names) or max(gpus)

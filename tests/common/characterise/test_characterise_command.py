@@ -125,7 +125,8 @@ def test_a_workload_without_any_measurement_has_a_page():
     ("words", "message"),
     [
         (["nothing"], "characterise: no benchmark 'nothing'"),
-        (["resnet", "--scale", "7xH200"], "characterise: none of the requested benchmarks has a scale 7xH200"),
+        (["resnet", "dlrm", "--scale", "2xH200"], "characterise: dlrm has no scale 2xH200; it has "),
+        (["--scale", "7xH200"], "characterise: no benchmark has a scale 7xH200"),
         (["resnet", "--scale", "demo", "--seconds", "0"], "characterise: --seconds=0: expected seconds"),
         (["resnet", "--scale", "demo", "--system", "h200"], "--system h200: CPU ranks replace GPUs here"),
     ],
