@@ -117,11 +117,15 @@ def _requested(run: RunConfig) -> tuple[int | None, int | None]:
     return counts[0], counts[1]
 
 
-def micro_batches(run: RunConfig, batch: int, replicas: int, multiple: int) -> list[int]:
-    """Return the micro-batches by which each of ``replicas`` can divide its part of a global batch, largest first."""
+def micro_batches(batch: int, replicas: int, multiple: int, largest: int) -> list[int]:
+    """Return the micro-batches by which each of ``replicas`` can divide its part of a global batch, largest first.
+
+    Args:
+        multiple: number of samples that cannot be separated.
+        largest: upper limit.
+    """
     if batch % replicas:
         return []
     own = batch // replicas
-    largest = run.declaration.largest_micro_batch or own
     divisors = {each for low in range(1, math.isqrt(own) + 1) if own % low == 0 for each in (low, own // low)}
     return sorted((each for each in divisors if each % multiple == 0 and each <= largest), reverse=True)

@@ -194,7 +194,8 @@ class LayoutSearch:
         whole = RunLayout(gpus, global_batch, 1, global_batch // replicas, *axes, evaluation_ranks=ranks)
         run, schedule = self._configured(whole, start)
         curve = curve_for(run, axes, self.points, self.hardware)
-        sizes = micro_batches(run, global_batch, replicas, run.declaration.micro_batch_multiple)
+        largest = max(run.declaration.largest_micro_batch, *(point.run.micro_batch for point in self.points))
+        sizes = micro_batches(global_batch, replicas, run.declaration.micro_batch_multiple, largest)
         if fixed.micro_batch is not None:
             if fixed.micro_batch not in sizes:
                 reasons.append(f"micro_batch={fixed.micro_batch}: of {replicas} replicas, each can have {sizes}")

@@ -72,7 +72,6 @@ def test_measured_bytes_grow_with_the_micro_batch():
 
 
 def test_micro_batches_divide_the_batch_of_a_replica():
-    run = run_of("bert", "8xH200")
-    assert micro_batches(run, 768, 8, 2) == [96, 48, 32, 24, 16, 12, 8, 6, 4, 2]
-    assert micro_batches(run, 768, 5, 2) == []
-    assert max(micro_batches(run, 8192, 1, 2)) <= run.declaration.largest_micro_batch
+    assert micro_batches(768, 8, 2, 512) == [96, 48, 32, 24, 16, 12, 8, 6, 4, 2]
+    assert micro_batches(768, 8, 1, 6) == [6, 4, 3, 2, 1]
+    assert micro_batches(768, 5, 2, 512) == []
