@@ -52,14 +52,6 @@ FURTHER = ROOT / "docs" / "results" / "published-large-systems.csv"
 """Further results, computed from published logs in the same way; columns are the fields of :class:`Row`."""
 MEASURED = "h200"
 """System on which our own steps were measured."""
-BATCHES = {
-    "bert": {8: 14.08, 96: 102.04},
-    "maskrcnn": {1: 7.84, 12: 47.16},
-    "rnnt": {8: 18.3, 192: 68.9},
-    "stable_diffusion": {2: 26.3, 32: 175.5, 64: 334.6},
-    "unet3d": {1: 11.2, 7: 71.1},
-}
-"""Milliseconds of a step on one H200 by samples of the GPU (docs/notes). Only their ratios are used."""
 TOLERANCE = 0.1
 """Error from which the table names the part that fails."""
 
@@ -230,13 +222,8 @@ def run_with_curve(benchmark: str, accelerator: str, gpus: int, global_batch: in
     run = run_of(benchmark, accelerator, gpus, global_batch)
     name, axes = run.benchmark.name, (run.layout["pp"], run.layout["cp"], run.layout["tp"])
     measured = hardware_of(MEASURED)
-    points = read_points(sorted(RESULTS.glob("*.json")), name, measured.gpu, load)
-    curve = curve_for(run, axes, points, measured)
-    if name not in BATCHES:
-        return run, curve
-    batches = BATCHES[name]
-    factor = curve.seconds[-1] / batches[curve.batches[-1]]
-    return run, replace(curve, batches=tuple(batches), seconds=tuple(factor * each for each in batches.values()))
+    points = read_points(sorted(RESULTS.rglob("*.json")), name, measured.gpu, load)
+    return run, curve_for(run, axes, points, measured)
 
 
 def estimate(row: Row, factor: float) -> RunEstimate:
@@ -260,7 +247,7 @@ def estimate(row: Row, factor: float) -> RunEstimate:
         step_times(run, layout, curve, hardware),
         0.0,
         evaluation_schedule(run),
-        evaluation_cost(curve, run.micro_batch, None, run.evaluation.scoring == "offline"),
+        evaluation_cost(run, curve, run.micro_batch, None, run.evaluation.scoring == "offline"),
         hardware,
         alone=1.0,
     )

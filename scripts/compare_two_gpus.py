@@ -1,7 +1,7 @@
 """Compare our measured steps of two GPUs with estimates from one: ``python scripts/compare_two_gpus.py``.
 
-All measurements are in docs/results. Each pair is estimated from the step that the slower of its two GPUs took alone.
-The loss is that of the pair against the median of all single GPUs.
+The measurements are the files of docs/results, without its subfolders of older ones. Each pair is estimated from the
+step that the slower of its two GPUs took alone. The loss is that of the pair against the median of all single GPUs.
 """
 
 from __future__ import annotations

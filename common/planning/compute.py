@@ -45,12 +45,14 @@ class WorkloadSizes:
     Attributes:
         parameters: trained parameters, of all ranks of tp and pp together.
         exchange_bytes: bytes per sample that a rank sends to the ranks with the embeddings' rows, in both directions.
+        windows: forward passes of a training sample for an evaluated sample.
         layers, hidden: layers and width of a decoder; 0 for other networks.
         row_tokens: tokens of a sample of a decoder; 0 for other networks.
     """
 
     parameters: Annotated[float, Positive]
     exchange_bytes: Annotated[float, NotNegative] = 0.0
+    windows: Annotated[float, Positive] = 1.0
     layers: int = 0
     hidden: int = 0
     row_tokens: int = 0

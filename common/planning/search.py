@@ -233,7 +233,7 @@ class LayoutSearch:
             step,
             curve.deviation(layout.micro_batch),
             schedule,
-            evaluation_cost(curve, layout.micro_batch, min(evaluations, default=None), self._offline),
+            evaluation_cost(run, curve, layout.micro_batch, min(evaluations, default=None), self._offline),
             self.hardware,
             self._alone(run, layout, curve),
             max(watts, default=None),
