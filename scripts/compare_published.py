@@ -39,9 +39,10 @@ from common.mlperf.parsed_log import ParsedLog, is_number, read_log  # noqa: E40
 from common.mlperf.progress import GPT3_SEQUENCE  # noqa: E402
 from common.mlperf.rcp import convergence_of, olympic_mean  # noqa: E402
 from common.mlperf.rules import RULESETS, round_name, rules_for  # noqa: E402
-from common.planning.compute import ComputeCurve, curve_for  # noqa: E402
+from common.planning.compute import ComputeCurve  # noqa: E402
 from common.planning.convergence import convergence_at, samples_per_unit  # noqa: E402
 from common.planning.estimates import RunEstimate, RunLayout  # noqa: E402
+from common.planning.measured_curves import curve_for  # noqa: E402
 from common.planning.points import RESULTS, read_points  # noqa: E402
 from common.planning.run_model import estimate_run, evaluation_cost  # noqa: E402
 from common.planning.step_model import step_times  # noqa: E402

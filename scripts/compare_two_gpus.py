@@ -22,8 +22,8 @@ from benchmarks import WORKLOADS  # noqa: E402
 from common.cli import load  # noqa: E402
 from common.doctor.limits import load_system  # noqa: E402
 from common.measure.table import MeasuredCopy, read_results  # noqa: E402
-from common.planning.compute import curve_for  # noqa: E402
 from common.planning.estimates import RunLayout  # noqa: E402
+from common.planning.measured_curves import curve_for  # noqa: E402
 from common.planning.points import RESULTS, kind_of, read_points  # noqa: E402
 from common.planning.step_model import step_times  # noqa: E402
 

@@ -17,8 +17,9 @@ from common.mlperf.admission import evaluation_schedule
 from common.mlperf.rules import newest_ruleset, rules_for
 from common.mlperf.schedules import Schedule
 from common.planning.collectives import require_links
-from common.planning.compute import ComputeCurve, curve_for, decoder_of, update_seconds
+from common.planning.compute import ComputeCurve, decoder_of, update_seconds
 from common.planning.estimates import Convergence, RunEstimate, RunLayout
+from common.planning.measured_curves import curve_for
 from common.planning.memory import memory_of, micro_batches
 from common.planning.points import MeasuredPoint
 from common.planning.recipes import (
