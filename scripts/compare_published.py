@@ -121,7 +121,7 @@ def _row(logs: Sequence[ParsedLog], ruleset: str, submitter: str, accelerator: s
     progress = olympic_mean([math.inf if count is None else count for count in counts], rules.dropped)
     samples = progress * samples_per_unit(rules, batch)
     known = samples if math.isfinite(samples) else None
-    step = _step_seconds(logs, gpus, batch, None if known is None else known / minutes / 60)
+    step = _step_seconds(logs, gpus, batch, None if known is None else known / minutes / 60, rules.scored_offline)
     return Row(
         rules.benchmark,
         ruleset,
@@ -136,7 +136,7 @@ def _row(logs: Sequence[ParsedLog], ruleset: str, submitter: str, accelerator: s
     )
 
 
-def _step_seconds(logs: Sequence[ParsedLog], gpus: int, batch: int, rate: float | None) -> float | None:
+def _step_seconds(logs: Sequence[ParsedLog], gpus: int, batch: int, rate: float | None, offline: bool) -> float | None:
     """Return the median step time in the logs.
 
     Logs give the throughput of all GPUs or of one, in samples or tokens, without saying which. The unit that fits best
@@ -145,6 +145,7 @@ def _step_seconds(logs: Sequence[ParsedLog], gpus: int, batch: int, rate: float 
 
     Args:
         rate: samples per second of the whole runs; None: unknown.
+        offline: whether evaluations are outside of the measured time.
     """
     medians: dict[str, list[float]] = {}
     for log in logs:
@@ -163,14 +164,16 @@ def _step_seconds(logs: Sequence[ParsedLog], gpus: int, batch: int, rate: float 
     logged = statistics.median(medians["throughput"])
     units = (1.0, float(gpus), 1 / GPT3_SEQUENCE, gpus / GPT3_SEQUENCE, 1 / gpus)
     found = min((logged * unit for unit in units), key=lambda each: abs(math.log(each / rate)))
-    includes_evaluations = found < 1.005 * rate
-    return batch / found * (1 - statistics.median(map(_evaluating, logs)) if includes_evaluations else 1.0)
+    evaluating = 0.0 if offline or found > 1.005 * rate else statistics.median(map(_evaluating, logs))
+    return batch / found * (1 - evaluating)
 
 
 def _evaluating(log: ParsedLog) -> float:
-    """Return the time between ``eval_start`` and ``eval_stop``, as a fraction of the run."""
+    """Return the time between ``eval_start`` and ``eval_stop``, as a fraction of the run; without later evaluations."""
     starts, stops = log.all("eval_start"), log.all("eval_stop")
-    minutes = sum(stop.time_ms - start.time_ms for start, stop in zip(starts, stops, strict=False)) / 60_000
+    end = log.all("run_stop")[-1].time_ms
+    times = ((start.time_ms, stop.time_ms) for start, stop in zip(starts, stops, strict=False))
+    minutes = sum(stop - start for start, stop in times if stop <= end) / 60_000
     return minutes / log.run_minutes if log.run_minutes else 0.0
 
 
@@ -361,10 +364,12 @@ def table(found: Sequence[Compared]) -> str:
             cells += [f"{each.factor:.3f}", measured[0], known[0], first, measured[1], known[1], second, failing(each)]
         lines.append(_line(cells))
     lines.append("")
-    for name, errors in (
-        ("step time", [each.step for each in found]),
-        ("time to train", [each.time for each in found]),
-    ):
+    summaries = {
+        "step time": [each.step for each in found],
+        "time to train of these systems": [each.time for each in found if not each.smallest],
+        "time to train of calibrated systems": [each.time for each in found if each.smallest],
+    }
+    for name, errors in summaries.items():
         sizes = [abs(error) for error in errors if error is not None]
         if sizes:
             lines.append(
