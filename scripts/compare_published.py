@@ -39,9 +39,10 @@ from common.mlperf.parsed_log import ParsedLog, is_number, read_log  # noqa: E40
 from common.mlperf.progress import GPT3_SEQUENCE  # noqa: E402
 from common.mlperf.rcp import convergence_of, olympic_mean  # noqa: E402
 from common.mlperf.rules import RULESETS, round_name, rules_for  # noqa: E402
-from common.planning.compute import ComputeCurve, curve_for  # noqa: E402
+from common.planning.compute import ComputeCurve  # noqa: E402
 from common.planning.convergence import convergence_at, samples_per_unit  # noqa: E402
 from common.planning.estimates import RunEstimate, RunLayout  # noqa: E402
+from common.planning.measured_curves import curve_for  # noqa: E402
 from common.planning.points import RESULTS, read_points  # noqa: E402
 from common.planning.run_model import estimate_run, evaluation_cost  # noqa: E402
 from common.planning.step_model import step_times  # noqa: E402
@@ -51,14 +52,6 @@ FURTHER = ROOT / "docs" / "results" / "published-large-systems.csv"
 """Further results, computed from published logs in the same way; columns are the fields of :class:`Row`."""
 MEASURED = "h200"
 """System on which our own steps were measured."""
-BATCHES = {
-    "bert": {8: 14.08, 96: 102.04},
-    "maskrcnn": {1: 7.84, 12: 47.16},
-    "rnnt": {8: 18.3, 192: 68.9},
-    "stable_diffusion": {2: 26.3, 32: 175.5, 64: 334.6},
-    "unet3d": {1: 11.2, 7: 71.1},
-}
-"""Milliseconds of a step on one H200 by samples of the GPU (docs/notes). Only their ratios are used."""
 TOLERANCE = 0.1
 """Error from which the table names the part that fails."""
 
@@ -128,7 +121,7 @@ def _row(logs: Sequence[ParsedLog], ruleset: str, submitter: str, accelerator: s
     progress = olympic_mean([math.inf if count is None else count for count in counts], rules.dropped)
     samples = progress * samples_per_unit(rules, batch)
     known = samples if math.isfinite(samples) else None
-    step = _step_seconds(logs, gpus, batch, None if known is None else known / minutes / 60)
+    step = _step_seconds(logs, gpus, batch, None if known is None else known / minutes / 60, rules.scored_offline)
     return Row(
         rules.benchmark,
         ruleset,
@@ -143,7 +136,7 @@ def _row(logs: Sequence[ParsedLog], ruleset: str, submitter: str, accelerator: s
     )
 
 
-def _step_seconds(logs: Sequence[ParsedLog], gpus: int, batch: int, rate: float | None) -> float | None:
+def _step_seconds(logs: Sequence[ParsedLog], gpus: int, batch: int, rate: float | None, offline: bool) -> float | None:
     """Return the median step time in the logs.
 
     Logs give the throughput of all GPUs or of one, in samples or tokens, without saying which. The unit that fits best
@@ -152,6 +145,7 @@ def _step_seconds(logs: Sequence[ParsedLog], gpus: int, batch: int, rate: float 
 
     Args:
         rate: samples per second of the whole runs; None: unknown.
+        offline: whether evaluations are outside of the measured time.
     """
     medians: dict[str, list[float]] = {}
     for log in logs:
@@ -170,14 +164,16 @@ def _step_seconds(logs: Sequence[ParsedLog], gpus: int, batch: int, rate: float 
     logged = statistics.median(medians["throughput"])
     units = (1.0, float(gpus), 1 / GPT3_SEQUENCE, gpus / GPT3_SEQUENCE, 1 / gpus)
     found = min((logged * unit for unit in units), key=lambda each: abs(math.log(each / rate)))
-    includes_evaluations = found < 1.005 * rate
-    return batch / found * (1 - statistics.median(map(_evaluating, logs)) if includes_evaluations else 1.0)
+    evaluating = 0.0 if offline or found > 1.005 * rate else statistics.median(map(_evaluating, logs))
+    return batch / found * (1 - evaluating)
 
 
 def _evaluating(log: ParsedLog) -> float:
-    """Return the time between ``eval_start`` and ``eval_stop``, as a fraction of the run."""
+    """Return the time between ``eval_start`` and ``eval_stop``, as a fraction of the run; without later evaluations."""
     starts, stops = log.all("eval_start"), log.all("eval_stop")
-    minutes = sum(stop.time_ms - start.time_ms for start, stop in zip(starts, stops, strict=False)) / 60_000
+    end = log.all("run_stop")[-1].time_ms
+    times = ((start.time_ms, stop.time_ms) for start, stop in zip(starts, stops, strict=False))
+    minutes = sum(stop - start for start, stop in times if stop <= end) / 60_000
     return minutes / log.run_minutes if log.run_minutes else 0.0
 
 
@@ -229,13 +225,8 @@ def run_with_curve(benchmark: str, accelerator: str, gpus: int, global_batch: in
     run = run_of(benchmark, accelerator, gpus, global_batch)
     name, axes = run.benchmark.name, (run.layout["pp"], run.layout["cp"], run.layout["tp"])
     measured = hardware_of(MEASURED)
-    points = read_points(sorted(RESULTS.glob("*.json")), name, measured.gpu, load)
-    curve = curve_for(run, axes, points, measured)
-    if name not in BATCHES:
-        return run, curve
-    batches = BATCHES[name]
-    factor = curve.seconds[-1] / batches[curve.batches[-1]]
-    return run, replace(curve, batches=tuple(batches), seconds=tuple(factor * each for each in batches.values()))
+    points = read_points(sorted(RESULTS.rglob("*.json")), name, measured.gpu, load)
+    return run, curve_for(run, axes, points, measured)
 
 
 def estimate(row: Row, factor: float) -> RunEstimate:
@@ -259,7 +250,7 @@ def estimate(row: Row, factor: float) -> RunEstimate:
         step_times(run, layout, curve, hardware),
         0.0,
         evaluation_schedule(run),
-        evaluation_cost(curve, run.micro_batch, None, run.evaluation.scoring == "offline"),
+        evaluation_cost(run, curve, run.micro_batch, None, run.evaluation.scoring == "offline"),
         hardware,
         alone=1.0,
     )
@@ -373,10 +364,12 @@ def table(found: Sequence[Compared]) -> str:
             cells += [f"{each.factor:.3f}", measured[0], known[0], first, measured[1], known[1], second, failing(each)]
         lines.append(_line(cells))
     lines.append("")
-    for name, errors in (
-        ("step time", [each.step for each in found]),
-        ("time to train", [each.time for each in found]),
-    ):
+    summaries = {
+        "step time": [each.step for each in found],
+        "time to train of these systems": [each.time for each in found if not each.smallest],
+        "time to train of calibrated systems": [each.time for each in found if each.smallest],
+    }
+    for name, errors in summaries.items():
         sizes = [abs(error) for error in errors if error is not None]
         if sizes:
             lines.append(

@@ -1,7 +1,7 @@
 """Compare our measured steps of two GPUs with estimates from one: ``python scripts/compare_two_gpus.py``.
 
-All measurements are in docs/results. Each pair is estimated from the step that the slower of its two GPUs took alone.
-The loss is that of the pair against the median of all single GPUs.
+The measurements are the files of docs/results, without its subfolders of older ones. Each pair is estimated from the
+step that the slower of its two GPUs took alone. The loss is that of the pair against the median of all single GPUs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from benchmarks import WORKLOADS  # noqa: E402
 from common.cli import load  # noqa: E402
 from common.doctor.limits import load_system  # noqa: E402
 from common.measure.table import MeasuredCopy, read_results  # noqa: E402
-from common.planning.compute import curve_for  # noqa: E402
 from common.planning.estimates import RunLayout  # noqa: E402
+from common.planning.measured_curves import curve_for  # noqa: E402
 from common.planning.points import RESULTS, kind_of, read_points  # noqa: E402
 from common.planning.step_model import step_times  # noqa: E402
 

@@ -1,17 +1,15 @@
-"""Computation of a step: time of a micro-batch by its size, from measured points, and time of the update.
+"""Computation of a step: time of a micro-batch by its size, and time of the update.
 
-A measured step on one replica is ``accumulation x c(b) + update``. The update moves a known number of bytes, so each
-point gives ``c(b)``, the time of a micro-batch of b samples. Between points ``c`` is interpolated linearly. With a
-single point b0, ``c(b) = c(b0) (f + (1 - f) b / b0)`` below b0: a fraction f does not depend on the batch (launches,
-weights to read, kernels too small for the GPU). Above the largest point, ``c`` is taken as proportional to b, because
-the suite measures batches that fill a GPU.
+The time ``c(b)`` of a micro-batch of b samples is known at measured sizes (:mod:`common.planning.measured_curves`).
+Between them, ``c`` is interpolated linearly. With a single size b0, ``c(b) = c(b0) (f + (1 - f) b / b0)`` below b0: a
+fraction f does not depend on the batch (launches, weights to read, kernels too small for the GPU). Above the largest
+size, ``c`` is taken as proportional to b, because the suite measures batches that fill a GPU.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +22,6 @@ from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError
 from common.language.architecture import Architecture
 from common.language.workload import used_layers
-from common.planning.points import MeasuredPoint, kind_of
 
 SIZES = Path(__file__).with_name("workload_sizes.yaml")
 
@@ -35,12 +32,6 @@ workloads with several measured batches have 6 % (Stable Diffusion, 32 and 2 sam
 
 CURVED = 0.02
 """Standard deviation of the time in the middle between two measured batches, as a fraction."""
-
-SPLIT_LOSS, SPLIT_DEVIATION = 0.05, 0.05
-"""Loss of speed by halving layers or rows over ranks (smaller products), and its standard deviation, as fractions."""
-
-OTHER_PRECISION_DEVIATION = 0.1
-"""Standard deviation of times that were measured in another precision, as a fraction."""
 
 UPDATE_BYTES = {"lars": 26, "sgd": 20, "sgd_with_momentum": 20, "adam": 28, "adamw": 28, "lamb": 42, "adagrad": 20}
 """Bytes read and written per parameter, for 16-bit weights and gradients, fp32 masters and moments. LARS and LAMB read
@@ -54,16 +45,16 @@ class WorkloadSizes:
     Attributes:
         parameters: trained parameters, of all ranks of tp and pp together.
         exchange_bytes: bytes per sample that a rank sends to the ranks with the embeddings' rows, in both directions.
+        windows: forward passes of a training sample for an evaluated sample.
         layers, hidden: layers and width of a decoder; 0 for other networks.
-        layer_share: fraction of a decoder's products that the layers have; the head has the rest.
         row_tokens: tokens of a sample of a decoder; 0 for other networks.
     """
 
     parameters: Annotated[float, Positive]
     exchange_bytes: Annotated[float, NotNegative] = 0.0
+    windows: Annotated[float, Positive] = 1.0
     layers: int = 0
     hidden: int = 0
-    layer_share: float = 0.0
     row_tokens: int = 0
 
 
@@ -91,13 +82,10 @@ def sizes_of(run: RunConfig) -> WorkloadSizes:
         if known is None:
             raise ConfigError(f"estimate: {name}: the number of its parameters is not in {SIZES.name}")
         return known
-    head = decoder.vocabulary * decoder.hidden
-    products = decoder.layers * decoder.products_per_layer
     return WorkloadSizes(
         parameters=float(decoder.parameters if known is None else known.parameters),
         layers=decoder.layers,
         hidden=decoder.hidden,
-        layer_share=products / (products + head),
         row_tokens=run.workload.facts.row_length,
     )
 
@@ -157,58 +145,3 @@ class ComputeCurve:
     def scaled(self, factor: float, error: float = 0.0) -> ComputeCurve:
         """Return the curve with all times multiplied by ``factor``, and a further ``error``."""
         return ComputeCurve(self.batches, tuple(factor * each for each in self.seconds), math.hypot(self.error, error))
-
-
-def curve_for(
-    run: RunConfig, axes: tuple[int, int, int], points: Sequence[MeasuredPoint], hardware: Hardware
-) -> ComputeCurve:
-    """Return the time of a micro-batch for a layout with sizes ``axes`` of pp, cp and tp, per GPU.
-
-    Points of the same axes count. For decoders without such points, those of one GPU are divided by the number of
-    ranks that share a replica; their number of layers may differ. Points of the same precision are preferred.
-
-    Args:
-        points: measured steps; those with several replicas are ignored.
-
-    Raises:
-        ConfigError: there are no points for this layout.
-    """
-    replicas = [point for point in points if point.gpus == math.prod(point.axes)]
-    alike = [point for point in replicas if kind_of(point.run) == kind_of(run)]
-    for usable, error in ((alike, 0.0), (replicas, OTHER_PRECISION_DEVIATION)):
-        if own := [point for point in usable if point.axes == axes]:
-            return _curve(run, own, hardware).scaled(1.0, error)
-        single = [point for point in usable if point.gpus == 1]
-        if single and decoder_of(run) is not None:
-            ranks, halvings = math.prod(axes), math.log2(math.prod(axes))
-            lost = 1 + SPLIT_LOSS * math.log2(axes[1] * axes[2])
-            return _curve(run, single, hardware).scaled(lost / ranks, math.hypot(error, SPLIT_DEVIATION * halvings))
-    named = ", ".join(f"layout.{axis}={size}" for axis, size in zip(("pp", "cp", "tp"), axes, strict=True))
-    raise ConfigError(
-        f"{run.benchmark.name} has no measured step with {named} on {hardware.gpu}: measure one with `mlperf-suite "
-        f"measure {run.benchmark.name}`, and name its results with --measured"
-    )
-
-
-def _curve(run: RunConfig, points: Sequence[MeasuredPoint], hardware: Hardware) -> ComputeCurve:
-    times: dict[int, list[float]] = {}
-    for point in points:
-        layout = point.run.layout
-        shared = layout["cp"] if point.run.optimizer.shard != "none" else 1
-        update = update_seconds(point.run, layout["tp"] * layout["pp"], shared, hardware)
-        each = (point.seconds - update) / point.accumulation * _more_layers(run, point.run)
-        if each <= 0:
-            raise ConfigError(f"{point.source}: a step of {point.seconds:.3g} s is shorter than its update")
-        times.setdefault(point.run.micro_batch, []).append(each)
-    batches = tuple(sorted(times))
-    return ComputeCurve(batches, tuple(sum(times[batch]) / len(times[batch]) for batch in batches))
-
-
-def _more_layers(run: RunConfig, measured: RunConfig) -> float:
-    """Return the computation of a micro-batch of ``run`` as a multiple of ``measured``, which may have fewer layers."""
-    wanted, had = decoder_of(run), decoder_of(measured)
-    if wanted is None or had is None or wanted.layers == had.layers:
-        return 1.0
-    head = wanted.vocabulary * wanted.hidden
-    layer = wanted.products_per_layer
-    return (wanted.layers * layer + head) / (had.layers * layer + head)

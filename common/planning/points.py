@@ -33,7 +33,7 @@ class MeasuredPoint:
         watts: power of a GPU; None if unknown.
         memory: bytes that PyTorch reserved on a GPU; None if unknown.
         input_factor: time of the step through the reader of the data, divided by ``seconds``; None if not measured.
-        evaluation: seconds per evaluated sample and GPU; None if not measured.
+        evaluation: seconds of one replica per evaluated sample; None if not measured.
         source: file of the measurement.
     """
 
@@ -123,7 +123,7 @@ def _point(copies: Sequence[tuple[RunConfig, MeasuredCopy, Path]]) -> MeasuredPo
     runs = [(each, each["run"]) for each in figures if each.get("run")]
     inputs = [each["samples_per_second"] / whole["samples_per_second"] for each, whole in runs]
     evaluations = [
-        whole["evaluation_seconds"] * run.training_ranks / whole["eval_samples"]
+        whole["evaluation_seconds"] * run.layout["dp"] / whole["eval_samples"]
         for _, whole in runs
         if whole.get("evaluation_seconds") and whole.get("eval_samples")
     ]

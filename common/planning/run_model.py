@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from common.config.hardware import Hardware
 from common.config.schema import RunConfig
 from common.mlperf.schedules import Schedule
-from common.planning.compute import ComputeCurve
+from common.planning.compute import ComputeCurve, sizes_of
 from common.planning.estimates import Convergence, RunEstimate, RunLayout, StepTimes
 from common.planning.step_model import FORWARD
 
@@ -46,7 +46,7 @@ class EvaluationCost:
     """What an evaluation costs.
 
     Attributes:
-        sample: seconds per sample on one GPU.
+        sample: seconds per sample on one replica.
         measured: whether ``sample`` was measured; otherwise it is the training step's forward pass.
         offline: whether checkpoints are scored outside of the measured time.
     """
@@ -55,14 +55,16 @@ class EvaluationCost:
     measured: bool
     offline: bool
 
-    def seconds(self, samples: int, gpus: int) -> float:
-        """Return the seconds in which ``gpus`` GPUs evaluate."""
-        return 0.0 if self.offline else EVALUATION_SECONDS + math.ceil(samples / gpus) * self.sample
+    def seconds(self, samples: int, replicas: int) -> float:
+        """Return the seconds in which ``replicas`` evaluate ``samples``."""
+        return 0.0 if self.offline else EVALUATION_SECONDS + math.ceil(samples / replicas) * self.sample
 
 
-def evaluation_cost(curve: ComputeCurve, batch: int, measured: float | None, offline: bool) -> EvaluationCost:
+def evaluation_cost(
+    run: RunConfig, curve: ComputeCurve, batch: int, measured: float | None, offline: bool
+) -> EvaluationCost:
     """Return the cost of an evaluation; without a measurement, the forward pass of micro-batches of ``batch``."""
-    sample = FORWARD * curve.at(batch) / batch if measured is None else measured
+    sample = sizes_of(run).windows * FORWARD * curve.at(batch) / batch if measured is None else measured
     return EvaluationCost(sample, measured is not None, offline)
 
 
@@ -103,7 +105,8 @@ def estimate_run(
     steps = convergence.samples / layout.global_batch
     evaluations = evaluations_until(schedule, convergence.samples, run.train_samples, layout.global_batch)
     rows = getattr(run.workload.facts, "eval_rows", run.benchmark.eval_samples)  # GPT-3's samples are tokens
-    evaluated = cost.seconds(rows, layout.evaluation_ranks or layout.training_gpus)
+    evaluating = (layout.evaluation_ranks or layout.training_gpus) // (layout.pp * layout.cp * layout.tp)
+    evaluated = cost.seconds(rows, max(1, evaluating))
     training = steps * step.total
     if layout.evaluation_ranks:
         # Training waits only if the next evaluation point comes before the ranks have finished.

@@ -110,7 +110,9 @@ def test_checks_that_could_not_run_are_counted_as_not_made(alone):
 
 def test_a_system_file_needs_a_gpu(tmp_path):
     path = tmp_path / "site.yaml"
-    done = suite("doctor", "--quick", "--only", "host", "--system", limits(tmp_path, LOOSE), "--write-system", str(path))
+    done = suite(
+        "doctor", "--quick", "--only", "host", "--system", limits(tmp_path, LOOSE), "--write-system", str(path)
+    )
     assert done.code == ConfigError.exit_code
     assert done.errors.endswith("--write-system: there is no GPU, and a system is described by its GPUs\n")
     assert not path.exists()

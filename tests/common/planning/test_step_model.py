@@ -10,9 +10,10 @@ import pytest
 from common.cli import load
 from common.config.hardware import Link
 from common.errors import ConfigError
-from common.planning.compute import FIXED, ComputeCurve, curve_for, sizes_of
+from common.planning.compute import FIXED, ComputeCurve, sizes_of
 from common.planning.estimate import hardware_of
 from common.planning.estimates import RunLayout
+from common.planning.measured_curves import curve_for
 from common.planning.points import RESULTS, kind_of, read_points
 from common.planning.step_model import step_times, straggling
 
@@ -43,6 +44,12 @@ def test_one_gpu_takes_the_measured_time(benchmark):
     point = point_on(benchmark, 1)
     found = step_times(point.run, layout_of(point), curve_of(point, benchmark), HARDWARE)
     assert found.total == pytest.approx(point.seconds, rel=1e-9)
+
+
+def test_a_replica_on_two_gpus_takes_the_measured_time():
+    point = next(point for point in points_of("unet3d") if point.axes == (1, 2, 1))
+    found = step_times(point.run, layout_of(point), curve_of(point, "unet3d"), HARDWARE)
+    assert found.total == pytest.approx(point.seconds, rel=1e-6)
 
 
 @pytest.mark.parametrize("benchmark", ["bert", "resnet", "llama31_8b", "stable_diffusion"])
