@@ -6,7 +6,8 @@ checks this.
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
-    ("run", "report", "planning"),
+    ("planning", "characterise"),
+    ("run", "report"),
     ("doctor", "submission", "measure"),
     ("launch",),
     ("detection", "language", "recommendation"),

@@ -31,21 +31,23 @@ if TYPE_CHECKING:
 
 USAGE = """usage: mlperf-suite COMMAND …
 
-  train      train a benchmark and write its log               mlperf-suite train benchmark=resnet scale=demo
-  list       list the workloads with targets and scales
-  download   download raw data, or check downloaded files      mlperf-suite download benchmark=resnet --help
-  generate   generate small synthetic raw data                 mlperf-suite generate benchmark=resnet scale=demo
-  prepare    convert raw data to the format for training       mlperf-suite prepare benchmark=resnet --help
-  verify     compare prepared data with their checksums        mlperf-suite verify benchmark=resnet
-  score      score the checkpoints of a run afterwards         mlperf-suite score runs/stable_diffusion/…
-  bench      measure the speed of a workload                   mlperf-suite bench benchmark=resnet scale=1xH200
-  measure    measure all workloads on 1, 2, 4, … GPUs          mlperf-suite measure --help
-  schedule   plan several trainings on the GPUs of a node      mlperf-suite schedule jobs.yaml --gpus 8
-  doctor     test this machine, or all nodes of a job          mlperf-suite doctor --help
-  check      check logs and submissions against the rules      mlperf-suite check runs/resnet/…/mlperf.log
-  summarize  compute the score of a series of runs             mlperf-suite summarize results/
-  package    build a submission and run MLCommons' checkers    mlperf-suite package --help
-  report     draw one or several runs as an HTML page          mlperf-suite report results/
+  train         train a benchmark and write its log               mlperf-suite train benchmark=resnet scale=demo
+  list          list the workloads with targets and scales
+  download      download raw data, or check downloaded files      mlperf-suite download benchmark=resnet --help
+  generate      generate small synthetic raw data                 mlperf-suite generate benchmark=resnet scale=demo
+  prepare       convert raw data to the format for training       mlperf-suite prepare benchmark=resnet --help
+  verify        compare prepared data with their checksums        mlperf-suite verify benchmark=resnet
+  score         score the checkpoints of a run afterwards         mlperf-suite score runs/stable_diffusion/…
+  bench         measure the speed of a workload                   mlperf-suite bench benchmark=resnet scale=1xH200
+  measure       measure all workloads on 1, 2, 4, … GPUs          mlperf-suite measure --help
+  characterise  what the steps spend their time on: a page        mlperf-suite characterise --help
+  estimate      estimate time and energy on N GPUs                mlperf-suite estimate bert --gpus 1,8,64
+  schedule      plan several trainings on the GPUs of a node      mlperf-suite schedule jobs.yaml --gpus 8
+  doctor        test this machine, or all nodes of a job          mlperf-suite doctor --help
+  check         check logs and submissions against the rules      mlperf-suite check runs/resnet/…/mlperf.log
+  summarize     compute the score of a series of runs             mlperf-suite summarize results/
+  package       build a submission and run MLCommons' checkers    mlperf-suite package --help
+  report        draw one or several runs as an HTML page          mlperf-suite report results/
 
 Each command explains its arguments with --help. train and bench take settings as KEY=VALUE, and Hydra's flags such as
 --cfg job. Tab completion:
@@ -203,6 +205,20 @@ def measure(argv: list[str]) -> int:
     return command.main(argv, WORKLOADS)
 
 
+def characterise(argv: list[str]) -> int:
+    """``characterise``: measure variants of the steps of workloads, and write a page that compares them."""
+    from common.characterise import command
+
+    return command.main(argv, WORKLOADS)
+
+
+def estimate(argv: list[str]) -> int:
+    """``estimate``: estimate time to train, efficiency and energy on numbers of GPUs; print the best settings."""
+    from common.planning import estimate as command
+
+    return command.main(argv, load, workload_class)
+
+
 def list_workloads(argv: list[str]) -> int:
     """``list``: print a table of the workloads."""
     from omegaconf import OmegaConf
@@ -301,6 +317,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "score": score,
     "bench": bench,
     "measure": measure,
+    "characterise": characterise,
+    "estimate": estimate,
     "schedule": _module_command("common.planning.command"),
     "doctor": _module_command("common.doctor.command"),
     "check": _module_command("common.submission.check"),

@@ -216,6 +216,7 @@ def settings_by_key(run: RunConfig, session: SessionConfig) -> dict[str, Any]:
     derived = {"recipe", "assets_dir", "scale", "layout", "workload", "declaration"}
     derived |= {"global_batch", "grad_accumulation_steps", "chunk_graphs", "machines"}
     sections = {item.name: getattr(run, item.name) for item in dataclasses.fields(run) if item.name not in derived}
+    sections["system"] = dataclasses.replace(run.system, hardware=None)  # of planning only
     sections["cuda_graphs"] = "chunks" if run.chunk_graphs else run.cuda_graphs
     sections |= {item.name: getattr(run.workload, item.name) for item in dataclasses.fields(run.workload)}
     sections.pop("facts", None)  # benchmark.facts has them

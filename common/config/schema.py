@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from common.config.hardware import Hardware
 from common.config.ranges import AtLeast, Between, Positive, Range
 from common.errors import ConfigError
 
@@ -243,6 +244,7 @@ class SystemConfig:
         environment: variables set on every rank unless the user has set them.
         vboost: level of the GPU's power slider in favour of the tensor cores; None does not change it.
         limits: requirements on the machine that `doctor` checks.
+        hardware: rates, links and power, from which `estimate` plans runs; None: unknown.
     """
 
     name: str = "auto"
@@ -251,6 +253,7 @@ class SystemConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     vboost: int | None = None
     limits: dict[str, Any] = field(default_factory=dict)
+    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True)
@@ -316,6 +319,7 @@ class BenchConfig:
             through the reader, with evaluations; ``evaluation``: predicting and scoring, or without prepared data only
             predicting synthetic samples; ``ops``: every implementation of the workload's operations; ``tiles``: a
             search for better tiles of their kernels; ``peer``: the step, and the same training in other software;
+            ``counters``: no figures, one step between ``cudaProfilerStart`` and ``cudaProfilerStop`` for a profiler;
             None: the step and, if there are prepared data, the run.
         operations: with ``ops`` and ``tiles``: parts of names of operations, or ``all`` for those of all workloads;
             empty: those of this workload.
@@ -325,6 +329,9 @@ class BenchConfig:
             many evaluations are timed after the first one. The median is reported.
         traffic: whether ranks send gradients and weights to each other. ``False`` keeps only model collectives and
             single numbers; ``both`` measures the step with this traffic, then without it.
+        kernels: add the kernels of the step to ``report``; those of an eager step with their bytes and FLOPs
+            (:mod:`common.run.kernel_work`).
+        compiled: compile the reference implementations of operations by ``torch.compile``.
     """
 
     steps: Annotated[int, AtLeast(1, "at least 1 step is measured")] = 200
@@ -332,12 +339,14 @@ class BenchConfig:
     profile_steps: Annotated[int, AtLeast(1, "at least 1 step is profiled")] = 10
     seconds: Annotated[float, Positive] | None = None
     accumulate: bool = False
-    only: Literal["step", "reader", "run", "evaluation", "ops", "tiles", "peer"] | None = None
+    only: Literal["step", "reader", "run", "evaluation", "ops", "tiles", "peer", "counters"] | None = None
     operations: tuple[str, ...] = ()
     pause_ms: Annotated[float, AtLeast(0, "0 or more milliseconds")] = 0.0
     report: Path | None = None
     repetitions: Annotated[int, AtLeast(1, "at least 1 repetition is timed")] = 1
     traffic: Literal[True, False, "both"] = True
+    kernels: bool = False
+    compiled: bool = False
 
     def within(self, iteration: float) -> BenchConfig:
         """Return options with only as many iterations as fit in ``seconds``, if one takes ``iteration`` seconds."""

@@ -41,6 +41,7 @@ from common.doctor.limits import Limits, load_system
 from common.doctor.meeting import Meeting
 from common.doctor.reading import first_line
 from common.doctor.storage import output_marked
+from common.doctor.system_file import write_system
 from common.errors import UNFIT, ConfigError, DeviceError, Interrupted, SuiteError
 from common.launch.binding import bind_rank
 from common.launch.nccl_settings import variables
@@ -76,6 +77,7 @@ class Session:
     meeting: Meeting
     timeout_seconds: float
     json_path: Path | None
+    system_path: Path | None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,7 +93,8 @@ def main(argv: Sequence[str]) -> int:
     """
     arguments = _parse(argv)
     system, limits = load_system(arguments.system)
-    _check_json_folder(arguments.json)
+    for option, path in (("--json", arguments.json), ("--write-system", arguments.write_system)):
+        _check_folder(option, path)
     rank_info = find_rank_info(os.environ)
     if rank_info.launcher == "single" and (gpus := torch.cuda.device_count()) > 1:
         return relaunch(gpus, ["doctor", *argv])
@@ -114,6 +117,7 @@ def main(argv: Sequence[str]) -> int:
         meeting=Meeting(rank_info),
         timeout_seconds=arguments.timeout,
         json_path=arguments.json,
+        system_path=arguments.write_system,
     )
     try:
         with _output_marked(session, arguments.output_dir) as marked_session:
@@ -139,6 +143,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--system", default="auto", metavar="NAME",
                         help="limits to apply: a name in configs/system, or a path (default: auto)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measured values and findings to FILE")
+    parser.add_argument("--write-system", type=Path, metavar="FILE",
+                        help="write rates and links of this machine to FILE, for `mlperf-suite estimate`")  # fmt: skip
     parser.add_argument("--storage", type=Path, nargs="+", action="extend", default=[], metavar="PATH",
                         help="measure the reading speed of this folder or file on every node")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
@@ -161,10 +167,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _check_json_folder(path: Path | None) -> None:
+def _check_folder(option: str, path: Path | None) -> None:
     if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
         why = "is a folder" if path.is_dir() else f"the folder {path.parent} is not there or may not be written"
-        raise ConfigError(f"--json {path}: {why}")
+        raise ConfigError(f"{option} {path}: {why}")
 
 
 def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: float) -> tuple[torch.device, str]:
@@ -277,6 +283,8 @@ def _conclude(session: Session, results: Results) -> None:
     try:
         if session.json_path is not None:
             _write_json(session.json_path, document(results, units, findings, session.system))
+        if session.system_path is not None:
+            write_system(session.system_path, units)
     except SuiteError as error:
         code = error.exit_code
         raise

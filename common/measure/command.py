@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from common.config.composition import scales_of
 from common.config.override import override
-from common.distributed.startup import find_rank_info
 from common.errors import ConfigError
+from common.measure.arguments import gpus_of, make_folder, parser_of, require_known
 from common.measure.jobs import Job, jobs_of
 from common.measure.node import Node
 from common.measure.table import MeasuredCopy, table, write_results
 
-SCALE = "8xH200"
 SECONDS = 300.0
 """Time limit of one measurement; a longer one is stopped and counts as failed."""
 TIMED = 5.0
@@ -29,21 +26,6 @@ RESULTS = "results.json"
 """Name of the file with all figures, which ``scripts/write_tables.py`` reads."""
 
 
-def devices() -> list[str]:
-    """Return the names of the GPUs that this process sees, as in ``CUDA_VISIBLE_DEVICES``."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
-    import torch
-
-    return [str(index) for index in range(torch.cuda.device_count())]
-
-
-def counts_up_to(most: int) -> list[int]:
-    """Return the powers of two up to ``most``, and ``most`` itself, in ascending order."""
-    return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
-
-
 def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     """Measure, print the table, and save it with all figures; return 1 if a measurement failed, else 0.
 
@@ -54,46 +36,16 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     Raises:
         ConfigError: there is nothing to measure, or this machine has too few GPUs.
     """
-    parser = argparse.ArgumentParser(prog="mlperf-suite measure", description=DESCRIPTION)
-    parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help="default: all that have this scale")
-    parser.add_argument("--scale", default=SCALE, help=f"scale to measure (default: {SCALE})")
-    parser.add_argument(
-        "--gpus", type=_counts, help="numbers of GPUs, such as 1,2,4 (default: powers of two, and all GPUs)"
-    )
+    parser = parser_of("measure", DESCRIPTION, "measured")
     parser.add_argument(
         "--data", type=Path, help="also measure readers and evaluations, with the prepared data in DATA/BENCHMARK"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("measured"), help="folder for the results (default: measured)"
-    )
-    parser.add_argument(
         "--seconds", type=float, default=SECONDS, help=f"time limit of one measurement (default: {SECONDS:.0f})"
     )
-    parser.add_argument(
-        "--apart", action="store_true", help="start each benchmark only when the previous one has ended"
-    )
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        help="setting for every benchmark, such as bench.steps=50; may be repeated",
-    )
     arguments = parser.parse_args(argv)
-    if unknown := sorted(set(arguments.benchmarks) - set(benchmarks)):
-        raise ConfigError(f"measure: no benchmark {unknown[0]!r}; there are {', '.join(sorted(benchmarks))}")
-    on_cpu = "device=cpu" in arguments.override
-    find_rank_info(os.environ)  # raises if the environment is wrong, since every bench would fail
-    names = [] if on_cpu else devices()
-    gpus = arguments.gpus or (counts_up_to(len(names)) if names else [])
-    if not gpus and on_cpu:
-        raise ConfigError("measure: --gpus is missing; it gives the number of CPU ranks that replace GPUs")
-    if not gpus:
-        raise ConfigError(
-            "measure: no GPU was found; CPU ranks replace GPUs with --gpus=1 --override=device=cpu and a --scale "
-            "that they can carry"
-        )
-    if not on_cpu and max(gpus) > len(names):
-        raise ConfigError(f"measure: {len(names)} GPUs are here; --gpus={','.join(map(str, gpus))} needs others")
+    require_known("measure", arguments.benchmarks, benchmarks)
+    names, gpus = gpus_of("measure", arguments.gpus, arguments.override)
     scales = {name: scales_of(name) for name in arguments.benchmarks or benchmarks}
     data: Path | None = arguments.data
     with_data = {name for name in scales if data is not None and (data / name / "manifest.json").is_file()}
@@ -101,10 +53,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     jobs = jobs_of(scales, arguments.scale, gpus, with_data, places)
     if not jobs:
         raise ConfigError(f"measure: none of the requested benchmarks has a scale {arguments.scale}")
-    try:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"measure: --output={arguments.output} cannot be made: {error.strerror}") from error
+    make_folder("measure", arguments.output)
     words = _words(arguments.override, data)
     node = Node(places, names, arguments.output, arguments.seconds, words, arguments.apart)
     outcomes: list[MeasuredCopy] = []
@@ -115,13 +64,6 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
         (arguments.output / "table.md").write_text(table(outcomes) + "\n")
     print(table(outcomes))
     return int(any(outcome.figures is None for outcome in outcomes))
-
-
-def _counts(text: str) -> list[int]:
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"numbers from 1 on, not {text}")
-    return counts
 
 
 def _words(overrides: Sequence[str], data: Path | None) -> Callable[[Job], list[str]]:

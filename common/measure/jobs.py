@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _SCALE = re.compile(r"(\d+)x(\D\w*)")
 
@@ -28,6 +28,10 @@ class Job:
         whole_run: whether to measure the reader and evaluations too, not only the step.
         copies: number of copies that run at the same time on separate GPUs. A step on one GPU runs on every GPU of the
             node if it is compared with a step on several GPUs.
+        variant: name of what differs from the recipe; empty for the recipe itself.
+        settings: further arguments of ``bench``.
+        environment: environment variables of the measurement, in addition to those of this process.
+        prefix: words before the command line, such as those of a profiler.
     """
 
     benchmark: str
@@ -35,6 +39,10 @@ class Job:
     scale: str
     whole_run: bool
     copies: int = 1
+    variant: str = ""
+    settings: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    prefix: Sequence[str] = ()
 
     @property
     def taken(self) -> int:
@@ -44,7 +52,7 @@ class Job:
     @property
     def name(self) -> str:
         """Name of the measurement's files, without extension."""
-        return f"{self.benchmark}-{self.gpus}"
+        return f"{self.benchmark}-{self.gpus}" + (f"-{self.variant}" if self.variant else "")
 
     def words(self) -> list[str]:
         """Return the arguments of ``bench``."""
@@ -57,7 +65,15 @@ class Job:
         only = [] if self.whole_run else ["bench.only=step"]
         traffic = ["bench.traffic=both"] if self.gpus > 1 else []
         overrides = () if sizes is None else OVERRIDES.get(self.benchmark, ())
-        return [f"benchmark={self.benchmark}", f"scale={self.scale}", *apart, *only, *traffic, *overrides]
+        return [
+            f"benchmark={self.benchmark}",
+            f"scale={self.scale}",
+            *apart,
+            *only,
+            *traffic,
+            *overrides,
+            *self.settings,
+        ]
 
 
 def jobs_of(

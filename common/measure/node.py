@@ -98,13 +98,18 @@ class Node:
         self._words, self._apart = words, apart
         self._running: list[_Started] = []
         self._next: _Started | None = None  # imports while others are measured
+        self._ends = math.inf
 
-    def measure(self, jobs: Sequence[Job]) -> Iterator[MeasuredCopy]:
+    def measure(self, jobs: Sequence[Job], within: float = math.inf) -> Iterator[MeasuredCopy]:
         """Run the jobs and yield an outcome for each copy when it ends.
 
         Whenever GPUs are free, the first waiting job that fits is started. A job that needs all GPUs is started early:
         it imports while the job before it runs, and touches no GPU before its turn. A whole run has the node to itself,
         because its reader and evaluations need the CPUs. SIGTERM, or closing the iterator, ends all processes.
+
+        Args:
+            within: time limit in seconds for all jobs together. Jobs that have not started until then fail. Each gets
+                what :func:`share_of` returns.
 
         Raises:
             ValueError: a job needs more GPUs than the node has.
@@ -113,16 +118,22 @@ class Node:
             if job.taken > self._gpus:
                 raise ValueError(f"{job.name} needs {job.taken} GPUs, and there are {self._gpus}")
         waiting = list(jobs)
+        self._ends = time.monotonic() + within
         with _ending_by_sigterm():
             try:
                 while waiting or self._running:
                     yield from self._ended()
+                    if time.monotonic() > self._ends:
+                        for job in waiting:
+                            yield MeasuredCopy(job, None, f"not started within {within:.0f} s")
+                        waiting.clear()
                     self._start_what_fits(waiting)
                     time.sleep(_POLL_SECONDS)
             finally:
                 for started in [*self._running, *([] if self._next is None else [self._next])]:
                     started.end()
                 self._running.clear()
+                self._next = None
 
     def _start_what_fits(self, waiting: list[Job]) -> None:
         for job in list(waiting):
@@ -135,7 +146,7 @@ class Node:
             started, self._next = self._next, None
             if started is None or started.job != job:
                 started, self._next = self._start(job, free[:needed]), started
-            started.begin(self._seconds)
+            started.begin(min(self._seconds, share_of(job, self._ends - time.monotonic(), len(waiting))))
             self._running.append(started)
         quiet = self._apart or any(running.job.whole_run for running in self._running)
         if self._running and waiting and self._next is None and not quiet and self._needed(waiting[0]) == self._gpus:
@@ -160,10 +171,10 @@ class Node:
         own = [self._names[place] for place in places] if self._names else []
         with open(log, "w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "common.cli", "bench", *arguments],
+                [*job.prefix, sys.executable, "-m", "common.cli", "bench", *arguments],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=_environment(own, turn),
+                env={**_environment(own, turn), **job.environment},
                 start_new_session=True,
             )
         print(f"{name}: bench {shlex.join(arguments)}", flush=True)
@@ -185,8 +196,19 @@ class Node:
                 self._running.remove(running)
 
 
+def share_of(job: Job, left: float, waiting: int) -> float:
+    """Return the seconds that a job may take of the time that is left for it and for the jobs that wait.
+
+    A variant gets at most twice an equal share, so that a slow one leaves time for others. The recipe itself, with
+    which all variants are compared, gets all.
+    """
+    return 2 * left / (waiting + 2) if job.variant else left
+
+
 def _environment(gpus: Sequence[str], turn: str) -> Mapping[str, str]:
-    return {**os.environ, TURN_VARIABLE: turn, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    # Without buffering, the log of a measurement that is stopped has all that it printed.
+    return {**os.environ, "PYTHONUNBUFFERED": "1", TURN_VARIABLE: turn, **visible}
 
 
 def _outcome(job: Job, copy: _Copy, stopped: bool) -> MeasuredCopy:

@@ -64,7 +64,7 @@ class MeasuredCopy:
     @property
     def name(self) -> str:
         """Name of the measurement; with several copies, it includes the GPU."""
-        return self.job.name if self.job.copies == 1 else f"{self.job.name} (GPU {self.places[0]})"
+        return f"{self.job.name} (GPU {self.places[0]})" if self.job.copies > 1 and self.places else self.job.name
 
 
 def write_results(path: Path, command: str, outcomes: Sequence[MeasuredCopy]) -> None:

@@ -41,10 +41,18 @@ def reference(request: dict[str, Any], logs: Logs) -> object:
     return None if found is None else asdict(found)
 
 
+def points(request: dict[str, Any], logs: Logs) -> object:
+    """Return all RCPs of a benchmark as dicts of the fields of ``ReferencePoint``."""
+    from common.mlperf.rcp_engine import find_points
+
+    return [asdict(point) for point in find_points(rules_for(request["benchmark"], request["ruleset"]))]
+
+
 TASKS: dict[str, Callable[[dict[str, Any], Logs], object]] = {
     "compliance": compliance,
     "convergence": convergence,
     "reference": reference,
+    "points": points,
 }
 
 

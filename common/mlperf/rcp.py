@@ -73,6 +73,34 @@ def reference_at(rules: Rules, global_batch: int) -> Reference | None:
     return None if found is None else Reference(**found)
 
 
+@dataclass(frozen=True)
+class ReferencePoint:
+    """One reference convergence point, before the checker's pruning.
+
+    Attributes:
+        batch: global batch in samples.
+        mean, stdev: mean and standard deviation of the progress at which a run of the reference converges, in the
+            unit of the benchmark. Both ignore the runs that :func:`olympic_mean` drops.
+    """
+
+    batch: int
+    mean: float
+    stdev: float
+
+
+def reference_points(rules: Rules) -> list[ReferencePoint]:
+    """Return all RCPs of a benchmark, the smallest batch first; empty for a benchmark without RCPs.
+
+    Raises:
+        CheckerStopped: the checker gave no answer.
+    """
+    if not has_rcps(rules.log_name, rules.ruleset):
+        return []
+    with one_checker_process() as checker:
+        found = checker.ask("points", benchmark=rules.log_name, ruleset=rules.ruleset)
+    return [ReferencePoint(**each) for each in found]
+
+
 def convergence_of(log: ParsedLog, rules: Rules) -> float | None:
     """Return the progress at which a run converged, as the RCP checker reads it, in ``rules.unit``.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from mlperf_logging.rcp_checker import rcp_checker
 from scipy import stats
 
 from common.mlperf.compliance import CRASHES, quiet_logging
-from common.mlperf.rcp import RcpResult, Reference, olympic_mean
+from common.mlperf.rcp import RcpResult, Reference, ReferencePoint, olympic_mean
 from common.mlperf.rules import Rules
 
 SIGNIFICANCE = 0.05
@@ -52,9 +52,8 @@ def smallest_acceptable_mean(mean: float, stdev: float, reference_runs: int, sub
 
 def find_reference(rules: Rules, global_batch: int) -> Reference | None:
     """Return the reference for ``global_batch`` samples after the checker's pruning; None beyond the largest RCP."""
-    with quiet_logging():
-        checker = rcp_checker.RCP_Checker(rules.usage, rules.ruleset, rules.log_name, False)
-    records = {int(record["BS"]): record for record in reversed(checker.pruned_rcp_data.values())}  # the first one wins
+    checker = _checker(rules)
+    records = _by_batch(checker.pruned_rcp_data)
     kept = int(checker.submission_runs) - 2
     below = max((batch for batch in records if batch <= global_batch), default=None)
     above = min((batch for batch in records if batch >= global_batch), default=None)
@@ -75,6 +74,26 @@ def find_reference(rules: Rules, global_batch: int) -> Reference | None:
     if rules.benchmark == "llama31_405b":
         limit -= LLAMA31_405B_TOLERANCE
     return Reference(mean, limit, found)
+
+
+def find_points(rules: Rules) -> list[ReferencePoint]:
+    """Return all RCPs before the checker's pruning, the smallest batch first."""
+    found = []
+    for batch, record in sorted(_by_batch(_checker(rules).rcp_data).items()):
+        counts = sorted(record["Epochs to converge"])
+        kept = counts[rules.dropped : len(counts) - rules.dropped]  # one RCP of GPT-3 has a damaged count
+        found.append(ReferencePoint(batch, olympic_mean(counts, rules.dropped), statistics.stdev(kept)))
+    return found
+
+
+def _checker(rules: Rules) -> rcp_checker.RCP_Checker:
+    with quiet_logging():
+        return rcp_checker.RCP_Checker(rules.usage, rules.ruleset, rules.log_name, False)
+
+
+def _by_batch(records: Mapping[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the records by batch; of several at one batch the first one counts, as in the checker."""
+    return {int(record["BS"]): record for record in reversed(list(records.values()))}
 
 
 def _statistics(record: dict[str, Any], rules: Rules) -> tuple[float, float]:

@@ -23,6 +23,8 @@ from common.errors import ConfigError, DeviceError
 
 SAMPLE_SECONDS = 1.0
 NVIDIA_SMI_SECONDS = 30.0
+ALL_LINKS = 0xFFFFFFFF
+"""Link number in NVML that stands for the sum over all NVLinks of a GPU."""
 
 
 def open_nvml() -> Any:
@@ -187,6 +189,18 @@ class GpuMeter:
         """Return the energy that the GPU used since this meter was created; None if the GPU does not report it."""
         now = self._energy()
         return None if now is None or self._energy_at_start is None else now - self._energy_at_start
+
+    def sent_bytes(self) -> float | None:
+        """Return a count of the bytes that the GPU sends over all its NVLinks; None if the GPU does not report it."""
+        if self._handle is None:
+            return None
+        try:
+            field = self._nvml.nvmlDeviceGetFieldValues(
+                self._handle, [(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS)]
+            )[0]
+        except pynvml.NVMLError:
+            return None
+        return float(field.value.ullVal) * 1024 if field.nvmlReturn == pynvml.NVML_SUCCESS else None
 
     def close(self) -> None:
         """Stop the thread."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,12 @@ from common.errors import ConfigError, UnsupportedImplementation
 
 AUTO = "auto"
 REFERENCE = "reference"
+
+
+MOST_COMPILATIONS = 256
+"""Largest number of sets of shapes for which :func:`compiled_references` compiles a function."""
+
+_compiling = ContextVar("compiled references", default=False)
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Operation:
             KeyError: there is no such implementation.
         """
         if name == REFERENCE:
-            return self.reference
+            return compiled(self.reference) if _compiling.get() else self.reference
         source = self.fast[name].source
         if not isinstance(source, str):
             return source
@@ -159,6 +167,36 @@ class Operation:
             if implementation.automatic and implementation.unsupported(request) is None:
                 return self.choice(name)
         return self.choice(REFERENCE)
+
+
+def can_compile(reference: Any) -> bool:
+    """Return whether :func:`compiled` can compile a reference; classes, such as those of update rules, it cannot."""
+    return isinstance(reference, FunctionType | tuple)
+
+
+def compiled(reference: Any) -> Any:
+    """Return a reference compiled by ``torch.compile``; a class is returned as it is."""
+    if not can_compile(reference):
+        return reference
+    if not isinstance(reference, tuple):
+        return torch.compile(reference, dynamic=False)
+    functions: Any = type(reference)
+    return functions(*(torch.compile(function, dynamic=False) for function in reference))
+
+
+@contextlib.contextmanager
+def compiled_references() -> Iterator[None]:
+    """Compile the references that are chosen in the context.
+
+    Within the context, a function that would be compiled for too many sets of shapes raises an error; by default,
+    PyTorch would run it uncompiled.
+    """
+    token = _compiling.set(True)
+    try:
+        with torch._dynamo.config.patch(recompile_limit=MOST_COMPILATIONS, fail_on_recompile_limit_hit=True):
+            yield
+    finally:
+        _compiling.reset(token)
 
 
 OPTION = "model.implementations"

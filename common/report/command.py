@@ -43,12 +43,12 @@ def main(argv: Sequence[str]) -> int:
     subjects = gather(args.runs, args.ruleset)
     document = compose(subjects)
     output = args.output or _default_output(args.runs)
-    _write(output, document.html.encode(errors="backslashreplace"))
+    write_file(output, document.html.encode(errors="backslashreplace"))
     print(output)
     if args.png is not None:
         for picture in document.pictures:
             path = args.png / f"{picture.name}.png"
-            _write(path, to_png(picture.figure))
+            write_file(path, to_png(picture.figure))
             print(path)
     return 0
 
@@ -60,7 +60,7 @@ def _default_output(runs: Sequence[Path]) -> Path:
     return first.parent / (f"{name}_comparison.html" if len(runs) > 1 else f"{name}_report.html")
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write a temporary file and rename it, so that nobody opens an incomplete page."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

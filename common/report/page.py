@@ -12,14 +12,14 @@ from common.mlperf.rules import round_names
 from common.mlperf.verdict import NOT_A_RESULT, UNVERIFIED
 from common.report import outcomes
 from common.report.budget_bars import budget_card, budget_picture
-from common.report.canvas import SERIES, Picture, styled, to_svg
+from common.report.canvas import SERIES, Picture, styled
+from common.report.cards import figure_element, html_page, numbers_of, picture_card
 from common.report.collect import Subject
 from common.report.headline import comparison_table, headline, title_of
 from common.report.learning import learning
 from common.report.lines import MANY_LINES, Line
 from common.report.markup import Html, join, table, tag
 from common.report.step_distribution import steps
-from common.report.style import style_sheet
 from common.report.throughput import throughput
 
 Content = Picture | str
@@ -56,15 +56,7 @@ def compose(subjects: Sequence[Subject]) -> Document:
         ),
         tag("footer", *_footer(subjects)),
     )
-    head = join(
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"),
-        tag("title", title),
-        tag("style", Html(style_sheet())),
-    )
-    page = tag("html", tag("head", head), tag("body", body), lang="en")
-    return Document(f"<!DOCTYPE html>\n{page}\n", tuple(found))
+    return Document(html_page(title, body), tuple(found))
 
 
 def _lines(subjects: Sequence[Subject]) -> list[Line]:
@@ -103,7 +95,7 @@ def _cards(drawn: Sequence[tuple[str, Content]]) -> list[Html]:
     named = [(f"p{index}", content) for index, (_, content) in enumerate(others)]
     return [
         _quality_card(time, progress),
-        *(_picture_card(content, name) for name, content in named if isinstance(content, Picture)),
+        *(picture_card(content, name) for name, content in named if isinstance(content, Picture)),
     ]
 
 
@@ -133,27 +125,10 @@ def _quality_card(time: Picture, progress: Picture) -> Html:
     return tag(
         "section",
         heading,
-        tag("div", _figure(time, "qt"), class_="over-time"),
-        tag("div", _figure(progress, "qp"), class_="over-progress"),
-        _figures_as_table(time),
+        tag("div", figure_element(time, "qt"), class_="over-time"),
+        tag("div", figure_element(progress, "qp"), class_="over-progress"),
+        numbers_of(time),
         class_="card",
-    )
-
-
-def _picture_card(picture: Picture, name: str) -> Html:
-    return tag("section", tag("h2", picture.title), _figure(picture, name), _figures_as_table(picture), class_="card")
-
-
-def _figure(picture: Picture, name: str) -> Html:
-    drawing = tag("div", Html(to_svg(picture.figure, name)), class_="picture", role="img", aria_label=picture.alt)
-    return tag("figure", drawing, tag("figcaption", picture.caption) if picture.caption else None)
-
-
-def _figures_as_table(picture: Picture) -> Html | None:
-    if not picture.rows:
-        return None
-    return tag(
-        "details", tag("summary", "Numbers as a table"), table(picture.head, picture.rows, f"{picture.title}: numbers")
     )
 
 

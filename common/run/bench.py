@@ -43,6 +43,7 @@ from common.evaluation.serving import WeightEvaluation
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
 from common.ops.bench.operations import operations_of, report, time_operations
+from common.ops.operation import compiled_references
 from common.optim.updater import SendingUpdater
 from common.run.bench_figures import (
     BesideEvaluation,
@@ -63,6 +64,7 @@ from common.run.bench_figures import (
 )
 from common.run.evaluation_bench import prepared_everywhere, time_evaluation
 from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
+from common.run.kernel_work import cases_report, kernels_report, profiler_window
 from common.run.peer_bench import PeerTiming, time_peers
 from common.run.reader_bench import time_reader
 from common.run.start import Start
@@ -81,6 +83,11 @@ def bench(start: Start, began: float) -> int:
     Args:
         began: start time of this process, by ``time.perf_counter``.
     """
+    with compiled_references() if start.session.bench.compiled else contextlib.nullcontext():
+        return _bench(start, began)
+
+
+def _bench(start: Start, began: float) -> int:
     workload_type, run, session, rank_info = start.workload_type, start.run, start.session, start.rank_info
     device, options = start.device, start.session.bench
     phases = Phases(began)
@@ -111,6 +118,7 @@ def bench(start: Start, began: float) -> int:
         workload.close()
         return 0
     torch.backends.cudnn.benchmark = not run.deterministic
+    eager = device.type == "cpu" or not run.cuda_graphs
     step = workload.build_step()
     if not options.traffic:
         _stop_sending(step)
@@ -129,14 +137,20 @@ def bench(start: Start, began: float) -> int:
         times = "" if options.repetitions == 1 else f" {options.repetitions} times"
         say(table({"iterations": f"{options.steps} timed{times}, {options.warmup_steps} before them: bench.seconds"}))
     timing, timing_of_run, without_traffic, reserved = None, None, None, None
+    kernels: dict[str, Any] | None = None
     by_rank: list[RankFigures] = []
     if options.only in (None, "step", "peer"):
-        timing, by_rank, text = _measure_step(runner, batches, options, device, phases)
+        timing, by_rank, text, found = _measure_step(runner, batches, options, device, phases)
         reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
         say(step_text(timing, run, workload, device))
         say(ranks_text(by_rank))
         if text and options.only != "peer":
             say(text)
+        if options.kernels:
+            kernels = kernels_report(runner, batches, found, eager)
+    if options.only == "counters":
+        with runner.on_stream(), profiler_window(device):
+            runner(batches)
     if options.only in (None, "run") and session.data_dir.is_dir():
         timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
         phases.end("run")
@@ -149,17 +163,22 @@ def bench(start: Start, began: float) -> int:
             torch.cuda.empty_cache()  # the next graphs need the memory of the closed ones
         _stop_sending(step)
         _warm_up(runner, examples, phases, iterations=1)  # on the same stream, because gradients are bound to it
-        coupled, coupled_by_rank, _ = _measure_step(runner, batches, options, device, phases)
+        coupled, coupled_by_rank, _, _ = _measure_step(runner, batches, options, device, phases)
         without_traffic = coupled, coupled_by_rank
         say(table({"step without gradients and weights": step_times(coupled)}))
         say(ranks_text(coupled_by_rank))
     say(table({"seconds of this process": phases.text()}))
     values = figures(timing, by_rank, timing_of_run, without_traffic, reserved, phases, run, workload, device)
+    chosen = workload.implementations()
     runner.close()
     workload.close()
+    example = examples[0]
+    del step, runner, workload, examples, batches  # frees CUDA graphs, weights, moments and the other batches
+    if kernels is not None:
+        if eager and device.type == "cuda" and run.world_size == 1:
+            kernels["cases"] = cases_report(workload_type, chosen)
+        values["kernels"] = kernels
     if peers and timing is not None:
-        example = examples[0]
-        del step, runner, workload, examples, batches  # frees CUDA graphs, weights, moments and the other batches
         measured = time_peers(peers, run, example, device, options.steps)
         values["peers"] = [_reported(each, timing.throughput, say) for each in measured]
     if options.report is not None and rank_info.rank == 0:
@@ -217,8 +236,11 @@ def _measure_step(
     options: BenchConfig,
     device: torch.device,
     phases: Phases,
-) -> tuple[Timing, list[RankFigures], str]:
-    """Return the timing with the energy of all ranks, every rank's figures, and this rank's breakdown. Collective."""
+) -> tuple[Timing, list[RankFigures], str, Breakdown | None]:
+    """Return the timing with the energy of all ranks, every rank's figures, and this rank's breakdown. Collective.
+
+    The breakdown is text and an object; on a CPU, "" and None.
+    """
     meter = GpuMeter(device_uuid(device), interval_seconds=METER_SECONDS)
     timing, means = _time_step(runner, batches, options, meter)
     meter.close()
@@ -229,7 +251,7 @@ def _measure_step(
         phases.end("profile")
     by_rank = of_all_ranks(RankFigures.of(timing, means, found))
     joules = [rank.joules for rank in by_rank if rank.joules is not None]
-    return replace(timing, joules=sum(joules) if len(joules) == len(by_rank) else None), by_rank, text
+    return replace(timing, joules=sum(joules) if len(joules) == len(by_rank) else None), by_rank, text, found
 
 
 def _bench_evaluation(
@@ -322,24 +344,35 @@ def _time_step(
     """Time the step. Return the timing, with the energy of this rank's GPU, and means of the GPU's readings."""
     steps = options.steps
     results: list[DeviceResult] = []
+    host: list[float] = []
 
     def iterations() -> None:
+        began = time.process_time()
         for _ in range(steps):
             results[:] = [runner(batches)]
+        host.append(time.process_time() - began)
 
     with runner.on_stream():
         for _ in range(options.warmup_steps):
             runner(batches)
         meet(runner.cuda)  # otherwise, unfinished iterations would be measured too
         meter.means()
-        before = meter.energy_joules()
+        before, sent_before = meter.energy_joules(), meter.sent_bytes()
         seconds = [_timed(iterations, runner.cuda) for _ in range(options.repetitions)]
-        after, means = meter.energy_joules(), meter.means()
+        after, sent_after, means = meter.energy_joules(), meter.sent_bytes(), meter.means()
         last = runner.step.read(results[0].names, results[0].values.tolist())
-    joules = None if before is None or after is None else (after - before) / (steps * options.repetitions)
+    timed = steps * options.repetitions
+    joules = None if before is None or after is None else (after - before) / timed
+    sent = None if sent_before is None or sent_after is None else (sent_after - sent_before) / timed
     times = [each / steps * 1e3 for each in seconds]
     timing = Timing(
-        statistics.median(times), sum(batch.samples for batch in batches), joules, last.overflow, tuple(times)
+        statistics.median(times),
+        sum(batch.samples for batch in batches),
+        joules,
+        last.overflow,
+        tuple(times),
+        sent,
+        sum(host) / sum(seconds),
     )
     return timing, means
 

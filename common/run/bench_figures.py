@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from common.run.kernel_profile import Breakdown
 from common.run.provenance import provenance
 from common.step.graphs import CaptureCost
 
+KIB = 1024
 LABEL = 36
 """Width of the name column in the output, in characters."""
 
@@ -34,6 +36,9 @@ class Timing:
         step_ms: milliseconds per iteration; the median of the repetitions.
         samples: samples per iteration, over all ranks.
         joules: energy per iteration of this rank's GPU; None if unknown.
+        sent_bytes: bytes per iteration that this rank's GPU sent over NVLink; None if unknown.
+        host_cores: processors that this rank's process kept busy while it queued iterations, as a mean over the timed
+            iterations. The wait for a GPU at their end is not included.
         overflow: whether the last iteration updated nothing because a gradient was not finite.
         repetitions: milliseconds per iteration in each repetition.
     """
@@ -43,6 +48,8 @@ class Timing:
     joules: float | None = None
     overflow: bool = False
     repetitions: tuple[float, ...] = ()
+    sent_bytes: float | None = None
+    host_cores: float | None = None
 
     @property
     def throughput(self) -> float:
@@ -59,6 +66,8 @@ class RankFigures:
         communication_ms: milliseconds in which communication kernels ran, including their wait for other ranks.
         exposed_ms: milliseconds in which only communication ran.
         power_w, sm_clock_mhz: means of the rank's GPU over the timed iterations.
+        sent_bytes, host_cores: see :class:`Timing`.
+        host_memory_bytes: largest host memory of the rank's process so far.
     """
 
     step_ms: float
@@ -68,6 +77,9 @@ class RankFigures:
     joules: float | None = None
     power_w: float | None = None
     sm_clock_mhz: float | None = None
+    sent_bytes: float | None = None
+    host_cores: float | None = None
+    host_memory_bytes: int | None = None
 
     @classmethod
     def of(cls, timing: Timing, means: Mapping[str, float], found: Breakdown | None) -> RankFigures:
@@ -87,6 +99,9 @@ class RankFigures:
             joules=joules,
             power_w=means.get("power_w") if joules is None else joules / mean_ms * 1e3,
             sm_clock_mhz=means.get("sm_clock_mhz"),
+            sent_bytes=timing.sent_bytes,
+            host_cores=timing.host_cores,
+            host_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
         )
 
     def text(self) -> str:

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from common.ops.bench.stopwatch import copy_bandwidth, peak_flops
 from common.ops.bench.supervisor import supervise
 from common.ops.bench.worker import COMPILED, Measured, tables_of
 from common.ops.catalogue import all_operations, cases_of
-from common.ops.operation import REFERENCE, Operation
+from common.ops.operation import REFERENCE, Operation, can_compile
 
 EVERY = "all"
 WORKER = "common.ops.bench.worker"
@@ -79,9 +78,7 @@ def tasks_of(operations: Mapping[str, Operation], *, tiles: bool) -> list[Task]:
                 if not tiles or tables_of(operation, name):
                     found.append(Task(package, case.name, name))
             if not tiles:
-                # Other references, such as the class of an update rule, are not compiled.
-                can_compile = isinstance(operation.reference, FunctionType | tuple)
-                names = (COMPILED, REFERENCE) if can_compile else (REFERENCE,)
+                names = (COMPILED, REFERENCE) if can_compile(operation.reference) else (REFERENCE,)
                 found += [Task(package, case.name, name) for name in names]
     return found
 

@@ -16,7 +16,7 @@ from common.ops.bench.stopwatch import time_graph
 from common.ops.bench.supervisor import BUSY, RESULT, failures, work
 from common.ops.cases import Case, Draw, Pass
 from common.ops.catalogue import all_operations, cases_of
-from common.ops.operation import Operation
+from common.ops.operation import Operation, compiled
 from common.ops.tile import Tile
 
 COMPILED = "compiled"
@@ -52,10 +52,7 @@ def function_of(operation: Operation, name: str) -> Any:
     if name != COMPILED:
         return operation.function(name)
     torch._dynamo.reset()  # it compiles a function for at most eight sets of shapes
-    reference = operation.reference
-    if not isinstance(reference, tuple):
-        return torch.compile(reference, dynamic=False)
-    return operation.reference._make(torch.compile(function, dynamic=False) for function in reference)
+    return compiled(operation.reference)
 
 
 def passes_of(operation: Operation, case: Case, name: str) -> list[Pass]:

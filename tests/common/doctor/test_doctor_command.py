@@ -108,6 +108,16 @@ def test_checks_that_could_not_run_are_counted_as_not_made(alone):
     assert missing > 0
 
 
+def test_a_system_file_needs_a_gpu(tmp_path):
+    path = tmp_path / "site.yaml"
+    done = suite(
+        "doctor", "--quick", "--only", "host", "--system", limits(tmp_path, LOOSE), "--write-system", str(path)
+    )
+    assert done.code == ConfigError.exit_code
+    assert done.errors.endswith("--write-system: there is no GPU, and a system is described by its GPUs\n")
+    assert not path.exists()
+
+
 def test_nothing_is_left_in_the_folder_of_the_storage_check(alone, tmp_path):
     done = suite("doctor", "--quick", "--only", "storage", "--storage", str(tmp_path))
     assert list(tmp_path.iterdir()) == [], done.output

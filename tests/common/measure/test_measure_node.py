@@ -23,9 +23,9 @@ from common.config.composition import compose
 from common.distributed.launcher import await_turn
 from common.errors import ConfigError
 from common.measure import command, node
-from common.measure.command import counts_up_to
+from common.measure.arguments import counts_up_to
 from common.measure.jobs import OVERRIDES, Job, jobs_of
-from common.measure.node import Node
+from common.measure.node import Node, share_of
 from common.measure.table import ATTRIBUTION, COLUMNS, MeasuredCopy, published_rates, read_results, table
 from common.mlperf.rules import rules_for
 from common.run.bench_figures import RankFigures
@@ -222,6 +222,33 @@ def test_a_measurement_that_takes_too_long_is_ended(monkeypatch, tmp_path):
     assert [outcome.figures for outcome in outcomes] == [None]
     assert "took too long" in outcomes[0].failure
     assert started[0].poll() is not None
+
+
+def test_jobs_that_have_not_started_within_the_time_of_all_jobs_fail(monkeypatch, tmp_path):
+    sleepers, started = of_sleepers(monkeypatch, tmp_path, 600.0)
+    jobs = [Job("dlrm", 2, "test", False), Job("bert", 1, "test", False, copies=2, variant="fp32")]
+    outcomes = {each.name: each.failure for each in sleepers.measure(jobs, within=0.3)}
+    assert outcomes["bert-1-fp32"] == "not started within 0 s"
+    assert "took too long" in outcomes["dlrm-2"]
+    assert all(process.poll() is not None for process in started)
+
+
+@pytest.mark.parametrize(("variant", "waiting", "seconds"), [("", 5, 300.0), ("fp32", 4, 100.0), ("fp32", 0, 300.0)])
+def test_a_slow_variant_leaves_time_for_those_that_wait(variant, waiting, seconds):
+    assert share_of(Job("dlrm", 1, "test", False, variant=variant), 300.0, waiting) == seconds
+
+
+def test_a_variant_has_its_own_settings_environment_and_prefix(monkeypatch, tmp_path):
+    found = []
+    monkeypatch.setattr(node.subprocess, "Popen", lambda command, *, env, **_: found.append((command, env)))
+    own = {"settings": ("precision=fp32",), "environment": {"A": "1"}, "prefix": ("ncu", "--csv")}
+    job = Job("dlrm", 1, "1xH200", False, variant="fp32", **own)
+    Node(1, ["3"], tmp_path, 60.0, lambda job: ["bench.seconds=1"])._copy(job, (0,), "turn")
+    ((words, environment),) = found
+    assert job.name == "dlrm-1-fp32"
+    assert words[:3] == ["ncu", "--csv", sys.executable]
+    assert words[-3:] == ["precision=fp32", f"bench.report={tmp_path}/dlrm-1-fp32.json", "bench.seconds=1"]
+    assert (environment["A"], environment["CUDA_VISIBLE_DEVICES"]) == ("1", "3")
 
 
 def test_a_failure_that_is_seen_after_the_time_limit_keeps_its_exit_code(monkeypatch, tmp_path):

@@ -1,7 +1,9 @@
 """Visible GPUs, readings of a GPU, and its power mode."""
 
 import threading
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from common.errors import ConfigError, DeviceError
@@ -154,6 +156,27 @@ def test_energy_that_is_not_counted_is_unknown():
     meter = GpuMeter("GPU-a", silent, interval_seconds=1e6)
     assert meter.energy_joules() is None
     meter.close()
+
+
+@pytest.mark.parametrize(
+    ("returned", "sent"), [(pynvml.NVML_SUCCESS, 3 * 1024.0), (pynvml.NVML_ERROR_NOT_SUPPORTED, None)]
+)
+def test_bytes_sent_over_all_nvlinks_are_counted_in_kib(returned, sent):
+    def fields(asked):
+        assert asked == [(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 0xFFFFFFFF)]
+        return [SimpleNamespace(nvmlReturn=returned, value=SimpleNamespace(ullVal=3))]
+
+    gpu = FakeGpu("00000000:1B:00.0", "GPU-a", answers={"nvmlDeviceGetFieldValues": fields})
+    meter = GpuMeter("GPU-a", FakeNvml(gpu), interval_seconds=1e6)
+    assert meter.sent_bytes() == sent
+    meter.close()
+
+
+def test_links_that_are_not_there_have_sent_nothing_known():
+    meter = GpuMeter("GPU-a", FakeNvml(FakeGpu("00000000:1B:00.0", "GPU-a")), interval_seconds=1e6)
+    assert meter.sent_bytes() is None
+    meter.close()
+    assert GpuMeter(None).sent_bytes() is None
 
 
 # The slider is in a file. A file `refusal` refuses to set it, as a driver does; with `ignores` setting has no effect.

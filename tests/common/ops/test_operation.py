@@ -19,6 +19,7 @@ from common.ops.operation import (
     OperationRequest,
     all_implementations,
     choose,
+    compiled_references,
     select,
 )
 from common.ops.row_norm import LAYER_NORM_1P, RMS_NORM
@@ -30,6 +31,33 @@ DECLARED = list(all_operations().values())
 OPTIONAL = ("cudnn", "triton")
 """Packages that an implementation may import when it is chosen."""
 OF_EVERY_ONE = pytest.mark.parametrize("operation", DECLARED, ids=lambda operation: operation.name)
+
+
+def test_references_are_compiled_only_where_this_is_asked_for(monkeypatch):
+    class Both(NamedTuple):
+        forward: Any
+        backward: Any
+
+    class Rule:
+        """A class, such as an update rule."""
+
+    def double(x):
+        return 2 * x
+
+    def fast(x):
+        return x + x
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: ("compiled", function, dynamic))
+    single = Operation("double", double, {"fast": Implementation(fast)})
+    with compiled_references():
+        assert single.select("reference", REQUEST) == Choice("reference", ("compiled", double, False))
+        assert single.select("fast", REQUEST).function is fast
+        both = Operation("both", Both(double, fast)).select("reference", REQUEST).function
+        assert both == Both(("compiled", double, False), ("compiled", fast, False))
+        assert Operation("rule", Rule).select("reference", REQUEST).function is Rule
+        assert torch._dynamo.config.fail_on_recompile_limit_hit  # PyTorch would silently run the function uncompiled
+    assert single.select("reference", REQUEST).function is double
+    assert not torch._dynamo.config.fail_on_recompile_limit_hit
 
 
 def test_all_operations_are_found():

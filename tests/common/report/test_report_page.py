@@ -12,7 +12,7 @@ from report_runs import POINT, RUN_START, resnet_run, write_log, write_metrics, 
 
 from common import cli
 from common.errors import ConfigError, SuiteError
-from common.report import page
+from common.report import cards
 from common.report.command import main
 
 EVIL = '<script>alert("x")</script>$\\frac{1}{0}$&amp;'
@@ -79,7 +79,7 @@ def of_synthetic_data(tmp_path_factory) -> Reader:
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pages have empty pictures: drawing takes most of the time of a report."""
-    monkeypatch.setattr(page, "to_svg", lambda figure, name: "<svg></svg>")
+    monkeypatch.setattr(cards, "to_svg", lambda figure, name: "<svg></svg>")
 
 
 WITHOUT_PICTURES = pytest.mark.usefixtures("undrawn")

@@ -120,6 +120,8 @@ def test_the_report_has_the_median_of_the_repetitions_and_the_phases(tmp_path, c
     found = json.loads(report.read_text())
     assert found["step_ms"] == sorted(found["repetitions_ms"])[1]
     assert [rank["step_ms"] for rank in found["by_rank"]] == [found["step_ms"]]
+    assert all(rank["host_cores"] > 0 and rank["host_memory_bytes"] > 1e8 for rank in found["by_rank"])
+    assert "kernels" not in found
     assert found["without_traffic"] is None
     origin = found["provenance"]
     assert datetime.fromisoformat(origin["date"]).tzinfo == UTC

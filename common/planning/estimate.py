@@ -1,0 +1,154 @@
+"""Implementation of ``mlperf-suite estimate``: time, energy and best settings of a training on N GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from common.config.hardware import Hardware
+from common.contract.workload import Workload
+from common.doctor.limits import load_system
+from common.errors import ConfigError
+from common.planning.convergence import batches_of, convergence_at
+from common.planning.estimate_text import document, fastest, written
+from common.planning.page import page_of
+from common.planning.points import RESULTS, Load, read_points
+from common.planning.recipes import write_recipes
+from common.planning.search import FixedChoices, LayoutSearch, Plan
+from common.report.command import write_file
+
+DESCRIPTION = """Estimate time to train, efficiency and energy of a benchmark on numbers of GPUs, from measured steps of
+one GPU, link constants of the system, and the reference convergence points (RCPs) of MLCommons."""
+EPILOG = """The system has a section `hardware`; `mlperf-suite doctor --write-system FILE` writes one for this machine.
+Without --batches all batches with an RCP are tried. For each number of GPUs, the command searches layouts,
+micro-batches and numbers of evaluation ranks that fit into memory, and prints the arguments of `train` for the best."""
+
+
+def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[Workload]]) -> int:
+    """Print the table of estimates; write them as JSON, and the best settings as recipes, on request.
+
+    Args:
+        argv: see ``mlperf-suite estimate --help``.
+
+    Raises:
+        ConfigError: an argument is wrong, or something that the estimate needs is not known.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mlperf-suite estimate",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("benchmark", metavar="BENCHMARK")
+    parser.add_argument("--gpus", type=_numbers, default=[1, 8, 64], help="numbers of GPUs (default: 1,8,64)")
+    parser.add_argument("--batches", type=_numbers, help="global batches (default: all with an RCP)")
+    parser.add_argument("--system", default="h200", help="name in configs/system, or a path (default: h200)")
+    parser.add_argument("--measured", type=Path, nargs="+", action="extend", default=[], metavar="FILE",
+                        help="results of `mlperf-suite measure` (default: those in docs/results)")  # fmt: skip
+    parser.add_argument("--micro-batch", type=int, help="only this micro-batch (default: search)")
+    parser.add_argument("--layout", type=_axes, metavar="AXIS=SIZE,…",
+                        help="only these sizes of pp, cp and tp, such as tp=4,cp=2 (default: search)")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all estimates to FILE")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page with plots to FILE")
+    parser.add_argument("--write-recipe", type=Path, metavar="DIR",
+                        help="write the best settings as recipes for `train --config-dir DIR`")  # fmt: skip
+    arguments = parser.parse_args(list(argv))
+    cls = workload_class(arguments.benchmark)
+    hardware = hardware_of(arguments.system)
+    search = _search(arguments.benchmark, arguments.system, hardware, arguments.measured, cls, load)
+    batches = arguments.batches or list(batches_of(arguments.benchmark))
+    if not batches:
+        raise ConfigError(f"estimate: {arguments.benchmark} has no RCPs: the samples to train are not known")
+    fixed = FixedChoices(arguments.micro_batch, arguments.layout)
+    rows, refused = _estimates(search, arguments.gpus, batches, fixed)
+    if not rows:
+        raise refused[0]
+    named = None if Path(arguments.system).suffix else arguments.system
+    print(written(rows, hardware, named))
+    for error in refused:
+        print(f"\nLeft out: {str(error).removeprefix('estimate: ')}")
+    if arguments.json is not None:
+        _write(arguments.json, json.dumps(document(rows, arguments.system, hardware, named), indent=1) + "\n")
+    if arguments.page is not None:
+        page = page_of(arguments.benchmark, rows, hardware, arguments.system, named)
+        write_file(arguments.page, page.encode(errors="backslashreplace"))
+    if arguments.write_recipe is not None:
+        best = {gpus: plan.settings for gpus, plan in fastest(rows).items()}
+        names = write_recipes(arguments.write_recipe, arguments.benchmark, search.accelerator, best)
+        chosen = f"benchmark={arguments.benchmark} scale={'|'.join(names)}"
+        print(f"\nmlperf-suite train --config-dir {arguments.write_recipe.absolute()} {chosen}")
+    return 0
+
+
+def hardware_of(system: str) -> Hardware:
+    """Return the hardware of a system.
+
+    Raises:
+        ConfigError: the system does not exist or has no section ``hardware``.
+    """
+    found = load_system(system)[0].hardware
+    if found is None:
+        raise ConfigError(
+            f"system {system} has no section hardware: use another, or measure this machine with `mlperf-suite doctor "
+            "--write-system FILE`"
+        )
+    return found
+
+
+def _search(
+    benchmark: str, system: str, hardware: Hardware, files: Sequence[Path], cls: type[Workload], load: Load
+) -> LayoutSearch:
+    points = read_points(files or sorted(RESULTS.rglob("*.json")), benchmark, hardware.gpu, load)
+    if not points:
+        raise ConfigError(
+            f"estimate: no measured step of {benchmark} on {hardware.gpu} in "
+            f"{', '.join(map(str, files)) or RESULTS}: measure it with `mlperf-suite measure {benchmark}`, and name "
+            "its results.json with --measured"
+        )
+    axes = [axis for axis in cls.axes if axis != "dp"]
+    return LayoutSearch(benchmark, system, hardware, points, axes, load, partial(convergence_at, benchmark))
+
+
+def _estimates(
+    search: LayoutSearch, gpus: Sequence[int], batches: Sequence[int], fixed: FixedChoices
+) -> tuple[dict[int, list[Plan]], list[ConfigError]]:
+    """Return the best plan of each batch, by number of GPUs; and the errors of those that do not fit."""
+    rows: dict[int, list[Plan]] = {}
+    refused: list[ConfigError] = []
+    for count in sorted(set(gpus)):
+        for batch in sorted(set(batches)):
+            try:
+                rows.setdefault(count, []).append(search.accepted(search.plans(count, batch, fixed)))
+            except ConfigError as error:
+                refused.append(error)
+    return {count: plans for count, plans in rows.items() if plans}, refused
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected numbers from 1 on, with commas between them")
+    return numbers
+
+
+def _axes(text: str) -> tuple[int, int, int]:
+    sizes = {"pp": 1, "cp": 1, "tp": 1}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        if axis not in sizes or not size.isdecimal() or int(size) < 1:
+            raise argparse.ArgumentTypeError(f"{part}: expected pp, cp or tp with a size, such as tp=4")
+        sizes[axis] = int(size)
+    return sizes["pp"], sizes["cp"], sizes["tp"]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"estimate: --json {path}: {error.strerror}") from error

@@ -1,0 +1,166 @@
+"""``mlperf-suite estimate``: tables, JSON, recipes and wrong input."""
+
+import json
+import re
+
+import pytest
+
+from common.cli import load, run
+from common.config.composition import compose
+from common.errors import ConfigError
+from common.planning.points import RESULTS
+from tests.conftest import suite
+
+LINKS = "{latency_us: 1, gbs: 300}"
+SYSTEM = """
+name: mine
+hardware:
+  gpu: NVIDIA H200
+  gpus_per_node: 8
+  memory_gb: 150
+  memory_gbs: 4250
+"""
+
+
+def estimate(capsys, *arguments):
+    """Return exit code, output and errors of the command."""
+    code = run(["estimate", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """Content of the JSON file, output, and the folder with the recipes of an estimate of BERT on 1, 8 and 64 GPUs."""
+    folder = tmp_path_factory.mktemp("estimate")
+    done = suite(
+        "estimate", "bert", "--gpus", "1,8,64", "--batches", "768,4608",
+        "--json", str(folder / "estimates.json"), "--write-recipe", str(folder / "recipes"),
+    )  # fmt: skip
+    assert done.code == 0, done.errors
+    return json.loads((folder / "estimates.json").read_text()), done.output, folder / "recipes"
+
+
+def test_one_gpu_has_the_measured_rate(bert):
+    content, _, _ = bert
+    (one,) = (each for each in content["estimates"] if each["layout"]["gpus"] == 1 and each["best"])
+    measured = json.loads((RESULTS / "2026-11-29-one-and-two-h200.json").read_text())["results"]
+    rates = [
+        each["figures"]["samples_per_second"]
+        for each in measured
+        if each["job"]["benchmark"] == "bert" and each["job"]["gpus"] == 1
+    ]
+    training = one["steps"] * one["step_seconds"]
+    assert min(rates) < one["convergence"]["samples"] / training < 1.05 * max(rates)  # several micro-batches an update
+
+
+def test_the_time_is_the_sum_of_its_parts(bert):
+    for each in bert[0]["estimates"]:
+        assert each["step_seconds"] == pytest.approx(sum(each["step"].values()))
+        total = each["steps"] * each["step_seconds"] + each["evaluations"] * each["evaluation"]
+        assert each["seconds"] == pytest.approx(total + each["last_evaluation"])
+        low, high = each["interval"]
+        assert low < each["seconds"] < high
+        assert 0 < each["efficiency"] < 1.1
+
+
+def test_each_number_of_gpus_has_one_best_estimate(bert):
+    content, output, _ = bert
+    for gpus in (1, 8, 64):
+        rows = [each for each in content["estimates"] if each["layout"]["gpus"] == gpus]
+        (best,) = (each for each in rows if each["best"])
+        assert best["seconds"] == min(each["seconds"] for each in rows)
+        assert f"\n{gpus} GPU" in output
+    assert len(re.findall(r"^\d+ \*", output, re.MULTILINE)) == 3
+
+
+def test_idle_parts_of_the_energy_have_names(bert):
+    many = next(each for each in bert[0]["estimates"] if each["layout"]["gpus"] == 64 and each["best"])
+    assert many["joules"]["idle: waiting for communication"] > 0
+    assert many["joules"]["training"] > many["joules"]["idle: waiting for the slowest GPU"] > 0
+
+
+def test_train_accepts_the_overrides(bert):
+    for each in bert[0]["estimates"]:
+        run, _ = load(compose(each["overrides"]))
+        layout = each["layout"]
+        assert (run.world_size, run.global_batch) == (layout["gpus"], layout["global_batch"])
+        assert (run.micro_batch, run.grad_accumulation_steps) == (layout["micro_batch"], layout["accumulation"])
+        assert run.evaluation.ranks == layout["evaluation_ranks"]
+
+
+def test_train_accepts_the_written_recipes(bert):
+    content, _, folder = bert
+    best = next(each for each in content["estimates"] if each["layout"]["gpus"] == 64 and each["best"])
+    done = suite("train", "--config-dir", str(folder), "benchmark=bert", "scale=64xH200_planned", "--cfg", "job")
+    assert done.code == 0, done.errors
+    assert f"\nmicro_batch: {best['layout']['micro_batch']}\n" in done.output
+    assert f"global_batch_size: {best['layout']['global_batch']}\n" in done.output
+    assert "\n  nodes: 8\n" in done.output
+
+
+def test_recipes_of_other_nodes_have_their_number_of_gpus(tmp_path):
+    system = tmp_path / "mine.yaml"
+    links = f"  node_link: {LINKS}\n  network_link: {LINKS}\n"
+    system.write_text(SYSTEM.replace("gpus_per_node: 8", "gpus_per_node: 4") + links)
+    fixed = ("--gpus", "16", "--batches", "768", "--micro-batch", "48", "--system", str(system))
+    assert suite("estimate", "bert", *fixed, "--write-recipe", str(tmp_path)).code == 0
+    done = suite("train", "--config-dir", str(tmp_path), "benchmark=bert", "scale=16xH200_planned", "--cfg", "job")
+    assert "\n  nodes: 4\n  gpus_per_node: 4\n" in done.output, done.errors
+
+
+def test_the_command_names_the_measurement_for_the_largest_uncertainty(bert):
+    content, output, _ = bert
+    for each in content["estimates"]:
+        if each["best"]:
+            known = {name: value for name, value in each["uncertainty"].items() if name != "convergence"}
+            largest = max(known, key=known.get)
+            assert f"This would reduce it most ({largest}): mlperf-suite " in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batches", "100"], r"global batch 100 is outside the RCPs of bert in v\d\.\d \(.*448"),
+        (["--gpus", "12"], r"--gpus 12: a node of h200 has 8 GPUs: use 1 to 8, or a multiple of 8"),
+        (["--layout", "tp=2"], r"--layout tp=2: bert has the axes dp"),
+        (["--gpus", "8", "--batches", "768", "--micro-batch", "7"], r"micro_batch=7: .* each can have .96, 48,"),
+        (["--gpus", "8", "--batches", "450"], r"8 replicas do not divide the batch"),
+        (["--system", "auto"], r"system auto has no section hardware: .*doctor --write-system"),
+        (["--system", "h100"], r"no measured step of bert on NVIDIA H100 .*measure bert"),
+        (["--measured", "missing.json"], r"missing\.json: No such file"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_clear_error(capsys, arguments, message):
+    code, _, errors = estimate(capsys, "bert", *arguments)
+    assert code == ConfigError.exit_code
+    assert re.search(message, errors), errors
+    assert errors.count("\n") == 1
+
+
+def test_a_system_without_links_is_an_error_for_several_gpus(capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(SYSTEM)
+    code, _, errors = estimate(capsys, "bert", "--system", path, "--gpus", "8", "--batches", "768")
+    assert code == ConfigError.exit_code
+    assert "hardware.node_link is missing, and 8 GPUs communicate through it" in errors
+    path.write_text(f"{SYSTEM}  node_link: {LINKS}\n")
+    code, output, errors = estimate(capsys, "bert", "--system", path, "--gpus", "8", "--batches", "768")
+    assert code == 0, errors
+    assert "system=" not in output  # `train` reads names of systems only
+    code, _, errors = estimate(capsys, "bert", "--system", path, "--gpus", "16", "--batches", "768")
+    assert "hardware.network_link is missing" in errors
+
+
+def test_a_layout_that_does_not_fit_into_memory_is_an_error(capsys, tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SYSTEM.replace("150", "40"))
+    code, _, errors = estimate(capsys, "llama31_8b", "--system", path, "--gpus", "1", "--batches", "16")
+    assert code == ConfigError.exit_code
+    assert re.search(r"this layout needs [\d.]+ GB of 40\.0", errors)
+
+
+def test_a_benchmark_without_reference_points_is_an_error(capsys):
+    code, _, errors = estimate(capsys, "dlrm")
+    assert code == ConfigError.exit_code
+    assert "dlrm has no RCPs" in errors
