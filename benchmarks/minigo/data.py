@@ -23,6 +23,13 @@ from common.data.order import MicroBatches
 from common.distributed import job_store
 from common.errors import DataError
 
+FORMAT = "minigo-bootstrap/1"
+"""Name and version of the prepared data's format."""
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=minigo --raw-dir RAW --data-dir DATA"
+BOOTSTRAP = "games"
+"""Folder of the prepared data with a folder of games for each generation of the first window."""
+START = "start.safetensors"
+"""File of the assets with the weights from which training starts."""
 PLAY_SECONDS = 1.0
 """Interval at which a rank counts the finished games, in seconds."""
 READ_AHEAD = 16

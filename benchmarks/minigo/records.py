@@ -174,10 +174,13 @@ class Games:
     Args:
         folder: has the folders of the generations.
         board: lines of the board.
+        bootstrap: folder of the games that were played before the run; it is not written to.
+        bootstrapped: number of the first generation that is not in ``bootstrap``.
     """
 
-    def __init__(self, folder: Path, board: int) -> None:
+    def __init__(self, folder: Path, board: int, bootstrap: Path | None = None, bootstrapped: int = 0) -> None:
         self._folder, self._board = folder, board
+        self._bootstrap, self._bootstrapped = bootstrap or folder, bootstrapped
         self._open: dict[Path, Shard] = {}
 
     def of(self, generation: int) -> list[Shard]:
@@ -186,7 +189,8 @@ class Games:
         Raises:
             DataError: see :meth:`Shard.checked`.
         """
-        folder = generation_folder(self._folder, generation)
+        prepared = generation < self._bootstrapped
+        folder = generation_folder(self._bootstrap if prepared else self._folder, generation)
         closed = folder / CLOSED
         if closed.exists():
             paths = [folder / name for name in read_text(closed).splitlines()]
@@ -203,6 +207,8 @@ class Games:
         Raises:
             DataError: see :meth:`Shard.checked`.
         """
+        if generation < self._bootstrapped:  # there will be no more games
+            return
         names = [shard.path.name for shard in self.of(generation)]
         write_text(generation_folder(self._folder, generation) / CLOSED, "\n".join(names))
 
@@ -216,8 +222,7 @@ class Games:
 
     def forget_before(self, generation: int) -> None:
         """Close the shards of all generations before ``generation``."""
-        first = generation_folder(self._folder, generation)
-        self._open = {path: shard for path, shard in self._open.items() if path.parent >= first}
+        self._open = {path: shard for path, shard in self._open.items() if int(path.parent.name) >= generation}
 
 
 @dataclass(frozen=True)

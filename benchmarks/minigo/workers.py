@@ -116,6 +116,7 @@ class SelfPlayWorkers:
         self._server, self._task, self._token = server, task, token
         self._processes: list[BaseProcess] = []
         self._started = [0] * workers
+        self._closed = False
         # Before the exit handler of multiprocessing, which would wait for workers whose channels are open.
         atexit.register(self.close)
         for worker in range(workers):
@@ -150,8 +151,11 @@ class SelfPlayWorkers:
             self._processes[worker] = self._start(worker)
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers. Later calls do nothing."""
         atexit.unregister(self.close)
+        if self._closed:
+            return
+        self._closed = True
         self._server.close()
         for process in self._processes:
             process.join()

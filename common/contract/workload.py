@@ -245,6 +245,12 @@ class Workload(ABC):
     def warm_up_reader(self) -> None:
         """Load the reader's code and run it on synthetic data, before ``run_start``. Default: do nothing."""
 
+    def scratch(self, folder: Path) -> None:
+        """Prepare files that the run writes below ``folder``, its output folder, before ``run_start``. Collective.
+
+        Called with the weights from which training starts or continues. Default: do nothing.
+        """
+
     def staging(self, root: Path) -> StagingPlan | None:
         """Return the files under ``root`` that a run with ``staging_dir`` copies to local disks. May read their list.
 

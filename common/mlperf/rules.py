@@ -325,7 +325,7 @@ BENCHMARKS: dict[str, _Benchmark] = {
         "samples",
         "samples_count",
     ),
-    "minigo": _of("minigo", "0.7.0", "2.1.0", _at_least(0.5), 10, "generation", "epoch_num"),
+    "minigo": _of("minigo", "0.7.0", "2.1.0", _at_least(0.5), 10, "generation", "epoch_num", scored_offline=True),
     "gnmt": _of("gnmt", "0.7.0", "0.7.0", _at_least(0.24), 10, "epoch", "epoch_num"),
     "transformer": _of("transformer", "0.7.0", "0.7.0", _at_least(0.25), 10, "epoch", "epoch_num"),
     "cosmoflow": _of(

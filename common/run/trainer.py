@@ -237,16 +237,16 @@ class Trainer:
                     self.bar.line(f"resume={self.session.resume}: {remark}")
             else:
                 self.workload.load_start()
+            self.workload.scratch(self.session.output_dir)
         self._first_block, self.recording.counted = self.progress.block, self.progress.counted
         self.points = EvaluationPoints(
             self.evaluations, run.benchmark, events, self.metrics, self.bar, self.progress.history
         )
         self._side = side_stream(self.device)
         self._rest()
-        tensors = run.declaration.initialised_tensors
         for reason in broken_packages():
             self.bar.line(reason)
-        events.settings(self.seed, self.logged, self.workload.implementations(), tensors)
+        events.settings(self.seed, self.logged, self.workload.implementations(), run.declaration.initialised_tensors)
         if not self.rules.staging_timed:
             self._stage(stack)
         events.initialised()
