@@ -236,14 +236,13 @@ def check_weights(architecture: MiniGoArchitecture, weights: Mapping[str, Tensor
         CheckpointError: a tensor is missing, has another shape, or belongs to a larger network.
     """
     with torch.device("meta"):
-        expected = {name: list(tensor.shape) for name, tensor in MiniGo(architecture, device="meta").state_dict().items()}
+        model = MiniGo(architecture, device="meta")
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: list(tensor.shape) for name, tensor in weights.items()}
     for name in [*expected, *found]:
-        if found.get(name) != expected.get(name):
-            raise CheckpointError(
-                f"a model of another network: {name} is {found.get(name, 'missing')}, and the network of these settings "
-                f"{'has ' + str(expected[name]) if name in expected else 'has no such tensor'}"
-            )
+        shape, wanted = found.get(name, "missing"), expected.get(name, "unknown")
+        if shape != wanted:
+            raise CheckpointError(f"a model of another network: {name} is {shape}, and in this network it is {wanted}")
 
 
 class InferenceNetwork(nn.Module):
