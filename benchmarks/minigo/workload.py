@@ -49,7 +49,7 @@ class MiniGoWorkload(Workload):
         facts, implementations = self.own.facts, self.own.model.implementations
         generator = layout.shared_generator("weights")
         self.model = MiniGo(facts.architecture, implementations, generator, device=layout.device, dtype=self.dtype)
-        self.choices |= {name: choice.name for name, choice in self.model.chosen.items()}
+        self.choices |= self.model.chosen
         if cfg.assets_dir is not None:
             self._load(cfg.assets_dir / START)
         self._features = FeatureBits(facts.search.board, layout.device)
