@@ -37,6 +37,7 @@ from common.data.stages import Stages
 from common.data.synthetic import description_of
 from common.errors import CheckpointError, DataError
 from common.formats.safetensors_file import read_tensors
+from common.untrusted.strict_json import parse_object
 
 RECORDS, STAGE = "records", "games"
 SHARD_GAMES = 128
@@ -173,10 +174,16 @@ def _replace_target(data_dir: Path, target: Path) -> Manifest:
     """Replace the target of prepared data, whose games do not depend on it."""
     with locked(data_dir):
         found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
-        options = options_of(json.loads(found.source["description"])) if found.synthetic else of_rules()
+        try:
+            options = options_of(parse_object(found.source["description"])) if found.synthetic else of_rules()
+            playing = found.source["games"]
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"{data_dir / manifest.NAME} does not say how the games were played; delete {data_dir} and prepare again"
+            ) from error
         weights = _model(options, "target", target, False)
         write_model(data_dir / TARGET, weights, 0)
-        fingerprint = _sha256(found.source["games"], _digest(weights))
+        fingerprint = _sha256(playing, _digest(weights))
         files = {**found.files, TARGET: file_entry(data_dir / TARGET)}
         source = {**found.source, "fingerprint": fingerprint, "prepared": preparation.now()}
         made = replace(found, files=files, source=source)
@@ -193,7 +200,10 @@ def _model(options: BootstrapOptions, role: str, path: Path, untrained_models: b
             f"{path} is missing: give --{role} MODEL, such as OUTPUT/self-play/models/000045.safetensors of a training "
             "run, or --untrained for an untrained network"
         )
-    weights = read_tensors(path, torch.device("cpu"))
+    try:
+        weights = read_tensors(path, torch.device("cpu"))
+    except CheckpointError as error:
+        raise DataError(str(error)) from error
     try:
         check_weights(options.architecture(), weights)
     except CheckpointError as error:
