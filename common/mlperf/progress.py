@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TypeGuard
 
 from common.mlperf.parsed_log import Event, LoggedEvaluation, ParsedLog, evaluation_of, is_number
-from common.mlperf.rules import QualityTarget, Rules
+from common.mlperf.rules import QualityTarget, Rules, all_met
 
 GPT3_SEQUENCE = 2048
 """Tokens per sequence of GPT-3."""
@@ -224,9 +224,4 @@ def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, flo
 
 def first_passing(scores: Mapping[float, Mapping[str, float]], targets: Sequence[QualityTarget]) -> float | None:
     """Return the progress of the first checkpoint that meets all targets; None without such a checkpoint or targets."""
-    passing = [
-        at
-        for at, found in scores.items()
-        if targets and all(target.metric in found and target.met(found[target.metric]) for target in targets)
-    ]
-    return min(passing, default=None)
+    return min((at for at, found in scores.items() if targets and all_met(targets, found)), default=None)

@@ -10,7 +10,7 @@ Our name of a benchmark is its name in the newest ruleset that accepts it. Other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
@@ -167,18 +167,23 @@ class Rules:
         return self.targets
 
     def meets_target(self, values: Mapping[str, float], global_batch: int) -> bool:
-        """Return whether one evaluation meets every target; False if a metric with a target is missing.
+        """Return whether one evaluation meets every target; see :func:`all_met`."""
+        return all_met(self.targets_at(global_batch), values)
 
-        Args:
-            values: metric name to value; a benchmark with one metric may use any single name.
-        """
-        for target in self.targets_at(global_batch):
-            quality = values.get(target.metric)
-            if quality is None and len(self.targets) == len(values) == 1:
-                quality = next(iter(values.values()))
-            if quality is None or not target.met(quality):
-                return False
-        return True
+
+def all_met(targets: Sequence[QualityTarget], values: Mapping[str, float]) -> bool:
+    """Return whether one evaluation meets every target; False if a metric with a target is missing.
+
+    Args:
+        values: metric name to value; a benchmark with one metric may use any single name.
+    """
+    for target in targets:
+        quality = values.get(target.metric)
+        if quality is None and len(targets) == len(values) == 1:
+            quality = next(iter(values.values()))
+        if quality is None or not target.met(quality):
+            return False
+    return True
 
 
 def version_key(ruleset: str) -> tuple[int, ...]:
