@@ -96,11 +96,13 @@ class GamesAgainstTarget(Evaluation):
         """
         path = root / TARGET
         try:
-            self._players[1].load(read_tensors(path, self._layout.device))
+            weights = read_tensors(path, self._layout.device)
         except CheckpointError as error:
-            raise DataError(f"{error}: prepare the data again, which makes the target") from error
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise DataError(f"{path} is a model of another network ({error})") from error
+            raise DataError(f"{error}; prepare the data again, which makes the target") from error
+        try:
+            self._players[1].load(weights)
+        except CheckpointError as error:
+            raise DataError(f"{path} is {error}; give the data_dir that belongs to this recipe") from error
 
     def predict(self, weights: Weights) -> Predictions:
         """Play all games, and return how many the model of ``weights`` has won. Collective over ``dp``."""

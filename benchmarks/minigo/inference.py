@@ -186,7 +186,7 @@ class InferenceServer:
         heard: numbers of the workers that have sent a request. The owner may clear it.
 
     Raises:
-        CheckpointError: there is no model, or it is damaged.
+        CheckpointError: there is no model, or it is damaged or of another network.
     """
 
     def __init__(self, inference: BatchedInference, models: Models, enough: int | None = None) -> None:
@@ -248,7 +248,11 @@ class InferenceServer:
         return len(self._running) < RUNNING and bool(self._free) and self._positions() >= self._enough
 
     def _load(self, generation: int) -> None:
-        self._inference.load(self._models.read(generation, self._device))
+        weights = self._models.read(generation, self._device)
+        try:
+            self._inference.load(weights)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._models.path(generation)} is {error}") from error
         self.generation = generation
         self._next_look = time.monotonic() + MODEL_SECONDS
 

@@ -19,6 +19,16 @@ from common.formats.safetensors_file import read_tensors, write_tensors
 SUFFIX = ".safetensors"
 
 
+def write_model(path: Path, weights: Mapping[str, Tensor], generation: int) -> None:
+    """Write a model atomically; see :meth:`Models.publish`."""
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
+    try:
+        with written(path) as partial:
+            write_tensors(partial, tensors, {"generation": str(generation)})
+    except OSError as error:
+        raise CheckpointError(f"{path}: the model cannot be written ({error.strerror}); free some space") from error
+
+
 class Models:
     """The folder of the models.
 
@@ -42,13 +52,7 @@ class Models:
         Raises:
             CheckpointError: the disk is full, or the folder cannot be written to.
         """
-        path = self.path(generation)
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
-        try:
-            with written(path) as partial:
-                write_tensors(partial, tensors, {"generation": str(generation)})
-        except OSError as error:
-            raise CheckpointError(f"{path}: the model cannot be written ({error.strerror}); free some space") from error
+        write_model(self.path(generation), weights, generation)
 
     def newest(self) -> int | None:
         """Return the newest generation, or None without models."""

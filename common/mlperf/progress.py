@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeGuard
 
@@ -23,9 +23,6 @@ GPT3_SEQUENCE = 2048
 
 OLD_RULESETS = frozenset({"0.7.0", "1.0.0", "1.1.0"})
 """Rulesets whose published logs have blocks and evaluations that are one epoch apart."""
-
-WITHOUT_BLOCKS = frozenset({"minigo"})
-"""Benchmarks whose evaluations do not end blocks, in addition to the benchmarks that are scored offline."""
 
 CONFIRMING_RATIO = 2
 """Smallest ratio of evaluations at ends of blocks to other evaluations that confirms a reading of the labels."""
@@ -76,7 +73,7 @@ def evaluations_of(log: ParsedLog, rules: Rules) -> list[LoggedEvaluation]:
 
 def blocks_of(log: ParsedLog, rules: Rules) -> Blocks | None:
     """Return the blocks of a log in the unit of its evaluations; None if the labels cannot be interpreted."""
-    if rules.unit == "epoch fraction" or rules.scored_offline or rules.benchmark in WITHOUT_BLOCKS:
+    if rules.unit == "epoch fraction" or rules.scored_offline:
         return None
     points = [e.progress for e in evaluations_of(log, rules) if math.isfinite(e.progress)]
     counted = rules.unit in ("samples", "tokens")
@@ -195,6 +192,21 @@ def targets_of(log: ParsedLog, rules: Rules) -> tuple[QualityTarget, ...]:
     if all(is_finite(values.get(target.metric)) for target in targets):
         return tuple(QualityTarget(float(values[target.metric]), target.direction, target.metric) for target in targets)
     return ()
+
+
+def implausible_notes(log: ParsedLog, rules: Rules, broken: Sequence[str]) -> list[str]:
+    """Return a note on a log with other data whose quality meets the targets of the rules but for their bounds.
+
+    Such a log misses the target of the rule files in the way of a result that is too good. Its own target is met.
+
+    Args:
+        broken: sentences on the targets of the rule files that the log misses.
+    """
+    batch = log.global_batch if isinstance(log.global_batch, int) else 0
+    unbounded = [replace(target, bound=None) for target in rules.targets_at(batch)]
+    if log.status != "success" or not broken or first_passing(checkpoint_scores(log, rules), unbounded) is None:
+        return []
+    return [f"the quality is too good for the rules, and the compliance checker refuses this log: {broken[0]}"]
 
 
 def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, float]]:

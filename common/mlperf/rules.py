@@ -112,8 +112,8 @@ class Rules:
         non_converged: runs of a result that may miss the target.
         init_minutes: longest untimed initialisation in the closed division, minutes.
         accepted_by: all rulesets that accept the benchmark, oldest first.
-        scored_offline: checkpoints are scored apart from the training, in any order and possibly not all. Scoring is
-            not timed; the run ends at the time of the first checkpoint that meets the targets.
+        scored_offline: checkpoints are scored apart from the training. Scoring is not timed; the run ends at the time
+            of the first checkpoint that meets the targets.
         quality_together: whether all metrics of an evaluation are one event, whose value is an object; else each
             metric has its own event.
     """
@@ -144,6 +144,11 @@ class Rules:
     def staging_timed(self) -> bool:
         """Whether copying the data to faster storage belongs to the measured time, as everywhere but in HPC v3.0."""
         return self.usage != "hpc" or version_key(self.ruleset) < (3,)
+
+    @property
+    def scored_in_any_order(self) -> bool:
+        """Whether checkpoints may be scored in any order, and not all of them. Generations are scored from the first."""
+        return self.scored_offline and self.unit != "generation"
 
     @property
     def fractions_from(self) -> int:
