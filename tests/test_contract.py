@@ -54,6 +54,7 @@ SHORT = {
     "llama2_70b_lora": ["hparams.training_steps=4"],
     "llama31_8b": ["benchmark.schedule.last_samples=16"],
     "maskrcnn": ["benchmark.schedule.last_epoch=1"],
+    "minigo": ["benchmark.schedule.last_generation=1"],
     "oc20": ["benchmark.schedule.last_epoch=1"],
     "openfold": ["benchmark.schedule.last_samples=160"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],

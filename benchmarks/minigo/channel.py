@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import struct
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,12 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.minigo.features import feature_bytes
-from common.errors import RankFailure, SuiteError
+from common.errors import DeviceError, RankFailure, SuiteError
 
 SLOTS = 2
 """Requests of a worker that may be in flight."""
 _MESSAGE = struct.Struct("<qq")
 _FAILED = b"failed: "
+MEMORY = "/dev/shm"
+"""File system of shared memory, on Linux."""
 _ALIGNMENT = 64
 """Alignment of the arrays in bytes, a cache line."""
 
@@ -108,11 +111,39 @@ class Request(NamedTuple):
     leaves: int
 
 
+def reserved(size: int) -> SharedMemory:
+    """Return new shared memory of ``size`` bytes.
+
+    Its pages exist already: otherwise a process is killed by SIGBUS when it writes to memory that the file system in
+    :data:`MEMORY` does not have.
+
+    Raises:
+        DeviceError: the file system has less space left.
+    """
+    memory = SharedMemory(create=True, size=size)
+    try:
+        with open(f"{MEMORY}/{memory.name}", "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        memory.close()
+        memory.unlink()
+        left = os.statvfs(MEMORY)
+        raise DeviceError(
+            f"{MEMORY} has no {size} bytes for the leaves of a self-play worker ({error.strerror}; "
+            f"{left.f_bavail * left.f_frsize / 2**20:.1f} MB are free): give the container more shared memory, such as "
+            "docker run --shm-size=8g or --ipc=host, or use fewer workers (player.workers) or games (player.concurrent)"
+        ) from error
+    return memory
+
+
 class ServerEnd:
-    """The server's end of a channel. The constructor creates the shared memory.
+    """The server's end of a channel. The constructor creates the shared memory, and reserves all of it.
 
     Args:
         worker: number of the worker, for messages.
+
+    Raises:
+        DeviceError: the machine has too little shared memory left.
 
     Attributes:
         worker_end: argument for the worker's process; call :meth:`started` when that has been started.
@@ -121,7 +152,7 @@ class ServerEnd:
 
     def __init__(self, ring: Ring, worker: int) -> None:
         self.ring, self.worker = ring, worker
-        self._memory = SharedMemory(create=True, size=ring.bytes)
+        self._memory = reserved(ring.bytes)
         self._slots = ring.slots(self._memory)
         self.connection, theirs = multiprocessing.Pipe()
         self.worker_end = WorkerEnd(ring, self._memory.name, theirs)

@@ -183,6 +183,7 @@ class InferenceServer:
     Attributes:
         generation: generation of the model for the next batch.
         ended: numbers of the workers whose processes have ended. The owner removes them, and may attach new ones.
+        heard: numbers of the workers that have sent a request. The owner may clear it.
 
     Raises:
         CheckpointError: there is no model, or it is damaged or of another network.
@@ -197,6 +198,7 @@ class InferenceServer:
         self._running: deque[_Batch] = deque()
         self._free = list(inference.flights)
         self.ended: list[int] = []
+        self.heard: set[int] = set()
         self.counts = ServerCounts()
         newest = models.newest()
         if newest is None:
@@ -274,6 +276,7 @@ class InferenceServer:
                 channel.close()
                 self.ended.append(channel.worker)
             else:
+                self.heard.add(channel.worker)
                 self._waiting.append((channel, request))
 
     def _launch(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from common.data.atomic import written
+from common.distributed.shared_folder import LATE_SECONDS, appeared
 from common.errors import CheckpointError
 from common.formats.safetensors_file import read_tensors, write_tensors
 
@@ -57,6 +58,30 @@ class Models:
         """Return the newest generation, or None without models."""
         names = [path.stem for path in self._folder.glob(f"*{SUFFIX}")]
         return max((int(name) for name in names if name.isdecimal()), default=None)
+
+    def wait_for(self, generation: int) -> None:
+        """Wait until this machine sees the model of ``generation``, which another one has published.
+
+        Raises:
+            CheckpointError: it does not appear.
+        """
+        if not appeared(self.path(generation)):
+            raise CheckpointError(
+                f"{self.path(generation)} has not appeared on this machine within {LATE_SECONDS:.0f} s after another "
+                "rank has written it: the ranks do not share the folder, or its file system shows new files too late"
+            )
+
+    def delete_after(self, generation: int) -> None:
+        """Delete the models of all generations after ``generation``, which belong to lost training.
+
+        Raises:
+            CheckpointError: they cannot be deleted.
+        """
+        while (newest := self.newest()) is not None and newest > generation:
+            try:
+                self.path(newest).unlink()
+            except OSError as error:
+                raise CheckpointError(f"{self.path(newest)} cannot be deleted ({error.strerror})") from error
 
     def read(self, generation: int, device: torch.device) -> dict[str, Tensor]:
         """Return the tensors of a generation on ``device``, by name.

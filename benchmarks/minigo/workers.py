@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -22,6 +23,8 @@ from benchmarks.minigo.selfplay import FinishedGame, SelfPlay
 from common.data.order import sample_generator
 from common.errors import RankFailure, SuiteError
 
+WAITING_SHARE = 0.1
+"""Longest time that a finished game waits for its file, as a part of the time since the model has changed."""
 RESTARTS = 3
 """Largest number of times that a worker is replaced."""
 
@@ -54,27 +57,47 @@ class SelfPlayTask:
 
 
 class ShardWriter:
-    """Collects finished games, and writes them below the generation whose model was the newest at their end."""
+    """Collects finished games, and writes them below the newest generation at that time.
 
-    def __init__(self, task: SelfPlayTask) -> None:
-        self._task = task
+    A file has ``shard_games`` games, or fewer: a game waits at most a tenth of the time that its model has played, so
+    that training does not wait for games that have ended. Games that wait while the model changes count for the next
+    generation, as do the games that are unfinished then.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, task: SelfPlayTask, clock: Callable[[], float] = time.monotonic) -> None:
+        self._task, self._clock = task, clock
         self._games: list[FinishedGame] = []
-        self._generation = self._shards = 0
+        self._generation, self._shards = -1, 0
+        self._began = self._oldest = clock()
 
     def add(self, games: list[FinishedGame], generation: int) -> None:
-        """Add games that ended with the model of ``generation``.
+        """Add finished games. Call it also without games, so that games do not wait longer than they should.
+
+        Args:
+            generation: generation of the newest model.
 
         Raises:
             DataError: a file cannot be written.
         """
-        if games and generation != self._generation:
-            self._write()
-            self._generation = generation
+        now = self._clock()
+        if generation != self._generation:
+            self._generation, self._began = generation, now
+        if games and not self._games:
+            self._oldest = now
         self._games += games
-        if len(self._games) >= self._task.shard_games:
-            self._write()
+        waited = now - self._oldest >= WAITING_SHARE * (now - self._began)
+        if len(self._games) >= self._task.shard_games or waited:
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the games that wait.
+
+        Raises:
+            DataError: the file cannot be written.
+        """
         if self._games:
             name = f"{self._task.name}-{self._shards:06d}{SUFFIX}"
             write_games(generation_folder(self._task.folder, self._generation) / name, self._games)
@@ -98,6 +121,8 @@ def play(end: WorkerEnd, task: SelfPlayTask) -> None:
                 writer.add(group.take_finished(), client.generation)
                 client.submit(group.leaves())
     except RankFailure:  # the server has ended, and reports why
+        with contextlib.suppress(SuiteError):  # a resumed run uses the games
+            writer.write()
         os._exit(0)
     except SuiteError as error:
         client.fail(error)
@@ -127,8 +152,10 @@ class SelfPlayWorkers:
         """Process ids of the workers."""
         return [process.pid for process in self._processes]
 
-    def play(self, seconds: float) -> None:
+    def play(self, seconds: float) -> bool:
         """Play for ``seconds``, and replace workers that have ended.
+
+        Return whether every worker has sent a request since the last return of True: none of them is stuck.
 
         Raises:
             CheckpointError: a new model is damaged.
@@ -139,6 +166,10 @@ class SelfPlayWorkers:
         while (left := end - time.monotonic()) > 0:
             self._server.step(left)
             self._replace_ended()
+        if len(self._server.heard) < len(self._processes):
+            return False
+        self._server.heard.clear()
+        return True
 
     def _replace_ended(self) -> None:
         while self._server.ended:

@@ -10,23 +10,23 @@ import numpy as np
 import torch
 
 from benchmarks.minigo.config import MiniGoConfig
-from benchmarks.minigo.data import BOOTSTRAP, FORMAT, PREPARE_COMMAND, START, SelfPlayParts, SelfPlaySource
+from benchmarks.minigo.data import BOOTSTRAP, FORMAT, PREPARE_COMMAND, START, SelfPlayParts, SelfPlaySource, Spectator
 from benchmarks.minigo.evaluate import GamesAgainstTarget
 from benchmarks.minigo.features import SYMMETRIES, FeatureBits
 from benchmarks.minigo.inference import BatchedInference, InferenceServer
 from benchmarks.minigo.model import HeadNorm, InferenceNetwork, MiniGo, decayed, losses
-from benchmarks.minigo.models import Models
 from benchmarks.minigo.records import Games
+from benchmarks.minigo.run_folder import RunFolder
 from benchmarks.minigo.selfplay import SelfPlay
 from benchmarks.minigo.workers import SelfPlayTask, SelfPlayWorkers
 from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data import manifest
-from common.data.batches import Batch, DataSource
+from common.data.batches import Batch, DataSource, Player
 from common.data.order import MicroBatches, sample_generator
-from common.distributed import job_store
 from common.distributed.layout import Layout
+from common.distributed.rank_info import ROLES
 from common.errors import CheckpointError
 from common.formats.safetensors_file import read_tensors
 from common.nn.batch_norm import BatchNorm2d, averaged_statistics
@@ -53,8 +53,8 @@ class MiniGoWorkload(Workload):
         if cfg.assets_dir is not None:
             self._load(cfg.assets_dir / START)
         self._features = FeatureBits(facts.search.board, layout.device)
-        self._folder: Path | None = None
-        self._player: SelfPlayWorkers | None = None
+        self._folder: RunFolder | None = None
+        self._player: Player | None = None
 
     def _load(self, path: Path) -> None:
         """Start training from the weights and statistics in a file."""
@@ -125,50 +125,49 @@ class MiniGoWorkload(Workload):
             policy_BA = np.full((positions, architecture.moves), 1 / architecture.moves, np.float32)
             play.answer(policy_BA, np.zeros(positions, np.float32))
 
-    def scratch(self, folder: Path) -> None:
-        """Save the weights as the model that plays first, and start the workers, which wait for the first games."""
-        self._folder = folder / "self-play"
-        models, weights = Models(self._folder / "models"), self.weights()
-        if self.layout.rank == 0 and models.newest() is None:
-            models.publish(self.first, weights.tensors)
-        token = job_store.from_rank_0("start of self-play", self._token() if self.layout.rank == 0 else "")
-        own, player = self.own, self.own.player
+    def scratch(self, folder: Path, resumed_block: int | None) -> None:
+        """Prepare the folder of self-play, and start the workers, which wait for the first games."""
+        self._folder, own, layout = RunFolder.below(folder), self.own, self.layout
+        trains, start = layout.role == "train", ""
+        if trains and resumed_block is None:
+            weights = self.weights()
+            start = self._folder.begin(self.first, weights.tensors) if layout.rank == 0 else ""
+        elif resumed_block is not None:
+            start = self._folder.resume(self.first + resumed_block) if layout.rank == 0 else ""
+        token = self._folder.started(start)
+        if trains and not self.cfg.selfplay.training_ranks_play:
+            self._player = Spectator()
+            return
         network = InferenceNetwork(
             own.facts.architecture,
             own.model.implementations,
-            device=self.layout.device,
-            dtype=DTYPES[player.precision],
+            device=layout.device,
+            dtype=DTYPES[own.player.precision],
         )
         inference = BatchedInference(network, capture=self.cfg.cuda_graphs)
         task = SelfPlayTask(
             own.facts.search,
-            player.concurrent,
-            player.shard_games,
-            self._folder / "games",
-            f"rank{self.layout.rank}",
-            int(sample_generator(self.layout.seed, self.layout.rank).integers(2**63)),
+            own.player.concurrent,
+            own.player.shard_games,
+            self._folder.games,
+            f"{layout.role}{layout.rank}",
+            int(sample_generator(layout.seed, ROLES.index(layout.role), layout.rank).integers(2**63)),
         )
-        self._player = SelfPlayWorkers(InferenceServer(inference, models), player.workers, task, token)
+        server = InferenceServer(inference, self._folder.models)
+        self._player = SelfPlayWorkers(server, own.player.workers, task, token)
 
-    def _token(self) -> str:
-        """Return a name for this start of self-play, which no earlier start in the folder has."""
-        assert self._folder is not None, "self-play has a folder"
-        number = 0
-        while True:
-            try:
-                (self._folder / "starts" / str(number)).mkdir(parents=True)
-                return str(number)
-            except FileExistsError:
-                number += 1
+    def player(self) -> Player:
+        """Return the workers of this rank."""
+        assert self._player is not None, "the workers have started"
+        return self._player
 
     def open_data(self, root: Path) -> DataSource:
         """Open the games of the bootstrap, and begin self-play."""
         assert self._folder is not None, "the run has a folder for self-play"
-        assert self._player is not None, "the workers have started"
         cfg, facts, layout = self.cfg, self.own.facts, self.layout
         found = manifest.read_alone(root, FORMAT, f"make it: {PREPARE_COMMAND}")
-        games = Games(self._folder / "games", facts.search.board, root / BOOTSTRAP, self.first + 1)
-        parts = SelfPlayParts(games, Models(self._folder / "models"), self._player, facts.sampling, self.first)
+        games = Games(self._folder.games, facts.search.board, root / BOOTSTRAP, self.first + 1)
+        parts = SelfPlayParts(games, self._folder.models, self.player(), facts.sampling, self.first)
         mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
         pinned, counted = layout.device.type == "cuda", found.counts["train_samples"]
         return SelfPlaySource(parts, mine, layout.seed, pinned, counted, cfg.benchmark.eval_samples, found.synthetic)

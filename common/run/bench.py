@@ -89,11 +89,13 @@ def bench(start: Start, began: float) -> int:
     phases.end("joining ranks")
     if options.only in ("ops", "tiles"):
         return _bench_operations(workload_type, run, options)
-    role = Role.of(rank_info, run.evaluation.ranks)
+    role = Role.of(rank_info, run.other_ranks)
     if options.only == "evaluation":
         return _bench_evaluation_alone(start, role, phases)
     if role.name == "evaluate":
         return _bench_evaluation(workload_type, run, session, role, device)
+    if role.name == "play":
+        return 0
     if options.only == "run" and not session.data_dir.is_dir():
         raise ConfigError(f"bench.only=run: there are no prepared data in {session.data_dir} (data_dir=…)")
     peers = _peers(workload_type, run, options)
@@ -255,7 +257,7 @@ def _bench_evaluation(
 def _bench_evaluation_alone(start: Start, role: Role, phases: Phases) -> int:
     """Measure the evaluation on the ranks that evaluate and print it on the first of them. All ranks call this."""
     prepared = prepared_everywhere(start.session.data_dir)
-    if role.name == "evaluate" or not start.run.evaluation.ranks:
+    if role.name == ("evaluate" if start.run.evaluation.ranks else "train"):
         _measure_evaluation(start, role, phases, prepared)
     job_store.meet("bench/evaluation measured", EVALUATION_TIMEOUT)  # rank 0 hosts the store and must not exit first
     return 0

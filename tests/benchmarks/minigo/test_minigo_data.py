@@ -26,11 +26,12 @@ class TwoGamesEachTime:
     def __init__(self, folder: Path, models: Models) -> None:
         self._folder, self._models, self.calls = folder, models, 0
 
-    def play(self, seconds: float) -> None:
+    def play(self, seconds: float) -> bool:
         generation = self._models.newest()
         path = generation_folder(self._folder, generation) / f"{self.calls:04d}.safetensors"
         write_games(path, [game(40, 2 * self.calls), game(40, 2 * self.calls + 1)])
         self.calls += 1
+        return True
 
     def close(self) -> None:
         self.calls = -1

@@ -140,14 +140,56 @@ def finished(number: int) -> FinishedGame:
     return FinishedGame(number, made.bits, made.pi, made.outcome, 9, False, 50)
 
 
-def test_a_file_has_games_of_one_generation(tmp_path):
-    writer = ShardWriter(task(tmp_path))
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def counts(folder: Path) -> list[list[int]]:
+    """Return the numbers of games of each file, for each of two generations."""
+    games = Games(folder, 5)
+    return [[shard.games for shard in games.of(generation)] for generation in range(2)]
+
+
+def test_a_file_is_written_when_it_is_full(tmp_path):
+    clock = Clock()
+    writer = ShardWriter(task(tmp_path), clock)
+    writer.add([], 0)
+    clock.seconds += 100
     writer.add([finished(1)], 0)
-    writer.add([], 1)
+    assert counts(tmp_path) == [[], []]
+    writer.add([finished(2)], 0)
+    assert counts(tmp_path) == [[2], []]
+    names = [path.name for path in sorted(generation_folder(tmp_path, 0).iterdir())]
+    assert names == ["rank0-000000.safetensors"]
+
+
+def test_a_finished_game_waits_at_most_a_tenth_of_the_time_of_its_model(tmp_path):
+    clock = Clock()
+    writer = ShardWriter(task(tmp_path), clock)
+    writer.add([], 0)
+    clock.seconds += 100
+    writer.add([finished(1)], 0)
+    clock.seconds += 11
+    writer.add([], 0)
+    assert counts(tmp_path) == [[], []]  # 11 of 111 seconds
+    clock.seconds += 0.2
+    writer.add([], 0)
+    assert counts(tmp_path) == [[1], []]
+
+
+def test_games_that_wait_while_the_model_changes_count_for_the_next_generation(tmp_path):
+    clock = Clock()
+    writer = ShardWriter(task(tmp_path), clock)
+    writer.add([], 0)
+    clock.seconds += 100
+    writer.add([finished(1)], 0)
     writer.add([finished(2)], 1)
-    writer.add([finished(3)], 1)
-    games = Games(tmp_path, 5)
-    assert [games.count(generation) for generation in range(3)] == [1, 2, 0]
-    assert int(games.of(0)[0].bits_RK[0, 0]) == 1
-    names = [path.name for path in sorted(generation_folder(tmp_path, 1).iterdir())]
-    assert names == ["rank0-000001.safetensors"]
+    assert counts(tmp_path) == [[], [2]]
+    writer.add([finished(3)], 1)  # the model has just changed: nothing waits
+    assert counts(tmp_path) == [[], [2, 1]]

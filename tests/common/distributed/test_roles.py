@@ -27,15 +27,15 @@ def ranks(*views):
 
 @pytest.mark.parametrize(
     ("rank", "role"),
-    [(0, Role("train", 0, 6, 0)), (5, Role("train", 5, 6, 0)), (6, Role("evaluate", 0, 2, 6)),
-     (7, Role("evaluate", 1, 2, 6))],
+    [(0, Role("train", 0, 5, 0)), (4, Role("train", 4, 5, 0)), (5, Role("play", 0, 1, 5)),
+     (6, Role("evaluate", 0, 2, 6)), (7, Role("evaluate", 1, 2, 6))],
 )  # fmt: skip
-def test_the_last_ranks_evaluate(rank, role):
-    assert Role.of(RankInfo(rank, 8, rank, 8, 0, "torchrun"), 2) == role
+def test_the_first_ranks_train_and_the_last_ones_evaluate(rank, role):
+    assert Role.of(RankInfo(rank, 8, rank, 8, 0, "torchrun"), {"play": 1, "evaluate": 2}) == role
 
 
 def test_all_ranks_train_where_none_only_evaluates():
-    assert Role.of(RankInfo(3, 4, 3, 4, 0, "torchrun"), 0) == Role("train", 3, 4, 0)
+    assert Role.of(RankInfo(3, 4, 3, 4, 0, "torchrun"), {}) == Role("train", 3, 4, 0)
 
 
 def test_a_rank_that_waits_for_weights_is_left_alone():

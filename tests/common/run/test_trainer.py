@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -137,6 +137,9 @@ class Playing:
         epoch = Block(0, 1, 1, 0, self.train_samples)
         for batch in itertools.islice(self._source.batches(epoch), 2 * self.steps[block.index]):
             yield replace(batch, samples=8)
+
+    def watch(self, progress: Callable[[], None], stopping: Callable[[], bool]) -> None:
+        progress()
 
     def trained(self, block: Block, weights: Mapping[str, Tensor]) -> None:
         self.seen.append(("trained", block.index, sum(tensor.sum().item() for tensor in weights.values())))
