@@ -138,6 +138,7 @@ class MiniGoWorkload(Workload):
             device=layout.device,
             dtype=DTYPES[own.player.precision],
         )
+        self.choices |= network.chosen
         inference = BatchedInference(network, capture=self.cfg.cuda_graphs)
         task = SelfPlayTask(
             own.facts.search,
