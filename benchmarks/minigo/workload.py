@@ -30,7 +30,6 @@ from common.distributed.rank_info import ROLES
 from common.errors import CheckpointError
 from common.formats.safetensors_file import read_tensors
 from common.nn.batch_norm import BatchNorm2d, averaged_statistics
-from common.optim.learning_rate import stepwise
 from common.optim.optimizer import ParameterGroup
 from common.optim.precision import DTYPES
 from common.step.train_step import Losses, TrainStep
@@ -82,14 +81,9 @@ class MiniGoWorkload(Workload):
         ]
 
     def build_step(self) -> TrainStep:
-        """Build the step: accumulated micro-batches, then SGD. Its steps count over all generations of a run.
-
-        As in TensorFlow's ``piecewise_constant``, a boundary is the last step of a rate.
-        """
+        """Build the step: accumulated micro-batches, then SGD."""
         hparams = self.own.hparams
-        starts = [0, *(boundary + 1 for boundary in hparams.lr_boundaries)]
-        schedule = stepwise(1.0, 1.0, 0, starts, hparams.lr_rates, steps_per_epoch=1)
-        return self.step_with(hparams.sgd(), schedule, loss_scale=self.own.model.loss_scale)
+        return self.step_with(hparams.sgd(), hparams.schedule(), loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Return the loss of a micro-batch: cross entropy of the policy, and half the squared error of the value.
