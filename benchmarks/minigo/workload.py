@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.minigo.config import MiniGoConfig
 from benchmarks.minigo.data import BOOTSTRAP, FORMAT, PREPARE_COMMAND, START, SelfPlayParts, SelfPlaySource, Spectator
-from benchmarks.minigo.evaluate import GamesAgainstTarget
+from benchmarks.minigo.evaluate import GamesAgainstTarget, read_target
 from benchmarks.minigo.features import SYMMETRIES, FeatureBits
 from benchmarks.minigo.inference import BatchedInference, InferenceServer
 from benchmarks.minigo.model import HeadNorm, InferenceNetwork, MiniGo, decayed, losses
@@ -157,10 +157,16 @@ class MiniGoWorkload(Workload):
         return self._player
 
     def open_data(self, root: Path) -> DataSource:
-        """Open the games of the bootstrap, and begin self-play."""
+        """Open the games of the bootstrap, and begin self-play.
+
+        Raises:
+            DataError: a file of the bootstrap is missing, or the target is damaged or of another network. Training
+                would otherwise end before its evaluation finds this.
+        """
         assert self._folder is not None, "the run has a folder for self-play"
         cfg, facts, layout = self.cfg, self.own.facts, self.layout
-        found = manifest.read_alone(root, FORMAT, f"make it: {PREPARE_COMMAND}")
+        found = manifest.read(root, FORMAT, PREPARE_COMMAND)
+        read_target(root, facts.architecture, torch.device("cpu"))
         games = Games(self._folder.games, facts.search.board, root / BOOTSTRAP, self.first + 1)
         parts = SelfPlayParts(games, self._folder.models, self.player(), facts.sampling, self.first)
         mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
