@@ -13,6 +13,7 @@ from common.config.ranges import Ascending, AtLeast, Decay, Each, NotNegative, P
 from common.config.schema import Precision
 from common.config.sections import NetworkConfig
 from common.errors import ConfigError
+from common.optim.learning_rate import Schedule, stepwise
 from common.optim.momentum import SGD
 
 
@@ -82,6 +83,14 @@ class Hparams:
     def sgd(self) -> SGD:
         """Return the update rule."""
         return SGD(self.momentum)
+
+    def schedule(self) -> Schedule:
+        """Return the learning rate as a function of the optimizer step, which counts over all generations of a run.
+
+        As in TensorFlow's ``piecewise_constant``, a boundary is the last step of a rate.
+        """
+        starts = [0, *(boundary + 1 for boundary in self.lr_boundaries)]
+        return stepwise(1.0, 1.0, 0, starts, self.lr_rates, steps_per_epoch=1)
 
     def __post_init__(self) -> None:
         if len(self.lr_rates) != len(self.lr_boundaries) + 1:

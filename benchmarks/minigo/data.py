@@ -46,6 +46,10 @@ class Spectator:
         time.sleep(seconds)
         return True
 
+    def measures(self) -> dict[str, float | str]:
+        """Return no measures."""
+        return {}
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -139,6 +143,10 @@ class SelfPlaySource:
     def games(self, block: Block) -> list[int]:
         """Return the numbers of games in each generation that ``block`` was trained on, the newest last."""
         return [self._play.games.count(number) for number in self._play.sampling.generations(self.generation(block))]
+
+    def measures(self) -> Mapping[str, float | str]:
+        """Return measures of self-play on this rank since the last call."""
+        return self._play.player.measures()
 
     def close(self) -> None:
         """End self-play."""

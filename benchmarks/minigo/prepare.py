@@ -115,7 +115,8 @@ def play_shard(path: Path, model: Path, options: BootstrapOptions, generation: i
     path.with_name(f"{path.name}.partial").unlink(missing_ok=True)  # of an interrupted preparation
     if not path.exists():
         seed = int(sample_generator(options.seed, generation).integers(2**63))
-        write_games(path, sorted(_games(model, options, seed, numbers), key=lambda game: game.number))
+        played = sorted(_games(model, options, seed, numbers), key=lambda game: game.number)
+        write_games(path, played)
     shard = Shard.checked(path, options.board)
     return {"games": shard.games, "records": len(shard.outcome_R)}
 
@@ -179,7 +180,7 @@ def _replace_target(data_dir: Path, target: Path) -> Manifest:
             playing = found.source["games"]
         except (KeyError, ValueError) as error:
             raise DataError(
-                f"{data_dir / manifest.NAME} does not say how the games were played; delete {data_dir} and prepare again"
+                f"{data_dir / manifest.NAME} does not say how games were played; delete the folder, and prepare again"
             ) from error
         weights = _model(options, "target", target, False)
         write_model(data_dir / TARGET, weights, 0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from benchmarks.minigo.channel import SLOTS, InferenceClient, Ring, ServerEnd, WorkerEnd
+from benchmarks.minigo.channel import SLOTS, InferenceClient, Ring, ServerEnd, WorkDone, WorkerEnd
 from benchmarks.minigo.inference import InferenceServer
 from benchmarks.minigo.records import SUFFIX, generation_folder, write_games
 from benchmarks.minigo.search import SearchSettings
@@ -117,9 +117,13 @@ def play(end: WorkerEnd, task: SelfPlayTask) -> None:
             client.submit(group.leaves())
         while True:
             for group in groups:
-                group.answer(*client.take())
-                writer.add(group.take_finished(), client.generation)
-                client.submit(group.leaves())
+                policy_BA, value_B = client.take()
+                began = time.perf_counter()
+                group.answer(policy_BA, value_B)
+                finished = group.take_finished()
+                writer.add(finished, client.generation)
+                bits_BK = group.leaves()
+                client.submit(bits_BK, WorkDone(games=len(finished), seconds=time.perf_counter() - began))
     except RankFailure:  # the server has ended, and reports why
         with contextlib.suppress(SuiteError):  # a resumed run uses the games
             writer.write()
@@ -139,6 +143,7 @@ class SelfPlayWorkers:
 
     def __init__(self, server: InferenceServer, workers: int, task: SelfPlayTask, token: str) -> None:
         self._server, self._task, self._token = server, task, token
+        self._measured = replace(server.counts)
         self._processes: list[BaseProcess] = []
         self._started = [0] * workers
         self._closed = False
@@ -170,6 +175,11 @@ class SelfPlayWorkers:
             return False
         self._server.heard.clear()
         return True
+
+    def measures(self) -> dict[str, float | str]:
+        """Return measures of self-play since the last call; see :mod:`benchmarks.minigo.measures`."""
+        before, self._measured = self._measured, replace(self._server.counts)
+        return self._measured.since(before).measures(len(self._processes))
 
     def _replace_ended(self) -> None:
         while self._server.ended:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.minigo.config import MiniGoConfig
 from benchmarks.minigo.data import BOOTSTRAP, FORMAT, PREPARE_COMMAND, START, SelfPlayParts, SelfPlaySource, Spectator
-from benchmarks.minigo.evaluate import GamesAgainstTarget
+from benchmarks.minigo.evaluate import GamesAgainstTarget, read_target
 from benchmarks.minigo.features import SYMMETRIES, FeatureBits
 from benchmarks.minigo.inference import BatchedInference, InferenceServer
 from benchmarks.minigo.model import HeadNorm, InferenceNetwork, MiniGo, decayed, losses
@@ -30,7 +30,6 @@ from common.distributed.rank_info import ROLES
 from common.errors import CheckpointError
 from common.formats.safetensors_file import read_tensors
 from common.nn.batch_norm import BatchNorm2d, averaged_statistics
-from common.optim.learning_rate import stepwise
 from common.optim.optimizer import ParameterGroup
 from common.optim.precision import DTYPES
 from common.step.train_step import Losses, TrainStep
@@ -82,14 +81,9 @@ class MiniGoWorkload(Workload):
         ]
 
     def build_step(self) -> TrainStep:
-        """Build the step: accumulated micro-batches, then SGD. Its steps count over all generations of a run.
-
-        As in TensorFlow's ``piecewise_constant``, a boundary is the last step of a rate.
-        """
+        """Build the step: accumulated micro-batches, then SGD."""
         hparams = self.own.hparams
-        starts = [0, *(boundary + 1 for boundary in hparams.lr_boundaries)]
-        schedule = stepwise(1.0, 1.0, 0, starts, hparams.lr_rates, steps_per_epoch=1)
-        return self.step_with(hparams.sgd(), schedule, loss_scale=self.own.model.loss_scale)
+        return self.step_with(hparams.sgd(), hparams.schedule(), loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Return the loss of a micro-batch: cross entropy of the policy, and half the squared error of the value.
@@ -144,6 +138,7 @@ class MiniGoWorkload(Workload):
             device=layout.device,
             dtype=DTYPES[own.player.precision],
         )
+        self.choices |= network.chosen
         inference = BatchedInference(network, capture=self.cfg.cuda_graphs)
         task = SelfPlayTask(
             own.facts.search,
@@ -162,10 +157,16 @@ class MiniGoWorkload(Workload):
         return self._player
 
     def open_data(self, root: Path) -> DataSource:
-        """Open the games of the bootstrap, and begin self-play."""
+        """Open the games of the bootstrap, and begin self-play.
+
+        Raises:
+            DataError: a file of the bootstrap is missing, or the target is damaged or of another network. Training
+                would otherwise end before its evaluation finds this.
+        """
         assert self._folder is not None, "the run has a folder for self-play"
         cfg, facts, layout = self.cfg, self.own.facts, self.layout
-        found = manifest.read_alone(root, FORMAT, f"make it: {PREPARE_COMMAND}")
+        found = manifest.read(root, FORMAT, PREPARE_COMMAND)
+        read_target(root, facts.architecture, torch.device("cpu"))
         games = Games(self._folder.games, facts.search.board, root / BOOTSTRAP, self.first + 1)
         parts = SelfPlayParts(games, self._folder.models, self.player(), facts.sampling, self.first)
         mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))

@@ -95,6 +95,10 @@ class Player(Protocol):
         """Play for ``seconds``. Return whether all parts of self-play have worked since the last return of True."""
         ...
 
+    def measures(self) -> Mapping[str, float | str]:
+        """Return measures of self-play on this rank since the last call, by name; empty if it has not played."""
+        ...
+
     def close(self) -> None:
         """End self-play on this rank."""
         ...
@@ -121,6 +125,10 @@ class GenerationSource(DataSource, Protocol):
 
     def games(self, block: Block) -> Sequence[int]:
         """Return the numbers of games in each generation that ``block`` was trained on, the newest last."""
+        ...
+
+    def measures(self) -> Mapping[str, float | str]:
+        """See :meth:`Player.measures`."""
         ...
 
 

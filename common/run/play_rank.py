@@ -14,6 +14,8 @@ from common.run.rank_beside import RankBeside
 
 PLAY_SECONDS = 1.0
 """Interval at which a rank looks for the end of self-play, in seconds."""
+MEASURE_SECONDS = 60.0
+"""Interval at which a rank records its measures, in seconds."""
 SELF_PLAY_ENDS, RUN_ENDS = "self-play ends", "run ends"
 """Names under which training rank 0 announces the end of the training, and then of the run.
 
@@ -41,11 +43,16 @@ class PlayRank(RankBeside):
             self.meet()
         job_store.from_rank_0("run_start", "")
         stack.enter_context(GracefulStop())  # the training ranks decide when a run ends that gets a signal
-        rounds = itertools.count(1)
+        rounds, written = itertools.count(1), time.monotonic()
 
         def play() -> None:
+            nonlocal written
             if player.play(PLAY_SECONDS):
                 self.heartbeat.beat(next(rounds), "self-play")
+            if time.monotonic() - written >= MEASURE_SECONDS and (measures := player.measures()):
+                self.metrics.self_play(**measures)
+                self.metrics.flush()
+                written = time.monotonic()
 
         with contextlib.closing(player):
             job_store.from_rank_0(SELF_PLAY_ENDS, "", meanwhile=play)

@@ -410,9 +410,9 @@ class Trainer:
         limit = self.session.timeout_seconds
         with self.heartbeat.extended(limit, "evaluation"):
             weights = self.clock.handed_over(self.data, block, self.workload.weights())
-        longest = EVALUATION_RANKS_SECONDS if self.evaluations.elsewhere else limit
-        if self.evaluations.later:  # an earlier evaluation may still be running: allow for its time, too
-            longest += limit
+        self.recording.self_play(self.data, block.first_epoch)
+        # If an earlier evaluation may still be running, allow for its time, too.
+        longest = (EVALUATION_RANKS_SECONDS if self.evaluations.elsewhere else limit) + limit * self.evaluations.later
         with self.heartbeat.extended(longest, "evaluation"):
             step, samples = self.progress.step, self.progress.samples
             self.clock.after(step, lambda at: self._evaluation_begins(block, step, samples, at))

@@ -1,6 +1,6 @@
 """``mlperf-suite`` whose ranks that only play copy the games of another run: argument 1 is that run's output folder.
 
-If it is ``fail``, these ranks fail instead.
+If it is ``fail``, these ranks fail instead; if it is ``damage``, they write a file that holds no games.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 from benchmarks import WORKLOADS
-from benchmarks.minigo.records import CLOSED, generation_folder
+from benchmarks.minigo.records import CLOSED, SUFFIX, generation_folder
 from benchmarks.minigo.run_folder import RunFolder
 from benchmarks.minigo.workload import MiniGoWorkload
 from common import cli
 from common.errors import DataError
 
-FAIL = "fail"
+FAIL, DAMAGE = "fail", "damage"
 PLAYED = ""
 """Argument 1."""
 
@@ -33,6 +33,9 @@ class Replay:
             raise DataError("the games are broken")
         newest = self._run.models.newest()
         assert newest is not None
+        if str(self._source) == DAMAGE:
+            (generation_folder(self._run.games, newest)).mkdir(parents=True, exist_ok=True)
+            (generation_folder(self._run.games, newest) / f"damaged{SUFFIX}").write_bytes(bytes(100))
         played = generation_folder(RunFolder.below(self._source).games, newest)
         copy = generation_folder(self._run.games, newest)
         if played.is_dir() and not copy.exists():
@@ -44,6 +47,10 @@ class Replay:
             partial.rename(copy)
         time.sleep(0.05)
         return True
+
+    def measures(self) -> dict[str, float | str]:
+        """Nothing is measured."""
+        return {}
 
     def close(self) -> None:
         """Nothing is open."""

@@ -34,6 +34,9 @@ class TwoGamesEachTime:
         self.calls += 1
         return True
 
+    def measures(self) -> dict[str, float | str]:
+        return {"games": 2.0 * self.calls}
+
     def close(self) -> None:
         self.calls = -1
 

@@ -16,13 +16,14 @@ from benchmarks.minigo.records import CLOSED, generation_folder
 from benchmarks.minigo.run_folder import RunFolder
 from common.errors import RankFailure
 from common.formats.safetensors_file import read_tensors
-from tests.benchmarks.minigo.replayed_games import FAIL
+from tests.benchmarks.minigo.replayed_games import DAMAGE, FAIL
 from tests.command_line import (
     Process,
     assert_closed_as_aborted,
     await_that,
     descendants,
     finish,
+    logged,
     rank_process,
     ranked,
     started,
@@ -45,7 +46,7 @@ def arguments(data: Path, output: Path, *overrides: str) -> list[str]:
 
 @contextlib.contextmanager
 def replaying(played: Path | str, data: Path, output: Path, ranks: int, *overrides: str) -> Iterator[Process]:
-    """A run on ``ranks`` ranks, of which the last one only plays: it copies games of another run."""
+    """A run on ``ranks`` ranks, of which one only plays: it copies games of another run."""
     fixed = [f"scale.gpus_per_node={ranks}", "selfplay.ranks=1", "selfplay.training_ranks_play=false"]
     command = ranked("tests.benchmarks.minigo.replayed_games", ranks, str(played))
     with started(arguments(data, output, *fixed, *overrides), command=command) as process:
@@ -85,23 +86,33 @@ def assert_same_models(output: Path, alone: Path) -> None:
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=f"{name} of generation {generation}")
 
 
-def test_a_rank_that_trains_and_one_that_plays_give_the_weights_of_one_that_does_both(alone, data, tmp_path):
-    ended = replayed(alone, data, tmp_path / "out", 2)
+def test_ranks_that_train_play_and_evaluate_give_the_weights_and_scores_of_one_that_does_all(alone, data, tmp_path):
+    ended = replayed(alone, data, tmp_path / "out", 3, "evaluation.ranks=1")
     assert ended.code == NOT_CONVERGED, ended.errors
     assert_same_models(tmp_path / "out", alone)
-    assert (tmp_path / "out" / "metrics_rank1.jsonl").exists()
+    assert scores(tmp_path / "out") == scores(alone)
+
+
+def scores(output: Path) -> list[object]:
+    """The win rates in the log."""
+    found = [event["value"] for event in logged(output / "mlperf.log", "eval_accuracy")]
+    assert len(found) == len(GENERATIONS)
+    return found
 
 
 def test_two_training_ranks_give_the_weights_of_one_that_accumulates(alone, data, tmp_path):
     """Without the running statistics: one rank updates them with each micro-batch, two ranks average theirs."""
-    ended = replayed(alone, data, tmp_path / "out", 3)
-    assert ended.code == NOT_CONVERGED, ended.errors
+    ended = replayed(alone, data, tmp_path / "out", 3, "evaluation.by_command=true")
+    assert ended.code == 0, ended.errors
     for generation in GENERATIONS:
         expected, found = model(alone, generation), model(tmp_path / "out", generation)
         trained = [name for name in expected if "running" not in name]
         assert len(trained) < len(expected)
         for name in trained:
             torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-9)
+    scored = suite("score", str(tmp_path / "out"), "device=cpu")  # on the two ranks that have trained
+    assert scored.code == NOT_CONVERGED, scored.errors
+    assert len(scores(tmp_path / "out")) == len(GENERATIONS)
 
 
 def test_a_run_that_is_stopped_while_it_waits_for_games_continues_with_the_same_weights(alone, data, tmp_path):
@@ -133,6 +144,13 @@ def test_a_rank_that_plays_and_fails_ends_the_run_and_is_named(data, tmp_path):
     ended = replayed(FAIL, data, tmp_path / "out", 2)
     assert ended.code == ERROR_OF_DATA, ended.errors
     assert "rank 1, which plays: the games are broken" in the_message(ended)
+    assert_closed_as_aborted(tmp_path / "out" / "mlperf.log")
+
+
+def test_ranks_that_play_end_with_the_training_ranks_that_fail(data, tmp_path):
+    ended = replayed(DAMAGE, data, tmp_path / "out", 2)
+    assert ended.code == ERROR_OF_DATA, ended.errors
+    assert "damaged.safetensors" in the_message(ended)
     assert_closed_as_aborted(tmp_path / "out" / "mlperf.log")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import os
@@ -75,6 +76,23 @@ def test_two_workers_play_different_games_with_the_newest_model(tmp_path, models
         assert set(np.abs(shard.outcome_R)) == {1}
     firsts = [shard.pi_RA[shard.first_G[number]] for shard in shards for number in range(shard.games)]
     assert len({first.tobytes() for first in firsts}) > len(firsts) / 2
+
+
+def test_measures_are_those_since_the_last_call(tmp_path, players):
+    games = Games(tmp_path / "games", 5)
+    play_until(players, games, 0, 8)
+    first, counts = players.measures(), dataclasses.replace(players._server.counts)
+    assert first["games"] >= 8
+    assert first["leaves_per_second"] == pytest.approx(counts.positions / counts.seconds)
+    assert first["search_us_per_leaf"] == pytest.approx(1e6 * counts.search_seconds / counts.positions)
+    assert first["batch_fill"] == 1.0, "a CPU pads no batch"
+    assert 0 < first["search_share"] < 1
+    assert 0 < first["inference_share"] < 1
+    assert players.measures() == {}
+    play_until(players, games, 0, games.count(0) + 4)
+    second = players.measures()
+    assert second["seconds"] == pytest.approx(players._server.counts.seconds - counts.seconds)
+    assert second["games"] >= 3
 
 
 def test_a_killed_worker_is_replaced(tmp_path, players, capfd):

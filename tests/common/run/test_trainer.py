@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,9 @@ class Playing:
     def games(self, block: Block) -> list[int]:
         return [10 + block.index, 11 + block.index]
 
+    def measures(self) -> dict[str, float | str]:
+        return {"games_per_second": 2.5, "bound": "search"}
+
 
 def test_generations_end_when_their_source_ends_and_their_weights_are_saved_before_the_next(
     data_of, tmp_path, monkeypatch
@@ -187,3 +191,6 @@ def test_generations_end_when_their_source_ends_and_their_weights_are_saved_befo
     ]  # fmt: skip
     (stop,) = [line for line in lines if line["key"] == "run_stop"]
     assert stop["metadata"] == {**stop["metadata"], "status": "aborted", "epoch_num": 3}
+    measured = [json.loads(line) for line in (tmp_path / "out" / "self_play_rank0.jsonl").read_text().splitlines()]
+    assert [line.pop("time") > 0 for line in measured] == [True] * 3
+    assert measured == [{"generation": number, "games_per_second": 2.5, "bound": "search"} for number in (1, 2, 3)]
