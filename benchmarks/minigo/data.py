@@ -161,6 +161,7 @@ class SelfPlaySource:
                 self._progress()
             return games.count(generation)  # checks the files that have appeared, so that none is left for later
 
+        self._progress()
         if self._mine.replica == 0 or not job_store.joined():
             count = games.count(generation)
             while count < needed and not self._stopping():

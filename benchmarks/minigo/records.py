@@ -14,6 +14,7 @@ Shapes: G games, R records (positions with a search of full size), K bytes of pa
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ from common.untrusted.safetensors_header import TensorLocation, read_header
 SUFFIX = ".safetensors"
 CLOSED = "closed.txt"
 """File in the folder of a generation with the names of the shards that training uses."""
+MOST_FILES = 1 << 16
+"""Open files for which a process raises its limit, if it may."""
 DTYPES = {"first": ("I64", np.int64), "pi": ("F32", np.float32), "bits": ("U8", np.uint8), "outcome": ("I8", np.int8)}
 """Names of the tensors that the digest covers, in its order, with their dtypes in the file and in NumPy.
 
@@ -183,6 +186,11 @@ class Games:
     def __init__(self, folder: Path, board: int, bootstrap: Path | None = None, bootstrapped: int = 0) -> None:
         self._folder, self._board = folder, board
         self._bootstrap, self._bootstrapped = bootstrap or folder, bootstrapped
+        # Every open shard has a file descriptor, and a window may have more files than the usual soft limit of 1,024.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         self._open: dict[Path, Shard] = {}
         self._closed: dict[int, list[str]] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import os
 import signal
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.minigo import inference, workers
+from benchmarks.minigo import channel, inference, workers
 from benchmarks.minigo.cache import HITS, make_cache
 from benchmarks.minigo.channel import ServerEnd
 from benchmarks.minigo.inference import BatchedInference, InferenceServer
@@ -24,7 +25,7 @@ from benchmarks.minigo.records import Games, generation_folder
 from benchmarks.minigo.search import SearchSettings
 from benchmarks.minigo.selfplay import FinishedGame
 from benchmarks.minigo.workers import RESTARTS, SelfPlayTask, SelfPlayWorkers, ShardWriter
-from common.errors import ConfigError, DataError, RankFailure
+from common.errors import ConfigError, DataError, DeviceError, RankFailure
 from tests.benchmarks.minigo.finished_games import game
 from tests.benchmarks.minigo.sizes import SMALL
 from tests.forked import FORKS
@@ -136,6 +137,41 @@ def test_a_killed_worker_is_replaced(tmp_path, players, capfd):
     assert "self-play worker 0 ended with exit code -9, and is replaced" in capfd.readouterr().err
 
 
+def test_play_says_whether_every_worker_works(tmp_path, players):
+    while not players.play(0.05):
+        pass
+    os.kill(players.pids[1], signal.SIGSTOP)
+    try:
+        while players.play(0.2):  # the last request of the stopped worker may still be on its way
+            pass
+        assert not players.play(0.5)
+    finally:
+        os.kill(players.pids[1], signal.SIGCONT)
+    while not players.play(0.05):
+        pass
+
+
+def test_too_little_shared_memory_is_one_clear_error(tmp_path, models, monkeypatch):
+    """As with the 64 MB of a docker container by default."""
+    monkeypatch.setattr(channel.os, "posix_fallocate", refuse_space)
+    before = set(Path(channel.MEMORY).iterdir())
+    server = InferenceServer(BatchedInference(InferenceNetwork(SMALL), (16,)), models, enough=8)
+    with pytest.raises(DeviceError, match=r"/dev/shm has no .* MB are free.*docker run --shm-size"):
+        SelfPlayWorkers(server, 2, task(tmp_path / "games"), "start1")
+    assert not set(Path(channel.MEMORY).iterdir()) - before
+
+
+def refuse_space(descriptor: int, offset: int, size: int) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_the_shared_memory_of_a_channel_is_reserved():
+    memory = channel.reserved(1 << 20)
+    assert os.stat(f"{channel.MEMORY}/{memory.name}").st_blocks * 512 == 1 << 20
+    memory.close()
+    memory.unlink()
+
+
 class Started:
     """A process that ends at once."""
 
@@ -179,11 +215,11 @@ def test_a_worker_without_numba_is_one_clear_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(workers, "SelfPlay", refuse)
     monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
-    channel = ServerEnd(task(tmp_path).ring, 0)
-    workers.play(channel.worker_end, task(tmp_path))
+    end = ServerEnd(task(tmp_path).ring, 0)
+    workers.play(end.worker_end, task(tmp_path))
     with pytest.raises(ConfigError, match="search needs numba"):
-        channel.receive()
-    channel.close()
+        end.receive()
+    end.close()
 
 
 def finished(number: int) -> FinishedGame:
