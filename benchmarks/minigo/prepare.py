@@ -128,6 +128,7 @@ def _games(model: Path, options: BootstrapOptions, seed: int, numbers: range) ->
     while len(bits_BK := play.leaves()):
         play.answer(*network(bits_BK))
         yield from play.take_finished()
+    yield from play.take_finished()  # the last games may end without further leaves
 
 
 @functools.lru_cache(1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from benchmarks.minigo.cache import HITS, clear, make_cache
 from benchmarks.minigo.channel import SLOTS, InferenceClient, Ring, ServerEnd, WorkDone, WorkerEnd
 from benchmarks.minigo.inference import InferenceServer
 from benchmarks.minigo.records import SUFFIX, generation_folder, write_games
@@ -41,6 +42,7 @@ class SelfPlayTask:
         folder: folder of the games, with a folder for each generation.
         name: prefix of the names of this worker's files.
         seed: seed of this worker, which no other one has.
+        cache_bytes: memory for answers of the network, of each worker; 0 for no cache.
     """
 
     settings: SearchSettings
@@ -49,6 +51,7 @@ class SelfPlayTask:
     folder: Path
     name: str
     seed: int
+    cache_bytes: int = 0
 
     @property
     def ring(self) -> Ring:
@@ -110,20 +113,26 @@ def play(end: WorkerEnd, task: SelfPlayTask) -> None:
         signal.signal(number, signal.SIG_IGN)
     client, writer = InferenceClient(end), ShardWriter(task)
     try:
+        cache = make_cache(task.settings.board, task.cache_bytes)
         groups = [
-            SelfPlay(task.settings, task.concurrent, task.seed, first=first, stride=SLOTS) for first in range(SLOTS)
+            SelfPlay(task.settings, task.concurrent, task.seed, first=first, stride=SLOTS, cache=cache)
+            for first in range(SLOTS)
         ]
         for group in groups:
             client.submit(group.leaves())
         while True:
             for group in groups:
+                before, hits = client.generation, cache.counts[HITS]
                 policy_BA, value_B = client.take()
                 began = time.perf_counter()
+                if client.generation != before:
+                    clear(cache)
                 group.answer(policy_BA, value_B)
                 finished = group.take_finished()
                 writer.add(finished, client.generation)
                 bits_BK = group.leaves()
-                client.submit(bits_BK, WorkDone(games=len(finished), seconds=time.perf_counter() - began))
+                hits = int(cache.counts[HITS] - hits)
+                client.submit(bits_BK, WorkDone(hits, len(finished), time.perf_counter() - began))
     except RankFailure:  # the server has ended, and reports why
         with contextlib.suppress(SuiteError):  # a resumed run uses the games
             writer.write()

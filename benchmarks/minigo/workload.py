@@ -93,7 +93,8 @@ class MiniGoWorkload(Workload):
         tensors = micro_batch.tensors
         planes_BCHW = self._features.planes(tensors["bits"], self.dtype, tensors["symmetry"])
         pi_BA = self._features.apply(tensors["pi"], tensors["symmetry"])
-        cross_entropy, squared_error = losses(*self.model(planes_BCHW), pi_BA, tensors["outcome"])
+        logits_BA, value_B = self.model(planes_BCHW)
+        cross_entropy, squared_error = losses(logits_BA, value_B, pi_BA, tensors["outcome"])
         metrics = {"policy_loss": cross_entropy.detach(), "value_loss": squared_error.detach()}
         total = cross_entropy + 0.5 * squared_error
         return Losses(total, {"loss": total.detach(), **metrics})

@@ -147,7 +147,7 @@ class Rules:
 
     @property
     def scored_in_any_order(self) -> bool:
-        """Whether checkpoints may be scored in any order, and not all of them. Generations are scored from the first."""
+        """Whether checkpoints may be scored in any order, and not all of them; generations come in their order."""
         return self.scored_offline and self.unit != "generation"
 
     @property

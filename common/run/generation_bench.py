@@ -104,5 +104,5 @@ def time_generation(
         evaluation.close()
         end_phase()  # the folder is deleted after the last rank has left it
     took = [later - earlier for earlier, later in itertools.pairwise(seconds)][:4]
-    slowest = [max(times) for times in zip(*of_all_ranks(took), strict=True)]
-    return GenerationTiming(*slowest, steps, games, run.global_batch)
+    self_play, training, hand_over, evaluated = (max(times) for times in zip(*of_all_ranks(took), strict=True))
+    return GenerationTiming(self_play, training, hand_over, evaluated, steps, games, run.global_batch)

@@ -60,6 +60,20 @@ def test_every_generation_has_its_games_and_training_can_draw_from_them(raw, tmp
     assert manifest.verify(tmp_path / "data", FORMAT, PREPARE_COMMAND).synthetic
 
 
+def test_games_that_end_without_further_leaves_are_kept(raw, tmp_path, monkeypatch):
+    """The last search of a game may only visit positions after its end. Here all games end in the last call."""
+    leaves, take, over = preparation.SelfPlay.leaves, preparation.SelfPlay.take_finished, []
+
+    def asked(play):
+        bits = leaves(play)
+        over.extend([play] * (not len(bits)))
+        return bits
+
+    monkeypatch.setattr(preparation.SelfPlay, "leaves", asked)
+    monkeypatch.setattr(preparation.SelfPlay, "take_finished", lambda play: take(play) if play in over else [])
+    assert prepare(raw, tmp_path / "data").counts["train_samples"] == 10
+
+
 def test_generations_and_files_have_different_games(raw, tmp_path, small_shards):
     prepare(raw, tmp_path / "data")
     games = Games(tmp_path / "data" / BOOTSTRAP, 5)

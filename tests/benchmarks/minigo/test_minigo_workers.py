@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from benchmarks.minigo import channel, inference, workers
+from benchmarks.minigo.cache import HITS, make_cache
 from benchmarks.minigo.channel import ServerEnd
 from benchmarks.minigo.inference import BatchedInference, InferenceServer
 from benchmarks.minigo.model import InferenceNetwork, MiniGo
@@ -76,6 +77,38 @@ def test_two_workers_play_different_games_with_the_newest_model(tmp_path, models
         assert set(np.abs(shard.outcome_R)) == {1}
     firsts = [shard.pi_RA[shard.first_G[number]] for shard in shards for number in range(shard.games)]
     assert len({first.tobytes() for first in firsts}) > len(firsts) / 2
+
+
+def test_a_new_model_empties_the_cache_of_a_worker(tmp_path, models, monkeypatch):
+    """The worker's main function runs in this process. The model changes, and then the server ends."""
+    cleared, made = [], []
+    monkeypatch.setattr(workers, "clear", lambda cache: cleared.append(int(cache.counts[HITS])))
+    monkeypatch.setattr(workers, "make_cache", lambda *size: made.append(size) or make_cache(*size))
+    monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(inference, "MODEL_SECONDS", 0.0)
+    server = InferenceServer(BatchedInference(InferenceNetwork(SMALL), (16,)), models, enough=8)
+    given = dataclasses.replace(task(tmp_path / "games"), cache_bytes=1 << 20)
+    channel = ServerEnd(given.ring, 0)
+    server.attach(channel)
+    take = workers.InferenceClient.take
+    calls = itertools.count()
+
+    def answered(client):
+        number = next(calls)
+        if number == 100:
+            models.publish(1, MiniGo(SMALL, generator=torch.Generator().manual_seed(1)).state_dict())
+        if number == 200:
+            raise DataError("enough")
+        while not client._connection.poll():
+            server.step(0)
+        return take(client)
+
+    monkeypatch.setattr(workers.InferenceClient, "take", answered)
+    workers.play(channel.worker_end, given)
+    assert made == [(5, 1 << 20)]
+    assert len(cleared) == 2, "for the first model and for the second"
+    assert 0 == cleared[0] < cleared[1] <= server.counts.hits
+    server.close()
 
 
 def test_measures_are_those_since_the_last_call(tmp_path, players):
