@@ -169,7 +169,7 @@ class SelfPlayWorkers:
     def play(self, seconds: float) -> bool:
         """Play for ``seconds``, and replace workers that have ended.
 
-        Return whether every worker has sent a request since the last return of True: none of them is stuck.
+        Return whether every worker has sent a request since the last return of True: none of them hangs.
 
         Raises:
             CheckpointError: a new model is damaged.

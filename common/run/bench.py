@@ -104,6 +104,7 @@ def bench(start: Start, began: float) -> int:
     if options.only == "reader" and not blocks[-1].samples:
         raise ConfigError("bench.only=reader: a generation reads the games that it plays; bench.only=run measures both")
     peers = _peers(workload_type, run, options)
+    run = replace(run, selfplay=replace(run.selfplay, training_ranks_play=True))  # the others take no part
     if not options.accumulate:
         one = run.micro_batch * run.layout["dp"]
         run = replace(run, global_batch=one, grad_accumulation_steps=1)
