@@ -114,7 +114,7 @@ class PlayerConfig:
         workers: processes that search.
         concurrent: games in each of the two groups that a worker alternates between.
         shard_games: games in a file.
-        cache_megabytes: memory of each worker for answers of the network, in MB (10^6 bytes); 0 for no cache.
+        cache_mb: MiB of each worker for answers of the network (:mod:`benchmarks.minigo.cache`); 0 for no cache.
         precision: precision of the network in self-play.
         evaluation_precision: precision of the network in evaluation games.
     """
@@ -122,7 +122,7 @@ class PlayerConfig:
     workers: Annotated[int, AtLeast(1)]
     concurrent: Annotated[int, AtLeast(1)]
     shard_games: Annotated[int, AtLeast(1)]
-    cache_megabytes: Annotated[int, NotNegative]
+    cache_mb: Annotated[int, AtLeast(0)]
     precision: Precision
     evaluation_precision: Precision
 

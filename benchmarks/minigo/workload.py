@@ -148,7 +148,7 @@ class MiniGoWorkload(Workload):
             self._folder.games,
             f"{layout.role}{layout.rank}",
             int(sample_generator(layout.seed, ROLES.index(layout.role), layout.rank).integers(2**63)),
-            own.player.cache_megabytes * 10**6,
+            own.player.cache_mb << 20,
         )
         server = InferenceServer(inference, self._folder.models)
         self._player = SelfPlayWorkers(server, own.player.workers, task, token)
