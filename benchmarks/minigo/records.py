@@ -173,6 +173,11 @@ def generation_folder(folder: Path, generation: int) -> Path:
     return folder / f"{generation:06d}"
 
 
+def held_out_folder(folder: Path) -> Path:
+    """Return the folder of the games that are set aside for validation, beside the ``folder`` of a run's games."""
+    return folder.with_name("holdout")
+
+
 class Games:
     """All games of a run, in one folder per generation. Every shard is opened and checked once.
 

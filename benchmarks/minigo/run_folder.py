@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.minigo.models import Models
-from benchmarks.minigo.records import delete_games_after
+from benchmarks.minigo.records import delete_games_after, held_out_folder
 from common.distributed import job_store
 from common.errors import CheckpointError
 
@@ -92,7 +92,8 @@ class RunFolder:
 
     def _keep(self, newest: int) -> None:
         self.models.delete_after(newest)
-        delete_games_after(self.games, newest)
+        for folder in (self.games, held_out_folder(self.games)):
+            delete_games_after(folder, newest)
 
     def _token(self) -> str:
         """Return a name for this start of self-play, which no earlier start in the folder has."""

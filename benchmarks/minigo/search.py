@@ -63,6 +63,7 @@ class SearchSettings:
         resign_low, resign_high: a game's threshold is uniform between them; -1 is a certain loss. A colour resigns if
             its value of the root is below the threshold.
         resign_disabled: share of games in which nobody resigns.
+        holdout: share of the games that are set aside for validation; training does not use them.
         target_pruning: whether visits that the final values do not justify are removed from distributions.
         restrict_after: after this number of passes in a row by the opponent, a colour no longer plays in pass-alive
             points.
@@ -83,6 +84,7 @@ class SearchSettings:
     resign_low: float = -1.0
     resign_high: float = -0.9
     resign_disabled: float = 0.0
+    holdout: float = 0.0
     target_pruning: bool = True
     restrict_after: int = 4
     allow_pass: bool = True
@@ -95,6 +97,8 @@ class SearchSettings:
             raise ConfigError(f"a move has {fewest} readouts, but the root and one move need 2")
         if self.virtual_losses < 1 or self.restrict_after < 1:
             raise ConfigError("virtual_losses and restrict_after must be at least 1")
+        if not 0.0 <= self.holdout < 1.0:
+            raise ConfigError(f"holdout is {self.holdout}, but it must be at least 0 and below 1")
         if self.noise_mix and self.noise_alpha <= 0:
             raise ConfigError(f"noise_alpha is {self.noise_alpha}, but it must be positive")
 

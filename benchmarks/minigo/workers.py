@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.minigo.cache import HITS, clear, make_cache
 from benchmarks.minigo.channel import SLOTS, InferenceClient, Ring, ServerEnd, WorkDone, WorkerEnd
 from benchmarks.minigo.inference import InferenceServer
-from benchmarks.minigo.records import SUFFIX, generation_folder, write_games
+from benchmarks.minigo.records import SUFFIX, generation_folder, held_out_folder, write_games
 from benchmarks.minigo.search import SearchSettings
 from benchmarks.minigo.selfplay import FinishedGame, SelfPlay
 from common.data.order import sample_generator
@@ -109,11 +109,32 @@ class ShardWriter:
             self._games, self._shards = [], self._shards + 1
 
 
+class GameFiles:
+    """Writes finished games: those for training, and those that are set aside for validation."""
+
+    def __init__(self, task: SelfPlayTask) -> None:
+        self._task, self._training = task, ShardWriter(task)
+        self._held_out = ShardWriter(replace(task, folder=held_out_folder(task.folder)))
+
+    def add(self, games: list[FinishedGame], generation: int) -> None:
+        """Add finished games to their files; see :meth:`ShardWriter.add`."""
+        self._held_out.add([game for game in games if self._is_held_out(game)], generation)
+        self._training.add([game for game in games if not self._is_held_out(game)], generation)
+
+    def write(self) -> None:
+        """Write the games that wait; see :meth:`ShardWriter.write`."""
+        self._training.write()
+        self._held_out.write()
+
+    def _is_held_out(self, game: FinishedGame) -> bool:
+        return bool(sample_generator(self._task.seed, game.number).random() < self._task.settings.holdout)
+
+
 def play(end: WorkerEnd, task: SelfPlayTask) -> None:
     """Play games until the server ends. The main function of a worker's process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach all processes of a job, and its ranks decide
         signal.signal(number, signal.SIG_IGN)
-    client, writer = InferenceClient(end), ShardWriter(task)
+    client, writer = InferenceClient(end), GameFiles(task)
     try:
         cache = make_cache(task.settings.board, task.cache_bytes)
         groups = [

@@ -22,9 +22,10 @@ from benchmarks.minigo.inference import BatchedInference, InferenceServer
 from benchmarks.minigo.model import InferenceNetwork, MiniGo
 from benchmarks.minigo.models import Models
 from benchmarks.minigo.records import Games, generation_folder
+from benchmarks.minigo.run_folder import RunFolder
 from benchmarks.minigo.search import SearchSettings
 from benchmarks.minigo.selfplay import FinishedGame
-from benchmarks.minigo.workers import RESTARTS, SelfPlayTask, SelfPlayWorkers, ShardWriter
+from benchmarks.minigo.workers import RESTARTS, GameFiles, SelfPlayTask, SelfPlayWorkers, ShardWriter
 from common.errors import ConfigError, DataError, DeviceError, RankFailure
 from tests.benchmarks.minigo.finished_games import game
 from tests.benchmarks.minigo.sizes import SMALL
@@ -173,6 +174,30 @@ def test_the_shared_memory_of_a_channel_is_reserved():
     assert os.stat(f"{channel.MEMORY}/{memory.name}").st_blocks * 512 == 1 << 20
     memory.close()
     memory.unlink()
+
+
+def test_a_share_of_the_games_is_set_aside_for_validation(tmp_path):
+    given = dataclasses.replace(task(tmp_path / "games"), settings=dataclasses.replace(SETTINGS, holdout=0.25))
+    files = GameFiles(given)
+    for number in range(60):
+        files.add([finished(number)], 0)
+    files.write()
+    used, held_out = (Games(folder, 5) for folder in (tmp_path / "games", tmp_path / "holdout"))
+    numbers = [int(shard.bits_RK[first, 0]) for games in (used, held_out) for shard in games.of(0)
+               for first in shard.first_G[:-1]]  # fmt: skip
+    assert sorted(numbers) == list(range(60))
+    assert 5 <= held_out.count(0) <= 25
+    RunFolder(tmp_path)._keep(-1)
+    assert used.count(1) == 0
+    assert not (tmp_path / "holdout" / "000000").exists()
+
+
+def test_without_a_share_no_game_is_set_aside(tmp_path):
+    files = GameFiles(task(tmp_path / "games"))
+    files.add([finished(number) for number in range(20)], 0)
+    files.write()
+    assert Games(tmp_path / "games", 5).count(0) == 20
+    assert not (tmp_path / "holdout").exists()
 
 
 class Started:
