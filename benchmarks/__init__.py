@@ -16,6 +16,7 @@ WORKLOADS: dict[str, str] = {
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
     "llama31_8b": "benchmarks.llama31_8b.workload:LlamaPretraining",
     "maskrcnn": "benchmarks.maskrcnn.workload:MaskRCNNSegmentation",
+    "minigo": "benchmarks.minigo.workload:MiniGoWorkload",
     "oc20": "benchmarks.oc20.workload:OpenCatalystForces",
     "openfold": "benchmarks.openfold.workload:OpenFold",
     "resnet": "benchmarks.resnet.workload:ResNet",

@@ -146,18 +146,23 @@ def train(argv: list[str]) -> int:
         from common.mlperf.admission import admit
         from common.run.conclusion import await_conclusion, conclude
         from common.run.evaluation_rank import EvaluationRank
+        from common.run.play_rank import PlayRank
+        from common.run.rank_beside import RankBeside
         from common.run.trainer import Trainer
+
+        beside: dict[str, type[RankBeside]] = {"play": PlayRank, "evaluate": EvaluationRank}
 
         # Report errors in the configuration before errors in the data.
         if start.run.system.vboost is not None and start.device.type != "cuda":
             raise ConfigError(f"system.vboost={start.run.system.vboost}: this run uses no GPU")
         admit(start.run, start.session)
         start = replace(start, run=require_prepared(start.run, start.session))
-        if Role.of(start.rank_info, start.run.evaluation.ranks).name == "evaluate":
-            EvaluationRank(start.workload_type, start.run, start.session, start.rank_info, start.device).evaluate()
+        of_a_run = (start.workload_type, start.run, start.session, start.rank_info, start.device)
+        role = Role.of(start.rank_info, start.run.other_ranks).name
+        if role in beside:
+            beside[role](*of_a_run).work()
             await_conclusion()
             return 0
-        of_a_run = (start.workload_type, start.run, start.session, start.rank_info, start.device)
         trainer = Trainer(*of_a_run, start.began_ms, start.scorer, start.tree)
         return conclude(trainer.train(), start)
 

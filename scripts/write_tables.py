@@ -45,6 +45,7 @@ UNITS = {
     "llama2_70b_lora": "rows of 8,192 tokens",
     "llama31_8b": "rows of 8,192 tokens, an update each",
     "maskrcnn": "images",
+    "minigo": "positions",
     "oc20": "structures",
     "openfold": "chains",
     "resnet": "images",

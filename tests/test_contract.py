@@ -54,6 +54,7 @@ SHORT = {
     "llama2_70b_lora": ["hparams.training_steps=4"],
     "llama31_8b": ["benchmark.schedule.last_samples=16"],
     "maskrcnn": ["benchmark.schedule.last_epoch=1"],
+    "minigo": ["benchmark.schedule.last_generation=1"],
     "oc20": ["benchmark.schedule.last_epoch=1"],
     "openfold": ["benchmark.schedule.last_samples=160"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
@@ -72,6 +73,8 @@ ALIVE = {
     "stable_diffusion": ["model.zero_std=0.02"],
 }
 """Overrides with which no gradient of the first step is zero."""
+TIMED_DATA = ("minigo",)
+"""Workloads whose data depend on time, so that a run is not repeated bit for bit: a resumed run plays other games."""
 MOMENTS = ("momentum", "exp_avg", "sum")
 """Prefixes of the names of averaged gradients, and of Adagrad's sums of squares."""
 
@@ -315,7 +318,7 @@ def last_step(output: Path) -> int:
     return max(int(path.name[5:]) for path in (output / "checkpoints").glob("step_*"))
 
 
-@pytest.mark.parametrize("workload", ONE_OF_EACH_FAMILY)
+@pytest.mark.parametrize("workload", [each for each in ONE_OF_EACH_FAMILY if each.id not in TIMED_DATA])
 def test_resuming_gives_the_same_weights_bit_for_bit(workload, whole, data_of, tmp_path):
     step = random.SystemRandom().randint(1, last_step(whole(workload)) - 1)
     saved = whole(workload) / "checkpoints" / f"step_{step:08d}"

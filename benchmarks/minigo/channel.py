@@ -1,9 +1,10 @@
 """Channel between a self-play worker and the inference server of its GPU.
 
 The arrays are in shared memory: a ring of two slots, so that the worker searches while the network evaluates the leaves
-of its other request. A socket has the messages: the number of the request, counted from 0, and the number of its leaves
-or, in the answer, the generation of the model. Request n is in slot n % 2. A receiver sleeps until a message arrives,
-and sees at once if the other process has ended. The system calls also order the accesses to the shared memory.
+of its other request. A socket has the messages: the number of the request, counted from 0, the number of its leaves,
+and the work before it; or, in the answer, the number and the generation of the model. Request n is in slot n % 2. A
+receiver sleeps until a message arrives, and sees at once if the other process has ended. The system calls also order
+the accesses to the shared memory.
 
 Shapes: B leaves, K bytes of packed planes, A moves.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import struct
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,12 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.minigo.features import feature_bytes
-from common.errors import RankFailure, SuiteError
+from common.errors import DeviceError, RankFailure, SuiteError
 
 SLOTS = 2
 """Requests of a worker that may be in flight."""
-_MESSAGE = struct.Struct("<qq")
+_REQUEST, _ANSWER = struct.Struct("<qqqqd"), struct.Struct("<qq")
 _FAILED = b"failed: "
+MEMORY = "/dev/shm"
+"""File system of shared memory, on Linux."""
 _ALIGNMENT = 64
 """Alignment of the arrays in bytes, a cache line."""
 
@@ -101,18 +105,64 @@ class WorkerEnd:
     connection: Connection
 
 
+class WorkDone(NamedTuple):
+    """What a worker has done since its last request.
+
+    Attributes:
+        hits: leaves whose evaluation its cache had.
+        games: finished games.
+        seconds: time in which it has not waited for answers.
+    """
+
+    hits: int = 0
+    games: int = 0
+    seconds: float = 0.0
+
+
+NOTHING_DONE = WorkDone()
+
+
 class Request(NamedTuple):
-    """A request that has arrived: its number, and its number of leaves."""
+    """A request that has arrived: its number, its number of leaves, and the work before it."""
 
     number: int
     leaves: int
+    done: WorkDone
+
+
+def reserved(size: int) -> SharedMemory:
+    """Return new shared memory of ``size`` bytes.
+
+    Its pages exist already: otherwise a process is killed by SIGBUS when it writes to memory that the file system in
+    :data:`MEMORY` does not have.
+
+    Raises:
+        DeviceError: the file system has less space left.
+    """
+    memory = SharedMemory(create=True, size=size)
+    try:
+        with open(f"{MEMORY}/{memory.name}", "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        memory.close()
+        memory.unlink()
+        left = os.statvfs(MEMORY)
+        raise DeviceError(
+            f"{MEMORY} has no {size} bytes for the leaves of a self-play worker ({error.strerror}; "
+            f"{left.f_bavail * left.f_frsize / 2**20:.1f} MB are free): give the container more shared memory, such as "
+            "docker run --shm-size=8g or --ipc=host, or use fewer workers (player.workers) or games (player.concurrent)"
+        ) from error
+    return memory
 
 
 class ServerEnd:
-    """The server's end of a channel. The constructor creates the shared memory.
+    """The server's end of a channel. The constructor creates the shared memory, and reserves all of it.
 
     Args:
         worker: number of the worker, for messages.
+
+    Raises:
+        DeviceError: the machine has too little shared memory left.
 
     Attributes:
         worker_end: argument for the worker's process; call :meth:`started` when that has been started.
@@ -121,7 +171,7 @@ class ServerEnd:
 
     def __init__(self, ring: Ring, worker: int) -> None:
         self.ring, self.worker = ring, worker
-        self._memory = SharedMemory(create=True, size=ring.bytes)
+        self._memory = reserved(ring.bytes)
         self._slots = ring.slots(self._memory)
         self.connection, theirs = multiprocessing.Pipe()
         self.worker_end = WorkerEnd(ring, self._memory.name, theirs)
@@ -146,11 +196,11 @@ class ServerEnd:
             name, message = content.removeprefix(_FAILED).decode().split(" ", 1)
             kinds = {kind.__name__: kind for kind in SuiteError.__subclasses__()}
             raise kinds[name](message)
-        number, count = _MESSAGE.unpack(content) if len(content) == _MESSAGE.size else (-1, 0)
+        number, count, *done = _REQUEST.unpack(content) if len(content) == _REQUEST.size else (-1, 0)
         if number != self._next or not 1 <= count <= self.ring.capacity:
             raise RankFailure(f"self-play worker {self.worker} sent request {number} of {count} leaves")
         self._next += 1
-        return Request(number, count)
+        return Request(number, count, WorkDone(*done))
 
     def bits(self, request: Request) -> NDArray[np.uint8]:
         """Return the packed planes of a request, (B, K)."""
@@ -165,7 +215,7 @@ class ServerEnd:
         slot = self._slots[request.number % SLOTS]
         slot.policy_BA[: request.leaves], slot.value_B[: request.leaves] = policy_BA, value_B
         with contextlib.suppress(OSError):
-            self.connection.send_bytes(_MESSAGE.pack(request.number, generation))
+            self.connection.send_bytes(_ANSWER.pack(request.number, generation))
 
     def close(self) -> None:
         """Close the connection, and delete the shared memory. The worker sees it when it next uses its end."""
@@ -197,8 +247,11 @@ class InferenceClient:
         """Number of requests whose answers have not been taken."""
         return self._submitted - self._taken
 
-    def submit(self, bits_BK: NDArray[np.uint8]) -> None:
+    def submit(self, bits_BK: NDArray[np.uint8], done: WorkDone = NOTHING_DONE) -> None:
         """Send leaves, at most two requests before their answers are taken.
+
+        Args:
+            done: the work since the last request.
 
         Raises:
             ValueError: there are no leaves, more than ``capacity``, or two requests in flight.
@@ -210,7 +263,7 @@ class InferenceClient:
         self._slots[self._submitted % SLOTS].bits_BK[:count] = bits_BK
         self._counts[self._submitted % SLOTS] = count
         try:
-            self._connection.send_bytes(_MESSAGE.pack(self._submitted, count))
+            self._connection.send_bytes(_REQUEST.pack(self._submitted, count, *done))
         except OSError as error:
             raise RankFailure("the inference server of this self-play worker has ended") from error
         self._submitted += 1
@@ -225,7 +278,7 @@ class InferenceClient:
         if not self.in_flight:
             raise ValueError("no request is in flight")
         try:
-            number, self.generation = _MESSAGE.unpack(self._connection.recv_bytes())
+            number, self.generation = _ANSWER.unpack(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise RankFailure("the inference server of this self-play worker has ended") from error
         assert number == self._taken, f"answer {number} instead of {self._taken}"

@@ -1,7 +1,8 @@
 """The decorator of functions that numba compiles.
 
 numba stores compiled functions on disk, but checks only the source file of the function itself, not the files of the
-functions that it calls. So the cache folder has a digest of all compiled sources in its name.
+functions that it calls. So the cache folder has in its name a digest of all modules with compiled functions, and of the
+modules that these import, because compiled code contains the values of constants.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Callable
@@ -62,6 +64,16 @@ def _missing(function: Callable[P, R]) -> Callable[P, R]:
     return refuse
 
 
+def compiled_sources() -> list[Path]:
+    """Return the modules of this package whose changes change compiled code, sorted."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in _SOURCES.glob("*.py")}
+    imports = {name: set(re.findall(rf"^from {__package__}\.(\w+) import", text, re.M)) for name, text in texts.items()}
+    found = {Path(__file__).stem} | {name for name, imported in imports.items() if Path(__file__).stem in imported}
+    while added := set().union(*(imports[name] for name in found)) - found:
+        found |= added
+    return [_SOURCES / f"{name}.py" for name in sorted(found)]
+
+
 def cache_folder() -> Path:
     """Return the folder of compiled functions: NUMBA_CACHE_DIR if set, else one below the user's cache folder.
 
@@ -70,7 +82,7 @@ def cache_folder() -> Path:
     only this user may be able to write, because numba executes what the files contain.
     """
     digest = hashlib.sha256()
-    for path in sorted(_SOURCES.glob("*.py")):
+    for path in compiled_sources():
         digest.update(path.read_bytes())
     name = f"minigo-{digest.hexdigest()[:16]}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"))

@@ -7,9 +7,11 @@ after the last step the weights are saved as the model of generation n + 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,25 +20,38 @@ from torch import Tensor
 
 from benchmarks.minigo.models import Models
 from benchmarks.minigo.records import Examples, Games, Sampling, draw
-from common.data.batches import Block, HostBatch
+from common.data.batches import Block, HostBatch, Player
 from common.data.order import MicroBatches
 from common.distributed import job_store
-from common.errors import DataError
+from common.errors import DataError, Interrupted
 
+FORMAT = "minigo-bootstrap/1"
+"""Name and version of the prepared data's format."""
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=minigo --raw-dir RAW --data-dir DATA"
+BOOTSTRAP = "games"
+"""Folder of the prepared data with a folder of games for each generation of the first window."""
+START = "start.safetensors"
+"""File of the assets with the weights from which training starts."""
 PLAY_SECONDS = 1.0
 """Interval at which a rank counts the finished games, in seconds."""
 READ_AHEAD = 16
 """Micro-batches that are read from the files of games at once, in their order in these files."""
 
 
-class Player(Protocol):
-    """Plays games with this rank's device; see :class:`benchmarks.minigo.workers.SelfPlayWorkers`."""
+class Spectator:
+    """Player of a training rank on which no games are played, because other ranks play them."""
 
-    def play(self, seconds: float) -> None:
-        """Play for ``seconds``."""
+    def play(self, seconds: float) -> bool:
+        """Wait for ``seconds``. Ranks that play watch their own progress."""
+        time.sleep(seconds)
+        return True
+
+    def measures(self) -> dict[str, float | str]:
+        """Return no measures."""
+        return {}
 
     def close(self) -> None:
-        """End the workers."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,12 @@ class SelfPlaySource:
     ) -> None:
         self.train_samples, self.eval_samples, self.synthetic = train_samples, eval_samples, synthetic
         self._play, self._mine, self._seed, self._pin = self_play, mine, seed, pin_memory
+        self._progress: Callable[[], object] = lambda: None
+        self._stopping: Callable[[], bool] = lambda: False
+
+    def watch(self, progress: Callable[[], None], stopping: Callable[[], bool]) -> None:
+        """See :class:`common.data.batches.GenerationSource`."""
+        self._progress, self._stopping = progress, stopping
 
     def generation(self, block: Block) -> int:
         """Return the generation whose games are the newest that ``block`` is trained on."""
@@ -87,6 +108,7 @@ class SelfPlaySource:
 
         Raises:
             DataError: the games have too few records for one step, or a file of games is damaged.
+            Interrupted: rank 0 is asked to stop while it waits for games.
         """
         generation, mine = self.generation(block), self._mine
         self._complete(generation)
@@ -122,18 +144,35 @@ class SelfPlaySource:
         """Return the numbers of games in each generation that ``block`` was trained on, the newest last."""
         return [self._play.games.count(number) for number in self._play.sampling.generations(self.generation(block))]
 
+    def measures(self) -> Mapping[str, float | str]:
+        """Return measures of self-play on this rank since the last call."""
+        return self._play.player.measures()
+
     def close(self) -> None:
         """End self-play."""
         self._play.player.close()
 
     def _complete(self, generation: int) -> None:
         """Play until ``generation`` has all its games, which are the same ones on all ranks."""
-        games, needed = self._play.games, self._play.sampling.games
-        while games.count(generation) < needed:
-            self._play.player.play(PLAY_SECONDS)
-        if self._mine.replica == 0:
-            games.close(generation)
-        job_store.from_rank_0(f"games of generation {generation}", "complete")
+        games, needed, name = self._play.games, self._play.sampling.games, f"games of generation {generation}"
+
+        def play() -> int:
+            if self._play.player.play(PLAY_SECONDS):
+                self._progress()
+            return games.count(generation)  # checks the files that have appeared, so that none is left for later
+
+        self._progress()
+        if self._mine.replica == 0 or not job_store.joined():
+            count = games.count(generation)
+            while count < needed and not self._stopping():
+                count = play()
+            names = json.dumps(games.close(generation) if count >= needed else None)
+            names = job_store.from_rank_0(name, names)
+        else:
+            names = job_store.from_rank_0(name, "", meanwhile=play)
+        if (closed := json.loads(names)) is None:
+            raise Interrupted(f"stopped by a signal while the games of generation {generation} were played")
+        games.adopt(generation, closed)
 
     def _tensors(self, read: Examples, rows: slice) -> dict[str, Tensor]:
         arrays: dict[str, NDArray[Any]] = {

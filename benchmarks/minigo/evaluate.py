@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.minigo.inference import SIZES, BatchedInference
 from benchmarks.minigo.match import Match
-from benchmarks.minigo.model import InferenceNetwork, MiniGoArchitecture
+from benchmarks.minigo.model import InferenceNetwork, MiniGoArchitecture, check_weights
 from benchmarks.minigo.search import SearchSettings
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
@@ -34,6 +34,24 @@ def evaluation_settings(settings: SearchSettings, readouts: int) -> SearchSettin
         target_pruning=False,
         allow_pass=True,
     )
+
+
+def read_target(root: Path, architecture: MiniGoArchitecture, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the tensors of the target of the prepared data in ``root``.
+
+    Raises:
+        DataError: the file is missing or damaged, or has another network.
+    """
+    path = root / TARGET
+    try:
+        weights = read_tensors(path, device)
+    except CheckpointError as error:
+        raise DataError(f"{error}; prepare the data again, which makes the target") from error
+    try:
+        check_weights(architecture, weights)
+    except CheckpointError as error:
+        raise DataError(f"{path} is {error}; give the data_dir that belongs to this recipe") from error
+    return weights
 
 
 class WinRate(Scorer):
@@ -73,6 +91,7 @@ class GamesAgainstTarget(Evaluation):
     ) -> None:
         self.scorer, self._counts = WinRate(), Counts(layout, ("won", "games"))
         self._settings, self._layout, self._seed = settings, layout, seed
+        self._architecture = architecture
         self._numbers = range(layout.coordinate("dp"), games, layout.size("dp"))
         most = max(1, len(self._numbers)) * settings.virtual_losses
         sizes = [size for size in sizes if size < most] + [most]
@@ -89,18 +108,8 @@ class GamesAgainstTarget(Evaluation):
         self._counts.warm_up()
 
     def open_data(self, root: Path) -> None:
-        """Load the target.
-
-        Raises:
-            DataError: the file is missing or damaged, or has another network.
-        """
-        path = root / TARGET
-        try:
-            self._players[1].load(read_tensors(path, self._layout.device))
-        except CheckpointError as error:
-            raise DataError(f"{error}: prepare the data again, which makes the target") from error
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise DataError(f"{path} is a model of another network ({error})") from error
+        """Load the target; see :func:`read_target`."""
+        self._players[1].load(read_target(root, self._architecture, self._layout.device))
 
     def predict(self, weights: Weights) -> Predictions:
         """Play all games, and return how many the model of ``weights`` has won. Collective over ``dp``."""

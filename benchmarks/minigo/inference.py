@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.minigo.channel import Request, ServerEnd
+from benchmarks.minigo.measures import ServerCounts
 from benchmarks.minigo.model import InferenceNetwork
 from benchmarks.minigo.models import Models
 from common.errors import CheckpointError
@@ -157,20 +158,6 @@ class _Batch:
     generation: int
 
 
-@dataclass
-class ServerCounts:
-    """What a server has done.
-
-    Attributes:
-        positions: evaluated leaves.
-        computed: the same with padding.
-    """
-
-    batches: int = 0
-    positions: int = 0
-    computed: int = 0
-
-
 class InferenceServer:
     """Evaluates the leaves of the self-play workers of one device with the newest model.
 
@@ -183,9 +170,10 @@ class InferenceServer:
     Attributes:
         generation: generation of the model for the next batch.
         ended: numbers of the workers whose processes have ended. The owner removes them, and may attach new ones.
+        heard: numbers of the workers that have sent a request. The owner may clear it.
 
     Raises:
-        CheckpointError: there is no model, or it is damaged.
+        CheckpointError: there is no model, or it is damaged or of another network.
     """
 
     def __init__(self, inference: BatchedInference, models: Models, enough: int | None = None) -> None:
@@ -197,6 +185,7 @@ class InferenceServer:
         self._running: deque[_Batch] = deque()
         self._free = list(inference.flights)
         self.ended: list[int] = []
+        self.heard: set[int] = set()
         self.counts = ServerCounts()
         newest = models.newest()
         if newest is None:
@@ -221,23 +210,32 @@ class InferenceServer:
             SuiteError: a worker has failed, and reports this error.
             RankFailure: a worker has sent a message that is none.
         """
+        began = time.perf_counter()
         if time.monotonic() >= self._next_look:
             self._look_for_model()
         finished = None
         if self._running and (len(self._running) == RUNNING or self._positions() < self._enough):
             finished = self._running.popleft()
-            finished.flight.wait()
+            with self._inferring():
+                finished.flight.wait()
         self._receive(seconds if finished is None and not self._running and not self._waiting else 0.0)
         while self._waiting and (not self._running or self._may_add()):
             self._launch()
         if finished is not None:  # the device is busy again
             self._answer(finished)
+        self.counts.seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """Close the channels to all workers."""
         for key in list(self._channels.get_map().values()):
             key.data.close()
         self._channels.close()
+
+    @contextlib.contextmanager
+    def _inferring(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.counts.inference_seconds += time.perf_counter() - began
 
     def _positions(self) -> int:
         return sum(request.leaves for _, request in self._waiting)
@@ -246,7 +244,11 @@ class InferenceServer:
         return len(self._running) < RUNNING and bool(self._free) and self._positions() >= self._enough
 
     def _load(self, generation: int) -> None:
-        self._inference.load(self._models.read(generation, self._device))
+        weights = self._models.read(generation, self._device)
+        try:
+            self._inference.load(weights)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._models.path(generation)} is {error}") from error
         self.generation = generation
         self._next_look = time.monotonic() + MODEL_SECONDS
 
@@ -261,7 +263,10 @@ class InferenceServer:
         if not self._channels.get_map():
             time.sleep(seconds)
             return
-        for key, _ in self._channels.select(seconds):
+        began = time.perf_counter()
+        ready = self._channels.select(seconds)
+        self.counts.idle_seconds += time.perf_counter() - began
+        for key, _ in ready:
             channel: ServerEnd = key.data
             request = channel.receive()
             if request is None:
@@ -270,7 +275,11 @@ class InferenceServer:
                 channel.close()
                 self.ended.append(channel.worker)
             else:
+                self.heard.add(channel.worker)
                 self._waiting.append((channel, request))
+                self.counts.hits += request.done.hits
+                self.counts.games += request.done.games
+                self.counts.search_seconds += request.done.seconds
 
     def _launch(self) -> None:
         flight, requests, count = self._free.pop(), [], 0
@@ -279,7 +288,8 @@ class InferenceServer:
             flight.bits_BK[count : count + request.leaves] = channel.bits(request)
             requests.append((channel, request))
             count += request.leaves
-        self._inference.launch(flight, count)
+        with self._inferring():  # on a CPU, the network runs here
+            self._inference.launch(flight, count)
         self._running.append(_Batch(flight, requests, self.generation))
         self.counts.batches += 1
         self.counts.positions += count

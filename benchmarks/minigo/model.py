@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.minigo.features import PADDED_PLANES, PLANES, FeatureBits, feature_bytes
 from common.config.ranges import AtLeast
+from common.errors import CheckpointError
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.choice import choose_layers
 from common.nn.convolution import Conv2d, cast_weights
@@ -228,6 +229,22 @@ def losses(logits_BA: Tensor, value_B: Tensor, pi_BA: Tensor, outcome_B: Tensor)
     return cross_entropy, F.mse_loss(value_B, outcome_B)
 
 
+def check_weights(architecture: MiniGoArchitecture, weights: Mapping[str, Tensor]) -> None:
+    """Check that ``weights`` are the tensors of a :class:`MiniGo` of these sizes.
+
+    Raises:
+        CheckpointError: a tensor is missing, has another shape, or belongs to a larger network.
+    """
+    with torch.device("meta"):
+        model = MiniGo(architecture, device="meta")
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: list(tensor.shape) for name, tensor in weights.items()}
+    for name in [*expected, *found]:
+        shape, wanted = found.get(name, "missing"), expected.get(name, "unknown")
+        if shape != wanted:
+            raise CheckpointError(f"a model of another network: {name} is {shape}, and in this network it is {wanted}")
+
+
 class InferenceNetwork(nn.Module):
     """The network in its form for inference: batch norm is folded into the convolutions, and both heads are joined.
 
@@ -268,9 +285,10 @@ class InferenceNetwork(nn.Module):
         """Fold the tensors of :class:`MiniGo`, by name, in place: captured graphs use them from then on.
 
         Raises:
-            KeyError: a tensor is missing.
+            CheckpointError: the tensors are those of another network.
         """
         architecture, points = self.architecture, self.architecture.points
+        check_weights(architecture, weights)
         self._fold(self.stem, weights, "stem", "stem_norm")
         for index, layer in enumerate(self.trunk):
             number, part = divmod(index, 2)

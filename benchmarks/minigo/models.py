@@ -12,10 +12,21 @@ import torch
 from torch import Tensor
 
 from common.data.atomic import written
+from common.distributed.shared_folder import LATE_SECONDS, appeared
 from common.errors import CheckpointError
 from common.formats.safetensors_file import read_tensors, write_tensors
 
 SUFFIX = ".safetensors"
+
+
+def write_model(path: Path, weights: Mapping[str, Tensor], generation: int) -> None:
+    """Write a model atomically; see :meth:`Models.publish`."""
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
+    try:
+        with written(path) as partial:
+            write_tensors(partial, tensors, {"generation": str(generation)})
+    except OSError as error:
+        raise CheckpointError(f"{path}: the model cannot be written ({error.strerror}); free some space") from error
 
 
 class Models:
@@ -41,18 +52,36 @@ class Models:
         Raises:
             CheckpointError: the disk is full, or the folder cannot be written to.
         """
-        path = self.path(generation)
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
-        try:
-            with written(path) as partial:
-                write_tensors(partial, tensors, {"generation": str(generation)})
-        except OSError as error:
-            raise CheckpointError(f"{path}: the model cannot be written ({error.strerror}); free some space") from error
+        write_model(self.path(generation), weights, generation)
 
     def newest(self) -> int | None:
         """Return the newest generation, or None without models."""
         names = [path.stem for path in self._folder.glob(f"*{SUFFIX}")]
         return max((int(name) for name in names if name.isdecimal()), default=None)
+
+    def wait_for(self, generation: int) -> None:
+        """Wait until this machine sees the model of ``generation``, which another one has published.
+
+        Raises:
+            CheckpointError: it does not appear.
+        """
+        if not appeared(self.path(generation)):
+            raise CheckpointError(
+                f"{self.path(generation)} has not appeared on this machine within {LATE_SECONDS:.0f} s after another "
+                "rank has written it: the ranks do not share the folder, or its file system shows new files too late"
+            )
+
+    def delete_after(self, generation: int) -> None:
+        """Delete the models of all generations after ``generation``, which belong to lost training.
+
+        Raises:
+            CheckpointError: they cannot be deleted.
+        """
+        while (newest := self.newest()) is not None and newest > generation:
+            try:
+                self.path(newest).unlink()
+            except OSError as error:
+                raise CheckpointError(f"{self.path(newest)} cannot be deleted ({error.strerror})") from error
 
     def read(self, generation: int, device: torch.device) -> dict[str, Tensor]:
         """Return the tensors of a generation on ``device``, by name.

@@ -22,7 +22,7 @@ from benchmarks.minigo.engine import (
     legal_moves,
     play,
 )
-from benchmarks.minigo.planes import write_planes
+from benchmarks.minigo.planes import point_codes, write_planes
 from benchmarks.minigo.positions import clear, of_game
 from benchmarks.minigo.randomness import mixed, uniform
 from benchmarks.minigo.search import Constants, Games, board_of, remember
@@ -169,7 +169,7 @@ def finish_moves(
         if games.full[game]:
             legal = games.legal[game, 0]  # free between batches
             legal_moves(rules, board, of_game(games.past, game), legal)
-            write_planes(board, games.recent[game], legal, table, bits[records])
+            write_planes(point_codes(board, games.recent[game], legal), table, bits[records])
             if limits.target_pruning:
                 prune_visits(tree, root, owner)
             write_pi(tree, root, limits.exponent if early else 1.0, pi[records])

@@ -21,22 +21,15 @@ _PACK = np.uint64(0x8040201008040201)
 
 
 @allocating
-def write_planes(
-    board: Board,
-    recent: NDArray[np.int8],
-    legal: NDArray[np.int8],
-    table: NDArray[np.int64],
-    bits: NDArray[np.uint8],
-) -> None:
-    """Write the packed planes of a position into ``bits`` (K,).
+def point_codes(board: Board, recent: NDArray[np.int8], legal: NDArray[np.int8]) -> NDArray[np.uint16]:
+    """Return the planes of a position as one number per point, (P,). Bit n belongs to plane n.
 
     Args:
         recent: (HISTORY, A), stones of the newest positions. The position after n moves is in row n % HISTORY, and
             rows of positions before the first one are zero.
         legal: (A,), as :func:`benchmarks.minigo.engine.legal_moves` writes it.
-        table: (P,), the point that each point's planes come from.
     """
-    points = table.size
+    points = legal.size - 1
     colour = board.state[TO_PLAY]
     codes = np.empty(points, np.uint16)
     codes[:] = 256 if colour == BLACK else 0
@@ -49,6 +42,18 @@ def write_planes(
             codes[point] |= 256 << min(board.liberties[board.chain[point]], 3)
         elif legal[point] == CAPTURES:
             codes[point] |= 1 << (PLANES - 1)
+    return codes
+
+
+@allocating
+def write_planes(codes: NDArray[np.uint16], table: NDArray[np.int64], bits: NDArray[np.uint8]) -> None:
+    """Write the packed planes of a position into ``bits`` (K,).
+
+    Args:
+        codes: (P,), see :func:`point_codes`.
+        table: (P,), the point that each point's planes come from.
+    """
+    points = table.size
     rotated = codes[table]
     planes = np.empty((PLANES * points + 7) // 8 * 8, np.uint8)
     planes[PLANES * points :] = 0

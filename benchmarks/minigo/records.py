@@ -14,6 +14,8 @@ Shapes: G games, R records (positions with a search of full size), K bytes of pa
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 from benchmarks.minigo.features import SYMMETRIES, feature_bytes
 from common.data.atomic import write_text, written
 from common.data.order import sample_generator
+from common.distributed.shared_folder import appeared
 from common.errors import CheckpointError, DataError
 from common.formats.safetensors_file import write_tensors
 from common.untrusted.regular_file import open_file, read_text
@@ -35,6 +38,8 @@ from common.untrusted.safetensors_header import TensorLocation, read_header
 SUFFIX = ".safetensors"
 CLOSED = "closed.txt"
 """File in the folder of a generation with the names of the shards that training uses."""
+MOST_FILES = 1 << 16
+"""Open files for which a process raises its limit, if it may."""
 DTYPES = {"first": ("I64", np.int64), "pi": ("F32", np.float32), "bits": ("U8", np.uint8), "outcome": ("I8", np.int8)}
 """Names of the tensors that the digest covers, in its order, with their dtypes in the file and in NumPy.
 
@@ -168,43 +173,75 @@ def generation_folder(folder: Path, generation: int) -> Path:
     return folder / f"{generation:06d}"
 
 
+def held_out_folder(folder: Path) -> Path:
+    """Return the folder of the games that are set aside for validation, beside the ``folder`` of a run's games."""
+    return folder.with_name("holdout")
+
+
 class Games:
     """All games of a run, in one folder per generation. Every shard is opened and checked once.
 
     Args:
         folder: has the folders of the generations.
         board: lines of the board.
+        bootstrap: folder of the games that were played before the run; it is not written to.
+        bootstrapped: number of the first generation that is not in ``bootstrap``.
     """
 
-    def __init__(self, folder: Path, board: int) -> None:
+    def __init__(self, folder: Path, board: int, bootstrap: Path | None = None, bootstrapped: int = 0) -> None:
         self._folder, self._board = folder, board
+        self._bootstrap, self._bootstrapped = bootstrap or folder, bootstrapped
+        # Every open shard has a file descriptor, and a window may have more files than the usual soft limit of 1,024.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         self._open: dict[Path, Shard] = {}
+        self._closed: dict[int, list[str]] = {}
 
     def of(self, generation: int) -> list[Shard]:
         """Return the shards of ``generation``, ordered by name; once it is closed, only those that there were then.
 
         Raises:
-            DataError: see :meth:`Shard.checked`.
+            DataError: see :meth:`Shard.checked`; or a shard of a closed generation is missing.
         """
-        folder = generation_folder(self._folder, generation)
-        closed = folder / CLOSED
-        if closed.exists():
-            paths = [folder / name for name in read_text(closed).splitlines()]
-        else:
-            paths = sorted(folder.glob(f"*{SUFFIX}"))
+        prepared = generation < self._bootstrapped
+        folder = generation_folder(self._bootstrap if prepared else self._folder, generation)
+        if generation not in self._closed and (folder / CLOSED).exists():
+            self._closed[generation] = read_text(folder / CLOSED).splitlines()
+        names = self._closed.get(generation)
+        paths = sorted(folder.glob(f"*{SUFFIX}")) if names is None else [folder / name for name in names]
         for path in paths:
             if path not in self._open:
+                if names is not None and not appeared(path):
+                    raise DataError(
+                        f"{path} is missing, and training on generation {generation} has begun with its games: copy it "
+                        f"back; if other machines see it, their file system shows new files too late; or delete "
+                        f"{folder / CLOSED}, and resume with other games"
+                    )
                 self._open[path] = Shard.checked(path, self._board)
         return [self._open[path] for path in paths]
 
-    def close(self, generation: int) -> None:
+    def close(self, generation: int) -> list[str]:
         """Fix the games of ``generation``, so that games that end later do not change the examples.
 
+        Return the names of their files, for :meth:`adopt` on other ranks.
+
         Raises:
-            DataError: see :meth:`Shard.checked`.
+            DataError: see :meth:`Shard.checked`; or the list of the games cannot be written.
         """
         names = [shard.path.name for shard in self.of(generation)]
-        write_text(generation_folder(self._folder, generation) / CLOSED, "\n".join(names))
+        if generation >= self._bootstrapped:  # there are no more games in the bootstrap
+            path = generation_folder(self._folder, generation) / CLOSED
+            try:
+                write_text(path, "\n".join(names))
+            except OSError as error:
+                raise DataError(f"{path} cannot be written ({error.strerror}); free some space and resume") from error
+        return names
+
+    def adopt(self, generation: int, names: list[str]) -> None:
+        """Fix the games of ``generation`` to those that another rank has closed, whatever this machine sees now."""
+        self._closed[generation] = names
 
     def count(self, generation: int) -> int:
         """Return the number of finished games of ``generation``.
@@ -216,8 +253,21 @@ class Games:
 
     def forget_before(self, generation: int) -> None:
         """Close the shards of all generations before ``generation``."""
-        first = generation_folder(self._folder, generation)
-        self._open = {path: shard for path, shard in self._open.items() if path.parent >= first}
+        self._open = {path: shard for path, shard in self._open.items() if int(path.parent.name) >= generation}
+
+
+def delete_games_after(folder: Path, generation: int) -> None:
+    """Delete the games below ``folder`` of all generations after ``generation``.
+
+    Raises:
+        DataError: they cannot be deleted.
+    """
+    for games in sorted(folder.glob("[0-9]*")):
+        if int(games.name) > generation:
+            try:
+                shutil.rmtree(games)
+            except OSError as error:
+                raise DataError(f"{games}: games of lost training cannot be deleted ({error.strerror})") from error
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.minigo.benson import score
+from benchmarks.minigo.cache import MISSING, Cache, Place, find, place_of, store
 from benchmarks.minigo.compiled import allocating, compiled
 from benchmarks.minigo.engine import (
     MOVES,
@@ -28,7 +29,7 @@ from benchmarks.minigo.engine import (
     play,
 )
 from benchmarks.minigo.features import SYMMETRIES
-from benchmarks.minigo.planes import HISTORY, write_planes
+from benchmarks.minigo.planes import HISTORY, point_codes, write_planes
 from benchmarks.minigo.positions import Positions, insert, make_positions, of_game, remove
 from benchmarks.minigo.randomness import mixed, write_dirichlet
 from benchmarks.minigo.tree import (
@@ -62,6 +63,7 @@ class SearchSettings:
         resign_low, resign_high: a game's threshold is uniform between them; -1 is a certain loss. A colour resigns if
             its value of the root is below the threshold.
         resign_disabled: share of games in which nobody resigns.
+        holdout: share of the games that are set aside for validation; training does not use them.
         target_pruning: whether visits that the final values do not justify are removed from distributions.
         restrict_after: after this number of passes in a row by the opponent, a colour no longer plays in pass-alive
             points.
@@ -82,6 +84,7 @@ class SearchSettings:
     resign_low: float = -1.0
     resign_high: float = -0.9
     resign_disabled: float = 0.0
+    holdout: float = 0.0
     target_pruning: bool = True
     restrict_after: int = 4
     allow_pass: bool = True
@@ -94,6 +97,8 @@ class SearchSettings:
             raise ConfigError(f"a move has {fewest} readouts, but the root and one move need 2")
         if self.virtual_losses < 1 or self.restrict_after < 1:
             raise ConfigError("virtual_losses and restrict_after must be at least 1")
+        if not 0.0 <= self.holdout < 1.0:
+            raise ConfigError(f"holdout is {self.holdout}, but it must be at least 0 and below 1")
         if self.noise_mix and self.noise_alpha <= 0:
             raise ConfigError(f"noise_alpha is {self.noise_alpha}, but it must be positive")
 
@@ -159,6 +164,7 @@ class Games(NamedTuple):
         leaf: int64 (G, V), their nodes.
         row: int64 (G, V), their rows in the batch, or -1 for a leaf that is there already.
         symmetry: int64 (G, V), the symmetries of their planes.
+        key, canonical: uint64 and int64 (G, V), their places in the cache.
         legal: int8 (G, V, A), their legal moves.
     """
 
@@ -179,6 +185,8 @@ class Games(NamedTuple):
     leaf: NDArray[np.int64]
     row: NDArray[np.int64]
     symmetry: NDArray[np.int64]
+    key: NDArray[np.uint64]
+    canonical: NDArray[np.int64]
     legal: NDArray[np.int8]
 
 
@@ -203,6 +211,8 @@ def make_games(settings: SearchSettings, games: int, capacity: int) -> Games:
         leaf=np.zeros((games, leaves), np.int64),
         row=np.zeros((games, leaves), np.int64),
         symmetry=np.zeros((games, leaves), np.int64),
+        key=np.zeros((games, leaves), np.uint64),
+        canonical=np.zeros((games, leaves), np.int64),
         legal=np.zeros((games, leaves, moves), np.int8),
     )
 
@@ -262,11 +272,14 @@ def collect(
     scratch: Scratch,
     tables: NDArray[np.int64],
     limits: Constants,
+    cache: Cache,
     bits: NDArray[np.uint8],
     first: int,
     rows: int,
 ) -> tuple[int, int]:
     """Descend the trees of all active games, and write the planes of leaves into ``bits`` (G * V, K).
+
+    Leaves whose evaluation is in the cache are expanded at once.
 
     Args:
         tables: (8, P), the symmetries.
@@ -297,10 +310,10 @@ def collect(
                     tree.result[node] = 1 if score(rules, scratch.board, limits.komi) > 0 else -1
                 back_up(tree, node, np.float64(tree.result[node]))
             else:
-                rows = _queue(rules, games, game, tree, scratch, tables, bits, node, rows)
+                rows = _queue(rules, games, game, tree, scratch, tables, limits, cache, bits, node, rows)
             for i in range(filled - 1, -1, -1):
                 remove(of_game(games.past, game), scratch.slots[i])
-            if node == root:
+            if node == root and not tree.expanded[root]:
                 break
     return games.root.size, rows
 
@@ -332,26 +345,45 @@ def _queue(
     tree: Tree,
     scratch: Scratch,
     tables: NDArray[np.int64],
+    limits: Constants,
+    cache: Cache,
     bits: NDArray[np.uint8],
     node: int,
     rows: int,
 ) -> int:
-    """Queue a leaf with a virtual loss, and return the number of filled rows."""
+    """Queue a leaf with a virtual loss, unless the cache has it, and return the number of filled rows."""
     index = games.queued[game]
-    games.queued[game] += 1
     games.leaf[game, index] = node
     games.row[game, index] = -1
-    add_virtual_loss(tree, node, np.int64(1))
     for i in range(index):
         if games.leaf[game, i] == node:
+            _await(games, game, tree, node)
             return rows
     symmetry = np.int64(mixed(scratch.board.key[0] ^ games.salt[game]) & np.uint64(SYMMETRIES - 1))
     legal = games.legal[game, index]
     legal_moves(rules, scratch.board, of_game(games.past, game), legal)
-    write_planes(scratch.board, scratch.recent, legal, tables[symmetry], bits[rows])
+    codes = point_codes(scratch.board, scratch.recent, legal)
+    if cache.keys.size:
+        place = place_of(cache, codes)
+        slot = find(cache, place, symmetry)
+        if slot != MISSING:
+            policy, value = cache.policy[slot], np.float64(cache.value[slot])
+            expand(tree, node, policy, value, tables[place.canonical], legal, limits.penalty, limits.allow_pass)
+            back_up(tree, node, value)
+            return rows
+        games.key[game, index], games.canonical[game, index] = place.key, place.canonical
+    write_planes(codes, tables[symmetry], bits[rows])
     games.row[game, index] = rows
     games.symmetry[game, index] = symmetry
+    _await(games, game, tree, node)
     return rows + 1
+
+
+@allocating
+def _await(games: Games, game: int, tree: Tree, node: int) -> None:
+    """Count a leaf of which the answer is awaited, and add its virtual loss."""
+    games.queued[game] += 1
+    add_virtual_loss(tree, node, np.int64(1))
 
 
 @allocating
@@ -360,10 +392,11 @@ def incorporate(
     tree: Tree,
     tables: NDArray[np.int64],
     limits: Constants,
+    cache: Cache,
     policy: NDArray[np.float32],
     value: NDArray[np.float32],
 ) -> None:
-    """Expand the queued leaves with the network's answers, and empty the queues.
+    """Expand the queued leaves with the network's answers, or the means in the cache, and empty the queues.
 
     Args:
         policy: (B, A), probabilities of moves.
@@ -375,8 +408,13 @@ def incorporate(
             add_virtual_loss(tree, node, np.int64(-1))
             if row < 0:
                 continue
-            table, legal = tables[games.symmetry[game, i]], games.legal[game, i]
-            expand(tree, node, policy[row], np.float64(value[row]), table, legal, limits.penalty, limits.allow_pass)
-            back_up(tree, node, np.float64(value[row]))
+            symmetry, legal = games.symmetry[game, i], games.legal[game, i]
+            answer, estimate = policy[row], np.float64(value[row])
+            if cache.keys.size:
+                place = Place(games.key[game, i], games.canonical[game, i])
+                slot = store(cache, place, symmetry, tables, answer, estimate)
+                answer, estimate, symmetry = cache.policy[slot], np.float64(cache.value[slot]), place.canonical
+            expand(tree, node, answer, estimate, tables[symmetry], legal, limits.penalty, limits.allow_pass)
+            back_up(tree, node, estimate)
             games.leaves[game] += 1
         games.queued[game] = 0

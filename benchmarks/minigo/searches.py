@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.minigo.cache import Cache, make_cache
 from benchmarks.minigo.engine import MOVES, make_rules
 from benchmarks.minigo.features import feature_bytes, symmetry_tables
 from benchmarks.minigo.moves import end_game, finish_moves, play_move, start_game
@@ -33,12 +34,13 @@ class Searches:
         pi: float32 (G, A), their distributions.
     """
 
-    def __init__(self, settings: SearchSettings, games: int, seed: int) -> None:
+    def __init__(self, settings: SearchSettings, games: int, seed: int, cache: Cache | None = None) -> None:
         if games < 1:
             raise ConfigError(f"a worker plays at least one game, not {games}")
         lines = settings.board
         self._settings, self._limits, self._seed = settings, constants(settings), np.uint64(seed)
         self._rules, self._tables = make_rules(lines), symmetry_tables(lines)
+        self._cache = make_cache(lines, 0) if cache is None else cache
         capacity = lines * lines + 2 * settings.readouts
         self.games, self._scratch = make_games(settings, games, capacity), make_scratch(lines, capacity)
         self._tree = make_tree(lines, _FIRST_NODES * games)
@@ -70,6 +72,7 @@ class Searches:
                 self._scratch,
                 self._tables,
                 self._limits,
+                self._cache,
                 self._bits,
                 game,
                 rows,
@@ -80,7 +83,7 @@ class Searches:
 
     def answer(self, policy: NDArray[np.float32], value: NDArray[np.float32]) -> None:
         """Give the network's answers for the last leaves, (B, A) and (B,), to the trees."""
-        incorporate(self.games, self._tree, self._tables, self._limits, policy, value)
+        incorporate(self.games, self._tree, self._tables, self._limits, self._cache, policy, value)
 
     def finish_moves(self) -> int:
         """Play a move where the search is complete, and return the number of training records."""

@@ -5,6 +5,7 @@ The caller moves batches between the games and the network::
     while len(bits := play.leaves()):
         play.answer(*network(bits))
         store(play.take_finished())
+    store(play.take_finished())
 
 Two objects in one process have two batches in flight: one searches while the network evaluates the leaves of the other.
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.minigo.cache import Cache
 from benchmarks.minigo.moves import RESIGN
 from benchmarks.minigo.search import SearchSettings
 from benchmarks.minigo.searches import Searches
@@ -58,6 +60,7 @@ class SelfPlay:
         first: int = 0,
         stride: int = 1,
         total: int | None = None,
+        cache: Cache | None = None,
     ) -> None:
         """Start the first games.
 
@@ -67,8 +70,10 @@ class SelfPlay:
             first: number of the first game.
             stride: difference of the numbers of successive games.
             total: number of games to play; None for any number.
+            cache: answers of the network, which other objects may share; None for no cache. With a cache, a game also
+                depends on the games before and beside it.
         """
-        self._searches = Searches(settings, games, seed)
+        self._searches = Searches(settings, games, seed, cache)
         self._next, self._stride, self._left = first, stride, total
         self._numbers = [0] * games
         self._records: list[list[tuple[NDArray[np.uint8], NDArray[np.float32]]]] = [[] for _ in range(games)]

@@ -24,6 +24,7 @@ from common.config.schema import (
     Precision,
     RunConfig,
     ScaleConfig,
+    SelfPlayConfig,
     SessionConfig,
     SystemConfig,
 )
@@ -41,7 +42,7 @@ class Configurable(Protocol):
 
 
 _OF_A_RUN = {"benchmark", "scale", "system", "layout", "micro_batch", "precision", "optimizer", "deterministic"}
-_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs", "recipe"}
+_OF_A_RUN |= {"assets_dir", "evaluation", "selfplay", "cuda_graphs", "recipe"}
 _SHARED = _OF_A_RUN | {"hparams", "launch"} | {item.name for item in dataclasses.fields(SessionConfig)}
 
 
@@ -76,7 +77,8 @@ def load(
 
     scale = build(ScaleConfig, tree.get("scale"), "scale")
     evaluation = _evaluation(tree.get("evaluation", {}), scale)
-    training_ranks = scale.nodes * scale.gpus_per_node - evaluation.ranks
+    selfplay = _self_play(tree.get("selfplay", {}), scale, evaluation.ranks)
+    training_ranks = scale.nodes * scale.gpus_per_node - evaluation.ranks - selfplay.ranks
     sizes = convert(dict[str, int], tree.get("layout"), "layout")
     machines = _machines(sizes.pop("machines", 1), scale)
     layout = factor(training_ranks, sizes)
@@ -103,6 +105,7 @@ def load(
         assets_dir=convert(Path | None, tree.get("assets_dir"), "assets_dir"),
         workload=workload,
         evaluation=evaluation,
+        selfplay=selfplay,
         cuda_graphs=bool(graphs),
         chunk_graphs=graphs == "chunks",
         machines=machines,
@@ -144,6 +147,21 @@ def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
         return dataclasses.replace(given, layout=factor(given.ranks, given.layout))
     except ConfigError as error:
         raise ConfigError(f"evaluation.{error} of evaluation.ranks") from error
+
+
+def _self_play(values: Any, scale: ScaleConfig, evaluation_ranks: int) -> SelfPlayConfig:
+    """Build the self-play settings."""
+    given: SelfPlayConfig = build(SelfPlayConfig, values, "selfplay")
+    left = scale.nodes * scale.gpus_per_node - evaluation_ranks
+    if not 0 <= given.ranks < left:
+        evaluating = " that do not only evaluate" if evaluation_ranks else ""
+        raise ConfigError(
+            f"selfplay.ranks={given.ranks}: of the {left} ranks of scale ({scale.nodes} nodes x {scale.gpus_per_node})"
+            f"{evaluating}, 0 or more only play, and at least 1 trains"
+        )
+    if not given.ranks and not given.training_ranks_play:
+        raise ConfigError("selfplay.training_ranks_play=false: with selfplay.ranks=0 no rank would play; give ranks")
+    return given
 
 
 def _machines(machines: int, scale: ScaleConfig) -> int:

@@ -162,6 +162,19 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class SelfPlayConfig:
+    """Which ranks play the games, in a run that learns by self-play.
+
+    Attributes:
+        ranks: number of ranks that only play; their numbers are between those of training and of evaluation ranks.
+        training_ranks_play: training ranks also play while they wait for games.
+    """
+
+    ranks: int = 0
+    training_ranks_play: bool = True
+
+
+@dataclass(frozen=True)
 class BindingConfig:
     """CPU and memory binding of ranks (see :mod:`common.launch.binding`).
 
@@ -380,8 +393,7 @@ class Declaration:
         chunk_graphs: whether each pass over a micro-batch can be a separate graph (``cuda_graphs=chunks``).
         data_format: name and version of the prepared data's format, as in their manifest; None if training needs no
             data folder.
-        reads_unprepared: returns whether training can read a folder that has no manifest, because its layout is that
-            of another known tool; None if training reads only prepared data.
+        reads_unprepared: returns whether training can read a folder without manifest, in the layout of another tool.
         order_of_data: returns a description, for checkpoints, of what determines the sample order besides seed and
             batch sizes, such as the reader. Called only on training ranks, since it may depend on installed packages.
     """
@@ -429,6 +441,7 @@ class RunConfig:
     assets_dir: Path | None
     workload: Any
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    selfplay: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     cuda_graphs: bool = True
     chunk_graphs: bool = False
     machines: int = 1
@@ -454,7 +467,12 @@ class RunConfig:
     @property
     def training_ranks(self) -> int:
         """Number of training ranks on all nodes."""
-        return self.world_size - self.evaluation.ranks
+        return self.world_size - self.evaluation.ranks - self.selfplay.ranks
+
+    @property
+    def other_ranks(self) -> dict[str, int]:
+        """Number of ranks of each role but ``train``."""
+        return {"play": self.selfplay.ranks, "evaluate": self.evaluation.ranks}
 
     @property
     def train_samples(self) -> int:

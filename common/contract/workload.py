@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Evaluation, Weights
-from common.data.batches import Batch, DataSource, HostBatch
+from common.data.batches import Batch, DataSource, HostBatch, Player
 from common.data.staging import StagingPlan
 from common.distributed.layout import AXES, Layout
 from common.distributed.tensor_split import TensorSplit
@@ -247,6 +247,21 @@ class Workload(ABC):
 
     def warm_up_reader(self) -> None:
         """Load the reader's code and run it on synthetic data, before ``run_start``. Default: do nothing."""
+
+    def scratch(self, folder: Path, resumed_block: int | None) -> None:
+        """Prepare files that the run writes below ``folder``, its output folder, before ``run_start``. Collective.
+
+        Called with the weights from which training starts or continues. Ranks that only play call it, too. Default: do
+        nothing.
+
+        Args:
+            resumed_block: index of the block in which a resumed run continues; None in a new run, and on ranks that
+                only play.
+        """
+
+    def player(self) -> Player:
+        """Return the player of this rank, which only plays. Called after :meth:`scratch`. Default: there is none."""
+        raise ConfigError(f"selfplay.ranks={self.cfg.selfplay.ranks}: {self.title} does not learn by self-play; use 0")
 
     def staging(self, root: Path) -> StagingPlan | None:
         """Return the files under ``root`` that a run with ``staging_dir`` copies to local disks. May read their list.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -88,9 +88,33 @@ class ReorderingSource(DataSource, Protocol):
         ...
 
 
+class Player(Protocol):
+    """Plays games with the device of this rank, and writes them."""
+
+    def play(self, seconds: float) -> bool:
+        """Play for ``seconds``. Return whether all parts of self-play have worked since the last return of True."""
+        ...
+
+    def measures(self) -> Mapping[str, float | str]:
+        """Return measures of self-play on this rank since the last call, by name; empty if it has not played."""
+        ...
+
+    def close(self) -> None:
+        """End self-play on this rank."""
+        ...
+
+
 @runtime_checkable
 class GenerationSource(DataSource, Protocol):
-    """Training data from self-play: the data of a block, a generation, depend on the weights before it."""
+    """Training data from self-play: the data of a block, a generation, depend on the weights before it.
+
+    :meth:`batches` waits for the games of the block. It raises Interrupted on all training ranks if rank 0 is asked to
+    stop meanwhile.
+    """
+
+    def watch(self, progress: Callable[[], None], stopping: Callable[[], bool]) -> None:
+        """Set what a wait for games calls: ``progress`` while self-play works, and ``stopping`` to ask for a stop."""
+        ...
 
     def trained(self, block: Block, weights: Mapping[str, Tensor]) -> None:
         """Save the weights after ``block``, which play the games of the next generation. Collective.
@@ -101,6 +125,10 @@ class GenerationSource(DataSource, Protocol):
 
     def games(self, block: Block) -> Sequence[int]:
         """Return the numbers of games in each generation that ``block`` was trained on, the newest last."""
+        ...
+
+    def measures(self) -> Mapping[str, float | str]:
+        """See :meth:`Player.measures`."""
         ...
 
 

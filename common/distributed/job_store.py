@@ -7,6 +7,7 @@ end of a run, and none during training steps.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -52,12 +53,20 @@ def current() -> dist.Store | None:
     return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
 
 
-def from_rank_0(name: str, value: str, timeout: timedelta | None = None) -> str:
+def from_rank_0(
+    name: str, value: str, timeout: timedelta | None = None, meanwhile: Callable[[], object] | None = None
+) -> str:
     """Return the ``value`` that the job's rank 0 passes for ``name``; see :func:`from_rank`."""
-    return from_rank(0, name, value, timeout)
+    return from_rank(0, name, value, timeout, meanwhile)
 
 
-def from_rank(sender: int, name: str, value: str, timeout: timedelta | None = None) -> str:
+def from_rank(
+    sender: int,
+    name: str,
+    value: str,
+    timeout: timedelta | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> str:
     """Return the ``value`` that rank ``sender`` of the job passes for ``name``; the own value outside of a job.
 
     Ranks of any role may call this, each as often with this name as ``sender`` does.
@@ -65,6 +74,7 @@ def from_rank(sender: int, name: str, value: str, timeout: timedelta | None = No
     Args:
         value: ignored on all ranks except ``sender``.
         timeout: longest wait for the sender; None for the timeout of the store.
+        meanwhile: called again and again until the sender has passed the value, without a time limit.
     """
     if not _joined:
         return value
@@ -73,7 +83,10 @@ def from_rank(sender: int, name: str, value: str, timeout: timedelta | None = No
     if rank == sender:
         store.set(key, value)
         return value
-    if timeout is not None:
+    if meanwhile is not None:
+        while not store.check([key]):
+            meanwhile()
+    elif timeout is not None:
         store.wait([key], timeout)
     return bytes(store.get(key)).decode()
 

@@ -1,4 +1,4 @@
-"""Position of a process in its job, and its role: some ranks train, others only evaluate.
+"""Position of a process in its job, and its role: some ranks train, others only play games or only evaluate.
 
 Each role has a separate world: its ranks count from 0 and share a default process group with no other role, so a
 collective of one role never waits for the other.
@@ -6,10 +6,13 @@ collective of one role never waits for the other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-RoleName = Literal["train", "evaluate"]
+RoleName = Literal["train", "play", "evaluate"]
+ROLES: tuple[RoleName, ...] = ("train", "play", "evaluate")
+"""All roles, in the order of their ranks."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,16 @@ class Role:
     first_rank: int
 
     @classmethod
-    def of(cls, rank_info: RankInfo, evaluation_ranks: int) -> Role:
-        """Return the role of a rank; the last ``evaluation_ranks`` ranks of the job only evaluate."""
-        training = rank_info.world_size - evaluation_ranks
-        if rank_info.rank < training:
-            return cls("train", rank_info.rank, training, 0)
-        return cls("evaluate", rank_info.rank - training, evaluation_ranks, training)
+    def of(cls, rank_info: RankInfo, others: Mapping[str, int]) -> Role:
+        """Return the role of a rank.
+
+        Args:
+            others: number of ranks of each role but ``train``, which all remaining ranks have; a missing role has none.
+        """
+        first_rank = 0
+        for name in ROLES:
+            size = rank_info.world_size - sum(others.values()) if name == "train" else others.get(name, 0)
+            if rank_info.rank < first_rank + size:
+                return cls(name, rank_info.rank - first_rank, size, first_rank)
+            first_rank += size
+        raise ValueError(f"rank {rank_info.rank} lies outside a job of {rank_info.world_size} ranks")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from common.distributed.environment import node_name
 from common.errors import ConfigError
 
 UNSEEN = "unseen"
+LATE_SECONDS = 90.0
+"""Longest wait for a file that another machine has written. NFS keeps a listing for 60 seconds by default."""
+LOOK_SECONDS = 0.2
 NAMED = 8
 """Maximum number of hosts that a message names."""
 
@@ -41,10 +45,22 @@ def sees(marker: Path) -> bool:
     return os.path.exists(marker)
 
 
+def appeared(path: Path) -> bool:
+    """Return whether this machine sees a file within 90 seconds: network file systems show new files late."""
+    deadline = time.monotonic() + LATE_SECONDS
+    while not sees(path):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
+
+
 def sharing_needed(run: RunConfig, session: SessionConfig) -> str:
     """Return the setting that requires all ranks to share ``output_dir``; empty if none does."""
     if session.checkpoint_every:
         return f"checkpoint_every={session.checkpoint_every}"
+    if run.selfplay.ranks:
+        return f"selfplay.ranks={run.selfplay.ranks}"
     return "evaluation.scoring=offline" if run.evaluation.offline else ""
 
 

@@ -96,18 +96,19 @@ def initialise(
     device: torch.device,
     timeout_seconds: float,
     sharers: int | None = None,
-    evaluation_ranks: int = 0,
+    others: Mapping[str, int] | None = None,
     backend: str | None = None,
 ) -> None:
     """Create the process group of this rank's role and set the number of CPU threads.
 
-    The last ``evaluation_ranks`` ranks of the job form a separate world, whose default process group has no rank in
-    common with the other one. A role of one rank gets no process group. A second call does not join again.
+    The ranks of each role form a separate world, whose default process group has no rank in common with the others. A
+    role of one rank gets no process group. A second call does not join again.
 
     Args:
         timeout_seconds: longest wait for the other ranks.
         sharers: number of ranks that share this process's cores; None for all ranks of this machine.
-        evaluation_ranks: number of ranks that only evaluate (:mod:`common.distributed.rank_info`).
+        others: number of ranks of each role but ``train`` (:meth:`common.distributed.rank_info.Role.of`); None: all
+            ranks train.
         backend: backend of the process group; None for NCCL on CUDA and Gloo on a CPU.
 
     Raises:
@@ -125,7 +126,7 @@ def initialise(
     address = f"{host(os.environ, 'MASTER_ADDR')}:{port(os.environ, 'MASTER_PORT')}"
     check_interfaces(os.environ, "GLOO_SOCKET_IFNAME")
     try:
-        _join(rank_info, device, timedelta(seconds=timeout_seconds), evaluation_ranks, backend)
+        _join(rank_info, device, timedelta(seconds=timeout_seconds), others or {}, backend)
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and NO_ADDRESS not in str(error):
             raise
@@ -148,12 +149,12 @@ def _not_met(rank_info: RankInfo, address: str, timeout_seconds: float, reason: 
 
 
 def _join(
-    rank_info: RankInfo, device: torch.device, timeout: timedelta, evaluation_ranks: int, backend: str | None
+    rank_info: RankInfo, device: torch.device, timeout: timedelta, others: Mapping[str, int], backend: str | None
 ) -> None:
     store, _, _ = next(rendezvous("env://", rank_info.rank, rank_info.world_size, timeout=timeout))
     store.set_timeout(timeout)
     job_store.join(store, rank_info)
-    role = Role.of(rank_info, evaluation_ranks)
+    role = Role.of(rank_info, others)
     if role.world_size == 1:
         return
     backend = backend or ("nccl" if device.type == "cuda" else "gloo")

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from common.config.schema import EvaluationConfig
+from common.config.schema import EvaluationConfig, RunConfig, SessionConfig
 from common.contract.evaluation import Point, Score, Weights, never
 from common.contract.workload import Workload
 from common.distributed import job_store
@@ -47,6 +47,24 @@ class OfflineRun:
     described: Mapping[str, Any]
     resumed_step: int | None
     print_line: Callable[[str], None]
+
+    @classmethod
+    def of(
+        cls,
+        run: RunConfig,
+        session: SessionConfig,
+        tree: Mapping[str, Any],
+        seed: int,
+        log_name: str,
+        resumed_step: int | None,
+        print_line: Callable[[str], None],
+    ) -> OfflineRun:
+        """Return the description of a run whose composed configuration is ``tree``."""
+        tree = {**tree, "micro_batch": run.micro_batch, "resume": None, "data_dir": str(session.data_dir.absolute())}
+        if run.assets_dir is not None:
+            tree["assets_dir"] = str(run.assets_dir.absolute())
+        described = {"configuration": tree, "seed": seed, "log": log_name}
+        return cls(session.output_dir, described, resumed_step, print_line)
 
 
 class OfflineEvaluation:

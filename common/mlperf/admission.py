@@ -49,10 +49,10 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
     rules = rules_for(name, ruleset)
     if run.evaluation.offline and not rules.scored_offline:
         raise ConfigError(f"evaluation.scoring=offline: the rules count the evaluation of {name} in a run's time")
-    if session.staging_dir is not None and (run.evaluation.ranks or run.evaluation.offline):
+    if session.staging_dir is not None and (run.evaluation.ranks or run.selfplay.ranks or run.evaluation.offline):
         raise ConfigError(
             f"staging_dir={session.staging_dir}: only training ranks stage data, so they must evaluate too: use "
-            "evaluation.ranks=0 and no offline scoring"
+            "evaluation.ranks=0, selfplay.ranks=0 and no offline scoring"
         )
     logged, division = {**hyperparameters(run), **evaluation_frequency(run, rules)}, session.submission.division
     _check(run, ruleset, logged, division)
@@ -61,7 +61,10 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
             f"{name}: the log would lack {', '.join(missing)}, which the {division} division of ruleset {ruleset} "
             "requires: add them to benchmark.log_keys"
         )
-    return Admission(ruleset, rules, {**logged, **disclosures(run, rules)}, evaluation_schedule(run, ruleset))
+    schedule = evaluation_schedule(run, ruleset)
+    if run.selfplay.ranks and schedule.unit != "generation":
+        raise ConfigError(f"selfplay.ranks={run.selfplay.ranks}: {name} does not learn by self-play; use 0")
+    return Admission(ruleset, rules, {**logged, **disclosures(run, rules)}, schedule)
 
 
 def _check(run: RunConfig, ruleset: str, logged: dict[str, object], division: Division) -> None:

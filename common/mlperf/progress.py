@@ -11,21 +11,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeGuard
 
 from common.mlperf.parsed_log import Event, LoggedEvaluation, ParsedLog, evaluation_of, is_number
-from common.mlperf.rules import QualityTarget, Rules
+from common.mlperf.rules import QualityTarget, Rules, all_met
 
 GPT3_SEQUENCE = 2048
 """Tokens per sequence of GPT-3."""
 
 OLD_RULESETS = frozenset({"0.7.0", "1.0.0", "1.1.0"})
 """Rulesets whose published logs have blocks and evaluations that are one epoch apart."""
-
-WITHOUT_BLOCKS = frozenset({"minigo"})
-"""Benchmarks whose evaluations do not end blocks, in addition to the benchmarks that are scored offline."""
 
 CONFIRMING_RATIO = 2
 """Smallest ratio of evaluations at ends of blocks to other evaluations that confirms a reading of the labels."""
@@ -76,7 +73,7 @@ def evaluations_of(log: ParsedLog, rules: Rules) -> list[LoggedEvaluation]:
 
 def blocks_of(log: ParsedLog, rules: Rules) -> Blocks | None:
     """Return the blocks of a log in the unit of its evaluations; None if the labels cannot be interpreted."""
-    if rules.unit == "epoch fraction" or rules.scored_offline or rules.benchmark in WITHOUT_BLOCKS:
+    if rules.unit == "epoch fraction" or rules.scored_offline:
         return None
     points = [e.progress for e in evaluations_of(log, rules) if math.isfinite(e.progress)]
     counted = rules.unit in ("samples", "tokens")
@@ -197,6 +194,21 @@ def targets_of(log: ParsedLog, rules: Rules) -> tuple[QualityTarget, ...]:
     return ()
 
 
+def implausible_notes(log: ParsedLog, rules: Rules, broken: Sequence[str]) -> list[str]:
+    """Return a note on a log with other data whose quality meets the targets of the rules but for their bounds.
+
+    Such a log misses the target of the rule files in the way of a result that is too good. Its own target is met.
+
+    Args:
+        broken: sentences on the targets of the rule files that the log misses.
+    """
+    batch = log.global_batch if isinstance(log.global_batch, int) else 0
+    unbounded = [replace(target, bound=None) for target in rules.targets_at(batch)]
+    if log.status != "success" or not broken or first_passing(checkpoint_scores(log, rules), unbounded) is None:
+        return []
+    return [f"the quality is too good for the rules, and the compliance checker refuses this log: {broken[0]}"]
+
+
 def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, float]]:
     """Map the progress of each checkpoint that was evaluated before the first ``run_stop`` to its metrics.
 
@@ -212,9 +224,4 @@ def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, flo
 
 def first_passing(scores: Mapping[float, Mapping[str, float]], targets: Sequence[QualityTarget]) -> float | None:
     """Return the progress of the first checkpoint that meets all targets; None without such a checkpoint or targets."""
-    passing = [
-        at
-        for at, found in scores.items()
-        if targets and all(target.metric in found and target.met(found[target.metric]) for target in targets)
-    ]
-    return min(passing, default=None)
+    return min((at for at, found in scores.items() if targets and all_met(targets, found)), default=None)

@@ -10,7 +10,7 @@ Our name of a benchmark is its name in the newest ruleset that accepts it. Other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
@@ -112,8 +112,8 @@ class Rules:
         non_converged: runs of a result that may miss the target.
         init_minutes: longest untimed initialisation in the closed division, minutes.
         accepted_by: all rulesets that accept the benchmark, oldest first.
-        scored_offline: checkpoints are scored apart from the training, in any order and possibly not all. Scoring is
-            not timed; the run ends at the time of the first checkpoint that meets the targets.
+        scored_offline: checkpoints are scored apart from the training. Scoring is not timed; the run ends at the time
+            of the first checkpoint that meets the targets.
         quality_together: whether all metrics of an evaluation are one event, whose value is an object; else each
             metric has its own event.
     """
@@ -146,6 +146,11 @@ class Rules:
         return self.usage != "hpc" or version_key(self.ruleset) < (3,)
 
     @property
+    def scored_in_any_order(self) -> bool:
+        """Whether checkpoints may be scored in any order, and not all of them; generations come in their order."""
+        return self.scored_offline and self.unit != "generation"
+
+    @property
     def fractions_from(self) -> int:
         """Progress at the start of a log that counts fractions of epochs: 1 for the first DLRM, else 0."""
         return 1 if self.benchmark == "dlrm" else 0
@@ -162,18 +167,23 @@ class Rules:
         return self.targets
 
     def meets_target(self, values: Mapping[str, float], global_batch: int) -> bool:
-        """Return whether one evaluation meets every target; False if a metric with a target is missing.
+        """Return whether one evaluation meets every target; see :func:`all_met`."""
+        return all_met(self.targets_at(global_batch), values)
 
-        Args:
-            values: metric name to value; a benchmark with one metric may use any single name.
-        """
-        for target in self.targets_at(global_batch):
-            quality = values.get(target.metric)
-            if quality is None and len(self.targets) == len(values) == 1:
-                quality = next(iter(values.values()))
-            if quality is None or not target.met(quality):
-                return False
-        return True
+
+def all_met(targets: Sequence[QualityTarget], values: Mapping[str, float]) -> bool:
+    """Return whether one evaluation meets every target; False if a metric with a target is missing.
+
+    Args:
+        values: metric name to value; a benchmark with one metric may use any single name.
+    """
+    for target in targets:
+        quality = values.get(target.metric)
+        if quality is None and len(targets) == len(values) == 1:
+            quality = next(iter(values.values()))
+        if quality is None or not target.met(quality):
+            return False
+    return True
 
 
 def version_key(ruleset: str) -> tuple[int, ...]:
@@ -325,7 +335,7 @@ BENCHMARKS: dict[str, _Benchmark] = {
         "samples",
         "samples_count",
     ),
-    "minigo": _of("minigo", "0.7.0", "2.1.0", _at_least(0.5), 10, "generation", "epoch_num"),
+    "minigo": _of("minigo", "0.7.0", "2.1.0", _at_least(0.5), 10, "generation", "epoch_num", scored_offline=True),
     "gnmt": _of("gnmt", "0.7.0", "0.7.0", _at_least(0.24), 10, "epoch", "epoch_num"),
     "transformer": _of("transformer", "0.7.0", "0.7.0", _at_least(0.25), 10, "epoch", "epoch_num"),
     "cosmoflow": _of(

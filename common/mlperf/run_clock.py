@@ -296,10 +296,8 @@ def _end(clock: _Clock) -> None:
     if stop.time_ms <= start.time_ms:
         text = f"has the time of run_start in line {start.line}: a run of no length"
         clock.refuse("run-without-length", stop, text)
-    elif clock.log.status == "success" and clock.rules.scored_offline:
-        _end_of_checkpoint(clock, stop)
     elif clock.log.status == "success" and clock.rules.benchmark not in SELF_PLAY:
-        _end_of_training(clock, stop)
+        (_end_of_checkpoint if clock.rules.scored_offline else _end_of_training)(clock, stop)
 
 
 def _end_of_checkpoint(clock: _Clock, stop: Event) -> None:

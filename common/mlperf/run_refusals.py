@@ -100,7 +100,7 @@ def backward_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
     Equal progress is allowed for fractions of epochs (rounding) and up to v1.1 (logs of BERT always state epoch 1).
     """
-    if rules.scored_offline:  # offline scores may come in any order
+    if rules.scored_in_any_order:
         return []
     stops = [event.line for event in log.all("block_stop")]
     grows = rules.unit != "epoch fraction" and rules.ruleset not in OLD_RULESETS
@@ -132,7 +132,7 @@ def success_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
     if rules.progress_key not in before[-1].metadata:
         text = f"the {rules.quality_key} of line {before[-1].line} lacks {rules.progress_key} in its metadata"
         return [Refusal("evaluation-missing", text)]
-    if rules.scored_offline:  # the checker looks for a checkpoint that passes
+    if rules.scored_in_any_order:  # the checker looks for a checkpoint that passes
         return _checkpoint_refusals(log, rules)
     batch = log.global_batch if isinstance(log.global_batch, int) else 0
     evaluation = evaluation_of(before[-1])

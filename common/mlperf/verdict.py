@@ -20,6 +20,7 @@ from common.mlperf.checker_process import CheckerStopped, one_checker_process
 from common.mlperf.compliance import RuleFinding, judged_keys, reached_rule_files, rule_records
 from common.mlperf.evaluation_points import misplaced_evaluations, reported_checkpoints
 from common.mlperf.parsed_log import ParsedLog, distinct_names, read_log
+from common.mlperf.progress import implausible_notes
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules, accepting_rulesets, open_rulesets, require_ruleset, rules_for
@@ -267,6 +268,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[RuleFinding]) -> 
     limits: list[str] = []
     if log.other_data:
         limits.append(data_limit(log))
+        notes += implausible_notes(log, rules, below)
         notes += [f"on the benchmark's data this would be refused: {finding.sentence()}" for finding in tolerated]
     if not success and not refusals:
         limits.append(f"the run did not reach the target (status {log.status})")
@@ -405,8 +407,8 @@ def _set_notes(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
 
 
 def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> bool:
-    """Return whether offline scoring applies and no run reports all checkpoints up to the first passing one."""
-    if not rules.scored_offline or logs[0].division != "closed":
+    """Return whether any order of scores is allowed, and no run reports all checkpoints up to the first passing one."""
+    if not rules.scored_in_any_order or logs[0].division != "closed":
         return False
     reported = [found for log in logs if (found := reported_checkpoints(log, rules)) is not None]
     return bool(reported) and not any(found.all for found in reported)

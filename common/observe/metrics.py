@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,8 @@ class MetricsWriter:
     """Writes one JSON object per step to one file per rank, and TensorBoard events on rank 0.
 
     Rank 0 also writes the evaluations of the run to ``evaluations.jsonl`` in the same folder. A rank that only
-    evaluates writes one object per evaluation, without ``step``, to its own file.
+    evaluates writes one object per evaluation, without ``step``, to its own file. A rank on which self-play runs also
+    writes its measures to ``self_play_rank<r>.jsonl``.
 
     Lines are buffered for about ``FLUSH_SECONDS``, then each is appended with one system call, so that a reader does
     not see partial lines. A resumed run appends to the files.
@@ -47,6 +50,8 @@ class MetricsWriter:
             self._tensorboard = _summary_writer(tensorboard_dir)
         self._steps = _Lines(self.path)
         self._evaluations = _Lines(self.path.with_name(EVALUATIONS_FILE)) if rank == 0 else None
+        self._self_play_path = self.path.with_name(f"self_play_rank{rank}.jsonl")
+        self._self_play: _Lines | None = None
 
     def write(
         self,
@@ -98,23 +103,28 @@ class MetricsWriter:
         """
         self._steps.add({"evaluation": index, "samples": samples, **values, "time": round(time.time(), 3)})
 
+    def self_play(self, **values: float | str) -> None:
+        """Record what self-play on this rank has done since the last record."""
+        if self._self_play is None:
+            self._self_play = _Lines(self._self_play_path)
+        self._self_play.add({**values, "time": round(time.time(), 3)})
+
     def flush(self) -> None:
         """Write the buffered lines."""
         self._flushed = time.time()
-        self._steps.flush()
-        if self._evaluations is not None:
-            self._evaluations.flush()
+        for lines in (self._steps, self._evaluations, self._self_play):
+            if lines is not None:
+                lines.flush()
 
     def close(self) -> None:
         """Write the buffered lines and close the files."""
-        try:
-            self._steps.close()
-        finally:
-            if self._evaluations is not None:
-                self._evaluations.close()
+        with contextlib.ExitStack() as stack:
             if self._tensorboard is not None:
-                self._tensorboard.close()
+                stack.callback(self._tensorboard.close)
                 self._tensorboard = None
+            for lines in (self._self_play, self._evaluations, self._steps):
+                if lines is not None:
+                    stack.callback(lines.close)
 
 
 class _Lines:
@@ -130,7 +140,7 @@ class _Lines:
         except OSError as error:
             raise self._failure(error) from error
 
-    def add(self, record: dict[str, float | int | None]) -> None:
+    def add(self, record: Mapping[str, float | int | str | None]) -> None:
         """Buffer a record until the next flush. Numbers that are not finite become null."""
         if self._file >= 0:
             finite = {name: _finite(value) for name, value in record.items()}
@@ -175,8 +185,8 @@ class _Lines:
         return SuiteError(f"metrics cannot be written to {self._path}: {error.strerror}. Free space or set output_dir")
 
 
-def _finite(value: float | int | None) -> float | int | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: float | int | str | None) -> float | int | str | None:
+    return value if isinstance(value, str) or (value is not None and math.isfinite(value)) else None
 
 
 def _summary_writer(folder: Path) -> SummaryWriter:

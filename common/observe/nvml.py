@@ -226,6 +226,23 @@ class GpuMeter:
             self._fresh = figures
 
 
+def open_meter(device: torch.device, vboost: int | None, stack: contextlib.ExitStack) -> GpuMeter:
+    """Return the meter of a device until ``stack`` ends.
+
+    Args:
+        vboost: level of the power slider until then; None does not change it.
+
+    Raises:
+        ConfigError, DeviceError: see :func:`set_power_mode`.
+    """
+    uuid = device_uuid(device)
+    if vboost is not None and uuid is not None:
+        stack.callback(set_power_mode(vboost, uuid))
+    meter = GpuMeter(uuid)
+    stack.callback(meter.close)
+    return meter
+
+
 def set_power_mode(level: int, gpu: str) -> Callable[[], None]:
     """Move power from a GPU's memory system to its tensor cores: ``nvidia-smi boost-slider --vboost``.
 

@@ -1,9 +1,10 @@
 """``mlperf-suite bench``: measures a workload's training step, and how much of that speed a whole run keeps.
 
 The *step* is forward, loss, backward, reduction and update on a synthetic batch that is already on the device. The
-*run* is the same steps fed by the reader of the prepared data, with evaluations at their points. ``bench.only`` selects
-one of the two, the reader alone (:mod:`common.run.reader_bench`), the evaluation (:mod:`common.run.evaluation_bench`),
-the operations (:mod:`common.ops.bench.operations`), or the step and the same training in other software
+*run* is the same steps fed by the reader of the prepared data, with evaluations at their points, or a generation of
+self-play (:mod:`common.run.generation_bench`). ``bench.only`` selects one of the two, the reader alone
+(:mod:`common.run.reader_bench`), the evaluation (:mod:`common.run.evaluation_bench`), the operations
+(:mod:`common.ops.bench.operations`), or the step and the same training in other software
 (:mod:`common.run.peer_bench`).
 """
 
@@ -63,6 +64,7 @@ from common.run.bench_figures import (
     write_figures,
 )
 from common.run.evaluation_bench import prepared_everywhere, time_evaluation
+from common.run.generation_bench import time_generation
 from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
 from common.run.kernel_work import cases_report, kernels_report, profiler_window
 from common.run.peer_bench import PeerTiming, time_peers
@@ -96,15 +98,20 @@ def _bench(start: Start, began: float) -> int:
     phases.end("joining ranks")
     if options.only in ("ops", "tiles"):
         return _bench_operations(workload_type, run, options)
-    role = Role.of(rank_info, run.evaluation.ranks)
+    role = Role.of(rank_info, run.other_ranks)
     if options.only == "evaluation":
         return _bench_evaluation_alone(start, role, phases)
+    blocks = _first_blocks(run)
+    if role.name == "play" or (role.name == "evaluate" and not blocks[-1].samples):
+        return 0
     if role.name == "evaluate":
         return _bench_evaluation(workload_type, run, session, role, device)
     if options.only == "run" and not session.data_dir.is_dir():
         raise ConfigError(f"bench.only=run: there are no prepared data in {session.data_dir} (data_dir=…)")
+    if options.only == "reader" and not blocks[-1].samples:
+        raise ConfigError("bench.only=reader: a generation reads the games that it plays; bench.only=run measures both")
     peers = _peers(workload_type, run, options)
-    block = _block_between_evaluations(run)
+    run = replace(run, selfplay=replace(run.selfplay, training_ranks_play=True))  # the others take no part
     if not options.accumulate:
         one = run.micro_batch * run.layout["dp"]
         run = replace(run, global_batch=one, grad_accumulation_steps=1)
@@ -136,7 +143,7 @@ def _bench(start: Start, began: float) -> int:
     if options != session.bench:
         times = "" if options.repetitions == 1 else f" {options.repetitions} times"
         say(table({"iterations": f"{options.steps} timed{times}, {options.warmup_steps} before them: bench.seconds"}))
-    timing, timing_of_run, without_traffic, reserved = None, None, None, None
+    timing, timing_of_run, of_generation, without_traffic, reserved = None, None, None, None, None
     kernels: dict[str, Any] | None = None
     by_rank: list[RankFigures] = []
     if options.only in (None, "step", "peer"):
@@ -151,8 +158,12 @@ def _bench(start: Start, began: float) -> int:
     if options.only == "counters":
         with runner.on_stream(), profiler_window(device):
             runner(batches)
-    if options.only in (None, "run") and session.data_dir.is_dir():
-        timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
+    if options.only in (None, "run") and session.data_dir.is_dir() and not blocks[-1].samples:
+        of_generation = time_generation(run, session.data_dir, workload, runner, blocks)
+        phases.end("run")
+        say(table(of_generation.rows()))
+    elif options.only in (None, "run") and session.data_dir.is_dir():
+        timing_of_run = _time_run(run, session.data_dir, options, workload, runner, blocks[-1], start.scorer)
         phases.end("run")
         say(run_text(timing_of_run, timing, workload.sample_sizes()))
     elif options.only is None:
@@ -169,6 +180,8 @@ def _bench(start: Start, began: float) -> int:
         say(ranks_text(coupled_by_rank))
     say(table({"seconds of this process": phases.text()}))
     values = figures(timing, by_rank, timing_of_run, without_traffic, reserved, phases, run, workload, device)
+    if of_generation is not None:
+        values["generation"] = dataclasses.asdict(of_generation)
     chosen = workload.implementations()
     runner.close()
     workload.close()
@@ -277,7 +290,7 @@ def _bench_evaluation(
 def _bench_evaluation_alone(start: Start, role: Role, phases: Phases) -> int:
     """Measure the evaluation on the ranks that evaluate and print it on the first of them. All ranks call this."""
     prepared = prepared_everywhere(start.session.data_dir)
-    if role.name == "evaluate" or not start.run.evaluation.ranks:
+    if role.name == ("evaluate" if start.run.evaluation.ranks else "train"):
         _measure_evaluation(start, role, phases, prepared)
     job_store.meet("bench/evaluation measured", EVALUATION_TIMEOUT)  # rank 0 hosts the store and must not exit first
     return 0
@@ -405,10 +418,9 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[st
     return breakdown_text("breakdown of a step", found, seconds / steps * 1e3), found
 
 
-def _block_between_evaluations(run: RunConfig) -> Block:
-    """Return the second block of the recipe's own run, or the only one; the first may be longer than the others."""
-    blocks = evaluation_schedule(run).blocks(run.train_samples, run.global_batch)
-    return list(itertools.islice(blocks, 2))[-1]
+def _first_blocks(run: RunConfig) -> list[Block]:
+    """Return the first two blocks of the recipe's own run, or the only one. The first may be longer than the others."""
+    return list(itertools.islice(evaluation_schedule(run).blocks(run.train_samples, run.global_batch), 2))
 
 
 def _time_run(

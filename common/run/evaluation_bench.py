@@ -18,8 +18,8 @@ from common.contract.evaluation import Evaluation, Predictions
 from common.contract.workload import Workload
 from common.distributed import job_store
 from common.errors import ConfigError, DataError
-from common.run.evaluation_rank import evaluation_stream
 from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
+from common.run.rank_beside import own_stream
 
 Result = TypeVar("Result")
 
@@ -124,7 +124,7 @@ def time_evaluation(workload: Workload, data_dir: Path, prepared: bool, repetiti
     def predict() -> Predictions | None:
         return evaluation.predict(workload.weights())
 
-    with contextlib.closing(evaluation), evaluation_stream(layout.device):
+    with contextlib.closing(evaluation), own_stream(layout.device):
         timing = _time(workload, evaluation, data_dir, prepared, repetitions)
         if layout.device.type != "cuda" or timing.predicting > LONGEST_PROFILE:
             return timing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.data.batches import Block
+from common.data.batches import Block, DataSource, GenerationSource
 from common.errors import SuiteError
 from common.observe.metrics import MetricsWriter
 from common.observe.nvml import GpuMeter
@@ -68,3 +68,11 @@ class Recording:
         )
         self._bar.update(nominal, loss)
         self.samples = done.samples
+
+    def self_play(self, data: DataSource, generation: int) -> None:
+        """Record what self-play on this rank has done for a generation, if self-play makes the data."""
+        if not isinstance(data, GenerationSource) or not (measures := data.measures()):
+            return
+        self._metrics.self_play(generation=generation, **measures)
+        shown = (f"{name} {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in measures.items())
+        self._bar.line(f"self-play before generation {generation}: {', '.join(shown)}")

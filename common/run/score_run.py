@@ -34,7 +34,7 @@ from common.mlperf.events import logged_data_set
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.verdict import format_verdict, judge
-from common.run.evaluation_rank import evaluation_stream
+from common.run.rank_beside import own_stream
 from common.run.scoring import ending_checkpoint, evaluation_line, log_checkpoint_scores, require_whole_set
 from common.run.start import Start
 from common.run.timed_run import TimedRun
@@ -78,8 +78,10 @@ def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         )
     tree |= {"output_dir": str(folder), "seed": described["seed"]}
     evaluation, scale = tree["evaluation"], tree["scale"]
-    if evaluation["ranks"] and scale["nodes"] == 1:  # training and evaluation ranks together may not divide the batch
-        scale["gpus_per_node"] -= evaluation["ranks"]
+    others = evaluation["ranks"] + tree.get("selfplay", {}).get("ranks", 0)
+    if others and scale["nodes"] == 1:  # all ranks together may not divide the batch
+        scale["gpus_per_node"] -= others
+    tree["selfplay"] = {}
     evaluation |= {"ranks": 0, "by_command": False}
     given = [argument for argument in given if not argument.startswith("output_dir=")]
     for argument in given:
@@ -133,7 +135,7 @@ def score_run(start: Start) -> int:
     unscored = job_store.from_rank_0("whether to score", unscored)
     if unscored == "true":
         _require_data_of(finished, start)
-        with evaluation_stream(start.device):
+        with own_stream(start.device):
             _score(start, queue)
     if rank:
         return 0
@@ -159,7 +161,7 @@ def _score(start: Start, queue: CheckpointQueue) -> None:
     run, session = start.run, start.session
     assert session.seed is not None, "the run's seed is in its configuration"
     layout = Layout(
-        run.layout, Role.of(start.rank_info, 0).rank, start.device, session.seed,
+        run.layout, Role.of(start.rank_info, {}).rank, start.device, session.seed,
         ctas=run.system.network.ctas.by_axis(),
     )  # fmt: skip
     with contextlib.ExitStack() as stack:

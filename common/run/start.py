@@ -105,7 +105,7 @@ def on_ranks(
 
         def start() -> int:
             began_ms = time.time_ns() // 1_000_000
-            initialise(rank_info, device, session.timeout_seconds, sharers, run.evaluation.ranks)
+            initialise(rank_info, device, session.timeout_seconds, sharers, run.other_ranks)
             if device.type == "cuda" and run.world_size > 1:
                 check_windows(os.environ, torch.cuda.nccl.version())
             check(run, session)
@@ -184,7 +184,7 @@ def _sized(
 
     run, _ = load(None)
     size = 0
-    if Role.of(rank_info, run.evaluation.ranks).name == "train":
+    if Role.of(rank_info, run.other_ranks).name == "train":
         size = min(of_all_ranks(pick(cls, lambda size: load(size)[0], device)))
     chosen = job_store.from_rank_0("micro_batch", str(size), FINDING_OUT)
     return load(int(chosen))

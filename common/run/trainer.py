@@ -19,7 +19,7 @@ from common.config import loading
 from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Point, Score
 from common.contract.workload import Workload
-from common.data.batches import Block, DataSource, ReorderingSource, late_of
+from common.data.batches import Block, DataSource, GenerationSource, ReorderingSource, late_of
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
@@ -36,13 +36,14 @@ from common.mlperf.admission import admit
 from common.mlperf.mllog import RunLog
 from common.mlperf.seeds import draw_seed
 from common.observe.metrics import MetricsWriter
-from common.observe.nvml import GpuMeter, device_uuid, set_power_mode
+from common.observe.nvml import open_meter
 from common.observe.profile import ProfileWindow
 from common.observe.progress_bar import ProgressBar
 from common.observe.summary import Outcome
 from common.optional_packages import broken_packages
 from common.run import checkpoint
 from common.run.checkpoint import Progress
+from common.run.play_rank import PlayRanks
 from common.run.recording import Recording
 from common.run.scoring import EvaluationPoints
 from common.run.staging import order_of_data, staged, time_limit
@@ -84,11 +85,11 @@ class Trainer:
         self.began_ms = time.time_ns() // 1_000_000 if began_ms is None else began_ms
         self.run, self.session, self.rank_info, self.device = run, session, rank_info, device
         self.scorer, self.tree = scorer, tree
-        self.role = Role.of(rank_info, run.evaluation.ranks)
+        self.role = Role.of(rank_info, run.other_ranks)
         admission = admit(run, session)
         self.ruleset, self.rules = admission.ruleset, admission.rules
         self.logged, self.schedule = admission.hyperparameters, admission.schedule
-        self.cls = workload_type
+        self.cls, self.play_ranks = workload_type, PlayRanks(run, rank_info)
         self.progress = Progress()
         self.settings: dict[str, object] = {
             "benchmark": run.benchmark.name,
@@ -127,6 +128,9 @@ class Trainer:
                         self._stop_clock("aborted", None)
                 if isinstance(error, Interrupted):
                     self._dismiss(self.progress.step)
+                else:
+                    with contextlib.suppress(dist.DistError, RuntimeError):  # the store may be lost
+                        self.play_ranks.run_ends(None)
                 raise
             self._dismiss(0)
         return self._outcome(log_path)
@@ -162,7 +166,7 @@ class Trainer:
             session.output_dir / "tensorboard" if session.tensorboard else None,
         )
         stack.callback(self.metrics.close)
-        self.meter = self._open_meter(stack)
+        self.meter = open_meter(self.device, run.system.vboost, stack)
         self.recording = Recording(self.metrics, self.meter, self.bar)
         self.profile = ProfileWindow.parse(session.profile, session.output_dir, rank)
         if self.profile is not None:
@@ -178,15 +182,6 @@ class Trainer:
         gpus = self.device.type == "cuda"
         self.clock.events.begin(run, session, self.rules, resumed_from, self.began_ms, gpus)
         return session.output_dir / name
-
-    def _open_meter(self, stack: contextlib.ExitStack) -> GpuMeter:
-        """Open the meter of this rank's GPU for the duration of the run; set its power mode if configured."""
-        uuid = device_uuid(self.device)
-        if self.run.system.vboost is not None and uuid is not None:
-            stack.callback(set_power_mode(self.run.system.vboost, uuid))
-        meter = GpuMeter(uuid)
-        stack.callback(meter.close)
-        return meter
 
     def _outcome(self, log_path: Path) -> Outcome:
         scores = self.points.scores
@@ -212,6 +207,7 @@ class Trainer:
     def _dismiss(self, stopped_at: int) -> None:
         with self.heartbeat.extended(EVALUATION_RANKS_SECONDS, "waiting for evaluation ranks to end"):
             self.evaluations.dismiss(stopped_at)
+        self.play_ranks.run_ends(stopped_at)
 
     def _initialise(self, stack: contextlib.ExitStack) -> None:
         run, events = self.run, self.clock.events
@@ -237,16 +233,16 @@ class Trainer:
                     self.bar.line(f"resume={self.session.resume}: {remark}")
             else:
                 self.workload.load_start()
+            self.workload.scratch(self.session.output_dir, self.progress.block if self.resumed else None)
         self._first_block, self.recording.counted = self.progress.block, self.progress.counted
         self.points = EvaluationPoints(
             self.evaluations, run.benchmark, events, self.metrics, self.bar, self.progress.history
         )
         self._side = side_stream(self.device)
         self._rest()
-        tensors = run.declaration.initialised_tensors
         for reason in broken_packages():
             self.bar.line(reason)
-        events.settings(self.seed, self.logged, self.workload.implementations(), tensors)
+        events.settings(self.seed, self.logged, self.workload.implementations(), run.declaration.initialised_tensors)
         if not self.rules.staging_timed:
             self._stage(stack)
         events.initialised()
@@ -272,6 +268,9 @@ class Trainer:
         stack.callback(self.data.close)
         if self.resumed is not None and isinstance(self.data, ReorderingSource):
             self.data.resume(self.resumed["late"])
+        if isinstance(self.data, GenerationSource):
+            beat = self.heartbeat.beat
+            self.data.watch(lambda: beat(self.progress.step, "waiting for games"), lambda: self.signals.requested)
         found = (self.data.train_samples, self.data.eval_samples, self.data.synthetic)
         require_samples(self.run, self.session.data_dir, *found)
         self.clock.events.data_opened(self.data.train_samples, self.data.eval_samples)
@@ -288,6 +287,7 @@ class Trainer:
 
     def _conclude(self) -> None:
         """After training, wait for the scores that decide, and stop the clock."""
+        self.play_ranks.training_ends()
         if self.evaluations.offline and not self.run.evaluation.ranks:
             self.runner.close()  # the evaluation needs the graphs' memory
         # With inline evaluation, all ranks know the scores. After a score that reached the target, no other counts.
@@ -304,7 +304,10 @@ class Trainer:
         """
         before, ending = self.progress.samples, False
         self.clock.after(self.progress.step, lambda at: self._block_begins(block, before, at))
-        self._read(block)
+        try:
+            self._read(block)
+        except Interrupted:  # while the block's games were played
+            return self._stopped_early()
         while (micro_batches := self.prefetcher.take()) is not None:
             ending = self._settle(self.session.steps_ahead - 1)
             if ending:
@@ -336,8 +339,8 @@ class Trainer:
     def _read(self, block: Block) -> None:
         """Give the prefetcher the batches of ``block`` from the run's position on."""
         batches = self.data.batches(block, start=self.progress.position * self.run.grad_accumulation_steps)
-        # A reader that cannot seek reads all data up to the position.
-        catching_up = self.resumed is not None and block.index == self._first_block
+        # A reader that cannot seek reads all data up to the position. One of generations (without samples) can seek.
+        catching_up = self.resumed is not None and block.index == self._first_block and block.samples
         limit = CATCHING_UP_SECONDS if catching_up else self.session.timeout_seconds
         with self.heartbeat.extended(limit, "reading up to the position"):
             self.prefetcher.begin(batches)
@@ -407,9 +410,9 @@ class Trainer:
         limit = self.session.timeout_seconds
         with self.heartbeat.extended(limit, "evaluation"):
             weights = self.clock.handed_over(self.data, block, self.workload.weights())
-        longest = EVALUATION_RANKS_SECONDS if self.evaluations.elsewhere else limit
-        if self.evaluations.later:  # an earlier evaluation may still be running: allow for its time, too
-            longest += limit
+        self.recording.self_play(self.data, block.first_epoch)
+        # If an earlier evaluation may still be running, allow for its time, too.
+        longest = (EVALUATION_RANKS_SECONDS if self.evaluations.elsewhere else limit) + limit * self.evaluations.later
         with self.heartbeat.extended(longest, "evaluation"):
             step, samples = self.progress.step, self.progress.samples
             self.clock.after(step, lambda at: self._evaluation_begins(block, step, samples, at))
@@ -455,13 +458,10 @@ class Trainer:
 
     def _offline_run(self) -> OfflineRun:
         """Return the description of this run for offline scoring."""
-        tree = {**(self.tree or {}), "micro_batch": self.run.micro_batch, "resume": None}
-        tree["data_dir"] = str(self.session.data_dir.absolute())
-        if self.run.assets_dir is not None:
-            tree["assets_dir"] = str(self.run.assets_dir.absolute())
         resumed_step = None if self.resumed is None else int(self.resumed["progress"]["step"])
-        described = {"configuration": tree, "seed": self.seed, "log": self.log_name}
-        return OfflineRun(self.session.output_dir, described, resumed_step, self.bar.line)
+        return OfflineRun.of(
+            self.run, self.session, self.tree or {}, self.seed, self.log_name, resumed_step, self.bar.line
+        )
 
     def _save_if_shared(self) -> None:
         """Write a checkpoint outside the configured interval, unless the ranks do not share the folder."""
@@ -488,13 +488,13 @@ class Trainer:
         self.bar.line(f"checkpoint {saved_to}")
 
     def _of_the_model(self) -> dict[str, Any]:
-        """Return arguments for checkpoints that describe the model, beside its tensors."""
+        """Return arguments for checkpoints that describe the model."""
         return {"base": self.workload.base_digest(), "splits": self.workload.tensor_splits()}
 
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        if self.evaluations.elsewhere:
+        if self.evaluations.elsewhere or self.run.selfplay.ranks:
             job_store.meet("initialised", timedelta(minutes=self.rules.init_minutes))
         elif self.rank_info.world_size > 1:
             dist.barrier()

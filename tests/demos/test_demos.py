@@ -32,6 +32,7 @@ DEMOS = {
     "stable_diffusion": "CLIP 0.",
     "cosmoflow": "mean_absolute_error 0.",
     "deepcam": "mean_iou 0.",
+    "minigo": "win_rate 0.",
     "oc20": "force_mae 0.",
     "openfold": "lddt_ca 0.",
 }
@@ -59,6 +60,7 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "stable_diffusion": {("target", "aggregated_eval_accuracy")},
     "cosmoflow": {("check", "train_samples"), ("check", "eval_samples")},
     "deepcam": {("check", "train_samples"), ("check", "eval_samples")},
+    "minigo": {("check", f"{kind}_selfplay_games_per_generation") for kind in ("actual", "min")},
     "oc20": {("check", "train_samples"), ("check", "eval_samples")},
     "openfold": {
         *(

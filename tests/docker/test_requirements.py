@@ -42,7 +42,7 @@ TEXT = (ROOT / "docker" / "constraints.txt").read_text()
 PINS: dict[str, str] = VERSIONS.read_pins(TEXT)
 NAMES = {name: path.name for path in FILES for name in VERSIONS.read_names(path.read_text())}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("dali-cu13", "te", "cudnn", "flash-attention-4", "tensorboard")
+EXTRAS = ("dali-cu13", "te", "cudnn", "flash-attention-4", "tensorboard", "minigo")
 WANTED = [Requirement(text) for extra in EXTRAS for text in PROJECT["optional-dependencies"][extra]]
 WANTED += [Requirement(text) for text in PROJECT["dependencies"]]
 

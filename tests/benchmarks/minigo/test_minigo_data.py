@@ -10,10 +10,11 @@ import torch
 
 from benchmarks.minigo.data import READ_AHEAD, SelfPlayParts, SelfPlaySource
 from benchmarks.minigo.models import Models
-from benchmarks.minigo.records import Games, Sampling, Shard, draw, generation_folder, write_games
+from benchmarks.minigo.records import CLOSED, Games, Sampling, Shard, draw, generation_folder, write_games
 from common.data.batches import Block, GenerationSource
 from common.data.order import MicroBatches
-from common.errors import DataError
+from common.distributed import shared_folder
+from common.errors import DataError, Interrupted
 from tests.benchmarks.minigo.finished_games import game
 
 SAMPLING = Sampling(window=2, games=4, keep=0.5)
@@ -26,11 +27,15 @@ class TwoGamesEachTime:
     def __init__(self, folder: Path, models: Models) -> None:
         self._folder, self._models, self.calls = folder, models, 0
 
-    def play(self, seconds: float) -> None:
+    def play(self, seconds: float) -> bool:
         generation = self._models.newest()
         path = generation_folder(self._folder, generation) / f"{self.calls:04d}.safetensors"
         write_games(path, [game(40, 2 * self.calls), game(40, 2 * self.calls + 1)])
         self.calls += 1
+        return True
+
+    def measures(self) -> dict[str, float | str]:
+        return {"games": 2.0 * self.calls}
 
     def close(self) -> None:
         self.calls = -1
@@ -119,6 +124,48 @@ def test_every_shard_is_checked_once(tmp_path, monkeypatch):
         source.trained(block(number), {"w": torch.zeros(3)})
         source.games(block(number))
     assert len(checked) == len(set(checked)) == player.calls
+
+
+def test_a_wait_for_games_reports_progress_only_while_all_workers_work(tmp_path, monkeypatch):
+    source, player, _ = source_of(tmp_path, MicroBatches(8))
+    works, progress = iter([True, False]), []
+    play = player.play
+    monkeypatch.setattr(player, "play", lambda seconds: play(seconds) and next(works))
+    source.watch(lambda: progress.append(player.calls), lambda: False)
+    list(source.batches(block(0)))
+    assert (player.calls, progress) == (2, [0, 1])
+
+
+def test_a_wait_for_games_can_be_stopped(tmp_path):
+    source, player, _ = source_of(tmp_path, MicroBatches(8))
+    source.watch(lambda: None, lambda: player.calls == 1)
+    with pytest.raises(Interrupted, match="while the games of generation 0 were played"):
+        next(source.batches(block(0)))
+    assert not (generation_folder(tmp_path / "games", 0) / CLOSED).exists()
+
+
+def test_games_that_another_rank_has_closed_are_awaited(tmp_path, monkeypatch):
+    """As on a file system that shows a new file late."""
+    folder = generation_folder(tmp_path, 0)
+    write_games(folder / "a.safetensors", [game(3, 1)])
+    write_games(folder / "b.safetensors", [game(3, 2)])
+    late = folder / "late"
+    (folder / "b.safetensors").rename(late)
+    games = Games(tmp_path, 5)
+    games.adopt(0, ["a.safetensors", "b.safetensors"])
+    monkeypatch.setattr(shared_folder.time, "sleep", lambda _: late.rename(folder / "b.safetensors"))
+    assert games.count(0) == 2
+
+
+def test_games_that_never_appear_are_one_clear_error(tmp_path, monkeypatch):
+    games = Games(tmp_path, 5)
+    games.adopt(0, ["a.safetensors"])
+    moments = iter(range(0, 1000, 30))
+    monkeypatch.setattr(shared_folder.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(shared_folder.time, "sleep", lambda _: None)
+    with pytest.raises(DataError, match=r"a\.safetensors is missing, and training on generation 0 has begun"):
+        games.of(0)
+    assert 90 < next(moments) <= 150
 
 
 def test_too_few_examples_for_a_step_are_one_clear_error(tmp_path):

@@ -109,6 +109,21 @@ def test_a_missing_target_is_one_clear_error(tmp_path):
         evaluation().open_data(tmp_path)
 
 
+def test_a_truncated_target_is_one_clear_error(tmp_path):
+    write_tensors(tmp_path / TARGET, weights(1), {})
+    (tmp_path / TARGET).write_bytes((tmp_path / TARGET).read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"target\.safetensors cannot be read.*prepare the data again"):
+        evaluation().open_data(tmp_path)
+
+
+def test_a_larger_network_is_no_target(tmp_path):
+    """Its tensors include all tensors of the network of these settings."""
+    larger = dataclasses.replace(SMALL, blocks=SMALL.blocks + 1)
+    write_tensors(tmp_path / TARGET, MiniGo(larger, generator=torch.Generator().manual_seed(0)).state_dict(), {})
+    with pytest.raises(DataError, match=r"another network: blocks\.2\.conv1\.weight"):
+        evaluation().open_data(tmp_path)
+
+
 def test_a_target_of_another_network_is_one_clear_error(tmp_path):
     write_tensors(tmp_path / TARGET, {"stem.weight": torch.zeros(3, 3)}, {})
     with pytest.raises(DataError, match=r"target\.safetensors is a model of another network"):

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.minigo import compiled as compiled_module
+from benchmarks.minigo.cache import make_cache
 from benchmarks.minigo.engine import MOVES, PASSES, make_rules
 from benchmarks.minigo.features import PLANES, feature_bytes, symmetry_tables
 from benchmarks.minigo.moves import play_move, start_game
@@ -57,6 +58,7 @@ class Searched:
         self.settings, self.limits, self.rules = settings, constants(settings), make_rules(size)
         self.games, self.scratch = make_games(settings, 1, 1000), make_scratch(size, 1000)
         self.tree, self.tables = make_tree(size, 4000), symmetry_tables(size)
+        self.cache = make_cache(size, 0)
         self.bits = np.zeros((settings.virtual_losses, feature_bytes(size)), np.uint8)
         start_game(self.games, self.tree, self.limits, 0, np.uint64(1), 0, RESIGN)
 
@@ -69,11 +71,11 @@ class Searched:
         sizes = []
         while self.tree.visits[self.root] < self.games.target[0]:
             game, rows = collect(
-                self.rules, self.games, self.tree, self.scratch, self.tables, self.limits, self.bits, 0, 0
+                self.rules, self.games, self.tree, self.scratch, self.tables, self.limits, self.cache, self.bits, 0, 0
             )
             assert game == 1
             policy, value = network(self.bits[:rows], self.settings.board**2 + 1)
-            incorporate(self.games, self.tree, self.tables, self.limits, policy, value)
+            incorporate(self.games, self.tree, self.tables, self.limits, self.cache, policy, value)
             assert not self.tree.virtual.any()
             sizes.append(rows)
         return sizes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.minigo.features import PLANES, feature_bytes, symmetry_tables
-from benchmarks.minigo.planes import write_planes
+from benchmarks.minigo.planes import point_codes, write_planes
 from tests.benchmarks.minigo.positions_by_hand import Game
 from tests.benchmarks.minigo.slow_go import SlowGo
 
@@ -41,7 +41,7 @@ def test_planes_of_a_random_game_have_their_definition_in_all_symmetries(size):
         captures += expected[12].sum()
         symmetry = number % 8
         mirrored = expected if symmetry < 4 else expected[:, :, ::-1]
-        write_planes(fast.board, fast.recent, fast.legal(), tables[symmetry], bits)
+        write_planes(point_codes(fast.board, fast.recent, fast.legal()), tables[symmetry], bits)
         assert bits.tolist() == np.packbits(np.rot90(mirrored, symmetry % 4, (1, 2)).astype(bool)).tolist()
     assert captures > 0 or size == 19
 
@@ -49,7 +49,7 @@ def test_planes_of_a_random_game_have_their_definition_in_all_symmetries(size):
 def test_positions_before_the_first_one_are_zero():
     game = Game(5).play("c3")
     bits = np.zeros(feature_bytes(5), np.uint8)
-    write_planes(game.board, game.recent, game.legal(), symmetry_tables(5)[0], bits)
+    write_planes(point_codes(game.board, game.recent, game.legal()), symmetry_tables(5)[0], bits)
     planes = np.unpackbits(bits)[: PLANES * 25].reshape(PLANES, 25)
     assert planes.sum(1).tolist() == [
         0,

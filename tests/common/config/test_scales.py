@@ -32,9 +32,9 @@ def test_a_scale_of_gpus_has_as_many_as_its_name_says(name, nodes, gpus):
     assert scale_of(name) == {"nodes": nodes, "gpus_per_node": gpus, "gpu": True}
 
 
-def test_the_scales_without_gpus_are_for_tests_and_demos():
+def test_the_scales_without_gpus_are_for_tests_demos_and_small_boards():
     names = {scale for name in WORKLOADS for scale in scales_of(name)}
-    assert {name for name in names if "gpu" not in scale_of(name)} == {"demo", "test"}
+    assert {name for name in names if "gpu" not in scale_of(name)} == {"demo", "test", "mini9"}
 
 
 def test_an_unknown_scale_is_named_with_the_known_ones():

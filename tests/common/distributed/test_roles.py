@@ -12,6 +12,7 @@ from common.config.schema import EvaluationConfig, RunConfig
 from common.distributed.diagnosis import View, diagnose
 from common.distributed.rank_info import RankInfo, Role
 from common.errors import ConfigError
+from common.mlperf.admission import admit
 
 TRAINS = View(0, step=7, device_step=6, phase="train", beat_age=0.1, silence=0.1, allowance=4.0)
 WAITS = replace(TRAINS, beat_age=5.0, waiting=True, where="all_reduce from a/b.py:3 (step)")
@@ -27,15 +28,15 @@ def ranks(*views):
 
 @pytest.mark.parametrize(
     ("rank", "role"),
-    [(0, Role("train", 0, 6, 0)), (5, Role("train", 5, 6, 0)), (6, Role("evaluate", 0, 2, 6)),
-     (7, Role("evaluate", 1, 2, 6))],
+    [(0, Role("train", 0, 5, 0)), (4, Role("train", 4, 5, 0)), (5, Role("play", 0, 1, 5)),
+     (6, Role("evaluate", 0, 2, 6)), (7, Role("evaluate", 1, 2, 6))],
 )  # fmt: skip
-def test_the_last_ranks_evaluate(rank, role):
-    assert Role.of(RankInfo(rank, 8, rank, 8, 0, "torchrun"), 2) == role
+def test_the_first_ranks_train_and_the_last_ones_evaluate(rank, role):
+    assert Role.of(RankInfo(rank, 8, rank, 8, 0, "torchrun"), {"play": 1, "evaluate": 2}) == role
 
 
 def test_all_ranks_train_where_none_only_evaluates():
-    assert Role.of(RankInfo(3, 4, 3, 4, 0, "torchrun"), 0) == Role("train", 3, 4, 0)
+    assert Role.of(RankInfo(3, 4, 3, 4, 0, "torchrun"), {}) == Role("train", 3, 4, 0)
 
 
 def test_a_rank_that_waits_for_weights_is_left_alone():
@@ -60,6 +61,11 @@ def test_a_silent_evaluation_rank_is_named():
     assert ranks(TRAINS, TRAINS, replace(RESTS, silence=5.0)) == (2,)
 
 
+def test_a_playing_rank_that_hangs_is_named_while_training_waits_for_it():
+    stuck = replace(EVALUATES, role="play", beat_age=5.0)
+    assert ranks(TRAINS, stuck, EVALUATES) == (1,)
+
+
 def composed(*overrides: str) -> RunConfig:
     fixed = ["benchmark=resnet", "scale=test", "device=cpu", "micro_batch=1"]
     return cli.load(compose([*fixed, *overrides]))[0]
@@ -71,6 +77,13 @@ def test_layouts_and_batches_count_the_ranks_of_each_role():
     assert run.evaluation.layout == {"pp": 1, "cp": 2, "tp": 1, "dp": 1}
     assert (run.world_size, run.training_ranks) == (6, 4)
     assert run.grad_accumulation_steps == run.global_batch // 4
+
+
+def test_ranks_that_play_belong_to_no_layout():
+    run = composed("scale.gpus_per_node=7", "evaluation.ranks=2", "selfplay.ranks=1")
+    assert run.layout == {"pp": 1, "cp": 1, "tp": 1, "dp": 4}
+    assert (run.world_size, run.training_ranks) == (7, 4)
+    assert run.other_ranks == {"play": 1, "evaluate": 2}
 
 
 def test_a_recipes_evaluation_layout_rests_while_no_rank_only_evaluates():
@@ -88,9 +101,20 @@ def test_a_recipes_evaluation_layout_rests_while_no_rank_only_evaluates():
             "evaluation.layout: pp=1 x cp=2",
         ),
         (["scale.gpus_per_node=4", "evaluation.ranks=2", "layout.cp=4"], "does not divide 2 ranks"),
+        (["scale.gpus_per_node=4", "selfplay.ranks=4"], "selfplay.ranks=4: of the 4 ranks of scale (1 nodes x 4), 0"),
+        (["scale.gpus_per_node=4", "evaluation.ranks=2", "selfplay.ranks=2"], "2 ranks of scale (1 nodes x 4) that do"),
+        (["selfplay.ranks=-1"], "selfplay.ranks=-1"),
+        (["selfplay.training_ranks_play=false"], "with selfplay.ranks=0 no rank would play"),
     ],
 )
 def test_impossible_roles_are_refused_by_name(overrides, message):
     with pytest.raises(ConfigError) as refused:
         composed(*overrides)
     assert message in str(refused.value)
+
+
+def test_only_workloads_with_generations_have_ranks_that_play():
+    fixed = ["benchmark=resnet", "scale=test", "device=cpu", "micro_batch=1", "scale.gpus_per_node=2"]
+    run, session = cli.load(compose([*fixed, "selfplay.ranks=1"]))
+    with pytest.raises(ConfigError, match=r"selfplay\.ranks=1: resnet does not learn by self-play"):
+        admit(run, session)

@@ -55,8 +55,9 @@ def run(
         "GLOO_SOCKET_IFNAME": "lo",
     }
     rank_info, device = find_rank_info(os.environ), torch.device(f"cuda:{rank}" if kind == "cuda" else kind)
-    initialise(rank_info, device, 120, evaluation_ranks=evaluation_ranks)
-    role = Role.of(rank_info, evaluation_ranks)
+    others = {"evaluate": evaluation_ranks}
+    initialise(rank_info, device, 120, others=others)
+    role = Role.of(rank_info, others)
     template = Template.of(weights(0), senders)
     transfer = Transfer("test", senders, evaluation_ranks)
     if role.name == "train":

@@ -23,7 +23,7 @@ from common.mlperf.rules import Rules, newest_ruleset, rules_for
 from common.mlperf.verdict import judge
 from common.run.timed_run import TimedRun
 
-RECIPES = {"dlrm": "8xA100", "gpt3": "64xH100", "llama31_8b": "8xH200"}
+RECIPES = {"dlrm": "8xA100", "gpt3": "64xH100", "llama31_8b": "8xH200", "minigo": "8xH100"}
 """Recipes for real data, where it is not that of 8 H200."""
 
 SECOND_MS = 1000
@@ -37,6 +37,8 @@ REFUSED = {
     # These files of the open division do not list the benchmark.
     ("llama2_70b_lora", "4.0.0", "open"): "the next ruleset without this rule is 5.0.0: ruleset=5.0.0",
     ("llama2_70b_lora", "4.1.0", "open"): "the next ruleset without this rule is 5.0.0: ruleset=5.0.0",
+    # This file lists the names of TensorFlow's tensors.
+    ("minigo", "1.1.0", "closed"): "the next ruleset without this rule is 2.0.0: ruleset=2.0.0",
     ("rnnt", "1.0.0", "closed"): r"data_train_num_buckets = 1 breaks rule `v\['value'\] == 6`",
 }
 """Workload, ruleset and division that admission refuses for a recipe of real data, and what it says."""
@@ -96,6 +98,8 @@ def write_log(path: Path, run: RunConfig, session: SessionConfig, admission: Adm
             events.block_start(block, block.start_sample, now)
             now += 600 * SECOND_MS
             events.block_stop(block, done, 100.0, now)
+            if schedule.unit == "generation":
+                events.self_play_games([run.workload.facts.games], point)
             events.eval_start(point, now)
             now += SECOND_MS
             events.accuracy(values, point, now)

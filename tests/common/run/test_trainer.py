@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -138,11 +139,17 @@ class Playing:
         for batch in itertools.islice(self._source.batches(epoch), 2 * self.steps[block.index]):
             yield replace(batch, samples=8)
 
+    def watch(self, progress: Callable[[], None], stopping: Callable[[], bool]) -> None:
+        progress()
+
     def trained(self, block: Block, weights: Mapping[str, Tensor]) -> None:
         self.seen.append(("trained", block.index, sum(tensor.sum().item() for tensor in weights.values())))
 
     def games(self, block: Block) -> list[int]:
         return [10 + block.index, 11 + block.index]
+
+    def measures(self) -> dict[str, float | str]:
+        return {"games_per_second": 2.5, "bound": "search"}
 
 
 def test_generations_end_when_their_source_ends_and_their_weights_are_saved_before_the_next(
@@ -184,3 +191,6 @@ def test_generations_end_when_their_source_ends_and_their_weights_are_saved_befo
     ]  # fmt: skip
     (stop,) = [line for line in lines if line["key"] == "run_stop"]
     assert stop["metadata"] == {**stop["metadata"], "status": "aborted", "epoch_num": 3}
+    measured = [json.loads(line) for line in (tmp_path / "out" / "self_play_rank0.jsonl").read_text().splitlines()]
+    assert [line.pop("time") > 0 for line in measured] == [True] * 3
+    assert measured == [{"generation": number, "games_per_second": 2.5, "bound": "search"} for number in (1, 2, 3)]

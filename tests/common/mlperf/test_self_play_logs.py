@@ -1,0 +1,130 @@
+"""Logs of MiniGo in the layout of published ones: generations have other numbers in training than in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from handwritten_logs import END, POINT, START, Line, replaced, resnet_lines
+
+from common.mlperf.compliance import check_lines
+from common.mlperf.parsed_log import read_log
+from common.mlperf.rcp import convergence_of
+from common.mlperf.rules import rules_for
+from common.mlperf.verdict import judge, judge_together
+
+WriteLog = Callable[..., Path]
+RATES = (0.1, 0.3, 0.49, 0.55)
+"""The published runs score their generations in order, and stop after the first that passes."""
+FIRST = 18
+"""Number of the first generation in its training; evaluations count from 1."""
+RULES = rules_for("minigo", "2.1.0")
+KEYS = {
+    "lr_rates": [0.016, 0.16, 0.016, 0.0016], "lr_boundaries": [128, 10000, 20000], "train_batch_size": 4096,
+    "num_readouts": 800, "window_size": 5, "gradient_accumulation_steps": 1,
+}  # fmt: skip
+
+
+def lines_of(
+    rates: Sequence[float] = RATES, division: str = "closed", minimum: int = 8192, games: int = 8250, seed: int = 7
+) -> list[Line]:
+    """Return a run of six generations of 300 s that ends with the fourth, after which all are scored."""
+    head = replaced(
+        replaced(resnet_lines(seed=seed), "submission_benchmark", "minigo"), "submission_division", division
+    )
+    generations: list[Line] = []
+    for index in range(6):
+        number, begun = {"epoch_num": FIRST + index}, 61 + 300 * index
+        counts = [games + older for older in range(5)]
+        generations += [
+            (START, "epoch_start", None, number, begun),
+            *((POINT, "actual_selfplay_games_per_generation", count, number, begun + 250) for count in counts),
+            (POINT, "save_model", {"iteration": FIRST + index}, {}, begun + 300),
+            (END, "epoch_stop", None, number, begun + 300),
+        ]
+    evaluations = [
+        line
+        for index, rate in enumerate(rates, start=1)
+        for line in (
+            (START, "eval_start", None, {"epoch_num": index}, 9000),
+            (POINT, "eval_accuracy", rate, {"epoch_num": index}, 9000),
+            (END, "eval_stop", None, {"epoch_num": index}, 9000),
+        )
+    ]
+    return [
+        *(line for line in head if line[4] < 3),
+        *((POINT, key, value, {}, 3) for key, value in KEYS.items()),
+        (POINT, "min_selfplay_games_per_generation", minimum, {}, 3),
+        (END, "init_stop", None, {}, 60),
+        (START, "run_start", None, {}, 61),
+        (POINT, "train_samples", 40_960, {}, 61),
+        (POINT, "eval_samples", 256, {}, 61),
+        *generations,
+        *evaluations,
+        (END, "run_stop", None, {"status": "success"}, 61 + 4 * 300),
+    ]
+
+
+def accepted_by_the_checker(path: Path) -> bool:
+    """Return whether MLCommons' compliance checker accepts a log."""
+    return not check_lines([event.text for event in read_log(path).events], "training", "2.1.0")
+
+
+def test_a_log_in_the_published_layout_is_a_valid_run(write_log: WriteLog):
+    path = write_log(lines_of())
+    verdict = judge(path, "2.1.0")
+    assert accepted_by_the_checker(path)
+    assert verdict.kind == "valid run", verdict.reasons
+    assert verdict.minutes == 20
+    assert convergence_of(read_log(path), RULES) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rates": (0.1, 1.0)}, "v['value'] >= 0.5 and v['value'] < 1.0"),
+        ({"rates": (0.1, 0.49)}, "v['value'] >= 0.5 and v['value'] < 1.0"),
+        ({"minimum": 4096}, "min_selfplay_games_per_generation"),
+        ({"games": 8000}, "actual_selfplay_games_per_generation"),
+    ],
+)
+def test_what_the_checker_refuses_is_refused_with_its_rule(write_log: WriteLog, changes, named):
+    path = write_log(lines_of(**changes))
+    verdict = judge(path, "2.1.0")
+    assert not accepted_by_the_checker(path)
+    assert verdict.kind == "refused"
+    assert named in " ".join(verdict.reasons)
+
+
+@pytest.mark.parametrize(("rates", "accepted"), [((1.0,), False), ((0.9, 1.0), True), ((0.1, 0.2), True)])
+def test_the_open_division_needs_one_generation_that_does_not_win_every_game(write_log: WriteLog, rates, accepted):
+    path = write_log(lines_of(rates, division="open"))
+    assert accepted_by_the_checker(path) == accepted
+    assert (judge(path, "2.1.0").kind == "refused") == (not accepted)
+
+
+@pytest.mark.parametrize("rates", [(1.0,), (0.9, 1.0)])
+def test_custom_data_with_a_rate_of_1_are_accepted_with_a_note_if_the_checker_refuses_them(write_log: WriteLog, rates):
+    custom = [(POINT, "data_set", "custom", {}, 3), (POINT, "quality_target", 0.5, {}, 3)]
+    path = write_log([*custom, *lines_of(rates, division="open")])
+    verdict = judge(path, "2.1.0")
+    assert verdict.kind == "format", verdict.reasons
+    told = "the compliance checker refuses this log: no eval_accuracy meets the target" in " ".join(verdict.notes)
+    assert told == (not accepted_by_the_checker(path))
+    assert convergence_of(read_log(path), RULES) == 1
+
+
+def test_runs_of_one_result_need_not_report_all_generations(write_log: WriteLog):
+    """That is a rule for Stable Diffusion. Here the first two generations are not scored."""
+    batch: Line = (POINT, "global_batch_size", 4096, {}, 3)
+    late = [batch, *(line for line in lines_of() if line[3].get("epoch_num", 9) > 2)]
+    verdict = judge_together([judge(write_log(late), "2.1.0")], "2.1.0")
+    assert not [refusal for refusal in verdict.refusals if refusal.reason == "checkpoint-unreported"]
+
+
+def test_only_offline_scores_of_other_benchmarks_come_in_any_order():
+    assert not RULES.scored_in_any_order
+    assert rules_for("stable_diffusion").scored_in_any_order
+    assert not replace(rules_for("stable_diffusion"), scored_offline=False).scored_in_any_order
