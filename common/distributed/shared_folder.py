@@ -45,9 +45,9 @@ def sees(marker: Path) -> bool:
     return os.path.exists(marker)
 
 
-def appeared(path: Path, seconds: float = LATE_SECONDS) -> bool:
-    """Return whether this machine sees a file within ``seconds``: network file systems show new files late."""
-    deadline = time.monotonic() + seconds
+def appeared(path: Path) -> bool:
+    """Return whether this machine sees a file within 90 seconds: network file systems show new files late."""
+    deadline = time.monotonic() + LATE_SECONDS
     while not sees(path):
         if time.monotonic() >= deadline:
             return False

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.minigo import records
 from benchmarks.minigo.records import Games, Sampling, Shard, draw, generation_folder, write_games
+from common.distributed import shared_folder
 from common.errors import DataError
 from tests.benchmarks.minigo.finished_games import game
 
@@ -239,7 +240,8 @@ def test_games_that_end_after_their_generation_was_closed_do_not_count(run):
     assert chosen(draw(games, SAMPLING, seed=1, generation=2)) == before
 
 
-def test_a_missing_shard_of_a_closed_generation_is_one_clear_error(run):
+def test_a_missing_shard_of_a_closed_generation_is_one_clear_error(run, monkeypatch):
+    monkeypatch.setattr(shared_folder, "LATE_SECONDS", 0.0)
     Games(run, 5).close(2)
     (generation_folder(run, 2) / "1.safetensors").unlink()
     with pytest.raises(DataError, match=r"1\.safetensors"):

@@ -10,15 +10,18 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.minigo.config import Hparams
-from benchmarks.minigo.data import START
+from benchmarks.minigo.data import FORMAT, START
 from benchmarks.minigo.features import PADDED_PLANES, PLANES
 from benchmarks.minigo.model import MiniGo
+from benchmarks.minigo.prepare import PUBLISHED
 from benchmarks.minigo.workload import MiniGoWorkload
 from common import cli
 from common.config.composition import compose
+from common.data import manifest
 from common.distributed.layout import Layout
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, DataError
 from common.formats.safetensors_file import write_tensors
+from common.launch.data_folder import refuse_custom, require_prepared
 from common.mlperf.admission import admit
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.verdict import judge
@@ -113,6 +116,26 @@ def test_the_closed_division_refuses_a_generation_of_fewer_games():
     run, session = cli.load(compose(["benchmark=minigo", "scale=demo", "device=cpu", "submission.division=closed"]))
     with pytest.raises(ConfigError, match="min_selfplay_games_per_generation"):
         admit(run, session)
+
+
+@pytest.mark.parametrize("division", ["closed", "open"])
+def test_the_bootstrap_of_19x19_games_is_custom_data_for_the_open_division_alone(tmp_path, division):
+    source = {"fingerprint": "", "description": "games", "prepared": ""}
+    manifest.write(tmp_path, PUBLISHED.manifest(FORMAT, {}, {"train_samples": 40_960}, source))
+    words = [
+        "benchmark=minigo",
+        "scale=1xH200",
+        "device=cpu",
+        f"data_dir={tmp_path}",
+        f"submission.division={division}",
+    ]
+    run, session = cli.load(compose(words))
+    if division == "closed":
+        with pytest.raises(DataError, match=r"our own.* not the data of minigo, which the closed division needs"):
+            refuse_custom(run, session)
+    else:
+        refuse_custom(run, session)
+        assert require_prepared(run, session).benchmark.custom
 
 
 @pytest.fixture(scope="module")
