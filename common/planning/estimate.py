@@ -15,9 +15,9 @@ from common.errors import ConfigError
 from common.planning.convergence import batches_of, convergence_at
 from common.planning.estimate_text import document, fastest, written
 from common.planning.page import page_of
-from common.planning.points import RESULTS, read_points
+from common.planning.points import RESULTS, Load, read_points
 from common.planning.recipes import write_recipes
-from common.planning.search import FixedChoices, LayoutSearch, Load, Plan
+from common.planning.search import FixedChoices, LayoutSearch, Plan
 from common.report.command import write_file
 
 DESCRIPTION = """Estimate time to train, efficiency and energy of a benchmark on numbers of GPUs, from measured steps of
@@ -78,11 +78,8 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
     if arguments.write_recipe is not None:
         best = {gpus: plan.settings for gpus, plan in fastest(rows).items()}
         names = write_recipes(arguments.write_recipe, arguments.benchmark, search.accelerator, best)
-        print(
-            f"\nmlperf-suite train --config-dir {arguments.write_recipe.absolute()} benchmark={arguments.benchmark} ",
-            end="",
-        )
-        print(f"scale={'|'.join(names)}")
+        chosen = f"benchmark={arguments.benchmark} scale={'|'.join(names)}"
+        print(f"\nmlperf-suite train --config-dir {arguments.write_recipe.absolute()} {chosen}")
     return 0
 
 

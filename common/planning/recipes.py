@@ -71,8 +71,6 @@ class PlannedSettings:
             entry["hparams_set"] = self.hparams_set
         for key, value in self.settings.items():
             *sections, name = key.split(".")
-            if sections == ["scale"]:
-                continue  # the name of the recipe says how many GPUs there are
             inner = entry
             for section in sections:
                 inner = inner.setdefault(section, {})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from common.config.composition import compose
 from common.config.hardware import Hardware
-from common.config.schema import RunConfig, SessionConfig
+from common.config.schema import RunConfig
 from common.errors import ConfigError
 from common.mlperf.admission import evaluation_schedule
 from common.mlperf.rules import newest_ruleset, rules_for
@@ -21,7 +21,7 @@ from common.planning.compute import ComputeCurve, decoder_of, update_seconds
 from common.planning.estimates import Convergence, RunEstimate, RunLayout
 from common.planning.measured_curves import curve_for
 from common.planning.memory import memory_of, micro_batches
-from common.planning.points import MeasuredPoint
+from common.planning.points import Load, MeasuredPoint
 from common.planning.recipes import (
     PlannedSettings,
     StartingRecipe,
@@ -33,11 +33,14 @@ from common.planning.recipes import (
 from common.planning.run_model import estimate_run, evaluation_cost
 from common.planning.step_model import step_times
 
-Load = Callable[[Mapping[str, Any]], tuple[RunConfig, SessionConfig]]
 Axes = tuple[int, int, int]
 
 MOST_EVALUATION_SHARE = 4
 """At most one of so many GPUs only evaluates."""
+
+
+MOST_TRIED = 20
+"""Plans of one batch for which the configuration is composed, until one is valid."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,8 @@ class LayoutSearch:
         start = nearest_recipe(self._recipes, gpus, global_batch)
         reasons: list[str] = []
         found: list[Plan] = []
-        for axes in self._axes_of(gpus, start, fixed):
-            for ranks in self._evaluation_ranks(gpus, start, axes):
+        for axes in self._axes_of(gpus, fixed):
+            for ranks in self._evaluation_ranks(gpus, axes):
                 try:
                     found += self._of_layout(gpus, global_batch, axes, ranks, start, convergence, fixed, reasons)
                 except ConfigError as error:
@@ -118,13 +121,13 @@ class LayoutSearch:
         return sorted(found, key=lambda plan: plan.estimate.interval()[1])
 
     def accepted(self, plans: Sequence[Plan]) -> Plan:
-        """Return the first of the plans whose settings `train` accepts.
+        """Return the first of the plans whose settings `train` accepts, of the :data:`MOST_TRIED` first ones.
 
         Raises:
-            ConfigError: it accepts none; the message is that about the first.
+            ConfigError: it accepts none of them; the message is that about the first.
         """
         refused: ConfigError | None = None
-        for plan in plans:
+        for plan in plans[:MOST_TRIED]:
             try:
                 run, _ = self._load(compose(plan.settings.overrides(None)))
                 evaluation_schedule(run)
@@ -149,7 +152,7 @@ class LayoutSearch:
                     f"estimate: --layout {axis}={size}: {self.benchmark} has the axes {', '.join(('dp', *self._axes))}"
                 )
 
-    def _axes_of(self, gpus: int, start: StartingRecipe, fixed: FixedChoices) -> list[Axes]:
+    def _axes_of(self, gpus: int, fixed: FixedChoices) -> list[Axes]:
         """Return the sizes of pp, cp and tp to try: those of recipes and points, and of decoders powers of two."""
         if fixed.axes is not None:
             return [fixed.axes]
@@ -161,7 +164,7 @@ class LayoutSearch:
             found |= {(pp, cp, tp) for pp in pipelines for cp in shared["cp"] for tp in shared["tp"]}
         return sorted(axes for axes in found if gpus % (axes[0] * axes[1] * axes[2]) == 0)
 
-    def _evaluation_ranks(self, gpus: int, start: StartingRecipe, axes: Axes) -> list[int]:
+    def _evaluation_ranks(self, gpus: int, axes: Axes) -> list[int]:
         """Return the numbers of evaluation ranks to try: none, and whole nodes, or single ranks of one node."""
         if self._offline or axes[0] > 1:
             return [0]

@@ -99,6 +99,16 @@ def test_train_accepts_the_written_recipes(bert):
     assert "\n  nodes: 8\n" in done.output
 
 
+def test_recipes_of_other_nodes_have_their_number_of_gpus(tmp_path):
+    system = tmp_path / "mine.yaml"
+    links = f"  node_link: {LINKS}\n  network_link: {LINKS}\n"
+    system.write_text(SYSTEM.replace("gpus_per_node: 8", "gpus_per_node: 4") + links)
+    fixed = ("--gpus", "16", "--batches", "768", "--micro-batch", "48", "--system", str(system))
+    assert suite("estimate", "bert", *fixed, "--write-recipe", str(tmp_path)).code == 0
+    done = suite("train", "--config-dir", str(tmp_path), "benchmark=bert", "scale=16xH200_planned", "--cfg", "job")
+    assert "\n  nodes: 4\n  gpus_per_node: 4\n" in done.output, done.errors
+
+
 def test_the_command_names_the_measurement_for_the_largest_uncertainty(bert):
     content, output, _ = bert
     for each in content["estimates"]:
