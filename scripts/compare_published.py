@@ -386,7 +386,7 @@ def failing(each: Compared) -> str:
     if max((abs(error) for error in (each.step, each.time) if error is not None), default=0.0) <= TOLERANCE:
         return ""
     parts = each.parts
-    return max(parts, key=lambda name: abs(parts[name])) if parts else "unknown: no throughput in the logs"
+    return max(parts, key=lambda name: abs(parts[name])) if parts else "unknown: no step time"
 
 
 def _percent(error: float | None) -> str:

@@ -6,6 +6,7 @@ step that the slower of its two GPUs took alone. The loss is that of the pair ag
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import statistics
 import sys
@@ -118,6 +119,12 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def main() -> None:
+    """Print the table of all pairs."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    files = sorted(RESULTS.glob("*.json"))
+    print(table([pair for name in WORKLOADS for pair in pairs(name, files)]))
+
+
 if __name__ == "__main__":
-    measured = sorted(RESULTS.glob("*.json"))
-    print(table([pair for name in WORKLOADS for pair in pairs(name, measured)]))
+    main()
