@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import nn
 
 from benchmarks.openfold.layers import OPERATIONS
 from benchmarks.openfold.workload import OpenFold
@@ -22,6 +20,9 @@ from common.contract.workload import Peer
 from common.data.batches import Batch
 from common.nn.tf32 import tf32_products
 
+STACKS = ("template_pair_stack.blocks", "extra_msa_stack.blocks", "evoformer_stack.blocks")
+"""Lists of the blocks that TorchInductor compiles."""
+
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], object]:
     """Start the peer; see :class:`common.contract.workload.Peer`."""
@@ -30,22 +31,9 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
         run = dataclasses.replace(run, cuda_graphs=False, chunk_graphs=False)
     with tf32_products():
         step = start_compiled_step(
-            OpenFold, tuple(OPERATIONS), compile_blocks if compiled else leave_blocks, run, example, device
+            OpenFold, tuple(OPERATIONS), STACKS if compiled else (), run, example, device
         )
     return tf32_products()(step)
-
-
-def leave_blocks(workload: OpenFold) -> None:
-    """Compile nothing."""
-
-
-def compile_blocks(workload: OpenFold) -> None:
-    """Compile each block that ranks would share. Call this before the optimizer is built."""
-    for blocks in workload.model.sharded:
-        assert isinstance(blocks, nn.ModuleList)
-        for number, block in enumerate(blocks):
-            compiled: Any = torch.compile(block)
-            blocks[number] = compiled
 
 
 PEERS = (

@@ -29,14 +29,19 @@ def fill_zeros(network: nn.Module) -> None:
 
 
 def compile_blocks(network: nn.Module, names: Sequence[str]) -> None:
-    """Compile modules of a network, and those of lists of modules, each separately, with TorchInductor."""
+    """Compile modules of a network, and those of lists of modules, each separately, with TorchInductor.
+
+    Args:
+        names: as in :meth:`torch.nn.Module.get_submodule`.
+    """
     for name in names:
-        part = getattr(network, name)
+        part = network.get_submodule(name)
         if isinstance(part, nn.ModuleList):
             for number, block in enumerate(part):
                 part[number] = _compiled(block)
         else:
-            setattr(network, name, _compiled(part))
+            owner, _, attribute = name.rpartition(".")
+            setattr(network.get_submodule(owner), attribute, _compiled(part))
 
 
 def _compiled(block: nn.Module) -> Any:

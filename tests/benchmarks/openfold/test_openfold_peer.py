@@ -9,8 +9,10 @@ from benchmarks.openfold import peer
 from benchmarks.openfold.evoformer import TriangleMultiplication
 from benchmarks.openfold.layers import OPERATIONS, Masks
 from benchmarks.openfold.workload import OpenFold
+from common.contract import peer_steps
 from common.distributed.layout import Layout
 from common.ops.operation import REFERENCE
+from common.step.train_step import TrainStep
 from tests.benchmarks.openfold.small_folds import MAIN, SPLIT, chooser, generator, randomised
 from tests.benchmarks.recipes import recipes_of
 
@@ -25,9 +27,22 @@ def test_a_peer_trains_in_tf32_with_the_references_of_all_operations(
     example = next(iter(OpenFold(run, Layout()).example_batches()))
     started: list[OpenFold] = []
     seen: list[str] = []
-    monkeypatch.setattr(peer, "compile_blocks" if compiled else "leave_blocks", started.append)
+    blocks: list[torch.nn.Module] = []
+
+    class Recorded(OpenFold):
+        def build_step(self) -> TrainStep:
+            started.append(self)
+            return super().build_step()
+
+    def left(block: torch.nn.Module) -> torch.nn.Module:
+        blocks.append(block)
+        return block
+
+    monkeypatch.setattr(peer, "OpenFold", Recorded)
+    monkeypatch.setattr(peer_steps, "_compiled", left)
     step = peer.start(run, example, torch.device("cpu"), compiled)
     (workload,) = started
+    assert blocks == ([block for stack in workload.model.sharded for block in stack.children()] if compiled else [])
     assert workload.choices == dict.fromkeys(OPERATIONS, REFERENCE)
     assert {parameter.dtype for parameter in workload.model.parameters()} == {torch.float32}
     assert workload.cfg.chunk_graphs == compiled
@@ -37,15 +52,6 @@ def test_a_peer_trains_in_tf32_with_the_references_of_all_operations(
     assert seen == ["high"]
     assert torch.get_float32_matmul_precision() == "highest"
     assert any(not torch.equal(a, b) for a, b in zip(before, workload.model.parameters(), strict=True))
-
-
-def test_every_block_is_compiled_and_takes_the_place_of_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload, given = built(), list[torch.nn.Module]()
-    blocks = [block for part in workload.model.sharded for block in part.children()]
-    monkeypatch.setattr(peer.torch, "compile", lambda block: given.append(block) or torch.nn.Sequential(block))
-    peer.compile_blocks(workload)
-    assert given == blocks
-    assert [part[0][0] for part in workload.model.sharded] == blocks
 
 
 def test_an_update_of_the_pairs_is_traced_as_a_whole_with_dropout() -> None:
