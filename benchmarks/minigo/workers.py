@@ -26,6 +26,8 @@ from common.errors import RankFailure, SuiteError
 
 WAITING_SHARE = 0.1
 """Longest time that a finished game waits for its file, as a part of the time since the model has changed."""
+SILENT_SECONDS = 30.0
+"""Time after which a message names workers that have sent nothing. The heartbeat of the rank ends the run later."""
 RESTARTS = 3
 """Largest number of times that a worker is replaced."""
 
@@ -180,7 +182,8 @@ class SelfPlayWorkers:
         self._measured = replace(server.counts)
         self._processes: list[BaseProcess] = []
         self._started = [0] * workers
-        self._closed = False
+        self._closed = self._named = False
+        self._silence = 0.0
         # Before the exit handler of multiprocessing, which would wait for workers whose channels are open.
         atexit.register(self.close)
         for worker in range(workers):
@@ -205,9 +208,16 @@ class SelfPlayWorkers:
         while (left := end - time.monotonic()) > 0:
             self._server.step(left)
             self._replace_ended()
-        if len(self._server.heard) < len(self._processes):
+        silent = sorted(set(range(len(self._processes))) - self._server.heard)
+        if silent:
+            self._silence += seconds  # the workers also wait while the device trains, between two calls
+            if not self._named and self._silence >= SILENT_SECONDS:
+                self._named = True
+                named = ", ".join(f"{worker} (process {self._processes[worker].pid})" for worker in silent)
+                print(f"self-play workers that sent nothing for {SILENT_SECONDS:.0f} s: {named}", file=sys.stderr)
             return False
         self._server.heard.clear()
+        self._silence, self._named = 0.0, False
         return True
 
     def measures(self) -> dict[str, float | str]:

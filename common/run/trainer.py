@@ -339,8 +339,8 @@ class Trainer:
     def _read(self, block: Block) -> None:
         """Give the prefetcher the batches of ``block`` from the run's position on."""
         batches = self.data.batches(block, start=self.progress.position * self.run.grad_accumulation_steps)
-        # A reader that cannot seek reads all data up to the position.
-        catching_up = self.resumed is not None and block.index == self._first_block
+        # A reader that cannot seek reads all data up to the position. One of generations (without samples) can seek.
+        catching_up = self.resumed is not None and block.index == self._first_block and block.samples
         limit = CATCHING_UP_SECONDS if catching_up else self.session.timeout_seconds
         with self.heartbeat.extended(limit, "reading up to the position"):
             self.prefetcher.begin(batches)

@@ -138,7 +138,8 @@ def test_a_killed_worker_is_replaced(tmp_path, players, capfd):
     assert "self-play worker 0 ended with exit code -9, and is replaced" in capfd.readouterr().err
 
 
-def test_play_says_whether_every_worker_works(tmp_path, players):
+def test_play_says_whether_every_worker_works(tmp_path, players, capfd, monkeypatch):
+    monkeypatch.setattr(workers, "SILENT_SECONDS", 0.4)
     while not players.play(0.05):
         pass
     os.kill(players.pids[1], signal.SIGSTOP)
@@ -146,6 +147,8 @@ def test_play_says_whether_every_worker_works(tmp_path, players):
         while players.play(0.2):  # the last request of the stopped worker may still be on its way
             pass
         assert not players.play(0.5)
+        named = f"self-play workers that sent nothing for 0 s: 1 (process {players.pids[1]})"
+        assert capfd.readouterr().err.count(named) == 1
     finally:
         os.kill(players.pids[1], signal.SIGCONT)
     while not players.play(0.05):
