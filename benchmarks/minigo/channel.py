@@ -232,11 +232,17 @@ class InferenceClient:
     Attributes:
         capacity: largest number of leaves in a request.
         generation: generation of the model that gave the last answer; -1 before the first answer.
+
+    Raises:
+        RankFailure: the server has ended.
     """
 
     def __init__(self, end: WorkerEnd) -> None:
         self._connection = end.connection
-        self._memory = SharedMemory(end.memory)
+        try:
+            self._memory = SharedMemory(end.memory)
+        except FileNotFoundError as error:
+            raise RankFailure("the inference server of this self-play worker has ended") from error
         self._slots = end.ring.slots(self._memory)
         self.capacity, self.generation = end.ring.capacity, -1
         self._submitted = self._taken = 0

@@ -175,7 +175,7 @@ def _play(job: Preparation, options: BootstrapOptions, model: Path, workers: int
 def _replace_target(data_dir: Path, target: Path) -> Manifest:
     """Replace the target of prepared data, whose games do not depend on it."""
     with locked(data_dir):
-        found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
+        found = manifest.read_alone(data_dir, FORMAT, f"run '{PREPARE_COMMAND}'")  # the old target may be missing
         try:
             options = options_of(parse_object(found.source["description"])) if found.synthetic else of_rules()
             playing = found.source["games"]

@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.minigo.features import SYMMETRIES, feature_bytes
+from common.data import manifest
 from common.data.atomic import write_text, written
 from common.data.order import sample_generator
 from common.distributed.shared_folder import appeared
@@ -40,6 +41,11 @@ CLOSED = "closed.txt"
 """File in the folder of a generation with the names of the shards that training uses."""
 MOST_FILES = 1 << 16
 """Open files for which a process raises its limit, if it may."""
+PLAY_AGAIN = "delete the file, and its games are played again"
+PREPARE_AGAIN = (
+    f"delete the file and {manifest.NAME} of these data, and prepare them again, which keeps all other games"
+)
+"""Remedies for a damaged file of a run, and of the bootstrap."""
 DTYPES = {"first": ("I64", np.int64), "pi": ("F32", np.float32), "bits": ("U8", np.uint8), "outcome": ("I8", np.int8)}
 """Names of the tensors that the digest covers, in its order, with their dtypes in the file and in NumPy.
 
@@ -130,8 +136,11 @@ class Shard:
         return len(self.first_G) - 1
 
     @classmethod
-    def checked(cls, path: Path, board: int) -> Shard:
+    def checked(cls, path: Path, board: int, remedy: str = PLAY_AGAIN) -> Shard:
         """Open a shard of games on a board of ``board`` lines, and check all of its bytes.
+
+        Args:
+            remedy: advice to the user for a damaged file.
 
         Raises:
             DataError: the file is missing, truncated, damaged, or of another board, or cannot be opened.
@@ -146,11 +155,11 @@ class Shard:
             tensors = {name: _view(content, header[name], dtype, kind) for name, (dtype, kind) in DTYPES.items()}
             digest = _view(content, header["digest"], "U8", np.uint8)
         except CheckpointError as error:
-            raise DataError(f"{error}; delete the file, and its games are played again") from error
+            raise DataError(f"{error}; {remedy}") from error
         except KeyError as error:
             raise DataError(f"{path} holds no games: it has no tensor {error}") from error
         if not np.array_equal(_digest(tensors), digest):
-            raise DataError(f"{path} is damaged: its digest differs; delete the file, and its games are played again")
+            raise DataError(f"{path} is damaged: its digest differs; {remedy}")
         first_G, pi_RA, bits_RK, outcome_R = tensors.values()
         records = len(outcome_R)
         if (bits_RK.shape, pi_RA.shape) != ((records, feature_bytes(board)), (records, board**2 + 1)):
@@ -158,7 +167,7 @@ class Shard:
             raise DataError(f"{path} has records of shape {shapes}, which are not of {board}x{board} games")
         ascending = first_G.ndim == 1 and len(first_G) > 0 and not np.any(np.diff(first_G) < 0)
         if not ascending or (first_G[0], first_G[-1]) != (0, records):
-            raise DataError(f"{path} is damaged: its games do not add up to its {records} records")
+            raise DataError(f"{path} is damaged: its games do not add up to its {records} records; {remedy}")
         return cls(path, bits_RK, pi_RA, outcome_R, first_G)
 
 
@@ -219,7 +228,7 @@ class Games:
                         f"back; if other machines see it, their file system shows new files too late; or delete "
                         f"{folder / CLOSED}, and resume with other games"
                     )
-                self._open[path] = Shard.checked(path, self._board)
+                self._open[path] = Shard.checked(path, self._board, PREPARE_AGAIN if prepared else PLAY_AGAIN)
         return [self._open[path] for path in paths]
 
     def close(self, generation: int) -> list[str]:

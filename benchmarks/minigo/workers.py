@@ -134,7 +134,11 @@ def play(end: WorkerEnd, task: SelfPlayTask) -> None:
     """Play games until the server ends. The main function of a worker's process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach all processes of a job, and its ranks decide
         signal.signal(number, signal.SIG_IGN)
-    client, writer = InferenceClient(end), GameFiles(task)
+    try:
+        client = InferenceClient(end)
+    except RankFailure:  # the server has ended while this process was starting
+        os._exit(0)
+    writer = GameFiles(task)
     try:
         cache = make_cache(task.settings.board, task.cache_bytes)
         groups = [

@@ -113,9 +113,9 @@ def test_every_shard_is_checked_once(tmp_path, monkeypatch):
     checked: list[Path] = []
     real = Shard.checked
 
-    def noted(path: Path, board: int) -> Shard:
+    def noted(path: Path, board: int, remedy: str) -> Shard:
         checked.append(path)
-        return real(path, board)
+        return real(path, board, remedy)
 
     monkeypatch.setattr(Shard, "checked", noted)
     source, player, _ = source_of(tmp_path, MicroBatches(8))

@@ -138,6 +138,22 @@ def test_an_existing_damaged_file_is_one_clear_error(raw, tmp_path, small_shards
         prepare(raw, tmp_path / "data")
 
 
+def test_a_damaged_file_of_complete_data_is_made_again(raw, tmp_path, small_shards):
+    data = tmp_path / "data"
+    prepare(raw, data)
+    before, path = contents(data), data / BOOTSTRAP / "000001" / "000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(DataError, match=r"000001\.safetensors.*delete the file and manifest\.json") as refused:
+        Games(tmp_path / "run", 5, data / BOOTSTRAP, 2).count(1)
+    assert "keeps all other games" in str(refused.value)
+    path.unlink()
+    (data / manifest.NAME).unlink()
+    kept = {other: other.stat().st_ino for other in data.rglob("0*.safetensors")}
+    prepare(raw, data)
+    assert contents(data) == before
+    assert {other: other.stat().st_ino for other in kept} == kept
+
+
 def test_a_disk_that_is_full_after_a_while_is_one_clear_error(raw, tmp_path, small_shards, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -151,6 +167,7 @@ def test_the_target_can_be_replaced_without_playing_again(raw, tmp_path):
     data, model = tmp_path / "data", tmp_path / "model.safetensors"
     prepare(raw, data)
     before = contents(data / BOOTSTRAP)
+    (data / TARGET).unlink()
     trained = untrained(replace(OPTIONS, seed=1))
     write_model(model, trained, 45)
     prepare(tmp_path / "nowhere", data, target=model)

@@ -154,9 +154,9 @@ def test_new_shards_are_found_and_old_ones_are_not_read_again(run, monkeypatch):
     opened: list[Path] = []
     real = Shard.checked
 
-    def noted(path: Path, board: int) -> Shard:
+    def noted(path: Path, board: int, remedy: str) -> Shard:
         opened.append(path)
-        return real(path, board)
+        return real(path, board, remedy)
 
     monkeypatch.setattr(Shard, "checked", noted)
     write_games(generation_folder(run, 2) / "9.safetensors", [game(4, 99)])

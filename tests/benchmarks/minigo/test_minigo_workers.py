@@ -250,6 +250,22 @@ def test_a_worker_without_numba_is_one_clear_error(tmp_path, monkeypatch):
     end.close()
 
 
+def test_a_worker_whose_server_has_ended_before_its_start_ends_silently(tmp_path, monkeypatch, capfd):
+    class Ended(Exception):
+        """Replaces the end of the process."""
+
+    def ended(code: int) -> NoReturn:
+        raise Ended(code)
+
+    monkeypatch.setattr(workers.os, "_exit", ended)
+    monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
+    channel = ServerEnd(task(tmp_path).ring, 0)
+    channel.close()
+    with pytest.raises(Ended, match="0"):
+        workers.play(channel.worker_end, task(tmp_path))
+    assert capfd.readouterr().err == ""
+
+
 def finished(number: int) -> FinishedGame:
     made = game(3, number)
     return FinishedGame(number, made.bits, made.pi, made.outcome, 9, False, 50)

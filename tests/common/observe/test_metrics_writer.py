@@ -133,3 +133,19 @@ def test_the_report_counts_no_steps_of_a_rank_that_only_evaluates(tmp_path):
             else:
                 writer.evaluated(0, 64, evaluation_ms=7.0)
     assert [steps.rank for steps in read_steps(tmp_path, 0, 1e10)] == [0]
+
+
+def test_self_play_has_a_file_of_its_own_on_each_rank_that_plays(tmp_path):
+    playing, training = (MetricsWriter(tmp_path / f"metrics_rank{rank}.jsonl", rank) for rank in (3, 4))
+    playing.self_play(generation=2, games_per_second=1.5, bound="search")
+    playing.flush()
+    (record,) = (json.loads(line) for line in (tmp_path / "self_play_rank3.jsonl").read_text().splitlines())
+    assert record.pop("time") > 0
+    assert record == {"generation": 2, "games_per_second": 1.5, "bound": "search"}
+    playing.self_play(games_per_second=float("nan"))
+    playing.close()
+    training.close()
+    last = json.loads((tmp_path / "self_play_rank3.jsonl").read_text().splitlines()[-1])
+    assert last["games_per_second"] is None
+    assert (tmp_path / "metrics_rank3.jsonl").read_bytes() == b""
+    assert not (tmp_path / "self_play_rank4.jsonl").exists()
