@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import WORKLOADS
 from common import cli
@@ -157,6 +158,7 @@ def killed_after(calls: int | None, workload: str, raw: Path, data: Path) -> int
                     os.kill(os.getpid(), signal.SIGKILL)
 
         try:
+            torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
             threading.setprofile(profile)
             sys.setprofile(profile)
             prepare(workload, raw, data, *MORE.get(workload, ()))
