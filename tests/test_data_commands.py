@@ -114,6 +114,17 @@ def test_other_raw_data_are_refused(workload, copied, tmp_path):
     assert contents(copied) == before
 
 
+def test_a_lost_file_is_made_again_by_what_the_message_says(workload, raw, data_of, tmp_path):
+    data = shutil.copytree(data_of(workload), tmp_path / "data")
+    before, files = contents(data), json.loads((data / NAME).read_text())["files"]
+    (data / max(files, key=lambda name: files[name]["bytes"])).unlink()
+    with pytest.raises(DataError, match=rf"is missing though {NAME} names it; delete {NAME}, then run 'mlperf-suite "):
+        prepare(workload, raw, data)
+    (data / NAME).unlink()
+    prepare(workload, raw, data)
+    assert without_time(contents(data)) == without_time(before)
+
+
 def test_two_preparations_at_once_are_refused(workload, raw, tmp_path):
     (tmp_path / "data").mkdir()
     with open(tmp_path / "data" / LOCK, "w") as lock:

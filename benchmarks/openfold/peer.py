@@ -30,9 +30,7 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
     if not compiled:
         run = dataclasses.replace(run, cuda_graphs=False, chunk_graphs=False)
     with tf32_products():
-        step = start_compiled_step(
-            OpenFold, tuple(OPERATIONS), STACKS if compiled else (), run, example, device
-        )
+        step = start_compiled_step(OpenFold, tuple(OPERATIONS), STACKS if compiled else (), run, example, device)
     return tf32_products()(step)
 
 

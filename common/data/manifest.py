@@ -141,9 +141,11 @@ def read(
     for name, entry in manifest.files.items():
         file = root / name
         if not file.is_file():
-            raise DataError(f"{file} is missing though {NAME} names it; {remedy}")
+            raise DataError(f"{file} is missing though {NAME} names it; delete {NAME}, then {remedy}")
         if (size := file.stat().st_size) != entry.bytes:
-            raise DataError(f"{file} has {size} bytes where {NAME} says {entry.bytes}; {remedy}")
+            raise DataError(
+                f"{file} has {size} bytes where {NAME} says {entry.bytes}; delete it and {NAME}, then {remedy}"
+            )
     for count in counts:
         if manifest.counts.get(count, 0) < 1:
             raise DataError(f"{path} has no {count}; {remedy}")
@@ -169,13 +171,16 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
     try:
         raw = parse(read_bytes(path).decode("utf-8"), FILE_ENTRIES)
     except DataError as error:
-        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
+        raise DataError(f"{path} cannot be read ({error}); delete it, then {remedy}") from error
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
+        raise DataError(f"{path} is not valid JSON ({error}); delete it, then {remedy}") from error
     if not isinstance(raw, dict) or "format" not in raw:
-        raise DataError(f"{path} has a missing or invalid field (format); {remedy}")
+        raise DataError(f"{path} has a missing or invalid field (format); delete it, then {remedy}")
     if raw["format"] != expected_format:
-        raise DataError(f"{path}: format {raw['format']!r} where {expected_format!r} is needed; {remedy}")
+        raise DataError(
+            f"{path}: format {raw['format']!r} where {expected_format!r} is needed; name another folder, or delete "
+            f"this one and {remedy}"
+        )
     if "stand_in" in raw:
         edit = shlex.join(["sed", "-i", 's/"stand_in":/"synthetic":/', str(path)])
         raise DataError(f"{path} was written by an earlier version: rename its field stand_in to synthetic: {edit}")
@@ -280,4 +285,6 @@ def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
             custom=raw["custom"],
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise DataError(f"{path} has a missing or invalid field ({type(error).__name__}: {error}); {remedy}") from error
+        raise DataError(
+            f"{path} has a missing or invalid field ({type(error).__name__}: {error}); delete it, then {remedy}"
+        ) from error

@@ -245,9 +245,9 @@ def _finish(part: CorpusPart, data_dir: Path, pieces: list[Path]) -> None:
     documents = [index.documents[:-1] + first for index, first in zip(found, before[:-1], strict=True)]
     lengths = np.concatenate([index.lengths for index in found])
     whole = np.concatenate([*documents, before[-1:]]).astype(np.int64)
-    target = bin_of(data_dir / part.name)
-    if not target.exists():
-        _partial(data_dir, part).replace(target)
+    partial = _partial(data_dir, part)
+    if partial.exists():
+        partial.replace(bin_of(data_dir / part.name))
     write_index(idx_of(data_dir / part.name), found[0].dtype, lengths, whole)
 
 

@@ -105,7 +105,7 @@ def test_half_a_manifest_is_refused(root):
 def test_a_manifest_that_cannot_be_read_is_refused(root):
     (root / "manifest.json").unlink()
     (root / "manifest.json").mkdir()
-    with pytest.raises(DataError, match=r"manifest\.json cannot be read .*; run 'prepare it'"):
+    with pytest.raises(DataError, match=r"manifest\.json cannot be read .*; delete it, then run 'prepare it'"):
         manifest.read(root, "f/1", "prepare it")
 
 

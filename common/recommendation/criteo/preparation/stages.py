@@ -227,8 +227,12 @@ class CriteoPipeline:
         )
 
     def _begin(self, outputs: Sequence[RowOutput], stages: Sequence[str], between: int) -> None:
-        """Reserve space for output files that do not exist yet, and delete old records about them."""
-        missing = [(output, stage) for output, stage in zip(outputs, stages, strict=True) if not output.begun]
+        """Reserve space for output files without known rows, and delete old records about them."""
+        missing = [
+            (output, stage)
+            for output, stage in zip(outputs, stages, strict=True)
+            if not (output.begun and (self.stages.folder / stage).exists())
+        ]
         if missing:
             require_space(self.data_dir, between + sum(output.size for output, _ in missing))
         for output, stage in missing:
