@@ -64,7 +64,7 @@ def open_train(
     stream = ContiguousShares(mine, found.counts["train_samples"])
     most_open = 2 * grad_accumulation_steps  # each micro-batch of a step reads another share, at most two files of it
     batches = _open(root, found, "train", own, layout, most_open)
-    empty = read_empty(root, sizes)
+    empty = read_empty(root, sizes, REMEDY)
 
     def begin(number: int) -> PendingBatch:
         ids = range(stream.first_id(number), stream.first_id(number) + micro_batch)

@@ -77,7 +77,7 @@ class EncodingSizes(Options):
         return sum(map(math.prod, self.shapes.values()))
 
 
-def read_empty(folder: Path, sizes: EncodingSizes) -> dict[str, Tensor]:
+def read_empty(folder: Path, sizes: EncodingSizes, remedy: str) -> dict[str, Tensor]:
     """Return ``t5`` (T, K) and ``clip`` (P,) of the empty caption, in bf16.
 
     Raises:
@@ -85,10 +85,10 @@ def read_empty(folder: Path, sizes: EncodingSizes) -> dict[str, Tensor]:
     """
     found = {}
     for name, file in EMPTY.items():
-        array = npy.required(folder / file, np.dtype("<f2"), (1, *sizes.shapes[name]), "fetch it again")
+        array = npy.required(folder / file, np.dtype("<f2"), (1, *sizes.shapes[name]), remedy)
         found[name] = torch.from_numpy(np.array(array[0])).to(torch.bfloat16)
         if not found[name].isfinite().all():
-            raise DataError(f"{folder / file} has values that are not finite; fetch it again")
+            raise DataError(f"{folder / file} has values that are not finite; {remedy}")
     return found
 
 

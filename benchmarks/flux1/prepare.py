@@ -115,7 +115,7 @@ def prepare(
         )
     source = raw.open_raw(raw_dir)
     sizes = _sizes(source.synthetic)
-    read_empty(source.empty, sizes)
+    read_empty(source.empty, sizes, "fetch it again")
     wanted = {"fingerprint": source.fingerprint()}
     with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.synthetic) as job:
         if job.found is not None:

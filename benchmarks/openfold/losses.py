@@ -120,7 +120,7 @@ def other_naming_is_better(atoms_BNA3: Tensor, labels: Labels) -> Tensor:
 
 
 def _distances(first_BP3: Tensor, second_BQ3: Tensor) -> Tensor:
-    # One coordinate after the other: torch.cdist without products takes 10 ms for all atoms of a crop on an H200.
+    # Never differentiated: the gradient at distance 0 is not finite. torch.cdist takes 10 ms for a crop on an H200.
     pairs = zip(first_BP3.unbind(-1), second_BQ3.unbind(-1), strict=True)
     squared_BPQ = sum((first_BP[:, :, None] - second_BQ[:, None]).square() for first_BP, second_BQ in pairs)
     assert isinstance(squared_BPQ, Tensor)

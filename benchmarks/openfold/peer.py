@@ -29,6 +29,7 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
     run = dataclasses.replace(run, precision="fp32")
     if not compiled:
         run = dataclasses.replace(run, cuda_graphs=False, chunk_graphs=False)
+    torch._dynamo.config.cache_size_limit = 128  # per code object: every block has other sites of dropout
     with tf32_products():
         step = start_compiled_step(OpenFold, tuple(OPERATIONS), STACKS if compiled else (), run, example, device)
     return tf32_products()(step)

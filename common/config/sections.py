@@ -60,7 +60,7 @@ def used_layers(facts: Any, model: Any, network: str, *names: str) -> Any:
 
 
 def unused_layers(own: Any, network: str, *names: str) -> list[str]:
-    """Return which settings of ``model`` leave out layers of ``facts``, which a valid run has not."""
+    """Return a message for each setting of ``model`` that leaves out layers of ``facts``; such a run is not valid."""
     asked = {name: (getattr(own.model, name), getattr(own.facts, name)) for name in names}
     return [
         f"model.{name}={used}: the {network} has {whole}"

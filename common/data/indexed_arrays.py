@@ -102,7 +102,7 @@ def open_index(
     positions_SA = npy.required(path, np.dtype(np.int64), (samples, 1 + len(shapes)), remedy)
     sizes = np.array([found.files[name].bytes for name in names])
     numbers, offsets = positions_SA[:, 0], positions_SA[:, 1:]
-    if numbers.min() < 0 or numbers.max() >= len(names) or (offsets >= sizes[numbers][:, None]).any():
+    if numbers.min() < 0 or numbers.max() >= len(names) or ((offsets < 0) | (offsets >= sizes[numbers][:, None])).any():
         raise DataError(f"{path} has positions outside of the files; {remedy}")
     return IndexedArrays(tuple(root / name for name in names), positions_SA, shapes)
 

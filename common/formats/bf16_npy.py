@@ -18,7 +18,13 @@ _BITS = np.dtype("<u2")
 
 
 def encode(values: Tensor) -> bytes:
-    """Return the ``.npy`` of a bf16 array on the CPU."""
+    """Return the ``.npy`` of a bf16 array on the CPU.
+
+    Raises:
+        TypeError: the array has another dtype.
+    """
+    if values.dtype != torch.bfloat16:
+        raise TypeError(f"{values.dtype} where bf16 is needed")
     bits = values.contiguous().view(torch.int16).numpy().view(_BITS)
     return _header(bits.shape) + bits.tobytes()
 

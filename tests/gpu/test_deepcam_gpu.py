@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.deepcam.config import Facts
 from benchmarks.deepcam.evaluate import evaluation_of
-from benchmarks.deepcam.model import DeepLab
+from benchmarks.deepcam.model import OPERATIONS, DeepLab
 from common.distributed.layout import Layout
 from common.evaluation.counts import CountedEvaluation
 from common.mlperf.fixed import fixed_facts
@@ -59,9 +59,9 @@ def test_activations_and_their_gradients_keep_channels_last() -> None:
         assert tensor.is_contiguous(memory_format=torch.channels_last), name
 
 
-def test_batch_norms_run_on_triton_by_default() -> None:
+def test_every_operation_has_a_kernel_by_default() -> None:
     network = DeepLab(NARROW).cuda()
-    assert network.choose_implementations({}, torch.bfloat16) == {"batch_norm": "triton"}
+    assert network.choose_implementations({}, torch.bfloat16) == dict.fromkeys(OPERATIONS, "triton")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-3), (torch.bfloat16, 0.2)], ids=str)

@@ -1,4 +1,4 @@
-"""The network with Triton's batch norms against float64; run by tests/test_interpreted_kernels.py."""
+"""The network with Triton's kernels against float64; run by tests/test_interpreted_kernels.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.deepcam.config import Facts
-from benchmarks.deepcam.model import DeepLab
+from benchmarks.deepcam.model import OPERATIONS, DeepLab
 from common.mlperf.fixed import fixed_facts
 
 NARROW = fixed_facts(
@@ -26,7 +26,8 @@ NARROW = fixed_facts(
 def logits_and_gradients(implementation: str, dtype: torch.dtype, low_level_relu: bool) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     network = DeepLab(NARROW, low_level_relu, generator).cast(dtype)
-    assert network.choose_implementations({"batch_norm": implementation}, dtype) == {"batch_norm": implementation}
+    asked = dict.fromkeys(OPERATIONS, implementation)
+    assert network.choose_implementations(asked, dtype) == asked
     x_NHWC = torch.randn(2, 64, 64, 16, generator=generator)
     logits = network(x_NHWC.to(dtype).movedim(-1, 1))
     d_logits = torch.randn(logits.shape, generator=generator)
