@@ -40,8 +40,9 @@ SLURM_PORTS = range(20000, 32768)
 MOST_NODES = 2**20
 """Maximum number of entries that the short forms in Slurm's variables expand to."""
 THREADS_BESIDE_A_GPU = 8
-"""Most CPU threads of an operation beside a GPU: the CPU only prepares batches and copies weights. With a thread for each
-of 32 cores, one of which was busy, filling a tensor of 0.5 MB took 8 ms instead of 0.02."""
+"""Most CPU threads of an operation beside a GPU: the CPU only prepares batches and copies weights.
+
+With a thread for each of 32 cores, one of which was busy, filling a tensor of 0.5 MB took 8 ms instead of 0.02."""
 
 
 def find_rank_info(environment: Mapping[str, str]) -> RankInfo:
@@ -301,8 +302,8 @@ def _threads(rank_info: RankInfo, sharers: int, device: torch.device) -> int:
     """Return the number of CPU threads of one operation of this rank.
 
     A rank that computes on the CPU has its share of the cores that this process may use, or ``OMP_NUM_THREADS`` if that
-    is set. Beside a GPU it is at most half of the share, because the threads of an operation wait for each other: if the
-    reader or the thread that launches kernels uses one of their cores, the whole operation waits for that core.
+    is set. Beside a GPU it is at most half of the share. The threads of an operation wait for each other: if the reader
+    or the thread that launches kernels uses one of their cores, the whole operation waits for that core.
     """
     # As in OpenMP, later numbers apply to nested parallel regions, and an invalid value is ignored.
     asked = re.match(r"\s*0*([1-9][0-9]{0,6})\s*(?:,|$)", os.environ.get("OMP_NUM_THREADS", ""))
