@@ -214,15 +214,17 @@ def test_bytes_that_blocks_keep():
 
 
 def test_blocks_that_recompute_keep_their_inputs():
+    """The last norm keeps its input, too."""
     tokens, C = 16 * 512, 3072
-    some = memory(2, 3)
-    assert some.kept(0) == tokens * (2 * some.double_block() + 3 * some.single_block())
+    some, last = memory(2, 3), 2 * C
+    assert some.kept(0) == tokens * (2 * some.double_block() + 3 * some.single_block() + last)
     some_products = 2 * (6 * C + 4 * C)
-    assert some.kept(3) == tokens * (2 * some.single_block() + 3 * some_products)
-    assert some.kept(5) == tokens * 5 * some_products
-    assert some.kept(7) == tokens * (2 * 2 * C + 3 * some_products)
-    assert some.kept(10) == tokens * 5 * 2 * C
-    assert memory(2, 3, asked=(2, 1)).kept(0) == tokens * (2 * some.single_block() + some_products + 2 * 2 * C)
+    assert some.kept(3) == tokens * (2 * some.single_block() + 3 * some_products + last)
+    assert some.kept(5) == tokens * (5 * some_products + last)
+    assert some.kept(7) == tokens * (2 * 2 * C + 3 * some_products + last)
+    assert some.kept(10) == tokens * (5 * 2 * C + last)
+    asked = memory(2, 3, asked=(2, 1)).kept(0)
+    assert asked == tokens * (2 * some.single_block() + some_products + 2 * 2 * C + last)
 
 
 def test_steps_of_recomputation_begin_with_operations():
