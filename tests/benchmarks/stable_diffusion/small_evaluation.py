@@ -49,7 +49,7 @@ def small_config() -> StableDiffusionConfig:
         sampling_steps=STEPS,
         guidance=GUIDANCE,
     )
-    reader = ReaderConfig("encoded", shuffle_buffer=1, threads=1, prefetch=1, eval_batch=BATCH)
+    reader = ReaderConfig(captions="encoded", shuffle_buffer=1, threads=1, prefetch=1, eval_batch=BATCH)
     assets = AssetsConfig("sd.ckpt", None, "clip.bin", None, "inception.pth", None, "merges.gz")
     model = ModelConfig(loss_scale=1.0, loss_scale_interval=1, loss_scale_hysteresis=1)
     return StableDiffusionConfig(facts, None, model, reader, assets, VAE, TEXT, VISION, INCEPTION)
