@@ -18,10 +18,10 @@ from common.config.hardware import Hardware
 from common.config.loading import build
 from common.config.ranges import NotNegative, Positive
 from common.config.schema import RunConfig
+from common.config.sections import used_layers
 from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError
 from common.language.architecture import Architecture
-from common.language.workload import used_layers
 
 SIZES = Path(__file__).with_name("workload_sizes.yaml")
 
@@ -67,7 +67,10 @@ def _table() -> dict[str, WorkloadSizes]:
 def decoder_of(run: RunConfig) -> Architecture | None:
     """Return the layers of a decoder that a run uses; None for other networks."""
     facts: Any = getattr(run.workload, "facts", None)
-    return used_layers(facts, run.workload.model.layers, "network") if isinstance(facts, Architecture) else None
+    if not isinstance(facts, Architecture):
+        return None
+    used: Architecture = used_layers(facts, run.workload.model, "network", "layers")
+    return used
 
 
 def sizes_of(run: RunConfig) -> WorkloadSizes:
