@@ -29,9 +29,8 @@ sys.path.insert(0, str(ROOT))
 
 from common.cli import load  # noqa: E402
 from common.config.composition import compose, scales_of  # noqa: E402
-from common.config.hardware import Hardware  # noqa: E402
 from common.config.schema import RunConfig  # noqa: E402
-from common.doctor.limits import load_system  # noqa: E402
+from common.doctor.limits import hardware_of  # noqa: E402
 from common.errors import ConfigError, DataError, SuiteError  # noqa: E402
 from common.mlperf.admission import evaluation_schedule  # noqa: E402
 from common.mlperf.checker_process import one_checker_process  # noqa: E402
@@ -188,19 +187,6 @@ def read_further(path: Path) -> Iterator[Row]:
             yield Row(**cells, gpus=gpus, global_batch=batch, minutes=minutes, **numbers)  # type: ignore[arg-type]
 
 
-@functools.cache
-def hardware_of(system: str) -> Hardware:
-    """Return the rates and links of a system of ``configs/system``.
-
-    Raises:
-        ConfigError: its file has none.
-    """
-    hardware = load_system(system)[0].hardware
-    if hardware is None:
-        raise ConfigError(f"system {system}: has no section `hardware`")
-    return hardware
-
-
 def run_of(benchmark: str, accelerator: str, gpus: int, global_batch: int) -> RunConfig:
     """Return the settings of the suite's recipe for a system; without one, of the recipe with the nearest size."""
     sizes = {int(name.split("x")[0]): name for name in scales_of(benchmark) if name.endswith(f"x{accelerator}")}
@@ -240,6 +226,7 @@ def estimate(row: Row, factor: float) -> RunEstimate:
     axes = {axis: run.layout[axis] for axis in ("pp", "cp", "tp")}
     accumulation, ranks = run.grad_accumulation_steps, run.evaluation.ranks
     layout = RunLayout(row.gpus, run.global_batch, run.micro_batch, accumulation, evaluation_ranks=ranks, **axes)
+    deviation = curve.deviation(run.micro_batch)
     curve = faster(curve, factor * measured.tflops["bf16"] / hardware.tflops["bf16"])
     # The first rules of 3D U-Net count epochs whose length depends on the batch.
     ruleset = "3.1.0" if (row.benchmark, row.ruleset) == ("unet3d", "3.0.0") else row.ruleset
@@ -248,7 +235,7 @@ def estimate(row: Row, factor: float) -> RunEstimate:
         layout,
         convergence_at(row.benchmark, row.global_batch, ruleset),
         step_times(run, layout, curve, hardware),
-        0.0,
+        deviation,
         evaluation_schedule(run),
         evaluation_cost(run, curve, run.micro_batch, None, run.evaluation.scoring == "offline"),
         hardware,
@@ -307,6 +294,14 @@ class Compared:
         if self.estimate is None or (self.smallest and self.row.step is None):
             return None
         return self.estimate.seconds / 60 / self.row.minutes - 1
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the interval has the published time to train; None if its series was calibrated on the row."""
+        if self.estimate is None or self.smallest:
+            return None
+        low, high = self.estimate.interval()
+        return low <= 60 * self.row.minutes <= high
 
     @property
     def parts(self) -> dict[str, float]:
@@ -376,6 +371,9 @@ def table(found: Sequence[Compared]) -> str:
                 f"{name}: {len(sizes)} rows, median error {100 * statistics.median(sizes):.1f} %, largest "
                 f"{100 * max(sizes):.1f} %, above 25 %: {sum(size > 0.25 for size in sizes)}"
             )
+    covered = [each.covered for each in found if each.covered is not None]
+    if covered:
+        lines.append(f"90 % interval: has {sum(covered)} of {len(covered)} published times of rows without calibration")
     refused = [each for each in found if each.estimate is None]
     lines.append(f"not modelled: {len(refused)} of {len(found)} rows")
     return "\n".join(lines)

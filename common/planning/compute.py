@@ -48,6 +48,7 @@ class WorkloadSizes:
         windows: forward passes of a training sample for an evaluated sample.
         layers, hidden: layers and width of a decoder; 0 for other networks.
         row_tokens: tokens of a sample of a decoder; 0 for other networks.
+        not_modelled: what estimates of the benchmark lack; empty if nothing is known.
     """
 
     parameters: Annotated[float, Positive]
@@ -56,12 +57,19 @@ class WorkloadSizes:
     layers: int = 0
     hidden: int = 0
     row_tokens: int = 0
+    not_modelled: str = ""
 
 
 @functools.cache
 def _table() -> dict[str, WorkloadSizes]:
     content = read_small_yaml(SIZES, "the sizes of workloads")
     return {name: build(WorkloadSizes, values, name) for name, values in content.items()}
+
+
+def not_modelled(benchmark: str) -> str:
+    """Return what estimates of a benchmark lack; empty if nothing is known."""
+    known = _table().get(benchmark)
+    return "" if known is None else known.not_modelled
 
 
 def decoder_of(run: RunConfig) -> Architecture | None:

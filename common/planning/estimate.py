@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from common.config.hardware import Hardware
 from common.contract.workload import Workload
-from common.doctor.limits import load_system
+from common.doctor.limits import hardware_of
 from common.errors import ConfigError
 from common.planning.convergence import batches_of, convergence_at
-from common.planning.estimate_text import document, fastest, written
+from common.planning.estimate_text import best_plans, document, written
 from common.planning.page import page_of
 from common.planning.points import RESULTS, Load, read_points
 from common.planning.recipes import write_recipes
@@ -67,7 +68,9 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
     if not rows:
         raise refused[0]
     named = None if Path(arguments.system).suffix else arguments.system
-    print(written(rows, hardware, named))
+    print(written(rows, named))
+    if named is None:
+        print(f"\n`train` reads systems by name: these commands leave {arguments.system} out and use system=auto.")
     for error in refused:
         print(f"\nLeft out: {str(error).removeprefix('estimate: ')}")
     if arguments.json is not None:
@@ -76,26 +79,14 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
         page = page_of(arguments.benchmark, rows, hardware, arguments.system, named)
         write_file(arguments.page, page.encode(errors="backslashreplace"))
     if arguments.write_recipe is not None:
-        best = {gpus: plan.settings for gpus, plan in fastest(rows).items()}
+        best = {gpus: plan.settings for gpus, plan in best_plans(rows).items()}
         names = write_recipes(arguments.write_recipe, arguments.benchmark, search.accelerator, best)
-        chosen = f"benchmark={arguments.benchmark} scale={'|'.join(names)}"
-        print(f"\nmlperf-suite train --config-dir {arguments.write_recipe.absolute()} {chosen}")
+        folder = shlex.quote(str(arguments.write_recipe.absolute()))
+        print()
+        for name in names:
+            words = [f"benchmark={arguments.benchmark}", f"scale={name}", *([f"system={named}"] if named else [])]
+            print(f"mlperf-suite train --config-dir {folder} {' '.join(words)}")
     return 0
-
-
-def hardware_of(system: str) -> Hardware:
-    """Return the hardware of a system.
-
-    Raises:
-        ConfigError: the system does not exist or has no section ``hardware``.
-    """
-    found = load_system(system)[0].hardware
-    if found is None:
-        raise ConfigError(
-            f"system {system} has no section hardware: use another, or measure this machine with `mlperf-suite doctor "
-            "--write-system FILE`"
-        )
-    return found
 
 
 def _search(
