@@ -13,6 +13,7 @@ from common.config.hardware import Hardware
 from common.contract.workload import Workload
 from common.doctor.limits import hardware_of
 from common.errors import ConfigError
+from common.measure.arguments import numbers_of
 from common.planning.convergence import batches_of, convergence_at
 from common.planning.estimate_text import best_plans, document, written
 from common.planning.page import page_of
@@ -44,8 +45,8 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("benchmark", metavar="BENCHMARK")
-    parser.add_argument("--gpus", type=_numbers, default=[1, 8, 64], help="numbers of GPUs (default: 1,8,64)")
-    parser.add_argument("--batches", type=_numbers, help="global batches (default: all with an RCP)")
+    parser.add_argument("--gpus", type=numbers_of, default=[1, 8, 64], help="numbers of GPUs (default: 1,8,64)")
+    parser.add_argument("--batches", type=numbers_of, help="global batches (default: all with an RCP)")
     parser.add_argument("--system", default="h200", help="name in configs/system, or a path (default: h200)")
     parser.add_argument("--measured", type=Path, nargs="+", action="extend", default=[], metavar="FILE",
                         help="results of `mlperf-suite measure` (default: those in docs/results)")  # fmt: skip
@@ -116,16 +117,6 @@ def _estimates(
             except ConfigError as error:
                 refused.append(error)
     return {count: plans for count, plans in rows.items() if plans}, refused
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected numbers from 1 on, with commas between them")
-    return numbers
 
 
 def _axes(text: str) -> tuple[int, int, int]:
