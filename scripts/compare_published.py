@@ -42,7 +42,7 @@ from common.planning.compute import ComputeCurve  # noqa: E402
 from common.planning.convergence import convergence_at, samples_per_unit  # noqa: E402
 from common.planning.estimates import RunEstimate, RunLayout  # noqa: E402
 from common.planning.measured_curves import curve_for  # noqa: E402
-from common.planning.points import RESULTS, read_points  # noqa: E402
+from common.planning.points import RESULTS, MeasuredPoint, read_points  # noqa: E402
 from common.planning.run_model import estimate_run, evaluation_cost  # noqa: E402
 from common.planning.step_model import step_times  # noqa: E402
 from common.untrusted.strict_json import read_json_object  # noqa: E402
@@ -86,6 +86,14 @@ class Row:
     def series(self) -> tuple[str, str, str]:
         """Benchmark, submitter and round: the rows with one calibrated scalar."""
         return self.benchmark, self.submitter, self.ruleset
+
+    @property
+    def result(self) -> tuple[object, ...]:
+        """Values that are the same if a result was published in several rounds."""
+        return self.benchmark, self.submitter, self.accelerator, self.gpus, self.global_batch, self.minutes
+
+
+known_hardware = functools.cache(hardware_of)
 
 
 def read_folder(folder: Path, names: Sequence[str]) -> Iterator[Row]:
@@ -210,9 +218,13 @@ def run_with_curve(benchmark: str, accelerator: str, gpus: int, global_batch: in
     """Return the settings of a run, and our measured time of a micro-batch by its size for this layout."""
     run = run_of(benchmark, accelerator, gpus, global_batch)
     name, axes = run.benchmark.name, (run.layout["pp"], run.layout["cp"], run.layout["tp"])
-    measured = hardware_of(MEASURED)
-    points = read_points(sorted(RESULTS.rglob("*.json")), name, measured.gpu, load)
-    return run, curve_for(run, axes, points, measured)
+    measured = known_hardware(MEASURED)
+    return run, curve_for(run, axes, _points(name), measured)
+
+
+@functools.cache
+def _points(benchmark: str) -> Sequence[MeasuredPoint]:
+    return read_points(sorted(RESULTS.rglob("*.json")), benchmark, known_hardware(MEASURED).gpu, load)
 
 
 def estimate(row: Row, factor: float) -> RunEstimate:
@@ -221,7 +233,7 @@ def estimate(row: Row, factor: float) -> RunEstimate:
     Raises:
         ConfigError: the suite cannot plan this run.
     """
-    hardware, measured = hardware_of(ACCELERATORS[row.accelerator]), hardware_of(MEASURED)
+    hardware, measured = known_hardware(ACCELERATORS[row.accelerator]), known_hardware(MEASURED)
     run, curve = run_with_curve(row.benchmark, row.accelerator, row.gpus, row.global_batch)
     axes = {axis: run.layout[axis] for axis in ("pp", "cp", "tp")}
     accumulation, ranks = run.grad_accumulation_steps, run.evaluation.ranks
@@ -344,7 +356,10 @@ HEAD = (
 
 
 def table(found: Sequence[Compared]) -> str:
-    """Return the Markdown table of all rows, and a summary of the errors of rows that were not calibrated."""
+    """Return the Markdown table of all rows, and a summary of the errors of rows that were not calibrated.
+
+    A result that was published in several rounds counts once in the summary, in its first round.
+    """
     lines = [_line(HEAD), _line(["---"] * len(HEAD))]
     for each in found:
         row = each.row
@@ -359,10 +374,11 @@ def table(found: Sequence[Compared]) -> str:
             cells += [f"{each.factor:.3f}", measured[0], known[0], first, measured[1], known[1], second, failing(each)]
         lines.append(_line(cells))
     lines.append("")
+    once = list({each.row.result: each for each in reversed(found)}.values())
     summaries = {
-        "step time": [each.step for each in found],
-        "time to train of these systems": [each.time for each in found if not each.smallest],
-        "time to train of calibrated systems": [each.time for each in found if each.smallest],
+        "step time": [each.step for each in once],
+        "time to train of these systems": [each.time for each in once if not each.smallest],
+        "time to train of calibrated systems": [each.time for each in once if each.smallest],
     }
     for name, errors in summaries.items():
         sizes = [abs(error) for error in errors if error is not None]
@@ -371,7 +387,7 @@ def table(found: Sequence[Compared]) -> str:
                 f"{name}: {len(sizes)} rows, median error {100 * statistics.median(sizes):.1f} %, largest "
                 f"{100 * max(sizes):.1f} %, above 25 %: {sum(size > 0.25 for size in sizes)}"
             )
-    covered = [each.covered for each in found if each.covered is not None]
+    covered = [each.covered for each in once if each.covered is not None]
     if covered:
         lines.append(f"90 % interval: has {sum(covered)} of {len(covered)} published times of rows without calibration")
     refused = [each for each in found if each.estimate is None]

@@ -23,7 +23,11 @@ EVALUATION_SECONDS = 0.05
 NETWORK_DEVIATION = 0.3
 """Standard deviation of communication between nodes, as a fraction."""
 NODE_DEVIATION = 0.01
-"""Standard deviation of the step of several GPUs, as a fraction: predictions of two GPUs differ by so much."""
+"""Standard deviation of the step of several GPUs of a node, as a fraction: estimates of two GPUs differ by so much."""
+MODEL_DEVIATION = 0.1
+"""Standard deviation of the time on several nodes by errors of the model itself, as a fraction. The median error of the
+published times of v3.0 to v4.0 is 7 %, which is that of a normal distribution with 0.1. Large errors are more frequent
+than in a normal distribution (docs/notes/estimates.md)."""
 EVALUATION_DEVIATION = 0.5
 """Standard deviation of an evaluation that was not measured, as a fraction."""
 INPUT_DEVIATION = 0.02
@@ -133,6 +137,7 @@ def estimate_run(
         "computation": deviation * steps * (step.compute + step.node_slowdown + step.bubble),
         "network": _network(step, layout, hardware) * steps,
         "several GPUs": NODE_DEVIATION * training if layout.training_gpus > 1 else 0.0,
+        "model": MODEL_DEVIATION * seconds if layout.gpus > hardware.gpus_per_node else 0.0,
         "measured evaluation" if cost.measured else "evaluation": cost.deviation * (evaluations * waits + last),
         "input": 0.0 if input_measured else INPUT_DEVIATION * training,
     }
