@@ -29,9 +29,8 @@ sys.path.insert(0, str(ROOT))
 
 from common.cli import load  # noqa: E402
 from common.config.composition import compose, scales_of  # noqa: E402
-from common.config.hardware import Hardware  # noqa: E402
 from common.config.schema import RunConfig  # noqa: E402
-from common.doctor.limits import load_system  # noqa: E402
+from common.doctor.limits import hardware_of  # noqa: E402
 from common.errors import ConfigError, DataError, SuiteError  # noqa: E402
 from common.mlperf.admission import evaluation_schedule  # noqa: E402
 from common.mlperf.checker_process import one_checker_process  # noqa: E402
@@ -43,7 +42,7 @@ from common.planning.compute import ComputeCurve  # noqa: E402
 from common.planning.convergence import convergence_at, samples_per_unit  # noqa: E402
 from common.planning.estimates import RunEstimate, RunLayout  # noqa: E402
 from common.planning.measured_curves import curve_for  # noqa: E402
-from common.planning.points import RESULTS, read_points  # noqa: E402
+from common.planning.points import RESULTS, MeasuredPoint, read_points  # noqa: E402
 from common.planning.run_model import estimate_run, evaluation_cost  # noqa: E402
 from common.planning.step_model import step_times  # noqa: E402
 from common.untrusted.strict_json import read_json_object  # noqa: E402
@@ -87,6 +86,14 @@ class Row:
     def series(self) -> tuple[str, str, str]:
         """Benchmark, submitter and round: the rows with one calibrated scalar."""
         return self.benchmark, self.submitter, self.ruleset
+
+    @property
+    def result(self) -> tuple[object, ...]:
+        """Values that are the same if a result was published in several rounds."""
+        return self.benchmark, self.submitter, self.accelerator, self.gpus, self.global_batch, self.minutes
+
+
+known_hardware = functools.cache(hardware_of)
 
 
 def read_folder(folder: Path, names: Sequence[str]) -> Iterator[Row]:
@@ -188,19 +195,6 @@ def read_further(path: Path) -> Iterator[Row]:
             yield Row(**cells, gpus=gpus, global_batch=batch, minutes=minutes, **numbers)  # type: ignore[arg-type]
 
 
-@functools.cache
-def hardware_of(system: str) -> Hardware:
-    """Return the rates and links of a system of ``configs/system``.
-
-    Raises:
-        ConfigError: its file has none.
-    """
-    hardware = load_system(system)[0].hardware
-    if hardware is None:
-        raise ConfigError(f"system {system}: has no section `hardware`")
-    return hardware
-
-
 def run_of(benchmark: str, accelerator: str, gpus: int, global_batch: int) -> RunConfig:
     """Return the settings of the suite's recipe for a system; without one, of the recipe with the nearest size."""
     sizes = {int(name.split("x")[0]): name for name in scales_of(benchmark) if name.endswith(f"x{accelerator}")}
@@ -224,9 +218,13 @@ def run_with_curve(benchmark: str, accelerator: str, gpus: int, global_batch: in
     """Return the settings of a run, and our measured time of a micro-batch by its size for this layout."""
     run = run_of(benchmark, accelerator, gpus, global_batch)
     name, axes = run.benchmark.name, (run.layout["pp"], run.layout["cp"], run.layout["tp"])
-    measured = hardware_of(MEASURED)
-    points = read_points(sorted(RESULTS.rglob("*.json")), name, measured.gpu, load)
-    return run, curve_for(run, axes, points, measured)
+    measured = known_hardware(MEASURED)
+    return run, curve_for(run, axes, _points(name), measured)
+
+
+@functools.cache
+def _points(benchmark: str) -> Sequence[MeasuredPoint]:
+    return read_points(sorted(RESULTS.rglob("*.json")), benchmark, known_hardware(MEASURED).gpu, load)
 
 
 def estimate(row: Row, factor: float) -> RunEstimate:
@@ -235,11 +233,12 @@ def estimate(row: Row, factor: float) -> RunEstimate:
     Raises:
         ConfigError: the suite cannot plan this run.
     """
-    hardware, measured = hardware_of(ACCELERATORS[row.accelerator]), hardware_of(MEASURED)
+    hardware, measured = known_hardware(ACCELERATORS[row.accelerator]), known_hardware(MEASURED)
     run, curve = run_with_curve(row.benchmark, row.accelerator, row.gpus, row.global_batch)
     axes = {axis: run.layout[axis] for axis in ("pp", "cp", "tp")}
     accumulation, ranks = run.grad_accumulation_steps, run.evaluation.ranks
     layout = RunLayout(row.gpus, run.global_batch, run.micro_batch, accumulation, evaluation_ranks=ranks, **axes)
+    deviation = curve.deviation(run.micro_batch)
     curve = faster(curve, factor * measured.tflops["bf16"] / hardware.tflops["bf16"])
     # The first rules of 3D U-Net count epochs whose length depends on the batch.
     ruleset = "3.1.0" if (row.benchmark, row.ruleset) == ("unet3d", "3.0.0") else row.ruleset
@@ -248,7 +247,7 @@ def estimate(row: Row, factor: float) -> RunEstimate:
         layout,
         convergence_at(row.benchmark, row.global_batch, ruleset),
         step_times(run, layout, curve, hardware),
-        0.0,
+        deviation,
         evaluation_schedule(run),
         evaluation_cost(run, curve, run.micro_batch, None, run.evaluation.scoring == "offline"),
         hardware,
@@ -309,6 +308,14 @@ class Compared:
         return self.estimate.seconds / 60 / self.row.minutes - 1
 
     @property
+    def covered(self) -> bool | None:
+        """Whether the interval has the published time to train; None if its series was calibrated on the row."""
+        if self.estimate is None or self.smallest:
+            return None
+        low, high = self.estimate.interval()
+        return low <= 60 * self.row.minutes <= high
+
+    @property
     def parts(self) -> dict[str, float]:
         """Errors of the parts of the time to train, as fractions of it; empty if they are not known."""
         found, row = self.estimate, self.row
@@ -349,7 +356,10 @@ HEAD = (
 
 
 def table(found: Sequence[Compared]) -> str:
-    """Return the Markdown table of all rows, and a summary of the errors of rows that were not calibrated."""
+    """Return the Markdown table of all rows, and a summary of the errors of rows that were not calibrated.
+
+    A result that was published in several rounds counts once in the summary, in its first round.
+    """
     lines = [_line(HEAD), _line(["---"] * len(HEAD))]
     for each in found:
         row = each.row
@@ -364,10 +374,11 @@ def table(found: Sequence[Compared]) -> str:
             cells += [f"{each.factor:.3f}", measured[0], known[0], first, measured[1], known[1], second, failing(each)]
         lines.append(_line(cells))
     lines.append("")
+    once = list({each.row.result: each for each in reversed(found)}.values())
     summaries = {
-        "step time": [each.step for each in found],
-        "time to train of these systems": [each.time for each in found if not each.smallest],
-        "time to train of calibrated systems": [each.time for each in found if each.smallest],
+        "step time": [each.step for each in once],
+        "time to train of these systems": [each.time for each in once if not each.smallest],
+        "time to train of calibrated systems": [each.time for each in once if each.smallest],
     }
     for name, errors in summaries.items():
         sizes = [abs(error) for error in errors if error is not None]
@@ -376,6 +387,9 @@ def table(found: Sequence[Compared]) -> str:
                 f"{name}: {len(sizes)} rows, median error {100 * statistics.median(sizes):.1f} %, largest "
                 f"{100 * max(sizes):.1f} %, above 25 %: {sum(size > 0.25 for size in sizes)}"
             )
+    covered = [each.covered for each in once if each.covered is not None]
+    if covered:
+        lines.append(f"90 % interval: has {sum(covered)} of {len(covered)} published times of rows without calibration")
     refused = [each for each in found if each.estimate is None]
     lines.append(f"not modelled: {len(refused)} of {len(found)} rows")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from scipy import stats  # noqa: E402
 
 from benchmarks import WORKLOADS  # noqa: E402
 from common.cli import load  # noqa: E402
-from common.doctor.limits import load_system  # noqa: E402
+from common.doctor.limits import hardware_of  # noqa: E402
 from common.measure.table import MeasuredCopy, read_results  # noqa: E402
 from common.planning.estimates import RunLayout  # noqa: E402
 from common.planning.measured_curves import curve_for  # noqa: E402
@@ -64,8 +64,7 @@ class Pair:
 
 def pairs(benchmark: str, files: Sequence[Path]) -> Iterator[Pair]:
     """Yield all pairs of a benchmark whose GPUs were also measured alone with the same batch."""
-    hardware = load_system(SYSTEM)[0].hardware
-    assert hardware is not None
+    hardware = hardware_of(SYSTEM)
     points = read_points(files, benchmark, hardware.gpu, load)
     copies = [copy for copy in _copies(files) if copy.job.benchmark == benchmark and copy.figures is not None]
     for point in (each for each in points if each.gpus == 2):

@@ -19,7 +19,7 @@ from common.characterise.workload import Characterised
 from common.config.composition import compose, scales_of
 from common.config.hardware import Hardware
 from common.config.yaml_files import CONFIGS
-from common.doctor.limits import load_system
+from common.doctor.limits import hardware_of, load_system
 from common.errors import ConfigError
 from common.measure.arguments import gpus_of, make_folder, parser_of, require_known
 from common.measure.node import Node
@@ -49,7 +49,11 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     arguments = _parse(argv)
     require_known("characterise", arguments.benchmarks, benchmarks)
     names, gpus = gpus_of("characterise", arguments.gpus, arguments.override, on_cpu=(1,))
-    hardware = None if arguments.system is None else _hardware(arguments.system, not names)
+    if arguments.system is not None and not names:
+        raise ConfigError(
+            f"--system {arguments.system}: CPU ranks replace GPUs here, and a system has the rates of a GPU"
+        )
+    hardware = None if arguments.system is None else hardware_of(arguments.system)
     for name in arguments.benchmarks:
         if arguments.scale not in scales_of(name):
             scales = ", ".join(scales_of(name))
@@ -120,17 +124,6 @@ def _variants(text: str) -> tuple[str, ...]:
     if unknown := sorted(set(names) - set(VARIANTS)):
         raise argparse.ArgumentTypeError(f"no variant {unknown[0]!r}; there are {', '.join(VARIANTS)}")
     return names
-
-
-def _hardware(system: str, cpu: bool) -> Hardware:
-    if cpu:
-        raise ConfigError(f"--system {system}: CPU ranks replace GPUs here, and a system has the rates of a GPU")
-    found = load_system(system)[0].hardware
-    if found is None:
-        raise ConfigError(
-            f"--system {system}: it has no section hardware; `mlperf-suite doctor --write-system` measures one"
-        )
-    return found
 
 
 def _found(devices: Collection[str]) -> tuple[Hardware | None, str]:

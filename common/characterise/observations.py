@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from common.characterise.variants import ON_A_CPU
 from common.characterise.workload import Characterised, Known
 
 Verdict = Literal["confirmed", "not confirmed", "not measured here"]
@@ -23,7 +24,7 @@ LINKS_MATTER = 1.1
 EFFICIENCY_VARIES = 0.05
 """Difference of the scaling efficiency between the best and the worst workload."""
 HOST_GROWS = 1.2
-"""The use of host processors grows if several GPUs keep this many times as many busy, for every workload."""
+"""The use of host processors grows if a GPU of several keeps this many times as many busy, for every workload."""
 FORMATS_GAIN = 1.5
 """Narrower formats gain much if the median workload is this many times as fast as in fp32."""
 COMPILERS_GAIN = 1.2
@@ -111,16 +112,21 @@ def _scaling(workloads: Sequence[Characterised]) -> Observation:
 
 def _host(workloads: Sequence[Characterised]) -> Observation:
     heading = "The use of host processors grows with the number of GPUs"
-    criterion = f"The most GPUs keep at least {HOST_GROWS:g} times as many processors busy as one, for every workload."
+    criterion = (
+        f"Each of the most GPUs keeps at least {HOST_GROWS:g} times as many processors busy as a single GPU, for every "
+        "workload."
+    )
 
     def growth(each: Characterised) -> Known:
         most = max(each.counts, default=1)
         one, several = each.host_cores(1), each.host_cores(most) if most > 1 else each.rate(gpus=2)
         if one.value is None or several.value is None or not one.value:
             return Known(None, several.why or one.why or "not measured: one GPU keeps no processor busy")
-        return Known(several.value / one.value)
+        return Known(several.value / most / one.value)
 
-    values, figures = _each(workloads, growth, "{:.2f} times as many processors are busy on the most GPUs as on one")
+    values, figures = _each(
+        workloads, growth, "a GPU of the most GPUs keeps {:.2f} times as many processors busy as a single GPU"
+    )
     for each in workloads:
         counts = {gpus: each.host_cores(gpus).value for gpus in each.counts}
         known = ", ".join(f"{gpus}: {cores:.2f}" for gpus, cores in counts.items() if cores is not None)
@@ -135,6 +141,8 @@ def _formats(workloads: Sequence[Characterised]) -> Observation:
     criterion = f"The median workload is at least {FORMATS_GAIN:g} times as fast in its fastest format as in fp32."
 
     def best(each: Characterised) -> Known:
+        if each.cpu:
+            return Known(None, f"not measured: {ON_A_CPU}")
         gains = [gain for name, gain in each.gains().items() if name.endswith("over fp32")]
         values = [gain.value for gain in gains if gain.value is not None]
         return Known(max(values)) if values else gains[0]

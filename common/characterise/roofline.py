@@ -2,7 +2,8 @@
 
 A kernel needs at least ``max(bytes / bandwidth, FLOPs / rate)``, where the rate is that of sustained matrix products in
 the format of its operands (S. Williams, A. Waterman, D. Patterson, "Roofline", 2009). The step's share of its roofline
-is the sum over its kernels, divided by the step. Communication has no such limit and adds nothing to the sum.
+is the sum over its kernels, divided by the step; each counts at most as its measured time. Communication has no such
+limit and adds nothing to the sum.
 """
 
 from __future__ import annotations
@@ -84,8 +85,13 @@ class Roofline:
 
     @property
     def share(self) -> float:
-        """The step's share of its own roofline; a lower limit if work is unknown (:attr:`known`)."""
-        return self.bound_ms / self.step_ms
+        """The step's share of its own roofline; a lower limit if work is unknown (:attr:`known`).
+
+        The shortest time of a kernel counts at most as its measured time: data from a cache must not make up for
+        kernels that are far from their roofline.
+        """
+        bounds = (min(each.bound_ms, each.ms) for each in self.positions if each.bound_ms is not None)
+        return math.fsum(bounds) / self.step_ms
 
     @property
     def known(self) -> float:

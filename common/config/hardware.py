@@ -29,7 +29,7 @@ class Hardware:
         gpu: name of the GPU; results of measurements on other GPUs are ignored.
         tflops: sustained TFLOP/s of matrix products by precision.
         memory_gb, memory_gbs: size of a GPU's memory, and bandwidth of copies in it (bytes read and written), GB/s.
-        collective_us: microseconds of a collective without its messages.
+        collective_us: fixed launch cost of a collective, in microseconds.
         node_link: links between the GPUs of a node; None: unknown, or one GPU.
         network_link: links between nodes, per GPU; None: unknown, or one node.
         nodes_per_switch: nodes below one switch; beyond, a message between nodes passes `switch_us` more. None: all.

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from common.config.hardware import Hardware
 from common.config.loading import build, convert
 from common.config.schema import SystemConfig
 from common.config.yaml_files import CONFIGS
@@ -52,6 +53,21 @@ def load_system(name: str) -> tuple[SystemConfig, Limits]:
     as_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
     system = build(SystemConfig, _read(path) if as_path else _compose(name), "system")
     return system, parse_limits(system.limits)
+
+
+def hardware_of(name: str) -> Hardware:
+    """Return the rates, links and sizes of a system; see :func:`load_system`.
+
+    Raises:
+        ConfigError: the system does not exist or has no section ``hardware``.
+    """
+    found = load_system(name)[0].hardware
+    if found is None:
+        raise ConfigError(
+            f"system {name} has no section hardware: use another, or measure this machine with `mlperf-suite doctor "
+            "--write-system FILE`"
+        )
+    return found
 
 
 def parse_limits(section: Mapping[str, Any]) -> Limits:

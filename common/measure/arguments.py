@@ -39,7 +39,7 @@ def parser_of(command: str, description: str, output: str) -> argparse.ArgumentP
     parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help="default: all that have this scale")
     parser.add_argument("--scale", default=SCALE, help=f"scale to measure (default: {SCALE})")
     parser.add_argument(
-        "--gpus", type=_counts, help="numbers of GPUs, such as 1,2,4 (default: powers of two, and all GPUs)"
+        "--gpus", type=numbers_of, help="numbers of GPUs, such as 1,2,4 (default: powers of two, and all GPUs)"
     )
     parser.add_argument("--output", type=Path, default=Path(output), help=f"folder for the results (default: {output})")
     parser.add_argument(
@@ -54,10 +54,14 @@ def parser_of(command: str, description: str, output: str) -> argparse.ArgumentP
     return parser
 
 
-def _counts(text: str) -> list[int]:
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"numbers from 1 on, not {text}")
+def numbers_of(text: str) -> list[int]:
+    """Return the numbers in a list with commas, for `argparse`; each is at least 1."""
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected numbers from 1 on, with commas between them")
     return counts
 
 

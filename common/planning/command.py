@@ -35,12 +35,16 @@ EPILOG = f"""The file lists the jobs:
       measured: measured/results.json      # written by `mlperf-suite measure`
       samples: 2.6e+6                      # samples that the training needs
       command: mlperf-suite train benchmark=bert scale={{gpus}}xH200 data_dir=/data/bert
+    resnet:
+      estimated: resnet.json               # written by `mlperf-suite estimate --json`
+      command: mlperf-suite train benchmark=resnet scale={{gpus}}xH200 data_dir=/data/resnet
     other:
       seconds: {{1: 5400, 2: 2800, 4: 1500}} # times by number of GPUs
       command: python train.py --gpus {{gpus}}
 
-benchmark: names the benchmark in `measured`, if it is not the name of the job. Only --script needs `command`; in it,
-{{gpus}} becomes the number of GPUs. Up to {MOST_JOBS} jobs on {MOST_GPUS} GPUs the schedule is optimal."""
+benchmark: names the benchmark in `measured` or `estimated`, if it is not the name of the job. Only --script needs
+`command`; in it, {{gpus}} becomes the number of GPUs. Up to {MOST_JOBS} jobs on {MOST_GPUS} GPUs, the schedule is
+optimal."""
 
 TIME_FACTOR = 1.5
 """Time limit of the Slurm job, as a multiple of the makespan."""
@@ -54,20 +58,22 @@ class JobSettings:
     Attributes:
         seconds: time of the training by number of GPUs.
         measured: results of ``mlperf-suite measure``, instead of ``seconds``; relative to the file.
-        benchmark: name of the benchmark in ``measured``; None for the name of the job.
+        estimated: JSON file of ``mlperf-suite estimate``, instead of ``seconds``; relative to the file.
+        benchmark: name of the benchmark in ``measured`` or ``estimated``; None for the name of the job.
         samples: samples of the training, for ``measured``.
         command: command line of the training; ``{gpus}`` stands for the number of GPUs.
     """
 
     seconds: dict[int, Annotated[float, Positive]] | None = None
     measured: Path | None = None
+    estimated: Path | None = None
     benchmark: str | None = None
     samples: Annotated[float, Positive] | None = None
     command: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.seconds is None) == (self.measured is None):
-            raise ConfigError("seconds, measured: give one of the two")
+        if [self.seconds, self.measured, self.estimated].count(None) != 2:
+            raise ConfigError("seconds, measured, estimated: give one of them")
         if (self.measured is None) != (self.samples is None):
             raise ConfigError("samples: belongs to measured, which needs it")
         if self.seconds is not None and not (self.seconds and all(type(g) is int and g > 0 for g in self.seconds)):
@@ -150,6 +156,8 @@ def _read(path: Path) -> dict[str, JobSettings]:
 
 def _curve(name: str, job: JobSettings, file: Path) -> dict[int, float]:
     """Return the seconds of a job by number of GPUs. Of several copies of a measurement, the median counts."""
+    if job.estimated is not None:
+        return _estimated(name, job, file.parent / job.estimated, file)
     if job.measured is None or job.samples is None:
         return dict(job.seconds or {})
     path, benchmark = file.parent / job.measured, job.benchmark or name
@@ -163,6 +171,24 @@ def _curve(name: str, job: JobSettings, file: Path) -> dict[int, float]:
     if not rates:
         raise ConfigError(f"{file}: jobs.{name}: {path} has no valid measurement of {benchmark}")
     return {gpus: job.samples / statistics.median(found) for gpus, found in sorted(rates.items())}
+
+
+def _estimated(name: str, job: JobSettings, path: Path, file: Path) -> dict[int, float]:
+    """Return the seconds of the best estimate of each number of GPUs."""
+    benchmark = job.benchmark or name
+    try:
+        found = {
+            each["layout"]["gpus"]: float(each["seconds"])
+            for each in json.loads(path.read_text())["estimates"]
+            if each["benchmark"] == benchmark and each["best"]
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file}: jobs.{name}.estimated: {path} is no file of `mlperf-suite estimate --json`"
+        ) from error
+    if not found:
+        raise ConfigError(f"{file}: jobs.{name}: {path} has no estimate of {benchmark}")
+    return found
 
 
 def _text(schedules: Mapping[str, GpuSchedule], best: GpuSchedule, gpus: int, objective: Objective) -> str:

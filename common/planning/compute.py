@@ -18,17 +18,18 @@ from common.config.hardware import Hardware
 from common.config.loading import build
 from common.config.ranges import NotNegative, Positive
 from common.config.schema import RunConfig
+from common.config.sections import used_layers
 from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError
 from common.language.architecture import Architecture
-from common.language.workload import used_layers
 
 SIZES = Path(__file__).with_name("workload_sizes.yaml")
 
 FIXED = 0.08
 FIXED_DEVIATION = 0.06
-"""Fraction of a micro-batch's time that does not depend on its size, and standard deviation of this fraction: the
-workloads with several measured batches have 6 % (Stable Diffusion, 32 and 2 samples) to 20 % (RNN-T, 192 and 32)."""
+"""Fraction of a micro-batch's time that does not depend on its size, and standard deviation of this fraction. Workloads
+with several measured batches have 1 % (3D U-Net, 7 and 1 samples), 6 % (Stable Diffusion, 32 and 2), 8 % (BERT, 96 and
+8), 9 % (Mask R-CNN, 12 and 1) and 23 % (RNN-T, 192 and 8)."""
 
 CURVED = 0.02
 """Standard deviation of the time in the middle between two measured batches, as a fraction."""
@@ -48,6 +49,7 @@ class WorkloadSizes:
         windows: forward passes of a training sample for an evaluated sample.
         layers, hidden: layers and width of a decoder; 0 for other networks.
         row_tokens: tokens of a sample of a decoder; 0 for other networks.
+        not_modelled: what estimates of the benchmark lack; empty if nothing is known.
     """
 
     parameters: Annotated[float, Positive]
@@ -56,6 +58,7 @@ class WorkloadSizes:
     layers: int = 0
     hidden: int = 0
     row_tokens: int = 0
+    not_modelled: str = ""
 
 
 @functools.cache
@@ -64,10 +67,19 @@ def _table() -> dict[str, WorkloadSizes]:
     return {name: build(WorkloadSizes, values, name) for name, values in content.items()}
 
 
+def not_modelled(benchmark: str) -> str:
+    """Return what estimates of a benchmark lack; empty if nothing is known."""
+    known = _table().get(benchmark)
+    return "" if known is None else known.not_modelled
+
+
 def decoder_of(run: RunConfig) -> Architecture | None:
     """Return the layers of a decoder that a run uses; None for other networks."""
     facts: Any = getattr(run.workload, "facts", None)
-    return used_layers(facts, run.workload.model.layers, "network") if isinstance(facts, Architecture) else None
+    if not isinstance(facts, Architecture):
+        return None
+    used: Architecture = used_layers(facts, run.workload.model, "network", "layers")
+    return used
 
 
 def sizes_of(run: RunConfig) -> WorkloadSizes:

@@ -7,6 +7,7 @@ neighbours, so that no submission may be faster. Here all RCPs count, because th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -16,6 +17,11 @@ from common.mlperf.progress import GPT3_SEQUENCE
 from common.mlperf.rcp import ReferencePoint, reference_points
 from common.mlperf.rules import Rules, round_name, rules_for
 from common.planning.estimates import Convergence
+
+INTERPOLATED = 0.05
+"""Standard deviation of an interpolated mean per doubling from the RCP below to the RCP above, in the middle between
+both, as a fraction. Each inner RCP, left out and interpolated from its neighbours, gives one error: of 67 such
+errors, the root mean square gives 0.055, and the median 0.045."""
 
 
 @cache
@@ -55,8 +61,22 @@ def convergence_at(benchmark: str, global_batch: int, ruleset: str | None = None
         listed = ", ".join(str(point.batch) for point in curve)
         raise ConfigError(f"global batch {global_batch} is outside the {of_round} ({listed}): {unknown}")
     found = interpolated(curve, global_batch)
-    exact = any(point.batch == global_batch for point in curve)
-    return Convergence(global_batch, found.mean, found.stdev / found.mean, "exact" if exact else "interpolated")
+    error = interpolation_error(curve, global_batch)
+    return Convergence(
+        global_batch, found.mean, found.stdev / found.mean, "interpolated" if error else "exact", interpolation=error
+    )
+
+
+def interpolation_error(points: Sequence[ReferencePoint], batch: int) -> float:
+    """Return the standard deviation of the mean that :func:`interpolated` gives, as a fraction; 0 at a point.
+
+    With the doublings a from the point below and b to the point above, it is ``INTERPOLATED * 4 a b / (a + b)``.
+    """
+    if any(point.batch == batch for point in points):
+        return 0.0
+    below = math.log2(batch / max(point.batch for point in points if point.batch < batch))
+    above = math.log2(min(point.batch for point in points if point.batch > batch) / batch)
+    return INTERPOLATED * 4 * below * above / (below + above)
 
 
 def interpolated(points: Sequence[ReferencePoint], batch: int) -> ReferencePoint:

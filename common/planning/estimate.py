@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from common.config.hardware import Hardware
 from common.contract.workload import Workload
-from common.doctor.limits import load_system
+from common.doctor.limits import hardware_of
 from common.errors import ConfigError
+from common.measure.arguments import numbers_of
 from common.planning.convergence import batches_of, convergence_at
-from common.planning.estimate_text import document, fastest, written
+from common.planning.estimate_text import best_plans, document, written
 from common.planning.page import page_of
 from common.planning.points import RESULTS, Load, read_points
 from common.planning.recipes import write_recipes
@@ -43,8 +45,8 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("benchmark", metavar="BENCHMARK")
-    parser.add_argument("--gpus", type=_numbers, default=[1, 8, 64], help="numbers of GPUs (default: 1,8,64)")
-    parser.add_argument("--batches", type=_numbers, help="global batches (default: all with an RCP)")
+    parser.add_argument("--gpus", type=numbers_of, default=[1, 8, 64], help="numbers of GPUs (default: 1,8,64)")
+    parser.add_argument("--batches", type=numbers_of, help="global batches (default: all with an RCP)")
     parser.add_argument("--system", default="h200", help="name in configs/system, or a path (default: h200)")
     parser.add_argument("--measured", type=Path, nargs="+", action="extend", default=[], metavar="FILE",
                         help="results of `mlperf-suite measure` (default: those in docs/results)")  # fmt: skip
@@ -67,7 +69,9 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
     if not rows:
         raise refused[0]
     named = None if Path(arguments.system).suffix else arguments.system
-    print(written(rows, hardware, named))
+    print(written(rows, named))
+    if named is None:
+        print(f"\n`train` reads systems by name: these commands leave {arguments.system} out and use system=auto.")
     for error in refused:
         print(f"\nLeft out: {str(error).removeprefix('estimate: ')}")
     if arguments.json is not None:
@@ -76,26 +80,14 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
         page = page_of(arguments.benchmark, rows, hardware, arguments.system, named)
         write_file(arguments.page, page.encode(errors="backslashreplace"))
     if arguments.write_recipe is not None:
-        best = {gpus: plan.settings for gpus, plan in fastest(rows).items()}
+        best = {gpus: plan.settings for gpus, plan in best_plans(rows).items()}
         names = write_recipes(arguments.write_recipe, arguments.benchmark, search.accelerator, best)
-        chosen = f"benchmark={arguments.benchmark} scale={'|'.join(names)}"
-        print(f"\nmlperf-suite train --config-dir {arguments.write_recipe.absolute()} {chosen}")
+        folder = shlex.quote(str(arguments.write_recipe.absolute()))
+        print()
+        for name in names:
+            words = [f"benchmark={arguments.benchmark}", f"scale={name}", *([f"system={named}"] if named else [])]
+            print(f"mlperf-suite train --config-dir {folder} {' '.join(words)}")
     return 0
-
-
-def hardware_of(system: str) -> Hardware:
-    """Return the hardware of a system.
-
-    Raises:
-        ConfigError: the system does not exist or has no section ``hardware``.
-    """
-    found = load_system(system)[0].hardware
-    if found is None:
-        raise ConfigError(
-            f"system {system} has no section hardware: use another, or measure this machine with `mlperf-suite doctor "
-            "--write-system FILE`"
-        )
-    return found
 
 
 def _search(
@@ -125,16 +117,6 @@ def _estimates(
             except ConfigError as error:
                 refused.append(error)
     return {count: plans for count, plans in rows.items() if plans}, refused
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected numbers from 1 on, with commas between them")
-    return numbers
 
 
 def _axes(text: str) -> tuple[int, int, int]:

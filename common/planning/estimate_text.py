@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.config.hardware import Hardware
+from common.planning.compute import not_modelled
 from common.planning.estimates import RunEstimate
 from common.planning.run_model import best_measurement
 from common.planning.search import Plan
 
 WORTH = 0.5
-"""More GPUs pay as long as an added GPU does at least this part of the work of those before."""
+"""Marginal speed-up per added GPU below which more GPUs do not pay."""
 
 COLUMNS = (
     *("GPUs", "batch", "micro-batch", "layout", "step, ms", "steps"),
@@ -32,9 +33,9 @@ PART_NAMES = {
 }
 
 
-def fastest(rows: Mapping[int, Sequence[Plan]]) -> dict[int, Plan]:
-    """Return the fastest plan of each number of GPUs, ascending."""
-    return {gpus: min(plans, key=lambda plan: plan.estimate.seconds) for gpus, plans in sorted(rows.items())}
+def best_plans(rows: Mapping[int, Sequence[Plan]]) -> dict[int, Plan]:
+    """Return the plan of each number of GPUs with the smallest upper limit of its time; GPUs ascend."""
+    return {gpus: min(plans, key=lambda plan: plan.estimate.interval()[1]) for gpus, plans in sorted(rows.items())}
 
 
 def count_of(count: int) -> str:
@@ -53,21 +54,23 @@ def worthwhile(best: Mapping[int, Plan]) -> tuple[int, bool]:
 
 
 def verdict_of(best: Mapping[int, Plan]) -> str:
-    """Return a sentence with the number of GPUs up to which more of them pay."""
+    """Return a sentence with the number of GPUs up to which more of them pay; empty for one number of GPUs."""
+    if len(best) < 2:
+        return ""
     most, tried = worthwhile(best)
     if tried:
         return f"More than {count_of(most)} do not pay: an added GPU does less than half of the work of those before."
     return f"Up to {count_of(most)}, an added GPU does at least half of the work of those before."
 
 
-def written(rows: Mapping[int, Sequence[Plan]], hardware: Hardware, system: str | None) -> str:
+def written(rows: Mapping[int, Sequence[Plan]], system: str | None) -> str:
     """Return all tables as text.
 
     Args:
         rows: best plan of each batch, by number of GPUs.
         system: name of the system for `train`; None to leave it out.
     """
-    best = fastest(rows)
+    best = best_plans(rows)
     table: list[tuple[str, ...]] = [COLUMNS]
     for plans in (rows[gpus] for gpus in best):
         for plan in plans:
@@ -75,7 +78,10 @@ def written(rows: Mapping[int, Sequence[Plan]], hardware: Hardware, system: str 
             cells = cells_of(plan.estimate)
             table.append((cells[0] + mark, *cells[1:]))
     lines = _aligned(table)
-    lines += ["", "* fastest of this number of GPUs", verdict_of(best)]
+    lines += ["", "* best of this number of GPUs: the smallest upper limit of the time"]
+    lines += [verdict] if (verdict := verdict_of(best)) else []
+    missing = not_modelled(next(iter(best.values())).estimate.benchmark)
+    lines += [f"not modelled: {missing}"] if missing else []
     lines += ["", *_step_table(best), "", *_energy_lines(best)]
     for gpus, plan in best.items():
         lines += ["", f"{count_of(gpus)}: mlperf-suite train {' '.join(plan.settings.overrides(system))}"]
@@ -85,7 +91,7 @@ def written(rows: Mapping[int, Sequence[Plan]], hardware: Hardware, system: str 
             lines.append("  There is no RCP at this batch: the samples are interpolated.")
         sources = sorted(plan.estimate.uncertainty.items(), key=lambda item: -item[1])
         lines.append("  Uncertainty: " + ", ".join(f"{name} {each:.1%}" for name, each in sources))
-        if measurement := best_measurement(plan.estimate, plan.settings.start.scale, hardware):
+        if measurement := best_measurement(plan.estimate, plan.settings.start.scale):
             lines.append(f"  This would reduce it most ({measurement[0]}): {measurement[1]}")
     return "\n".join(lines)
 
@@ -94,12 +100,13 @@ def document(
     rows: Mapping[int, Sequence[Plan]], system: str, hardware: Hardware, train_system: str | None
 ) -> dict[str, Any]:
     """Return the content of the JSON file: every estimate with its parts, and the best of each number of GPUs."""
-    best = fastest(rows)
+    best = best_plans(rows)
     most, tried = worthwhile(best)
     return {
         "system": system,
         "hardware": dataclasses.asdict(hardware),
         "more_gpus_pay_up_to": most if tried else None,
+        "not_modelled": not_modelled(next(iter(best.values())).estimate.benchmark),
         "estimates": [
             {
                 **dataclasses.asdict(plan.estimate),

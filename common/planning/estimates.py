@@ -17,12 +17,14 @@ class Convergence:
         samples: mean number of samples until the target is reached, a multiple of the evaluation interval on average.
         spread: standard deviation of the samples of one run, as a fraction of the mean.
         found: ``exact`` for a batch with a reference convergence point (RCP), ``interpolated`` between two RCPs.
+        interpolation: standard deviation of the interpolated mean, as a fraction; 0 for ``exact``.
     """
 
     global_batch: int
     samples: float
     spread: float
     found: Literal["exact", "interpolated"]
+    interpolation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class RunEstimate:
         convergence: samples until the target.
         step: parts of the mean step, seconds.
         steps, evaluations: numbers of steps and evaluations until the target.
-        evaluation: seconds that training waits for one evaluation.
+        evaluation: seconds that training waits for one evaluation, mean of all.
         last_evaluation: seconds between the last step and the score that reaches the target.
         seconds: time to train.
         uncertainty: standard deviation of ``seconds`` by source, as a fraction of ``seconds``; independent.

@@ -8,8 +8,9 @@ from typing import Any
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 
 from common.config.hardware import Hardware
+from common.planning.compute import not_modelled
 from common.planning.convergence import curve_of
-from common.planning.estimate_text import COLUMNS, PART_NAMES, cells_of, count_of, fastest, verdict_of
+from common.planning.estimate_text import COLUMNS, PART_NAMES, best_plans, cells_of, count_of, verdict_of
 from common.planning.estimates import RunEstimate
 from common.planning.run_model import best_measurement
 from common.planning.search import Plan
@@ -32,7 +33,7 @@ def page_of(
         system: name or path of the system.
         train_system: name of the system for `train`; None to leave it out.
     """
-    best = fastest(rows)
+    best = best_plans(rows)
     estimates = {gpus: plan.estimate for gpus, plan in best.items()}
     pictures = styled(
         lambda: [
@@ -45,6 +46,8 @@ def page_of(
     )
     title = f"{benchmark} on {system}: estimated time to train"
     written = "Written by mlperf-suite estimate. The page is one file and loads nothing from the network."
+    missing = not_modelled(benchmark)
+    said = (verdict_of(best), f"Not modelled: {missing}." if missing else "")
     all_rows = tuple(cells_of(plan.estimate) for gpus in best for plan in rows[gpus])
     body = join(
         tag(
@@ -52,12 +55,12 @@ def page_of(
             tag("p", f"Estimates for {hardware.gpu} from measured steps", class_="eyebrow"),
             tag("h1", title),
             _tiles(estimates),
-            tag("p", verdict_of(best), class_="said"),
+            *(tag("p", sentence, class_="said") for sentence in said if sentence),
         ),
         tag(
             "main",
             tag("div", *(picture_card(each, each.name) for each in pictures), class_="pictures"),
-            _settings(best, hardware, train_system),
+            _settings(best, train_system),
             tag("section", tag("h2", "All estimates"), table(COLUMNS, all_rows, "All estimates"), class_="card"),
         ),
         tag("footer", tag("p", written)),
@@ -88,9 +91,7 @@ def _times(rows: Mapping[int, Sequence[Plan]], estimates: Mapping[int, RunEstima
         [middle - low for middle, (low, _) in zip(minutes, limits, strict=True)],
         [high - middle for middle, (_, high) in zip(minutes, limits, strict=True)],
     ]
-    axes.errorbar(
-        counts, minutes, yerr=errors, color=COLOURS["c0"], marker="o", markersize=4, capsize=3, label="fastest"
-    )
+    axes.errorbar(counts, minutes, yerr=errors, color=COLOURS["c0"], marker="o", markersize=4, capsize=3, label="best")
     ideal = [minutes[0] * counts[0] / count for count in counts]
     axes.plot(counts, ideal, color=COLOURS["muted"], linestyle=(0, (5, 3)), linewidth=1, label="ideal")
     axes.set_xscale("log", base=2)
@@ -124,7 +125,7 @@ def _steps(estimates: Mapping[int, RunEstimate]) -> Picture:
     def parts(each: RunEstimate) -> dict[str, float]:
         return {PART_NAMES[name]: 1e3 * seconds for name, seconds in each.step.parts().items()}
 
-    caption = "Each bar is one step of the fastest run; its length in milliseconds is on the right."
+    caption = "Each bar is one step of the best run; its length in milliseconds is on the right."
     return _stacked("steps", "Parts of a step", estimates, parts, "ms", caption)
 
 
@@ -181,7 +182,7 @@ def _samples(benchmark: str, estimates: Mapping[int, RunEstimate]) -> Picture:
         color=COLOURS["c7"], marker="o", markersize=4, capsize=3, label="reference (RCP)",
     )  # fmt: skip
     chosen = {each.layout.global_batch: each.convergence.samples for each in estimates.values()}
-    axes.scatter(list(chosen), list(chosen.values()), color=COLOURS["c0"], zorder=3, label="fastest runs")
+    axes.scatter(list(chosen), list(chosen.values()), color=COLOURS["c0"], zorder=3, label="best runs")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
@@ -229,15 +230,13 @@ def _uncertainty(estimates: Mapping[int, RunEstimate]) -> Picture:
     )
 
 
-def _settings(best: Mapping[int, Plan], hardware: Hardware, system: str | None) -> Html:
-    """Return the card with the command of each fastest run, and the measurement that would help most."""
+def _settings(best: Mapping[int, Plan], system: str | None) -> Html:
+    """Return the card with the command of each best run, and the measurement that would help most."""
     rows = []
     for gpus, plan in best.items():
-        measurement = best_measurement(plan.estimate, plan.settings.start.scale, hardware)
+        measurement = best_measurement(plan.estimate, plan.settings.start.scale)
         command = tag("code", f"mlperf-suite train {' '.join(plan.settings.overrides(system))}")
         helps = "" if measurement is None else join(f"{measurement[0]}: ", tag("code", measurement[1]))
         rows.append((count_of(gpus), command, helps))
     head = ("", "settings", "the measurement that reduces the uncertainty most")
-    return tag(
-        "section", tag("h2", "Fastest runs"), table(head, tuple(rows), "Settings of the fastest runs"), class_="card"
-    )
+    return tag("section", tag("h2", "Best runs"), table(head, tuple(rows), "Settings of the best runs"), class_="card")

@@ -31,6 +31,7 @@ class StartingRecipe:
         predivide: whether it divides the loss by the number of its training GPUs (`optimizer.grad_predivide`).
         evaluation_ranks: its GPUs that only evaluate.
         axes: its sizes of pp, cp and tp.
+        reduced: whether it trains another data set or fewer layers than the rules ask for.
     """
 
     scale: str
@@ -39,6 +40,7 @@ class StartingRecipe:
     predivide: bool
     evaluation_ranks: int
     axes: tuple[int, int, int]
+    reduced: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class PlannedSettings:
 def starting_recipes(benchmark: str, accelerator: str) -> list[StartingRecipe]:
     """Return the recipes of a benchmark for GPUs, those for ``accelerator`` (such as H200) first."""
     found = []
+    data_set = read_small_yaml(CONFIGS / "benchmark" / f"{benchmark}.yaml", "the benchmark")["data_set"]
     for scale in scales_of(benchmark):
         named = _SCALE.fullmatch(scale)
         if named is None or named[2] == "GPU":
@@ -91,7 +94,9 @@ def starting_recipes(benchmark: str, accelerator: str) -> list[StartingRecipe]:
         trained = gpus - evaluation["ranks"]
         axes = (int(layout.get("pp", 1)), int(layout.get("cp", 1)), int(layout.get("tp", 1)))
         batch, predivide = tree["hparams"]["global_batch_size"], tree["optimizer"]["grad_predivide"]
-        found.append(StartingRecipe(scale, gpus, batch, predivide == trained > 1, evaluation["ranks"], axes))
+        layers, whole = tree["model"].get("layers"), tree["benchmark"]["facts"].get("layers")
+        reduced = tree["benchmark"]["data_set"] != data_set or layers not in (None, 0, whole)
+        found.append(StartingRecipe(scale, gpus, batch, predivide == trained > 1, evaluation["ranks"], axes, reduced))
     return sorted(found, key=lambda each: not each.scale.lower().endswith(f"x{accelerator.lower()}"))
 
 

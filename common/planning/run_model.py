@@ -23,27 +23,37 @@ EVALUATION_SECONDS = 0.05
 NETWORK_DEVIATION = 0.3
 """Standard deviation of communication between nodes, as a fraction."""
 NODE_DEVIATION = 0.01
-"""Standard deviation of the step of several GPUs, as a fraction: predictions of two GPUs differ by so much."""
+"""Standard deviation of the step of several GPUs of a node, as a fraction: estimates of two GPUs differ by so much."""
+MODEL_DEVIATION = 0.1
+"""Standard deviation of the time on several nodes by errors of the model itself, as a fraction. The median error of the
+published times of v3.0 to v4.0 is 7 %, which is that of a normal distribution with 0.1. Large errors are more frequent
+than in a normal distribution (docs/notes/estimates.md)."""
 EVALUATION_DEVIATION = 0.5
 """Standard deviation of an evaluation that was not measured, as a fraction."""
 INPUT_DEVIATION = 0.02
 """Standard deviation of the step if it was not measured through the reader, as a fraction."""
 
-MEASUREMENTS: Mapping[str, str] = {
-    "convergence": "run the training several times: the number of samples until the target differs between runs",
-    "computation": "mlperf-suite measure {benchmark} --scale {scale} --gpus {ranks} "
-    "--override micro_batch={micro_batch} --override hparams.global_batch_size={micro_batch}{axes}",
-    "network": "mlperf-suite doctor --write-system FILE on two or more nodes",
-    "several GPUs": "mlperf-suite measure {benchmark} --scale {scale} --gpus 1,{node}",
-    "evaluation": "mlperf-suite measure {benchmark} --scale {scale} --gpus 1 --data DATA",
-    "input": "mlperf-suite measure {benchmark} --scale {scale} --gpus 1 --data DATA",
+MEASURED_EVALUATION_DEVIATION = 0.1
+"""Standard deviation of a measured evaluation, as a fraction."""
+
+MEASUREMENTS: Mapping[str, tuple[str, float]] = {
+    "computation": (
+        "mlperf-suite measure {benchmark} --scale {scale} --gpus {ranks} "
+        "--override micro_batch={micro_batch} --override hparams.global_batch_size={micro_batch}{axes}",
+        0.0,
+    ),
+    "evaluation": (
+        "mlperf-suite measure {benchmark} --scale {scale} --gpus 1 --data DATA",
+        MEASURED_EVALUATION_DEVIATION / EVALUATION_DEVIATION,
+    ),
+    "input": ("mlperf-suite measure {benchmark} --scale {scale} --gpus 1 --data DATA", 0.0),
 }
-"""What reduces the uncertainty of a source."""
+"""Source of uncertainty -> the measurement that reduces it, and the fraction that remains."""
 
 
 @dataclass(frozen=True)
 class EvaluationCost:
-    """What an evaluation costs.
+    """Time of one evaluation.
 
     Attributes:
         sample: seconds per sample on one replica.
@@ -54,6 +64,11 @@ class EvaluationCost:
     sample: float
     measured: bool
     offline: bool
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the time, as a fraction."""
+        return MEASURED_EVALUATION_DEVIATION if self.measured else EVALUATION_DEVIATION
 
     def seconds(self, samples: int, replicas: int) -> float:
         """Return the seconds in which ``replicas`` evaluate ``samples``."""
@@ -109,18 +124,21 @@ def estimate_run(
     evaluated = cost.seconds(rows, max(1, evaluating))
     training = steps * step.total
     if layout.evaluation_ranks:
-        # Training waits only if the next evaluation point comes before the ranks have finished.
-        waits = max(0.0, evaluated - training / evaluations)
+        # Training waits only if the next evaluation point comes before the ranks have finished; after the last one,
+        # it has ended. `waits` is the mean of all evaluations.
+        waits = max(0.0, evaluated - training / evaluations) * (evaluations - 1) / evaluations
         last = evaluated
     else:
         waits, last = evaluated, 0.0
     seconds = training + evaluations * waits + last
     sources = {
         "convergence": convergence.spread * (training + evaluations * waits),
+        "interpolation of RCPs": convergence.interpolation * (training + evaluations * waits),
         "computation": deviation * steps * (step.compute + step.node_slowdown + step.bubble),
         "network": _network(step, layout, hardware) * steps,
         "several GPUs": NODE_DEVIATION * training if layout.training_gpus > 1 else 0.0,
-        "evaluation": (0.1 if cost.measured else EVALUATION_DEVIATION) * (evaluations * waits + last),
+        "model": MODEL_DEVIATION * seconds if layout.gpus > hardware.gpus_per_node else 0.0,
+        "measured evaluation" if cost.measured else "evaluation": cost.deviation * (evaluations * waits + last),
         "input": 0.0 if input_measured else INPUT_DEVIATION * training,
     }
     return RunEstimate(
@@ -140,20 +158,23 @@ def estimate_run(
     )
 
 
-def best_measurement(estimate: RunEstimate, scale: str, hardware: Hardware) -> tuple[str, str] | None:
-    """Return the largest source of uncertainty that a measurement reduces, and the measurement; None without any."""
-    known = {name: each for name, each in estimate.uncertainty.items() if name != "convergence"}
-    if not known:
+def best_measurement(estimate: RunEstimate, scale: str) -> tuple[str, str] | None:
+    """Return the measurement that reduces the uncertainty most, after the name of its source; None without any."""
+    reduced = {
+        name: each * math.sqrt(1 - MEASUREMENTS[name][1] ** 2)
+        for name, each in estimate.uncertainty.items()
+        if name in MEASUREMENTS
+    }
+    if not reduced:
         return None
-    largest, layout = max(known, key=lambda name: known[name]), estimate.layout
+    largest, layout = max(reduced, key=lambda name: reduced[name]), estimate.layout
     sizes = {axis: getattr(layout, axis) for axis in ("pp", "cp", "tp")}
-    return largest, MEASUREMENTS[largest].format(
+    return largest, MEASUREMENTS[largest][0].format(
         benchmark=estimate.benchmark,
         scale=scale,
         micro_batch=layout.micro_batch,
         ranks=math.prod(sizes.values()),
         axes="".join(f" --override layout.{axis}={size}" for axis, size in sizes.items() if size > 1),
-        node=min(hardware.gpus_per_node, layout.training_gpus),
     )
 
 

@@ -36,8 +36,7 @@ from common.planning.step_model import step_times
 Axes = tuple[int, int, int]
 
 MOST_EVALUATION_SHARE = 4
-"""At most one of so many GPUs only evaluates."""
-
+"""At most 1/4 of the GPUs evaluate."""
 
 MOST_TRIED = 20
 """Plans of one batch for which the configuration is composed, until one is valid."""
@@ -87,7 +86,8 @@ class LayoutSearch:
         self.benchmark, self.system, self.hardware, self.points = benchmark, system, hardware, points
         self._axes, self._load, self._convergence = axes, load, convergence
         self.accelerator = hardware.gpu.split()[1] if " " in hardware.gpu else hardware.gpu
-        self._recipes = starting_recipes(benchmark, self.accelerator)
+        self._all_recipes = starting_recipes(benchmark, self.accelerator)
+        self._recipes = [recipe for recipe in self._all_recipes if not recipe.reduced]
         self._sets = batches_of_sets(benchmark)
         self._trees: dict[tuple[str, ...], dict[str, Any]] = {}
         self._offline = rules_for(benchmark, newest_ruleset(benchmark)).scored_offline
@@ -95,7 +95,7 @@ class LayoutSearch:
             raise ConfigError(f"estimate: {benchmark} has no recipe for GPUs")
 
     def plans(self, gpus: int, global_batch: int, fixed: FixedChoices = FixedChoices()) -> list[Plan]:
-        """Return the plans of all layouts that fit, the best first: that with the smallest upper limit of the time.
+        """Return the plans of all layouts that fit, sorted by the upper limit of the time.
 
         So a layout whose time is well known is preferred over one that is faster only in a guess.
 
@@ -143,6 +143,12 @@ class LayoutSearch:
             raise ConfigError(
                 f"estimate: --gpus {gpus}: a node of {self.system} has {node} GPUs: use 1 to {node}, or a multiple of "
                 f"{node}"
+            )
+        reduced = [recipe.scale for recipe in self._all_recipes if recipe.reduced and recipe.gpus == gpus]
+        if reduced and all(recipe.gpus != gpus for recipe in self._recipes):
+            raise ConfigError(
+                f"estimate: {self.benchmark}, --gpus {gpus}: {reduced[0]} trains another data set or fewer layers than "
+                "the rules ask for: the samples until its target are not known"
             )
 
     def _check_axes(self, fixed: FixedChoices) -> None:
@@ -238,19 +244,12 @@ class LayoutSearch:
             schedule,
             evaluation_cost(run, curve, layout.micro_batch, min(evaluations, default=None), self._offline),
             self.hardware,
-            self._alone(run, layout, curve),
+            alone_rate(run, layout, curve, self.hardware),
             max(watts, default=None),
             memory,
             bool(inputs),
         )
         return Plan(estimate, planned_settings(self.benchmark, start, layout, self.hardware, self._sets))
-
-    def _alone(self, run: RunConfig, layout: RunLayout, curve: ComputeCurve) -> float:
-        """Return the samples per second of a GPU that computes the measured micro-batches without any other GPU."""
-        ranks = layout.pp * layout.cp * layout.tp
-        update = update_seconds(run, layout.pp * layout.tp, 1, self.hardware)
-        rates = (size / (each + update) for size, each in zip(curve.batches, curve.seconds, strict=True))
-        return max(rates) / ranks
 
     def _configured(self, layout: RunLayout, start: StartingRecipe) -> tuple[RunConfig, Schedule]:
         """Return the configuration and the evaluation points of a layout with micro-batches of any size."""
@@ -265,3 +264,14 @@ class LayoutSearch:
             functools.reduce(lambda section, each: section[each], sections, tree)[name] = value
         run, _ = self._load(tree)
         return run, evaluation_schedule(run)
+
+
+def alone_rate(run: RunConfig, layout: RunLayout, curve: ComputeCurve, hardware: Hardware) -> float:
+    """Return the samples per second and GPU of the best step with one replica and the same global batch.
+
+    The replica accumulates micro-batches of the measured size with the highest rate, and communicates with no other.
+    """
+    update = update_seconds(run, layout.pp * layout.tp, 1, hardware)
+    sizes = {min(size, layout.global_batch) for size in curve.batches}
+    computed = layout.global_batch * min(curve.at(size) / size for size in sizes)
+    return layout.global_batch / (computed + update) / (layout.pp * layout.cp * layout.tp)

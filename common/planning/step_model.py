@@ -51,7 +51,7 @@ class Traffic:
     """Seconds of the communication of gradients and weights in a step.
 
     Attributes:
-        reduction, gather: all of it.
+        reduction, gather: seconds of all buckets.
         last_bucket, first_gather: the parts that nothing can hide.
     """
 
@@ -80,7 +80,8 @@ def step_times(
         run: settings of the workload and its optimizer; number of ranks, layout and batch are those of ``layout``.
         curve: seconds of a micro-batch on one GPU of this layout, its own tp and cp collectives excluded if the
             layout has not been measured.
-        spread: standard deviation of the step time over GPUs, as a fraction; None for that of ``hardware``.
+        spread: measured standard deviation of the step time over GPUs, as a fraction; it counts if it is larger than
+            that of ``hardware``.
         input_factor: time of a step through the reader, divided by the step's; None if unknown, taken as 1.
     """
     micro = curve.at(layout.micro_batch)
@@ -113,7 +114,8 @@ def step_times(
 
 def straggling(gpus: int, hardware: Hardware, spread: float | None = None) -> float:
     """Return by which fraction the slowest of ``gpus`` GPUs is slower than the mean."""
-    deviation = math.hypot(hardware.gpu_spread if spread is None else spread, hardware.step_spread)
+    # Few copies can agree by chance, so their spread does not replace a larger one of the system.
+    deviation = math.hypot(max(hardware.gpu_spread, spread or 0.0), hardware.step_spread)
     return deviation * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 0.0
 
 
@@ -183,5 +185,7 @@ def _model_communication(run: RunConfig, layout: RunLayout, hardware: Hardware) 
         seconds += EXPOSED_SPLIT * layers * 3 * reduce_scatter(both, ranks, hardware)
     if layout.pp > 1:
         stride = layout.replicas * layout.cp * layout.tp
-        seconds += 2 * transfer(hidden / layout.tp, stride >= hardware.gpus_per_node, hardware)
+        # Each chunk receives and sends one activation forward and one gradient backward per micro-batch.
+        chunks = getattr(run.workload.model, "chunks", 1)
+        seconds += 2 * chunks * transfer(hidden / layout.tp, stride >= hardware.gpus_per_node, hardware)
     return seconds * layout.accumulation

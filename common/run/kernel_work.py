@@ -61,7 +61,7 @@ PRECISIONS = {
 }
 
 STILL = frozenset({"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-"""Operators that move nothing, besides views."""
+"""Non-view operators that move no data."""
 OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
 """Operators that write their first argument without reading it."""
 GATHERS = frozenset({"embedding", "gather", "index", "index_select"})

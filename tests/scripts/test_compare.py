@@ -77,6 +77,18 @@ def test_one_factor_per_series_meets_the_step_of_its_smallest_system():
     assert sum(large.parts.values()) == pytest.approx(large.time)
 
 
+def test_a_result_of_two_rounds_counts_once_and_the_interval_is_counted():
+    def row(ruleset: str, gpus: int, step: float, minutes: float) -> object:
+        return Row("resnet", ruleset, "acme", "H200", gpus, 3200, minutes, 44.8e6, step, f"{ruleset}/{gpus}")
+
+    rows = [row(ruleset, *values) for ruleset in ("3.0.0", "3.1.0") for values in ((8, 0.05, 12.0), (64, 0.01, 2.4))]
+    rows.append(row("3.1.0", 400, 0.009, 100.0))
+    text = PUBLISHED["table"](PUBLISHED["compare"](rows))
+    assert "step time: 2 rows" in text
+    assert "time to train of calibrated systems: 1 rows" in text
+    assert "90 % interval: has 1 of 2 published times" in text
+
+
 def test_a_row_that_cannot_be_planned_is_listed_with_the_reason():
     row = Row("rnnt", "3.1.0", "acme", "H200", 8, 100_000, 12.0, None, None, "")
     (found,) = PUBLISHED["compare"]([row])

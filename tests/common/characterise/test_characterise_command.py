@@ -138,7 +138,7 @@ def test_a_wrong_argument_is_one_error(words, message, capsys):
 
 @pytest.mark.parametrize(
     ("system", "message"),
-    [("auto", "--system auto: it has no section hardware"), ("none", "--system none: unknown; the systems are")],
+    [("auto", "system auto has no section hardware"), ("none", "--system none: unknown; the systems are")],
 )
 def test_a_system_without_rates_is_one_error(system, message, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

@@ -58,11 +58,11 @@ def test_efficiency_varies_between_two_workloads():
 
 
 def test_the_use_of_host_processors_must_grow_for_every_workload():
-    grows = characterised("a", {("", 1): figures(100.0), ("", 2): figures(200.0, rank(0.5), rank(0.5))})
-    stays = characterised("b", {("", 1): figures(100.0), ("", 2): figures(200.0, rank(0.25), rank(0.25))})
+    grows = characterised("a", {("", 1): figures(100.0), ("", 2): figures(200.0, rank(0.75), rank(0.75))})
+    stays = characterised("b", {("", 1): figures(100.0), ("", 2): figures(200.0, rank(0.5), rank(0.5))})
     assert verdicts(grows)[HOST] == "confirmed"
     assert verdicts(grows, stays)[HOST] == "not confirmed"
-    assert "a: busy processors by number of GPUs: 1: 0.50, 2: 1.00." in observations([grows])[HOST].figures
+    assert "a: busy processors by number of GPUs: 1: 0.50, 2: 1.50." in observations([grows])[HOST].figures
     alone = characterised("a", {("", 1): figures(100.0)}, absent={"gpus": "only one GPU"})
     found = observations([alone])[HOST]
     assert (found.verdict, found.figures[0]) == ("not measured here", "a: not measured: only one GPU.")
@@ -79,6 +79,12 @@ def test_the_fastest_format_counts():
     assert observations([fp8])[FORMATS].figures[0] == "a: 4.00 times as fast as in fp32."
     small = characterised("b", {("", 1): figures(120.0), ("fp32", 1): figures(100.0)})
     assert (verdicts(fp8)[FORMATS], verdicts(small)[FORMATS]) == ("confirmed", "not confirmed")
+
+
+def test_formats_of_tensor_cores_are_not_measured_on_a_cpu():
+    measured = {("", 1): figures(400.0), ("fp32", 1): figures(100.0)}
+    found = observations([characterised("a", measured, cpu=True)])[FORMATS]
+    assert found.verdict == "not measured here"
 
 
 def test_compilers_gain_by_the_median_workload():

@@ -84,6 +84,14 @@ def test_the_share_of_a_step_is_the_sum_of_its_kernels_limits():
     assert found.products_known == pytest.approx(6 / 7)
 
 
+def test_a_kernel_with_data_from_a_cache_adds_at_most_its_time_to_the_share():
+    measured = report({"cached": [1.0, 1], "slow": [3.0, 1]})
+    eager = report({}, operators=[row("cached", 1.0, moved=5e9), row("slow", 3.0, moved=1e9)])  # 5 ms and 1 ms
+    found = roofline(measured, eager, MACHINE)
+    assert found.positions[1].share == pytest.approx(5.0)
+    assert found.share == pytest.approx(2.0 / found.step_ms)
+
+
 def test_work_is_scaled_to_the_launches_of_the_measured_step():
     measured = report({"gemm_a": [4.0, 6]})
     eager = report({}, operators=[row("gemm_a", 1.0, launches=2, moved=1e9)])

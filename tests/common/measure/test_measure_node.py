@@ -23,7 +23,7 @@ from common.config.composition import compose
 from common.distributed.launcher import await_turn
 from common.errors import ConfigError
 from common.measure import command, node
-from common.measure.arguments import counts_up_to
+from common.measure.arguments import counts_up_to, parser_of
 from common.measure.jobs import OVERRIDES, Job, jobs_of
 from common.measure.node import Node, share_of
 from common.measure.table import ATTRIBUTION, COLUMNS, MeasuredCopy, published_rates, read_results, table
@@ -192,6 +192,14 @@ def test_apart_nothing_runs_beside_another(monkeypatch, eight):
     assert len(list(eight(apart=True).measure(jobs))) == 4
     assert [len(names) for names in script.beside] == [1, 1, 1, 1]
     assert script.ahead == [[], [], [], []]
+
+
+@pytest.mark.parametrize("text", ["x", "1,", "0", "-1,2"])
+def test_numbers_of_gpus_that_are_none_are_a_plain_sentence(capsys, text):
+    with pytest.raises(SystemExit):
+        parser_of("measure", "", "measured").parse_args([f"--gpus={text}"])
+    expected = f"argument --gpus: {text}: expected numbers from 1 on, with commas between them\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 def test_more_gpus_than_there_are_is_refused(tmp_path):

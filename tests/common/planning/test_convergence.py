@@ -11,7 +11,7 @@ from common.config.yaml_files import CONFIGS
 from common.errors import ConfigError
 from common.mlperf.checker_process import one_checker_process
 from common.mlperf.rules import rules_for
-from common.planning.convergence import batches_of, convergence_at, curve_of, interpolated
+from common.planning.convergence import batches_of, convergence_at, curve_of, interpolated, interpolation_error
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,25 @@ def test_a_benchmark_without_reference_points_is_one_clear_error():
 
 def test_reference_points_left_out_are_predicted():
     """Interpolation between the neighbours of an RCP, against the RCP itself, for all benchmarks together."""
-    errors = []
+    errors, deviations = [], []
     with one_checker_process():
         for path in sorted((CONFIGS / "benchmark").glob("*.yaml")):
             curve = curve_of(path.stem)
             for left_out in curve[1:-1]:
                 others = [point for point in curve if point is not left_out]
                 errors.append(abs(interpolated(others, left_out.batch).mean / left_out.mean - 1))
+                deviations.append(errors[-1] / interpolation_error(others, left_out.batch))
     assert len(errors) >= 50
     assert statistics.median(errors) < 0.04
     assert max(errors) < 0.4
+    inside = sum(each < 1.645 for each in deviations) / len(deviations)
+    assert 0.85 < inside < 0.95
+
+
+def test_the_error_of_an_interpolation_grows_with_the_distance_to_the_neighbours():
+    low, _, *_, high = curve = curve_of("resnet", "4.0.0")
+    middle = round((low.batch * high.batch) ** 0.5)
+    assert interpolation_error(curve, low.batch) == 0.0
+    assert 0.0 < interpolation_error(curve, low.batch + 16) < interpolation_error(curve, middle)
+    assert interpolation_error(curve, middle) < interpolation_error([low, high], middle)
+    assert convergence_at("resnet", low.batch + 16, "4.0.0").interpolation > 0.0

@@ -6,9 +6,9 @@ import pytest
 
 from common.cli import load
 from common.config.composition import compose
+from common.doctor.limits import hardware_of
 from common.errors import ConfigError
 from common.language.memory import FrozenWorkspace
-from common.planning.estimate import hardware_of
 from common.planning.estimates import RunLayout
 from common.planning.memory import memory_of, micro_batches
 from common.planning.points import RESULTS, read_points

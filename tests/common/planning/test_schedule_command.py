@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common import cli
+from common.errors import ConfigError
 from common.measure.jobs import Job
 from common.measure.table import MeasuredCopy, write_results
 
@@ -54,10 +55,25 @@ def test_times_follow_from_the_median_rate_of_valid_measurements(tmp_path, capsy
     assert json.loads((tmp_path / "out.json").read_text())["curves"] == {"one": {"1": 360.0, "2": 225.0}}
 
 
+def test_times_are_those_of_the_best_estimates(tmp_path, capsys):
+    def row(gpus, seconds, best=True, benchmark="bert"):
+        return {"benchmark": benchmark, "layout": {"gpus": gpus}, "seconds": seconds, "best": best}
+
+    rows = [row(1, 360.0), row(1, 350.0, best=False), row(2, 200.0), row(4, 9.0, benchmark="resnet")]
+    (tmp_path / "bert.json").write_text(json.dumps({"estimates": rows}))
+    text = "jobs: {one: {estimated: bert.json, benchmark: bert}}"
+    assert schedule(tmp_path, capsys, text, "--json", tmp_path / "out.json")[0] == 0
+    assert json.loads((tmp_path / "out.json").read_text())["curves"] == {"one": {"1": 360.0, "2": 200.0}}
+    code, _, errors = schedule(tmp_path, capsys, "jobs: {dlrm: {estimated: bert.json}}")
+    assert (code, "has no estimate of dlrm" in errors) == (ConfigError.exit_code, True)
+    code, _, errors = schedule(tmp_path, capsys, "jobs: {one: {estimated: jobs.yaml}}")
+    assert "is no file of `mlperf-suite estimate --json`" in errors
+
+
 MISTAKES = [
     ("jobs: {}", "jobs: none"),
     ("jobs: [a]", "jobs=['a']: expected a section of keys"),
-    ("jobs: {a: {}}", "jobs.a.seconds, measured: give one of the two"),
+    ("jobs: {a: {}}", "jobs.a.seconds, measured, estimated: give one of them"),
     ("jobs: {a: {seconds: {0: 1.0}}}", "jobs.a.seconds={0: 1.0}: expected times by number of GPUs, from 1 on"),
     ("jobs: {a: {seconds: {1: -1.0}}}", "jobs.a.seconds.1=-1.0: positive and finite"),
     ("jobs: {a: {measured: results.json}}", "jobs.a.samples: belongs to measured, which needs it"),

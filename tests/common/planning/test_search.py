@@ -7,8 +7,8 @@ import pytest
 
 from common.cli import load, workload_class
 from common.config.hardware import Link
+from common.doctor.limits import hardware_of
 from common.planning.convergence import convergence_at
-from common.planning.estimate import hardware_of
 from common.planning.points import RESULTS, read_points
 from common.planning.search import FixedChoices, LayoutSearch
 

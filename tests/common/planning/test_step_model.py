@@ -9,9 +9,9 @@ import pytest
 
 from common.cli import load
 from common.config.hardware import Link
+from common.doctor.limits import hardware_of
 from common.errors import ConfigError
 from common.planning.compute import FIXED, ComputeCurve, sizes_of
-from common.planning.estimate import hardware_of
 from common.planning.estimates import RunLayout
 from common.planning.measured_curves import curve_for
 from common.planning.points import RESULTS, kind_of, read_points
@@ -103,6 +103,19 @@ def test_stages_of_a_pipeline_wait():
     assert found.bubble == pytest.approx(3 / (32 * point.run.workload.model.chunks) * found.compute)
 
 
+def test_each_chunk_of_a_stage_sends_its_activations():
+    run = point_on("gpt3", 1).run
+    layout = RunLayout(4, 64, 2, 32, pp=4)
+    found = []
+    for chunks in (1, 3):
+        model = dataclasses.replace(run.workload.model, chunks=chunks)
+        of_chunks = dataclasses.replace(run, workload=dataclasses.replace(run.workload, model=model))
+        found.append(step_times(of_chunks, layout, ComputeCurve((2,), (1.0,)), HARDWARE).model_communication)
+    size = 2 * run.workload.facts.row_length * run.workload.facts.hidden * 2
+    one = HARDWARE.node_link.latency_us * 1e-6 + size / (HARDWARE.node_link.gbs * 1e9)
+    assert found == pytest.approx([32 * 2 * one, 32 * 6 * one])
+
+
 def test_the_slowest_of_many_gpus_is_the_largest_of_as_many_draws():
     hardware = dataclasses.replace(HARDWARE, gpu_spread=0.01, step_spread=0.0)
     generator = np.random.default_rng(0)
@@ -110,6 +123,7 @@ def test_the_slowest_of_many_gpus_is_the_largest_of_as_many_draws():
         drawn = generator.normal(0.0, 0.01, (4000, gpus)).max(axis=1).mean()
         assert straggling(gpus, hardware) == pytest.approx(drawn, rel=0.06)
     assert straggling(1, hardware) == 0.0
+    assert straggling(8, hardware, spread=0.001) == straggling(8, hardware)  # two copies can agree by chance
     assert straggling(8, hardware, spread=0.02) == pytest.approx(2 * straggling(8, hardware))
 
 
