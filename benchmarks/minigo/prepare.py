@@ -79,14 +79,14 @@ def prepare(
             preparing it.
     """
     if target is not None and (data_dir / manifest.NAME).exists():
-        return _replace_target(data_dir, target)
+        return _replace_target(data_dir, target, raw_dir / START if start is None else start, start is not None)
     description = description_of(raw_dir)
     options = of_rules() if description is None else options_of(description)
     models = {
         role: _model(options, role, raw_dir / name if path is None else path, untrained_models)
         for role, name, path in (("start", START, start), ("target", TARGET, target))
     }
-    playing = _sha256(json.dumps(asdict(options), sort_keys=True), _digest(models["start"]))
+    playing = _playing(options, models["start"])
     wanted = {"fingerprint": _sha256(playing, _digest(models["target"]))}
     with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, description) as job:
         assets = assets_of(data_dir) if assets_dir is None else assets_dir
@@ -172,8 +172,8 @@ def _play(job: Preparation, options: BootstrapOptions, model: Path, workers: int
     return job.finish(described, counts, "games of our own starting model", {"games": playing})
 
 
-def _replace_target(data_dir: Path, target: Path) -> Manifest:
-    """Replace the target of prepared data, whose games do not depend on it."""
+def _replace_target(data_dir: Path, target: Path, start: Path, start_given: bool) -> Manifest:
+    """Replace the target of prepared data, whose games do not depend on it. Refuse another start."""
     with locked(data_dir):
         found = manifest.read_alone(data_dir, FORMAT, f"run '{PREPARE_COMMAND}'")  # the old target may be missing
         try:
@@ -183,6 +183,12 @@ def _replace_target(data_dir: Path, target: Path) -> Manifest:
             raise DataError(
                 f"{data_dir / manifest.NAME} does not say how games were played; delete the folder, and prepare again"
             ) from error
+        other = (start_given or start.exists()) and _model(options, "start", start, False)
+        if other and _playing(options, other) != playing:
+            raise DataError(
+                f"the games in {data_dir} were played by another start than {start}, and --target replaces the target "
+                "alone: delete the folder or name another --data-dir"
+            )
         weights = _model(options, "target", target, False)
         write_model(data_dir / TARGET, weights, 0)
         fingerprint = _sha256(playing, _digest(weights))
@@ -211,6 +217,11 @@ def _model(options: BootstrapOptions, role: str, path: Path, untrained_models: b
     except CheckpointError as error:
         raise DataError(f"{path} is {error}") from error
     return weights
+
+
+def _playing(options: BootstrapOptions, start: Mapping[str, Tensor]) -> str:
+    """Return a digest of all that determines the games."""
+    return _sha256(json.dumps(asdict(options), sort_keys=True), _digest(start))
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:

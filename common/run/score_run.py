@@ -79,8 +79,10 @@ def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     tree |= {"output_dir": str(folder), "seed": described["seed"]}
     evaluation, scale = tree["evaluation"], tree["scale"]
     others = evaluation["ranks"] + tree.get("selfplay", {}).get("ranks", 0)
-    if others and scale["nodes"] == 1:  # all ranks together may not divide the batch
+    if scale["nodes"] == 1:  # all ranks together may not divide the batch
         scale["gpus_per_node"] -= others
+    elif others % scale["gpus_per_node"] == 0:
+        scale["nodes"] -= others // scale["gpus_per_node"]
     tree["selfplay"] = {}
     evaluation |= {"ranks": 0, "by_command": False}
     given = [argument for argument in given if not argument.startswith("output_dir=")]
