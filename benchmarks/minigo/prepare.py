@@ -1,7 +1,8 @@
 """Commands that generate, prepare and verify MiniGo's bootstrap: games of the start model, and the target.
 
 ``prepare`` plays the games with the components of self-play. A task is one file of games. It is a function of the
-start model, the settings and its number, so an interrupted preparation continues to the same files.
+start model, the settings and its number, on one kind of device and up to rounding. An interrupted preparation continues
+with the files that are missing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.minigo.bootstrap import BootstrapOptions, generate, of_rules, op
 from benchmarks.minigo.data import BOOTSTRAP, FORMAT, PREPARE_COMMAND, START
 from benchmarks.minigo.evaluate import TARGET
 from benchmarks.minigo.features import feature_bytes
-from benchmarks.minigo.inference import SIZES, BatchedInference
+from benchmarks.minigo.inference import BatchedInference, sizes_up_to
 from benchmarks.minigo.model import InferenceNetwork, MiniGoArchitecture, check_weights
 from benchmarks.minigo.models import write_model
 from benchmarks.minigo.records import CLOSED, SUFFIX, Games, Shard, generation_folder, write_games
@@ -44,8 +45,8 @@ SHARD_GAMES = 128
 """Games in a file."""
 CONCURRENT = 64
 """Games that a process plays at a time."""
-RECORDS_PER_POINT = 1.7
-"""Records of a bootstrap game, in the mean over games, per point of the board: without passes, games are long."""
+RECORDS_PER_POINT = 1.33
+"""Estimate of the records of a bootstrap game, in the mean over games, per point of the board: 480 on 19x19."""
 MEMORY_PER_WORKER = 2 << 30
 """Bytes of memory for a process, with its CUDA context."""
 PUBLISHED = Published(
@@ -136,8 +137,8 @@ def _network(model: Path, architecture: MiniGoArchitecture, largest: int) -> Bat
     """Return the network of a file, on the GPU in bf16 if there is one. A process uses it for all its tasks."""
     cuda = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
-    sizes = [size for size in SIZES if size < largest] + [largest]
-    inference = BatchedInference(InferenceNetwork(architecture, device=device, dtype=dtype), sizes, flights=1)
+    network = InferenceNetwork(architecture, device=device, dtype=dtype)
+    inference = BatchedInference(network, sizes_up_to(largest), flights=1)
     inference.load(read_tensors(model, torch.device(device)))
     return inference
 
