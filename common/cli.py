@@ -146,11 +146,11 @@ def train(argv: list[str]) -> int:
         from common.mlperf.admission import admit
         from common.run.conclusion import await_conclusion, conclude
         from common.run.evaluation_rank import EvaluationRank
+        from common.run.non_training_rank import NonTrainingRank
         from common.run.play_rank import PlayRank
-        from common.run.rank_beside import RankBeside
         from common.run.trainer import Trainer
 
-        beside: dict[str, type[RankBeside]] = {"play": PlayRank, "evaluate": EvaluationRank}
+        other_roles: dict[str, type[NonTrainingRank]] = {"play": PlayRank, "evaluate": EvaluationRank}
 
         # Report errors in the configuration before errors in the data.
         if start.run.system.vboost is not None and start.device.type != "cuda":
@@ -159,8 +159,8 @@ def train(argv: list[str]) -> int:
         start = replace(start, run=require_prepared(start.run, start.session))
         of_a_run = (start.workload_type, start.run, start.session, start.rank_info, start.device)
         role = Role.of(start.rank_info, start.run.other_ranks).name
-        if role in beside:
-            beside[role](*of_a_run).work()
+        if role in other_roles:
+            other_roles[role](*of_a_run).work()
             await_conclusion()
             return 0
         trainer = Trainer(*of_a_run, start.began_ms, start.scorer, start.tree)

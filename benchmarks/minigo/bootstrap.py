@@ -14,7 +14,7 @@ start is in the assets folder, because training may read it before ``run_start``
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +59,8 @@ class BootstrapOptions(Options):
 
     def settings(self) -> SearchSettings:
         """Return how bootstrap games are played: all moves are full, and nobody passes while there is another move."""
-        return SearchSettings(
+        return replace(
+            fixed_facts(Facts, "minigo").search,
             board=self.board,
             komi=self.komi,
             readouts=self.readouts,

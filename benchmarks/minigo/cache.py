@@ -1,8 +1,8 @@
 """Cache of the network's answers, which finds a position in any of its eight symmetries.
 
-The key of a position is the smallest of the hashes of its eight views. The view with this hash is the canonical one, in
-whose orientation the entry has its policy. The network is only nearly equivariant, so an entry is a mean over the views
-that the network has evaluated. A search for another view finds nothing, and the network's answer for it joins the mean.
+The key of a position has the smallest hash of its eight views. The view with this hash is the canonical one, in whose
+orientation the entry has its policy. The network is only nearly equivariant, so an entry is a mean over the views that
+the network has evaluated. A lookup of another view finds nothing, and the network's answer for it joins the mean.
 (Source: MLCommons' reference of MiniGo, the inference cache of its self-play.)
 
 A bucket has four entries, of which the least recently used one is replaced.
@@ -25,7 +25,7 @@ WAYS = 4
 """Entries of a bucket."""
 MISSING = -1
 """Slot of a view that the cache does not have."""
-LOOKUPS, HITS, CLOCK = range(3)
+HITS, CLOCK = range(2)
 """Entries of :attr:`Cache.counts`."""
 
 
@@ -38,9 +38,10 @@ class Cache(NamedTuple):
         used: int64 (S,), time of the last use.
         policy: float32 (S, A), mean probabilities in the canonical orientation.
         value: float32 (S,), mean values.
-        counts: int64 (3,), numbers of searches and hits, and the time: the number of uses.
+        counts: int64 (2,), number of lookups that found their view, and the time: the number of uses.
         factors: uint64 (8, P), factors of the point codes in the hash of each view.
-        relation: int64 (8, 8), the bit of the view by the symmetries of the canonical view and of the evaluated one.
+        relation: int64 (8, 8), [c, v]: symmetry from the canonical view c to the evaluated view v; also its bit in
+            ``views``.
     """
 
     keys: NDArray[np.uint64]
@@ -53,15 +54,15 @@ class Cache(NamedTuple):
     relation: NDArray[np.int64]
 
 
-class Place(NamedTuple):
-    """Where a position is in the cache.
+class CacheKey(NamedTuple):
+    """Key of a position in the cache.
 
     Attributes:
-        key: the smallest hash of its views.
+        hash: the smallest hash of its views, mixed.
         canonical: symmetry of the view with this hash.
     """
 
-    key: np.uint64
+    hash: np.uint64
     canonical: np.int64
 
 
@@ -93,15 +94,15 @@ def make_cache(board: int, memory: int) -> Cache:
         np.zeros(entries, np.int64),
         np.zeros((entries, board**2 + 1), np.float32),
         np.zeros(entries, np.float32),
-        np.zeros(3, np.int64),
+        np.zeros(2, np.int64),
         factors,
         relation,
     )
 
 
 @compiled
-def place_of(cache: Cache, codes: NDArray[np.uint16]) -> Place:
-    """Return the key and the canonical view of a position from its point codes (P,)."""
+def key_of(cache: Cache, codes: NDArray[np.uint16]) -> CacheKey:
+    """Return the key of a position from its point codes (P,)."""
     smallest, canonical = np.uint64(0), np.int64(0)
     for view in range(SYMMETRIES):
         total = np.uint64(0)
@@ -109,15 +110,14 @@ def place_of(cache: Cache, codes: NDArray[np.uint16]) -> Place:
             total += codes[point] * cache.factors[view, point]
         if view == 0 or total < smallest:
             smallest, canonical = total, np.int64(view)
-    return Place(mixed(smallest), canonical)
+    return CacheKey(mixed(smallest), canonical)
 
 
 @compiled
-def find(cache: Cache, place: Place, view: int | np.int64) -> int:
-    """Return the slot of a position if its ``view`` (a symmetry) was evaluated, or MISSING. Counts the search."""
-    cache.counts[LOOKUPS] += 1
-    slot = _slot_of(cache, place.key)
-    if slot == MISSING or not (cache.views[slot] >> cache.relation[place.canonical, view]) & 1:
+def find(cache: Cache, key: CacheKey, view: int | np.int64) -> int:
+    """Return the slot of a position if its ``view`` (a symmetry) was evaluated, or MISSING. Counts if it is found."""
+    slot = _slot_of(cache, key.hash)
+    if slot == MISSING or not (cache.views[slot] >> cache.relation[key.canonical, view]) & 1:
         return MISSING
     cache.counts[HITS] += 1
     _use(cache, slot)
@@ -127,7 +127,7 @@ def find(cache: Cache, place: Place, view: int | np.int64) -> int:
 @compiled
 def store(
     cache: Cache,
-    place: Place,
+    key: CacheKey,
     view: int | np.int64,
     tables: NDArray[np.int64],
     policy: NDArray[np.float32],
@@ -138,18 +138,18 @@ def store(
     Args:
         policy: (A,), in the orientation of the view.
     """
-    slot = _slot_of(cache, place.key)
+    slot = _slot_of(cache, key.hash)
     if slot == MISSING:
-        slot = _oldest(cache, place.key)
-        cache.keys[slot], cache.views[slot], cache.value[slot] = place.key, 0, 0.0
+        slot = _oldest(cache, key.hash)
+        cache.keys[slot], cache.views[slot], cache.value[slot] = key.hash, 0, 0.0
         cache.policy[slot] = 0.0
     _use(cache, slot)
-    bit = np.uint8(1) << np.uint8(cache.relation[place.canonical, view])
+    bit = np.uint8(1) << np.uint8(cache.relation[key.canonical, view])
     if cache.views[slot] & bit:  # another game has evaluated it in the same batch
         return slot
     cache.views[slot] |= bit
     weight, points = np.float32(1.0) / np.float32(_count(cache.views[slot])), tables.shape[1]
-    mean, back = cache.policy[slot], tables[cache.relation[place.canonical, view]]
+    mean, back = cache.policy[slot], tables[cache.relation[key.canonical, view]]
     for point in range(points):
         mean[back[point]] += (policy[point] - mean[back[point]]) * weight
     mean[points] += (policy[points] - mean[points]) * weight
@@ -163,23 +163,23 @@ def clear(cache: Cache) -> None:
 
 
 @compiled
-def _slot_of(cache: Cache, key: np.uint64) -> int:
-    first = _bucket(cache, key)
+def _slot_of(cache: Cache, hashed: np.uint64) -> int:
+    first = _bucket(cache, hashed)
     for slot in range(first, first + WAYS):
-        if cache.keys[slot] == key and cache.views[slot] != 0:
+        if cache.keys[slot] == hashed and cache.views[slot] != 0:
             return slot
     return MISSING
 
 
 @compiled
-def _bucket(cache: Cache, key: np.uint64) -> int:
-    return WAYS * int(key & np.uint64(cache.keys.size // WAYS - 1))
+def _bucket(cache: Cache, hashed: np.uint64) -> int:
+    return WAYS * int(hashed & np.uint64(cache.keys.size // WAYS - 1))
 
 
 @compiled
-def _oldest(cache: Cache, key: np.uint64) -> int:
+def _oldest(cache: Cache, hashed: np.uint64) -> int:
     """Return a free slot of the bucket, or else the least recently used one."""
-    first = _bucket(cache, key)
+    first = _bucket(cache, hashed)
     oldest = first
     for slot in range(first, first + WAYS):
         if cache.views[slot] == 0:

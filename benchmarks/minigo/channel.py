@@ -106,7 +106,7 @@ class WorkerEnd:
 
 
 class WorkDone(NamedTuple):
-    """What a worker has done since its last request.
+    """Counts of a worker's work since its last request.
 
     Attributes:
         hits: leaves whose evaluation its cache had.
@@ -186,7 +186,7 @@ class ServerEnd:
 
         Raises:
             SuiteError: the worker has failed, and reports this error.
-            RankFailure: the worker has sent a message that is none.
+            RankFailure: the worker has sent an invalid message.
         """
         try:
             content = self.connection.recv_bytes()

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from benchmarks.minigo.models import Models
 from benchmarks.minigo.records import Examples, Games, Sampling, draw
-from common.data.batches import Block, HostBatch, Player
+from common.data.batches import PLAY_SECONDS, Block, HostBatch, Player
 from common.data.order import MicroBatches
+from common.data.threads import read_groups
 from common.distributed import job_store
 from common.errors import DataError, Interrupted
 
@@ -32,10 +33,8 @@ BOOTSTRAP = "games"
 """Folder of the prepared data with a folder of games for each generation of the first window."""
 START = "start.safetensors"
 """File of the assets with the weights from which training starts."""
-PLAY_SECONDS = 1.0
-"""Interval at which a rank counts the finished games, in seconds."""
 READ_AHEAD = 16
-"""Micro-batches that are read from the files of games at once, in their order in these files."""
+"""Micro-batches that a thread reads from the files of games at once, in their order in these files."""
 
 
 class Spectator:
@@ -119,13 +118,17 @@ class SelfPlaySource:
                 f"generation {generation} has {len(sample)} examples, fewer than the global batch of "
                 f"{mine.micro_batch * mine.streams}: use a smaller batch or more games"
             )
-        for first in range(start, steps * mine.accumulation, READ_AHEAD):
-            numbers = range(first, min(first + READ_AHEAD, steps * mine.accumulation))
+        end = steps * mine.accumulation
+        pieces = [range(first, min(first + READ_AHEAD, end)) for first in range(start, end, READ_AHEAD)]
+
+        def read(numbers: range) -> Examples:
             begins = [mine.global_index(number) * mine.micro_batch for number in numbers]
-            read = sample.read(np.concatenate([np.arange(begin, begin + mine.micro_batch) for begin in begins]))
+            return sample.read(np.concatenate([np.arange(begin, begin + mine.micro_batch) for begin in begins]))
+
+        for ((numbers, examples),) in read_groups(pieces, read, threads=1, size=1):
             for index, number in enumerate(numbers):
                 rows = slice(index * mine.micro_batch, (index + 1) * mine.micro_batch)
-                yield HostBatch(self._tensors(read, rows), mine.micro_batch * mine.replicas, number)
+                yield HostBatch(self._tensors(examples, rows), mine.micro_batch * mine.replicas, number)
 
     def trained(self, block: Block, weights: Mapping[str, Tensor]) -> None:
         """Save ``weights`` as the model of the next generation; see :class:`common.data.batches.GenerationSource`.
@@ -171,7 +174,7 @@ class SelfPlaySource:
         else:
             names = job_store.from_rank_0(name, "", meanwhile=play)
         if (closed := json.loads(names)) is None:
-            raise Interrupted(f"stopped by a signal while the games of generation {generation} were played")
+            raise Interrupted(f"stopped while the games of generation {generation} were played")
         games.adopt(generation, closed)
 
     def _tensors(self, read: Examples, rows: slice) -> dict[str, Tensor]:

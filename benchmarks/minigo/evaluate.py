@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.minigo.inference import SIZES, BatchedInference
+from benchmarks.minigo.inference import BatchedInference, sizes_up_to
 from benchmarks.minigo.match import Match
 from benchmarks.minigo.model import InferenceNetwork, MiniGoArchitecture, check_weights
 from benchmarks.minigo.search import SearchSettings
@@ -66,7 +66,8 @@ class WinRate(Scorer):
 class GamesAgainstTarget(Evaluation):
     """Plays a fixed number of games, in which both models have black in turn. The ranks of ``dp`` share the games.
 
-    A game depends on the seed, its number and the networks, not on the number of ranks.
+    A game depends on the seed, its number and the networks, not on the number of ranks: on one kind of device, up to
+    rounding.
 
     Args:
         settings: see :func:`evaluation_settings`.
@@ -87,17 +88,18 @@ class GamesAgainstTarget(Evaluation):
         seed: int,
         implementations: Mapping[str, str] | None = None,
         capture: bool = True,
-        sizes: Sequence[int] = SIZES,
     ) -> None:
         self.scorer, self._counts = WinRate(), Counts(layout, ("won", "games"))
         self._settings, self._layout, self._seed = settings, layout, seed
         self._architecture = architecture
         self._numbers = range(layout.coordinate("dp"), games, layout.size("dp"))
         most = max(1, len(self._numbers)) * settings.virtual_losses
-        sizes = [size for size in sizes if size < most] + [most]
         self._players = [
             BatchedInference(
-                InferenceNetwork(architecture, implementations, device=layout.device, dtype=dtype), sizes, capture, 1
+                InferenceNetwork(architecture, implementations, device=layout.device, dtype=dtype),
+                sizes_up_to(most),
+                capture,
+                flights=1,
             )
             for _ in range(2)
         ]

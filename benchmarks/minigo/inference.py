@@ -27,12 +27,17 @@ from benchmarks.minigo.models import Models
 from common.errors import CheckpointError
 from common.evaluation.forward import ForwardPass
 
-SIZES = (256, 512, 1024, 2048, 4096)
-"""Numbers of positions for which graphs are captured."""
+SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Numbers of positions for which graphs are captured; :func:`sizes_up_to` chooses among them."""
 RUNNING = 2
 """Batches in flight on the device."""
 MODEL_SECONDS = 0.5
 """Interval at which the server looks for a newer model, in seconds."""
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Return the sizes of graphs for batches of at most ``most`` positions, ascending. The last one is ``most``."""
+    return [*(size for size in SIZES if size < most), most]
 
 
 class Flight:
@@ -69,7 +74,7 @@ class BatchedInference:
     """
 
     def __init__(
-        self, network: InferenceNetwork, sizes: Sequence[int] = SIZES, capture: bool = True, flights: int = RUNNING + 1
+        self, network: InferenceNetwork, sizes: Sequence[int], capture: bool = True, flights: int = RUNNING + 1
     ) -> None:
         architecture = network.architecture
         self.network, self.largest = network, sizes[-1]
@@ -208,7 +213,7 @@ class InferenceServer:
         Raises:
             CheckpointError: a new model is damaged.
             SuiteError: a worker has failed, and reports this error.
-            RankFailure: a worker has sent a message that is none.
+            RankFailure: a worker has sent an invalid message.
         """
         began = time.perf_counter()
         if time.monotonic() >= self._next_look:

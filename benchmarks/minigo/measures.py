@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 @dataclass
 class ServerCounts:
-    """What an inference server and its workers have done.
+    """Counts and times of an inference server and its workers.
 
     Attributes:
         batches: evaluated batches.
@@ -32,7 +32,7 @@ class ServerCounts:
     seconds: float = 0.0
 
     def since(self, before: ServerCounts) -> ServerCounts:
-        """Return what was done after ``before``."""
+        """Return the counts and times since ``before``."""
         return ServerCounts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
     def measures(self, workers: int) -> dict[str, float | str]:

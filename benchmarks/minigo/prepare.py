@@ -1,7 +1,8 @@
 """Commands that generate, prepare and verify MiniGo's bootstrap: games of the start model, and the target.
 
 ``prepare`` plays the games with the components of self-play. A task is one file of games. It is a function of the
-start model, the settings and its number, so an interrupted preparation continues to the same files.
+start model, the settings and its number, on one kind of device and up to rounding. An interrupted preparation continues
+with the files that are missing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.minigo.bootstrap import BootstrapOptions, generate, of_rules, op
 from benchmarks.minigo.data import BOOTSTRAP, FORMAT, PREPARE_COMMAND, START
 from benchmarks.minigo.evaluate import TARGET
 from benchmarks.minigo.features import feature_bytes
-from benchmarks.minigo.inference import SIZES, BatchedInference
+from benchmarks.minigo.inference import BatchedInference, sizes_up_to
 from benchmarks.minigo.model import InferenceNetwork, MiniGoArchitecture, check_weights
 from benchmarks.minigo.models import write_model
 from benchmarks.minigo.records import CLOSED, SUFFIX, Games, Shard, generation_folder, write_games
@@ -44,8 +45,8 @@ SHARD_GAMES = 128
 """Games in a file."""
 CONCURRENT = 64
 """Games that a process plays at a time."""
-RECORDS_PER_POINT = 1.7
-"""Records of a bootstrap game, in the mean over games, per point of the board: without passes, games are long."""
+RECORDS_PER_POINT = 1.33
+"""Estimate of the records of a bootstrap game, in the mean over games, per point of the board: 480 on 19x19."""
 MEMORY_PER_WORKER = 2 << 30
 """Bytes of memory for a process, with its CUDA context."""
 PUBLISHED = Published(
@@ -79,14 +80,14 @@ def prepare(
             preparing it.
     """
     if target is not None and (data_dir / manifest.NAME).exists():
-        return _replace_target(data_dir, target)
+        return _replace_target(data_dir, target, raw_dir / START if start is None else start, start is not None)
     description = description_of(raw_dir)
     options = of_rules() if description is None else options_of(description)
     models = {
         role: _model(options, role, raw_dir / name if path is None else path, untrained_models)
         for role, name, path in (("start", START, start), ("target", TARGET, target))
     }
-    playing = _sha256(json.dumps(asdict(options), sort_keys=True), _digest(models["start"]))
+    playing = _playing(options, models["start"])
     wanted = {"fingerprint": _sha256(playing, _digest(models["target"]))}
     with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, description) as job:
         assets = assets_of(data_dir) if assets_dir is None else assets_dir
@@ -136,8 +137,8 @@ def _network(model: Path, architecture: MiniGoArchitecture, largest: int) -> Bat
     """Return the network of a file, on the GPU in bf16 if there is one. A process uses it for all its tasks."""
     cuda = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
-    sizes = [size for size in SIZES if size < largest] + [largest]
-    inference = BatchedInference(InferenceNetwork(architecture, device=device, dtype=dtype), sizes, flights=1)
+    network = InferenceNetwork(architecture, device=device, dtype=dtype)
+    inference = BatchedInference(network, sizes_up_to(largest), flights=1)
     inference.load(read_tensors(model, torch.device(device)))
     return inference
 
@@ -172,8 +173,8 @@ def _play(job: Preparation, options: BootstrapOptions, model: Path, workers: int
     return job.finish(described, counts, "games of our own starting model", {"games": playing})
 
 
-def _replace_target(data_dir: Path, target: Path) -> Manifest:
-    """Replace the target of prepared data, whose games do not depend on it."""
+def _replace_target(data_dir: Path, target: Path, start: Path, start_given: bool) -> Manifest:
+    """Replace the target of prepared data, whose games do not depend on it. Refuse another start."""
     with locked(data_dir):
         found = manifest.read_alone(data_dir, FORMAT, f"run '{PREPARE_COMMAND}'")  # the old target may be missing
         try:
@@ -183,6 +184,12 @@ def _replace_target(data_dir: Path, target: Path) -> Manifest:
             raise DataError(
                 f"{data_dir / manifest.NAME} does not say how games were played; delete the folder, and prepare again"
             ) from error
+        other = (start_given or start.exists()) and _model(options, "start", start, False)
+        if other and _playing(options, other) != playing:
+            raise DataError(
+                f"the games in {data_dir} were played by another start than {start}, and --target replaces the target "
+                "alone: delete the folder or name another --data-dir"
+            )
         weights = _model(options, "target", target, False)
         write_model(data_dir / TARGET, weights, 0)
         fingerprint = _sha256(playing, _digest(weights))
@@ -211,6 +218,11 @@ def _model(options: BootstrapOptions, role: str, path: Path, untrained_models: b
     except CheckpointError as error:
         raise DataError(f"{path} is {error}") from error
     return weights
+
+
+def _playing(options: BootstrapOptions, start: Mapping[str, Tensor]) -> str:
+    """Return a digest of all that determines the games."""
+    return _sha256(json.dumps(asdict(options), sort_keys=True), _digest(start))
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:

@@ -45,7 +45,7 @@ PLAY_AGAIN = "delete the file, and its games are played again"
 PREPARE_AGAIN = (
     f"delete the file and {manifest.NAME} of these data, and prepare them again, which keeps all other games"
 )
-"""Remedies for a damaged file of a run, and of the bootstrap."""
+"""Remedies for a damaged file of a run whose generation is not closed, and of the bootstrap."""
 DTYPES = {"first": ("I64", np.int64), "pi": ("F32", np.float32), "bits": ("U8", np.uint8), "outcome": ("I8", np.int8)}
 """Names of the tensors that the digest covers, in its order, with their dtypes in the file and in NumPy.
 
@@ -113,6 +113,11 @@ def _digest(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
     for name in DTYPES:
         value = zlib.crc32(np.ascontiguousarray(tensors[name]).data, value)
     return np.frombuffer(value.to_bytes(4, "little"), np.uint8).copy()
+
+
+def _copy_back(generation: int) -> str:
+    """Return the remedy for a damaged file of a closed generation, whose games are not played again."""
+    return f"copy it back, or resume from a checkpoint before generation {generation}"
 
 
 @dataclass(frozen=True)
@@ -228,7 +233,8 @@ class Games:
                         f"back; if other machines see it, their file system shows new files too late; or delete "
                         f"{folder / CLOSED}, and resume with other games"
                     )
-                self._open[path] = Shard.checked(path, self._board, PREPARE_AGAIN if prepared else PLAY_AGAIN)
+                again = PLAY_AGAIN if names is None else _copy_back(generation)
+                self._open[path] = Shard.checked(path, self._board, PREPARE_AGAIN if prepared else again)
         return [self._open[path] for path in paths]
 
     def close(self, generation: int) -> list[str]:

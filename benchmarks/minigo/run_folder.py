@@ -1,4 +1,4 @@
-"""The folder of self-play in a run's output folder: models, games, and the number of starts.
+"""The folder of self-play in a run's output folder: models, games, the target's digest, and the number of starts.
 
 All ranks that train or play share it. Rank 0 prepares it before the others use it.
 """
@@ -15,9 +15,13 @@ from torch import Tensor
 
 from benchmarks.minigo.models import Models
 from benchmarks.minigo.records import delete_games_after, held_out_folder
+from common.data.atomic import write_text
 from common.distributed import job_store
-from common.errors import CheckpointError
+from common.errors import CheckpointError, DataError
+from common.untrusted.regular_file import read_text
 
+TARGET_DIGEST = "target.sha256"
+"""File with the SHA-256 of the target that evaluates the run."""
 WAIT_SECONDS = 0.1
 """Interval at which a rank looks whether rank 0 has prepared the folder, in seconds."""
 
@@ -43,6 +47,36 @@ class RunFolder:
         """Folder of the games that the run plays."""
         return self.path / "games"
 
+    def use_target(self, data_dir: Path, digest: str) -> None:
+        """Record which target evaluates the run. Only rank 0 calls this.
+
+        Args:
+            data_dir: folder of the prepared data with the target.
+            digest: SHA-256 of the target's file, hexadecimal.
+
+        Raises:
+            DataError: the run began with another target, or the file cannot be written.
+        """
+        self.require_target(data_dir, digest)
+        path = self.path / TARGET_DIGEST
+        try:
+            write_text(path, digest)
+        except OSError as error:
+            raise DataError(f"{path} cannot be written ({error.strerror}); free some space and resume") from error
+
+    def require_target(self, data_dir: Path, digest: str) -> None:
+        """Refuse another target than that of the run, if it is recorded; see :meth:`use_target`.
+
+        Raises:
+            DataError: the run began with another target.
+        """
+        path = self.path / TARGET_DIGEST
+        if path.exists() and read_text(path) != digest:
+            raise DataError(
+                f"the target in {data_dir} is not the one with which the run in {self.path.parent} began, of which "
+                f"{path} has the SHA-256: give the data_dir with that target"
+            )
+
     def begin(self, first: int, weights: Mapping[str, Tensor]) -> str:
         """Delete the files of an earlier run, and save ``weights`` as the model of generation ``first``.
 
@@ -53,6 +87,7 @@ class RunFolder:
             DataError: earlier games cannot be deleted.
         """
         self._keep(-1)
+        (self.path / TARGET_DIGEST).unlink(missing_ok=True)
         self.models.publish(first, weights)
         return json.dumps([first, self._token()])
 
@@ -80,7 +115,7 @@ class RunFolder:
         Called once on each rank that trains or plays.
 
         Args:
-            start: what rank 0 has begun; ignored on other ranks.
+            start: the result of :meth:`begin` or :meth:`resume` on rank 0; ignored on other ranks.
 
         Raises:
             CheckpointError: this machine does not see the model.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.minigo.benson import score
-from benchmarks.minigo.cache import MISSING, Cache, Place, find, place_of, store
+from benchmarks.minigo.cache import MISSING, Cache, CacheKey, find, key_of, store
 from benchmarks.minigo.compiled import allocating, compiled
 from benchmarks.minigo.engine import (
     MOVES,
@@ -70,24 +70,24 @@ class SearchSettings:
         allow_pass: whether a colour may pass though it has other legal moves.
     """
 
-    board: int = 19
-    komi: float = 7.5
-    readouts: int = 800
-    fast_readouts: int = 80
-    fast_probability: float = 0.75
-    virtual_losses: int = 4
-    noise_alpha: float = 0.03
-    noise_mix: float = 0.3
-    value_init_penalty: float = 0.2
-    visit_exponent: float = 0.98
-    soft_pick: bool = True
-    resign_low: float = -1.0
-    resign_high: float = -0.9
-    resign_disabled: float = 0.0
-    holdout: float = 0.0
-    target_pruning: bool = True
-    restrict_after: int = 4
-    allow_pass: bool = True
+    board: int
+    komi: float
+    readouts: int
+    fast_readouts: int
+    fast_probability: float
+    virtual_losses: int
+    noise_alpha: float
+    noise_mix: float
+    value_init_penalty: float
+    visit_exponent: float
+    soft_pick: bool
+    resign_low: float
+    resign_high: float
+    resign_disabled: float
+    holdout: float
+    target_pruning: bool
+    restrict_after: int
+    allow_pass: bool
 
     def __post_init__(self) -> None:
         if not 2 <= self.board <= 25:
@@ -164,7 +164,7 @@ class Games(NamedTuple):
         leaf: int64 (G, V), their nodes.
         row: int64 (G, V), their rows in the batch, or -1 for a leaf that is there already.
         symmetry: int64 (G, V), the symmetries of their planes.
-        key, canonical: uint64 and int64 (G, V), their places in the cache.
+        key, canonical: uint64 and int64 (G, V), their keys in the cache: hash and canonical view.
         legal: int8 (G, V, A), their legal moves.
     """
 
@@ -364,14 +364,14 @@ def _queue(
     legal_moves(rules, scratch.board, of_game(games.past, game), legal)
     codes = point_codes(scratch.board, scratch.recent, legal)
     if cache.keys.size:
-        place = place_of(cache, codes)
-        slot = find(cache, place, symmetry)
+        key = key_of(cache, codes)
+        slot = find(cache, key, symmetry)
         if slot != MISSING:
             policy, value = cache.policy[slot], np.float64(cache.value[slot])
-            expand(tree, node, policy, value, tables[place.canonical], legal, limits.penalty, limits.allow_pass)
+            expand(tree, node, policy, value, tables[key.canonical], legal, limits.penalty, limits.allow_pass)
             back_up(tree, node, value)
             return rows
-        games.key[game, index], games.canonical[game, index] = place.key, place.canonical
+        games.key[game, index], games.canonical[game, index] = key.hash, key.canonical
     write_planes(codes, tables[symmetry], bits[rows])
     games.row[game, index] = rows
     games.symmetry[game, index] = symmetry
@@ -411,9 +411,9 @@ def incorporate(
             symmetry, legal = games.symmetry[game, i], games.legal[game, i]
             answer, estimate = policy[row], np.float64(value[row])
             if cache.keys.size:
-                place = Place(games.key[game, i], games.canonical[game, i])
-                slot = store(cache, place, symmetry, tables, answer, estimate)
-                answer, estimate, symmetry = cache.policy[slot], np.float64(cache.value[slot]), place.canonical
+                key = CacheKey(games.key[game, i], games.canonical[game, i])
+                slot = store(cache, key, symmetry, tables, answer, estimate)
+                answer, estimate, symmetry = cache.policy[slot], np.float64(cache.value[slot]), key.canonical
             expand(tree, node, answer, estimate, tables[symmetry], legal, limits.penalty, limits.allow_pass)
             back_up(tree, node, estimate)
             games.leaves[game] += 1

@@ -34,7 +34,7 @@ RESTARTS = 3
 
 @dataclass(frozen=True)
 class SelfPlayTask:
-    """What a worker plays.
+    """Games that a worker plays, and how it plays and stores them.
 
     Attributes:
         settings: search and rules of the games.

@@ -9,11 +9,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from benchmarks.minigo.channel import SLOTS
 from benchmarks.minigo.config import MiniGoConfig
 from benchmarks.minigo.data import BOOTSTRAP, FORMAT, PREPARE_COMMAND, START, SelfPlayParts, SelfPlaySource, Spectator
-from benchmarks.minigo.evaluate import GamesAgainstTarget, read_target
+from benchmarks.minigo.evaluate import TARGET, GamesAgainstTarget, read_target
 from benchmarks.minigo.features import SYMMETRIES, FeatureBits
-from benchmarks.minigo.inference import BatchedInference, InferenceServer
+from benchmarks.minigo.inference import SIZES, BatchedInference, InferenceServer, sizes_up_to
 from benchmarks.minigo.model import HeadNorm, InferenceNetwork, MiniGo, decayed, losses
 from benchmarks.minigo.records import Games
 from benchmarks.minigo.run_folder import RunFolder
@@ -140,7 +141,6 @@ class MiniGoWorkload(Workload):
             dtype=DTYPES[own.player.precision],
         )
         self.choices |= network.chosen
-        inference = BatchedInference(network, capture=self.cfg.cuda_graphs)
         task = SelfPlayTask(
             own.facts.search,
             own.player.concurrent,
@@ -150,6 +150,8 @@ class MiniGoWorkload(Workload):
             int(sample_generator(layout.seed, ROLES.index(layout.role), layout.rank).integers(2**63)),
             own.player.cache_mb << 20,
         )
+        in_flight = SLOTS * own.player.workers * task.ring.capacity
+        inference = BatchedInference(network, sizes_up_to(min(in_flight, SIZES[-1])), self.cfg.cuda_graphs)
         server = InferenceServer(inference, self._folder.models)
         self._player = SelfPlayWorkers(server, own.player.workers, task, token)
 
@@ -162,18 +164,26 @@ class MiniGoWorkload(Workload):
         """Open the games of the bootstrap, and begin self-play.
 
         Raises:
-            DataError: a file of the bootstrap is missing, or the target is damaged or of another network. Training
-                would otherwise end before its evaluation finds this.
+            DataError: a file of the bootstrap is missing, or the target is damaged, of another network, or not that
+                of the run that is resumed. Training would otherwise end before its evaluation finds this.
         """
         assert self._folder is not None, "the run has a folder for self-play"
         cfg, facts, layout = self.cfg, self.own.facts, self.layout
         found = manifest.read(root, FORMAT, PREPARE_COMMAND)
         read_target(root, facts.architecture, torch.device("cpu"))
+        if layout.rank == 0:
+            self._folder.use_target(root, found.files[TARGET].sha256)
         games = Games(self._folder.games, facts.search.board, root / BOOTSTRAP, self.first + 1)
         parts = SelfPlayParts(games, self._folder.models, self.player(), facts.sampling, self.first)
         mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
         pinned, counted = layout.device.type == "cuda", found.counts["train_samples"]
         return SelfPlaySource(parts, mine, layout.seed, pinned, counted, cfg.benchmark.eval_samples, found.synthetic)
+
+    @classmethod
+    def require_data_of(cls, output_dir: Path, data_dir: Path) -> None:
+        """Refuse another target than that of the run."""
+        found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
+        RunFolder.below(output_dir).require_target(data_dir, found.files[TARGET].sha256)
 
     def weights(self) -> Weights:
         """Return parameters, and batch-norm statistics averaged over the replicas."""

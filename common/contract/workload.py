@@ -259,6 +259,14 @@ class Workload(ABC):
                 only play.
         """
 
+    @classmethod
+    def require_data_of(cls, output_dir: Path, data_dir: Path) -> None:
+        """Check that the run in ``output_dir`` may be scored with the prepared data in ``data_dir``. Default: it may.
+
+        Raises:
+            DataError: its scores would not be comparable.
+        """
+
     def player(self) -> Player:
         """Return the player of this rank, which only plays. Called after :meth:`scratch`. Default: there is none."""
         raise ConfigError(f"selfplay.ranks={self.cfg.selfplay.ranks}: {self.title} does not learn by self-play; use 0")

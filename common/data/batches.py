@@ -88,11 +88,15 @@ class ReorderingSource(DataSource, Protocol):
         ...
 
 
+PLAY_SECONDS = 1.0
+"""Time for which a rank plays before it looks for finished games or for the end of self-play, in seconds."""
+
+
 class Player(Protocol):
     """Plays games with the device of this rank, and writes them."""
 
     def play(self, seconds: float) -> bool:
-        """Play for ``seconds``. Return whether all parts of self-play have worked since the last return of True."""
+        """Play for ``seconds``. Return True if every worker has sent a request since the last True."""
         ...
 
     def measures(self) -> Mapping[str, float | str]:
@@ -113,7 +117,12 @@ class GenerationSource(DataSource, Protocol):
     """
 
     def watch(self, progress: Callable[[], None], stopping: Callable[[], bool]) -> None:
-        """Set what a wait for games calls: ``progress`` while self-play works, and ``stopping`` to ask for a stop."""
+        """Set two callbacks that a wait for games uses.
+
+        Args:
+            progress: called while self-play works.
+            stopping: returns whether the wait shall end.
+        """
         ...
 
     def trained(self, block: Block, weights: Mapping[str, Tensor]) -> None:

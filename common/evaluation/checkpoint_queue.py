@@ -30,7 +30,8 @@ class Checkpoint:
     """Weights that are completely on disk.
 
     Attributes:
-        point: evaluation point; its time is that of the last update of these weights.
+        point: evaluation point; its time is that of the last update of these weights. If self-play makes the data, it
+            is the time after the model was saved.
         file: file name in the queue's folder.
     """
 

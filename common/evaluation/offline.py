@@ -71,7 +71,7 @@ class OfflineEvaluation:
     """Writes a checkpoint of the evaluated weights at every evaluation point, and collects the scores of checkpoints.
 
     Rank 0 writes, and only rank 0 receives scores. The time of a score, which counts for ``run_stop``, is that of the
-    last weight update before the checkpoint.
+    last weight update before the checkpoint; if self-play makes the data, it is the time after the model was saved.
 
     Args:
         config: which ranks or command score, and the first checkpoint to score.

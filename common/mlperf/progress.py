@@ -195,9 +195,7 @@ def targets_of(log: ParsedLog, rules: Rules) -> tuple[QualityTarget, ...]:
 
 
 def implausible_notes(log: ParsedLog, rules: Rules, broken: Sequence[str]) -> list[str]:
-    """Return a note on a log with other data whose quality meets the targets of the rules but for their bounds.
-
-    Such a log misses the target of the rule files in the way of a result that is too good. Its own target is met.
+    """Return a note if a log with other data fails the rule files only because its quality exceeds their upper bound.
 
     Args:
         broken: sentences on the targets of the rule files that the log misses.

@@ -19,7 +19,7 @@ from common.contract.workload import Workload
 from common.distributed import job_store
 from common.errors import ConfigError, DataError
 from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
-from common.run.rank_beside import own_stream
+from common.run.non_training_rank import own_stream
 
 Result = TypeVar("Result")
 

@@ -16,13 +16,13 @@ from common.evaluation.checkpoint_queue import FOLDER
 from common.evaluation.checkpoint_scoring import CheckpointScoring
 from common.evaluation.offline import OrderedCheckpoints
 from common.evaluation.serving import WeightEvaluation
-from common.run.rank_beside import OPENING_SECONDS, RankBeside
+from common.run.non_training_rank import OPENING_SECONDS, NonTrainingRank
 
 
-class EvaluationRank(RankBeside):
+class EvaluationRank(NonTrainingRank):
     """One rank of a run that evaluates all weights or checkpoints of the training ranks."""
 
-    deed = "evaluates"
+    activity = "evaluates"
     passed = False
 
     def sizes(self) -> dict[str, int]:

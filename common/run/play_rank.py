@@ -7,13 +7,12 @@ import itertools
 import time
 
 from common.config.schema import RunConfig
+from common.data.batches import PLAY_SECONDS
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, PeerFailed
 from common.distributed.rank_info import RankInfo
-from common.run.rank_beside import RankBeside
+from common.run.non_training_rank import NonTrainingRank
 
-PLAY_SECONDS = 1.0
-"""Interval at which a rank looks for the end of self-play, in seconds."""
 MEASURE_SECONDS = 60.0
 """Interval at which a rank records its measures, in seconds."""
 SELF_PLAY_ENDS, RUN_ENDS = "self-play ends", "run ends"
@@ -24,10 +23,10 @@ The value is the step at which a signal stopped training, 0 if none did, or :dat
 FAILED = "failed"
 
 
-class PlayRank(RankBeside):
+class PlayRank(NonTrainingRank):
     """One rank of a run that plays games with each new model, and writes them for the training ranks."""
 
-    deed = "plays"
+    activity = "plays"
 
     def sizes(self) -> dict[str, int]:
         """Return one axis: each of these ranks plays alone."""

@@ -34,7 +34,7 @@ from common.mlperf.events import logged_data_set
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.verdict import format_verdict, judge
-from common.run.rank_beside import own_stream
+from common.run.non_training_rank import own_stream
 from common.run.scoring import ending_checkpoint, evaluation_line, log_checkpoint_scores, require_whole_set
 from common.run.start import Start
 from common.run.timed_run import TimedRun
@@ -79,8 +79,10 @@ def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     tree |= {"output_dir": str(folder), "seed": described["seed"]}
     evaluation, scale = tree["evaluation"], tree["scale"]
     others = evaluation["ranks"] + tree.get("selfplay", {}).get("ranks", 0)
-    if others and scale["nodes"] == 1:  # all ranks together may not divide the batch
+    if scale["nodes"] == 1:  # all ranks together may not divide the batch
         scale["gpus_per_node"] -= others
+    elif others % scale["gpus_per_node"] == 0:
+        scale["nodes"] -= others // scale["gpus_per_node"]
     tree["selfplay"] = {}
     evaluation |= {"ranks": 0, "by_command": False}
     given = [argument for argument in given if not argument.startswith("output_dir=")]
@@ -154,6 +156,7 @@ def _require_data_of(log: ParsedLog, start: Start) -> None:
             f"{start.session.data_dir}: holds {found} data, and {log.path} is of {named}; give the data_dir that the "
             "run was trained on"
         )
+    start.workload_type.require_data_of(start.session.output_dir, start.session.data_dir)
 
 
 def _score(start: Start, queue: CheckpointQueue) -> None:

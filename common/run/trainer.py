@@ -144,8 +144,7 @@ class Trainer:
             self.resumed = checkpoint.read(session.resume, self.settings, unseeded, self.configuration, session.seed)
         drawn = self.resumed["seed"] if self.resumed else session.seed if session.seed is not None else draw_seed()
         self.seed = int(job_store.from_rank_0("seed", str(drawn)))
-        output = job_store.from_rank_0("output_dir", str(session.output_dir))
-        self.session = replace(session, output_dir=Path(output))
+        self.session = replace(session, output_dir=Path(job_store.from_rank_0("output_dir", str(session.output_dir))))
         self.layout = Layout(run.layout, self.role.rank, self.device, self.seed, ctas=run.system.network.ctas.by_axis())
         self.resumed_samples = int(self.resumed["progress"]["counted"]) if self.resumed else 0
 
@@ -171,17 +170,16 @@ class Trainer:
         self.profile = ProfileWindow.parse(session.profile, session.output_dir, rank)
         if self.profile is not None:
             stack.callback(self.profile.close)
-        name = f"mlperf_resumed_at_{self.resumed['progress']['step']}.log" if self.resumed else "mlperf.log"
-        self.log_name = name
-        log = RunLog(session.output_dir / name, rank)
+        step = self.resumed["progress"]["step"] if self.resumed else None
+        self.log_name = f"mlperf_resumed_at_{step}.log" if self.resumed else "mlperf.log"
+        log = RunLog(session.output_dir / self.log_name, rank)
         log.before_line = self.bar.clear
         stack.callback(log.close)
         tokens = run.declaration.sample_tokens
         self.clock = TimedRun(log, self.rules, self.schedule, run.train_samples, run.global_batch, tokens)
         resumed_from = str(session.resume) if session.resume else None
-        gpus = self.device.type == "cuda"
-        self.clock.events.begin(run, session, self.rules, resumed_from, self.began_ms, gpus)
-        return session.output_dir / name
+        self.clock.events.begin(run, session, self.rules, resumed_from, self.began_ms, self.device.type == "cuda")
+        return session.output_dir / self.log_name
 
     def _outcome(self, log_path: Path) -> Outcome:
         scores = self.points.scores
@@ -252,8 +250,7 @@ class Trainer:
     def _stage(self, stack: contextlib.ExitStack) -> None:
         """Copy the data to local disks if the run stages them, and set the folder that training reads."""
         with self.heartbeat.extended(time_limit(self.rules).total_seconds(), "staging the data"):
-            events = self.clock.events
-            self._data_dir = staged(self.workload, self.session, self.rank_info, self.rules, events, stack)
+            self._data_dir = staged(self.workload, self.session, self.rank_info, self.rules, self.clock.events, stack)
 
     def _timed(self, stack: contextlib.ExitStack) -> None:
         # Before the clock runs there is nothing to close or save: a signal may end the process at once.
@@ -269,11 +266,10 @@ class Trainer:
         if self.resumed is not None and isinstance(self.data, ReorderingSource):
             self.data.resume(self.resumed["late"])
         if isinstance(self.data, GenerationSource):
-            beat = self.heartbeat.beat
-            self.data.watch(lambda: beat(self.progress.step, "waiting for games"), lambda: self.signals.requested)
-        found = (self.data.train_samples, self.data.eval_samples, self.data.synthetic)
-        require_samples(self.run, self.session.data_dir, *found)
-        self.clock.events.data_opened(self.data.train_samples, self.data.eval_samples)
+            self.data.watch(self._waits_for_games, lambda: self.signals.requested or self.points.passed is not None)
+        data = self.data
+        require_samples(self.run, self.session.data_dir, data.train_samples, data.eval_samples, data.synthetic)
+        self.clock.events.data_opened(data.train_samples, data.eval_samples)
         with self.heartbeat.extended(30 * 60, "capturing the shapes of the data"):
             self.runner.warm_up(self.workload.examples_of_data(), iterations=1)  # the step is warm already
         with self.runner.on_stream():
@@ -307,16 +303,16 @@ class Trainer:
         try:
             self._read(block)
         except Interrupted:  # while the block's games were played
+            passed = job_store.from_rank_0("whether a generation passed", str(self.points.passed is not None))
+            self._target_reached = passed == "True"
             return self._stopped_early()
         while (micro_batches := self.prefetcher.take()) is not None:
-            ending = self._settle(self.session.steps_ahead - 1)
-            if ending:
+            if ending := self._settle(self.session.steps_ahead - 1):
                 break
             self._launch(micro_batches)
             every = self.session.checkpoint_every
             if every and self.progress.step % every == 0:
-                ending = self._settle(0)  # so that the checkpoint counts all samples
-                if ending:
+                if ending := self._settle(0):  # so that the checkpoint counts all samples
                     break
                 self._save()
         if ending or last or not self.evaluations.elsewhere or not block.samples:
@@ -344,6 +340,12 @@ class Trainer:
         limit = CATCHING_UP_SECONDS if catching_up else self.session.timeout_seconds
         with self.heartbeat.extended(limit, "reading up to the position"):
             self.prefetcher.begin(batches)
+
+    def _waits_for_games(self) -> None:
+        """Give the checkpoints that are complete to the evaluation ranks, and take their scores."""
+        self.heartbeat.beat(self.progress.step, "waiting for games")
+        if self.evaluations.later:
+            self._poll()
 
     def _launch(self, micro_batches: list[Any]) -> None:
         if self.evaluations.later and self._poll():
@@ -458,10 +460,8 @@ class Trainer:
 
     def _offline_run(self) -> OfflineRun:
         """Return the description of this run for offline scoring."""
-        resumed_step = None if self.resumed is None else int(self.resumed["progress"]["step"])
-        return OfflineRun.of(
-            self.run, self.session, self.tree or {}, self.seed, self.log_name, resumed_step, self.bar.line
-        )
+        step = None if self.resumed is None else int(self.resumed["progress"]["step"])
+        return OfflineRun.of(self.run, self.session, self.tree or {}, self.seed, self.log_name, step, self.bar.line)
 
     def _save_if_shared(self) -> None:
         """Write a checkpoint outside the configured interval, unless the ranks do not share the folder."""

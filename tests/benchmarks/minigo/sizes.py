@@ -1,6 +1,8 @@
-"""Sizes of networks and random positions for the tests of MiniGo."""
+"""Sizes of networks, settings of searches and random positions for the tests of MiniGo."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,9 +10,35 @@ from torch import Tensor
 
 from benchmarks.minigo.features import PLANES
 from benchmarks.minigo.model import MiniGo, MiniGoArchitecture
+from benchmarks.minigo.search import SearchSettings
 
 LARGE = MiniGoArchitecture(board=19, blocks=6, width=64, value_hidden=64)
 SMALL = MiniGoArchitecture(board=5, blocks=2, width=16, value_hidden=16)
+
+
+def search_settings(**changes: Any) -> SearchSettings:
+    """Return the settings of a small search on a 5x5 board, with ``changes``."""
+    settings: dict[str, Any] = {
+        "board": 5,
+        "komi": 7.5,
+        "readouts": 40,
+        "fast_readouts": 12,
+        "fast_probability": 0.75,
+        "virtual_losses": 4,
+        "noise_alpha": 0.03,
+        "noise_mix": 0.3,
+        "value_init_penalty": 0.2,
+        "visit_exponent": 0.98,
+        "soft_pick": True,
+        "resign_low": -1.0,
+        "resign_high": -0.9,
+        "resign_disabled": 0.0,
+        "holdout": 0.0,
+        "target_pruning": True,
+        "restrict_after": 4,
+        "allow_pass": True,
+    }
+    return SearchSettings(**(settings | changes))
 
 
 def random_planes(count: int, board: int, seed: int = 0) -> np.ndarray:

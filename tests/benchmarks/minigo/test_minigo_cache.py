@@ -12,25 +12,26 @@ from numpy.typing import NDArray
 from benchmarks.minigo.cache import (
     CLOCK,
     HITS,
-    LOOKUPS,
     MISSING,
     WAYS,
     Cache,
-    Place,
+    CacheKey,
     clear,
     entry_bytes,
     find,
+    key_of,
     make_cache,
-    place_of,
     store,
 )
 from benchmarks.minigo.features import PLANES, SYMMETRIES, symmetry_tables
 from benchmarks.minigo.search import SearchSettings
+from benchmarks.minigo.searches import Searches
 from benchmarks.minigo.selfplay import FinishedGame, SelfPlay
+from tests.benchmarks.minigo.sizes import search_settings
 
 BOARD = 5
 TABLES = symmetry_tables(BOARD)
-SETTINGS = SearchSettings(board=BOARD, readouts=24, fast_readouts=8, virtual_losses=1, noise_alpha=0.3)
+SETTINGS = search_settings(board=BOARD, readouts=24, fast_readouts=8, virtual_losses=1, noise_alpha=0.3)
 
 Network = Callable[[NDArray[np.uint8]], tuple[NDArray[np.float32], NDArray[np.float32]]]
 
@@ -48,10 +49,10 @@ def small_cache(entries: int = 64) -> Cache:
     return make_cache(BOARD, entries * entry_bytes(BOARD))
 
 
-def placed(cache: Cache, position: NDArray[np.uint16]) -> Place:
-    """Return the place of a position. Compiled functions return keys as Python's integers, but do not accept them."""
-    key, canonical = place_of(cache, position)
-    return Place(np.uint64(key), np.int64(canonical))
+def keyed(cache: Cache, position: NDArray[np.uint16]) -> CacheKey:
+    """Return the key of a position. Compiled functions return hashes as Python's integers, but do not accept them."""
+    hashed, canonical = key_of(cache, position)
+    return CacheKey(np.uint64(hashed), np.int64(canonical))
 
 
 def rotated(policy: NDArray[np.float32], view: int) -> NDArray[np.float32]:
@@ -61,36 +62,34 @@ def rotated(policy: NDArray[np.float32], view: int) -> NDArray[np.float32]:
 
 def test_all_views_of_a_position_have_one_key_and_one_canonical_view():
     cache, position = small_cache(), codes(0)
-    places = [placed(cache, position[table]) for table in TABLES]
-    assert len({place.key for place in places}) == 1
-    canonical = {
-        position[table][TABLES[place.canonical]].tobytes() for table, place in zip(TABLES, places, strict=True)
-    }
+    keys = [keyed(cache, position[table]) for table in TABLES]
+    assert len({key.hash for key in keys}) == 1
+    canonical = {position[table][TABLES[key.canonical]].tobytes() for table, key in zip(TABLES, keys, strict=True)}
     assert len(canonical) == 1
-    assert len({placed(cache, codes(seed)).key for seed in range(1000)}) == 1000
+    assert len({keyed(cache, codes(seed)).hash for seed in range(1000)}) == 1000
 
 
 def test_positions_that_differ_in_one_point_have_different_keys():
     cache, position = small_cache(), np.zeros(BOARD**2, np.uint16)
-    keys = {int(placed(cache, position).key)}
+    keys = {int(keyed(cache, position).hash)}
     for point in (0, 1, 2, 6, 7, 12):  # one of each orbit of the symmetries
         for plane in range(PLANES):
             changed = position.copy()
             changed[point] = 1 << plane
-            keys.add(int(placed(cache, changed).key))
+            keys.add(int(keyed(cache, changed).hash))
     assert len(keys) == 1 + 6 * PLANES
 
 
 def test_an_evaluated_view_is_found_in_the_orientation_of_every_other_position():
     """The answer for view 3 of a position is found for the same picture as a view of a rotated position."""
     cache, position, (policy, value) = small_cache(), codes(1), answers(1)
-    place = placed(cache, position)
-    assert find(cache, place, 3) == MISSING
-    store(cache, place, 3, TABLES, rotated(policy[0], 3), value[0])
+    key = keyed(cache, position)
+    assert find(cache, key, 3) == MISSING
+    store(cache, key, 3, TABLES, rotated(policy[0], 3), value[0])
     for turned in range(SYMMETRIES):
         other = position[TABLES[turned]]
         same = next(view for view in range(SYMMETRIES) if np.array_equal(other[TABLES[view]], position[TABLES[3]]))
-        there = placed(cache, other)
+        there = keyed(cache, other)
         for view in range(SYMMETRIES):
             slot = find(cache, there, view)
             assert (slot != MISSING) == (view == same)
@@ -100,46 +99,45 @@ def test_an_evaluated_view_is_found_in_the_orientation_of_every_other_position()
         np.testing.assert_array_equal(found, rotated(policy[0], turned))
         assert cache.value[slot] == value[0]
     assert cache.counts[HITS] == 2 * SYMMETRIES
-    assert cache.counts[LOOKUPS] == 1 + SYMMETRIES * (SYMMETRIES + 1)
 
 
 def test_an_entry_is_the_mean_over_the_evaluated_views():
-    cache, place = small_cache(), placed(small_cache(), codes(2))
+    cache, key = small_cache(), keyed(small_cache(), codes(2))
     policies, values = answers(2)
     for count, view in enumerate((4, 0, 7, 2, 1, 6, 5, 3), 1):
-        slot = store(cache, place, view, TABLES, rotated(policies[count - 1], view), values[count - 1])
+        slot = store(cache, key, view, TABLES, rotated(policies[count - 1], view), values[count - 1])
         mean = policies[:count].astype(np.float64).mean(0)
-        np.testing.assert_allclose(cache.policy[slot], rotated(mean.astype(np.float32), place.canonical), rtol=2e-6)
+        np.testing.assert_allclose(cache.policy[slot], rotated(mean.astype(np.float32), key.canonical), rtol=2e-6)
         np.testing.assert_allclose(cache.value[slot], values[:count].astype(np.float64).mean(), rtol=2e-5, atol=1e-7)
 
 
 def test_a_view_that_two_games_have_evaluated_counts_once():
-    cache, place = small_cache(), placed(small_cache(), codes(3))
+    cache, key = small_cache(), keyed(small_cache(), codes(3))
     policies, values = answers(3)
-    slot = store(cache, place, 2, TABLES, policies[0], values[0])
+    slot = store(cache, key, 2, TABLES, policies[0], values[0])
     before = cache.policy[slot].copy()
-    assert store(cache, place, 2, TABLES, policies[1], values[1]) == slot
+    assert store(cache, key, 2, TABLES, policies[1], values[1]) == slot
     np.testing.assert_array_equal(cache.policy[slot], before)
     assert cache.value[slot] == values[0]
 
 
-def test_the_least_recently_used_entry_of_a_full_bucket_is_replaced():
+def test_the_least_recently_used_entry_of_a_full_bucket_is_rekeyed():
     cache, (policies, values) = small_cache(WAYS), answers(4)
-    places = [Place(np.uint64(7 + number), np.int64(0)) for number in range(WAYS + 1)]
-    for place in places[:WAYS]:
-        store(cache, place, 0, TABLES, policies[0], values[0])
-    assert find(cache, places[0], 0) != MISSING
-    store(cache, places[WAYS], 0, TABLES, policies[1], values[1])
-    assert [find(cache, place, 0) != MISSING for place in places] == [True, False, True, True, True]
+    keys = [CacheKey(np.uint64(7 + number), np.int64(0)) for number in range(WAYS + 1)]
+    for key in keys[:WAYS]:
+        store(cache, key, 0, TABLES, policies[0], values[0])
+    assert find(cache, keys[0], 0) != MISSING
+    store(cache, keys[WAYS], 0, TABLES, policies[1], values[1])
+    assert [find(cache, key, 0) != MISSING for key in keys] == [True, False, True, True, True]
     assert cache.counts[CLOCK] > 0
 
 
 def test_a_cleared_cache_has_nothing():
-    cache, place, (policies, values) = small_cache(), placed(small_cache(), codes(5)), answers(5)
-    store(cache, place, 0, TABLES, policies[0], values[0])
+    cache, key, (policies, values) = small_cache(), keyed(small_cache(), codes(5)), answers(5)
+    store(cache, key, 0, TABLES, policies[0], values[0])
     clear(cache)
-    assert find(cache, place, 0) == MISSING
-    slot = store(cache, place, 1, TABLES, policies[1], values[1])
+    assert find(cache, key, 0) == MISSING
+    slot = store(cache, key, 1, TABLES, policies[1], values[1])
     assert cache.value[slot] == values[1]
 
 
@@ -182,9 +180,22 @@ def test_games_with_a_cache_equal_those_without_it():
     assert cache.counts[HITS] > evaluated / 20
 
 
-def test_games_with_several_leaves_in_a_batch_make_all_their_readouts():
+def test_games_with_several_leaves_in_a_batch_make_exactly_their_readouts(monkeypatch):
+    """Also while answers are replaced in the cache, whose buckets are all full."""
+    finish, visits = Searches.finish_moves, []
+
+    def noted(searches: Searches) -> int:
+        games, tree = searches.games, searches._tree
+        assert not tree.virtual.any()
+        beyond = (tree.visits[games.root] - games.target)[games.active != 0]
+        visits.extend(beyond[beyond >= 0])
+        return finish(searches)
+
+    monkeypatch.setattr(Searches, "finish_moves", noted)
     settings = dataclasses.replace(SETTINGS, virtual_losses=4, fast_probability=0.0)
     cache = make_cache(BOARD, 20_000)  # so small that entries are replaced
-    for game in played(settings, cache):
-        np.testing.assert_allclose(game.pi.sum(1), 1.0, rtol=1e-5)
+    games = played(settings, cache)
+    assert len(visits) >= sum(len(game.pi) for game in games) > 0
+    assert not any(visits)
+    assert np.all(cache.views)
     assert cache.counts[HITS] > 0

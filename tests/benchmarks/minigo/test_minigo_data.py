@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,16 @@ import torch
 
 from benchmarks.minigo.data import READ_AHEAD, SelfPlayParts, SelfPlaySource
 from benchmarks.minigo.models import Models
-from benchmarks.minigo.records import CLOSED, Games, Sampling, Shard, draw, generation_folder, write_games
+from benchmarks.minigo.records import (
+    CLOSED,
+    Games,
+    GenerationSample,
+    Sampling,
+    Shard,
+    draw,
+    generation_folder,
+    write_games,
+)
 from common.data.batches import Block, GenerationSource
 from common.data.order import MicroBatches
 from common.distributed import shared_folder
@@ -75,6 +85,25 @@ def test_batches_are_the_examples_in_their_order(tmp_path):
         ("symmetry", expected.symmetry_R),
     ):  # fmt: skip
         np.testing.assert_array_equal(np.concatenate([batch.tensors[name].numpy() for batch in batches]), array)
+
+
+def test_a_thread_reads_while_training_works(tmp_path, monkeypatch):
+    """The second part is read though no batch of it has been taken."""
+    threads, second, read = [], threading.Event(), GenerationSample.read
+
+    def noted(sample, positions):
+        threads.append(threading.current_thread())
+        if len(threads) == 2:
+            second.set()
+        return read(sample, positions)
+
+    monkeypatch.setattr(GenerationSample, "read", noted)
+    source, _, _ = source_of(tmp_path, MicroBatches(2))
+    batches = source.batches(block(0))
+    next(batches)
+    assert second.wait(30.0)
+    assert len(list(batches)) >= READ_AHEAD
+    assert threading.main_thread() not in threads
 
 
 def test_replicas_share_the_global_batches_of_one_that_accumulates(tmp_path):

@@ -11,14 +11,13 @@ import torch
 
 from benchmarks.minigo.evaluate import TARGET, GamesAgainstTarget, evaluation_settings
 from benchmarks.minigo.model import MiniGo
-from benchmarks.minigo.search import SearchSettings
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.formats.safetensors_file import write_tensors
-from tests.benchmarks.minigo.sizes import SMALL
+from tests.benchmarks.minigo.sizes import SMALL, search_settings
 
-SETTINGS = evaluation_settings(SearchSettings(board=5, komi=7.5, virtual_losses=2, noise_alpha=0.3), 8)
+SETTINGS = evaluation_settings(search_settings(virtual_losses=2, noise_alpha=0.3), 8)
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:

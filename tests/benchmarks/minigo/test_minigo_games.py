@@ -18,8 +18,9 @@ from benchmarks.minigo.search import SearchSettings, collect, constants, incorpo
 from benchmarks.minigo.selfplay import FinishedGame, SelfPlay
 from benchmarks.minigo.tree import NONE, child_of, make_tree
 from common.errors import ConfigError
+from tests.benchmarks.minigo.sizes import search_settings
 
-SMALL = SearchSettings(board=5, readouts=40, fast_readouts=12, resign_disabled=1.0)
+SMALL = search_settings(resign_disabled=1.0)
 RESIGN = (-1.0, -1.0, 1.0)
 
 Network = Callable[[NDArray[np.uint8], int], tuple[NDArray[np.float32], NDArray[np.float32]]]

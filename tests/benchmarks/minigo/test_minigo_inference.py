@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.minigo import inference
 from benchmarks.minigo.channel import InferenceClient, Ring, ServerEnd, WorkerEnd
-from benchmarks.minigo.inference import BatchedInference, InferenceServer
+from benchmarks.minigo.inference import SIZES, BatchedInference, InferenceServer, sizes_up_to
 from benchmarks.minigo.model import InferenceNetwork, MiniGo
 from benchmarks.minigo.models import Models
 from common.errors import CheckpointError, RankFailure
@@ -274,6 +274,13 @@ def test_the_server_sleeps_while_it_waits(server, monkeypatch):
     monkeypatch.setattr(server._channels, "select", lambda seconds: waits.append(seconds) or [])
     server.step(60.0)
     assert waits == [60.0]
+
+
+def test_sizes_of_graphs_end_with_the_largest_batch():
+    assert sizes_up_to(16) == [16]
+    assert sizes_up_to(128) == [32, 64, 128]
+    assert sizes_up_to(300) == [32, 64, 128, 256, 300]
+    assert sizes_up_to(SIZES[-1]) == list(SIZES)
 
 
 def test_a_batch_in_one_call_equals_the_network():

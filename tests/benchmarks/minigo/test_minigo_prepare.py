@@ -180,6 +180,22 @@ def test_the_target_can_be_replaced_without_playing_again(raw, tmp_path):
     assert prepare(raw, data).counts["train_samples"] == 10
 
 
+@pytest.mark.parametrize("given", ["option", "raw"])
+def test_another_start_is_refused_where_the_target_is_replaced(given, raw, tmp_path):
+    data, model = tmp_path / "data", tmp_path / "model.safetensors"
+    made = prepare(raw, data)
+    write_model(model, untrained(replace(OPTIONS, seed=1)), 45)
+    other = raw / START if given == "raw" else tmp_path / "own.safetensors"
+    write_model(other, untrained(replace(OPTIONS, seed=2)), 7)
+    before = contents(data)
+    with pytest.raises(DataError, match=f"were played by another start than {other}"):
+        prepare(raw, data, start=other if given == "option" else None, target=model)
+    assert contents(data) == before
+    write_model(other, untrained(OPTIONS), 0)
+    assert prepare(raw, data, start=other if given == "option" else None, target=model).counts == made.counts
+    assert same_weights(data / TARGET, untrained(replace(OPTIONS, seed=1)))
+
+
 def test_models_that_are_missing_damaged_or_of_another_network_are_refused(raw, tmp_path):
     data = tmp_path / "data"
     (raw / TARGET).unlink()

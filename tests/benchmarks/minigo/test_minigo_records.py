@@ -80,6 +80,23 @@ def test_a_damaged_byte_is_one_clear_error(tmp_path, position):
         Shard.checked(path, 5)
 
 
+@pytest.mark.parametrize(
+    ("closed", "remedy"),
+    [
+        (False, "delete the file, and its games are played again"),
+        (True, "copy it back, or resume from a checkpoint before generation 3"),
+    ],
+)
+def test_the_remedy_for_a_damaged_file_depends_on_whether_its_generation_is_closed(closed, remedy, tmp_path):
+    path = generation_folder(tmp_path, 3) / "a.safetensors"
+    write_games(path, [game(3, 7)])
+    if closed:
+        Games(tmp_path, 5).close(3)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=f"{path}.*; {remedy}$"):
+        Games(tmp_path, 5).count(3)
+
+
 def lowest_free_descriptor() -> int:
     descriptor = os.open(os.devnull, os.O_RDONLY)
     os.close(descriptor)

@@ -140,6 +140,17 @@ def test_a_run_that_is_stopped_while_it_waits_for_games_continues_with_the_same_
     assert not lost.exists()
 
 
+def test_a_generation_that_passes_ends_the_run_while_the_next_games_are_played(data, tmp_path):
+    """No game of the first model ends here, so that only its score can end the run, on both training ranks."""
+    output = tmp_path / "out"
+    ended = replayed(tmp_path / "none", data, output, 4, "evaluation.ranks=1", "benchmark.targets.win_rate.value=0.0")
+    assert ended.code == 0, ended.errors
+    assert RunFolder.below(output).models.newest() == 5
+    assert [event["metadata"]["epoch_num"] for event in logged(output / "mlperf.log", "eval_accuracy")] == [1]
+    (stop,) = logged(output / "mlperf.log", "run_stop")
+    assert (stop["metadata"]["status"], stop["metadata"]["epoch_num"]) == ("success", 1)
+
+
 def test_a_rank_that_plays_and_fails_ends_the_run_and_is_named(data, tmp_path):
     ended = replayed(FAIL, data, tmp_path / "out", 2)
     assert ended.code == ERROR_OF_DATA, ended.errors

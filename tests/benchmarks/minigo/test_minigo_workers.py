@@ -23,15 +23,14 @@ from benchmarks.minigo.model import InferenceNetwork, MiniGo
 from benchmarks.minigo.models import Models
 from benchmarks.minigo.records import Games, generation_folder
 from benchmarks.minigo.run_folder import RunFolder
-from benchmarks.minigo.search import SearchSettings
 from benchmarks.minigo.selfplay import FinishedGame
 from benchmarks.minigo.workers import RESTARTS, GameFiles, SelfPlayTask, SelfPlayWorkers, ShardWriter
 from common.errors import ConfigError, DataError, DeviceError, RankFailure
 from tests.benchmarks.minigo.finished_games import game
-from tests.benchmarks.minigo.sizes import SMALL
+from tests.benchmarks.minigo.sizes import SMALL, search_settings
 from tests.forked import FORKS
 
-SETTINGS = SearchSettings(board=5, readouts=8, fast_readouts=4, virtual_losses=2, noise_alpha=0.3)
+SETTINGS = search_settings(readouts=8, fast_readouts=4, virtual_losses=2, noise_alpha=0.3)
 
 
 def task(folder: Path) -> SelfPlayTask:
@@ -188,7 +187,7 @@ def test_a_share_of_the_games_is_set_aside_for_validation(tmp_path):
     assert sorted(numbers) == list(range(60))
     assert 5 <= held_out.count(0) <= 25
     RunFolder(tmp_path)._keep(-1)
-    assert used.count(1) == 0
+    assert Games(tmp_path / "games", 5).count(0) == 0
     assert not (tmp_path / "holdout" / "000000").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from benchmarks.minigo.config import Hparams
 from benchmarks.minigo.data import FORMAT, START
 from benchmarks.minigo.features import PADDED_PLANES, PLANES
 from benchmarks.minigo.model import MiniGo
-from benchmarks.minigo.prepare import PUBLISHED
+from benchmarks.minigo.models import write_model
+from benchmarks.minigo.prepare import PUBLISHED, prepare
 from benchmarks.minigo.workload import MiniGoWorkload
 from common import cli
 from common.config.composition import compose
@@ -40,7 +42,7 @@ def test_the_rules_recipe_has_the_networks_of_the_rules():
         model = MiniGo(run.workload.facts.architecture)
         assert sum(tensor.numel() for tensor in model.parameters()) == parameters
         assert run.workload.facts.search.board == (19 if scale == "1xH200" else 9)
-    assert run.workload.facts.architecture != LARGE
+        assert (run.workload.facts.architecture == LARGE) == (scale == "1xH200")
 
 
 def test_evaluation_games_have_no_chance_and_no_resignation():
@@ -110,6 +112,26 @@ def test_a_start_of_another_network_is_one_clear_error(tmp_path):
     write_tensors(tmp_path / START, MiniGo(SMALL).state_dict(), {})
     with pytest.raises(CheckpointError, match=r"start\.safetensors is a model of another network"):
         built(f"assets_dir={tmp_path}")
+
+
+def test_a_resumed_run_and_score_refuse_another_target(data_of, tmp_path):
+    data, other, run = data_of("minigo"), tmp_path / "other", tmp_path / "run"
+    workload = built("selfplay.ranks=1", "selfplay.training_ranks_play=false", "scale.gpus_per_node=2")
+    shutil.copytree(data, other)
+    write_model(tmp_path / "model.safetensors", workload.model.state_dict(), 1)
+    prepare(tmp_path / "nowhere", other, target=tmp_path / "model.safetensors")
+    workload.scratch(run, None)
+    workload.open_data(data)
+    MiniGoWorkload.require_data_of(run, data)
+    with pytest.raises(DataError, match=f"the target in {other} is not the one with which the run in {run} began"):
+        MiniGoWorkload.require_data_of(run, other)
+    workload.scratch(run, 0)
+    workload.open_data(data)
+    with pytest.raises(DataError, match=f"the target in {other} is not the one"):
+        workload.open_data(other)
+    workload.scratch(run, None)  # a new run in the same folder
+    workload.open_data(other)
+    workload.close()
 
 
 def test_the_closed_division_refuses_a_generation_of_fewer_games():

@@ -23,6 +23,7 @@ from common.contract.evaluation import Predictions
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, Interrupted
 from common.evaluation import checkpoint_writer
+from common.evaluation.checkpoint_queue import CheckpointQueue
 from common.evaluation.checkpoint_writer import CheckpointWriter
 from common.mlperf.parsed_log import read_log
 from common.mlperf.rcp import convergence_of
@@ -397,6 +398,16 @@ def test_scoring_has_the_settings_of_the_run_and_the_overrides(unscored):
     assert (tree["evaluation"]["ranks"], tree["evaluation"]["by_command"]) == (0, False)
     assert tree["seed"] == 1234
     assert arguments == [str(unscored), "data_dir=/elsewhere", "evaluation.all=true", f"output_dir={unscored}"]
+
+
+@pytest.mark.parametrize(("scale", "ranks"), [("8xH100", 4), ("256xA100", 32), ("1792xA100", 64)])
+def test_as_many_ranks_score_as_trained(scale, ranks, tmp_path):
+    described = {"configuration": compose(["benchmark=minigo", f"scale={scale}", "device=cpu"]), "seed": 1}
+    CheckpointQueue(tmp_path, lambda values: False, 1).begin(None, described)
+    tree, _ = configuration([str(tmp_path)])
+    run, _ = cli.load(tree)
+    assert run.scale.nodes * run.scale.gpus_per_node == run.layout["dp"] == ranks
+    assert not any(run.other_ranks.values())
 
 
 def test_folders_to_score_may_have_any_name(unscored, tmp_path):

@@ -27,17 +27,17 @@ from common.observe.nvml import open_meter
 OPENING_SECONDS = 30 * 60
 
 
-class RankBeside(ABC):
-    """A rank beside the training ranks, which run a Trainer each. The constructor does not communicate.
+class NonTrainingRank(ABC):
+    """A rank of a job whose training ranks run a Trainer each. The constructor does not communicate.
 
     Attributes:
-        deed: what this rank does, for messages: "evaluates".
+        activity: verb for the work of this rank in messages: "evaluates".
 
     Raises:
         ConfigError: the closed division forbids a configuration value.
     """
 
-    deed: ClassVar[str]
+    activity: ClassVar[str]
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class RankBeside(ABC):
         except Interrupted:
             raise
         except SuiteError as error:
-            raise type(error)(f"rank {self.rank_info.rank}, which {self.deed}: {error}") from error
+            raise type(error)(f"rank {self.rank_info.rank}, which {self.activity}: {error}") from error
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
