@@ -14,7 +14,7 @@ from typing import Annotated
 from common.config.loading import build
 from common.config.ranges import Positive
 from common.config.yaml_files import read_small_yaml
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
 from common.measure.table import read_results
 from common.planning.gpu_schedule import (
     MOST_GPUS,
@@ -26,6 +26,7 @@ from common.planning.gpu_schedule import (
     one_gpu_each,
     optimal,
 )
+from common.untrusted.strict_json import read_json_object
 
 DESCRIPTION = "Find the best order of several trainings on the GPUs of one node, and the number of GPUs for each."
 EPILOG = f"""The file lists the jobs:
@@ -179,10 +180,10 @@ def _estimated(name: str, job: JobSettings, path: Path, file: Path) -> dict[int,
     try:
         found = {
             each["layout"]["gpus"]: float(each["seconds"])
-            for each in json.loads(path.read_text())["estimates"]
+            for each in read_json_object(path)["estimates"]
             if each["benchmark"] == benchmark and each["best"]
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (DataError, OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{file}: jobs.{name}.estimated: {path} is no file of `mlperf-suite estimate --json`"
         ) from error
