@@ -17,7 +17,7 @@ from common.characterise.page import page
 from common.characterise.variants import COUNTERS, VARIANTS, plan_of
 from common.characterise.workload import Characterised
 from common.config.composition import compose, scales_of
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 from common.config.yaml_files import CONFIGS
 from common.doctor.limits import hardware_of, load_system
 from common.errors import ConfigError

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.characterise.counters import Counters, base_name
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 from common.run.kernel_profile import COMMUNICATION, kind_of
 
 TENSOR_CORES = frozenset({"fp16", "bf16", "tf32", "fp8"})

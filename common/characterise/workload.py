@@ -21,7 +21,7 @@ from common.characterise.variants import (
     SIXTEEN_BITS,
     Plan,
 )
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 from common.measure.table import MeasuredCopy
 from common.ops.operation import REFERENCE
 

@@ -26,8 +26,8 @@ from common.config.schema import (
     ScaleConfig,
     SelfPlayConfig,
     SessionConfig,
-    SystemConfig,
 )
+from common.config.system import SystemConfig
 from common.errors import ConfigError
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from common.config.hardware import Hardware
-from common.config.ranges import AtLeast, Between, Positive, Range
+from common.config.ranges import AtLeast, Positive, Range
+from common.config.system import SystemConfig
 from common.errors import ConfigError
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -172,101 +172,6 @@ class SelfPlayConfig:
 
     ranks: int = 0
     training_ranks_play: bool = True
-
-
-@dataclass(frozen=True)
-class BindingConfig:
-    """CPU and memory binding of ranks (see :mod:`common.launch.binding`).
-
-    Attributes:
-        cpu: ``node``: the cores next to the rank's GPU; ``exclusive``: a separate share of them per rank; ``none``.
-        memory: ``node``: the NUMA node of the rank's GPU; ``none``.
-    """
-
-    cpu: Literal["node", "exclusive", "none"] = "node"
-    memory: Literal["node", "none"] = "node"
-
-
-MOST_CTAS = 64
-"""Largest number of NCCL channels; each uses one thread block."""
-
-MOST_IN_A_CLUSTER = 8
-
-
-@dataclass(frozen=True)
-class Ctas:
-    """Thread blocks (CTAs) that an NCCL operation uses on a GPU; None leaves the choice to NCCL.
-
-    Pipeline links differ: :func:`common.distributed.groups.of_links`.
-
-    Names and ranges: NCCL user guide, ``ncclConfig_t``: ``minCTAs``, ``maxCTAs``, ``cgaClusterSize``.
-
-    Attributes:
-        cluster: thread blocks per cluster, which run side by side; 0 uses no clusters.
-    """
-
-    min: Annotated[int, Between(1, MOST_CTAS)] | None = None
-    max: Annotated[int, Between(1, MOST_CTAS)] | None = None
-    cluster: Annotated[int, Between(0, MOST_IN_A_CLUSTER)] | None = None
-
-    def __post_init__(self) -> None:
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise ConfigError(f"min={self.min}: more thread blocks than max={self.max}; give a smaller min")
-
-
-@dataclass(frozen=True)
-class CtasOfAxes:
-    """Thread blocks of communicators, by layout axis. One over several axes uses ``dp``, else the outermost axis."""
-
-    pp: Ctas = field(default_factory=Ctas)
-    dp: Ctas = field(default_factory=Ctas)
-    cp: Ctas = field(default_factory=Ctas)
-    tp: Ctas = field(default_factory=Ctas)
-
-    def by_axis(self) -> dict[str, Ctas]:
-        """Return the thread blocks by name of the axis."""
-        return {axis.name: getattr(self, axis.name) for axis in dataclasses.fields(self)}
-
-
-@dataclass(frozen=True)
-class NetworkConfig:
-    """Network and GPU resources that NCCL may use.
-
-    All settings except ``ctas`` become environment variables: :mod:`common.launch.nccl_settings`.
-
-    Attributes:
-        sharp: reduce gradients in InfiniBand switches; the job needs Slurm's ``--network=sharp``.
-        sharp_nodes: smallest number of nodes for which SHARP is used; None leaves the choice to NCCL.
-        user_buffers: register the buffers of captured collectives with the network; None leaves the choice to NCCL.
-        nvls: reduce in NVLink switches, which needs multicast; None leaves the choice to NCCL.
-        ctas: thread blocks of NCCL, which matrix products cannot use.
-    """
-
-    sharp: bool = False
-    sharp_nodes: int | None = None
-    user_buffers: bool | None = None
-    nvls: bool | None = None
-    ctas: CtasOfAxes = field(default_factory=CtasOfAxes)
-
-
-@dataclass(frozen=True)
-class SystemConfig:
-    """Settings of the machine.
-
-    Attributes:
-        environment: variables set on every rank unless the user has set them.
-        vboost: level of the GPU's power slider in favour of the tensor cores; None does not change it.
-        limits: requirements on the machine that `doctor` checks.
-        hardware: rates, links and power, from which `estimate` plans runs; None: unknown.
-    """
-
-    name: str = "auto"
-    environment: dict[str, str] = field(default_factory=dict)
-    binding: BindingConfig = field(default_factory=BindingConfig)
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    vboost: int | None = None
-    limits: dict[str, Any] = field(default_factory=dict)
-    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True)

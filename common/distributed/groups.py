@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.config.schema import Ctas
+from common.config.system import Ctas
 from common.distributed import job_store
 
 Value = TypeVar("Value")

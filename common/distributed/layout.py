@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from common.config.schema import Ctas
+from common.config.system import Ctas
 from common.distributed import groups
 from common.distributed.groups import NCCLS_OWN, in_words, of_axes, of_links
 from common.distributed.rank_info import RoleName

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.config.schema import SystemConfig
+from common.config.system import SystemConfig
 from common.distributed.environment import node_name
 from common.distributed.launcher import relaunch
 from common.distributed.rank_info import RankInfo

@@ -13,9 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from common.config.hardware import Hardware
 from common.config.loading import build, convert
-from common.config.schema import SystemConfig
+from common.config.system import Hardware, SystemConfig
 from common.config.yaml_files import CONFIGS
 from common.doctor.reading import MEASURES
 from common.errors import ConfigError

@@ -21,7 +21,7 @@ from common.errors import DeviceError
 from common.observe.nvml import pci_bus_ids
 
 if TYPE_CHECKING:
-    from common.config.schema import BindingConfig
+    from common.config.system import BindingConfig
     from common.distributed.rank_info import RankInfo
 
 UNBOUND = "ranks are not bound to their GPU's cores and memory"

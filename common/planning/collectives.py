@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from common.config.hardware import Hardware, Link
+from common.config.system import Hardware, Link
 from common.errors import ConfigError
 
 

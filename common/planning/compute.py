@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from common.config.hardware import Hardware
 from common.config.loading import build
 from common.config.ranges import NotNegative, Positive
 from common.config.schema import RunConfig
 from common.config.sections import used_layers
+from common.config.system import Hardware
 from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError
 from common.language.architecture import Architecture

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 from common.contract.workload import Workload
 from common.doctor.limits import hardware_of
 from common.errors import ConfigError

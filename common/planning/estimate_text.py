@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 from common.planning.compute import not_modelled
 from common.planning.estimates import RunEstimate
 from common.planning.run_model import best_measurement

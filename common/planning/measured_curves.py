@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from common.config.hardware import Hardware
 from common.config.schema import RunConfig
+from common.config.system import Hardware
 from common.errors import ConfigError
 from common.planning.compute import ComputeCurve, decoder_of
 from common.planning.estimates import RunLayout

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from common.config.hardware import Hardware
 from common.config.schema import RunConfig
+from common.config.system import Hardware
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.language.memory import FrozenWorkspace, StageWorkspace, TrainedWorkspace, Workspace

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 from common.planning.compute import not_modelled
 from common.planning.convergence import curve_of
 from common.planning.estimate_text import COLUMNS, PART_NAMES, best_plans, cells_of, count_of, verdict_of

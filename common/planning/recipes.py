@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from common.config.composition import compose, scales_of
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 from common.config.yaml_files import CONFIGS, read_small_yaml
 from common.errors import ConfigError
 from common.planning.estimates import RunLayout

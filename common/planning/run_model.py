@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.config.hardware import Hardware
 from common.config.schema import RunConfig
+from common.config.system import Hardware
 from common.mlperf.schedules import Schedule
 from common.planning.compute import ComputeCurve, sizes_of
 from common.planning.estimates import Convergence, RunEstimate, RunLayout, StepTimes

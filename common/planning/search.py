@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.config.composition import compose
-from common.config.hardware import Hardware
 from common.config.schema import RunConfig
+from common.config.system import Hardware
 from common.errors import ConfigError
 from common.mlperf.admission import evaluation_schedule
 from common.mlperf.rules import newest_ruleset, rules_for

@@ -21,8 +21,8 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from common.config.hardware import Hardware
 from common.config.schema import RunConfig
+from common.config.system import Hardware
 from common.planning.collectives import (
     RankGroup,
     all_reduce,

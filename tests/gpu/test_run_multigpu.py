@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.config.schema import Ctas
+from common.config.system import Ctas
 from common.distributed.layout import Layout
 from tests.conftest import suite
 

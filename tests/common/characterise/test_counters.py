@@ -8,7 +8,7 @@ import pytest
 
 from common.characterise.counters import Counters, base_name, ncu_command, parse_counters, read_counters
 from common.characterise.roofline import roofline
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 
 HEAD = [
     "ID",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.characterise.roofline import roofline, shortest
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 
 # 1,000 GB/s are 1e9 bytes in a millisecond; 100 TFLOP/s are 1e11 FLOPs in a millisecond.
 MACHINE = Hardware("GPU", 1, 80.0, 1000.0, {"bf16": 100.0, "fp8": 200.0})

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from common import cli
 from common.config.composition import compose
-from common.config.schema import Ctas
+from common.config.system import Ctas
 from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import ConfigError

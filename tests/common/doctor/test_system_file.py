@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.config.hardware import Link
+from common.config.system import Link
 from common.doctor.findings import MeasuredUnit
 from common.doctor.limits import load_system
 from common.doctor.reading import Reading

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config.schema import BindingConfig
+from common.config.system import BindingConfig
 from common.distributed.rank_info import RankInfo
 from common.launch import binding
 from common.launch.binding import RankBinding, Topology, left_over, locate, parse_list, read_topology

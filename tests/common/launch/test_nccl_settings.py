@@ -9,7 +9,7 @@ import torch
 
 from common import cli
 from common.config.composition import compose
-from common.config.schema import NetworkConfig
+from common.config.system import NetworkConfig
 from common.errors import ConfigError
 from common.launch.nccl_settings import check_windows, variables
 from common.run import start

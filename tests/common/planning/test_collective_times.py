@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from common.config.hardware import Hardware, Link
+from common.config.system import Hardware, Link
 from common.errors import ConfigError
 from common.planning.collectives import (
     RankGroup,

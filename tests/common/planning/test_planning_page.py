@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from common.config.hardware import Hardware
+from common.config.system import Hardware
 from common.planning.estimates import Convergence, RunEstimate, RunLayout, StepTimes
 from common.planning.page import page_of
 from common.planning.recipes import PlannedSettings, StartingRecipe

@@ -6,7 +6,7 @@ import functools
 import pytest
 
 from common.cli import load, workload_class
-from common.config.hardware import Link
+from common.config.system import Link
 from common.doctor.limits import hardware_of
 from common.planning.convergence import convergence_at
 from common.planning.points import RESULTS, read_points

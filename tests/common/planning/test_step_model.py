@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.cli import load
-from common.config.hardware import Link
+from common.config.system import Link
 from common.doctor.limits import hardware_of
 from common.errors import ConfigError
 from common.planning.compute import FIXED, ComputeCurve, sizes_of
