@@ -205,7 +205,7 @@ def workloads(results: Results) -> str:
 
 def _step_cell(name: str, figures: Mapping[str, Any] | None) -> str:
     if figures is None:
-        return "not measured"
+        return "in its README"
     precision = "FP8" if figures["implementations"].get("linear") == "fp8" else figures["precision"]
     return f"{figures['samples']:,} {UNITS[name]}, {precision}: **{number(figures['samples_per_second'])}**/s"
 

@@ -100,9 +100,13 @@ def test_data_that_an_earlier_version_marked_as_synthetic_never_count_as_real(wo
             use()
 
 
-def test_preparing_again_changes_nothing(workload, raw, data_of):
+def test_preparing_again_changes_nothing_and_says_how_to_replace_a_file(workload, raw, data_of, capsys):
     before = {path: written(path) for path in files(data_of(workload))}
     prepare(workload, raw, data_of(workload))
+    assert (
+        "was complete, and nothing was made. If a file is damaged, delete it and manifest.json"
+        in capsys.readouterr().out
+    )
     assert {path: written(path) for path in files(data_of(workload))} == before
 
 
@@ -114,14 +118,16 @@ def test_other_raw_data_are_refused(workload, copied, tmp_path):
     assert contents(copied) == before
 
 
-def test_a_lost_file_is_made_again_by_what_the_message_says(workload, raw, data_of, tmp_path):
+def test_a_lost_file_is_made_again_by_what_the_message_says(workload, raw, data_of, tmp_path, capsys):
     data = shutil.copytree(data_of(workload), tmp_path / "data")
     before, files = contents(data), json.loads((data / NAME).read_text())["files"]
     (data / max(files, key=lambda name: files[name]["bytes"])).unlink()
     with pytest.raises(DataError, match=rf"is missing though {NAME} names it; delete {NAME}, then run 'mlperf-suite "):
         prepare(workload, raw, data)
     (data / NAME).unlink()
+    capsys.readouterr()
     prepare(workload, raw, data)
+    assert "was complete" not in capsys.readouterr().out
     assert without_time(contents(data)) == without_time(before)
 
 

@@ -71,7 +71,7 @@ def prepare(
     """Play the bootstrap games and store them with the target. Skip complete data, and continue interrupted ones.
 
     Args:
-        raw_dir: as :mod:`benchmarks.minigo.bootstrap` describes it; need not exist if all models are given.
+        raw_dir: folder of :mod:`benchmarks.minigo.bootstrap`. It need not exist if all models are given.
         workers: processes that play, which share the GPU if there is one.
 
     Raises:

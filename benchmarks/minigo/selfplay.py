@@ -70,8 +70,8 @@ class SelfPlay:
             first: number of the first game.
             stride: difference of the numbers of successive games.
             total: number of games to play; None for any number.
-            cache: answers of the network, which other objects may share; None for no cache. With a cache, a game also
-                depends on the games before and beside it.
+            cache: stored answers of the network, which other objects can share; None: none are stored. With a cache, a
+                game also depends on other games.
         """
         self._searches = Searches(settings, games, seed, cache)
         self._next, self._stride, self._left = first, stride, total

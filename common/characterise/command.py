@@ -40,7 +40,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     """Measure all variants and write the page and its JSON; return 1 if a measurement failed, else 0.
 
     Args:
-        argv: see ``mlperf-suite characterise --help``.
+        argv: arguments of the command, which ``--help`` describes.
         benchmarks: names of all benchmarks.
 
     Raises:

@@ -36,8 +36,8 @@ class Observation:
     """One observation of the study.
 
     Attributes:
-        heading: what the study says.
-        criterion: when it counts as confirmed.
+        heading: the observation, as a sentence.
+        criterion: condition under which it counts as confirmed.
         figures: figures of this machine as sentences, or reasons why there are none.
     """
 

@@ -31,10 +31,10 @@ class Position:
         bytes, flops: work in a step; None if unknown.
         precision: format of the operands; empty if unknown.
         bound_ms: shortest time that the work could take; None if work or rates are unknown.
-        limit: what gives ``bound_ms``: ``memory`` or ``compute``; else empty.
+        limit: resource that gives ``bound_ms``, ``memory`` or ``compute``; empty if it is None.
         source: origin of the work: ``operator NAME``, ``case NAME``, ``counters``, or empty if it is unknown.
         products: whether the kernel multiplies matrices; None if unknown.
-        counters: what ``ncu`` counted for the kernel; None if it did not.
+        counters: values that ``ncu`` counted for the kernel; None without ``ncu``.
     """
 
     kernel: str

@@ -47,7 +47,7 @@ def used_layers(facts: Any, model: Any, network: str, *names: str) -> Any:
     """Return ``facts`` with the numbers of layers that the section ``model`` asks for; 0 stands for all.
 
     Args:
-        network: what has the layers, for messages.
+        network: name of the network, for messages.
         names: fields of ``facts`` and ``model`` with a number of layers.
 
     Raises:
@@ -57,6 +57,11 @@ def used_layers(facts: Any, model: Any, network: str, *names: str) -> Any:
         if (asked := getattr(model, name)) > (whole := getattr(facts, name)):
             raise ConfigError(f"model.{name}={asked}: the {network} has {whole}; 0 uses all")
     return dataclasses.replace(facts, **{name: getattr(model, name) or getattr(facts, name) for name in names})
+
+
+def leaves_out_layers(model: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Return whether settings of the section ``model`` leave out layers of ``facts``; 0 stands for all."""
+    return any(used not in (None, 0, facts[name]) for name, used in model.items() if name in facts)
 
 
 def unused_layers(own: Any, network: str, *names: str) -> list[str]:

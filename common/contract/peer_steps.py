@@ -32,7 +32,7 @@ def compile_blocks(network: nn.Module, names: Sequence[str]) -> None:
     """Compile modules of a network, and those of lists of modules, each separately, with TorchInductor.
 
     Args:
-        names: as in :meth:`torch.nn.Module.get_submodule`.
+        names: names of modules, as :meth:`torch.nn.Module.get_submodule` takes them.
     """
     for name in names:
         part = network.get_submodule(name)

@@ -113,12 +113,18 @@ class DataCommands:
         else:
             if mode == _ADOPT and not os.path.isdir(values["folder"]):  # also False without permission
                 raise DataError(f"--adopt: {values['folder']} does not exist or is no folder; name that of the files")
+            written = _manifest(values["data_dir"])
             made: Manifest = call(self._function(mode), values)
             totals = {name: count for name, count in made.counts.items() if "/" not in name}  # "/": counts of one file
             counts = ", ".join(f"{name} {count}" for name, count in totals.items())
             real = f"custom data in place of {self.real}" if made.custom else self.real
             kind = "synthetic" if made.synthetic else real
             yield f"{values['data_dir']}: {kind}, {counts}"
+            if mode != "verify" and written is not None and written == _manifest(values["data_dir"]):
+                yield (
+                    f"{values['data_dir']}: was complete, and nothing was made. If a file is damaged, delete it and "
+                    f"{NAME}, then run this command again"
+                )
             if made.trusted:
                 yield f"{values['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
             if self.assets and "assets_dir" in values:
@@ -225,3 +231,9 @@ def _parse(benchmark: str, command: str, options: list[Parameter], argv: list[st
         known = ", ".join(parameter.flag for parameter in options)
         raise ConfigError(f"{command} {' '.join(strays)}: no such option; the options are {known}")
     return values
+
+
+def _manifest(data_dir: Path) -> tuple[int, int] | None:
+    """Return what changes when the manifest is written; None if there is none."""
+    path = data_dir / NAME
+    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.is_file() else None

@@ -101,7 +101,7 @@ def gpus_of(
             "that they can carry"
         )
     if not cpu and max(gpus) > len(names):
-        raise ConfigError(f"{command}: {len(names)} GPUs are here; --gpus={','.join(map(str, gpus))} needs others")
+        raise ConfigError(f"{command}: {len(names)} GPUs are here, too few for --gpus={','.join(map(str, gpus))}")
     return names, gpus
 
 

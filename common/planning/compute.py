@@ -49,7 +49,7 @@ class WorkloadSizes:
         windows: forward passes of a training sample for an evaluated sample.
         layers, hidden: layers and width of a decoder; 0 for other networks.
         row_tokens: tokens of a sample of a decoder; 0 for other networks.
-        not_modelled: what estimates of the benchmark lack; empty if nothing is known.
+        not_modelled: parts that estimates of the benchmark lack; empty if none is known.
     """
 
     parameters: Annotated[float, Positive]

@@ -36,7 +36,7 @@ class StepTimes:
         update: the optimizer's update.
         node_slowdown: longer computation because all GPUs of the node work.
         overlap_slowdown: longer computation because communication runs beside it.
-        exposed: reduction of gradients and gathering of weights, as far as nothing runs beside them.
+        exposed: communication of gradients and weights while no computation runs.
         model_communication: collectives of tp and cp, and exchanges of embeddings, which computation waits for.
         bubble: idle time of pipeline stages.
         input: waiting for the reader.

@@ -11,9 +11,11 @@ from typing import Any
 
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
+from common.config.sections import leaves_out_layers
 from common.config.yaml_files import CONFIGS
 from common.errors import ConfigError
 from common.measure.table import MeasuredCopy, read_results
+from common.planning.compute import decoder_of
 
 RESULTS = CONFIGS.parent / "docs" / "results"
 """Folder of the suite's own measurements."""
@@ -61,6 +63,8 @@ class MeasuredPoint:
 def read_points(files: Iterable[Path], benchmark: str, gpu: str, load: Load) -> list[MeasuredPoint]:
     """Return the valid points of a benchmark on a kind of GPU; measurements of the same step are one point.
 
+    Steps of a network with fewer layers are left out, except those of decoders, whose layers are alike.
+
     Args:
         files: results of ``mlperf-suite measure``; other JSON files are ignored.
         gpu: name of the GPU.
@@ -77,6 +81,9 @@ def read_points(files: Iterable[Path], benchmark: str, gpu: str, load: Load) -> 
             if not figures.get("updated") or "step_ms" not in figures:
                 continue
             run = _configuration(figures, path, load)
+            own = run.workload
+            if decoder_of(run) is None and leaves_out_layers(vars(own.model), vars(own.facts)):
+                continue
             key = (run.training_ranks, *run.layout.items(), figures["micro_batch"], figures["samples"], kind_of(run))
             found.setdefault(key, []).append((run, copy, path))
     return [_point(copies) for copies in found.values()]

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from common.config.composition import compose, scales_of
+from common.config.sections import leaves_out_layers
 from common.config.system import Hardware
 from common.config.yaml_files import CONFIGS, read_small_yaml
 from common.errors import ConfigError
@@ -94,8 +95,8 @@ def starting_recipes(benchmark: str, accelerator: str) -> list[StartingRecipe]:
         trained = gpus - evaluation["ranks"]
         axes = (int(layout.get("pp", 1)), int(layout.get("cp", 1)), int(layout.get("tp", 1)))
         batch, predivide = tree["hparams"]["global_batch_size"], tree["optimizer"]["grad_predivide"]
-        layers, whole = tree["model"].get("layers"), tree["benchmark"]["facts"].get("layers")
-        reduced = tree["benchmark"]["data_set"] != data_set or layers not in (None, 0, whole)
+        fewer = leaves_out_layers(tree["model"], tree["benchmark"]["facts"])
+        reduced = tree["benchmark"]["data_set"] != data_set or fewer
         found.append(StartingRecipe(scale, gpus, batch, predivide == trained > 1, evaluation["ranks"], axes, reduced))
     return sorted(found, key=lambda each: not each.scale.lower().endswith(f"x{accelerator.lower()}"))
 

@@ -10,36 +10,29 @@ self-play (:mod:`common.run.generation_bench`). ``bench.only`` selects one of th
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import importlib
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from common.config.schema import BenchConfig, RunConfig, SessionConfig
-from common.contract.evaluation import Evaluations
 from common.contract.workload import Peer, Workload
 from common.data.batches import Batch, Block
-from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.groups import of_all_ranks
 from common.distributed.layout import Layout
 from common.distributed.rank_info import Role
 from common.distributed.weights import Arrived
 from common.errors import ConfigError
-from common.evaluation.modes import evaluation_mode
-from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.serving import WeightEvaluation
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
@@ -47,10 +40,8 @@ from common.ops.bench.operations import operations_of, report, time_operations
 from common.ops.operation import compiled_references
 from common.optim.updater import SendingUpdater
 from common.run.bench_figures import (
-    BesideEvaluation,
     Phases,
     RankFigures,
-    RunTiming,
     Timing,
     breakdown_text,
     capture_rows,
@@ -65,10 +56,11 @@ from common.run.bench_figures import (
 )
 from common.run.evaluation_bench import prepared_everywhere, time_evaluation
 from common.run.generation_bench import time_generation
-from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
+from common.run.kernel_profile import Breakdown, breakdown, elapsed, meet, recorded, timed
 from common.run.kernel_work import cases_report, kernels_report, profiler_window
 from common.run.peer_bench import PeerTiming, time_peers
 from common.run.reader_bench import time_reader
+from common.run.run_bench import time_run
 from common.run.start import Start
 from common.step.graphs import WARM_UP_ITERATIONS, StepRunner
 from common.step.train_step import DeviceResult, TrainStep
@@ -119,11 +111,7 @@ def _bench(start: Start, began: float) -> int:
     workload = workload_type(run, layout)
     say = print if rank_info.rank == 0 else _silent
     if options.only == "reader":
-        say(header(run, device, workload))
-        reader = time_reader(workload, session.data_dir, run.grad_accumulation_steps, run.global_batch, options)
-        say(table(reader.rows(options, run.training_ranks)))
-        workload.close()
-        return 0
+        return _bench_reader(run, session, workload, say)
     torch.backends.cudnn.benchmark = not run.deterministic
     eager = device.type == "cpu" or not run.cuda_graphs
     step = workload.build_step()
@@ -163,7 +151,7 @@ def _bench(start: Start, began: float) -> int:
         phases.end("run")
         say(table(of_generation.rows()))
     elif options.only in (None, "run") and session.data_dir.is_dir():
-        timing_of_run = _time_run(run, session.data_dir, options, workload, runner, blocks[-1], start.scorer)
+        timing_of_run = time_run(run, session.data_dir, options, workload, runner, blocks[-1], start.scorer)
         phases.end("run")
         say(run_text(timing_of_run, timing, workload.sample_sizes()))
     elif options.only is None:
@@ -196,6 +184,15 @@ def _bench(start: Start, began: float) -> int:
         values["peers"] = [_reported(each, timing.throughput, say) for each in measured]
     if options.report is not None and rank_info.rank == 0:
         write_figures(options.report, {**values, "traffic": bool(options.traffic)})
+    return 0
+
+
+def _bench_reader(run: RunConfig, session: SessionConfig, workload: Workload, say: Callable[[str], object]) -> int:
+    """Measure the reader alone."""
+    say(header(run, workload.layout.device, workload))
+    reader = time_reader(workload, session.data_dir, run.grad_accumulation_steps, run.global_batch, session.bench)
+    say(table(reader.rows(session.bench, run.training_ranks)))
+    workload.close()
     return 0
 
 
@@ -322,21 +319,6 @@ def _evaluated_workload(workload_type: type[Workload], run: RunConfig, role: Rol
     return workload_type(run, layout)
 
 
-def _time_evaluations(evaluations: Evaluations, workload: Workload, cuda: bool) -> list[list[float]]:
-    """Time two evaluations. Return for each the seconds that training waits, and then the seconds until the score.
-
-    With background scoring, only rank 0 receives scores, so the second time is valid only there.
-    """
-
-    return [
-        [
-            _timed(lambda: evaluations.submit(workload.weights(), 0), cuda),
-            _timed(lambda: list(evaluations.finish()), cuda),
-        ]
-        for _ in range(2)
-    ]
-
-
 def _silent(text: str) -> None:
     """Print nothing, on ranks other than 0."""
 
@@ -345,7 +327,7 @@ def _longest_iteration(runner: StepRunner, batches: list[Batch], device: torch.d
     """Return the slowest rank's seconds per iteration, so that all ranks time the same number. Collective."""
     with runner.on_stream():
         runner(batches)
-        seconds = torch.tensor(_timed(lambda: runner(batches), runner.cuda), dtype=torch.float64, device=device)
+        seconds = torch.tensor(timed(lambda: runner(batches), runner.cuda), dtype=torch.float64, device=device)
     if dist.is_initialized():
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return seconds.item()
@@ -371,7 +353,7 @@ def _time_step(
         meet(runner.cuda)  # otherwise, unfinished iterations would be measured too
         meter.means()
         before, sent_before = meter.energy_joules(), meter.sent_bytes()
-        seconds = [_timed(iterations, runner.cuda) for _ in range(options.repetitions)]
+        seconds = [timed(iterations, runner.cuda) for _ in range(options.repetitions)]
         after, sent_after, means = meter.energy_joules(), meter.sent_bytes(), meter.means()
         last = runner.step.read(results[0].names, results[0].values.tolist())
     timed = steps * options.repetitions
@@ -390,29 +372,11 @@ def _time_step(
     return timing, means
 
 
-def _timed(work: Callable[[], object], cuda: bool) -> float:
-    meet(cuda)
-    return _elapsed(work, cuda)
-
-
-def _elapsed(work: Callable[[], object], cuda: bool) -> float:
-    if cuda:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[str, Breakdown]:
     """Profile steps. Return one step's breakdown, by kind of kernel with gaps, as text and as an object."""
     with runner.on_stream():
         kernels, seconds = recorded(
-            lambda: runner(batches), lambda: _elapsed(lambda: [runner(batches) for _ in range(steps)], True)
+            lambda: runner(batches), lambda: elapsed(lambda: [runner(batches) for _ in range(steps)], True)
         )
     found = breakdown(kernels, steps)
     return breakdown_text("breakdown of a step", found, seconds / steps * 1e3), found
@@ -421,84 +385,3 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[st
 def _first_blocks(run: RunConfig) -> list[Block]:
     """Return the first two blocks of the recipe's own run, or the only one. The first may be longer than the others."""
     return list(itertools.islice(evaluation_schedule(run).blocks(run.train_samples, run.global_batch), 2))
-
-
-def _time_run(
-    run: RunConfig,
-    data_dir: Path,
-    options: BenchConfig,
-    workload: Workload,
-    runner: StepRunner,
-    block: Block,
-    scorer: ScorerProcess | None,
-) -> RunTiming:
-    """Time ``options.steps`` steps through the reader and two evaluations; extrapolate to ``block`` and its evaluation.
-
-    If the evaluation set is smaller than the rules' set, its time is scaled up.
-    """
-    ranks, beside = run.evaluation.ranks, None
-    evaluations = evaluation_mode(run, workload, workload.layout, scorer)
-    workload.warm_up_reader()
-    with runner.on_stream():
-        evaluations.prepare(workload.weights)
-        evaluations.open_data(data_dir)
-        source = workload.open_data(data_dir)
-        runner.warm_up(workload.examples_of_data(), iterations=1)
-        samples = (options.warmup_steps + (2 if ranks else 1) * options.steps + 2) * run.global_batch
-        batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
-        prefetcher = Prefetcher(workload.prepare, run.grad_accumulation_steps, side_stream(workload.layout.device))
-        prefetcher.begin(batches)
-        _feed(prefetcher, runner, options.warmup_steps)
-        prefetcher.wait_seconds = 0.0
-        seconds = _timed(lambda: _feed(prefetcher, runner, options.steps), runner.cuda)
-        wait = prefetcher.wait_seconds / options.steps * 1e3
-        times = _time_evaluations(evaluations, workload, runner.cuda)
-        if ranks:
-            times = [[sum(parts), 0.0] for parts in times]  # training waits for none of it
-            every = math.ceil(times[-1][0] / (seconds / options.steps))
-            every = int(job_store.from_rank_0("bench/steps between evaluations", str(every)))
-            beside = _time_beside(evaluations, workload, prefetcher, runner, options.steps, every)
-        evaluations.dismiss(0)
-        evaluations.close()
-    collections.deque(batches, maxlen=0)  # the reader ends
-    whole_set = run.benchmark.eval_samples / source.eval_samples
-    source.close()
-    training = Timing(seconds / options.steps * 1e3, run.global_batch)
-    (first, _), (later, scoring) = times
-    train_seconds, eval_seconds = block.samples / training.throughput, later * whole_set
-    # Concurrent evaluation or scoring delays training only if it takes longer than the training between two
-    # evaluations. Offline scoring never delays training, because its checkpoints wait on the disk.
-    between = max(train_seconds, eval_seconds) if ranks else max(train_seconds + eval_seconds, scoring * whole_set)
-    between = train_seconds if run.evaluation.offline else between
-    return RunTiming(
-        training, wait, source.eval_samples, first, later, scoring, block.samples / between, run.evaluation, beside
-    )
-
-
-def _time_beside(
-    evaluations: Evaluations,
-    workload: Workload,
-    prefetcher: Prefetcher,
-    runner: StepRunner,
-    steps: int,
-    every: int,
-) -> BesideEvaluation:
-    """Time ``steps`` steps during which the evaluation ranks get the weights before each ``every``-th step."""
-
-    def work() -> None:
-        for first in range(0, steps, every):
-            evaluations.submit(workload.weights(), first)
-            _feed(prefetcher, runner, min(every, steps - first))
-
-    step_ms = _timed(work, runner.cuda) / steps * 1e3
-    collections.deque(evaluations.finish(), maxlen=0)
-    sent = sum(tensor.nbytes for tensor in workload.weights().tensors.values())
-    return BesideEvaluation(step_ms, every, sent)
-
-
-def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:
-    for _ in range(steps):
-        batches = prefetcher.take()
-        assert batches is not None, "the reader ended early"
-        runner(batches)
-        prefetcher.consumed()

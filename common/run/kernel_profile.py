@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -158,3 +159,23 @@ def busy_us(kernels: Iterable[KernelSpan]) -> float:
         else:
             intervals.append((start, end))
     return sum(end - start for start, end in intervals)
+
+
+def timed(work: Callable[[], object], cuda: bool) -> float:
+    """Return the seconds of ``work``, which all ranks begin together. Collective."""
+    meet(cuda)
+    return elapsed(work, cuda)
+
+
+def elapsed(work: Callable[[], object], cuda: bool) -> float:
+    """Return the seconds of ``work``, on the GPU if ``cuda``."""
+    if cuda:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -437,7 +437,7 @@ def test_an_output_that_is_a_file_is_one_error(tmp_path):
     ("visible", "words", "message"),
     [
         ("", [], "no GPU was found; .*device=cpu"),
-        ("5", ["--gpus=2"], "1 GPUs are here; --gpus=2 needs others"),
+        ("5", ["--gpus=2"], "1 GPUs are here, too few for --gpus=2"),
         ("5", ["--override=device=cpu"], "--gpus is missing"),
     ],
 )

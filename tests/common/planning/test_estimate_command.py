@@ -146,6 +146,12 @@ def test_gpt3_has_estimates(capsys):
     assert "512 *" in output
 
 
+def test_a_step_of_fewer_blocks_is_no_point_of_the_whole_network(capsys):
+    code, _, errors = estimate(capsys, "flux1", "--gpus", "8")
+    assert code == ConfigError.exit_code
+    assert "no measured step of flux1 on NVIDIA H200" in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
