@@ -356,9 +356,9 @@ def _time_step(
         seconds = [timed(iterations, runner.cuda) for _ in range(options.repetitions)]
         after, sent_after, means = meter.energy_joules(), meter.sent_bytes(), meter.means()
         last = runner.step.read(results[0].names, results[0].values.tolist())
-    timed = steps * options.repetitions
-    joules = None if before is None or after is None else (after - before) / timed
-    sent = None if sent_before is None or sent_after is None else (sent_after - sent_before) / timed
+    iterated = steps * options.repetitions
+    joules = None if before is None or after is None else (after - before) / iterated
+    sent = None if sent_before is None or sent_after is None else (sent_after - sent_before) / iterated
     times = [each / steps * 1e3 for each in seconds]
     timing = Timing(
         statistics.median(times),

@@ -78,7 +78,8 @@ def test_energy_is_read_after_the_warm_up_and_after_the_last_repetition(monkeypa
 
     call = StepRunner.__call__
     monkeypatch.setattr(StepRunner, "__call__", lambda *given: (log.append("iteration"), call(*given))[1])
-    monkeypatch.setattr("common.run.bench.meet", lambda cuda: log.append("all have run"))
+    for module in ("bench", "kernel_profile"):
+        monkeypatch.setattr(f"common.run.{module}.meet", lambda cuda: log.append("all have run"))
     monkeypatch.setattr("common.run.bench.GpuMeter", Meter)
     bench(capsys, "bench.only=step", "bench.warmup_steps=2", "bench.steps=2", "bench.repetitions=2")
     once = ["all have run", "iteration", "iteration"]
