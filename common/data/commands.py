@@ -120,7 +120,7 @@ class DataCommands:
             real = f"custom data in place of {self.real}" if made.custom else self.real
             kind = "synthetic" if made.synthetic else real
             yield f"{values['data_dir']}: {kind}, {counts}"
-            if mode != "verify" and written is not None and written == _manifest(values["data_dir"]):
+            if mode in ("prepare", _PREPARE) and written is not None and written == _manifest(values["data_dir"]):
                 yield (
                     f"{values['data_dir']}: was complete, and nothing was made. If a file is damaged, delete it and "
                     f"{NAME}, then run this command again"
