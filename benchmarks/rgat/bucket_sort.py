@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.rgat.graph import Relation
 from benchmarks.rgat.prepared import draw_permutations
 from benchmarks.rgat.raw import RawArray
-from common.data.atomic import written
+from common.data import atomic
 from common.data.row_output import RowOutput
 from common.data.stages import Record
 from common.errors import DataError
@@ -46,8 +46,7 @@ Pairs = tuple[NDArray[np.int32], NDArray[np.int32]]
 def write_permutations(folder: Path, nodes: Mapping[str, int]) -> Record:
     """Write the permutations of all types. Takes 4 bytes of memory per node of a type."""
     for name, numbers in draw_permutations(nodes):
-        with written(_path(folder, name)) as partial, open(partial, "wb") as file:
-            np.save(file, numbers)
+        atomic.save(_path(folder, name), numbers)
     return {"nodes": sum(nodes.values())}
 
 
@@ -93,10 +92,9 @@ def write_feature_piece(
         block = source.read(begin, end)
         _require_finite(source, begin, block)
         rows[position[begin - first : end - first]] = to_e4m3(block)
-    with written(path) as partial, open(partial, "wb") as file:
+    with atomic.written(path) as partial, open(partial, "wb") as file:
         file.write(rows.data)
-    with written(_numbers(path)) as partial, open(partial, "wb") as file:
-        np.save(file, numbers[order])
+    atomic.save(_numbers(path), numbers[order])
     return {"rows": last - first}
 
 
@@ -171,7 +169,7 @@ class SortedEdges:
         firsts = bin_bounds(self.targets, self.width).astype(np.int32)
         bounds = np.searchsorted(targets, firsts).astype(np.int32)
         for name, values in (("sources", sources), ("targets", targets), ("bounds", bounds)):
-            with written(self._file(name)) as partial, open(partial, "wb") as file:
+            with atomic.written(self._file(name)) as partial, open(partial, "wb") as file:
                 file.write(values.data)
 
     def bounds(self) -> NDArray[np.int32]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from benchmarks.rgat.graph import Relation, Schema
 from benchmarks.rgat.raw import GraphSettings
 from common.data import manifest
 from common.data.manifest import Manifest
+from common.data.preparation import read_all
 from common.errors import DataError
 from common.formats import npy
 from common.untrusted.strict_json import parse
@@ -219,24 +220,16 @@ def _compare(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
-    """Check all checksums of ``data_dir``, the graph and the seeds, ``workers`` files at a time. Reads all files.
+    """Check all checksums of ``data_dir``, then the graph and the seeds, ``workers`` files at a time.
 
     Raises:
         DataError: a file is missing or changed, or its content is impossible.
     """
     prepared = open_prepared(data_dir)
-    found = prepared.manifest
-    names = sorted(found.files, key=lambda name: found.files[name].bytes, reverse=True)
-    checks = [functools.partial(_check_digest, prepared, name) for name in names]
-    checks += [functools.partial(check_relation, prepared, number) for number in range(len(prepared.edges))]
-    checks.append(functools.partial(check_seeds, prepared))
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for _ in pool.map(lambda check: check(), checks):
-                pass
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    return found
+    manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
+    checks = [functools.partial(check_relation, prepared, number) for number in range(len(prepared.edges))]
+    read_all(operator.call, [*checks, functools.partial(check_seeds, prepared)], workers, "check")
+    return prepared.manifest
 
 
 def check_relation(prepared: PreparedGraph, number: int) -> None:
@@ -284,14 +277,6 @@ def check_seeds(prepared: PreparedGraph) -> None:
                 raise DataError(
                     f"{path}: from {first:,} on, not the seeds that split and permutation draw{version}; {_REMEDY}"
                 )
-
-
-def _check_digest(prepared: PreparedGraph, name: str) -> None:
-    path, expected = prepared.folder / name, prepared.manifest.files[name].sha256
-    if (found := manifest.digest(path, "sha256")) != expected:
-        raise DataError(
-            f"{path}: SHA-256 {found} where {manifest.NAME} says {expected}: it was changed or damaged; {_REMEDY}"
-        )
 
 
 def _check_range(path: Path, count: int) -> None:

@@ -10,17 +10,17 @@ both ends of an edge, as in a graph whose citations go both ways. Their relation
 has realistic degrees, but not the edges of its counterpart.
 
 In raw files, whose nodes get new numbers in the preparation, the features of papers show the class through noise, so
-that features alone allow a chosen accuracy. Papers cite papers of their class more often than others, and popular
+that features alone allow an accuracy of 0.6. Papers cite papers of their class more often than others, and popular
 papers far more often; their authors, fields and venues mostly have their class too. The neighbours of a paper therefore
 reveal its class better than its features.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -218,6 +218,10 @@ LINKS = (
     LinkStatistics("paper__published__journal", 0.3, 0.5, 0.8, "<i4"),
     LinkStatistics("paper__venue__conference", 0.3, 0.5, 0.8, "<i8"),
 )
+ALONE = 0.6
+"""Accuracy of the best classifier that sees only a paper's features."""
+TRAIN_SHARE = 0.6
+"""Fraction of the labelled papers for training."""
 _ROWS = 1 << 14  # rows of features that are drawn at once
 _NUMBERS_PER_WORKER = 1 << 26
 
@@ -229,10 +233,6 @@ class SyntheticCommunities(Options):
     papers: int = 20_000
     classes: Annotated[int, Option("number of classes of papers", least=2)] = 8
     feature_size: Annotated[int, Option("number of features per node", "--size")] = 128
-    alone: Annotated[float, Option("accuracy of the best classifier that sees only a paper's features")] = 0.6
-    homophily: Annotated[float, Option("fraction of citations within a class")] = 0.7
-    labelled: Annotated[int | None, Option("number of papers with a label (default: 0.8 of all papers)")] = None
-    train_share: Annotated[float, Option("fraction of the labelled papers for training")] = 0.6
     eval_share: Annotated[float, Option("fraction of the labelled papers for evaluation")] = 0.1
     seed: Annotated[int, Option(least=0)] = 0
 
@@ -242,11 +242,6 @@ class SyntheticCommunities(Options):
             raise ConfigError(
                 f"--classes={self.classes}: at most --size={self.feature_size} and --papers={self.papers}"
             )
-        if self.labelled is not None and not 1 <= self.labelled <= self.papers:
-            raise ConfigError(f"--labelled={self.labelled}: 1 to {self.papers} papers")
-        for name in ("alone", "homophily"):
-            if not 1 / self.classes < getattr(self, name) < 1:
-                raise ConfigError(f"--{name}={getattr(self, name)}: more than 1 / classes, less than 1")
         try:
             settings = self.settings
         except ValueError as error:
@@ -257,8 +252,8 @@ class SyntheticCommunities(Options):
 
     @property
     def labelled_papers(self) -> int:
-        """Number of papers with a label."""
-        return self.papers * 4 // 5 if self.labelled is None else self.labelled
+        """Number of papers with a label: four of five."""
+        return self.papers * 4 // 5
 
     @property
     def nodes(self) -> dict[str, int]:
@@ -269,18 +264,8 @@ class SyntheticCommunities(Options):
     def settings(self) -> GraphSettings:
         """Settings for the preparation of the generated data."""
         relations = tuple(links.relation for links in LINKS)
-        sizes = (self.feature_size, self.classes, self.labelled_papers, self.train_share, self.eval_share)
+        sizes = (self.feature_size, self.classes, self.labelled_papers, TRAIN_SHARE, self.eval_share)
         return GraphSettings(tuple(NODES_PER_PAPER), relations, "paper", *sizes)
-
-
-@dataclass(frozen=True)
-class SyntheticFile:
-    """A task: the features of a type (for papers also the labels), or the edges of a relation."""
-
-    folder: Path
-    options: SyntheticCommunities
-    node_type: str | None = None
-    links: LinkStatistics | None = None
 
 
 def generate(raw_dir: Path, options: SyntheticCommunities = SyntheticCommunities(), workers: int = 1) -> str:
@@ -292,11 +277,11 @@ def generate(raw_dir: Path, options: SyntheticCommunities = SyntheticCommunities
     with synthetic.generated(raw_dir) as folder:
         settings = asdict(options.settings)
         synthetic.mark(folder, {"kind": "communities", **asdict(options), "settings": settings})
-        plans = [SyntheticFile(folder, options, node_type=name) for name in NODES_PER_PAPER]
-        plans += [SyntheticFile(folder, options, links=_links(links, options)) for links in LINKS]
+        tasks = [functools.partial(_write_nodes, folder, options, name) for name in NODES_PER_PAPER]
+        tasks += [functools.partial(_write_edges, folder, options, links) for links in LINKS]
         numbers = sum(options.nodes.values()) * options.feature_size
         processes = min(workers, 1 + numbers // _NUMBERS_PER_WORKER)
-        counts = list(synthetic.drawn(_write, plans, processes))
+        counts = list(synthetic.drawn(operator.call, tasks, processes))
     names = (*NODES_PER_PAPER, *(links.relation for links in LINKS))
     return ", ".join(f"{count:,} {name}" for name, count in zip(names, counts, strict=True))
 
@@ -333,28 +318,25 @@ def draw_edges(options: SyntheticCommunities, links: LinkStatistics) -> NDArray[
     return drawn
 
 
-def _write(plan: SyntheticFile) -> int:
-    """Execute a plan, and return the number of rows."""
-    if plan.links is not None:
-        edges = draw_edges(plan.options, plan.links)
-        path = plan.folder / plan.links.relation / EDGES
-        path.parent.mkdir()
-        np.save(path, edges.astype(plan.links.dtype))
-        return len(edges)
-    assert plan.node_type is not None
-    folder = plan.folder / plan.node_type
+def _write_edges(raw_dir: Path, options: SyntheticCommunities, links: LinkStatistics) -> int:
+    """Write the edges of a relation, and return their number."""
+    edges = draw_edges(options, links)
+    path = raw_dir / links.relation / EDGES
+    path.parent.mkdir()
+    np.save(path, edges.astype(links.dtype))
+    return len(edges)
+
+
+def _write_nodes(raw_dir: Path, options: SyntheticCommunities, node_type: str) -> int:
+    """Write the features of a type, for papers also the labels, and return the number of nodes."""
+    folder = raw_dir / node_type
     folder.mkdir()
-    _write_features(plan.options, plan.node_type, folder / FEATURES)
-    if plan.node_type == "paper":
-        labels = (np.arange(plan.options.papers) % plan.options.classes).astype("<f4")
-        labels[plan.options.labelled_papers :] = np.nan  # a placeholder, as in IGBH
+    if node_type == "paper":
+        labels = (np.arange(options.papers) % options.classes).astype("<f4")
+        labels[options.labelled_papers :] = np.nan  # a placeholder, as in IGBH
         labels.tofile(folder / LABELS)
-    return plan.options.nodes[plan.node_type]
-
-
-def _write_features(options: SyntheticCommunities, node_type: str, path: Path) -> None:
     nodes, embeddings = options.nodes[node_type], _embeddings(options) * SIGNAL[node_type]
-    with open(path, "wb") as file:
+    with open(folder / FEATURES, "wb") as file:
         if node_type not in HEADERLESS:
             described: dict[str, Any] = {"descr": "<f4", "fortran_order": False}
             np.lib.format.write_array_header_1_0(file, {**described, "shape": (nodes, options.feature_size)})
@@ -362,6 +344,7 @@ def _write_features(options: SyntheticCommunities, node_type: str, path: Path) -
         for own in torch.arange(nodes).split(_ROWS):
             noise = torch.randn((len(own), options.feature_size), generator=generator)
             file.write((noise + embeddings[own % options.classes]).numpy().data)
+    return nodes
 
 
 @functools.lru_cache(maxsize=1)
@@ -369,12 +352,7 @@ def _embeddings(options: SyntheticCommunities) -> Tensor:
     """Return orthogonal class embeddings, [classes, F]."""
     size = options.feature_size, options.classes
     basis, _ = torch.linalg.qr(torch.randn(size, generator=_generator(options, "embeddings"), dtype=torch.float64))
-    return (basis.T * signal(options.alone, options.classes)).float()
-
-
-def _links(links: LinkStatistics, options: SyntheticCommunities) -> LinkStatistics:
-    cites = Relation.parse(links.relation).symmetric
-    return dataclasses.replace(links, homophily=options.homophily) if cites else links
+    return (basis.T * signal(ALONE, options.classes)).float()
 
 
 def _generator(options: SyntheticCommunities, purpose: str) -> torch.Generator:

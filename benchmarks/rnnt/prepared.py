@@ -188,8 +188,7 @@ def write_split(
     made = []
     for name, dtype in _COLUMNS.items():
         made.append(folder / f"{name}.npy")
-        with atomic.written(made[-1]) as partial, open(partial, "wb") as file:
-            np.save(file, columns[name].astype(dtype, casting="same_kind"), allow_pickle=False)
+        atomic.save(made[-1], columns[name].astype(dtype, casting="same_kind"))
     for name, lines in (("names.txt", names), ("transcripts.txt", transcripts)):
         if lines is not None:
             made.append(folder / name)

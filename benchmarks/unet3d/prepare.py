@@ -186,10 +186,8 @@ def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> 
 
 
 def _save(path: Path, array: NDArray[Any]) -> FileEntry:
-    with atomic.written(path) as beside:
-        with open(beside, "wb") as file:
-            np.save(file, array, allow_pickle=False)
-        return file_entry(beside, md5=True)
+    atomic.save(path, array)
+    return file_entry(path, md5=True)
 
 
 def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.atomic import written
+from common.data import atomic
 from common.errors import DataError
 from common.formats import npy
 
@@ -18,8 +18,7 @@ def write_columns(folder: Path, columns: Mapping[str, NDArray[Any]]) -> list[Pat
     """Write each column as ``<name>.npy`` into ``folder``, which is created if needed; return the files."""
     made = {folder / f"{name}.npy": column for name, column in columns.items()}
     for path, column in made.items():
-        with written(path) as partial, open(partial, "wb") as file:
-            np.save(file, column, allow_pickle=False)
+        atomic.save(path, column)
     return list(made)
 
 

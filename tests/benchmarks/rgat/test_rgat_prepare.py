@@ -8,7 +8,7 @@ import pytest
 import small_graph
 import torch
 
-from benchmarks.rgat import bucket_sort, preparation
+from benchmarks.rgat import bucket_sort
 from benchmarks.rgat import prepare as prepare_module
 from benchmarks.rgat.graph import Relation
 from benchmarks.rgat.prepare import COMMANDS, prepare
@@ -22,8 +22,8 @@ STAGES = [
     (bucket_sort, "write_feature_bucket"),
     (bucket_sort, "write_edge_piece"),
     (bucket_sort, "write_edge_bucket"),
-    (preparation, "write_seeds"),
-    (preparation, "checksum"),
+    (prepare_module, "write_seeds"),
+    (prepare_module, "checksum"),
 ]
 LITTLE = 1500  # bytes: pieces of 30 rows and of 31 edges
 

@@ -203,11 +203,8 @@ def test_the_signal_gives_the_accuracy(classes):
     [
         ({"classes": 1}, "--classes=1: at least 2"),
         ({"classes": 129}, "--classes=129: at most --size=128"),
-        ({"labelled": 20_001}, "--labelled=20001: 1 to 20000"),
-        ({"alone": 0.1}, "--alone=0.1: more than 1 / classes"),
-        ({"homophily": 1.0}, r"--homophily=1\.0"),
         ({"seed": -1}, "--seed=-1"),
-        ({"train_share": 0.95}, "are no shares of one set"),
+        ({"eval_share": 0.45}, "are no shares of one set"),
         ({"eval_share": 1e-5}, "of 16000 labelled papers has none"),
     ],
 )
