@@ -63,11 +63,6 @@ def draw_voice(random: np.random.Generator) -> Voice:
     )
 
 
-def usual_seconds(text: str) -> float:
-    """Return the duration of a text with default tempo, in seconds."""
-    return float(_usual_lengths(text).sum())
-
-
 def speak(text: str, voice: Voice, random: np.random.Generator, seconds: float | None = None) -> NDArray[np.int16]:
     """Return the spoken ``text`` between two silences, (N,) int16, at 16 kHz.
 

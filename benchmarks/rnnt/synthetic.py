@@ -23,14 +23,12 @@ from numpy.typing import NDArray
 
 from benchmarks.rnnt import tokenizer
 from benchmarks.rnnt.raw import EVAL_SUBSET, FOLDER, TRAIN_SUBSETS
-from benchmarks.rnnt.synthesis import SAMPLE_RATE, draw_voice, speak, usual_seconds
+from benchmarks.rnnt.synthesis import SAMPLE_RATE, draw_voice, speak
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
 
 Kind = Literal["small", "librispeech-sized"]
-LONGER_THAN_TRAINED = 17.0
-"""Seconds of a long utterance; the benchmark trains on at most 16.7 s."""
 LONGEST = 32.7
 """Seconds of the longest evaluation utterance."""
 PIECES_PER_SECOND = (4.6, 0.6)
@@ -50,16 +48,13 @@ _ATTEMPTS = 1000
 class SyntheticSpeech(Options):
     """Options of ``generate``. None selects the default of the kind, which :meth:`completed` fills in.
 
-    ``words`` are the most frequent ones of Python's documentation. ``long`` and ``sentence`` are only for ``small``.
+    ``words`` are the most frequent ones of Python's documentation. ``sentence`` is only for ``small``.
     Each split has ``voices`` speakers of its own.
     """
 
     kind: Kind = "small"
     train: Annotated[int | None, Option("number of training utterances", least=1)] = None
     eval: Annotated[int | None, Option("number of evaluation utterances", least=1)] = None
-    long: Annotated[
-        int, Option("number of evaluation utterances of 17 s, which are longer than all training utterances", least=0)
-    ] = 0
     words: Annotated[int | None, Option("number of words of the synthetic language", least=2)] = None
     sentence: Annotated[
         tuple[int, int] | None, Option("smallest and largest number of words in a sentence", metavar=("LEAST", "MOST"))
@@ -77,12 +72,9 @@ class SyntheticSpeech(Options):
         given = {name: value for name, value in asdict(self).items() if value is not None}
         whole = SyntheticSpeech(**{**USUAL[self.kind], **given})
         assert whole.sentence is not None
-        assert whole.eval is not None
         least, most = whole.sentence
         if not 1 <= least <= most:
             raise ConfigError(f"--sentence {least} {most}: LEAST is at least 1, and MOST at least LEAST")
-        if whole.long > whole.eval:
-            raise ConfigError(f"--long={whole.long}: at most --eval={whole.eval}")
         return whole
 
 
@@ -198,9 +190,7 @@ def _sentences(options: SyntheticSpeech) -> dict[str, list[tuple[str, float | No
 
     train = [sentence() for _ in range(options.train)]
     known = set(train)
-    held_out: list[tuple[str, float | None]] = [
-        (_long_sentence(words, random), LONGER_THAN_TRAINED) for _ in range(options.long)
-    ]
+    held_out: list[tuple[str, float | None]] = []
     while len(held_out) < options.eval:
         text = sentence()
         for _ in range(_ATTEMPTS):
@@ -214,14 +204,6 @@ def _sentences(options: SyntheticSpeech) -> dict[str, list[tuple[str, float | No
             )
         held_out.append((text, None))
     return {"train": [(text, None) for text in train], "eval": held_out}
-
-
-def _long_sentence(words: list[str], random: np.random.Generator) -> str:
-    """Return words that fill a long utterance."""
-    text = words[int(random.integers(len(words)))]
-    while usual_seconds(text) < LONGER_THAN_TRAINED:
-        text += f" {words[int(random.integers(len(words)))]}"
-    return text
 
 
 def _passages(options: SyntheticSpeech) -> dict[str, list[tuple[str, float | None]]]:

@@ -15,7 +15,7 @@ from benchmarks.rnnt.data_settings import SpeechDataSettings
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
 from benchmarks.rnnt.prepared import FORMAT
-from benchmarks.rnnt.synthetic_speech import SyntheticTranscription, SyntheticUtterances, synthetic_lengths
+from benchmarks.rnnt.synthetic_evaluation import SyntheticTranscription, SyntheticUtterances, synthetic_lengths
 from benchmarks.rnnt.utterance_order import kept_samples
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload

@@ -23,5 +23,5 @@ def _counts(split: str, found: Annotations) -> dict[str, int]:
 
 
 _COCO = CocoPreparation(BENCHMARK, FORMAT, BACKBONES, segmentations=False, select=_selected, counts=_counts)
-prepare, verify = _COCO.prepare, _COCO.verify
+prepare = _COCO.prepare
 COMMANDS = _COCO.commands(generate, prepared="prepared records and boxes")

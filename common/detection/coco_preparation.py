@@ -85,10 +85,6 @@ class CocoPreparation:
             (data_dir / record_files.STATE).unlink()
             return made
 
-    def verify(self, data_dir: Path) -> Manifest:
-        """Check every checksum of ``data_dir``; raise :class:`DataError` at the first that differs."""
-        return manifest.verify(data_dir, self.format, self.command)
-
     def commands(self, generate: Callable[..., str], prepared: str) -> DataCommands:
         """Return the data commands. ``prepared`` describes the contents of a data folder."""
         return DataCommands(
@@ -98,7 +94,7 @@ class CocoPreparation:
             real="COCO 2017",
             generate=generate,
             prepare=self.prepare,
-            verify=self.verify,
+            verify=manifest.verification(self.format, self.command),
             assets=(self.backbones,),
             published=PUBLISHED,
         )

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.detection.coco_raw import SPLITS, annotations_name
-from common.detection.drawn_outlines import outlines
-from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, PicturePlan, draw, shape_of
+from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, PicturePlan, draw, outlines, shape_of
 
 PER_WORKER = 128
 """Number of pictures that are worth a process."""

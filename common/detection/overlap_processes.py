@@ -1,26 +1,30 @@
-"""Processes that compute overlaps of masks, each for a share of the pictures, from the scorer's point of view.
+"""Processes that compute overlaps of masks, each for a share of the pictures.
 
-They are separate programs without PyTorch or a GPU. They end on request or when their parent ends.
+They run this module as a program, without PyTorch or a GPU. They end on request or when their parent ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
+from multiprocessing.reduction import recv_handle, send_handle
 from types import TracebackType
 from typing import Any
 
 from common.detection.annotations import Annotations
-from common.detection.mask_overlaps import MaskColumns, MaskOverlaps, joined
+from common.detection.mask_overlaps import MaskColumns, MaskOverlaps, TruthMasks, joined
 from common.errors import RankFailure
-from common.evaluation.hand_over import pack
+from common.evaluation.hand_over import pack, unpack
 
 ENDING_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1
 
 
 class OverlapProcesses:
@@ -33,7 +37,7 @@ class OverlapProcesses:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
@@ -85,7 +89,7 @@ class _Process:
         with other_end:
             arguments = [other_end.fileno(), os.getpid(), share, shares]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "common.detection.overlap_main", *map(str, arguments)],
+                [sys.executable, "-m", "common.detection.overlap_processes", *map(str, arguments)],
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[other_end.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -121,3 +125,46 @@ class _Process:
         else:
             state = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         return RankFailure(f"a process that overlaps masks ({self._process.pid}) {state}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Receive ground truth once, then detections repeatedly, and answer each, until the connection is closed.
+
+    Args:
+        argv: descriptor of the connection, process id of the parent, index of this process's share of the pictures,
+            and number of shares.
+
+    Returns:
+        The exit code.
+    """
+    descriptor, parent, share, shares = map(int, argv)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # works also during a computation
+    if os.getppid() != parent:
+        return 1
+    for signum in (signal.SIGINT, signal.SIGTERM):  # schedulers signal all processes of a job; the scorer goes on
+        signal.signal(signum, signal.SIG_IGN)
+    connection: Connection[Any, Any] = Connection(descriptor)
+    try:
+        truth = TruthMasks(_received(connection), share, shares)
+        while True:
+            found, threshold = _received(connection)
+            try:
+                answer: object = truth.overlaps(found, threshold)
+            except Exception:  # noqa: BLE001 - any error is sent to the scorer, which raises it
+                answer = traceback.format_exc()
+            connection.send(answer)
+    except (EOFError, ConnectionError):
+        return 0
+
+
+def _received(connection: Connection[Any, Any]) -> Any:
+    sizes = connection.recv()
+    descriptor = recv_handle(connection)
+    try:
+        return unpack(descriptor, sizes)
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

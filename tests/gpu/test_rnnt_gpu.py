@@ -15,7 +15,7 @@ from benchmarks.rnnt.config import Facts, RnntConfig
 from benchmarks.rnnt.data import FeaturePreparer
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.greedy_decoder import DecodingLimits, GreedyDecoder
-from benchmarks.rnnt.synthetic_speech import SyntheticUtterances, draw_emitting_weights, set_threshold
+from benchmarks.rnnt.synthetic_evaluation import SyntheticUtterances, draw_emitting_weights, set_threshold
 from benchmarks.rnnt.workload import SpeechRecognition
 from common import cli
 from common.config import loading

@@ -18,7 +18,7 @@ from small_coco import SYNTHETIC
 
 from benchmarks.maskrcnn.caffe2_backbone import load_backbone
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.prepare import COMMANDS, prepare, verify
+from benchmarks.maskrcnn.prepare import COMMANDS, prepare
 from benchmarks.maskrcnn.prepared import legacy_corners, open_prepared
 from benchmarks.maskrcnn.synthetic import generate
 from common.detection.coco_raw import SPLITS
@@ -193,7 +193,7 @@ def test_the_manifest_counts_what_device_tables_store(prepared):
     ]
     assert counts["train_longest_side"] == SYNTHETIC.sides[1]
     assert found.synthetic
-    assert verify(prepared).counts == counts
+    assert COMMANDS.verify(prepared).counts == counts
 
 
 def test_the_commands_work_together(tmp_path, capsys):

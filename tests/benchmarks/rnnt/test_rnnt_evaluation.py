@@ -20,7 +20,7 @@ from benchmarks.rnnt.data_settings import ReaderConfig
 from benchmarks.rnnt.evaluate import CHUNK, Transcription, WordErrorRate, WordErrors
 from benchmarks.rnnt.model import Rnnt
 from benchmarks.rnnt.prepared import open_prepared
-from benchmarks.rnnt.synthetic_speech import TOKENS_A_SECOND, SyntheticTranscription, synthetic_lengths
+from benchmarks.rnnt.synthetic_evaluation import TOKENS_A_SECOND, SyntheticTranscription, synthetic_lengths
 from benchmarks.rnnt.workload import SpeechRecognition
 from common.config import loading
 from common.config.composition import compose

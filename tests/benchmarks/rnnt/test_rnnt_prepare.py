@@ -12,8 +12,8 @@ import pytest
 import soundfile
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from benchmarks.rnnt import speech_pipeline
-from benchmarks.rnnt.prepare import COMMANDS, prepare, verify
+from benchmarks.rnnt import prepare as prepare_module
+from benchmarks.rnnt.prepare import COMMANDS, prepare
 from benchmarks.rnnt.prepared import open_prepared
 from benchmarks.rnnt.raw import open_raw
 from common.data.manifest import digest
@@ -83,7 +83,7 @@ def copied(raw_dir: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speech_pipeline, "SMALLEST_SHARD_BYTES", 20_000)
+    monkeypatch.setattr(prepare_module, "SMALLEST_SHARD_BYTES", 20_000)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -155,7 +155,7 @@ def test_synthetic_data_are_recognised_from_either_folder(raw_dir):
 
 
 def test_the_manifest_counts_utterances_samples_and_pieces(data_dir):
-    counts = verify(data_dir).counts
+    counts = open_prepared(data_dir).manifest.counts
 
     samples = [len(samples_of(name)) for name in NAMES]
     assert (counts["train_samples"], counts["eval_samples"], counts["vocabulary"]) == (8, 2, VOCABULARY)

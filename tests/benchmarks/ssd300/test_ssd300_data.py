@@ -18,7 +18,7 @@ from benchmarks.ssd300.augment import draw, train_pixels
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.data import Ssd300Data
 from benchmarks.ssd300.model import SSD300
-from benchmarks.ssd300.prepare import prepare, verify
+from benchmarks.ssd300.prepare import COMMANDS, prepare
 from benchmarks.ssd300.synthetic import generate
 from common.data.batches import Block
 from common.data.order import EpochStream, sample_generator
@@ -94,7 +94,7 @@ def test_what_is_prepared_are_the_pictures_with_a_box_byte_for_byte_and_all_boxe
             (box["image_id"], box["category_id"], box["bbox"], bool(box["iscrowd"])) for box in coco.anns.values()
         ]
         assert sorted(boxes) == sorted(expected)
-    assert verify(prepared).synthetic
+    assert COMMANDS.verify(prepared).synthetic
 
 
 def test_archives_give_what_folders_give(drawn, prepared, tmp_path):

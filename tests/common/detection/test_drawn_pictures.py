@@ -10,8 +10,7 @@ from pycocotools import mask as coco_mask
 
 from common.detection import drawn_pictures
 from common.detection.coco_synthetic import run_lengths
-from common.detection.drawn_outlines import outlines
-from common.detection.drawn_pictures import LOOKS, MANY, SHAPES, DrawnBox, PicturePlan, draw, paint, shape_of
+from common.detection.drawn_pictures import LOOKS, MANY, SHAPES, DrawnBox, PicturePlan, draw, outlines, paint, shape_of
 from common.errors import ConfigError
 
 SIDES = (96, 160)
