@@ -9,7 +9,6 @@ features, K classes without background.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +52,6 @@ class Backbone(nn.Module):
         """Return the levels of the pyramid, (N, C, H', W') each, from the finest."""
         levels: list[Tensor] = self.fpn(self.body.features(image_NCHW))
         return levels
-
-
-class RegionsSeen(NamedTuple):
-    """Number of regions per picture in each head."""
-
-    boxes: int
-    masks: int
 
 
 class MaskRCNN(nn.Module):
@@ -129,13 +121,14 @@ class MaskRCNN(nn.Module):
         """Return the outputs of the region proposal network for each level."""
         return [self.rpn(level_NCHW) for level_NCHW in levels]
 
-    def flops(self, size: Size, regions: RegionsSeen) -> list[LayerFlops]:
+    def flops(self, size: Size, boxes: int, masks: int) -> list[LayerFlops]:
         """Return the FLOPs of every layer for one picture, with one entry per level that it runs on.
 
         Names begin with the part: ``body``, ``fpn``, ``rpn``, ``box_head`` or ``mask_head``.
 
         Args:
             size: height and width of the padded picture.
+            boxes, masks: regions per picture in the box head and in the mask head.
         """
         body = self.backbone.body
         layers, sizes = body.flops(size)
@@ -145,8 +138,8 @@ class MaskRCNN(nn.Module):
             "body": layers,
             "fpn": pyramid,
             "rpn": self.rpn.flops(levels),
-            "box_head": self.box_head.flops(regions.boxes),
-            "mask_head": self.mask_head.flops(regions.masks),
+            "box_head": self.box_head.flops(boxes),
+            "mask_head": self.mask_head.flops(masks),
         }
         return [
             LayerFlops(f"{part}.{layer.name}", layer.forward, layer.training)
@@ -154,6 +147,6 @@ class MaskRCNN(nn.Module):
             for layer in found
         ]
 
-    def sample_flops(self, size: Size, regions: RegionsSeen) -> float:
+    def sample_flops(self, size: Size, boxes: int, masks: int) -> float:
         """Return the model FLOPs (2 per multiply-add) to train on one picture: forward pass and required gradients."""
-        return sum(layer.training for layer in self.flops(size, regions))
+        return sum(layer.training for layer in self.flops(size, boxes, masks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +18,10 @@ def subtractive_warmup_then_step_decay(
     warmup_factor: float,
     decay_steps: Sequence[int],
     decay_factor: float,
-    first_step: Literal[0, 1] = 1,
 ) -> Schedule:
     """Return the learning-rate schedule of the MLPerf reference.
 
-    With t = counter + first_step and W = warmup_steps, the rate is base - (W - t) * warmup_factor while t < W, then
+    With t = counter + 1 and W = warmup_steps, the rate is base - (W - t) * warmup_factor while t < W, then
     base * decay_factor**(number of ``decay_steps`` that t has reached). The difference to ``base`` in the warm-up does
     not depend on ``base`` and can exceed it. The reference counts updates from 1, because it advances its schedule
     before the step. NVIDIA's submissions count from 0, so that the first decay comes one update later. We follow the
@@ -37,7 +35,7 @@ def subtractive_warmup_then_step_decay(
     """
 
     def schedule(step: Tensor) -> Tensor:
-        count = step + first_step
+        count = step + 1
         rate = torch.full_like(step, base, dtype=torch.float64)
         for decay_step in decay_steps:
             rate = torch.where(count >= decay_step, rate * decay_factor, rate)

@@ -14,7 +14,7 @@ from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.data import MaskData
 from benchmarks.maskrcnn.evaluate import evaluation, ground_truth
 from benchmarks.maskrcnn.iteration import TrainingPass
-from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
+from benchmarks.maskrcnn.model import MaskRCNN
 from benchmarks.maskrcnn.pictures import Preparer, Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import FORMAT, open_prepared
@@ -157,7 +157,7 @@ class MaskRCNNSegmentation(DetectionWorkload):
         """Return the FLOPs to train on one picture of the largest shape, with all slots of both heads in use."""
         facts = self.own.facts
         largest = max(self.own.reader.shapes, key=lambda shape: shape[0] * shape[1])
-        return self.model.sample_flops(largest, RegionsSeen(facts.roi_sampled, facts.mask_slots))
+        return self.model.sample_flops(largest, facts.roi_sampled, facts.mask_slots)
 
 
 def _shape(key: Hashable) -> Shape:

@@ -18,37 +18,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from benchmarks.rnnt.lstm import State
+from benchmarks.rnnt.model import START, Rnnt
 from common.evaluation.forward import ForwardPass
-
-START = -1
-"""Label before the first token, for which the input of the prediction network is zero."""
-
-State = tuple[Tensor, Tensor]
-"""State of the prediction network: two tensors (layers, N, width)."""
-
-
-class JointNetwork(Protocol):
-    """Network that combines frames and predictions to logits of the classes."""
-
-    def logits(self, f: Tensor, g: Tensor) -> Tensor:
-        """Return logits (..., V) from (..., J) and (..., J), which broadcast."""
-
-
-class Transducer(Protocol):
-    """Network to decode, in evaluation mode. Its functions must not wait for the device."""
-
-    joint: JointNetwork
-
-    def initial_state(self, batch: int) -> State:
-        """Return the state of the prediction network before the first step."""
-
-    def predict_step(self, label_N: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the prediction (N, J) after one more label, int64, and the new state."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +68,7 @@ class GreedyDecoder:
     """Decoder of up to N utterances with up to S frames.
 
     Args:
-        model: a network that is a :class:`Transducer`.
+        model: network to decode.
         utterances, frames, width: N, S, J.
         look_ahead: A.
         unroll: iterations per graph, which are also the iterations between two checks for active rows.
@@ -109,7 +86,7 @@ class GreedyDecoder:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Rnnt,
         limits: DecodingLimits,
         utterances: int,
         frames: int,
@@ -123,7 +100,7 @@ class GreedyDecoder:
         capture: bool = True,
         pool: Any = None,
     ) -> None:
-        self._network, self._limits = cast(Transducer, model), limits
+        self._network, self._limits = model, limits
         self._look_ahead, self._unroll = look_ahead, unroll
         self.f_SNJ = torch.zeros((frames, utterances, width), dtype=dtype, device=device)
         self.length_N = torch.zeros(utterances, dtype=torch.int64, device=device)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.rnnt.config import Facts, ModelConfig
-from benchmarks.rnnt.greedy_decoder import START
 from benchmarks.rnnt.lstm import Initial, LstmStack, State
 from benchmarks.rnnt.ops.joint import JOINT
 from benchmarks.rnnt.ops.transducer_loss import TRANSDUCER_LOSS, joint_loss
@@ -30,6 +29,9 @@ from common.ops.operation import OPTION, OperationRequest, asked_for, choose
 
 JOINED = 2
 """Frames that the encoder joins to one."""
+
+START = -1
+"""Label before the first token, for which the input of the prediction network is zero."""
 
 PARTS = ("pre_rnn", "post_rnn", "pred_embed", "dec_rnn", "joint_pred", "joint_enc", "joint_net")
 """Names of the network's parts in the rules' logs."""
@@ -224,7 +226,7 @@ class Rnnt(nn.Module):
         """Return the prediction network's input of the joint network (B, J) after one more token, and the new state.
 
         Args:
-            tokens_B: int64; :data:`benchmarks.rnnt.greedy_decoder.START` before the first token.
+            tokens_B: int64; :data:`START` before the first token.
             state: state before the token.
         """
         embedded_BP = self.pred_embed(tokens_B.clamp(min=0)) * (tokens_B != START).unsqueeze(1)

@@ -132,30 +132,17 @@ def verify(
     ] = None,
     workers: int = 1,
 ) -> Manifest:
-    """Compare the names of the volumes and all checksums of ``data_dir`` with its lists; this reads all data.
+    """Compare every checksum of ``data_dir``; this reads all data.
 
     Args:
         workers: files at a time.
 
     Raises:
-        DataError: a file is missing, unexpected, changed or damaged; the message names a few of them.
+        DataError: a file is missing, changed or damaged, or the MD5s of ``checksums`` are others.
     """
-    found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
-    expected = _read_checksums(data_dir / CHECKSUMS)
-    _compare_names(data_dir, {path.name for path in listed(data_dir, "*.npy")}, expected, data_dir / CHECKSUMS)
-    with ThreadPoolExecutor(workers) as pool:
-        digests = dict(
-            zip(found.files, pool.map(lambda name: file_entry(data_dir / name, md5=True), found.files), strict=True)
-        )
-    remedy = f"delete these and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
-    changed = [name for name, entry in found.files.items() if digests[name].sha256 != entry.sha256]
-    if changed:
-        raise DataError(f"{data_dir}: changed or damaged, by SHA-256 of {manifest.NAME}: {_some(changed)}; {remedy}")
-    changed = [name for name, md5 in expected.items() if digests[name].md5 != md5]
-    if changed:
-        raise DataError(f"{data_dir}: changed or damaged, by MD5 of {CHECKSUMS}: {_some(changed)}; {remedy}")
+    found = manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
     if checksums is not None:
-        _compare_published(data_dir, {name: digests[name].md5 for name in expected}, checksums)
+        _compare_published(data_dir, _read_checksums(data_dir / CHECKSUMS), checksums)
     return found
 
 
@@ -171,7 +158,7 @@ def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, 
         preparation.require_space(data_dir, 5 * sum(left))  # float32 and uint8 per voxel
         cases = sorted(voxels, key=lambda case: voxels[case], reverse=True)
         records = stages.run(STAGE, {case.name: (case, data_dir, patch) for case in cases}, prepare_case)
-        return {name: _parse(record, stages.path(STAGE, name)) for name, record in records.items()}
+        return {name: _parse(record) for name, record in records.items()}
 
 
 def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> dict[str, Any]:
@@ -192,21 +179,18 @@ def _save(path: Path, array: NDArray[Any]) -> FileEntry:
 
 def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
     """Delete the record of a case whose files are missing or have other sizes, so that they are made again."""
-    record, path = stages.record(STAGE, name), stages.path(STAGE, name)
+    record = stages.record(STAGE, name)
     if record is None:
         return
-    files = _parse(record, path).files
+    files = _parse(record).files
     existing = [data_dir / file for file in files if (data_dir / file).is_file()]
     if {file.name: file.stat().st_size for file in existing} != {file: entry.bytes for file, entry in files.items()}:
-        path.unlink()
+        stages.path(STAGE, name).unlink()
 
 
-def _parse(record: dict[str, Any], path: Path) -> Record:
-    try:
-        files = {file: FileEntry(**digests) for file, digests in record["files"].items()}
-        return Record(tuple(record["shape"]), tuple(record["spacing"]), files)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete it and run the command again") from error
+def _parse(record: dict[str, Any]) -> Record:
+    files = {file: FileEntry(**digests) for file, digests in record["files"].items()}
+    return Record(tuple(record["shape"]), tuple(record["spacing"]), files)
 
 
 def _adopted(data_dir: Path, name: str) -> Record:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -163,38 +163,6 @@ def cover(size: int, window: int, stride: int) -> Axis:
     padded = max(math.ceil(kept / stride) * stride, window)
     starts = tuple(range(0, padded - window + 1, stride))
     return Axis(cropped // 2, kept, (padded - kept) // 2, padded, starts)
-
-
-def average_logits(image_DHW: Tensor, network: Callable[[Tensor], Tensor], window: SlidingWindow) -> Tensor:
-    """Return the importance-weighted average of the logits of all windows, in plain PyTorch, one window at a time.
-
-    Use it to inspect the segmentation of one volume. An evaluation needs no average: the weights of a voxel are the
-    same for all classes, so the largest sum is the largest average.
-
-    Args:
-        image_DHW: a volume, in the dtype of the network.
-        network: maps an image (1, 1, D, H, W) of one window to logits (1, K, D, H, W).
-
-    Returns:
-        Logits (D, H, W, K) of the scored part (:attr:`Geometry.kept`), fp32 (fp64 for fp64 logits).
-    """
-    depth, height, width = image_DHW.shape
-    geometry = window.geometry((depth, height, width))
-    padded = window.padded(image_DHW[geometry.kept], geometry)
-    sums: Tensor | None = None
-    for origin in geometry.origins:
-        part = tuple(slice(start, start + size) for start, size in zip(origin, window.shape, strict=True))
-        logits_KDHW = network(padded[part][None, None])[0]
-        if sums is None:
-            dtype = torch.float64 if logits_KDHW.dtype == torch.float64 else torch.float32
-            importance = window.importance(padded.device, dtype)
-            sums = torch.zeros(*padded.shape, len(logits_KDHW), dtype=dtype, device=padded.device)
-            weights = torch.zeros(*padded.shape, 1, dtype=dtype, device=padded.device)
-            ones = torch.ones(1, *window.shape, dtype=dtype, device=padded.device)
-        add_window(sums[part], logits_KDHW, importance)
-        add_window(weights[part], ones, importance)
-    assert sums is not None  # every volume has a window
-    return (sums / weights)[geometry.inside]
 
 
 def add_window(sums_DHWK: Tensor, logits_KDHW: Tensor, importance: Sequence[Tensor]) -> None:

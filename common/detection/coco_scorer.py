@@ -112,7 +112,7 @@ def _moved(part: Part, device: torch.device) -> Part:
     return type(part)(**{name: column.to(device) for name, column in vars(part).items()})
 
 
-class MaskScorer(Scorer):
+class MaskScorer(CocoScorer):
     """Computes COCO's metrics of the boxes and masks of a :class:`common.detection.detections.DetectionBuffer`.
 
     Args:
@@ -123,15 +123,15 @@ class MaskScorer(Scorer):
     """
 
     def __init__(self, read: Callable[[Path], Annotations], device: torch.device, processes: int) -> None:
-        self._read, self._device, self._count = read, device, processes
-        self._truth: GroundTruth | None = None
+        super().__init__(read, device)
+        self._count = processes
         self._masks: TruthMasks | None = None
         self._processes: OverlapProcesses | None = None
 
     def warm_up(self) -> None:
         """Start the processes, and score synthetic detections."""
         self._start()
-        score(*random_boxes(self._device))
+        super().warm_up()
 
     def open_data(self, root: Path) -> None:
         """Load the ground truth, and send its masks to the processes."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.heads import RegionLinear
-from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
+from benchmarks.maskrcnn.model import MaskRCNN
 from benchmarks.maskrcnn.proposals import anchors, level_sizes
 from common.mlperf.fixed import fixed_facts
 from common.nn.convolution import LayerFlops
@@ -108,7 +108,7 @@ def test_parameters_are_as_many_as_the_rules_model_has():
 
 
 def test_flops_are_those_of_the_rules_model():
-    layers = on_meta(REAL).flops((800, 1344), RegionsSeen(boxes=512, masks=128))
+    layers = on_meta(REAL).flops((800, 1344), boxes=512, masks=128)
 
     def of(*prefixes: str) -> LayerFlops:
         chosen = [layer for layer in layers if layer.name.startswith(prefixes)]
@@ -131,9 +131,7 @@ def test_flops_are_those_of_the_rules_model():
         assert found.forward / 2e9 == pytest.approx(multiply_adds, abs=0.006), part
         assert found.training / 1e9 == pytest.approx(training, abs=0.06), part
     assert sum(layer.training for layer in layers) == pytest.approx(1.549e12, rel=5e-4)
-    assert sum(found.training for found, _, _ in table) == on_meta(REAL).sample_flops(
-        (800, 1344), RegionsSeen(512, 128)
-    )
+    assert sum(found.training for found, _, _ in table) == on_meta(REAL).sample_flops((800, 1344), 512, 128)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rnnt.greedy_decoder import DecodingLimits, State
+from benchmarks.rnnt.greedy_decoder import DecodingLimits
+from benchmarks.rnnt.lstm import State
 
 BLANK = 6
 WIDTH, LAYERS, JOINT = 5, 2, 8

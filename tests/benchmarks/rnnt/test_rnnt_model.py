@@ -10,8 +10,7 @@ import torch
 
 from benchmarks.rnnt import example
 from benchmarks.rnnt.config import Facts, ModelConfig
-from benchmarks.rnnt.greedy_decoder import START
-from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, join_frames, training_flops
+from benchmarks.rnnt.model import IN_ORDER, PARTS, START, Rnnt, join_frames, training_flops
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.optim.adaptive import LAMB

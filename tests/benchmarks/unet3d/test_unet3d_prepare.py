@@ -207,39 +207,13 @@ def test_a_recorded_case_with_a_missing_file_is_prepared_again(raw_dir, data, tm
     assert contents(again) == contents(data)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("source.json", '{"files": 1'),
-        ("cases/case_*.json", '{"files": 1'),
-        ("cases/case_*.json", '{"files": 1}'),
-        ("cases/case_*.json", '{"files": {"a": {"bytes": 1}}}'),
-    ],
-)
-def test_the_error_for_a_damaged_record_names_it(raw_dir, tmp_path, monkeypatch, name, content):
+@pytest.mark.parametrize("name", ["source.json", "cases/case_*.json"])
+def test_the_error_for_a_damaged_record_names_it(raw_dir, tmp_path, monkeypatch, name):
     interrupted(raw_dir, tmp_path / "data", monkeypatch)
     path = sorted((tmp_path / "data" / "records").glob(name))[0]
-    path.write_text(content)
+    path.write_text('{"files": 1')
     with pytest.raises(DataError, match=rf"{path.name} is damaged"):
         prepare(raw_dir, tmp_path / "data")
-
-
-def test_verify_compares_the_md5s(data):
-    md5s = json.loads((data / "checksum.json").read_text())
-    changed = {**md5s, "case_00002_x.npy": "0" * 32}
-    (data / "checksum.json").write_text(json.dumps(changed, indent=1) + "\n")
-    manifest = json.loads((data / "manifest.json").read_text())
-    content = (data / "checksum.json").read_bytes()
-    manifest["files"]["checksum.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (data / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match=r"changed or damaged, by MD5 of checksum.json: case_00002_x.npy; delete"):
-        verify(data)
-
-
-def test_verify_counts_the_volumes(data):
-    (data / "case_00009_x.npy").write_bytes((data / "case_00001_x.npy").read_bytes())
-    with pytest.raises(DataError, match=r"has case_00009_x.npy, which .*checksum.json does not have"):
-        verify(data)
 
 
 def test_verify_compares_with_other_checksums(data, tmp_path, capsys):
