@@ -44,7 +44,7 @@ Propose = Callable[[Sequence[RpnOutput], Tensor], Proposals]
 """Function from the region proposal network's outputs and (B, 2) heights and widths to proposals; capturable."""
 
 
-class Boxes(NamedTuple):
+class BestBoxes(NamedTuple):
     """The best boxes of each picture.
 
     Attributes:
@@ -121,7 +121,7 @@ class Detector:
         )
 
     @torch.no_grad()
-    def select(self, logits_RK: Tensor, deltas_RX: Tensor, proposals: Proposals, size_B2: Tensor) -> Boxes:
+    def select(self, logits_RK: Tensor, deltas_RX: Tensor, proposals: Proposals, size_B2: Tensor) -> BestBoxes:
         """Return the best boxes from the outputs of the box head.
 
         Args:
@@ -157,7 +157,7 @@ class Detector:
         class_BD = position_BD // best
         row_BD = class_BD * candidates + kept_BKT.flatten(1).gather(1, position_BD)
         corners_BD4 = rows_of(corners_BKS4.flatten(1, 2), row_BD)
-        return Boxes(corners_BD4, score_BD, class_BD + 1)
+        return BestBoxes(corners_BD4, score_BD, class_BD + 1)
 
     def _regions(self, levels: Sequence[Tensor], boxes_BR4: Tensor, valid_BR: Tensor, resolution: int) -> Tensor:
         samples = self._facts.roi_samples

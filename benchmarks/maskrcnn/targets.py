@@ -31,7 +31,7 @@ _NONE = 1 << 32
 """A number larger than every key."""
 
 
-class Sample(NamedTuple):
+class CandidateSample(NamedTuple):
     """Sampled candidates: of each kind, those with the smallest random keys.
 
     Attributes:
@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
 
 @torch.no_grad()
-def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positive: int) -> Sample:
+def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positive: int) -> CandidateSample:
     """Draw a sample of the candidates of each picture.
 
     The key of candidate n of picture b is the hash of b N + n. The hash is a bijection of words, so that keys are
@@ -74,7 +74,7 @@ def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positiv
     valid_BC = slot_C < total_B.unsqueeze(1)
     position_BC = torch.where(slot_C < positives_B.unsqueeze(1), slot_C, second_BC).where(valid_BC, 0)
     index_BC = torch.cat([*found, position_BC.new_zeros((batch, 1))], 1).gather(1, position_BC)
-    return Sample(torch.where(valid_BC, index_BC, 0), positives_B, total_B)
+    return CandidateSample(torch.where(valid_BC, index_BC, 0), positives_B, total_B)
 
 
 RPN_STREAM, ROI_STREAM = 1, 2
@@ -138,7 +138,7 @@ class _Matched:
 
     def __call__(
         self, candidates_A4: Tensor, known_BA: Tensor, boxes_BM4: Tensor, count_B: Tensor, seed: Tensor
-    ) -> tuple[Tensor, Sample]:
+    ) -> tuple[Tensor, CandidateSample]:
         """Return each candidate's match, and the sample, which only has candidates that are ``known_BA``."""
         match_BA = self._match(candidates_A4, boxes_BM4, count_B, self._rule)
         label_BA = torch.where(match_BA >= 0, POSITIVE, torch.where(match_BA == BELOW, NEGATIVE, IGNORED))

@@ -127,12 +127,9 @@ class SlidingWindowConfig:
 
     Attributes:
         batch: windows per forward pass.
-        share: number of neighbouring data-parallel ranks that share the windows of a volume; null chooses the value
-            that balances the ranks best.
     """
 
     batch: Annotated[int, AtLeast(1)]
-    share: Annotated[int, AtLeast(1, "at least 1, or null")] | None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ NOISE_DEVIATION = 0.1
 
 
 @dataclass(frozen=True)
-class Draws:
+class CropDraws:
     """The random numbers of a crop, except its position.
 
     Attributes:
@@ -64,7 +64,7 @@ class VolumeCrop:
     offset: int
     shape: Size3
     origin: Size3
-    draws: Draws
+    draws: CropDraws
 
 
 @dataclass(frozen=True)

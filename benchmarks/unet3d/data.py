@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_location
 from benchmarks.unet3d.config import CacheLocation, Facts, Variant, VolumeReaderSettings
-from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, Draws, Slab, VolumeCrop, crop_origin
+from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, CropDraws, Slab, VolumeCrop, crop_origin
 from benchmarks.unet3d.ops.augment import AUGMENT, parameters
 from benchmarks.unet3d.volume_order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.volumes import Volumes, open_volumes
@@ -30,7 +30,7 @@ from common.errors import ConfigError
 from common.ops.operation import Choice, OperationRequest, select
 
 
-def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draws:
+def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> CropDraws:
     """Draw the augmentation of a crop.
 
     Args:
@@ -46,7 +46,7 @@ def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draw
     deviation = 0.0
     if generator.random() < facts.noise_probability:
         deviation = NOISE_DEVIATION if variant == "nvidia" else generator.uniform(0.0, NOISE_DEVIATION)
-    return Draws((d, h, w), scale, deviation, int(generator.integers(2**63)))
+    return CropDraws((d, h, w), scale, deviation, int(generator.integers(2**63)))
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def warm_up(settings: VolumeDataSettings, layout: Layout, micro_batch: int, spli
     """Make a micro-batch from a synthetic volume, to compile the kernel before ``run_start``."""
     slab, device = settings.slab(split), layout.device
     volume = torch.zeros(math.prod(slab.size), device=device)
-    draws = Draws((True, True, True), 1.0, NOISE_DEVIATION, 0)
+    draws = CropDraws((True, True, True), 1.0, NOISE_DEVIATION, 0)
     tensors = parameters([VolumeCrop(0, slab.size, (0, 0, 0), draws)] * micro_batch, slab, device.type == "cuda")
     given = (volume, volume.to(torch.uint8), *(t.to(device) for t in tensors.values()))
     settings.augmentation(device).function(*given, slab, settings.dtype)

@@ -45,14 +45,11 @@ class EvaluationSettings:
     Attributes:
         window: size and overlap of the windows.
         batch: windows per forward pass.
-        share: number of neighbouring data-parallel ranks that share the windows of a volume; None chooses the value
-            that balances the ranks best, when the volumes are known.
         dice_smooth: added to numerator and denominator of the Dice coefficient.
     """
 
     window: SlidingWindow
     batch: int
-    share: int | None
     dice_smooth: float
 
 
@@ -100,7 +97,7 @@ class MeanDice(Evaluation):
         capture: replay the forward pass as a CUDA graph.
 
     Raises:
-        ConfigError: a window has no equal slabs for the cp ranks, or a share does not divide the dp ranks.
+        ConfigError: a window has no equal slabs for the cp ranks.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class MeanDice(Evaluation):
         self._settings = settings
         self._layout = layout
         self._dtype = dtype
-        self._shares = shares_to_try(layout.size("dp"), settings.share)
+        self._shares = shares_to_try(layout.size("dp"))
         self._sums = VolumeSums(settings.window, len(CLASSES), self._shares, layout, dtype)
         shape = (settings.batch, 1, *self._sums.slab_shape)
         # With one channel, convolutions recognise the memory format only by the strides.

@@ -45,14 +45,14 @@ class VolumeSums:
     Args:
         window: size and importance of the windows.
         classes: K.
-        shares: numbers of dp ranks that can share a volume; :meth:`open` chooses one.
+        shares: numbers of dp ranks that can share a volume, divisors of all; :meth:`open` chooses one.
         layout: windows are distributed over dp ranks; each cp rank has a slab of every window.
 
     Attributes:
         slab_shape: shape of this rank's slab of a window.
 
     Raises:
-        ConfigError: a window has no equal slabs for the cp ranks, or a share does not divide the dp ranks.
+        ConfigError: a window has no equal slabs for the cp ranks.
     """
 
     def __init__(
@@ -70,12 +70,6 @@ class VolumeSums:
         cp, index = layout.size("cp"), layout.index("cp")
         if depth % cp:
             raise ConfigError(f"layout.cp={cp} does not divide windows of {depth} planes")
-        for share in shares:
-            if layout.size("dp") % share:
-                raise ConfigError(
-                    f"sliding_window.share={share} does not divide the {layout.size('dp')} data-parallel ranks of the "
-                    "evaluation"
-                )
         self.slab_shape = (depth // cp, height, width)
         self._slab_start = index * self.slab_shape[0]
         of_depth, of_height, of_width = window.importance(self._device, self._dtype)

@@ -23,16 +23,14 @@ from benchmarks.unet3d.sliding_window import Geometry, Origin, SlidingWindow
 from benchmarks.unet3d.volumes import VolumeEntry
 
 LARGEST_SHARE = 8
-"""Largest number of ranks that share a volume by default; the sums then stay within one node."""
+"""Largest number of ranks that share a volume; the sums then stay within one node."""
 
 SHARED_VOLUME = 0.25
 """Cost, in windows, of summing the logits of a shared volume over ranks: some hundred MB over NVLink."""
 
 
-def shares_to_try(ranks: int, share: int | None) -> tuple[int, ...]:
-    """Return possible group sizes: ``share``, or powers of two up to ``LARGEST_SHARE`` that divide ``ranks``."""
-    if share is not None:
-        return (share,)
+def shares_to_try(ranks: int) -> tuple[int, ...]:
+    """Return possible sizes of groups of ranks: powers of two up to ``LARGEST_SHARE`` that divide ``ranks``."""
     powers = (2**power for power in range(LARGEST_SHARE.bit_length()))
     return tuple(size for size in powers if ranks % size == 0)
 
@@ -103,7 +101,7 @@ Read = Callable[[VolumeEntry], tuple[NDArray[np.float32], NDArray[np.uint8]]]
 
 
 @dataclass(frozen=True)
-class Share:
+class WindowShare:
     """The windows of a volume that a rank evaluates.
 
     Attributes:
@@ -134,7 +132,7 @@ class CachedVolume:
     origins: tuple[Origin, ...]
 
 
-def shares_of_rank(windows: Sequence[int], ranks: int, rank: int, share: int) -> list[Share]:
+def shares_of_rank(windows: Sequence[int], ranks: int, rank: int, share: int) -> list[WindowShare]:
     """Return the work of one rank, in the order of its group's volumes.
 
     Args:
@@ -144,20 +142,20 @@ def shares_of_rank(windows: Sequence[int], ranks: int, rank: int, share: int) ->
     """
     volumes = assign_volumes(windows, ranks // share)[rank // share]
     assigned = assign_windows([windows[volume] for volume in volumes], share, rank % share)
-    return [Share(volume, mine) for volume, mine in zip(volumes, assigned, strict=True)]
+    return [WindowShare(volume, mine) for volume, mine in zip(volumes, assigned, strict=True)]
 
 
 def cache_volumes(
     cases: Sequence[VolumeEntry],
     read: Read,
-    shares: Sequence[Share],
+    shares: Sequence[WindowShare],
     window: SlidingWindow,
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[CachedVolume]:
     """Read the volumes of ``shares`` to ``device``; return when they are complete. Raises the errors of ``read``."""
 
-    def load(share: Share) -> CachedVolume:
+    def load(share: WindowShare) -> CachedVolume:
         case = cases[share.volume]
         geometry = window.geometry(case.shape)
         image, label = read(case)

@@ -49,7 +49,7 @@ _NAMED = 5  # largest number of files named in a message
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class CaseRecord:
     """A prepared case: shape (D, H, W), original spacing of the scan in mm (None if unknown), and files."""
 
     shape: tuple[int, int, int]
@@ -146,7 +146,7 @@ def verify(
     return found
 
 
-def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, Record]:
+def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, CaseRecord]:
     """Prepare the cases without a record, the largest first; return all records by case name."""
     patch = source.settings.patch
     voxels = {case: voxels_of(case.image, patch) for case in source.cases}
@@ -162,14 +162,14 @@ def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, 
 
 
 def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> dict[str, Any]:
-    """Write the two files of ``case``; return its :class:`Record` as plain values."""
+    """Write the two files of ``case``; return its :class:`CaseRecord` as plain values."""
     scan = load_scan(case.image, case.label)
     image, label = preprocess(scan, patch)
     _, depth, height, width = image.shape
     made = VolumeEntry(case.name, (depth, height, width), case.split)
     files = {made.image_file: _save(data_dir / made.image_file, image)}
     files[made.label_file] = _save(data_dir / made.label_file, label)
-    return dataclasses.asdict(Record(made.shape, scan.spacing, files))
+    return dataclasses.asdict(CaseRecord(made.shape, scan.spacing, files))
 
 
 def _save(path: Path, array: NDArray[Any]) -> FileEntry:
@@ -188,12 +188,12 @@ def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
         stages.path(STAGE, name).unlink()
 
 
-def _parse(record: dict[str, Any]) -> Record:
+def _parse(record: dict[str, Any]) -> CaseRecord:
     files = {file: FileEntry(**digests) for file, digests in record["files"].items()}
-    return Record(tuple(record["shape"]), tuple(record["spacing"]), files)
+    return CaseRecord(tuple(record["shape"]), tuple(record["spacing"]), files)
 
 
-def _adopted(data_dir: Path, name: str) -> Record:
+def _adopted(data_dir: Path, name: str) -> CaseRecord:
     made = []
     for kind, dtype in (("x", np.float32), ("y", np.uint8)):
         path = data_dir / f"{name}_{kind}.npy"
@@ -210,10 +210,10 @@ def _adopted(data_dir: Path, name: str) -> Record:
     if not np.isfinite(image).all():
         raise DataError(f"{data_dir / f'{name}_x.npy'} has values that are not finite; prepare it again")
     files = {f"{name}_{kind}.npy": file_entry(data_dir / f"{name}_{kind}.npy", md5=True) for kind in "xy"}
-    return Record(tuple(image.shape[1:]), None, files)
+    return CaseRecord(tuple(image.shape[1:]), None, files)
 
 
-def _describe(data_dir: Path, records: dict[str, Record]) -> tuple[dict[str, FileEntry], dict[str, int]]:
+def _describe(data_dir: Path, records: dict[str, CaseRecord]) -> tuple[dict[str, FileEntry], dict[str, int]]:
     """Write ``cases.json`` and ``checksum.json``; return the files and counts of the manifest."""
     splits = {name: raw.split_of(int(name[-5:])) for name in sorted(records)}
     cases = {

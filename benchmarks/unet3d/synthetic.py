@@ -66,7 +66,7 @@ class SyntheticScans(Options):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScanPlan:
     """A scan: its name, kidneys, and seed; shape of the prepared volume; shape and spacing (mm) of the scan."""
 
     name: str
@@ -116,7 +116,7 @@ def branch(size: int, patch: int) -> str | None:
     return "crop" if rest < stride / 2 else "pad"
 
 
-def plan(options: SyntheticScans) -> list[Plan]:
+def plan(options: SyntheticScans) -> list[ScanPlan]:
     """Return all scans of ``options``, sorted by name; evaluation uses the first cases of the benchmark's list."""
     training = [number for number in range(LABELLED_CASES) if number not in EVALUATION_CASES]
     chosen = {"train": training[: options.train], "eval": list(EVALUATION_CASES[: options.eval])}
@@ -136,11 +136,11 @@ def plan(options: SyntheticScans) -> list[Plan]:
                 float((size + 0.5) * target / count)
                 for size, target, count in zip(shape, TARGET_SPACING, scan_shape, strict=True)
             )
-            plans.append(Plan(raw.case_name(number), anatomy, shape, scan_shape, spacing, (options.seed, number)))
+            plans.append(ScanPlan(raw.case_name(number), anatomy, shape, scan_shape, spacing, (options.seed, number)))
     return sorted(plans, key=lambda entry: entry.name)
 
 
-def write_scan(raw_dir: Path, entry: Plan) -> None:
+def write_scan(raw_dir: Path, entry: ScanPlan) -> None:
     """Draw one scan and write its two files to its folder in ``raw_dir``."""
     image, label = draw(entry)
     folder = raw_dir / entry.name
@@ -151,7 +151,7 @@ def write_scan(raw_dir: Path, entry: Plan) -> None:
     nibabel.save(nibabel.Nifti1Image(label, affine), folder / raw.LABEL)
 
 
-def draw(entry: Plan) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
+def draw(entry: ScanPlan) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
     """Return image in Hounsfield units and labels, both (D, H, W) of the scan."""
     random = np.random.default_rng((*entry.seed, 1))
     label = np.zeros(entry.scan_shape, np.uint8)

@@ -164,7 +164,7 @@ class UNet3DSegmentation(Workload):
         """Return the evaluation of mean Dice on the ranks of ``layout``."""
         facts, windows = self.own.facts, self.own.sliding_window
         window = SlidingWindow(facts.input_shape, facts.overlap, facts.padding_value)
-        settings = EvaluationSettings(window, windows.batch, windows.share, facts.dice_smooth)
+        settings = EvaluationSettings(window, windows.batch, facts.dice_smooth)
         return MeanDice(self.model, settings, layout, self.dtype, capture=self.cfg.cuda_graphs)
 
     def synthetic_evaluation(self, layout: Layout) -> MeanDice:

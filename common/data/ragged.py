@@ -23,7 +23,7 @@ def bounds_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
     return bounds
 
 
-def take(lengths: NDArray[np.int32], rows: NDArray[np.integer], *columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+def take(lengths: NDArray[np.integer], rows: NDArray[np.integer], *columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """Return the pieces ``rows`` of each flat column; ``lengths`` are the lengths of all pieces of a column."""
     starts, chosen = starts_of(lengths), lengths[rows].astype(np.int64)
     taken = tuple(np.empty(chosen.sum(), column.dtype) for column in columns)

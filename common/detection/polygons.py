@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.ragged import bounds_of
+from common.data.ragged import bounds_of, take
 from common.detection.columns import read_column, write_columns
 
 _PREFIX = "polygons_"
@@ -51,10 +51,10 @@ class Polygons:
 
     def taken(self, objects: NDArray[np.integer]) -> Polygons:
         """Return the polygons of the objects with these indices, in this order."""
-        parts = _rows(self.object_bounds, objects)
-        points = _rows(self.polygon_bounds, parts)
-        counts = np.diff(self.object_bounds)[objects], np.diff(self.polygon_bounds)[parts]
-        bounds = [bounds_of(count).astype(np.int32) for count in counts]
+        part_counts, point_counts = np.diff(self.object_bounds), np.diff(self.polygon_bounds)
+        (parts,) = take(part_counts, objects, np.arange(self.polygons))
+        (points,) = take(point_counts, parts, np.arange(self.points))
+        bounds = [bounds_of(counts).astype(np.int32) for counts in (part_counts[objects], point_counts[parts])]
         return Polygons(bounds[0], bounds[1], self.xy[points])
 
     def single_precision(self) -> Polygons:
@@ -78,10 +78,3 @@ class Polygons:
             read_column(folder / f"{_PREFIX}polygon_bounds.npy", integer, (polygons + 1,)),
             read_column(folder / f"{_PREFIX}xy.npy", np.dtype(dtype), (points, 2)),
         )
-
-
-def _rows(bounds: NDArray[np.integer], pieces: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the indices of all elements of ``pieces``, piece by piece."""
-    lengths = np.diff(bounds)[pieces].astype(np.int64)
-    shift = bounds[:-1][pieces] - bounds_of(lengths)[:-1]
-    return np.arange(int(lengths.sum())) + np.repeat(shift, lengths)

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.ragged import bounds_of
+from common.data.ragged import bounds_of, take
 from common.detection.columns import read_column, write_columns
 from common.detection.json_entries import Entries
 from common.detection.polygons import Polygons
@@ -45,11 +45,9 @@ class Segmentations:
 
     def taken(self, objects: NDArray[np.integer]) -> Segmentations:
         """Return the segmentations of the objects with these indices, in this order."""
-        counts = np.diff(self.run_bounds)[objects]
-        bounds = bounds_of(counts)
-        shift = self.run_bounds[:-1][objects] - bounds[:-1]
-        rows = np.arange(int(bounds[-1])) + np.repeat(shift, counts)
-        return Segmentations(self.polygons.taken(objects), bounds, self.run_lengths[rows])
+        counts = np.diff(self.run_bounds)
+        (runs,) = take(counts, objects, self.run_lengths)
+        return Segmentations(self.polygons.taken(objects), bounds_of(counts[objects]), runs)
 
     def has_runs(self) -> NDArray[np.bool_]:
         """Return whether each object has runs, (N,)."""

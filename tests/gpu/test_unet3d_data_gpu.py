@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.crop import Draws, Slab, VolumeCrop
+from benchmarks.unet3d.crop import CropDraws, Slab, VolumeCrop
 from benchmarks.unet3d.data import VolumeDataSettings, open_train, warm_up
 from benchmarks.unet3d.ops.augment import AUGMENT, parameters
 from common.data.batches import Batch, Block, HostBatch
@@ -31,7 +31,7 @@ NOISE = 1e-4
 def crops() -> list[VolumeCrop]:
     drawn = zip(product((False, True), repeat=3), [0.0, 0.1] * 4, [0, 1, 2**63 - 1, 5, 1 << 40, 3, 8, 9], strict=True)
     return [
-        VolumeCrop(VOXELS * (n % 2), SHAPE, (3 * n, 32 - n, 2 * n), Draws(flips, 1 + 0.1 * n, deviation, seed))
+        VolumeCrop(VOXELS * (n % 2), SHAPE, (3 * n, 32 - n, 2 * n), CropDraws(flips, 1 + 0.1 * n, deviation, seed))
         for n, (flips, deviation, seed) in enumerate(drawn)
     ]
 

@@ -134,7 +134,7 @@ def network(dtype: torch.dtype, factor: float = 1.0) -> UNet3D:
 
 
 def evaluation_of(model: UNet3D, dtype: torch.dtype, capture: bool, batch: int = 3) -> MeanDice:
-    settings = EvaluationSettings(SMALL, batch, None, 1e-6)
+    settings = EvaluationSettings(SMALL, batch, 1e-6)
     evaluation = MeanDice(model, settings, Layout(device="cuda"), dtype, capture)
     evaluation.warm_up()
     evaluation.cache(CASES, lambda case: oracle.volume(case.shape, seed=int(case.name[-5:])))

@@ -78,7 +78,7 @@ def block_of_cases(
     return block
 
 
-class Filled(NamedTuple):
+class FilledParts(NamedTuple):
     """The parts of a tensor that a block fills.
 
     Attributes:
@@ -115,18 +115,18 @@ class FilledLevel(NamedTuple):
         targets: parts of tensors with the targets of all relations.
     """
 
-    nodes: Filled
-    outputs: Filled
-    rows: Filled
-    targets: Filled
+    nodes: FilledParts
+    outputs: FilledParts
+    rows: FilledParts
+    targets: FilledParts
 
 
 def level_of(block: SampledBlock, level: int) -> FilledLevel:
     """Return the parts of tensors that a block fills at ``level``. Waits for the device."""
     shape, nodes, rows = block.shape, block.node_counts.tolist(), block.row_counts.tolist()
     return FilledLevel(
-        Filled(shape.node_offsets(level), nodes[level]),
-        Filled(shape.node_offsets(level - 1), nodes[level - 1]),
-        Filled(shape.row_offsets(level), rows[level - 1]),
-        Filled(shape.target_offsets(level), [nodes[level - 1][target] for target in shape.schema.targets]),
+        FilledParts(shape.node_offsets(level), nodes[level]),
+        FilledParts(shape.node_offsets(level - 1), nodes[level - 1]),
+        FilledParts(shape.row_offsets(level), rows[level - 1]),
+        FilledParts(shape.target_offsets(level), [nodes[level - 1][target] for target in shape.schema.targets]),
     )

@@ -121,8 +121,8 @@ def expected_counts(**options):
     return {case.name: counts(*read(case), network) for case in EVAL_CASES}
 
 
-def evaluation_of(model, layout=None, batch=3, share=None, window=SMALL, cases=EVAL_CASES, dtype=torch.float32):
-    settings = EvaluationSettings(window, batch, share, dice_smooth=1e-6)
+def evaluation_of(model, layout=None, batch=3, window=SMALL, cases=EVAL_CASES, dtype=torch.float32):
+    settings = EvaluationSettings(window, batch, dice_smooth=1e-6)
     evaluation = MeanDice(model, settings, layout or Layout(), dtype, capture=True)
     evaluation.warm_up()
     evaluation.cache(cases, read)

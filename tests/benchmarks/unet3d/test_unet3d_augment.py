@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.unet3d.crop import Draws, Slab, VolumeCrop
+from benchmarks.unet3d.crop import CropDraws, Slab, VolumeCrop
 from benchmarks.unet3d.data import draw
 from benchmarks.unet3d.ops.augment import augment_reference, noise_of, parameters
 from tests.benchmarks.unet3d.small_volumes import PERIOD, facts, numbered
@@ -28,8 +28,8 @@ def flat_volumes() -> tuple[list[np.ndarray], list[int], torch.Tensor, torch.Ten
     return [image for image, _ in pairs], offsets, torch.from_numpy(images), torch.from_numpy(labels)
 
 
-def draws_of(flips: tuple[bool, ...] = (False, False, False), scale: float = 1.0, deviation: float = 0.0) -> Draws:
-    return Draws(flips, scale, deviation, 7)
+def draws_of(flips: tuple[bool, ...] = (False, False, False), scale: float = 1.0, deviation: float = 0.0) -> CropDraws:
+    return CropDraws(flips, scale, deviation, 7)
 
 
 @pytest.mark.parametrize("flips", ALL_FLIPS)
@@ -79,7 +79,8 @@ def test_brightness_multiplies_each_sample_by_its_own_factor():
 
 def test_noise_has_its_deviation():
     flat, labels = torch.full((8 * 12 * 10,), 3.0), torch.zeros(8 * 12 * 10, dtype=torch.uint8)
-    crops = [VolumeCrop(0, SIZE, (0, 0, 0), Draws((False,) * 3, 1.0, deviation, 5)) for deviation in (0.0, 0.05, 0.1)]
+    deviations = (0.0, 0.05, 0.1)
+    crops = [VolumeCrop(0, SIZE, (0, 0, 0), CropDraws((False,) * 3, 1.0, each, 5)) for each in deviations]
     image, _ = augment_reference(flat, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert torch.equal(image[0], torch.full_like(image[0], 3.0))
     assert abs(image[1].std().item() / 0.05 - 1) < 5 / math.sqrt(2 * 960)
@@ -121,7 +122,7 @@ def test_noise_of_different_seeds_is_independent():
     assert abs((one.double() * other.double()).mean().item()) < 4 / math.sqrt(100_000)
 
 
-def drawn(variant: str, count: int = 20_000) -> list[Draws]:
+def drawn(variant: str, count: int = 20_000) -> list[CropDraws]:
     generator, rules = np.random.default_rng(11), facts()
     return [draw(generator, rules, variant) for _ in range(count)]
 

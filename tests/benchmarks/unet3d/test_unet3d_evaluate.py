@@ -113,7 +113,7 @@ TRAINING_CASE = VolumeEntry("case_00099", (16, 16, 16), "train")
 
 
 def unopened(model):
-    return MeanDice(model, EvaluationSettings(SMALL, 3, None, 1e-6), Layout(), torch.float32, capture=True)
+    return MeanDice(model, EvaluationSettings(SMALL, 3, 1e-6), Layout(), torch.float32, capture=True)
 
 
 def test_prepared_cases_are_read_only_once(tmp_path, expected):
@@ -134,14 +134,9 @@ def test_a_folder_without_evaluation_cases_is_an_error(tmp_path):
         unopened(Pattern()).open_data(root)
 
 
-def test_a_share_that_does_not_divide_the_ranks_is_an_error():
-    with pytest.raises(ConfigError, match=r"sliding_window.share=3 does not divide the 4"):
-        MeanDice(Pattern(), EvaluationSettings(SMALL, 1, 3, 1e-6), Layout({"dp": 4}), torch.float32, capture=False)
-
-
 def test_windows_that_cannot_be_cut_into_equal_slabs_are_an_error():
     with pytest.raises(ConfigError, match="cp=3 does not divide windows of 16 planes"):
-        MeanDice(Pattern(), EvaluationSettings(SMALL, 1, 1, 1e-6), Layout({"cp": 3}), torch.float32, capture=False)
+        MeanDice(Pattern(), EvaluationSettings(SMALL, 1, 1e-6), Layout({"cp": 3}), torch.float32, capture=False)
 
 
 def test_a_network_of_other_classes_is_an_error():

@@ -91,18 +91,6 @@ def test_the_learning_rate_after_60_steps_is_that_of_nvidias_log():
     assert float(optimizer._schedule(torch.tensor(59))) == pytest.approx(0.0530775, abs=5e-8)
 
 
-@pytest.mark.parametrize("override", ["benchmark.facts.oversampling=0.3", "benchmark.facts.input_shape=[64,64,64]"])
-def test_the_closed_division_fixes_crops_and_network(override):
-    with pytest.raises(ConfigError, match=r"the rules fix"):
-        admit(*loaded("scale=8xH200", override))
-
-
-def test_the_closed_division_trains_with_momentum():
-    with pytest.raises(ConfigError, match=r"hparams\.momentum=0: the reference's SGD"):
-        admit(*loaded("scale=8xH200", "hparams.momentum=0"))
-    admit(*loaded("scale=8xH200", "hparams.momentum=0", "submission.division=open"))
-
-
 @pytest.mark.parametrize(
     ("overrides", "kind", "message"),
     [

@@ -71,7 +71,7 @@ def node_offsets(shape: BlockShape, level: int, device: torch.device) -> Tensor:
     return _tensor(shape.node_offsets(level)[:-1], device)
 
 
-class Into(NamedTuple):
+class IncomingColumns(NamedTuple):
     """Relations into each type, as columns of a product: one column per relation and head.
 
     Attributes:
@@ -86,7 +86,7 @@ class Into(NamedTuple):
 
 
 @functools.cache
-def into(shape: BlockShape, heads: int, device: torch.device) -> Into:
+def into(shape: BlockShape, heads: int, device: torch.device) -> IncomingColumns:
     """Return the relations into each type; depends only on the schema and the number of heads."""
     schema = shape.schema
     of_type = [schema.into(node_type) for node_type in range(len(schema.types))]
@@ -94,10 +94,10 @@ def into(shape: BlockShape, heads: int, device: torch.device) -> Into:
     lines = [[relation for relation in own for _ in range(heads)] for own in of_type]
     table = _tensor([line + [-1] * (columns - len(line)) for line in lines], device)
     firsts = tuple(heads * of_type[target].index(relation) for relation, target in enumerate(schema.targets))
-    return Into(table, columns, firsts)
+    return IncomingColumns(table, columns, firsts)
 
 
-class From(NamedTuple):
+class OutgoingRelations(NamedTuple):
     """Relations from each type that have capacity for rows at a level.
 
     Attributes:
@@ -110,7 +110,7 @@ class From(NamedTuple):
 
 
 @functools.cache
-def from_types(shape: BlockShape, level: int, device: torch.device) -> From:
+def from_types(shape: BlockShape, level: int, device: torch.device) -> OutgoingRelations:
     """Return the relations from each type at a level."""
     indptr, found = [0], []
     for node_type in range(len(shape.schema.types)):
@@ -118,7 +118,7 @@ def from_types(shape: BlockShape, level: int, device: torch.device) -> From:
             if source == node_type and shape.rows[level - 1][relation]:
                 found.append(relation)
         indptr.append(len(found))
-    return From(_tensor(indptr, device), _tensor(found, device))
+    return OutgoingRelations(_tensor(indptr, device), _tensor(found, device))
 
 
 def target_capacities(shape: BlockShape, level: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Training crops from cached volumes: crop, flip, brightness, noise, cast and layout in one pass.
 
-The host draws a few numbers per sample (:class:`benchmarks.unet3d.crop.Draws`); the device reads and writes each
+The host draws a few numbers per sample (:class:`benchmarks.unet3d.crop.CropDraws`); the device reads and writes each
 voxel of the crop once. A mirrored crop is read with negative steps, so crop and flip are one address::
 
     address(d, h, w) = start + d * step_d + h * step_h + w * step_w

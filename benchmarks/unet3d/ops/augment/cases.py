@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.unet3d.crop import NOISE_DEVIATION, Draws, Size3, Slab, VolumeCrop
+from benchmarks.unet3d.crop import NOISE_DEVIATION, CropDraws, Size3, Slab, VolumeCrop
 from benchmarks.unet3d.ops.augment import parameters
 from benchmarks.unet3d.ops.sizes import FACTS, SAMPLES
 from common.ops.cases import Case, Draw, Pass, size_of
@@ -43,7 +43,7 @@ def passes(
         origin = [(number * (3 + axis)) % (volume[axis] - size[axis] + 1) for axis in range(3)]
         flips = bool(number & 4), bool(number & 2), not number & 1
         deviation = NOISE_DEVIATION if number < noisy else 0.0
-        draws = Draws(flips, 1 + brightness * number, deviation, LARGEST_SEED >> 9 * number)
+        draws = CropDraws(flips, 1 + brightness * number, deviation, LARGEST_SEED >> 9 * number)
         crops.append(VolumeCrop(number * voxels, volume, (origin[0], origin[1], origin[2]), draws))
     images = draw.normal(samples * voxels, dtype=torch.float32)
     labels = draw.integers(0, FACTS.classes, samples * voxels, dtype=torch.uint8)
