@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from benchmarks.maskrcnn.caffe2_backbone import BACKBONE, write_backbone
 from benchmarks.maskrcnn.config import Facts
 from common.data.options import Option
 from common.detection import coco_synthetic
-from common.detection.coco_synthetic import Look, SyntheticCoco
+from common.detection.coco_synthetic import SyntheticCoco
 from common.detection.drawn_pictures import LEAST_SIDE, Form, PicturePlan
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
@@ -33,12 +33,6 @@ EXTREME = 25
 """One of this number of pictures is extreme, and one has an object without area."""
 NARROW = 0.15
 """Ratio of the shorter to the longer side of an extreme picture."""
-COCO_SIZE = (640, 480)
-"""Sides of most pictures of COCO, px."""
-COCO_POINTS = (10, 30)
-"""Number of points of a polygon, from the minimum to the maximum, for the kind ``coco-sized``."""
-COCO_BOXES = 13
-"""Maximum number of objects for the kind ``coco-sized``: 7 on average, if there is enough space."""
 FITTED = 8
 """Number of pictures to which the backbone's batch norms are fitted."""
 _EPSILON = 1e-5
@@ -46,15 +40,8 @@ _EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class SyntheticOutlines(SyntheticCoco):
-    """Options of ``generate``, which adds two training pictures: one has only a box of one pixel's width, one none.
+    """Options of ``generate``, which adds two training pictures: one has only a box of one pixel's width, one none."""
 
-    The kind ``coco-sized`` is for measurements: all pictures have 640 x 480 or 480 x 640 px and 7 objects on average,
-    whose polygons have 10 to 30 points; ``sides`` and ``boxes`` are ignored.
-    """
-
-    kind: Annotated[
-        Literal["mixed", "coco-sized"], Option("kind of pictures; coco-sized: 640 x 480 px with 7 objects")
-    ] = "mixed"
     layers: Annotated[tuple[int, int, int, int], Option("blocks per stage of the backbone")] = (3, 4, 6, 3)
     image_size: Annotated[int, Option("side of pictures to fit the backbone to, px", least=LEAST_SIDE)] = 800
 
@@ -67,15 +54,11 @@ class SyntheticOutlines(SyntheticCoco):
 
     def plan(self, number: int, form: Form = "plain") -> PicturePlan:
         """Return the plan of picture ``number``."""
-        classes, coco = tuple(range(self.classes)), self.kind == "coco-sized"
-        size = COCO_SIZE if coco else None
-        if coco and number % 4 == 3:
-            size = COCO_SIZE[::-1]
-        elif not coco and number % EXTREME == EXTREME // 2:
+        size = None
+        if number % EXTREME == EXTREME // 2:
             size = (self.sides[1], max(LEAST_SIDE, round(NARROW * self.sides[1])))
             size = size if number // EXTREME % 2 == 0 else size[::-1]
-        boxes = COCO_BOXES if coco else self.boxes
-        return PicturePlan(self.seed, number, classes, self.sides, boxes, form=form, size=size)
+        return PicturePlan(self.seed, number, tuple(range(self.classes)), self.sides, self.boxes, form=form, size=size)
 
     @property
     def backbone(self) -> ResNetShape:
@@ -96,17 +79,16 @@ def generate(raw_dir: Path, options: SyntheticOutlines = SyntheticOutlines(), wo
     def add_backbone(folder: Path, pictures: list[Path]) -> None:
         write_backbone(folder / BACKBONE, _backbone(pictures[:FITTED], options), _EPSILON)
 
-    plans, look = _plans(options)
-    return coco_synthetic.generate(raw_dir, options, plans, look, workers, add_backbone)
+    plans, slivers = _plans(options)
+    return coco_synthetic.generate(raw_dir, options, plans, workers, add_backbone, slivers)
 
 
-def _plans(options: SyntheticOutlines) -> tuple[dict[str, list[PicturePlan]], Look]:
-    """Return the plans of the pictures of each split, and the look of their annotations."""
-    mixed = options.kind == "mixed"
+def _plans(options: SyntheticOutlines) -> tuple[dict[str, list[PicturePlan]], set[int]]:
+    """Return the plans of the pictures of each split, and the numbers of pictures with a box one pixel wide."""
     forms: dict[str, list[Form]] = {"train": ["plain"] * options.train, "val": ["plain"] * options.eval}
-    if mixed and options.train > 2:
+    if options.train > 2:
         forms["train"][2] = "crowd"
-    if mixed and options.eval > 2:
+    if options.eval > 2:
         forms["val"][1] = "crowd"
     if options.eval > 1:
         forms["val"][-1] = "empty"
@@ -117,11 +99,8 @@ def _plans(options: SyntheticOutlines) -> tuple[dict[str, list[PicturePlan]], Lo
     for split, wanted in forms.items():
         plans[split] = [options.plan(first + number, form) for number, form in enumerate(wanted)]
         first += len(wanted)
-    slivers = {without_area}
-    if mixed:
-        drawn = [plan.number for split in plans.values() for plan in split if plan.form == "plain"]
-        slivers |= {number for number in drawn if number % EXTREME == 1}
-    return plans, Look(options.classes, (0, 0) if mixed else COCO_POINTS, slivers)
+    drawn = [plan.number for split in plans.values() for plan in split if plan.form == "plain"]
+    return plans, {without_area, *(number for number in drawn if number % EXTREME == 1)}
 
 
 def _backbone(pictures: list[Path], options: SyntheticOutlines) -> dict[str, Tensor]:

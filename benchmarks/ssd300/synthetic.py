@@ -21,7 +21,7 @@ from benchmarks.ssd300.augment import eval_pixels
 from benchmarks.ssd300.config import BACKBONES, Facts
 from common.data.options import Option
 from common.detection import coco_synthetic
-from common.detection.coco_synthetic import Look, SyntheticCoco
+from common.detection.coco_synthetic import SyntheticCoco
 from common.detection.drawn_pictures import Form, PicturePlan
 from common.mlperf.fixed import fixed_facts
 from common.nn.batch_norm import BatchNorm2d
@@ -55,7 +55,7 @@ def generate(raw_dir: Path, options: SyntheticBoxes = SyntheticBoxes(), workers:
     def write_backbone(folder: Path, pictures: list[Path]) -> None:
         torch.save(_backbone(pictures, options), folder / BACKBONES[-1])
 
-    return coco_synthetic.generate(raw_dir, options, plans, Look(options.classes), workers, write_backbone)
+    return coco_synthetic.generate(raw_dir, options, plans, workers, write_backbone)
 
 
 def _plans(options: SyntheticBoxes, first: int, count: int, add_empty: bool) -> list[PicturePlan]:

@@ -6,7 +6,7 @@ Ids of pictures and categories have gaps, as in COCO. Objects have polygons, cro
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,35 +39,21 @@ class SyntheticCoco(Options):
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Look:
-    """Options for the annotations of drawn pictures.
-
-    Attributes:
-        points: smallest and largest requested number of points of a polygon; (0, 0) for its corners only.
-        slivers: numbers of pictures that have an additional box one pixel wide.
-    """
-
-    classes: int
-    points: tuple[int, int] = (0, 0)
-    slivers: Collection[int] = ()
-
-
 def generate(
     raw_dir: Path,
     options: SyntheticCoco,
     plans: dict[str, list[PicturePlan]],
-    look: Look,
     workers: int,
     write_backbone: Callable[[Path, list[Path]], None],
+    slivers: Collection[int] = (),
 ) -> str:
     """Write synthetic data in the format of COCO 2017 to ``raw_dir``, an empty or new folder; return a summary.
 
     Args:
         options: description that is stored with the data.
         plans: plans of pictures by split, ``train`` and ``val``.
-        look: options for the annotations.
         write_backbone: writes the backbone to the given folder, for the given training pictures.
+        slivers: numbers of pictures that have an additional box one pixel wide.
 
     Raises:
         DataError: ``raw_dir`` is not empty.
@@ -77,7 +63,7 @@ def generate(
         (folder / "annotations").mkdir()
         for split, wanted in plans.items():
             drawn = synthetic.drawn(draw, wanted, workers, PER_WORKER)
-            boxes = _write_split(folder, split, wanted, drawn, look)
+            boxes = _write_split(folder, split, zip(wanted, drawn, strict=True), options.classes, slivers)
             summary.append(f"{split}: {len(wanted)} pictures with {boxes} boxes")
         write_backbone(folder, sorted((folder / SPLITS["train"]).iterdir()))
         synthetic.mark(folder, asdict(options))
@@ -95,20 +81,24 @@ def picture_id(number: int) -> int:
 
 
 def _write_split(
-    raw_dir: Path, split: str, plans: Sequence[PicturePlan], drawn: Iterator[DrawnPicture], look: Look
+    raw_dir: Path,
+    split: str,
+    drawn: Iterable[tuple[PicturePlan, DrawnPicture]],
+    classes: int,
+    slivers: Collection[int],
 ) -> int:
     """Write the pictures of a split and their annotations; return the number of boxes."""
-    folder, ids = raw_dir / SPLITS[split], category_ids(look.classes)
+    folder, ids = raw_dir / SPLITS[split], category_ids(classes)
     folder.mkdir()
     images: list[dict[str, Any]] = []
     boxes: list[dict[str, Any]] = []
-    for plan, picture in zip(plans, drawn, strict=True):
+    for plan, picture in drawn:
         name = f"{picture_id(plan.number):012d}.jpg"
         (folder / name).write_bytes(picture.jpeg)
         images.append(
             {"id": picture_id(plan.number), "file_name": name, "width": picture.width, "height": picture.height}
         )
-        for values in _annotations(plan, picture, look):
+        for values in _annotations(plan, picture, plan.number in slivers):
             category = ids[values.pop("class_index")]
             boxes.append({"id": len(boxes) + 1, "image_id": picture_id(plan.number), "category_id": category, **values})
     categories = [{"id": number, "name": f"shape {index}"} for index, number in enumerate(ids)]
@@ -117,9 +107,8 @@ def _write_split(
     return len(boxes)
 
 
-def _annotations(plan: PicturePlan, picture: DrawnPicture, look: Look) -> Iterator[dict[str, Any]]:
+def _annotations(plan: PicturePlan, picture: DrawnPicture, sliver: bool) -> Iterator[dict[str, Any]]:
     """Yield the annotations of one picture, with ``class_index`` in place of their category."""
-    random = np.random.default_rng([plan.seed, plan.number, 1])
     for box in picture.boxes:
         values = {"class_index": box.class_index, "bbox": [box.x, box.y, box.width, box.height]}
         if box.crowd:
@@ -127,13 +116,12 @@ def _annotations(plan: PicturePlan, picture: DrawnPicture, look: Look) -> Iterat
             runs = {"size": [picture.height, picture.width], "counts": run_lengths(inside_HW)}
             yield {**values, "area": int(inside_HW.sum()), "iscrowd": 1, "segmentation": runs}
         else:
-            points = int(random.integers(look.points[0], look.points[1] + 1))
-            parts = outlines(box.class_index, box.height, box.width, points)
+            parts = outlines(box.class_index, box.height, box.width)
             corner = np.array([box.x, box.y])
             polygons = [np.round(part_S2 + corner, 2).reshape(-1).tolist() for part_S2 in parts]
             area = int(shape_of(box.class_index, box.height, box.width).sum())
             yield {**values, "area": area, "iscrowd": 0, "segmentation": polygons}
-    if plan.number in look.slivers:
+    if sliver:
         x, y, (width, height) = picture.width // 2, picture.height // 3, SLIVER
         yield {
             "class_index": plan.classes[0],
