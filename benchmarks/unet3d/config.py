@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from benchmarks.unet3d.model import HALVINGS, NetworkSettings, UNet3DArchitecture
+from benchmarks.unet3d.model import HALVINGS, UNet3DArchitecture
 from benchmarks.unet3d.model import OPERATIONS as NETWORK_OPERATIONS
 from benchmarks.unet3d.ops.augment import AUGMENT
 from benchmarks.unet3d.ops.dice_cross_entropy import DICE_CROSS_ENTROPY
@@ -18,7 +18,8 @@ from common.config.ranges import (
     Range,
     ShareBelowOne,
 )
-from common.ops.operation import Operation, all_implementations
+from common.config.sections import NetworkConfig
+from common.ops.operation import AUTO, Operation
 from common.optim.hparams import SgdHparams
 
 CacheLocation = Literal["auto", "device", "host"]
@@ -108,17 +109,15 @@ class Hparams(SgdHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(NetworkSettings):
+class ModelConfig(NetworkConfig):
     """Options of the network.
 
     Attributes:
-        loss_scale: initial loss scale with fp16.
+        halo: method by which the ranks of a split volume exchange planes.
     """
 
-    loss_scale: Annotated[float, Positive]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+    operations = OPERATIONS
+    halo: str = AUTO
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -121,44 +121,26 @@ OPERATIONS: dict[str, Operation] = {
 """Operations of the network. Implementations are chosen layer by layer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkSettings:
-    """Options of the network.
-
-    Attributes:
-        implementations: implementation by operation name; ``auto`` for operations that are not listed.
-        halo: method by which the ranks of a split volume exchange planes.
-    """
-
-    implementations: dict[str, str] = field(default_factory=dict)
-    halo: str = AUTO
-
-
 class _NetworkBuild:
     """Settings that all parts of the network share, and the names of the chosen implementations."""
 
     def __init__(
         self,
         architecture: UNet3DArchitecture,
-        settings: NetworkSettings,
+        implementations: Mapping[str, str],
+        halo: str,
         device: torch.device,
         dtype: torch.dtype,
         split: VolumeSplit | None,
     ) -> None:
         self.architecture, self.device, self.dtype, self.split = architecture, device, dtype, split
         self.memory_format = torch.channels_last_3d
-        self._implementations = settings.implementations
+        self._implementations = implementations
         self._exchange: HaloExchange | None = None
-        self._names: dict[str, set[str]] = {
-            "instance_norm": set(),
-            "upsample": set(),
-            "convolution": set(),
-            "output_convolution": set(),
-            "halo": {NO_HALO},
-        }
+        self._names: dict[str, set[str]] = {**{name: set() for name in OPERATIONS}, "halo": {NO_HALO}}
         if split is not None:
-            with asked_for("model.halo", settings.halo):
-                self._exchange = build_exchange(split, device, settings.halo)
+            with asked_for("model.halo", halo):
+                self._exchange = build_exchange(split, device, halo)
             self._names["halo"] = {self._exchange.transport.name}
 
     @property
@@ -176,16 +158,7 @@ class _NetworkBuild:
         self._names["convolution"].add(layer.implementation)
         return layer
 
-    def norm_relu(self, channels: int) -> Callable[..., tuple[Tensor, Tensor]]:
-        return self._select("instance_norm", channels)
-
-    def upsample(self, channels: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        return self._select("upsample", channels)
-
-    def output_convolution(self, channels: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        return self._select("output_convolution", channels)
-
-    def _select(self, name: str, channels: int) -> Callable[..., Any]:
+    def operation(self, name: str, channels: int) -> Callable[..., Any]:
         request = OperationRequest(self.device, self.dtype, {"channels": channels})
         chosen = select(self._implementations, name, OPERATIONS[name], request)
         self._names[name].add(chosen.name)
@@ -202,7 +175,7 @@ class ConvBlock(nn.Module):
         self.norm = nn.InstanceNorm3d(
             out_channels, build.architecture.norm_epsilon, affine=True, device=build.device, dtype=build.dtype
         )
-        self._norm_relu = build.norm_relu(out_channels)
+        self._norm_relu: Callable[..., tuple[Tensor, Tensor]] = build.operation("instance_norm", out_channels)
         self._split = build.split if split else None
 
     def forward(self, x_NCDHW: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,7 +212,7 @@ class UpBlock(nn.Module):
         )
         # Holds weight and bias; the fused operation reads them.
         self.upsample = transposed.to(memory_format=build.memory_format)
-        self._upsample = build.upsample(out_channels)
+        self._upsample: Callable[..., Tensor] = build.operation("upsample", out_channels)
         self.conv1 = ConvBlock(build, 2 * out_channels, out_channels, 1, split)
         self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
 
@@ -267,6 +240,8 @@ class UNet3D(nn.Module):
     Args:
         generator: random generator of the initial weights, on the CPU. None leaves them uninitialised, for models
             that are loaded or only measured.
+        implementations: implementation by operation name; ``auto`` for operations that are not listed.
+        halo: method by which the ranks of a split volume exchange planes.
         device, dtype: device and dtype of all parameters; activations have the same dtype. Weights are drawn in fp32.
         split: ranks that share each volume; None if every rank has whole volumes. With a split, all its ranks must
             build the network together.
@@ -278,9 +253,10 @@ class UNet3D(nn.Module):
     def __init__(
         self,
         architecture: UNet3DArchitecture,
-        settings: NetworkSettings | None = None,
         generator: torch.Generator | None = None,
         *,
+        implementations: Mapping[str, str] | None = None,
+        halo: str = AUTO,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         split: VolumeSplit | None = None,
@@ -290,7 +266,7 @@ class UNet3D(nn.Module):
         split = None if split is None or split.ranks == 1 else split
         self.architecture = architecture
         self._split = split
-        build = _NetworkBuild(architecture, settings or NetworkSettings(), device, dtype, split)
+        build = _NetworkBuild(architecture, implementations or {}, halo, device, dtype, split)
         filters = architecture.filters
         self.input_block = ConvPair(build, INPUT_CHANNELS, filters[0], 1, split=True)
         for level, (name, narrow, wide) in enumerate(architecture.down, 1):
@@ -298,7 +274,7 @@ class UNet3D(nn.Module):
         for level, (name, wide, narrow) in zip(range(HALVINGS - 1, -1, -1), architecture.up, strict=True):
             self.add_module(name, UpBlock(build, wide, narrow, split=level < SPLIT_LEVELS))
         self.output = skip_init(OutputConvolution, filters[0], architecture.classes, 1, device=device, dtype=dtype)
-        self.output.function = build.output_convolution(filters[0])
+        self.output.function = build.operation("output_convolution", filters[0])
         self._chosen = build.chosen
         if generator is not None:
             self._initialise(generator)

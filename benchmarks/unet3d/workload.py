@@ -49,8 +49,9 @@ class UNet3DSegmentation(Workload):
         self._split = VolumeSplit.from_layout(layout)
         self.model = UNet3D(
             facts,
-            model,
             layout.shared_generator("weights"),
+            implementations=model.implementations,
+            halo=model.halo,
             device=layout.device,
             dtype=self.dtype,
             split=self._split,

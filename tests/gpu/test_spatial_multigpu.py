@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.model import NetworkSettings, UNet3D, UNet3DArchitecture
+from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.ops.dice_cross_entropy import dice_cross_entropy_reference
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.spatial.halo import TRANSPORTS, build_exchange
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import UnsupportedImplementation
+from common.ops.operation import AUTO
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
@@ -51,13 +52,13 @@ class Trainee:
     def __init__(
         self,
         layout: Layout,
-        settings: NetworkSettings,
+        halo: str = AUTO,
         captured: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.layout, self.split, self.dtype = layout, VolumeSplit.from_layout(layout), dtype
         generator, device = torch.Generator().manual_seed(11), layout.device
-        self.model = UNet3D(ARCHITECTURE, settings, generator, device=device, dtype=dtype, split=self.split)
+        self.model = UNet3D(ARCHITECTURE, generator, halo=halo, device=device, dtype=dtype, split=self.split)
         redundant = self.model.redundant_parameters()
         named = dict(self.model.named_parameters())
         groups = [
@@ -157,14 +158,14 @@ def run_rank(rank: int, world: int, folder: Path) -> dict[str, Any]:
             results[f"{transport} unsupported"] = str(error)
             continue
         results[f"{transport} wrong halos"] = wrong_halos(split, device, transport)
-        results[f"{transport} logits"] = Trainee(layout, NetworkSettings(halo=transport), dtype=torch.float32).logits()
+        results[f"{transport} logits"] = Trainee(layout, transport, dtype=torch.float32).logits()
     for mode, (transport, captured) in MODES.items():
         if f"{transport} unsupported" not in results:
-            trainee = Trainee(layout, NetworkSettings(halo=transport), captured)
+            trainee = Trainee(layout, transport, captured)
             results[mode] = trainee.train()
     if rank == 0:
-        results["whole"] = Trainee(Layout(device=device), NetworkSettings()).train()
-        results["whole logits"] = Trainee(Layout(device=device), NetworkSettings(), dtype=torch.float32).logits()
+        results["whole"] = Trainee(Layout(device=device)).train()
+        results["whole logits"] = Trainee(Layout(device=device), dtype=torch.float32).logits()
     return results
 
 

@@ -11,7 +11,7 @@ from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
 from benchmarks.unet3d.config import Facts
-from benchmarks.unet3d.model import NetworkSettings, UNet3D, UNet3DArchitecture
+from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
@@ -243,7 +243,7 @@ def test_the_model_rejects_a_wrong_size():
 @pytest.mark.parametrize("option", ["instance_norm", "upsample", "convolution", "output_convolution"])
 def test_the_error_for_an_unknown_implementation_names_it(option):
     with pytest.raises(UnsupportedImplementation, match=rf"model\.implementations\.{option}=magic"):
-        UNet3D(SMALL, NetworkSettings(implementations={option: "magic"}))
+        UNet3D(SMALL, implementations={option: "magic"})
 
 
 def test_five_numbers_of_filters_are_needed():

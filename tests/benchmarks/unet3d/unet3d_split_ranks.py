@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.model import NetworkSettings, UNet3D, UNet3DArchitecture
+from benchmarks.unet3d.model import UNet3D, UNet3DArchitecture
 from benchmarks.unet3d.ops.dice_cross_entropy import dice_cross_entropy_reference
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -38,7 +38,7 @@ class Trainee:
         self.layout = layout
         self.split = VolumeSplit.from_layout(layout)
         generator = torch.Generator().manual_seed(11)
-        self.model = UNet3D(ARCHITECTURE, NetworkSettings(), generator, dtype=torch.float64, split=self.split)
+        self.model = UNet3D(ARCHITECTURE, generator, dtype=torch.float64, split=self.split)
 
     def local(self, whole: Tensor, dim: int) -> Tensor:
         return whole if self.split is None else self.split.slab(whole, dim).contiguous()
