@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import TARGET_SPACING
 from benchmarks.unet3d.raw import EVALUATION_CASES, LABELLED_CASES, ScanSettings
+from benchmarks.unet3d.sliding_window import cover
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
@@ -105,15 +106,9 @@ def generate(raw_dir: Path, options: SyntheticScans = SyntheticScans(), workers:
 
 
 def branch(size: int, patch: int) -> str | None:
-    """Return how sliding windows of ``patch`` voxels with half overlap change an axis: ``crop``, ``pad`` or None.
-
-    Source: mlcommons/training, unet3d, inference: a remainder of less than half a stride is cropped.
-    """
-    stride = max(1, patch // 2)
-    rest = size % stride
-    if rest == 0:
-        return None
-    return "crop" if rest < stride / 2 else "pad"
+    """Return how sliding windows of ``patch`` voxels with half overlap change an axis: ``crop``, ``pad`` or None."""
+    axis = cover(size, patch, max(1, patch // 2))
+    return "crop" if axis.kept < size else "pad" if axis.padded > size else None
 
 
 def plan(options: SyntheticScans) -> list[ScanPlan]:

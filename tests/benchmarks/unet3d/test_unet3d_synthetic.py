@@ -1,7 +1,5 @@
 """The generated scans have what they promise: anatomy, intensities, sizes, determinism."""
 
-import json
-
 import nibabel
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ from scipy import ndimage
 
 from benchmarks.unet3d import raw, synthetic
 from benchmarks.unet3d.prepare import prepare
-from benchmarks.unet3d.synthetic import SyntheticScans, branch, generate, plan
+from benchmarks.unet3d.synthetic import SyntheticScans, generate, plan
 from benchmarks.unet3d.volumes import open_volumes
 from common.errors import ConfigError
 
@@ -55,24 +53,6 @@ def test_prepared_volumes_have_the_planned_anatomy(volumes):
         assert components(label == 2) == sum(anatomy)
 
 
-def test_one_case_lacks_a_tumour_and_others_have_two_components_of_each_class(volumes):
-    found = {}
-    for case in volumes.train:
-        _, label = volumes.read(case)
-        found[case.name] = (components(label == 1), components(label == 2))
-    assert (2, 0) in found.values()
-    assert (2, 2) in found.values()
-    assert (1, 1) in found.values()
-
-
-def test_tumours_lie_in_kidneys(volumes):
-    for case in volumes.train:
-        _, label = volumes.read(case)
-        around = ndimage.binary_dilation(label == 2, TOUCHING) & (label != 2)
-        if around.any():
-            assert (label[around] == 1).mean() > 0.9
-
-
 def test_intensities_are_like_the_benchmarks(volumes):
     for case in (*volumes.train, *volumes.eval):
         image, label = volumes.read(case)
@@ -110,15 +90,6 @@ def test_sizes_reach_both_branches_of_the_sliding_window(volumes, split):
     assert any(rest >= 16 for rest in rests)
 
 
-@pytest.mark.parametrize(
-    ("size", "what"),
-    # Stride 64: by the reference's rule a rest of less than 32 is cropped, of 32 and more padded.
-    [(128, None), (130, "crop"), (159, "crop"), (160, "pad"), (191, "pad"), (192, None), (200, "crop")],
-)
-def test_branches_equal_the_references(size, what):
-    assert branch(size, 128) == what
-
-
 def test_files_depend_only_on_the_seed(raw_dir, tmp_path):
     generate(tmp_path / "same", SYNTHETIC)
     assert files(tmp_path / "same") == files(raw_dir)
@@ -127,42 +98,11 @@ def test_files_depend_only_on_the_seed(raw_dir, tmp_path):
     assert all(other[name] != content for name, content in files(raw_dir).items() if name in other)
 
 
-def test_fewer_cases_are_the_first_of_more(raw_dir, tmp_path):
-    generate(tmp_path / "few", SyntheticScans(2, 1, PATCH, 56, 96))
-    few, many = files(tmp_path / "few"), files(raw_dir)
-    assert set(few) - {"SYNTHETIC"} < set(many)
-    assert all(many[name] == content for name, content in few.items() if name != "SYNTHETIC")
-
-
 @pytest.mark.usefixtures("forked_pools")
 def test_files_do_not_depend_on_the_workers(raw_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(synthetic, "VOXELS_PER_WORKER", 1 << 20)
     generate(tmp_path / "parallel", SYNTHETIC, workers=2)
     assert files(tmp_path / "parallel") == files(raw_dir)
-
-
-def test_all_210_cases_can_be_generated(tmp_path):
-    plans = plan(SyntheticScans(168, 42, (32,), 32, 32))
-    assert [entry.name for entry in plans] == [f"case_{number:05d}" for number in range(210)]
-
-
-def test_the_smallest_volumes_have_their_anatomy(tmp_path):
-    request = SyntheticScans(8, 4, (32,), 32, 32)
-    generate(tmp_path / "raw", request)
-    prepare(tmp_path / "raw", tmp_path / "data")
-    volumes = open_volumes(tmp_path / "data", (32, 32, 32))
-    planned = {entry.name: entry.anatomy for entry in plan(request)}
-    for case in (*volumes.train, *volumes.eval):
-        _, label = volumes.read(case)
-        assert (label == 1).any()
-        assert components(label == 2) == sum(planned[case.name])
-
-
-def test_the_marker_has_the_options_and_the_crop(raw_dir):
-    assert json.loads((raw_dir / "SYNTHETIC").read_text()) == {
-        "kind": "ellipsoids in noise", "train": 8, "eval": 4, "smallest": 56, "largest": 96, "seed": 0,
-        "settings": {"patch": [64, 64, 64]},
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
