@@ -20,8 +20,8 @@ from benchmarks.maskrcnn.data import MaskData
 from benchmarks.maskrcnn.heads import RpnOutput
 from benchmarks.maskrcnn.model import MaskRCNN
 from benchmarks.maskrcnn.ops.paste import PASTE, find_runs
-from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
-from benchmarks.maskrcnn.ops.roi_align.reference import LEVELS, RoiAlign
+from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN, Regions, RoiAlign
+from benchmarks.maskrcnn.ops.roi_align.reference import LEVELS
 from benchmarks.maskrcnn.pictures import Preparer
 from benchmarks.maskrcnn.prepared import open_prepared
 from benchmarks.maskrcnn.proposals import PIXEL, STRIDES, Proposals, Proposer, Selection, anchors
@@ -160,8 +160,9 @@ class Detector:
         return BestBoxes(corners_BD4, score_BD, class_BD + 1)
 
     def _regions(self, levels: Sequence[Tensor], boxes_BR4: Tensor, valid_BR: Tensor, resolution: int) -> Tensor:
-        samples = self._facts.roi_samples
-        return self._roi_align(levels[:LEVELS], boxes_BR4, valid_BR, REGION_STRIDES, resolution, samples)
+        regions, samples = [Regions(boxes_BR4, valid_BR, resolution)], self._facts.roi_samples
+        (features_RCSS,) = self._roi_align(levels[:LEVELS], regions, REGION_STRIDES, samples)
+        return features_RCSS
 
 
 def evaluation(

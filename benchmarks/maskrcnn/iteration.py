@@ -121,7 +121,7 @@ class TrainingPass:
             Regions(rois.boxes_BR4, first_slots(rois.total_B, facts.roi_sampled), facts.box_resolution),
             Regions(rois.boxes_BR4[:, : facts.mask_slots], masked_BP, facts.mask_resolution),
         ]
-        box_RCSS, mask_QCSS = self._align.several(levels[:LEVELS], regions, STRIDES[:LEVELS], facts.roi_samples)
+        box_RCSS, mask_QCSS = self._align(levels[:LEVELS], regions, STRIDES[:LEVELS], facts.roi_samples)
 
         (box_leaf_RCSS,) = cut([box_RCSS])
         with self._box_branch.beside():

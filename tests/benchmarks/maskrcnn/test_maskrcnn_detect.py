@@ -145,7 +145,8 @@ def test_a_batch_is_what_its_pictures_are_alone():
             part = slice(index, index + 1)
             levels = model.pyramid(image[part])
             mine = Proposals(proposals.boxes_BS4[part], proposals.score_BS[part])
-            features = ALIGN(levels[:4], mine.boxes_BS4, mine.score_BS > -torch.inf, REGION_STRIDES, 7, 2)
+            regions = roi_align.Regions(mine.boxes_BS4, mine.score_BS > -torch.inf, 7)
+            (features,) = ALIGN(levels[:4], [regions], REGION_STRIDES, 2)
             boxes = find.select(*model.box_head(features), mine, SIZES[part])
             valid = found.valid[index]
             torch.testing.assert_close(found.score[index], boxes.score_BD[0], rtol=1e-4, atol=1e-5)
@@ -155,7 +156,8 @@ def test_a_batch_is_what_its_pictures_are_alone():
             sides = corners[:, 2:] - corners[:, :2] + 1
             expected = torch.cat([corners[:, :2], sides], 1)
             torch.testing.assert_close(found.box[index][valid], expected, rtol=1e-4, atol=1e-3)
-            features = ALIGN(levels[:4], boxes.corners_BD4, valid[None], REGION_STRIDES, 14, 2)
+            regions = roi_align.Regions(boxes.corners_BD4, valid[None], 14)
+            (features,) = ALIGN(levels[:4], [regions], REGION_STRIDES, 2)
             own = torch.sigmoid(model.mask_head(features, boxes.label_BD[0]))
             torch.testing.assert_close(found.masks.probability[index][valid], own[valid], rtol=1e-4, atol=1e-4)
     assert torch.equal(found.masks.size, original)

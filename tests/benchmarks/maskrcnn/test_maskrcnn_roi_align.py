@@ -78,13 +78,19 @@ def pyramid(
 ALIGN = roi_align.ROI_ALIGN.reference
 
 
+def aligned(levels, boxes, there, strides, bins, samples):
+    """Return the features of one set of regions."""
+    (found,) = ALIGN(levels, [Regions(boxes, there, bins)], strides, samples)
+    return found
+
+
 @pytest.mark.parametrize(("bins", "samples"), [(7, 2), (3, 1), (2, 3)])
 def test_features_and_gradients_are_torchvisions(bins, samples):
     random = torch.Generator().manual_seed(bins)
     levels = [level.requires_grad_() for level in pyramid(random, 2, 5, 120, 200, torch.float64)]
     boxes, there = regions(random, 2, 120, 200)
     assert set(level_of(boxes[there][None], STRIDES)[0].tolist()) == {0, 1, 2, 3}
-    found = ALIGN(levels, boxes, there, STRIDES, bins, samples)
+    found = aligned(levels, boxes, there, STRIDES, bins, samples)
     wanted = expected(levels, boxes, there, STRIDES, bins, samples)
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
@@ -99,7 +105,7 @@ def test_slots_without_a_region_read_nothing():
     levels = [torch.full_like(level, torch.nan) for level in pyramid(torch.Generator(), 2, 3, 64, 64, torch.float32)]
     levels = [level.requires_grad_() for level in levels]
     boxes, there = torch.tensor([4.0, 4.0, 30.0, 30.0]).expand(2, 5, 4), torch.zeros((2, 5), dtype=torch.bool)
-    found = ALIGN(levels, boxes, there, STRIDES, 7, 2)
+    found = aligned(levels, boxes, there, STRIDES, 7, 2)
     assert not found.any()
     gradients = torch.autograd.grad(found, levels, torch.full_like(found, torch.inf))
     assert not any(gradient.any() for gradient in gradients)
@@ -110,18 +116,18 @@ def test_two_sets_of_regions_and_none():
     levels = pyramid(random, 2, 4, 64, 80, torch.float32)
     boxes, there = regions(random, 2, 64, 80)
     sets = [Regions(boxes, there, 7), Regions(boxes[:, :4], there[:, :4], 14), Regions(boxes[:, :0], there[:, :0], 2)]
-    together = ALIGN.several(levels, sets, STRIDES, 2)
+    together = ALIGN(levels, sets, STRIDES, 2)
     assert [tuple(one.shape) for one in together] == [(2 * boxes.shape[1], 4, 7, 7), (8, 4, 14, 14), (0, 4, 2, 2)]
     for one, own in zip(together, sets, strict=True):
-        assert torch.equal(one, ALIGN(levels, own.boxes_BR4, own.there_BR, STRIDES, own.resolution, 2))
+        assert torch.equal(one, aligned(levels, own.boxes_BR4, own.there_BR, STRIDES, own.resolution, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_computed_in_fp32(dtype):
     random = torch.Generator().manual_seed(3)
     levels, (boxes, there) = pyramid(random, 1, 3, 64, 80, dtype), regions(random, 1, 64, 80)
-    found = ALIGN(levels, boxes, there, STRIDES, 7, 2)
-    exact = ALIGN([level.double() for level in levels], boxes, there, STRIDES, 7, 2)
+    found = aligned(levels, boxes, there, STRIDES, 7, 2)
+    exact = aligned([level.double() for level in levels], boxes, there, STRIDES, 7, 2)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
@@ -130,8 +136,8 @@ def test_what_does_not_fit_is_refused():
     levels = pyramid(torch.Generator(), 2, 3, 64, 64, torch.float32)
     boxes, there = torch.zeros((2, 5, 4)), torch.ones((2, 5), dtype=torch.bool)
     with pytest.raises(ValueError, match="4 of the same pictures"):
-        ALIGN(levels[:3], boxes, there, STRIDES[:3], 7, 2)
+        aligned(levels[:3], boxes, there, STRIDES[:3], 7, 2)
     with pytest.raises(ValueError, match=r"boxes \(1, 5, 4\)"):
-        ALIGN(levels, boxes[:1], there[:1], STRIDES, 7, 2)
+        aligned(levels, boxes[:1], there[:1], STRIDES, 7, 2)
     with pytest.raises(ValueError, match=r"slots \(2, 4\)"):
-        ALIGN(levels, boxes, there[:, 1:], STRIDES, 7, 2)
+        aligned(levels, boxes, there[:, 1:], STRIDES, 7, 2)

@@ -58,7 +58,7 @@ def test_auto_takes_the_reference_of_the_logits_where_channels_are_too_many():
 def test_slots_without_a_region_read_nothing():
     levels = [torch.full((1, 3, 24 // stride, 36 // stride), torch.nan, requires_grad=True) for stride in STRIDES]
     boxes, there = torch.tensor([4.0, 4.0, 30.0, 30.0]).expand(1, 3, 4), torch.zeros((1, 3), dtype=torch.bool)
-    found = roi_align.ROI_ALIGN.function("triton")(levels, boxes, there, STRIDES, 4, 2)
+    (found,) = roi_align.ROI_ALIGN.function("triton")(levels, [Regions(boxes, there, 4)], STRIDES, 2)
     assert not found.any()
     gradients = torch.autograd.grad(found, levels, torch.full_like(found, torch.inf))
     assert not any(gradient.any() for gradient in gradients)
@@ -69,7 +69,7 @@ def test_more_than_two_sets_or_than_16_bit_number_are_refused(sets, regions, mes
     levels = [torch.zeros((1, 4, 24 // stride, 36 // stride)) for stride in STRIDES]
     own = Regions(torch.zeros((1, regions, 4)), torch.ones((1, regions), dtype=torch.bool), 2)
     with pytest.raises(ValueError, match=message):
-        roi_align.ROI_ALIGN.function("triton").several(levels, [own] * sets, STRIDES, 2)
+        roi_align.ROI_ALIGN.function("triton")(levels, [own] * sets, STRIDES, 2)
 
 
 def test_targets_of_more_rows_than_bits_are_refused():

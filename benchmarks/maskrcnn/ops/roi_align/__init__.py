@@ -23,11 +23,11 @@ __all__ = ["ROI_ALIGN", "Regions", "RoiAlign"]
 
 ROI_ALIGN = Operation(
     "roi_align",
-    RoiAlign(roi_align_reference),
+    roi_align_reference,
     {
-        "triton": triton_kernels("benchmarks.maskrcnn.ops.roi_align.triton:ROI_ALIGN"),
+        "triton": triton_kernels("benchmarks.maskrcnn.ops.roi_align.triton:roi_align"),
     },
     kernel_names=(("RoIAlign", r"^roi_align_"),),
     cases="benchmarks.maskrcnn.ops.roi_align.cases",
 )
-"""Functions: :class:`RoiAlign`, which is called for one set of regions; ``several`` for two."""
+"""Signature: :data:`RoiAlign`."""

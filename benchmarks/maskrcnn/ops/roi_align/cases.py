@@ -104,7 +104,7 @@ def passes(
     asked = [head for head in range(len(heads)) if head != without]
 
     def forward() -> tuple[Tensor, ...]:
-        return function.several(levels, sets, strides, samples)
+        return function(levels, sets, strides, samples)
 
     def backward() -> tuple[Tensor, ...]:
         features = forward()

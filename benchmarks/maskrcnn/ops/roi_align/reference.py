@@ -35,28 +35,8 @@ class Regions(NamedTuple):
     resolution: int
 
 
-class RoiAlign(NamedTuple):
-    """An implementation of RoIAlign.
-
-    Attributes:
-        several: ``several(levels, regions, strides, samples)`` for up to two sets of regions; returns one result per
-            set.
-    """
-
-    several: Callable[[Sequence[Tensor], Sequence[Regions], Sequence[int], int], tuple[Tensor, ...]]
-
-    def __call__(
-        self,
-        levels: Sequence[Tensor],
-        boxes_BR4: Tensor,
-        there_BR: Tensor,
-        strides: Sequence[int],
-        resolution: int,
-        samples: int,
-    ) -> Tensor:
-        """Run one set of regions; see :func:`roi_align_reference`."""
-        (features_NCSS,) = self.several(levels, [Regions(boxes_BR4, there_BR, resolution)], strides, samples)
-        return features_NCSS
+RoiAlign = Callable[[Sequence[Tensor], Sequence[Regions], Sequence[int], int], tuple[Tensor, ...]]
+"""Signature: ``roi_align(levels, regions, strides, samples)``; see :func:`roi_align_reference`."""
 
 
 def check(levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], most: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from benchmarks.maskrcnn.ops.roi_align import kernels
-from benchmarks.maskrcnn.ops.roi_align.reference import Regions, RoiAlign, check, least_areas
+from benchmarks.maskrcnn.ops.roi_align.reference import Regions, check, least_areas
 from common.ops.tile import Tile
 
 _SETS = 2
@@ -142,6 +142,3 @@ def roi_align(
             raise ValueError(f"{own.there_BR.shape[1]} regions of a picture: at most {_MOST_REGIONS}")
     results: tuple[Tensor, ...] = _RoiAlign.apply(regions, strides, samples, *levels)
     return results
-
-
-ROI_ALIGN = RoiAlign(roi_align)
