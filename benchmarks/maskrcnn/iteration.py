@@ -12,7 +12,6 @@ and width of features, Q = B P.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -29,31 +28,7 @@ from benchmarks.maskrcnn.proposals import STRIDES, Proposer, Selection, anchors,
 from benchmarks.maskrcnn.targets import RoiSample, RoiTargets, RpnTargets
 from common.ops.operation import OperationRequest, choose
 from common.step.branches import Branch, cut, detached, early
-
-
-@dataclass(frozen=True)
-class DetectionLosses:
-    """Parts of the loss, 0-d, with equal weights.
-
-    Attributes:
-        loss_objectness, loss_rpn_box_reg: losses of the region proposal network.
-        loss_mask: loss of the mask head.
-        total: sum of the losses, which is differentiated.
-        mask_slots: number of proposals with a mask target.
-    """
-
-    total: Tensor
-    loss_classifier: Tensor
-    loss_box_reg: Tensor
-    loss_mask: Tensor
-    loss_objectness: Tensor
-    loss_rpn_box_reg: Tensor
-    mask_slots: Tensor
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Return all values, detached, by attribute name; ``total`` is named ``loss``."""
-        named = {field.name: getattr(self, field.name).detach() for field in fields(self)}
-        return {"loss": named.pop("total"), **named}
+from common.step.train_step import Losses
 
 
 class TrainingPass:
@@ -87,7 +62,7 @@ class TrainingPass:
             **{name: choice.name for name, choice in chosen.items()},
         }
 
-    def __call__(self, tensors: Mapping[str, Tensor], shape: Shape, scale: Tensor) -> DetectionLosses:
+    def __call__(self, tensors: Mapping[str, Tensor], shape: Shape, scale: Tensor) -> Losses:
         """Return the losses of a micro-batch.
 
         Args:
@@ -97,6 +72,10 @@ class TrainingPass:
                 not count; ``seed`` (1,), random seed.
             shape: H and W, one of ``reader.shapes``.
             scale: 0-d factor by which the caller multiplies the sum of the losses before backward.
+
+        Returns:
+            The sum of the five losses, and as metrics ``loss``, its parts, which have equal weights, and
+                ``mask_slots``, the number of proposals with a mask target.
         """
         model, facts = self._model, self._facts
         boxes_BM4, label_BM, count_B = tensors["boxes"], tensors["label"], tensors["count"]
@@ -137,7 +116,16 @@ class TrainingPass:
         mask = mask_loss(logits_QHW, target_QHW, class_Q)
         self._rpn_branch.join()
         total = rpn.total() + box.total() + mask
-        return DetectionLosses(total, classifier, boxes, mask, objectness, rpn_boxes, rois.positives_B.sum())
+        metrics = {
+            "loss": total.detach(),
+            "loss_classifier": classifier,
+            "loss_box_reg": boxes,
+            "loss_mask": mask.detach(),
+            "loss_objectness": objectness,
+            "loss_rpn_box_reg": rpn_boxes,
+            "mask_slots": rois.positives_B.sum(),
+        }
+        return Losses(total, metrics)
 
     def _targets(self, rois: RoiSample, masked_BP: Tensor, object_B: Tensor, transform_B4: Tensor) -> Tensor:
         """Return the targets of the mask head, (Q, height, width) uint8."""

@@ -95,7 +95,7 @@ class MaskRCNNSegmentation(DetectionWorkload):
         height and width.
         """
         losses = self._pass(micro_batch.tensors, _shape(micro_batch.key), self.loss_scale)
-        return Losses(losses.total, {**losses.metrics(), SAMPLES: micro_batch.tensors["real"].sum()})
+        return Losses(losses.total, {**losses.metrics, SAMPLES: micro_batch.tensors["real"].sum()})
 
     def example_batches(self) -> Iterable[Batch]:
         """Yield one random micro-batch with a few objects for each padded shape."""

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import MaskRCNNConfig
-from benchmarks.maskrcnn.iteration import DetectionLosses, TrainingPass
+from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.loss import rpn_losses
 from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
 from benchmarks.maskrcnn.polygon_table import PolygonCapacity, PolygonTable
 from benchmarks.maskrcnn.targets import RpnSample
 from common import cli
 from common.config.composition import compose
+from common.step.train_step import Losses
 from tests.benchmarks.maskrcnn import list_iteration
 from tests.benchmarks.maskrcnn.list_iteration import NAMES, Picture
 from tests.benchmarks.maskrcnn.mask_oracle import columns
@@ -36,7 +37,7 @@ class Case:
     tensors: dict[str, Tensor]
     table: PolygonTable
 
-    def fixed(self) -> DetectionLosses:
+    def fixed(self) -> Losses:
         return TrainingPass(self.model, self.own, self.table, torch.float64)(self.tensors, SHAPE, SCALE)
 
     def gradients(self, total: Tensor) -> dict[str, Tensor]:
@@ -133,17 +134,18 @@ def test_losses_and_gradients_are_those_of_the_lists(name):
     found = of.fixed()
     gradients = of.gradients(found.total)
     for loss in NAMES:
-        assert getattr(found, loss).item() == pytest.approx(wanted[loss].item(), rel=1e-6, abs=1e-9), loss
-    assert found.mask_slots == wanted["mask_slots"]
+        assert found.metrics[loss].item() == pytest.approx(wanted[loss].item(), rel=1e-6, abs=1e-9), loss
+    slots = found.metrics["mask_slots"]
+    assert slots == wanted["mask_slots"]
     assert found.total.item() == pytest.approx(sum(wanted[loss].item() for loss in NAMES))
     assert gradients.keys() == expected.keys()
     for parameter, gradient in expected.items():
         error = (gradients[parameter] - gradient).norm()
         assert error <= 1e-5 * gradient.norm() + 1e-9, parameter
     if name == "no positives":
-        assert found.mask_slots == found.loss_mask == found.loss_box_reg == 0
+        assert slots == found.metrics["loss_mask"] == found.metrics["loss_box_reg"] == 0
     if name == "over the cap":
-        assert found.mask_slots == 2 * 2
+        assert slots == 2 * 2
 
 
 def test_half_precision_is_widened_before_it_is_summed():
