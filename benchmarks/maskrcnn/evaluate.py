@@ -191,7 +191,8 @@ def evaluation(
     align = select(implementations, "roi_align", ROI_ALIGN, OperationRequest(device, _dtype(model)))
     pasting = select(implementations, "paste", PASTE, OperationRequest(device, torch.float32))
     detector = Detector(model, facts, align.function, implementations, device)
-    proposer = Proposer(facts, Selection.evaluation(facts), implementations, device)
+    selection = Selection(facts.eval_candidates, facts.eval_proposals, "picture")
+    proposer = Proposer(facts, selection, implementations, device)
 
     def batches(shape: tuple[int, int]) -> BatchShape:
         of_levels = [level_A4.to(device) for level_A4 in anchors(facts, shape)]

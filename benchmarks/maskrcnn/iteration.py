@@ -50,7 +50,8 @@ class TrainingPass:
         }
         self._rpn_branch, self._box_branch = Branch(device), Branch(device)
 
-        self._propose = Proposer(facts, Selection.training(facts, own.hparams), implementations, device)
+        selection = Selection(facts.train_candidates, own.hparams.image_candidates, own.hparams.candidates_from)
+        self._propose = Proposer(facts, selection, implementations, device)
         self._rpn_targets = RpnTargets(facts, implementations, device)
         self._roi_targets = RoiTargets(facts, implementations, device)
         request = OperationRequest(device, dtype, {"size": facts.mask_size})

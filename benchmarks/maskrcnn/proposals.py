@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.config import Architecture, Facts, Hparams
+from benchmarks.maskrcnn.config import Architecture, Facts
 from common.detection.coding import BoxCoding, clip, rows_of
 from common.ops.operation import OperationRequest, select
 from common.ops.suppression import SUPPRESSION
@@ -105,16 +105,6 @@ class Selection:
     candidates: int
     proposals: int
     over: Literal["micro_batch", "picture"]
-
-    @classmethod
-    def training(cls, facts: Facts, hparams: Hparams) -> Selection:
-        """Return the selection for training."""
-        return cls(facts.train_candidates, hparams.image_candidates, hparams.candidates_from)
-
-    @classmethod
-    def evaluation(cls, facts: Facts) -> Selection:
-        """Return the selection for evaluation."""
-        return cls(facts.eval_candidates, facts.eval_proposals, "picture")
 
 
 class Proposer:

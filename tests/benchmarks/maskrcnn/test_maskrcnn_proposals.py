@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.maskrcnn.config import Facts, Hparams
+from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.proposals import STRIDES, Proposals, Proposer, Selection, anchors, level_sizes
 from common.mlperf.fixed import fixed_facts
 from tests.benchmarks.maskrcnn import plain_detector
@@ -84,16 +84,6 @@ def test_of_equal_logits_the_first_anchors_are_candidates():
         proposer("micro_batch", 35, 7)(levels, anchors, size),
         plain_detector.best_of_batch(by_lists(levels, anchors, 7), 35),
     )
-
-
-def test_selections_are_those_of_the_rules():
-    assert Selection.evaluation(FACTS) == Selection(1000, 1000, "picture")
-    hparams = Hparams(
-        optimizer="sgd_with_momentum", global_batch_size=96, base_learning_rate=0.12, momentum=0.9, weight_decay=1e-4,
-        warmup_steps=625, warmup_factor=1.92e-4, decay_steps=(12000, 16000),
-        image_candidates=12000, candidates_from="micro_batch", source="rules",
-    )  # fmt: skip
-    assert Selection.training(FACTS, hparams) == Selection(2000, 12000, "micro_batch")
 
 
 FIRST = {
