@@ -334,9 +334,7 @@ class SampledBlock:
 
 def device_table(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return (nested) sequences of numbers as a tensor on ``device``; see :func:`to_device`."""
-    if device.type == "cuda":
-        return to_device(torch.tensor(values, dtype=dtype), device)
-    return torch.tensor(values, dtype=dtype, device=device)
+    return to_device(torch.tensor(values, dtype=dtype), device)
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

@@ -68,13 +68,6 @@ OPERATIONS: dict[str, Operation] = {
 """Operations whose implementation ``model.implementations`` selects."""
 
 
-class ConvolutionOperations(NamedTuple):
-    """Implementations of the operations of a convolution."""
-
-    projection: Projection
-    edge_attention: EdgeAttention
-
-
 class Epilogue(NamedTuple):
     """Activation after the sum over relations.
 
@@ -106,7 +99,7 @@ class GraphAttention(nn.Module):
         level: int,
         inputs: int,
         architecture: Architecture,
-        operations: ConvolutionOperations,
+        operations: tuple[Projection, EdgeAttention],
         deterministic: bool,
     ) -> None:
         super().__init__()
@@ -250,7 +243,7 @@ class RGAT(nn.Module):
         products = select(implementations, "projection", PROJECTION, request)
         edges = select(implementations, "edge_attention", EDGE_ATTENTION, request)
         self.choices |= {"projection": products.name, "edge_attention": edges.name}
-        operations = ConvolutionOperations(products.function, edges.function)
+        operations = products.function, edges.function
         width = architecture.width
         self.convs = nn.ModuleList(
             GraphAttention(

@@ -17,7 +17,7 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,19 +37,8 @@ EMA = 0.995
 TORCHAUDIO = OptionalPackage("torchaudio", ("torchaudio.functional:rnnt_loss",))
 
 
-class UtteranceGroup(NamedTuple):
-    """Consecutive utterances of a micro-batch, and their largest lengths.
-
-    Attributes:
-        utterances: range of indices.
-        frames: joined frames of the longest utterance.
-        tokens: tokens of the utterance with the most tokens.
-    """
-
-    utterances: slice
-    frames: int
-    tokens: int
-
+Part = tuple[slice, int, int]
+"""Consecutive utterances of a micro-batch: their indices, and their largest numbers of joined frames and of tokens."""
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Function from logits (B, S, U + 1, V), and tokens, frame counts and token counts as int32, to losses (B,)."""
@@ -118,7 +107,7 @@ class Network(nn.Module):
         loss: Loss,
         scale: Callable[[Tensor], Tensor],
         autocast: Callable[[], AbstractContextManager[object]],
-        parts: Sequence[UtteranceGroup],
+        parts: Sequence[Part],
     ) -> Tensor:
         """Write the gradients of the scaled mean loss to the parameters, and return the mean loss.
 
@@ -165,7 +154,7 @@ def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
     return loss
 
 
-def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> list[UtteranceGroup]:
+def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> list[Part]:
     """Divide a micro-batch into consecutive parts, each as large as possible.
 
     Args:
@@ -174,15 +163,15 @@ def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> 
     """
     frames_B = ((tensors["feature_lengths"] + 1) // 2).tolist()
     tokens_B = tensors["token_lengths"].tolist()
-    parts: list[UtteranceGroup] = []
+    parts: list[Part] = []
     begin = frames = tokens = 0
     for utterance, (own_frames, own_tokens) in enumerate(zip(frames_B, tokens_B, strict=True)):
         most_frames, most_tokens = max(frames, own_frames), max(tokens, own_tokens)
         if utterance > begin and (utterance + 1 - begin) * most_frames * (most_tokens + 1) * classes >= logits:
-            parts.append(UtteranceGroup(slice(begin, utterance), frames, tokens))
+            parts.append((slice(begin, utterance), frames, tokens))
             begin, most_frames, most_tokens = utterance, own_frames, own_tokens
         frames, tokens = most_frames, most_tokens
-    return [*parts, UtteranceGroup(slice(begin, len(frames_B)), frames, tokens)]
+    return [*parts, (slice(begin, len(frames_B)), frames, tokens)]
 
 
 def step_of(
