@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rgat.graph import Relation, Schema
+from benchmarks.rgat.graph import LARGEST, Relation, Schema
 from common.data.raw_layout import find_file
 from common.data.synthetic import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
@@ -55,7 +55,6 @@ NODES: dict[str, dict[str, int]] = {
 """Nodes of every published size, for the types that the benchmark's reference reads."""
 _LABEL_DTYPES = ("<f4", "<f8", "<i8", "<i4", "<i2")  # files of the small sizes have a header with the dtype
 _EDGE_DTYPES = ("<i8", "<i4", "<u4", "<u8")
-_LARGEST = (1 << 31) - 1  # nodes are numbered in int32
 _MOST_CLASSES = 1 << 15  # labels are int16
 _END_BYTES = 1 << 16  # bytes at each end of a file that enter the fingerprint
 _DOWNLOAD = "'mlperf-suite download benchmark=rgat' fetches it"
@@ -319,8 +318,8 @@ def _opened(
         for kind in settings.types
     }
     for array in features.values():
-        if not 1 <= array.rows <= _LARGEST:
-            raise DataError(f"{array.path} has {array.rows:,} rows; a type has 1 to {_LARGEST:,} nodes")
+        if not 1 <= array.rows <= LARGEST:
+            raise DataError(f"{array.path} has {array.rows:,} rows; a type has 1 to {LARGEST:,} nodes")
     seeds = features[settings.seeds].rows
     labels = open_array(folder / settings.seeds / LABELS, _LABEL_DTYPES, None, seeds, headerless=True)
     if settings.labelled is not None and settings.labelled > seeds:
