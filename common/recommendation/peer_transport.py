@@ -123,12 +123,14 @@ class PeerTransport:
 
         The result is part of the memory.
         """
-        buffers, width = self._received[what], source_SW.shape[1]
-        for rank, index in enumerate(index_M.split(send)):
-            target = buffers[rank].view(-1)[: self._plan.ranks * len(index) * width].view(self._plan.ranks, -1, width)
-            torch.index_select(source_SW, 0, index, out=target[self._rank])
+        buffers, pieces = self._received[what], index_M.split(send)
+        ranks, width = self._plan.ranks, source_SW.shape[1]
+        for distance in range(1, ranks + 1):  # at any time the ranks write to different ones, at last to themselves
+            rank = (self._rank + distance) % ranks
+            target = buffers[rank].view(-1)[: ranks * len(pieces[rank]) * width].view(ranks, -1, width)
+            torch.index_select(source_SW, 0, pieces[rank], out=target[self._rank])
         self._memory.barrier()
-        return buffers[self._rank].view(-1)[: self._plan.ranks * receive * width].view(-1, width)
+        return buffers[self._rank].view(-1)[: ranks * receive * width].view(-1, width)
 
     def targets(self, batch: int, received: ReceivedVectors) -> Targets:
         """Return targets in the memory of all ranks; see :meth:`common.recommendation.exchange.Transport.targets`.
