@@ -40,7 +40,7 @@ class ExchangeOverNodes:
         layout: the ranks, on its ``dp`` axis.
         ranks_per_node: R, which must divide the number of ranks.
         ops: implementation that adds up parts.
-        dtype: of the vectors.
+        dtype: dtype of the vectors.
 
     Attributes:
         bags: bags of the shards, over the ids that :meth:`ids` returns; None if there are no shards.

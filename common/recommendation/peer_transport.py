@@ -49,7 +49,7 @@ class PeerTransport:
         plan: placement of the tables over the ranks of ``group``.
         group: two or more ranks on one machine.
         batch: samples of a micro-batch.
-        dtype: of the vectors and their gradients.
+        dtype: dtype of the vectors and of their gradients.
 
     Attributes:
         size: bytes of the memory on each rank.

@@ -104,7 +104,7 @@ class Bags:
         if vectors is None:
             return
         if isinstance(vectors, PeerVectors):
-            shape = (len(vectors.buffers) * vectors.samples, len(vectors.places), vectors.width)
+            shape: tuple[int, ...] = (len(vectors.buffers) * vectors.samples, len(vectors.places), vectors.width)
         else:
             shape = tuple(vectors.shape)
         if shape[:2] != (len(ids_NL), len(self)):
