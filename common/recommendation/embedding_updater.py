@@ -122,7 +122,7 @@ class EmbeddingUpdater:
         every_BFW = gradient_BX.view(len(gradient_BX), -1, embeddings.plan.tables.width)[:, 1:]
         replicated_BDW = every_BFW.index_select(1, embeddings.replicated_D)
         if embeddings.plan.ranks == 1:
-            own_NKW = self._stored(every_BFW)
+            own_NKW = self._kept(every_BFW)
             with embeddings.side_stream():
                 self._not_finite.append(not_finite(own_NKW))
         elif not last:
@@ -287,7 +287,7 @@ class EmbeddingUpdater:
 
     def _exchange(self, gradient_BX: Tensor, every_BFW: Tensor) -> None:
         """Store the gradients of this rank's shards and of its rare rows."""
-        own_NKW = self._stored(self._embeddings.exchange.gradients(gradient_BX))
+        own_NKW = self._kept(self._embeddings.exchange.gradients(gradient_BX))
         self._not_finite.append(not_finite(own_NKW))
         rare, request = self._embeddings.rare, self._lookups[len(self._replicated)].request
         if rare is not None and request is not None:
@@ -296,7 +296,7 @@ class EmbeddingUpdater:
             self._rare_gradients.append(gradient_Q1W)
             self._not_finite += [not_finite(gradient_BHW), not_finite(gradient_Q1W)]
 
-    def _stored(self, own_NKW: Tensor) -> Tensor:
+    def _kept(self, own_NKW: Tensor) -> Tensor:
         """Keep the gradients of a micro-batch until the update: of several micro-batches a copy, one after the other.
 
         Returns:
