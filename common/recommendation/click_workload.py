@@ -35,6 +35,7 @@ from common.recommendation.criteo.training_rows import TrainingRows, open_traini
 from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.evaluation import ClickRanking
+from common.recommendation.peer_transport import PEER_MEMORY
 from common.recommendation.placement import Placement
 from common.recommendation.planner import make_plan
 from common.recommendation.tables import Tables, synthetic_ids
@@ -75,8 +76,11 @@ class ClickPrediction(Workload):
             implementation=own.model.implementations["embedding_bags"],
             ranks_per_node=cfg.ranks_per_node,
             overlap=own.embeddings.overlap,
+            peer_batch=cfg.micro_batch if own.embeddings.exchange == PEER_MEMORY else None,
         )
         self._plan = plan.text(row_bytes)
+        if self._embeddings.peer_bytes:
+            self._plan += f"\nmapped by other ranks: {self._embeddings.peer_bytes / 1e9:.3f} GB on every rank"
         self.choices |= {**self.model.choices, **self._embeddings.choices}
 
     @abstractmethod
@@ -188,7 +192,7 @@ class ClickPrediction(Workload):
         return self.model.sample_flops()
 
     def memory_plan(self) -> str:
-        """Return a text with the placement of the tables and their bytes with optimizer state."""
+        """Return a text with the placement of the tables, their bytes with optimizer state, and shared memory."""
         return self._plan
 
 

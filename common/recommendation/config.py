@@ -23,6 +23,8 @@ class EmbeddingSettings(PlannerSettings):
             (:func:`common.recommendation.planner.make_plan`).
         rows: dtype of the rows; fp16 rows use stochastic rounding. The optimizer state is fp32.
         overlap: look up, sort and exchange gradients concurrently with the dense network.
+        exchange: how ids, vectors and gradients move in training: ``collectives``, or between the GPUs of one machine,
+            if these can map each other's memory, ``peer_memory``. Evaluation uses collectives.
         example_ids: distribution of the ids of synthetic samples for warm-up and ``bench``: ``uniform``, or skewed,
             ``zipf``.
     """
@@ -30,6 +32,7 @@ class EmbeddingSettings(PlannerSettings):
     plan: str = "auto"
     rows: Literal["fp32", "fp16"] = "fp32"
     overlap: bool = True
+    exchange: Literal["collectives", "peer_memory"] = "collectives"
     example_ids: Distribution = "uniform"
 
 

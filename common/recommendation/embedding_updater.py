@@ -74,7 +74,7 @@ class EmbeddingUpdater:
         # All ranks round replicated rows with the same random bits, which differ from those of every rank's shards.
         self._rounding_seed = embeddings.layout.shared_generator("rounding of rows").initial_seed() >> 8
         self._lookups: list[Lookup] = []
-        self._gradients: list[tuple[Tensor, Tensor]] = []
+        self._replicated: list[Tensor] = []
         self._rare_gradients: list[Tensor] = []
         self._sorting: tuple[Tensor, ...] = ()
         self._exchanging: Tensor | None = None
@@ -118,20 +118,20 @@ class EmbeddingUpdater:
         The sums run concurrently with the rest of the last backward pass, that of the bottom MLP.
         """
         embeddings = self._embeddings
-        last = len(self._gradients) + 1 == self._micro_batches
+        last = len(self._replicated) + 1 == self._micro_batches
         every_BFW = gradient_BX.view(len(gradient_BX), -1, embeddings.plan.tables.width)[:, 1:]
         replicated_BDW = every_BFW.index_select(1, embeddings.replicated_D)
         if embeddings.plan.ranks == 1:
-            own_NKW = every_BFW
+            own_NKW = self._kept(every_BFW)
             with embeddings.side_stream():
                 self._not_finite.append(not_finite(own_NKW))
         elif not last:
-            own_NKW = self._exchanged(gradient_BX, every_BFW)
+            self._exchange(gradient_BX, every_BFW)
         else:
             self._exchanging = gradient_BX  # keep a reference until the update, because another stream reads it
             with embeddings.side_stream():
-                own_NKW = self._exchanged(gradient_BX, every_BFW)
-        self._gradients.append((own_NKW, replicated_BDW))
+                self._exchange(gradient_BX, every_BFW)
+        self._replicated.append(replicated_BDW)
         if last and len(self._lookups) == self._micro_batches:
             with embeddings.side_stream():
                 self._reduced = self._reduce_replicated()
@@ -145,9 +145,9 @@ class EmbeddingUpdater:
         Raises:
             RuntimeError: the iteration had another number of forward or backward passes than micro-batches.
         """
-        if not len(self._lookups) == len(self._gradients) == self._micro_batches:
+        if not len(self._lookups) == len(self._replicated) == self._micro_batches:
             raise RuntimeError(
-                f"{len(self._lookups)} forward and {len(self._gradients)} backward passes came to the embeddings, "
+                f"{len(self._lookups)} forward and {len(self._replicated)} backward passes came to the embeddings, "
                 f"{self._micro_batches} micro-batches were announced"
             )
         self._embeddings.join()
@@ -156,7 +156,6 @@ class EmbeddingUpdater:
         if self.loss_scale is not None:
             self._factor.div_(self.loss_scale.applied)
         assert self._reduced is not None, "the last backward pass has left the sums"
-        self._own_NKW = _joined([own for own, _ in self._gradients])
         _, counts = self._reduced
         self._overflow_H.copy_(counts[1:])
         return (counts != 0).any()
@@ -164,7 +163,7 @@ class EmbeddingUpdater:
     def _reduce_replicated(self) -> tuple[Tensor, Tensor]:
         """Sum over all ranks the gradients of replicated rows (R, W), and the counts that :meth:`measure` checks."""
         rows_RW = self._embeddings.replicated.rows_RW
-        replicated_NDW = _joined([replicated for _, replicated in self._gradients])
+        replicated_NDW = _joined(self._replicated)
         # One buffer, so one reduction: the sums, then how many ranks have a gradient that is not finite, then how many
         # have too few slots for each hybrid table.
         values = rows_RW.numel()
@@ -286,16 +285,30 @@ class EmbeddingUpdater:
     def _stored(self) -> list[row_files.Stored]:
         return [(store, state) for (_, store), state in zip(self._stores, self._states, strict=True)]
 
-    def _exchanged(self, gradient_BX: Tensor, every_BFW: Tensor) -> Tensor:
-        """Return the gradients of this rank's shards, and store those of rare rows."""
-        own_NKW = self._embeddings.exchange.gradients(gradient_BX)
+    def _exchange(self, gradient_BX: Tensor, every_BFW: Tensor) -> None:
+        """Store the gradients of this rank's shards and of its rare rows."""
+        own_NKW = self._kept(self._embeddings.exchange.gradients(gradient_BX))
         self._not_finite.append(not_finite(own_NKW))
-        rare, request = self._embeddings.rare, self._lookups[len(self._gradients)].request
+        rare, request = self._embeddings.rare, self._lookups[len(self._replicated)].request
         if rare is not None and request is not None:
             gradient_BHW = every_BFW.index_select(1, rare.tables_H)
             gradient_Q1W = rare.gradients(request, gradient_BHW)
             self._rare_gradients.append(gradient_Q1W)
             self._not_finite += [not_finite(gradient_BHW), not_finite(gradient_Q1W)]
+
+    def _kept(self, own_NKW: Tensor) -> Tensor:
+        """Keep the gradients of a micro-batch until the update: of several micro-batches a copy, one after the other.
+
+        Returns:
+            The gradients that are kept.
+        """
+        number = len(self._replicated)
+        if self._micro_batches == 1:
+            self._own_NKW = own_NKW
+        elif number < self._micro_batches:  # otherwise measure reports the number
+            if self._own_NKW is None:
+                self._own_NKW = own_NKW.new_empty(self._micro_batches * len(own_NKW), *own_NKW.shape[1:])
+            own_NKW = self._own_NKW[number * len(own_NKW) :][: len(own_NKW)].copy_(own_NKW)
         return own_NKW
 
     def _sorted(self, ids_NL: Tensor, bags: Bags | None) -> SortedKeys | None:
@@ -314,7 +327,7 @@ class EmbeddingUpdater:
         return self._rounding.copy_(self._step).mul_(sites + 1).add_(self._rounding_seed + site)
 
     def _reset(self) -> None:
-        self._lookups, self._gradients, self._not_finite = [], [], []
+        self._lookups, self._replicated, self._not_finite = [], [], []
         self._reduced, self._own_NKW = None, None
         self._sorting, self._exchanging, self._keys, self._rare_gradients = (), None, (None, None, None), []
 

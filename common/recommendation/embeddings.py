@@ -22,8 +22,9 @@ from common.errors import ConfigError
 from common.ops.embedding_bags import EMBEDDING_BAGS, Bag, Bags, EmbeddingBags
 from common.ops.operation import OPTION, OperationRequest, asked_for
 from common.recommendation import exchange_over_nodes
-from common.recommendation.exchange import Exchange, VectorExchange
+from common.recommendation.exchange import Collectives, Exchange, VectorExchange
 from common.recommendation.exchange_over_nodes import ExchangeOverNodes
+from common.recommendation.peer_transport import build_peer_transport
 from common.recommendation.placement import Placement, TableShard, row_wise
 from common.recommendation.rare_rows import RareRequest, RareRows
 from common.recommendation.row_store import RowStore
@@ -69,12 +70,15 @@ class ShardedEmbeddings:
         ranks_per_node: if given, and tables have several shards on one of several nodes, ranks exchange in two steps
             (:mod:`common.recommendation.exchange_over_nodes`).
         overlap: on a GPU, look up, sort and exchange gradients on a side stream.
+        peer_batch: if given, the ranks exchange training micro-batches of this number of samples through memory that
+            they map from each other (:mod:`common.recommendation.peer_transport`).
 
     Attributes:
         plan: the placement; on one rank nothing is replicated.
         ops: the chosen implementation.
         choices: text about the implementation and the placement, for the log.
-        exchange: exchange with the other ranks.
+        exchange: exchange with the other ranks in training.
+        peer_bytes: bytes of memory that other ranks map.
         store: rows of this rank's shards.
         replicated: rows that all ranks have: the replicated tables, then the frequent rows of hybrid tables.
         bags: bags of ``store``, over the ids of :attr:`Lookup.own_NL`; None if it is empty.
@@ -83,7 +87,8 @@ class ShardedEmbeddings:
         rare: the other rows of hybrid tables; None without such tables.
 
     Raises:
-        ConfigError: plan and layout differ in ranks, or the device lacks the memory.
+        ConfigError: plan and layout differ in ranks, the device lacks the memory, or ranks with ``peer_batch`` cannot
+            map each other's memory.
         UnsupportedImplementation: the implementation does not exist or does not support these tables.
     """
 
@@ -97,6 +102,7 @@ class ShardedEmbeddings:
         implementation: str = "auto",
         ranks_per_node: int | None = None,
         overlap: bool = True,
+        peer_batch: int | None = None,
     ) -> None:
         if plan.ranks != layout.world_size or layout.size("dp") != layout.world_size:
             raise ConfigError(f"plan: of {plan.ranks} ranks, for a layout of {dict(layout.sizes)}")
@@ -107,11 +113,19 @@ class ShardedEmbeddings:
         with asked_for(f"{OPTION}.embedding_bags", implementation):
             chosen = EMBEDDING_BAGS.select(implementation, request)
         self.ops: EmbeddingBags = chosen.function
-        self.exchange: VectorExchange = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)
+        rank, group, device = layout.rank, layout.group("dp"), layout.device
         steps = ""
         if ranks_per_node is not None and exchange_over_nodes.pays(plan, ranks_per_node):
-            self.exchange = ExchangeOverNodes(plan, layout, ranks_per_node, self.ops)
+            self.exchange: VectorExchange = ExchangeOverNodes(plan, layout, ranks_per_node, self.ops, dtype)
             steps = f", exchanged in nodes of {ranks_per_node} first"
+        else:
+            transport = Collectives(plan, rank, group, torch.empty(0, dtype=dtype, device=device))
+            self.exchange = Exchange(plan, rank, transport, self.ops, device)
+        self._evaluation_exchange, self.peer_bytes = self.exchange, 0
+        if peer_batch is not None and group is not None:
+            peers = build_peer_transport(plan, group, peer_batch, dtype, device)
+            self.exchange, self.peer_bytes = Exchange(plan, rank, peers, self.ops, device), peers.size
+            steps = ", exchanged through peer memory"
         split = sum(len(ranks) > 1 for ranks in plan.holders)
         kinds = f"{split} split, {len(plan.replicated)} replicated"
         if plan.hybrids:
@@ -133,8 +147,7 @@ class ShardedEmbeddings:
         self.replicated_D = torch.tensor(plan.everywhere, dtype=torch.int64, device=layout.device)
         self.rare: RareRows | None = None
         if plan.hybrids:
-            group = layout.group("dp")
-            self.rare = RareRows(plan, layout.rank, group, self.ops, seed, rows_dtype, layout.device)
+            self.rare = RareRows(plan, rank, group, self.ops, seed, rows_dtype, device)
         self._recorder: LookupRecorder | None = None
         self._started: Lookup | None = None
         self._stream = torch.cuda.Stream(layout.device) if overlap and layout.device.type == "cuda" else None
@@ -145,8 +158,9 @@ class ShardedEmbeddings:
 
     def start(self, ids_BL: Tensor) -> None:
         """Start the lookup concurrently with other computations; call :meth:`forward` with the same ids afterwards."""
+        training = self._training
         with self.side_stream():
-            self._started = self._look_up(ids_BL)
+            self._started = self._look_up(ids_BL, training)
 
     def forward(self, bottom_BW: Tensor, ids_BL: Tensor) -> Tensor:
         """Return one buffer with the bottom's vector and the sums of all tables, in their order: (B, X), contiguous.
@@ -160,7 +174,7 @@ class ShardedEmbeddings:
         """
         lookup, self._started = self._started, None
         if lookup is None or lookup.ids_BL is not ids_BL:
-            lookup = self._look_up(ids_BL)
+            lookup = self._look_up(ids_BL, self._training)
         else:
             self.join()
         if self._recorder is None or not torch.is_grad_enabled():
@@ -205,30 +219,32 @@ class ShardedEmbeddings:
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
+    @property
+    def _training(self) -> bool:
+        return self._recorder is not None and torch.is_grad_enabled()
+
     @torch.no_grad()
-    def _look_up(self, ids_BL: Tensor) -> Lookup:
+    def _look_up(self, ids_BL: Tensor, training: bool) -> Lookup:
         tables, batch = self.plan.tables, len(ids_BL)
-        x0_BX = torch.empty(batch, (1 + len(tables)) * tables.width, dtype=self.dtype, device=self._device)
-        vectors_BFW = x0_BX.view(batch, 1 + len(tables), tables.width)[:, 1:]
         if self.plan.ranks == 1:
+            x0_BX = torch.empty(batch, (1 + len(tables)) * tables.width, dtype=self.dtype, device=self._device)
+            vectors_BFW = x0_BX.view(batch, 1 + len(tables), tables.width)[:, 1:]
             assert self.bags is not None  # one rank holds all tables
             self.ops.pool(self.store.rows_RW, ids_BL, self.bags, vectors_BFW)
             return Lookup(ids_BL, ids_BL, x0_BX, ids_BL)
-        own_NL = self.exchange.ids(ids_BL)
-        own_NKW = x0_BX.new_empty(len(own_NL), len(self.exchange.shards), tables.width)
+        exchange = self.exchange if training else self._evaluation_exchange
+        targets, own_NL = exchange.targets(batch), exchange.ids(ids_BL)
         if self.bags is not None:
-            self.ops.pool(self.store.rows_RW, own_NL, self.bags, own_NKW)
-        here = len(self.plan.everywhere)
+            self.ops.pool(self.store.rows_RW, own_NL, self.bags, targets.own)
         local_BL, request = ids_BL, None
-        replicated_BDW = x0_BX.new_empty(batch, len(self.plan.own_sums), tables.width)
         if self.rare is not None:
             request = self.rare.request_rows(ids_BL)
             local_BL = request.found.local_BL
-            self.rare.sums(request, replicated_BDW[:, here:])
+            self.rare.sums(request, targets.rare_BHW)
         if self.replicated_bags is not None:
-            self.ops.pool(self.replicated.rows_RW, local_BL, self.replicated_bags, replicated_BDW[:, :here])
-        self.exchange.vectors(own_NKW, replicated_BDW, vectors_BFW)
-        return Lookup(ids_BL, own_NL, x0_BX, local_BL, request)
+            self.ops.pool(self.replicated.rows_RW, local_BL, self.replicated_bags, targets.everywhere)
+        exchange.vectors(targets)
+        return Lookup(ids_BL, own_NL, targets.x0_BX, local_BL, request)
 
 
 class _JoinedVectors(torch.autograd.Function):

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.ops.embedding_bags import Bag, Bags, EmbeddingBags
-from common.recommendation.exchange import ReceivedVectors, all_to_all, received_vectors
+from common.recommendation.exchange import (
+    ReceivedVectors,
+    Targets,
+    all_to_all,
+    received_vectors,
+    targets_of_collectives,
+)
 from common.recommendation.placement import Placement
 
 
@@ -34,13 +40,17 @@ class ExchangeOverNodes:
         layout: the ranks, on its ``dp`` axis.
         ranks_per_node: R, which must divide the number of ranks.
         ops: implementation that adds up parts.
+        dtype: dtype of the vectors.
 
     Attributes:
         bags: bags of the shards, over the ids that :meth:`ids` returns; None if there are no shards.
     """
 
-    def __init__(self, plan: Placement, layout: Layout, ranks_per_node: int, ops: EmbeddingBags) -> None:
+    def __init__(
+        self, plan: Placement, layout: Layout, ranks_per_node: int, ops: EmbeddingBags, dtype: torch.dtype
+    ) -> None:
         self._plan, self._ops, self._device = plan, ops, layout.device
+        self._like = torch.empty(0, dtype=dtype, device=layout.device)
         self._neighbours = layout.subgroup("dp", ranks_per_node)
         self._rail = layout.across("dp", ranks_per_node)
         self._ranks, self._nodes = ranks_per_node, plan.ranks // ranks_per_node
@@ -79,13 +89,21 @@ class ExchangeOverNodes:
         everyones_RALB = everyones.view(self._ranks, self._nodes, lookups, batch)
         return everyones_RALB.permute(1, 0, 3, 2).reshape(-1 if lookups else self._plan.ranks * batch, lookups)
 
-    def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
-        """Send sums of rows to the ranks that have the samples; write (B, F, W).
+    def targets(self, batch: int) -> Targets:
+        """Return where to write the sums of rows.
+
+        See :meth:`common.recommendation.exchange.VectorExchange.targets`.
+        """
+        return targets_of_collectives(self._plan, batch, len(self.shards), self._positions(batch)[1], self._like)
+
+    def vectors(self, targets: Targets) -> None:
+        """Send sums of rows to the ranks that have the samples.
 
         See :meth:`common.recommendation.exchange.VectorExchange.vectors`.
         """
-        batch, _, width = out_BFW.shape
-        inner, outer = self._positions(batch)
+        assert isinstance(targets.own, Tensor)
+        own_NKW, batch, width = targets.own, len(targets.x0_BX), self._plan.tables.width
+        inner, _ = self._positions(batch)
         shards, rail_samples = len(self.shards), self._nodes * batch
         sent = own_NKW.view(self._nodes, self._ranks, batch * shards * width).transpose(0, 1).flatten()
         counts = [len(found) * rail_samples * width for found in self._shards_of]
@@ -95,11 +113,9 @@ class ExchangeOverNodes:
         if inner.sums is not None:
             self._ops.pool(parts.view(-1, width), inner.parts_BP, inner.sums, sums_SUW)
         counts = [len(found) * batch * width for found in self._tables_of]
-        parts = own_NKW.new_empty(sum(counts) + replicated_BDW.numel())
         own = [len(self._tables) * batch * width] * self._nodes
-        all_to_all(parts[: sum(counts)], sums_SUW.flatten(), counts, own, self._rail)
-        parts[sum(counts) :].view_as(replicated_BDW).copy_(replicated_BDW)
-        self._ops.pool(parts.view(-1, width), outer.parts_BP, outer.sums, out_BFW)
+        all_to_all(targets.part_VW.view(-1)[: sum(counts)], sums_SUW.flatten(), counts, own, self._rail)
+        targets.add_up(self._ops)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
         """Return the gradients (N, K, W) of this rank's sums.

@@ -147,6 +147,10 @@ class Placement:
         frequent = sum(len(hybrid.frequent) for hybrid in self.hybrids)
         return own + frequent + sum(self.tables.tables[table].rows for table in self.replicated)
 
+    def ids_of(self, rank: int) -> int:
+        """Return the ids of a sample that are sent to ``rank`` for the tables of :meth:`shards_of`."""
+        return sum(self.tables.tables[shard.table].hotness for shard in self.shards_of(rank))
+
     def lookups_of(self, rank: int) -> float:
         """Return the expected lookups per sample in the shards of ``rank``; for hybrid tables the slots count."""
         summed = sum(self.tables.tables[shard.table].hotness / shard.shards for shard in self.shards_of(rank))

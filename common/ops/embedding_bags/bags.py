@@ -90,8 +90,8 @@ class Bags:
     def __len__(self) -> int:
         return len(self.bags)
 
-    def check(self, ids_NL: Tensor, vectors_NBW: Tensor | None = None) -> None:
-        """Check the shapes of keys and of the vectors of bags.
+    def check(self, ids_NL: Tensor, vectors: Tensor | PeerVectors | None = None) -> None:
+        """Check the shapes of keys and of the vectors of bags, (N, B, W) or in memory of several ranks.
 
         Raises:
             ValueError: shapes or strides do not match the bags.
@@ -101,10 +101,46 @@ class Bags:
                 f"keys are (samples, at least {self.columns}), dense within a sample, "
                 f"not {tuple(ids_NL.shape)} with strides {ids_NL.stride()}"
             )
-        if vectors_NBW is not None and vectors_NBW.shape[:2] != (len(ids_NL), len(self)):
-            raise ValueError(
-                f"vectors of {len(ids_NL)} samples and {len(self)} bags are not {tuple(vectors_NBW.shape)}"
-            )
+        if vectors is None:
+            return
+        if isinstance(vectors, PeerVectors):
+            shape: tuple[int, ...] = (len(vectors.buffers) * vectors.samples, len(vectors.places), vectors.width)
+        else:
+            shape = tuple(vectors.shape)
+        if shape[:2] != (len(ids_NL), len(self)):
+            raise ValueError(f"vectors of {len(ids_NL)} samples and {len(self)} bags are not {shape}")
+
+
+@dataclass(frozen=True, eq=False)
+class PeerVectors:
+    """Vectors in memory of several ranks that this rank maps, as the output of a lookup for the samples of all of them.
+
+    Sample n belongs to buffer n // ``samples``, and is sample b = n % ``samples`` there. The vector of bag i for this
+    sample is row ``first + b * stride`` of the buffer, with the i-th pair of ``places``.
+
+    Attributes:
+        buffers: [ranks], each contiguous (rows, W), all of the same shape and dtype.
+        address_G: addresses of the buffers, int64 [ranks] on the device.
+        samples: samples per buffer.
+        places: (first, stride) of each bag.
+        place_B2: the same, int32 on the device.
+    """
+
+    buffers: tuple[Tensor, ...]
+    address_G: Tensor
+    samples: int
+    places: tuple[tuple[int, int], ...]
+    place_B2: Tensor
+
+    @property
+    def width(self) -> int:
+        """W, elements of a vector."""
+        return self.buffers[0].shape[1]
+
+    def of_bag(self, number: int) -> list[Tensor]:
+        """Return the vectors of a bag, one view (samples, W) per buffer."""
+        first, stride = self.places[number]
+        return [buffer[first::stride][: self.samples] for buffer in self.buffers]
 
 
 class SortedKeys(NamedTuple):

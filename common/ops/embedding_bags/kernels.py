@@ -88,13 +88,17 @@ def embedding_pool_kernel(
     ids_ptr,  # (N, columns)
     table_ptr,  # (B, 6) int32
     largest_first_ptr,  # (B,) int32
-    out_ptr,  # (N, B, WIDTH), written
+    out_ptr,  # (N, B, WIDTH), written; with PEER_SAMPLES, only its dtype counts
+    address_ptr,  # (N / PEER_SAMPLES,) int64, buffers that are written; None without PEER_SAMPLES
+    place_ptr,  # (B, 2) int32, first vector and stride of each bag; None without PEER_SAMPLES
     samples, ids_stride, sample_stride, bag_stride,
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, SAMPLES: tl.constexpr, LOOKUPS: tl.constexpr,
+    PEER_SAMPLES: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of the rows of bags. Grid (ceil(samples / SAMPLES), bags); LOOKUPS rows per sample load at a time.
 
-    A program loads the next keys before it waits for the rows of the current ones.
+    A program loads the next keys before it waits for the rows of the current ones. With PEER_SAMPLES, the samples per
+    buffer, vectors go to several buffers, in which each vector begins at a multiple of ALIGNMENT bytes.
     """
     bag = tl.load(largest_first_ptr + tl.program_id(1))
     column, hotness, base, table_rows, shard, shards = _bag_of(table_ptr, bag)
@@ -116,7 +120,15 @@ def embedding_pool_kernel(
             other=0.0,
         ).to(tl.float32)
         key = key_later
-    target = out_ptr + sample.to(tl.int64)[:, None] * sample_stride + bag * bag_stride + value[None, :]
+    if PEER_SAMPLES:
+        address = tl.load(address_ptr + sample // PEER_SAMPLES, mask=sample < samples, other=0)
+        first_vector, stride = tl.load(place_ptr + 2 * bag).to(tl.int64), tl.load(place_ptr + 2 * bag + 1)
+        vector = first_vector + (sample % PEER_SAMPLES).to(tl.int64) * stride
+        vector_bytes: tl.constexpr = WIDTH * (out_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        start = tl.multiple_of((address + vector * vector_bytes).to(out_ptr.dtype), ALIGNMENT)
+        target = start[:, None] + value[None, :]
+    else:
+        target = out_ptr + sample.to(tl.int64)[:, None] * sample_stride + bag * bag_stride + value[None, :]
     tl.store(target, tl.sum(total, 1).to(out_ptr.dtype.element_ty), mask=inside & (value < WIDTH)[None, :])
 
 

@@ -12,7 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
+from common.ops.embedding_bags.bags import (
+    AdagradRows,
+    Bags,
+    PeerVectors,
+    Rule,
+    SortedKeys,
+    check_sums,
+    check_update,
+)
 from common.ops.random_bits.reference import words
 from common.ops.triton_support import widen
 
@@ -50,27 +58,31 @@ class EmbeddingBags(NamedTuple):
 
 
 @torch.no_grad()
-def pool_reference(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
+def pool_reference(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor | PeerVectors) -> None:
     """Write the sum of the rows of every bag; 0 for a bag without keys in this store.
 
     Args:
         rows_RW: the store; fp32 or fp16.
         ids_NL: keys of the samples, integers, contiguous within a sample.
-        out_NBW: output of any float dtype; only the last dimension must be contiguous.
+        out_NBW: output of any float dtype: a tensor, of which only the last dimension must be contiguous, or vectors in
+            memory of several ranks.
 
     Raises:
         ValueError: shapes do not match.
     """
     bags.check(ids_NL, out_NBW)
-    if not bags.rows:
-        out_NBW.zero_()
-        return
     for number, bag in enumerate(bags.bags):
+        out = out_NBW.of_bag(number) if isinstance(out_NBW, PeerVectors) else [out_NBW[:, number]]
+        if not bags.rows:
+            for part_NW in out:
+                part_NW.zero_()
+            continue
         key_NH = ids_NL[:, bag.column : bag.column + bag.hotness]
         own_NH = (key_NH >= 0) & (key_NH < bag.rows) & (key_NH % bag.shards == bag.shard)
         row_NH = torch.where(own_NH, bag.base + key_NH // bag.shards, 0)
         vectors_NHW = widen(rows_RW[row_NH]).masked_fill(~own_NH.unsqueeze(2), 0)
-        out_NBW[:, number] = vectors_NHW.sum(1)
+        for part_NW, sum_NW in zip(out, vectors_NHW.sum(1).tensor_split(len(out)), strict=True):
+            part_NW.copy_(sum_NW)
 
 
 @torch.no_grad()

@@ -6,17 +6,30 @@ Shapes: see :mod:`common.ops.embedding_bags.bags`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 from torch import Tensor
 
 from common.ops.embedding_bags import kernels
-from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
+from common.ops.embedding_bags.bags import (
+    AdagradRows,
+    Bags,
+    PeerVectors,
+    Rule,
+    SortedKeys,
+    check_sums,
+    check_update,
+)
 from common.ops.tile import Tile
 from common.ops.triton_support import programs_for
 
 BLOCK = 1024
 """Keys per program of kernels that read no vectors."""
+
+VECTOR = 16
+"""Bytes that a thread stores at once."""
 
 NARROWEST = 16
 """Smallest number of columns of a matrix product."""
@@ -38,26 +51,30 @@ TILES: dict[str, Tile] = {
 
 
 @torch.no_grad()
-def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
+def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor | PeerVectors) -> None:
     """Write the sum of the rows of every bag to ``out_NBW``.
 
     See :func:`common.ops.embedding_bags.reference.pool_reference`.
     """
     bags.check(ids_NL, out_NBW)
-    width = out_NBW.shape[2]
-    if rows_RW.shape != (bags.rows, width) or not rows_RW.is_contiguous() or out_NBW.stride(2) != 1:
+    peers = out_NBW if isinstance(out_NBW, PeerVectors) else None
+    out = out_NBW.buffers[0] if isinstance(out_NBW, PeerVectors) else out_NBW
+    width = out.shape[-1]
+    if rows_RW.shape != (bags.rows, width) or not rows_RW.is_contiguous() or out.stride(-1) != 1:
         raise ValueError(
             f"rows are contiguous ({bags.rows}, {width}) and vectors dense, not {tuple(rows_RW.shape)} and "
-            f"{tuple(out_NBW.shape)} with strides {rows_RW.stride()} and {out_NBW.stride()}"
+            f"{tuple(out.shape)} with strides {rows_RW.stride()} and {out.stride()}"
         )
     if not len(ids_NL):
         return
     tile = TILES["pool"]
     lookups = min(tile.lookups, triton.next_power_of_2(bags.hotness))
     kernels.embedding_pool_kernel[(triton.cdiv(len(ids_NL), tile.samples), len(bags))](
-        rows_RW, ids_NL, bags.table_B6, bags.largest_first_B, out_NBW,
-        len(ids_NL), ids_NL.stride(0), out_NBW.stride(0), out_NBW.stride(1),
+        rows_RW, ids_NL, bags.table_B6, bags.largest_first_B, out,
+        peers and peers.address_G, peers and peers.place_B2,
+        len(ids_NL), ids_NL.stride(0), out.stride(0), out.stride(1),
         WIDTH=width, BLOCK_W=triton.next_power_of_2(width), SAMPLES=tile.samples, LOOKUPS=lookups,
+        PEER_SAMPLES=0 if peers is None else peers.samples, ALIGNMENT=math.gcd(VECTOR, width * out.itemsize),
         num_warps=tile.warps,
     )  # fmt: skip
 

@@ -1,5 +1,7 @@
 """DLRM-DCNv2 as a workload: published recipes, what is logged, what the closed division fixes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +12,8 @@ from common.errors import ConfigError
 from common.mlperf.admission import admit, evaluation_schedule
 from common.recommendation.planner import make_plan
 from tests.benchmarks.recipes import recipes_of
+from tests.gloo_ranks import on_ranks
+from tests.shared_peers import shared_peers
 
 SAMPLES = 4_195_197_692
 
@@ -123,3 +127,28 @@ def test_the_loss_at_the_beginning_is_that_of_a_coin():
     losses = workload.loss(Batch(example.tensors, example.samples))
     assert losses.total.item() == pytest.approx(torch.tensor(2.0).log().item(), abs=0.2)  # tables of 3 rows are large
     workload.close()
+
+
+def exchanged(rank: int, world: int, folder: str) -> dict[str, tuple[list[float], str]]:
+    """Return the losses of three steps, and the plan of the memory, of both ways to exchange."""
+    found = {}
+    for exchange in ("collectives", "peer_memory"):
+        run, _ = loaded("scale=test", f"scale.gpus_per_node={world}", f"embeddings.exchange={exchange}")
+        with shared_peers(Path(folder)):
+            workload = DlrmDcnv2(run, Layout(run.layout, rank, seed=1))
+        step = workload.build_step()
+        batches = list(workload.example_batches()) * run.grad_accumulation_steps
+        results = [step(batches) for _ in range(3)]
+        losses = [step.read(result.names, result.values.tolist()).metrics["loss"] for result in results]
+        found[exchange] = losses, workload.memory_plan()
+        workload.close()
+    return found
+
+
+def test_both_exchanges_train_alike_and_the_plan_names_the_memory_of_peers(tmp_path):
+    for rank in on_ranks(exchanged, 2, tmp_path / "ranks"):
+        (expected, plain), (found, with_peers) = rank["collectives"], rank["peer_memory"]
+        assert expected[0] != expected[2]
+        assert found == expected
+        (added,) = set(with_peers.splitlines()) - set(plain.splitlines())
+        assert added.startswith("mapped by other ranks: ")

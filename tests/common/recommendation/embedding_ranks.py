@@ -126,13 +126,20 @@ class Trainee:
         captured: bool = False,
         ranks_per_node: int | None = None,
         overlap: bool = True,
+        peer_batch: int | None = None,
         dense: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.layout, self.early, self.dtype = layout, early, dtype
         rows = torch.float64 if dtype == torch.float64 else options.pop("rows_dtype", torch.float32)
         self.embeddings = ShardedEmbeddings(
-            plan, layout, dtype=dtype, rows_dtype=rows, ranks_per_node=ranks_per_node, overlap=overlap
+            plan,
+            layout,
+            dtype=dtype,
+            rows_dtype=rows,
+            ranks_per_node=ranks_per_node,
+            overlap=overlap,
+            peer_batch=peer_batch,
         )
         self.model = Dense(dtype).to(layout.device)
         self.micro_batches = MICRO_BATCHES // layout.size("dp")
