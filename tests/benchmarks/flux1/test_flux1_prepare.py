@@ -18,7 +18,6 @@ from benchmarks.flux1 import prepare as module
 from benchmarks.flux1.prepare import COMMANDS, prepare
 from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
-from common.formats import bf16_npy
 
 
 def train_folder(raw: Path) -> Path:
@@ -116,7 +115,7 @@ def with_array(name: str, array: np.ndarray | torch.Tensor | bytes) -> Callable[
     def change(raw: Path) -> None:
         rows = small_encodings.rows_of("train", range(22))
         if isinstance(array, torch.Tensor):
-            rows[4][small_encodings.COLUMNS[name]] = bf16_npy.encode(array)
+            rows[4][small_encodings.COLUMNS[name]] = small_encodings.stream(array)
         elif isinstance(array, bytes):
             rows[4][small_encodings.COLUMNS[name]] = array
         else:
@@ -218,6 +217,11 @@ NAN = torch.full(small_encodings.SHAPES["mean"], torch.nan, dtype=torch.bfloat16
 WIDE = torch.zeros(3, 6, dtype=torch.bfloat16)
 FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no folder": ("arrow", lambda raw: raw.rename(raw.with_name("moved")), "raw folder .* does not exist"),
+    "sizes of synthetic data": (
+        "arrow",
+        lambda raw: (raw / MARKER).write_text('{"text_length": "three"}'),
+        "the file SYNTHETIC of the raw data: sizes.text_length=three: expected int",
+    ),
     "no split": ("arrow", lambda raw: eval_folder(raw).rename(raw / "x"), "has neither state.json nor shard_"),
     "shard": (
         "arrow",
