@@ -39,7 +39,7 @@ from common.data.gpu_processes import chosen_device, device_of_process, numbered
 from common.data.indexed_arrays import INDEX, index_shard, write_index
 from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
-from common.data.preparation import Preparation, link_or_copy, preparing, require_space
+from common.data.preparation import Preparation, link_or_copy, preparing, require_space, require_space_to_link
 from common.data.published import Published, published_files
 from common.data.raw_layout import fingerprint_of
 from common.data.sources import read_sources
@@ -127,6 +127,8 @@ def prepare(
             for number, path in enumerate(paths)
         }
         with Stages(records_dir, workers) as stages:
+            left = [task[0] for name, task in tasks.items() if stages.record(STAGE, name) is None]
+            require_space_to_link(left, data_dir)
             records = stages.run(STAGE, tasks, link_file)
         for name in EMPTY.values():
             link_or_copy(source.empty / name, data_dir / name, "delete it or name another --data-dir")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,25 @@ def test_an_interrupted_preparation_continues(tmp_path, monkeypatch):
     assert prepare(raw, data).counts["train_samples"] == 22
     assert len(done) == 2
     assert prepare(raw, data).counts["eval_samples"] == 11  # is complete
+
+
+def test_files_of_another_disk_need_space_before_the_first_is_copied(tmp_path, monkeypatch):
+    raw, data = write_raw(tmp_path / "raw"), tmp_path / "data"
+    real = Path.stat
+
+    def stat(path: Path, **options: bool) -> Any:
+        """Return the status of a file, and for arrow files another device and a size of 1 TB."""
+        found = real(path, **options)
+        return SimpleNamespace(st_dev=found.st_dev + 1, st_size=10**12) if path.suffix == ".arrow" else found
+
+    source = module.open_raw(raw)
+    monkeypatch.setattr(module, "open_raw", lambda raw_dir: source)
+    monkeypatch.setattr(type(source), "fingerprint", lambda self: "1")
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=5 * 10**12))
+    with pytest.raises(DataError, match=r"data needs 6000\.0 GB more; its disk has 5000\.0 GB left"):
+        prepare(raw, data)
+    assert not (data / "train").exists()
 
 
 def test_other_raw_data_are_refused(tmp_path):
