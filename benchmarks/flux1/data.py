@@ -48,12 +48,6 @@ def open_train(
 ) -> DataSource:
     """Open the training data under ``root`` for this rank; call it after ``run_start``.
 
-    Args:
-        root: folder of the prepared data.
-        layout: gives replica (axis ``dp``), device and seed.
-        micro_batch: samples per micro-batch of one replica.
-        grad_accumulation_steps: micro-batches per step of a replica.
-
     Raises:
         DataError: the folder is incomplete or has encodings of other sizes. While reading: a file is damaged.
         ConfigError: there are fewer samples than micro-batches of a global batch.
