@@ -108,7 +108,10 @@ class Encoders:
         return {"t5": t5.last_hidden_state.cpu(), "clip": clip.pooler_output.cpu()}
 
     def t5_tokens(self, captions: Sequence[str]) -> Tensor:
-        """Return (N, T): pieces of each caption, which may be cut, the end of the text, and padding."""
+        """Return (N, T): pieces of each caption, which may be cut, the end of the text, and padding.
+
+        Names of special tokens in a caption, such as ``</s>``, are text like any other.
+        """
         length, end, padding = self._sizes.text_length, self._pieces.eos_id(), self._pieces.pad_id()
         rows = [[*pieces[: length - 1], end] for pieces in self._pieces.encode(list(captions))]
         return torch.tensor([row + [padding] * (length - len(row)) for row in rows])

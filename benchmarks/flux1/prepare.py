@@ -35,7 +35,7 @@ from benchmarks.flux1.synthetic import generate
 from common.config.loading import build
 from common.data import atomic, manifest
 from common.data.commands import DataCommands
-from common.data.gpu_processes import chosen_device, device_of_process, numbered_processes, process_count
+from common.data.gpu_processes import NetworkProcesses, device_of_process
 from common.data.indexed_arrays import INDEX, index_shard, write_index
 from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
@@ -175,7 +175,8 @@ def _prepare_pictures(
     """Encode pictures and captions; see :func:`prepare`."""
     encoders.require_packages()
     source = pictures.open_pictures(raw_dir)
-    sizes, kind = _sizes(source.synthetic), chosen_device(device)
+    sizes = _sizes(source.synthetic)
+    processes = NetworkProcesses.chosen(device, -(-counts["train"] // SHARD_SAMPLES), workers)
     networks = encoders.files_of(encoders_dir, sizes)
     files = [(path.parent.name, path.name, path.stat().st_size) for path in networks]
     settings = {**counts, "encoders": fingerprint_of(files)}
@@ -185,9 +186,8 @@ def _prepare_pictures(
         if job.found is not None:
             return job.found
         records_dir = job.begin(RECORDS)
-        processes = process_count(kind, -(-counts["train"] // SHARD_SAMPLES), workers)
-        plan = EncodingPlan(encoders_dir, sizes, kind, max(1, workers // processes))
-        with Stages(records_dir, processes, numbered_processes(plan.threads)) as stages:
+        plan = EncodingPlan(encoders_dir, sizes, processes.device, processes.threads)
+        with processes.stages(records_dir, _encoders.cache_clear) as stages:
             samples = {
                 "train": pictures.train_samples(source, counts["train"], stages),
                 "eval": pictures.eval_samples(source, counts["eval"]),
@@ -201,7 +201,6 @@ def _prepare_pictures(
             require_space(data_dir, left * 2 * sizes.sample_elements)
             stages.run("empty", {"empty": (data_dir, plan)}, encode_empty)
             records = stages.run(STAGE, tasks, encode_file)
-        _encoders.cache_clear()
         return _finish(job, records, sizes, "CC12M and COCO 2014, encoded here")
 
 
