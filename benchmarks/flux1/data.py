@@ -24,10 +24,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.flux1.config import FluxConfig
-from benchmarks.flux1.encodings import REMEDY, SPLITS, EncodingSizes, read_empty, read_manifest, read_timesteps
+from benchmarks.flux1.encodings import REMEDY, SPLITS, EncodingSizes, read_empty, read_manifest, require_timesteps
 from common.data.batches import DataSource, EvalSource
 from common.data.contiguous_shares import ContiguousShares
-from common.data.indexed_arrays import ArrayBatches, open_index
+from common.data.indexed_arrays import INDEX, ArrayBatches, open_index
 from common.data.manifest import Manifest
 from common.data.order import EvalShard, MicroBatches, sample_generator
 from common.data.threads import PendingBatch, ThreadedEvalSource, ThreadedTrainSource
@@ -47,12 +47,6 @@ def open_train(
     root: Path, own: FluxConfig, layout: Layout, micro_batch: int, grad_accumulation_steps: int
 ) -> DataSource:
     """Open the training data under ``root`` for this rank; call it after ``run_start``.
-
-    Args:
-        root: folder of the prepared data.
-        layout: gives replica (axis ``dp``), device and seed.
-        micro_batch: samples per micro-batch of one replica.
-        grad_accumulation_steps: micro-batches per step of a replica.
 
     Raises:
         DataError: the folder is incomplete or has encodings of other sizes. While reading: a file is damaged.
@@ -88,7 +82,9 @@ def open_eval(root: Path, own: FluxConfig, layout: Layout) -> EvalSource:
     found, slots = read_manifest(root, EncodingSizes.of(own.facts)), own.reader.eval_batch
     shard = EvalShard(found.counts["eval_samples"], slots, layout.size("dp"), layout.index("dp"))
     batches = _open(root, found, "eval", own, layout, 0)
-    timesteps_S = torch.from_numpy(read_timesteps(root, found, own.facts.eval_timesteps))
+    assert batches.arrays.integers_S is not None
+    require_timesteps(batches.arrays.integers_S, own.facts.eval_timesteps, root / SPLITS["eval"] / INDEX)
+    timesteps_S = torch.from_numpy(batches.arrays.integers_S)
 
     def begin(samples: Sequence[int]) -> PendingBatch:
         others = {name: torch.zeros(slots, dtype=torch.int64) for name in ("sample_ids", "timesteps")}
@@ -102,6 +98,6 @@ def open_eval(root: Path, own: FluxConfig, layout: Layout) -> EvalSource:
 
 def _open(root: Path, found: Manifest, split: str, own: FluxConfig, layout: Layout, most_open: int) -> ArrayBatches:
     shapes, count = EncodingSizes.of(own.facts).shapes, found.counts[f"{split}_samples"]
-    arrays = open_index(root, found, SPLITS[split], count, shapes, REMEDY)
+    arrays = open_index(root, found, SPLITS[split], count, shapes, REMEDY, integers=split == "eval")
     pin_memory = layout.device.type == "cuda"
     return ArrayBatches(arrays, own.reader.threads, own.reader.prefetch, pin_memory, most_open, _VERIFY)

@@ -2,7 +2,7 @@
 
 The encoders are read from a copy of the repository black-forest-labs/FLUX.1-schnell, with the packages transformers and
 diffusers. As in the reference, captions are padded to a fixed length, padding is not masked, and all networks compute
-in bf16.
+in bf16. SentencePiece itself splits captions for T5, because transformers needs further packages to read its model.
 
 Legend: N captions or pictures, T tokens of a caption, K and P features of T5 and CLIP, S side of a picture in pixels,
 C channels of a latent, H its height, W its width.
@@ -10,13 +10,15 @@ C channels of a latent, H its height, W its width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 from benchmarks.flux1.encodings import EncodingSizes
@@ -30,6 +32,7 @@ TRANSFORMERS = OptionalPackage("transformers", ("transformers:T5EncoderModel", "
 DIFFUSERS = OptionalPackage("diffusers", ("diffusers:AutoencoderKL",))
 CLIP, CLIP_TOKENIZER, T5, T5_TOKENIZER, VAE = "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "vae"
 """Folders of the repository."""
+PIECES = "spiece.model"
 CLIP_TOKENS = 77
 
 
@@ -91,20 +94,35 @@ class Encoders:
         import transformers
 
         self._sizes, self._device, self._dtype = sizes, device, dtype
-        self._t5_tokens = _loaded(transformers.AutoTokenizer, folder / T5_TOKENIZER)
-        self._clip_tokens = _loaded(transformers.CLIPTokenizer, folder / CLIP_TOKENIZER)
-        self._t5, self._clip = (
-            _loaded(kind, folder / name).to(device, dtype).eval()
-            for kind, name in ((transformers.T5EncoderModel, T5), (transformers.CLIPTextModel, CLIP))
-        )
-        self._vae = _loaded(diffusers.AutoencoderKL, folder / VAE, torch_dtype=dtype).to(device).eval()
+        self._pieces = _loaded(folder / T5_TOKENIZER / PIECES, SentencePieceProcessor)
+        self._clip_tokens = _loaded(folder / CLIP_TOKENIZER, _local(transformers.CLIPTokenizer))
+        self._t5 = _loaded(folder / T5, _local(transformers.T5EncoderModel)).to(device, dtype).eval()
+        self._clip = _loaded(folder / CLIP, _local(transformers.CLIPTextModel)).to(device, dtype).eval()
+        self._vae = _loaded(folder / VAE, _local(diffusers.AutoencoderKL, torch_dtype=dtype)).to(device).eval()
 
     @torch.no_grad()
     def captions(self, captions: Sequence[str]) -> dict[str, Tensor]:
         """Return ``t5`` (N, T, K) and ``clip`` (N, P) on the CPU."""
-        t5 = self._t5(input_ids=self._tokens(self._t5_tokens, captions, self._sizes.text_length))
-        clip = self._clip(input_ids=self._tokens(self._clip_tokens, captions, CLIP_TOKENS))
+        t5 = self._t5(input_ids=self.t5_tokens(captions).to(self._device))
+        clip = self._clip(input_ids=self.clip_tokens(captions).to(self._device))
         return {"t5": t5.last_hidden_state.cpu(), "clip": clip.pooler_output.cpu()}
+
+    def t5_tokens(self, captions: Sequence[str]) -> Tensor:
+        """Return (N, T): pieces of each caption, which may be cut, the end of the text, and padding.
+
+        Names of special tokens in a caption, such as ``</s>``, are text like any other.
+        """
+        length, end, padding = self._sizes.text_length, self._pieces.eos_id(), self._pieces.pad_id()
+        rows = [[*pieces[: length - 1], end] for pieces in self._pieces.encode(list(captions))]
+        return torch.tensor([row + [padding] * (length - len(row)) for row in rows])
+
+    def clip_tokens(self, captions: Sequence[str]) -> Tensor:
+        """Return (N, 77): the start, tokens of each caption, which may be cut, the end, and padding."""
+        found = self._clip_tokens(
+            list(captions), truncation=True, max_length=CLIP_TOKENS, padding="max_length", return_tensors="pt"
+        )
+        tokens: Tensor = found["input_ids"]
+        return tokens
 
     @torch.no_grad()
     def pictures(self, pictures_N3SS: Tensor) -> dict[str, Tensor]:
@@ -117,15 +135,15 @@ class Encoders:
         """Return ``t5`` (1, T, K) and ``clip`` (1, P) of the empty caption, as they are published."""
         return {name: values.float().numpy().astype(np.float16) for name, values in self.captions([""]).items()}
 
-    def _tokens(self, tokenizer: Any, captions: Sequence[str], length: int) -> Tensor:
-        found = tokenizer(list(captions), truncation=True, max_length=length, padding="max_length", return_tensors="pt")
-        tokens: Tensor = found["input_ids"].to(self._device)
-        return tokens
+
+def _local(kind: Any, **options: Any) -> Callable[[str], Any]:
+    """Return the function that reads a network or tokenizer from a folder."""
+    return functools.partial(kind.from_pretrained, local_files_only=True, **options)
 
 
-def _loaded(kind: Any, folder: Path, **options: Any) -> Any:
+def _loaded(path: Path, load: Callable[[str], Any]) -> Any:
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True, **options)
+        return load(str(path))
     except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{folder} cannot be read: {reason}") from error
+        raise CheckpointError(f"{path} cannot be read: {reason}") from error

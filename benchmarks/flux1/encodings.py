@@ -4,13 +4,18 @@ A sample has four arrays in bf16: the caption encoded by T5 (``t5``, (T, K)) and
 log-variance of the picture's latent (``mean``, ``logvar``, (C, H, W)). Validation samples also have a ``timestep``. Two
 forms of files are published (:mod:`common.formats.array_shards`): arrow by MLCommons, and tars by NVIDIA.
 
-The encodings of the empty caption are ``t5_empty.npy`` and ``clip_empty.npy``, float16 with a leading axis of size 1.
+The raw folder has
+
+- ``cc12m_preprocessed/`` and ``coco_preprocessed/`` (or ``train/`` and ``val/``, as NVIDIA names them): the data sets
+  for training and validation;
+- ``empty_encodings/t5_empty.npy`` and ``clip_empty.npy``: the encodings of the empty caption, float16 with a leading
+  axis of size 1.
 
 A prepared folder has
 
 - ``train/00000.arrow`` ..., ``validation/00000.arrow`` ... (or ``.tar``): the published files, unchanged, in order;
-- ``train/index.npy``, ``validation/index.npy``: positions of the arrays (:mod:`common.data.indexed_arrays`);
-- ``validation/timesteps.npy``, int64 (S,);
+- ``train/index.npy``, ``validation/index.npy``: positions of the arrays, and timesteps of the validation samples
+  (:mod:`common.data.indexed_arrays`);
 - ``t5_empty.npy``, ``clip_empty.npy``, and ``manifest.json``, with the numbers of samples and the sizes of the arrays.
 
 Legend: S samples, T tokens of a caption, K and P features of T5 and CLIP, C channels of a latent, H its height, W its
@@ -30,21 +35,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.data import manifest
-from common.data.manifest import Manifest
+from common.data.manifest import Manifest, digest
 from common.data.options import Option, Options
+from common.data.raw_layout import RawSplits, find_file
+from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats import npy
-from common.formats.array_shards import ArrayShards
+from common.formats.array_shards import PATTERNS, ArrayShards, shards_of
 from common.mlperf.fixed import benchmark_settings
 
-FORMAT = "flux-encodings/1"
+FORMAT = "flux-encodings/2"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=flux1 --raw-dir RAW --data-dir DATA"
 REMEDY = f"run '{PREPARE_COMMAND}'"
 SPLITS = {"train": "train", "eval": "validation"}
-"""Folder of each split."""
+"""Prepared folder of each split."""
+RAW_FOLDERS = {"train": ("cc12m_preprocessed", "train"), "eval": ("coco_preprocessed", "val")}
+"""Raw folders of each split: that of MLCommons' downloader, and that of NVIDIA's tars."""
+EMPTY_FOLDER = "empty_encodings"
 SHARDS = ArrayShards({"t5": "t5_encodings", "clip": "clip_encodings", "mean": "mean", "logvar": "logvar"}, "timestep")
 EMPTY = {"t5": "t5_empty.npy", "clip": "clip_empty.npy"}
-TIMESTEPS = "timesteps.npy"
 BINS: int = benchmark_settings("flux1")["facts"]["eval_timesteps"]
 """Number of the benchmark's timesteps."""
 
@@ -75,6 +84,45 @@ class EncodingSizes(Options):
     def sample_elements(self) -> int:
         """Return the number of values of a sample."""
         return sum(map(math.prod, self.shapes.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawEncodings(RawSplits):
+    """Published encodings; ``content`` has the checksums of those of the empty caption.
+
+    Attributes:
+        empty: folder with the encodings of the empty caption.
+    """
+
+    empty: Path
+
+
+def open_raw(raw_dir: Path) -> RawEncodings:
+    """Find the published encodings in ``raw_dir`` without reading samples.
+
+    Raises:
+        DataError: the folder, a split, one of its files or the encodings of the empty caption are missing, or a tar has
+            a foreign name.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; download the data there or generate synthetic data")
+    splits = {}
+    for split, folders in RAW_FOLDERS.items():
+        found = find_file(raw_dir, *(f"{folder}/{pattern}" for pattern in PATTERNS for folder in folders))
+        if found is None:
+            raise DataError(
+                f"{raw_dir / folders[0]} has neither {' nor '.join(PATTERNS)}; 'mlperf-suite download benchmark=flux1' "
+                "fetches it"
+            )
+        splits[split] = shards_of(found)
+    empty = find_file(raw_dir, f"{EMPTY_FOLDER}/{EMPTY['t5']}", EMPTY["t5"])
+    folder = raw_dir / EMPTY_FOLDER if empty is None else empty.parent
+    for name in EMPTY.values():
+        if not (folder / name).is_file():
+            raise DataError(f"{folder / name} is missing: training needs it for dropped captions")
+    content = "".join(digest(folder / name, "sha256") for name in EMPTY.values()).encode()
+    synthetic = description_of(raw_dir, folder / EMPTY["t5"], *(paths[0] for paths in splits.values()))
+    return RawEncodings(splits=splits, synthetic=synthetic, content=content, empty=folder)
 
 
 def read_empty(folder: Path, sizes: EncodingSizes, remedy: str) -> dict[str, Tensor]:
@@ -114,21 +162,6 @@ def read_manifest(root: Path, sizes: EncodingSizes) -> Manifest:
                 "of another recipe"
             )
     return found
-
-
-def read_timesteps(root: Path, found: Manifest, bins: int) -> NDArray[np.int64]:
-    """Return (S,) the timesteps of the prepared validation samples.
-
-    Args:
-        bins: required number of timesteps.
-
-    Raises:
-        DataError: the file is missing or damaged, or as :func:`require_timesteps`.
-    """
-    path = root / SPLITS["eval"] / TIMESTEPS
-    timesteps_S = npy.required(path, np.dtype(np.int64), (found.counts["eval_samples"],), REMEDY)
-    require_timesteps(timesteps_S, bins, path)
-    return timesteps_S
 
 
 def require_timesteps(timesteps_S: NDArray[np.int64], bins: int, path: Path) -> None:

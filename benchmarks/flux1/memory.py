@@ -8,6 +8,7 @@ from typing import ClassVar
 from benchmarks.flux1.architecture import FluxArchitecture
 from benchmarks.flux1.encodings import EncodingSizes
 from common.optim.block_memory import BlockMemory
+from common.optim.memory_plan import KEPT, STATE, reserved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,18 @@ class FluxMemory(BlockMemory):
     def blocks(self) -> int:
         """Number of blocks."""
         return self.architecture.double_blocks + self.architecture.single_blocks
+
+    def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
+        """Return the bytes by category after ``recomputed`` steps of :meth:`levels`."""
+        return {
+            STATE: self.state(self.parameters, bool(self.samples)),
+            "weights in FP8": self.weights_in_fp8(),
+            "batches": self.batches(),
+            KEPT: self.kept(recomputed),
+            "transients": self.transient(recomputed),
+            "evaluation": self.evaluation(),
+            "reserved": reserved(self.alone),
+        }
 
     def weights_in_fp8(self) -> int:
         """Return the bytes of the weights of products, cast to FP8, and of their transposes."""

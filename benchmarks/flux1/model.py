@@ -141,10 +141,6 @@ class _Layers(nn.Module):
         """Return the tokens (R, C) for the residual connection and after the norm, and their queries, keys and values.
 
         With several ranks of tp, the queries, keys and values are the heads of this rank for the tokens of all ranks.
-
-        Args:
-            x_RC: tokens.
-            shift_NC, scale_NC: shift and scale of the norm before the attention.
         """
         x_RC, y_RC = self._operations.modulated_norm(
             x_RC, scale_NC, shift_NC, self._epsilon, fp8=self.qkv.input_scaling()

@@ -1,9 +1,9 @@
 """Peers: the same training with diffusers, and with our own network compiled by TorchInductor.
 
-The transformer of diffusers has the depth of the recipe. It is in bf16 without fp32 master weights, with PyTorch's
-attention and fused AdamW, eager or compiled block by block as its documentation recommends. Latents and captions are
-noise that is already on the device. The other peer is our own step with reference implementations; TorchInductor
-compiles its blocks separately.
+The transformer of diffusers has the depth of the recipe, PyTorch's attention and fused AdamW. It is eager, or compiled
+block by block as its documentation recommends. Its weights are in bf16 without fp32 masters, or in fp32, which autocast
+casts to bf16: then an update moves as many bytes as ours. Latents and captions are noise that is already on the device.
+The other peer is our own step with reference implementations; TorchInductor compiles its blocks separately.
 """
 
 from __future__ import annotations
@@ -44,9 +44,14 @@ def build(architecture: FluxArchitecture) -> Any:
     )
 
 
-def step_of(network: Any, architecture: FluxArchitecture, batch: int, device: torch.device) -> Callable[[], Tensor]:
-    """Return a function that runs an iteration on a batch of noise and returns the loss."""
-    shape, dtype = architecture, next(network.parameters()).dtype
+def step_of(
+    network: Any, architecture: FluxArchitecture, batch: int, device: torch.device, dtype: torch.dtype
+) -> Callable[[], Tensor]:
+    """Return a function that runs an iteration on a batch of noise in ``dtype``, and returns the loss.
+
+    If ``dtype`` is not that of the weights, autocast casts the weights to it.
+    """
+    shape, mixed = architecture, next(network.parameters()).dtype != dtype
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, weight_decay=0.1, fused=device.type == "cuda")
     generator = torch.Generator(device).manual_seed(1)
 
@@ -61,22 +66,25 @@ def step_of(network: Any, architecture: FluxArchitecture, batch: int, device: to
     text_ids_T3 = torch.zeros(shape.text_length, 3, device=device, dtype=dtype)
 
     def loss_of(*inputs: Tensor) -> Tensor:
-        (velocity_NLP,) = network(*inputs, return_dict=False)
+        with torch.autocast(device.type, dtype, enabled=mixed):
+            (velocity_NLP,) = network(*inputs, return_dict=False)
         return nn.functional.mse_loss(velocity_NLP.float(), target_NLP.float())
 
     inputs = (x_NLP, text_NTK, caption_NK, t_N, image_ids_L3, text_ids_T3)
     return plain_step(loss_of, inputs, optimizer, compiled=False)
 
 
-def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """Start the peer; see :class:`common.contract.workload.Peer`."""
+def start(
+    run: RunConfig, example: Batch, device: torch.device, compiled: bool = False, weights: torch.dtype = torch.bfloat16
+) -> Callable[[], Tensor]:
+    """Start the peer with weights of a dtype, in bf16; see :class:`common.contract.workload.Peer`."""
     architecture = run.workload.architecture
     with device:
-        network = build(architecture).to(torch.bfloat16)
+        network = build(architecture).to(weights)
     fill_zeros(network)
     if compiled:
         network.compile_repeated_blocks(dynamic=False)
-    return step_of(network, architecture, run.micro_batch, device)
+    return step_of(network, architecture, run.micro_batch, device, torch.bfloat16)
 
 
 def start_compiled_references(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], object]:
@@ -94,4 +102,8 @@ PEERS = (
     Peer("ours with compiled references", start_compiled_references),
     Peer("diffusers in bf16 without masters", start),
     Peer("diffusers in bf16 without masters, compiled", functools.partial(start, compiled=True)),
+    Peer("diffusers, mixed precision in bf16", functools.partial(start, weights=torch.float32)),
+    Peer(
+        "diffusers, mixed precision in bf16, compiled", functools.partial(start, compiled=True, weights=torch.float32)
+    ),
 )

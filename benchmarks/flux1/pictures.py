@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
 from torch import Tensor
+from torchvision.transforms import functional
 
 from benchmarks.flux1.encodings import BINS
 from common.data.manifest import digest
@@ -32,15 +31,14 @@ from common.data.synthetic import description_of
 from common.detection.json_entries import Entries
 from common.errors import DataError
 from common.formats.jpeg import decode, jpeg_size
-from common.formats.raw_files import listed
-from common.formats.tar_index import index_tar
+from common.formats.tar_index import decode_text, index_tar, numbered_tars
 from common.untrusted.regular_file import TEXT_BYTES, open_file
 from common.untrusted.strict_json import read_large_json
 
-SIDE = 256
+SIDE, BICUBIC = 256, functional.InterpolationMode.BICUBIC
 SEED = 2023
 """Seed of the shuffle of COCO's captions."""
-TARS, LEFT_OUT = "cc12m-wds/cc12m-train-*.tar", "problematic_indices.txt"
+TAR, TARS, LEFT_OUT = "cc12m-train-{:04d}.tar", "cc12m-wds/cc12m-train-*.tar", "problematic_indices.txt"
 ANNOTATIONS, PICTURES = "annotations/captions_val2014.json", "val2014/COCO_val2014_*.jpg"
 STAGE = "sizes"
 _TOGETHER = 64  # tars whose pictures are measured before the samples are counted
@@ -61,8 +59,8 @@ class Sample:
 
     path: Path
     key: str
-    picture: tuple[int, int]
-    caption: str | tuple[int, int]
+    picture: Sequence[int]
+    caption: str | Sequence[int]
     timestep: int | None = None
 
     def read(self) -> tuple[Tensor, str]:
@@ -74,28 +72,17 @@ class Sample:
         with open(self.path, "rb") as file:
             content, caption = os.pread(file.fileno(), self.picture[1], self.picture[0]), self.caption
             if not isinstance(caption, str):
-                caption = os.pread(file.fileno(), caption[1], caption[0]).decode("utf-8", "replace")
+                caption = decode_text(os.pread(file.fileno(), caption[1], caption[0]), f"{self.path}: {self.key}.txt")
         try:
             picture = decode(content)
         except ValueError as error:
             raise DataError(f"{self.path}: the picture of {self.key} is no whole JPEG: {error}") from error
-        prepared = squeezed(picture) if self.timestep is not None else cropped(picture)
-        values = torch.from_numpy(np.array(prepared)).permute(2, 0, 1)
-        return values.float() / 255 * 2 - 1, caption
-
-
-def cropped(picture: Image.Image) -> Image.Image:
-    """Return the central square of a picture whose shorter side is resized to 256 px, as torchvision rounds."""
-    shorter = min(picture.size)
-    width, height = (int(SIDE * side / shorter) for side in picture.size)
-    left, top = round((width - SIDE) / 2), round((height - SIDE) / 2)
-    resized = picture if shorter == SIDE else picture.resize((width, height), Image.Resampling.BICUBIC)
-    return resized.crop((left, top, left + SIDE, top + SIDE))
-
-
-def squeezed(picture: Image.Image) -> Image.Image:
-    """Return a picture of 256 x 256 px, whatever its proportions."""
-    return picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        square = [SIDE, SIDE]
+        if self.timestep is None:
+            picture = functional.center_crop(functional.resize(picture, SIDE, BICUBIC), square)
+        else:
+            picture = functional.resize(picture, square, BICUBIC)
+        return functional.pil_to_tensor(picture).float() / 255 * 2 - 1, caption
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +104,20 @@ def open_pictures(raw_dir: Path) -> RawPictures:
     """Find the raw pictures in ``raw_dir`` without reading samples.
 
     Raises:
-        DataError: tars, pictures or a list are missing.
+        DataError: tars, pictures or a list are missing. A tar must not be missing between others, because positions
+            to leave out count the samples of all tars.
     """
     found = []
     for pattern in (TARS, LEFT_OUT, ANNOTATIONS, PICTURES):
         if (path := find_file(raw_dir, pattern, pattern.rpartition("/")[2])) is None:
-            raise DataError(f"{raw_dir / pattern} is missing, which pictures need")
+            raise DataError(
+                f"{raw_dir / pattern} is missing: --encoders reads pictures and captions; see 'mlperf-suite download "
+                "benchmark=flux1 --list'"
+            )
         found.append(path)
     tar, left_out, annotations, picture = found
     return RawPictures(
-        splits={"train": listed(tar.parent, TARS.rpartition("/")[2])},
+        splits={"train": numbered_tars(tar.parent, TAR)},
         synthetic=description_of(raw_dir, *found),
         content=(digest(left_out, "sha256") + digest(annotations, "sha256")).encode(),
         left_out=left_out,
@@ -150,12 +141,13 @@ def train_samples(raw: RawPictures, count: int, stages: Stages) -> list[Sample]:
     for first in range(0, len(tars), _TOGETHER):
         tasks = {path.stem: (path,) for path in tars[first : first + _TOGETHER]}
         for (path,), record in zip(tasks.values(), stages.run(STAGE, tasks, large_pictures).values(), strict=True):
-            for row, reason in record["broken"]:
-                if before + row not in left_out:
-                    raise DataError(f"{path}: the picture of sample {row} is no whole JPEG: {reason}")
-            for row, key, picture_at, picture_size, caption_at, caption_size in record["large"]:
-                if before + row not in left_out:
-                    samples.append(Sample(path, key, (picture_at, picture_size), (caption_at, caption_size)))
+            for row, broken, *sample in record["found"]:
+                if before + row in left_out:
+                    continue
+                if broken:
+                    raise DataError(f"{path}: the picture of sample {row} is no whole JPEG: {broken}")
+                key, picture, caption = sample
+                samples.append(Sample(path, key, picture, caption))
             before += record["samples"]
         if len(samples) >= count:
             return samples[:count]
@@ -168,25 +160,23 @@ def large_pictures(path: Path) -> dict[str, Any]:
     """Return the number of samples of a tar, and those whose sides have 256 px or more.
 
     Returns:
-        ``samples``; ``large``: row, key, offset and size of the picture, offset and size of the caption; and
-        ``broken``: row, and why its picture is no JPEG.
+        ``samples``, and ``found``, which includes broken pictures: row, why the picture is no JPEG (empty if it is
+        one), key, offset and size of the picture, and those of the caption.
 
     Raises:
         DataError: the tar is damaged.
     """
     keys, ranges = index_tar(path, _MEMBERS)
-    large: list[list[Any]] = []
-    broken: list[list[Any]] = []
+    found: list[list[Any]] = []
     with open(path, "rb") as file:
         for row, (key, (picture, caption)) in enumerate(zip(keys, ranges.tolist(), strict=True)):
             try:
-                sides = jpeg_size(os.pread(file.fileno(), picture[1], picture[0]))
+                large, broken = min(jpeg_size(os.pread(file.fileno(), picture[1], picture[0]))) >= SIDE, ""
             except ValueError as error:
-                broken.append([row, str(error)])
-                continue
-            if min(sides) >= SIDE:
-                large.append([row, key, *picture, *caption])
-    return {"samples": len(keys), "large": large, "broken": broken}
+                large, broken = True, str(error)
+            if large:
+                found.append([row, broken, key, picture, caption])
+    return {"samples": len(keys), "found": found}
 
 
 def eval_samples(raw: RawPictures, count: int) -> list[Sample]:

@@ -1,8 +1,7 @@
 """Download, prepare, verify and generate the data of FLUX.1: encodings, and an index of their arrays.
 
-The input is published encodings (:mod:`benchmarks.flux1.raw`), which are linked, or pictures and captions
-(:mod:`benchmarks.flux1.pictures`), which the frozen encoders encode. The output format is
-:mod:`benchmarks.flux1.encodings`.
+The input is published encodings, which are linked, or pictures and captions (:mod:`benchmarks.flux1.pictures`), which
+the frozen encoders encode. Both formats of encodings, raw and prepared, are in :mod:`benchmarks.flux1.encodings`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from benchmarks.flux1 import encoders, pictures, raw
+from benchmarks.flux1 import encoders, pictures
 from benchmarks.flux1.encoders import Encoders
 from benchmarks.flux1.encodings import (
     BINS,
@@ -25,9 +24,9 @@ from benchmarks.flux1.encodings import (
     PREPARE_COMMAND,
     SHARDS,
     SPLITS,
-    TIMESTEPS,
     EncodingSizes,
     counts_of,
+    open_raw,
     read_empty,
     require_timesteps,
 )
@@ -36,20 +35,21 @@ from benchmarks.flux1.synthetic import generate
 from common.config.loading import build
 from common.data import atomic, manifest
 from common.data.commands import DataCommands
-from common.data.gpu_processes import chosen_device, device_of_process, numbered_processes, process_count
-from common.data.indexed_arrays import INDEX, index_shard, joined_integers, write_index
+from common.data.gpu_processes import NetworkProcesses, device_of_process
+from common.data.indexed_arrays import INDEX, index_shard, write_index
 from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
-from common.data.preparation import Preparation, link_or_copy, preparing, require_space
+from common.data.preparation import Preparation, link_or_copy, preparing, require_space, require_space_to_link
 from common.data.published import Published, published_files
 from common.data.raw_layout import fingerprint_of
 from common.data.sources import read_sources
 from common.data.stages import Stages
+from common.data.synthetic import MARKER
 from common.data.threads import read_groups
 from common.errors import ConfigError, DataError
 from common.formats.array_shards import ArraySample
 
-RECORDS, STAGE = "records", "files"
+RECORDS, STAGE = "index_parts", "files"
 SHARD_SAMPLES = 256
 """Samples per file of encodings that this program writes; 550 MB."""
 TOGETHER = 16
@@ -94,7 +94,7 @@ def prepare(
     Every value must be finite. After an interruption, it continues with the files that are left.
 
     Args:
-        raw_dir: folder in the layout of :mod:`benchmarks.flux1.raw` or, with ``encoders_dir``, of
+        raw_dir: folder in the layout of :mod:`benchmarks.flux1.encodings` or, with ``encoders_dir``, of
             :mod:`benchmarks.flux1.pictures`.
         data_dir: receives hard links to published encodings, or copies on another disk.
         workers: processes that read files; with encoders on GPUs, the total number of threads that decode pictures.
@@ -113,7 +113,7 @@ def prepare(
             f"--train={train} --eval={eval} --device={device}: only with --encoders; published encodings are used as "
             "they are"
         )
-    source = raw.open_raw(raw_dir)
+    source = open_raw(raw_dir)
     sizes = _sizes(source.synthetic)
     read_empty(source.empty, sizes, "fetch it again")
     wanted = {"fingerprint": source.fingerprint()}
@@ -127,6 +127,8 @@ def prepare(
             for number, path in enumerate(paths)
         }
         with Stages(records_dir, workers) as stages:
+            left = [task[0] for name, task in tasks.items() if stages.record(STAGE, name) is None]
+            require_space_to_link(left, data_dir)
             records = stages.run(STAGE, tasks, link_file)
         for name in EMPTY.values():
             link_or_copy(source.empty / name, data_dir / name, "delete it or name another --data-dir")
@@ -173,7 +175,8 @@ def _prepare_pictures(
     """Encode pictures and captions; see :func:`prepare`."""
     encoders.require_packages()
     source = pictures.open_pictures(raw_dir)
-    sizes, kind = _sizes(source.synthetic), chosen_device(device)
+    sizes = _sizes(source.synthetic)
+    processes = NetworkProcesses.chosen(device, -(-counts["train"] // SHARD_SAMPLES), workers)
     networks = encoders.files_of(encoders_dir, sizes)
     files = [(path.parent.name, path.name, path.stat().st_size) for path in networks]
     settings = {**counts, "encoders": fingerprint_of(files)}
@@ -183,9 +186,8 @@ def _prepare_pictures(
         if job.found is not None:
             return job.found
         records_dir = job.begin(RECORDS)
-        processes = process_count(kind, -(-counts["train"] // SHARD_SAMPLES), workers)
-        plan = EncodingPlan(encoders_dir, sizes, kind, max(1, workers // processes))
-        with Stages(records_dir, processes, numbered_processes(plan.threads)) as stages:
+        plan = EncodingPlan(encoders_dir, sizes, processes.device, processes.threads)
+        with processes.stages(records_dir, _encoders.cache_clear) as stages:
             samples = {
                 "train": pictures.train_samples(source, counts["train"], stages),
                 "eval": pictures.eval_samples(source, counts["eval"]),
@@ -199,7 +201,6 @@ def _prepare_pictures(
             require_space(data_dir, left * 2 * sizes.sample_elements)
             stages.run("empty", {"empty": (data_dir, plan)}, encode_empty)
             records = stages.run(STAGE, tasks, encode_file)
-        _encoders.cache_clear()
         return _finish(job, records, sizes, "CC12M and COCO 2014, encoded here")
 
 
@@ -222,7 +223,10 @@ def _sizes(synthetic: Mapping[str, Any] | None) -> EncodingSizes:
     """Return the sizes of the arrays: those of the benchmark, or those in the description of synthetic data."""
     names = EncodingSizes.__dataclass_fields__
     given = {name: value for name, value in (synthetic or {}).items() if name in names}
-    sizes: EncodingSizes = build(EncodingSizes, given, "sizes")
+    try:
+        sizes: EncodingSizes = build(EncodingSizes, given, "sizes")
+    except ConfigError as error:
+        raise DataError(f"the file {MARKER} of the raw data: {error}") from error
     return sizes
 
 
@@ -233,18 +237,18 @@ def _indexed(path: Path, data_dir: Path, split: str, number: int, sizes: Encodin
 
 
 def _finish(job: Preparation, records: dict[str, dict[str, Any]], sizes: EncodingSizes, real: str) -> Manifest:
-    """Write the index of each split, the timesteps and the manifest."""
+    """Write the index of each split, and the manifest."""
     root, samples = job.data_dir, {}
     for split, folder in SPLITS.items():
         parts = [root / RECORDS / f"{task}.npy" for task in records if task.startswith(f"{split}-")]
-        samples[split] = write_index(root / folder, parts)
+        index = write_index(root / folder, parts)
+        samples[split] = len(index)
         if not samples[split]:
             raise DataError(f"the raw data have no samples of the split {folder}; fetch them again")
-    timesteps_S = joined_integers(parts)  # those of the evaluation, the last split
-    require_timesteps(timesteps_S, BINS, root / SPLITS["eval"])
-    atomic.save(root / SPLITS["eval"] / TIMESTEPS, timesteps_S)
-    made = [*EMPTY.values(), *(f"{folder}/{INDEX}" for folder in SPLITS.values()), f"{SPLITS['eval']}/{TIMESTEPS}"]
+        if split == "eval":
+            require_timesteps(index[:, -1], BINS, root / folder)
     files = {record["name"]: FileEntry(record["bytes"], record["sha256"]) for record in records.values()}
+    made = [*EMPTY.values(), *(f"{folder}/{INDEX}" for folder in SPLITS.values())]
     files |= manifest.describe_files(root, made, job.published.with_md5)
     return job.finish(files, counts_of(samples["train"], samples["eval"], sizes), real)
 

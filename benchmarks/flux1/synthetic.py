@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.flux1.encodings import BINS, EMPTY, SHARDS, SPLITS, EncodingSizes
-from benchmarks.flux1.raw import EMPTY_FOLDER, FOLDERS
+from benchmarks.flux1.encodings import BINS, EMPTY, EMPTY_FOLDER, RAW_FOLDERS, SHARDS, SPLITS, EncodingSizes
 from common.data import synthetic
 from common.data.options import Option
 from common.errors import ConfigError
@@ -65,7 +64,7 @@ def generate(raw_dir: Path, options: SyntheticEncodings = SyntheticEncodings(), 
     sample_bytes = 2 * options.sample_elements
     plans = [(split, shard) for split in SPLITS for shard in range(options.shards)]
     per_worker = max(1, BYTES_PER_WORKER * options.shards // (options.train * sample_bytes))
-    folders = {split: FOLDERS[split][0] for split in SPLITS}
+    folders = {split: names[0] for split, names in RAW_FOLDERS.items()}
     with synthetic.generated_folders(raw_dir, "patterns", options, [*folders.values(), EMPTY_FOLDER]) as folder:
         if options.form == "arrow":
             for name in folders.values():
@@ -124,4 +123,4 @@ def _write(folder: Path, options: SyntheticEncodings, plan: tuple[str, int]) -> 
         ArraySample(f"{number:08d}", sample(options, split, number), number % BINS if split == "eval" else None)
         for number in numbers
     )
-    SHARDS.write(folder / FOLDERS[split][0] / name, samples)
+    SHARDS.write(folder / RAW_FOLDERS[split][0] / name, samples)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
-from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape, decode_caption
+from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape
 from benchmarks.stable_diffusion.frozen.clip_tokenizer import ClipTokenizer
 from benchmarks.stable_diffusion.prepared import PreparedLatents, open_prepared
 from benchmarks.stable_diffusion.tar_order import ResampledStream
@@ -35,6 +35,7 @@ from common.data.order import MicroBatches
 from common.data.threads import PendingBatch, SampleThreads
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.formats.tar_index import decode_text
 
 _VERIFY = "check the data with 'mlperf-suite verify benchmark=stable_diffusion --data-dir DATA'"
 _PICTURE, _CAPTION = 0, 2  # columns of an index
@@ -122,7 +123,7 @@ class MomentsSource:
         sample = self._member.decode(tar.member(row, _PICTURE), self._shape, name)
         memory["moments"][slot] = _as_numpy(sample.moments_CHW)
         if self._tokenizer is not None:
-            caption = decode_caption(tar.member(row, _CAPTION), name)
+            caption = decode_text(tar.member(row, _CAPTION), name)
             with self._tokenizing:  # the tokenizer caches words
                 memory["tokens"][slot] = self._tokenizer([caption])[0].numpy()
         else:

@@ -152,18 +152,6 @@ def encode_caption(caption: str) -> bytes:
     return caption.encode("utf-8")
 
 
-def decode_caption(content: bytes, name: str) -> str:
-    """Return the text of a ``.txt``.
-
-    Raises:
-        DataError: the content is not UTF-8.
-    """
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name} is no UTF-8: {error}") from error
-
-
 MEMBERS = {
     MOMENTS: Member(torch.float32, False, decode_moments),
     ENCODED: Member(torch.bfloat16, True, decode_sample),

@@ -12,8 +12,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
-
 from benchmarks.stable_diffusion import formats, raw
 from benchmarks.stable_diffusion.prepared import (
     FORMAT,
@@ -33,7 +31,7 @@ from benchmarks.stable_diffusion.synthetic import generate
 from benchmarks.stable_diffusion.tar_maker import ConversionSettings, forget_networks, make_tar
 from common.data import manifest
 from common.data.commands import AssetsDir, DataCommands
-from common.data.gpu_processes import chosen_device, numbered_processes, process_count
+from common.data.gpu_processes import NetworkProcesses
 from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
 from common.data.preparation import assets_of, link_or_copy, preparing
@@ -91,11 +89,9 @@ def prepare(
     raw_data = raw.open_raw(raw_dir, source)
     if members == "nvidia" and raw_data.form != raw.ENCODED:
         raise ConfigError(f"--members=nvidia: only copied from raw tars of this form; {raw_dir} has {raw_data.form}")
-    kind = chosen_device(device)
-    processes = process_count(kind, len(raw_data.tars), workers)
-    threads = max(1, workers // processes)
+    processes = NetworkProcesses.chosen(device, len(raw_data.tars), workers)
     assets = assets_dir or assets_of(data_dir)
-    plan = _plan(raw_data, MEMBERS[members], assets, kind, threads)
+    plan = _plan(raw_data, MEMBERS[members], assets, processes)
     wanted = {"fingerprint": raw_data.fingerprint(), "settings": _settings(plan)}
     with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, raw_data.synthetic) as job:
         _place_assets(raw_data, assets)
@@ -108,7 +104,8 @@ def prepare(
         eval_samples = len(read_prompts(data_dir))
         read_reference(data_dir)
         _require_assets(plan)
-        records = _run(raw_data, data_dir, plan, processes)
+        with processes.stages(data_dir / RECORDS, forget_networks) as stages:
+            records = _make_tars(raw_data, data_dir, plan, stages)
         files = {name: FileEntry(record["bytes"], record["sha256"]) for name, record in records.items()}
         others = [*map(index_name, records), PROMPTS, STATISTICS]
         return job.finish(
@@ -133,7 +130,7 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
 
 
-def _plan(source: RawLaion, member: str, assets_dir: Path, device: str, threads: int) -> ConversionSettings:
+def _plan(source: RawLaion, member: str, assets_dir: Path, processes: NetworkProcesses) -> ConversionSettings:
     return ConversionSettings(
         source.form,
         member,
@@ -143,8 +140,8 @@ def _plan(source: RawLaion, member: str, assets_dir: Path, device: str, threads:
         assets_dir / raw.CHECKPOINT,
         source.checkpoint_digest,
         assets_dir / raw.VOCABULARY,
-        device,
-        threads,
+        processes.device,
+        processes.threads,
     )
 
 
@@ -175,19 +172,6 @@ def _require_assets(plan: ConversionSettings) -> None:
                 f"{path} is missing, and is needed to encode {plan.form}; put it there or into {raw.ASSETS} of the raw "
                 "folder. 'mlperf-suite download benchmark=stable_diffusion' prints its address"
             )
-
-
-def _run(source: RawLaion, data_dir: Path, plan: ConversionSettings, processes: int) -> dict[str, dict[str, Any]]:
-    """Make the missing tars and their indexes in ``processes``; return the records of all tars by tar name."""
-    before = torch.get_num_threads()
-    threads = 1 if plan.device == "cuda" else plan.threads  # with a GPU, the decoding threads use the CPU
-    torch.set_num_threads(threads)
-    try:
-        with Stages(data_dir / RECORDS, processes, numbered_processes(threads)) as stages:
-            return _make_tars(source, data_dir, plan, stages)
-    finally:
-        torch.set_num_threads(before)
-        forget_networks()
 
 
 def _make_tars(source: RawLaion, data_dir: Path, plan: ConversionSettings, stages: Stages) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,7 @@ from common.data.preparation import link_or_copy
 from common.data.threads import read_groups
 from common.errors import DataError
 from common.formats.raw_files import add_member
-from common.formats.tar_index import index_tar
+from common.formats.tar_index import decode_text, index_tar
 
 Range = Sequence[int]
 """Offset and size of a member in its tar, in bytes."""
@@ -180,7 +180,7 @@ def _loaded(source: Path, members: Mapping[str, Sequence[Range]], plan: Conversi
 
         def load(key: str) -> Loaded:
             content, caption = (_content(descriptor, member) for member in members[key])
-            text = formats.decode_caption(caption, f"{source}: {key}.{formats.CAPTION}")
+            text = decode_text(caption, f"{source}: {key}.{formats.CAPTION}")
             return _decoded(key, content, text, f"{source}: {key}.{suffix}", plan)
 
         for group in read_groups(members, load, plan.threads, TOGETHER):

@@ -4,37 +4,70 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from common.data.stages import Stages
 from common.errors import ConfigError
 
 _process = 0
 """Index of this process among the worker processes."""
 
 
-def chosen_device(device: str) -> str:
-    """Return ``cpu`` or ``cuda`` for the option ``auto``, ``cpu`` or ``cuda``.
+@dataclass(frozen=True)
+class NetworkProcesses:
+    """Processes that run networks.
 
-    Raises:
-        ConfigError: ``cuda`` is requested, but there is no GPU.
+    Attributes:
+        device: ``cpu``, or ``cuda`` for one GPU per process.
+        count: number of processes.
+        threads: threads per process that read and decode.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device=cuda: PyTorch finds no GPU here")
-    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
+    device: str
+    count: int
+    threads: int
 
-def process_count(device: str, tasks: int, workers: int) -> int:
-    """Return the number of processes: one per GPU, or ``workers`` on the CPU, but not more than ``tasks``."""
-    return max(1, min(tasks, torch.cuda.device_count() if device == "cuda" else workers))
+    @classmethod
+    def chosen(cls, device: str, tasks: int, workers: int) -> NetworkProcesses:
+        """Return one process per GPU, or ``workers`` processes on the CPU, but not more than ``tasks``.
 
+        Args:
+            device: ``cpu``, ``cuda``, or ``auto`` for the GPUs if there are any.
+            workers: on GPUs, total number of threads.
 
-def numbered_processes(threads: int) -> Callable[[], None]:
-    """Return an initialiser that numbers processes from 0 and sets PyTorch's CPU threads to ``threads``."""
-    counter = multiprocessing.get_context("spawn").Value("i", 0)
-    return functools.partial(_take_number, counter, threads)
+        Raises:
+            ConfigError: ``cuda`` is requested, but there is no GPU.
+        """
+        gpus = torch.cuda.device_count() if device != "cpu" else 0
+        if device == "cuda" and not gpus:
+            raise ConfigError("--device=cuda: PyTorch finds no GPU here")
+        count = max(1, min(tasks, gpus or workers))
+        return cls("cuda" if gpus else "cpu", count, max(1, workers // count))
+
+    @contextmanager
+    def stages(self, folder: Path, forget: Callable[[], object]) -> Iterator[Stages]:
+        """Yield stages that these processes run.
+
+        Args:
+            folder: folder of the stages' records.
+            forget: frees the networks of this process, which does the work itself if it is the only one.
+        """
+        before = torch.get_num_threads()
+        threads = 1 if self.device == "cuda" else self.threads  # with a GPU, the decoding threads use the CPU
+        counter = multiprocessing.get_context("spawn").Value("i", 0)
+        torch.set_num_threads(threads)
+        try:
+            with Stages(folder, self.count, functools.partial(_take_number, counter, threads)) as stages:
+                yield stages
+        finally:
+            torch.set_num_threads(before)
+            forget()
 
 
 def device_of_process(device: str) -> torch.device:

@@ -1,7 +1,8 @@
 """Samples of bf16 arrays that lie in a few large files: an index of their positions, and batches read in place.
 
 Threads read each array with one ``pread`` into the batch. Files of any format are possible whose arrays are
-uncompressed.
+uncompressed. Each row of the index has the number of the file, the offset of each array in it, and the integer of the
+sample, if samples have one.
 
 Legend: S samples, A arrays of a sample, N samples of a batch.
 """
@@ -27,7 +28,6 @@ from common.formats import npy
 from common.formats.array_shards import ArrayShards, require_finite
 
 INDEX = "index.npy"
-_INTEGERS = ".integers.npy"
 _LEAST_OPEN = 16
 """Least number of files that stay open: batches that are read ahead may lie in several small files."""
 
@@ -38,12 +38,16 @@ class IndexedArrays:
 
     Attributes:
         files: the files, in order.
-        positions_SA: int64 (S, 1 + A): number of the file, and offsets of the values of the arrays in it, in bytes.
+        numbers_S: int64, number of the file.
+        offsets_SA: int64, offsets of the values of the arrays in the file, in bytes.
+        integers_S: int64, integers of the samples; None if they have none.
         shapes: shape of each array by name, in the order of the offsets.
     """
 
     files: tuple[Path, ...]
-    positions_SA: NDArray[np.int64]
+    numbers_S: NDArray[np.int64]
+    offsets_SA: NDArray[np.int64]
+    integers_S: NDArray[np.int64] | None
     shapes: Mapping[str, tuple[int, ...]]
 
 
@@ -53,7 +57,7 @@ def index_shard(
     """Read a whole shard, and write its part of the index to the file ``part``.
 
     Args:
-        end: the samples have integers below this number, which are written beside ``part``; None: they have none.
+        end: the samples have integers below this number; None: they have none.
 
     Returns:
         ``samples``, ``bytes`` and ``sha256`` of the shard.
@@ -64,34 +68,35 @@ def index_shard(
     """
     offsets_SA = shards.offsets(path, shapes)
     require_finite(path, offsets_SA, shapes)
-    atomic.save(part, offsets_SA)
-    if end is not None:
-        atomic.save(part.with_suffix(_INTEGERS), shards.integers(path, end))
+    atomic.save(part, offsets_SA if end is None else np.column_stack([offsets_SA, shards.integers(path, end)]))
     entry = file_entry(path)
     return {"samples": len(offsets_SA), "bytes": entry.bytes, "sha256": entry.sha256}
 
 
-def write_index(folder: Path, parts: Sequence[Path]) -> int:
-    """Write the index of a folder, given those of its files, in the order of their names; return its samples."""
-    offsets = [np.load(part) for part in parts]
-    numbers = np.repeat(np.arange(len(offsets)), [len(each) for each in offsets])
-    atomic.save(folder / INDEX, np.column_stack([numbers, np.concatenate(offsets)]))
-    return len(numbers)
-
-
-def joined_integers(parts: Sequence[Path]) -> NDArray[np.int64]:
-    """Return the integers of all samples that :func:`index_shard` has written."""
-    return np.concatenate([np.load(part.with_suffix(_INTEGERS)) for part in parts])
+def write_index(folder: Path, parts: Sequence[Path]) -> NDArray[np.int64]:
+    """Write and return the index of a folder, given those of its files, in the order of their names."""
+    rows = [np.load(part) for part in parts]
+    numbers_S = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+    index = np.column_stack([numbers_S, np.concatenate(rows)])
+    atomic.save(folder / INDEX, index)
+    return index
 
 
 def open_index(
-    root: Path, found: Manifest, folder: str, samples: int, shapes: Mapping[str, tuple[int, ...]], remedy: str
+    root: Path,
+    found: Manifest,
+    folder: str,
+    samples: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    remedy: str,
+    integers: bool = False,
 ) -> IndexedArrays:
     """Open the samples of a folder of prepared data: all of its files that are no ``.npy``, sorted by name.
 
     Args:
         found: manifest of the data in ``root``.
         samples: required number of samples.
+        integers: whether the samples have integers.
         remedy: advice to the user, for messages.
 
     Raises:
@@ -99,12 +104,14 @@ def open_index(
     """
     names = sorted(name for name in found.files if name.startswith(f"{folder}/") and not name.endswith(".npy"))
     path = root / folder / INDEX
-    positions_SA = npy.required(path, np.dtype(np.int64), (samples, 1 + len(shapes)), remedy)
+    arrays = len(shapes)
+    index = npy.required(path, np.dtype(np.int64), (samples, 1 + arrays + integers), remedy)
+    numbers, offsets = index[:, 0], index[:, 1 : 1 + arrays]
     sizes = np.array([found.files[name].bytes for name in names])
-    numbers, offsets = positions_SA[:, 0], positions_SA[:, 1:]
     if numbers.min() < 0 or numbers.max() >= len(names) or ((offsets < 0) | (offsets >= sizes[numbers][:, None])).any():
         raise DataError(f"{path} has positions outside of the files; {remedy}")
-    return IndexedArrays(tuple(root / name for name in names), positions_SA, shapes)
+    files = tuple(root / name for name in names)
+    return IndexedArrays(files, numbers, offsets, index[:, -1] if integers else None, shapes)
 
 
 class ArrayBatches:
@@ -118,7 +125,7 @@ class ArrayBatches:
     def __init__(
         self, arrays: IndexedArrays, threads: int, prefetch: int, pin_memory: bool, most_open: int, remedy: str
     ) -> None:
-        self._arrays, self._pin_memory = arrays, pin_memory
+        self.arrays, self._pin_memory = arrays, pin_memory
         self._files = OpenFiles(max(_LEAST_OPEN, most_open), lambda number: OpenFile(arrays.files[number], remedy))
         self.threads = SampleThreads(threads, prefetch)
 
@@ -137,17 +144,17 @@ class ArrayBatches:
         """
         tensors = {
             name: torch.empty((slots, *shape), dtype=torch.bfloat16, pin_memory=self._pin_memory)
-            for name, shape in self._arrays.shapes.items()
+            for name, shape in self.arrays.shapes.items()
         }
         for tensor in tensors.values():
             tensor[len(rows) :].zero_()
         memory = {name: tensor.view(torch.uint8).numpy() for name, tensor in tensors.items()}
-        positions_NA = self._arrays.positions_SA[rows]
-        files = [self._files.file(number) for number in positions_NA[:, 0].tolist()]
+        files = [self._files.file(number) for number in self.arrays.numbers_S[rows].tolist()]
+        offsets_NA = self.arrays.offsets_SA[rows]
 
         def fill(slot: int) -> None:
             given = replaced[slot] if replaced else {}
-            for name, offset in zip(tensors, positions_NA[slot, 1:].tolist(), strict=True):
+            for name, offset in zip(tensors, offsets_NA[slot].tolist(), strict=True):
                 if name in given:
                     tensors[name][slot] = given[name]
                 else:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -270,6 +270,18 @@ def link_or_copy(path: Path, target: Path, remedy: str) -> None:
         require_space(target.parent, path.stat().st_size)
         shutil.copy2(path, beside)
     beside.replace(target)
+
+
+def require_space_to_link(paths: Iterable[Path], data_dir: Path) -> None:
+    """Check, before :func:`link_or_copy`, that the disk of ``data_dir`` has room for the files of other disks.
+
+    Raises:
+        DataError: the disk has fewer free bytes.
+    """
+    disk = data_dir.stat().st_dev
+    copied = sum(found.st_size for found in (path.stat() for path in paths) if found.st_dev != disk)
+    if copied:
+        require_space(data_dir, copied)
 
 
 def is_there(path: Path, target: Path, remedy: str) -> bool:

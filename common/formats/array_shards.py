@@ -5,17 +5,20 @@
 - tar: ``shard_000000.tar`` ... as NVIDIA repacks such data sets: ``KEY.NAME.bytes`` for each array, and ``KEY.json``
   with ``key`` and the integer.
 
-Each array is a ``.npy`` of its bits (:mod:`common.formats.bf16_npy`). Legend: S samples of a shard, A arrays of a
+Each array is a ``.npy`` of its bits as uint16, because numpy lacks bf16. Legend: S samples of a shard, A arrays of a
 sample.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,15 +29,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.errors import DataError
-from common.formats import bf16_npy, saved_dataset
-from common.formats.raw_files import add_member, listed
-from common.formats.tar_index import index_tar
+from common.formats import saved_dataset
+from common.formats.raw_files import add_member
+from common.formats.tar_index import index_tar, numbered_tars
+from common.untrusted.array_file import HEADER_BYTES, parse_header
 from common.untrusted.strict_json import StrictJsonError, parse_object
 
 KEY = "__key__"
 TAR, TARS = "shard_{:06d}.tar", "shard_*.tar"
 PATTERNS = (saved_dataset.STATE, TARS)
 """Globs of a file in a folder of shards, by which a search finds the folder: one for each form."""
+_BITS = np.dtype("<u2")
+_LONGEST_HEADER = HEADER_BYTES + 12  # with magic, version and length
 
 
 class ArraySample(NamedTuple):
@@ -76,9 +82,9 @@ class ArrayShards:
         with open(path, "rb") as file:
             for column, (name, shape) in enumerate(shapes.items()):
                 for row, (offset, size) in enumerate(ranges[:, column].tolist()):
-                    begins = os.pread(file.fileno(), bf16_npy.LONGEST_HEADER, offset)
+                    begins = os.pread(file.fileno(), _LONGEST_HEADER, offset)
                     where = f"{path}: {name} of sample {row}"
-                    ranges[row, column, 0] += bf16_npy.values_offset(begins, size, shape, where)
+                    ranges[row, column, 0] += values_offset(begins, size, shape, where)
         return ranges[:, :, 0]
 
     def integers(self, path: Path, end: int) -> NDArray[np.int64]:
@@ -100,7 +106,7 @@ class ArrayShards:
 
     def write(self, path: Path, samples: Iterable[ArraySample]) -> None:
         """Write a shard, in the form of the suffix of ``path``: a tar, or else arrow."""
-        rows = ((sample, [bf16_npy.encode(sample.arrays[name]) for name in self.columns]) for sample in samples)
+        rows = ((sample, [encoded(sample.arrays[name]) for name in self.columns]) for sample in samples)
         if path.suffix != ".tar":
             columns = [KEY, *self.columns.values(), self.integer]
             named = (dict(zip(columns, (one.key, *arrays, one.integer), strict=True)) for one, arrays in rows)
@@ -137,11 +143,7 @@ def shards_of(found: Path) -> list[Path]:
     """
     if found.suffix != ".tar":
         return saved_dataset.shards_of(found.parent)
-    tars = listed(found.parent, TARS)
-    for number, path in enumerate(tars):
-        if path.name != (wanted := TAR.format(number)):
-            raise DataError(f"{found.parent} has {path.name} where {wanted} belongs: a tar is missing or foreign")
-    return tars
+    return numbered_tars(found.parent, TAR)
 
 
 def require_finite(path: Path, offsets_SA: NDArray[np.int64], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -154,6 +156,53 @@ def require_finite(path: Path, offsets_SA: NDArray[np.int64], shapes: Mapping[st
         for row, offsets in enumerate(offsets_SA.tolist()):
             for (name, shape), offset in zip(shapes.items(), offsets, strict=True):
                 file.seek(offset)
-                content = bytearray(file.read(2 * int(np.prod(shape))))
+                content = bytearray(file.read(2 * math.prod(shape)))
                 if not torch.frombuffer(content, dtype=torch.bfloat16).isfinite().all():
                     raise DataError(f"{path}: {name} of sample {row} has values that are not finite; fetch it again")
+
+
+def encoded(values: Tensor) -> bytes:
+    """Return the ``.npy`` of a bf16 array on the CPU.
+
+    Raises:
+        TypeError: the array has another dtype.
+    """
+    if values.dtype != torch.bfloat16:
+        raise TypeError(f"{values.dtype} where bf16 is needed")
+    bits = values.contiguous().view(torch.int16).numpy().view(_BITS)
+    return _header(bits.shape) + bits.tobytes()
+
+
+def values_offset(begins: bytes, size: int, shape: tuple[int, ...], name: str) -> int:
+    """Return the offset of the values in a ``.npy``, in bytes.
+
+    Args:
+        begins: its first bytes, up to the longest header; bytes that follow the ``.npy`` are ignored.
+        size: size of the ``.npy`` in bytes.
+        shape: required shape.
+        name: name of the array, for messages.
+
+    Raises:
+        DataError: it is no ``.npy`` of uint16 in C order with this shape, or its size is wrong.
+    """
+    usual = _header(shape)
+    offset = len(usual)
+    if not begins.startswith(usual):
+        try:
+            header = parse_header(io.BytesIO(begins[:size]))
+        except ValueError as error:
+            raise DataError(f"{name} is no .npy: {error}") from error
+        if header.dtype != _BITS or header.shape != shape or header.fortran_order:
+            raise DataError(f"{name}: {header.dtype} {header.shape}, expected uint16 {shape} in C order")
+        offset = header.offset
+    if size != (expected := offset + math.prod(shape) * _BITS.itemsize):
+        raise DataError(f"{name} has {size:,} bytes, but uint16 {shape} takes {expected:,}")
+    return offset
+
+
+@lru_cache
+def _header(shape: tuple[int, ...]) -> bytes:
+    """Return the header that ``numpy.save`` writes."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": _BITS.str, "fortran_order": False, "shape": shape})
+    return header.getvalue()

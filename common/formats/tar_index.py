@@ -9,9 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
-from common.formats.raw_files import data_members
+from common.formats.raw_files import data_members, listed
 
 _NAMED = 3  # largest number of samples named in a message
+
+
+def numbered_tars(folder: Path, name: str) -> list[Path]:
+    """Return the tars of a folder whose names are ``name`` with the numbers 0, 1, ..., in order.
+
+    Args:
+        name: a format with one field, such as ``shard_{:06d}.tar``.
+
+    Raises:
+        DataError: a number is missing, or another name has the same beginning.
+    """
+    tars = listed(folder, f"{name.partition('{')[0]}*.tar")
+    for number, path in enumerate(tars):
+        if path.name != (wanted := name.format(number)):
+            raise DataError(f"{folder} has {path.name} where {wanted} belongs: a tar is missing or foreign")
+    return tars
 
 
 def index_tar(path: Path, suffixes: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
@@ -51,3 +67,18 @@ def index_tar(path: Path, suffixes: Sequence[str]) -> tuple[list[str], NDArray[n
                 f"{path}: {len(lacking)} of {len(rows)} samples have no .{suffix}: {named}; fetch the tar again"
             )
     return list(rows), np.array(list(rows.values()), np.int64)
+
+
+def decode_text(content: bytes, name: str) -> str:
+    """Return the text of a member, such as a caption.
+
+    Args:
+        name: name of the member, for messages.
+
+    Raises:
+        DataError: the content is not UTF-8.
+    """
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is no UTF-8: {error}") from error

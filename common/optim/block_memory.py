@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from common.errors import ConfigError
 from common.ops.operation import AUTO
-from common.optim.memory_plan import KEPT, STATE, PlannedMemory, TrainedWeights, reserved
+from common.optim.memory_plan import PlannedMemory, TrainedWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +51,6 @@ class BlockMemory(PlannedMemory, TrainedWeights):
     def blocks(self) -> int:
         """Number of blocks."""
 
-    @abstractmethod
-    def weights_in_fp8(self) -> int:
-        """Return the bytes of the weights that are cast to FP8."""
-
-    @abstractmethod
-    def batches(self) -> int:
-        """Return the bytes of the batches on the device."""
-
-    @abstractmethod
-    def kept(self, recomputed: int) -> int:
-        """Return the bytes that all blocks keep for the backward pass after ``recomputed`` steps of :meth:`levels`."""
-
-    @abstractmethod
-    def transient(self, recomputed: int) -> int:
-        """Return the peak bytes of temporary tensors in the backward pass of a block."""
-
-    @abstractmethod
-    def evaluation(self) -> int:
-        """Return the bytes of an evaluation's forward pass, whose CUDA graph has its own memory."""
-
     @property
     def layers(self) -> int:
         """Number of steps of :meth:`levels`."""
@@ -99,18 +79,6 @@ class BlockMemory(PlannedMemory, TrainedWeights):
         everything, operations = self.levels(recomputed)
         levels = ((everything, "everything"), (operations, "all but matrix products"))
         return "; ".join(f"{blocks} blocks recompute {what}" for blocks, what in levels if blocks)
-
-    def parts(self, recomputed: int, transposed: int) -> dict[str, float]:
-        """Return the bytes by category after ``recomputed`` steps of :meth:`levels`."""
-        return {
-            STATE: self.state(self.parameters, bool(self.samples)),
-            "weights in FP8": self.weights_in_fp8(),
-            "batches": self.batches(),
-            KEPT: self.kept(recomputed),
-            "transients": self.transient(recomputed),
-            "evaluation": self.evaluation(),
-            "reserved": reserved(self.alone),
-        }
 
 
 def asked_levels(model: Any, can_keep_products: bool) -> tuple[int, int] | None:

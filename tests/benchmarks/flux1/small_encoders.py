@@ -56,9 +56,6 @@ def _write_t5_tokenizer(folder: Path) -> None:
         unk_id=2, bos_id=-1, minloglevel=2,
     )  # fmt: skip
     text.unlink()
-    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "model_max_length": 512}
-    config |= {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def _write_clip_tokenizer(folder: Path) -> None:

@@ -171,9 +171,9 @@ def test_encodings_of_another_recipe_are_refused(root):
 
 
 def test_every_timestep_of_the_facts_needs_validation_samples(root):
-    with pytest.raises(DataError, match=r"timesteps\.npy has timesteps outside of 0 to 3"):
+    with pytest.raises(DataError, match=r"validation/index\.npy has timesteps outside of 0 to 3"):
         open_eval(root, own(eval_timesteps=4), Layout({}, 0))
-    with pytest.raises(DataError, match=r"timesteps\.npy: no validation sample has the timestep 8; each of 9"):
+    with pytest.raises(DataError, match=r"validation/index\.npy: no validation sample has the timestep 8; each of 9"):
         open_eval(root, own(eval_timesteps=9), Layout({}, 0))
 
 
@@ -197,7 +197,7 @@ def test_a_file_that_becomes_shorter_is_named(tmp_path):
     [
         ("train/index.npy", np.full((TRAIN, 5), 10**6), "train/index.npy has positions outside of the files"),
         ("train/index.npy", np.zeros((TRAIN, 4), np.int64), r"index.npy: int64 \(22, 4\), expected int64 \(22, 5\)"),
-        ("validation/timesteps.npy", np.full(EVAL, 8), "timesteps.npy has timesteps outside of 0 to 7"),
+        ("validation/index.npy", np.full((EVAL, 6), [0, 8, 8, 8, 8, 8]), "index.npy has timesteps outside of 0 to 7"),
         ("t5_empty.npy", np.zeros((1, 3, 6), np.float16), r"t5_empty.npy: float16 .*, expected float16 \(1, 3, 5\)"),
     ],
 )

@@ -46,6 +46,7 @@ def test_t5_encodes_padded_captions_without_a_mask(folder, encoders):
     tokens = [[*pieces.encode(caption)[:11], pieces.eos_id()] for caption in CAPTIONS]
     assert {len(row) for row in tokens} > {12}  # some are cut, and some are padded
     tokens_NT = torch.tensor([row + [pieces.pad_id()] * (12 - len(row)) for row in tokens])
+    assert torch.equal(encoders.t5_tokens(CAPTIONS), tokens_NT)
     network = T5EncoderModel.from_pretrained(folder / "text_encoder_2").eval()
     with torch.no_grad():
         expected = network(input_ids=tokens_NT, attention_mask=torch.ones_like(tokens_NT)).last_hidden_state
@@ -57,7 +58,7 @@ def test_clip_encodes_a_caption_as_the_features_of_its_end(folder, encoders):
     end, start = network.config.eos_token_id, network.config.bos_token_id
     pooled = encoders.captions(CAPTIONS)["clip"]
     assert pooled.shape == (3, 24)
-    tokens_NT = encoders._tokens(encoders._clip_tokens, CAPTIONS, 77)
+    tokens_NT = encoders.clip_tokens(CAPTIONS)
     assert tokens_NT.shape == (3, 77)
     assert (tokens_NT[:, 0] == start).all()
     assert (tokens_NT[:, -1] == end).all()  # padding, or the end of a caption that is cut

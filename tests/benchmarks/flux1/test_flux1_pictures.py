@@ -9,10 +9,9 @@ import pandas
 import pytest
 import torch
 from PIL import Image
-from small_pictures import SIDES, decoded, jpeg, write_pictures
-from torchvision.transforms import functional
+from small_pictures import decoded, jpeg, write_pictures
 
-from benchmarks.flux1.pictures import Sample, cropped, eval_samples, open_pictures, selected, squeezed, train_samples
+from benchmarks.flux1.pictures import Sample, eval_samples, open_pictures, selected, train_samples
 from common.data.stages import Stages
 from common.errors import DataError
 
@@ -26,19 +25,20 @@ def test_training_takes_the_first_large_pictures_that_are_not_left_out(tmp_path)
     samples = chosen(write_pictures(tmp_path / "raw"), 4)
     assert [sample.key for sample in samples] == [f"{number:09d}" for number in (0, 2, 4, 6)]
     for number, sample in zip((0, 2, 4, 6), samples, strict=True):
-        picture_3SS, caption = sample.read()
-        assert caption == f"caption {number}"
-        expected = np.asarray(cropped(decoded(jpeg(*SIDES[number], number)))).transpose(2, 0, 1)
-        assert torch.equal(picture_3SS, torch.tensor(expected).float() / 255 * 2 - 1)
+        assert sample.read()[1] == f"caption {number}"
 
 
 @pytest.mark.parametrize(("width", "height"), [(300, 256), (256, 333), (517, 401), (401, 517), (256, 256)])
-def test_the_shorter_side_is_resized_and_the_centre_is_cropped(width, height):
-    picture = decoded(jpeg(width, height))
-    resized = functional.resize(picture, 256, interpolation=functional.InterpolationMode.BICUBIC)
-    expected = functional.center_crop(resized, [256, 256])
-    assert np.array_equal(np.asarray(cropped(picture)), np.asarray(expected))
-    assert squeezed(picture).size == (256, 256)
+def test_the_shorter_side_is_resized_and_the_centre_is_cropped(width, height, tmp_path):
+    content = jpeg(width, height)
+    (tmp_path / "a.jpg").write_bytes(content)
+    picture_3SS, _ = Sample(tmp_path / "a.jpg", "a", (0, len(content)), "caption").read()
+    # torchvision rounds down the longer side, and half a pixel of the border to the even number
+    size = tuple(int(256 * side / min(width, height)) for side in (width, height))
+    left, top = (round((side - 256) / 2) for side in size)
+    resized = decoded(content).resize(size, Image.Resampling.BICUBIC)
+    expected = np.asarray(resized.crop((left, top, left + 256, top + 256))).transpose(2, 0, 1)
+    assert torch.equal(picture_3SS, torch.tensor(expected).float() / 255 * 2 - 1)
 
 
 def test_validation_has_the_captions_that_pandas_selects(tmp_path):
@@ -76,7 +76,10 @@ def test_a_broken_picture_is_an_error_unless_it_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda raw: (raw / "problematic_indices.txt").unlink(), "problematic_indices.txt is missing, which pictures"),
+        (
+            lambda raw: (raw / "problematic_indices.txt").unlink(),
+            "indices.txt is missing: --encoders reads",
+        ),
         (lambda raw: (raw / "problematic_indices.txt").write_text("3\nx\n"), "every line must be the position"),
         (lambda raw: (raw / "val2014" / "COCO_val2014_000000000107.jpg").unlink(), "000000000107.jpg is missing"),
         (
@@ -99,6 +102,20 @@ def test_faults_are_named(change, message, tmp_path):
     change(raw)
     with pytest.raises(DataError, match=message):
         assert chosen(raw, 2) != eval_samples(open_pictures(raw), 11)
+
+
+def test_a_tar_must_not_be_missing_between_others(tmp_path):
+    raw = write_pictures(tmp_path / "raw")
+    (raw / "cc12m-wds" / "cc12m-train-0000.tar").unlink()
+    with pytest.raises(DataError, match=r"has cc12m-train-0001\.tar where cc12m-train-0000\.tar belongs"):
+        open_pictures(raw)
+
+
+def test_a_caption_that_is_no_utf_8_is_named(tmp_path):
+    (tmp_path / "a.tar").write_bytes(jpeg(256, 256) + b"gr\xfcn")
+    size = (tmp_path / "a.tar").stat().st_size - 4
+    with pytest.raises(DataError, match=r"a\.tar: 7\.txt is no UTF-8"):
+        Sample(tmp_path / "a.tar", "7", (0, size), (size, 4)).read()
 
 
 def test_too_few_samples_are_an_error(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from benchmarks.flux1 import prepare as module
 from benchmarks.flux1.prepare import COMMANDS, prepare
 from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
-from common.formats import bf16_npy
 
 
 def train_folder(raw: Path) -> Path:
@@ -75,6 +75,25 @@ def test_an_interrupted_preparation_continues(tmp_path, monkeypatch):
     assert prepare(raw, data).counts["eval_samples"] == 11  # is complete
 
 
+def test_files_of_another_disk_need_space_before_the_first_is_copied(tmp_path, monkeypatch):
+    raw, data = write_raw(tmp_path / "raw"), tmp_path / "data"
+    real = Path.stat
+
+    def stat(path: Path, **options: bool) -> Any:
+        """Return the status of a file, and for arrow files another device and a size of 1 TB."""
+        found = real(path, **options)
+        return SimpleNamespace(st_dev=found.st_dev + 1, st_size=10**12) if path.suffix == ".arrow" else found
+
+    source = module.open_raw(raw)
+    monkeypatch.setattr(module, "open_raw", lambda raw_dir: source)
+    monkeypatch.setattr(type(source), "fingerprint", lambda self: "1")
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=5 * 10**12))
+    with pytest.raises(DataError, match=r"data needs 6000\.0 GB more; its disk has 5000\.0 GB left"):
+        prepare(raw, data)
+    assert not (data / "train").exists()
+
+
 def test_other_raw_data_are_refused(tmp_path):
     prepare(write_raw(tmp_path / "raw"), tmp_path / "data")
     with pytest.raises(DataError, match="was prepared from other raw data"):
@@ -116,7 +135,7 @@ def with_array(name: str, array: np.ndarray | torch.Tensor | bytes) -> Callable[
     def change(raw: Path) -> None:
         rows = small_encodings.rows_of("train", range(22))
         if isinstance(array, torch.Tensor):
-            rows[4][small_encodings.COLUMNS[name]] = bf16_npy.encode(array)
+            rows[4][small_encodings.COLUMNS[name]] = small_encodings.stream(array)
         elif isinstance(array, bytes):
             rows[4][small_encodings.COLUMNS[name]] = array
         else:
@@ -218,6 +237,11 @@ NAN = torch.full(small_encodings.SHAPES["mean"], torch.nan, dtype=torch.bfloat16
 WIDE = torch.zeros(3, 6, dtype=torch.bfloat16)
 FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no folder": ("arrow", lambda raw: raw.rename(raw.with_name("moved")), "raw folder .* does not exist"),
+    "sizes of synthetic data": (
+        "arrow",
+        lambda raw: (raw / MARKER).write_text('{"text_length": "three"}'),
+        "the file SYNTHETIC of the raw data: sizes.text_length=three: expected int",
+    ),
     "no split": ("arrow", lambda raw: eval_folder(raw).rename(raw / "x"), "has neither state.json nor shard_"),
     "shard": (
         "arrow",
