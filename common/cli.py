@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import WORKLOADS
 from common.config.composition import CONFIGS, completions, scales_of, settings_help, with_hydra
-from common.errors import FULL_DISK, ConfigError, SuiteError, print_error
+from common.errors import ConfigError, SuiteError, disk_error, print_error
 from common.untrusted.confined import import_path
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno not in FULL_DISK:
+        if (message := disk_error(error, "output of the command")) is None:
             raise
-        print_error(SuiteError(f"{error.strerror}: {error.filename or 'what was to be printed'}"))
-        return SuiteError.exit_code
+        print_error(message)
+        return message.exit_code
 
 
 def workload_class(name: str) -> type[Workload]:
