@@ -86,7 +86,7 @@ def seed_notes(log: ParsedLog, rules: Rules) -> list[str]:
 
 
 def _seeds_required(rules: Rules) -> bool:
-    """Return whether each closed run has to log a seed: from v4.1 on (mlcommons/training_policies, pull request 547)."""
+    """Return whether each closed run has to log a seed (pull request 547 of mlcommons/training_policies)."""
     return version_key(rules.ruleset) >= (4, 1)
 
 

@@ -7,7 +7,6 @@ synthetic data, custom data or a run below its target cannot get more. A *valid 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -69,7 +68,7 @@ _KEYS_OF_PROGRESS = frozenset(
 MOST_LINES = 8
 """Largest number of lines that a message lists for one key."""
 UNREPORTED_IN = ("4.0.0", "4.1.0", "5.0.0")
-"""Rounds in which unreported checkpoints cause only a note: no Stable Diffusion result that we know has a run with all."""
+"""Rounds in which unreported checkpoints cause only a note: in no published result that we know, a run has all."""
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 

@@ -114,6 +114,22 @@ def test_the_checkpoint_before_the_first_that_passes_belongs_to_a_valid_run(writ
     assert "the checkpoint before the first that meets the targets, at samples_count 2048000, is not reported" in reason
 
 
+def test_blocks_of_an_evaluation_have_the_time_of_its_checkpoint(write_log):
+    """Published logs of v3.1 evaluate after the training, with the times of the checkpoints, in blocks of 10 steps."""
+    lines = lines_of(PASSED_AT_4[2:])
+    first = next(number for number, line in enumerate(lines) if line[1] == "eval_accuracy")
+    block = {"samples_count": 0, "first_epoch_num": 3, "epoch_count": 4}
+    evaluation: list[Line] = [
+        (START, "eval_start", 0, {"samples_count": 3 * EVERY}, 241),
+        (START, "block_start", "validation_step", block, 241),
+        (END, "block_stop", "validation_step", block, 241),
+        (END, "eval_stop", 0, {"samples_count": 3 * EVERY}, 241),
+    ]
+    assert judge(write_log([*lines[:first], *evaluation, *lines[first:]])).kind == "valid run"
+    alone = judge(write_log([*lines[:first], *evaluation[1:3], *lines[first:]]))
+    assert any("the clock goes back" in reason for reason in alone.reasons)
+
+
 def test_run_stop_before_the_training_of_the_checkpoint_is_refused(write_log):
     lines = [*lines_of(PASSED_AT_4)[:-1], (END, "run_stop", None, {"status": "success"}, 241)]
     (reason,) = judge(write_log(lines)).reasons
