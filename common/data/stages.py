@@ -132,7 +132,8 @@ class Stages:
 
 def start_worker(initializer: Callable[[], object] | None = None) -> None:
     """Initialize a worker process; make it exit when its parent is killed, and at Ctrl-C without a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a command in the background may ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
