@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import WORKLOADS
 from common.config.composition import CONFIGS, completions, scales_of, settings_help, with_hydra
-from common.errors import FULL_DISK, ConfigError, SuiteError, print_error
+from common.errors import ConfigError, Interrupted, SuiteError, disk_error, print_error
 from common.untrusted.confined import import_path
 
 if TYPE_CHECKING:
@@ -90,14 +90,19 @@ def run(argv: Sequence[str]) -> int:
     except SuiteError as error:
         print_error(error)
         return error.exit_code
+    except KeyboardInterrupt:  # training has its own handler, which writes a checkpoint
+        stopped = Interrupted(f"{command} was stopped by Ctrl-C")
+        stopped.came_by(signal.SIGINT)
+        print_error(stopped)
+        return stopped.exit_code
     except BrokenPipeError:  # the reader of our output, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno not in FULL_DISK:
+        if (message := disk_error(error, "output of the command")) is None:
             raise
-        print_error(SuiteError(f"{error.strerror}: {error.filename or 'what was to be printed'}"))
-        return SuiteError.exit_code
+        print_error(message)
+        return message.exit_code
 
 
 def workload_class(name: str) -> type[Workload]:

@@ -52,6 +52,23 @@ UNFIT = 11
 """Exit code of `doctor` for machines that were checked and are not fit."""
 
 
+UNREACHABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE)
+"""Error numbers for a path that the user may not use, or that the file system does not serve."""
+
+
+def disk_error(error: OSError, nameless: str) -> SuiteError | None:
+    """Return the message about an error that the user's disk or path causes; None for any other, which is a bug.
+
+    Args:
+        nameless: stands for the path if the error has none.
+    """
+    if error.errno in FULL_DISK:
+        return SuiteError(f"{error.filename or nameless}: {error.strerror}")
+    if error.errno in UNREACHABLE and error.filename is not None:
+        return DataError(f"{error.filename}: {error.strerror}")
+    return None
+
+
 class ConfigError(SuiteError):
     """The configuration is wrong: unknown key, wrong type, impossible layout, or a violation of the rules."""
 

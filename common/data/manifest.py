@@ -165,13 +165,14 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
     """
     path = root / NAME
     if not os.path.isdir(root):  # also False without permission
-        raise DataError(f"data folder {root} does not exist; {remedy}")
+        reason = "is no folder" if os.path.lexists(root) else "does not exist"
+        raise DataError(f"data folder {root} {reason}; {remedy}")
     if not os.path.lexists(path):
         raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}")
     try:
         raw = parse(read_bytes(path).decode("utf-8"), FILE_ENTRIES)
     except DataError as error:
-        raise DataError(f"{path} cannot be read ({error}); delete it, then {remedy}") from error
+        raise DataError(f"{error}; make it readable for this user, or delete it and {remedy}") from error
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}); delete it, then {remedy}") from error
     if not isinstance(raw, dict) or "format" not in raw:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -119,7 +120,7 @@ class Stages:
             return
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, (self._initializer,))
+            self._pool = ProcessPoolExecutor(self.workers, context, start_worker, (self._initializer,))
         futures = {self._pool.submit(work, *arguments): name for name, arguments in tasks.items()}
         try:
             for future in as_completed(futures):
@@ -129,8 +130,10 @@ class Stages:
                 future.cancel()
 
 
-def _start_worker(initializer: Callable[[], object] | None) -> None:
-    """Initialize a worker process; make it exit when its parent is killed."""
+def start_worker(initializer: Callable[[], object] | None = None) -> None:
+    """Initialize a worker process; make it exit when its parent is killed, and at Ctrl-C without a traceback."""
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a command in the background may ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

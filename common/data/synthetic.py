@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from common.data.stages import start_worker
 from common.errors import DataError
 from common.untrusted.strict_json import read_json_object
 
@@ -91,7 +92,7 @@ def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, pe
         return
     chunk = max(1, min(per_worker, len(plans) // (4 * workers)))  # several chunks per process balance their loads
     try:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker) as pool:
             yield from pool.map(draw, plans, chunksize=chunk)
     except BrokenProcessPool as error:
         raise DataError("a worker process was killed, perhaps for want of memory: use fewer --workers") from error

@@ -59,7 +59,11 @@ REASONS: dict[str, Reason] = {
     ),
     "run-incomplete": Reason("checker", "A log has exactly one run_start and one run_stop.", _COMPLIANCE),
     "run-status": Reason("checker", "run_stop has the status success or aborted.", "RCP checker, result summarizer"),
-    "seed-missing": Reason("rule", "Every run of the closed division logs at least one seed.", _SEEDS),
+    "seed-missing": Reason(
+        "rule",
+        "Every run of the closed division logs at least one seed (up to v4.0: if another run of the result does).",
+        _SEEDS,
+    ),
     "seed-not-integer": Reason("rule", "Seeds are integers.", _SEEDS),
     "seed-repeated": Reason(
         "rule", "No two runs log the same seed from the same source line, nor one run twice.", _SEEDS
@@ -88,7 +92,7 @@ REASONS: dict[str, Reason] = {
     "outside-run": Reason("rule", "Training and evaluation happen between run_start and run_stop.", _TIMING),
     "run-without-length": Reason("contradiction", "A run takes time.", _LOG),
     "time-no-milliseconds": Reason(
-        "contradiction", "time_ms counts whole milliseconds since 1970, between the years 2010 and 2100.", _LOG
+        "contradiction", "time_ms counts milliseconds since 1970, between the years 2010 and 2100.", _LOG
     ),
     "clock-backwards": Reason(
         "contradiction", "Training and evaluations come in the order of time, to a second.", _LOG

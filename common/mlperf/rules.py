@@ -354,13 +354,11 @@ BENCHMARKS: dict[str, _Benchmark] = {
 """Every benchmark and its rounds. Source of ``runs``, ``dropped`` and ``non_converged``: rules, section on results."""
 
 
-def _key(ruleset: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in ruleset.split("."))
-
-
 def _in_force(by_ruleset: Mapping[str, _T], ruleset: str) -> _T:
     """Return the entry of the newest ruleset that is not newer than ``ruleset``."""
-    return by_ruleset[max((start for start in by_ruleset if _key(start) <= _key(ruleset)), key=_key)]
+    return by_ruleset[
+        max((start for start in by_ruleset if version_key(start) <= version_key(ruleset)), key=version_key)
+    ]
 
 
 def _accepted_by(entry: _Benchmark) -> tuple[str, ...]:
@@ -380,7 +378,7 @@ def _names(name: str) -> dict[str, str]:
     }
     if not found:
         raise ConfigError(f"benchmark {name!r} is not known; known are {', '.join(sorted(BENCHMARKS))}")
-    return dict(sorted(found.items(), key=lambda item: _key(item[0])))
+    return dict(sorted(found.items(), key=lambda item: version_key(item[0])))
 
 
 def newest_ruleset(benchmark: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 from common.mlperf.constraints import hyperparameter_complaints, infinite_hyperparameters, is_hyperparameter
 from common.mlperf.evaluation_points import FURTHEST, reported_checkpoints
-from common.mlperf.parsed_log import Event, ParsedLog, evaluation_of
+from common.mlperf.parsed_log import Event, ParsedLog, distinct_names, evaluation_of
 from common.mlperf.progress import OLD_RULESETS, evaluations_of
 from common.mlperf.refusals import Refusal
-from common.mlperf.rules import Rules
+from common.mlperf.rules import Rules, version_key
 
 NOT_CLEARED = (False, 0, "false", "no", "0")
 """Values of cache_clear, in lower case, for a page cache that was not cleared."""
@@ -62,7 +62,7 @@ def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
     if log.division != "closed" or rules.ruleset == "0.7.0":
         return []
     if not log.seeds:
-        return [Refusal("seed-missing", "no seed is logged")]
+        return [Refusal("seed-missing", "no seed is logged")] if _seeds_required(rules) else []
     wrong = [event for event in log.all("seed") if isinstance(event.value, bool) or not isinstance(event.value, int)]
     if wrong:
         texts = (f"line {event.line}: seed {json.dumps(event.value)[:80]} is not an integer" for event in wrong)
@@ -76,6 +76,35 @@ def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
             )
             return [Refusal("seed-repeated", text)]
     return []
+
+
+def seed_notes(log: ParsedLog, rules: Rules) -> list[str]:
+    """Return a note on a closed log that has no seed and needs none under its ruleset."""
+    if log.seeds or _seeds_required(rules) or rules.ruleset == "0.7.0":
+        return []
+    return ["no seed is logged: the rules allow this up to v4.0, but the package checker of today refuses the result"]
+
+
+def _seeds_required(rules: Rules) -> bool:
+    """Return whether each closed run has to log a seed (pull request 547 of mlcommons/training_policies)."""
+    return version_key(rules.ruleset) >= (4, 1)
+
+
+def set_seed_refusals(logs: Sequence[ParsedLog]) -> list[Refusal]:
+    """Refuse equal seeds in the runs of a result, and a run without a seed if another run has one."""
+    owner: dict[str, str] = {}
+    found = []
+    named = distinct_names([log.path for log in logs])
+    for log in logs:
+        for key, (_, _, seed) in {repr(seed): seed for seed in log.seeds}.items():
+            if key in owner:
+                text = f"{owner[key]} and {named[log.path]} have the same seed {json.dumps(seed)[:80]}"
+                found.append(Refusal("seed-repeated", text))
+            owner[key] = named[log.path]
+    if owner:
+        without = (named[log.path] for log in logs if not log.seeds)
+        found += [Refusal("seed-missing", f"{name} logs no seed, and other runs of the result do") for name in without]
+    return found
 
 
 def evaluation_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:

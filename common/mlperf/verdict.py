@@ -7,7 +7,6 @@ synthetic data, custom data or a run below its target cannot get more. A *valid 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,9 @@ from common.mlperf.run_refusals import (
     cache_refusals,
     evaluation_refusals,
     run_refusals,
+    seed_notes,
     seed_refusals,
+    set_seed_refusals,
     success_refusals,
     text_rule_refusals,
 )
@@ -66,8 +67,8 @@ _KEYS_OF_PROGRESS = frozenset(
 
 MOST_LINES = 8
 """Largest number of lines that a message lists for one key."""
-UNREPORTED_IN = ("5.0.0",)
-"""Rounds in which unreported checkpoints cause only a note: no accepted Stable Diffusion result has a run with all."""
+UNREPORTED_IN = ("4.0.0", "4.1.0", "5.0.0")
+"""Rounds in which unreported checkpoints cause only a note: in no published result that we know, a run has all."""
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
@@ -247,7 +248,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[RuleFinding]) -> 
     refusals += [*evaluation_refusals(log, rules), *wrong_counts(log)]
     if closed:
         refusals += disagreeing_progress(log, rules)
-        notes += odd_blocks(log, rules)
+        notes += [*odd_blocks(log, rules), *seed_notes(log, rules)]
     if closed and not log.other_data:
         refusals += [*text_rule_refusals(log, rules), *misplaced_evaluations(log, rules)]
         refusals += backward_refusals(log, rules)
@@ -421,20 +422,7 @@ def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
     """
     if logs[0].division != "closed":
         return []
-    return [*_repeated_seeds(logs), *_differences(logs, rules)]
-
-
-def _repeated_seeds(logs: Sequence[ParsedLog]) -> list[Refusal]:
-    owner: dict[str, str] = {}
-    found = []
-    named = distinct_names([log.path for log in logs])
-    for log in logs:
-        for key, (_, _, seed) in {repr(seed): seed for seed in log.seeds}.items():
-            if key in owner:
-                text = f"{owner[key]} and {named[log.path]} have the same seed {json.dumps(seed)[:80]}"
-                found.append(Refusal("seed-repeated", text))
-            owner[key] = named[log.path]
-    return found
+    return [*set_seed_refusals(logs), *_differences(logs, rules)]
 
 
 def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:

@@ -24,7 +24,7 @@ from common.distributed.launcher import LOST_PEER_EXIT_CODE, await_turn, has_lau
 from common.distributed.rank_info import RankInfo, Role
 from common.distributed.startup import find_rank_info, gpu_visible, initialise, pick_device, shutdown
 from common.distributed.symmetric_memory import MACHINE_VARIABLE
-from common.errors import FULL_DISK, ConfigError, DeviceError, SuiteError, print_error
+from common.errors import ConfigError, DeviceError, SuiteError, disk_error, print_error
 from common.evaluation.scorer_process import ScorerProcess
 from common.launch.binding import bind_rank, spare_cpus
 from common.launch.nccl_settings import check_windows, variables
@@ -202,11 +202,11 @@ def _as_rank(work: Callable[[], int], rank: int) -> int:
             print_error(error)
         return error.exit_code
     except OSError as error:
-        if error.errno not in FULL_DISK:
+        if (message := disk_error(error, "log or metrics")) is None:
             raise
         if _is_first_to_fail():
-            print_error(SuiteError(f"{error.strerror} ({error.filename or 'while writing the log or the metrics'})"))
-        return SuiteError.exit_code
+            print_error(message)
+        return message.exit_code
     except RuntimeError as error:
         failure = lost_peer(error, rank)
         if failure is None:

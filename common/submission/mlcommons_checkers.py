@@ -158,7 +158,7 @@ def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
     """
     output = _run(tree, "package_checker", [tree, usage, ruleset], folder=tree.parent)
     passed = output.says("PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !")
-    complaints = list(_package_complaints(output, passed))
+    complaints = list(_package_complaints(output))
     if crash := output.crash():
         complaints.append(crash)
     if not complaints and not passed:
@@ -166,15 +166,17 @@ def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
     return CheckerReport("package_checker", tree.name, _refusals(complaints))
 
 
-def _package_complaints(output: CheckerOutput, passed: bool) -> Iterator[str]:
+def _package_complaints(output: CheckerOutput) -> Iterator[str]:
     """Yield errors of the package checker, each with its file or folder.
 
-    Warnings about single files count only if the checker did not pass, because a passing checker tolerates them.
+    Warnings about single files count only if the checker rejects their folder because of its files, or crashes.
     """
     folder = file = "submission"
+    of_files: list[str] = []
     for level, text in output.records():
         if text.startswith("Running compliance checks in dir "):
             folder = file = text.removeprefix("Running compliance checks in dir ")
+            of_files = []
         elif text.startswith("Running compliance on file: "):
             file = text.removeprefix("Running compliance on file: ")
         elif text.startswith("Running Seed Checker"):
@@ -182,6 +184,10 @@ def _package_complaints(output: CheckerOutput, passed: bool) -> Iterator[str]:
         elif text.startswith("Skipping benchmark"):
             yield f"results of a benchmark that the ruleset does not have were not checked: {text}"
         elif level == "ERROR":
+            if "files do not comply" in text:
+                yield from of_files
             yield text if folder in text else f"{folder}: {text}"
-        elif level == "WARNING" and file != folder and not passed:
-            yield f"{file}: {' '.join(text.split())[:300]}"
+        elif level == "WARNING" and file != folder:
+            of_files.append(f"{file}: {' '.join(text.split())[:300]}")
+    if output.crash():
+        yield from of_files

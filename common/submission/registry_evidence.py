@@ -117,6 +117,8 @@ def log_contradictions(series: Series, run: Experiment, log: ParsedLog) -> Itera
     for seed in dict.fromkeys(repr(seed) for _, _, seed in log.seeds):
         if seed != repr(begin.seed):
             yield f"{log.path}: has the seed {seed[:80]}, {where} {begin.seed} {number}"
+    if not log.seeds:
+        yield f"{log.path}: has no seed, {where} {begin.seed} {number}"
     for event in log.all("ruleset"):
         if event.value != begin.ruleset:
             yield f"{log.path}: was logged under the ruleset {_shown(event.value)}, {where} {begin.ruleset} {number}"

@@ -106,9 +106,15 @@ def _in_folder(folder: Path) -> list[RunSet]:
             found.append(run_set if registry is None else _beside_registry(run_set, folder / registry / RUNS_FILE))
     alone = [path for path in content.files if path.name == RUN_LOG]
     found += _single_runs(folder, [path for path in alone if not any(path.is_relative_to(each) for each in launched)])
+    links = [path for path in content.special if os.path.isdir(folder / path)]
     if not found and content.special:
-        path, kind = next(iter(content.special.items()))
-        raise DataError(f"{folder / path}: {kind}, which is not followed; name the folder or the logs themselves")
+        path = next(iter([*links, *content.special]))
+        raise DataError(
+            f"{folder / path}: {content.special[path]}, which is not followed; name the folder or the logs themselves"
+        )
+    if links:
+        notes = [f"{folder / path}: is a link to a folder, which is not followed" for path in links[:NAMED_AT_MOST]]
+        found[0] = replace(found[0], notes=(*found[0].notes, *notes))
     if not found:
         raise DataError(
             f"{folder}: has neither {RUNS_FILE} nor result_*.txt nor {RUN_LOG}; name the folder of results, or the logs"

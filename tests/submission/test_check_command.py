@@ -87,3 +87,18 @@ def test_unknown_ruleset_is_an_error(logs, ruleset):
 def test_command_line_prints_one_message_and_the_errors_code(tmp_path, capsys):
     assert cli.run(["check", str(tmp_path / "absent")]) == DataError.exit_code
     assert "absent: no such file or folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "summarize", "report"])
+def test_a_name_that_the_file_system_cannot_have_is_one_message(tmp_path, command, capsys):
+    assert cli.run([command, str(tmp_path / ("x" * 300))]) == DataError.exit_code
+    assert capsys.readouterr().err.startswith("mlperf-suite: DataError: ")
+
+
+def test_ctrl_c_is_one_message_and_the_code_of_shells(monkeypatch, capsys):
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "check", interrupted)
+    assert cli.run(["check", "x"]) == 130
+    assert capsys.readouterr().err == "mlperf-suite: Interrupted: check was stopped by Ctrl-C\n"

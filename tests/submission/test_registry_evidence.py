@@ -60,6 +60,11 @@ def logged(key: str, value: object) -> Change:
     return apply
 
 
+def without_seed(results: Path) -> None:
+    path = results / SECOND
+    path.write_text("".join(line for line in path.open() if '"key": "seed"' not in line))
+
+
 def both(*changes: Change) -> Change:
     def apply(results: Path) -> None:
         for change in changes:
@@ -135,6 +140,7 @@ CASES: dict[str, tuple[Change, str]] = {
         in_every_begin(benchmark="flux1"), "the benchmark flux1 for experiment 2, which ruleset 4.0.0 does not accept"),
     "ruleset": (logged("ruleset", "3.1.0"), f"{SECOND}: was logged under the ruleset '3.1.0', "),
     "a second seed": (logged("seed", 7), f"{SECOND}: has the seed 7, "),
+    "no seed": (without_seed, f"{SECOND}: has no seed, "),
     "another seed in the file": (in_begin(2, seed=7), f"{SECOND}: has the seed {seed_of(2)}, "),
     "seeds that no launcher counts": (in_begin(2, seed=7), "experiment 2 has the seed 7, a launcher counts on"),
     "nodes": (logged("number_of_nodes", 4), f"{SECOND}: number_of_nodes is 4, "),

@@ -141,3 +141,12 @@ def test_logs_that_cannot_be_read_are_noted_in_a_subfolder(results, capsys):
     code, out = checked(capsys, results)
     assert code == 0
     assert "its logs are not judged" in out
+
+
+def test_a_link_to_a_folder_beside_results_is_noted(results, tmp_path, capsys):
+    """The link may hold results of another benchmark, which nobody judges."""
+    (tmp_path / "elsewhere").mkdir()
+    (results / "bert").symlink_to(tmp_path / "elsewhere")
+    code, out = checked(capsys, results)
+    assert code == 0
+    assert f"note: {results / 'bert'}: is a link to a folder, which is not followed" in out

@@ -40,6 +40,11 @@ def test_missing_folder_names_the_command(tmp_path):
         manifest.read(tmp_path / "nowhere", "f/1", "prepare it")
 
 
+def test_a_file_in_place_of_the_folder_is_named(root):
+    with pytest.raises(DataError, match="is no folder; run 'prepare it'"):
+        manifest.read(root / "manifest.json", "f/1", "prepare it")
+
+
 def test_missing_manifest_names_the_command(tmp_path):
     with pytest.raises(DataError, match=r"manifest\.json is missing.*run 'prepare it'"):
         manifest.read(tmp_path, "f/1", "prepare it")
@@ -105,7 +110,7 @@ def test_half_a_manifest_is_refused(root):
 def test_a_manifest_that_cannot_be_read_is_refused(root):
     (root / "manifest.json").unlink()
     (root / "manifest.json").mkdir()
-    with pytest.raises(DataError, match=r"manifest\.json cannot be read .*; delete it, then run 'prepare it'"):
+    with pytest.raises(DataError, match=r"manifest\.json: is a folder.*; make it readable for this user, or delete it"):
         manifest.read(root, "f/1", "prepare it")
 
 

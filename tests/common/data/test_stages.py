@@ -66,12 +66,14 @@ def test_an_error_of_a_worker_process_is_raised_unchanged(tmp_path):
         stages.run("s", {"a": ("a",), "b": ("a",)}, refuse)
 
 
-def test_a_killed_worker_is_one_error(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_worker_is_one_error(tmp_path, number):
+    """Ctrl-C sends SIGINT to the workers, too. Python's handler in a worker would end them with a traceback."""
     with (
         pytest.raises(DataError, match="a process of stage s was killed, perhaps for want of memory"),
         Stages(tmp_path, 2) as stages,
     ):
-        stages.run("s", {"a": (9,), "b": (9,)}, signal.raise_signal)
+        stages.run("s", {"a": (number,), "b": (number,)}, signal.raise_signal)
 
 
 SECONDS = 100  # within which processes start, or end when they are killed

@@ -54,6 +54,15 @@ def lines_of(scores: Scores, seed: int = 1, data_set: str = "laion-400m", target
     ]
 
 
+def in_steps(lines: Sequence[Line]) -> list[Line]:
+    """``lines`` with progress in steps, as v3.1 logs it."""
+
+    def renamed(name: str, entry: object) -> tuple[str, object]:
+        return ("step_num", entry // 256) if name == "samples_count" and isinstance(entry, int) else (name, entry)
+
+    return [(*line[:3], dict(renamed(*item) for item in line[3].items()), line[4]) for line in lines]
+
+
 @pytest.mark.parametrize(
     ("scores", "reported"),
     [
@@ -105,6 +114,22 @@ def test_the_checkpoint_before_the_first_that_passes_belongs_to_a_valid_run(writ
     assert "the checkpoint before the first that meets the targets, at samples_count 2048000, is not reported" in reason
 
 
+def test_blocks_of_an_evaluation_have_the_time_of_its_checkpoint(write_log):
+    """Published logs of v3.1 evaluate after the training, with the times of the checkpoints, in blocks of 10 steps."""
+    lines = lines_of(PASSED_AT_4[2:])
+    first = next(number for number, line in enumerate(lines) if line[1] == "eval_accuracy")
+    block = {"samples_count": 0, "first_epoch_num": 3, "epoch_count": 4}
+    evaluation: list[Line] = [
+        (START, "eval_start", 0, {"samples_count": 3 * EVERY}, 241),
+        (START, "block_start", "validation_step", block, 241),
+        (END, "block_stop", "validation_step", block, 241),
+        (END, "eval_stop", 0, {"samples_count": 3 * EVERY}, 241),
+    ]
+    assert judge(write_log([*lines[:first], *evaluation, *lines[first:]])).kind == "valid run"
+    alone = judge(write_log([*lines[:first], *evaluation[1:3], *lines[first:]]))
+    assert any("the clock goes back" in reason for reason in alone.reasons)
+
+
 def test_run_stop_before_the_training_of_the_checkpoint_is_refused(write_log):
     lines = [*lines_of(PASSED_AT_4)[:-1], (END, "run_stop", None, {"status": "success"}, 241)]
     (reason,) = judge(write_log(lines)).reasons
@@ -116,13 +141,13 @@ def test_run_stop_before_the_training_of_the_checkpoint_is_refused(write_log):
     [
         (PASSED_AT_4, "5.0.0", "submittable"),
         (PASSED_AT_4, "4.1.0", "submittable"),
-        (PASSED_AT_4[2:], "4.1.0", "refused"),
-        (PASSED_AT_4[2:], "4.0.0", "refused"),
+        (PASSED_AT_4[2:], "3.1.0", "refused"),
     ],
 )
 def test_one_run_of_a_result_reports_all_checkpoints(first, ruleset, kind, write_log):
     every = [first, *[PASSED_AT_4[2:]] * 9]
-    paths = [write_log(lines_of(scores, seed=100 + n), f"result_{n}.txt") for n, scores in enumerate(every)]
+    as_logged = in_steps if ruleset == "3.1.0" else list
+    paths = [write_log(as_logged(lines_of(scores, seed=100 + n)), f"result_{n}.txt") for n, scores in enumerate(every)]
     verdict = judge_together([judge(path, ruleset) for path in paths], ruleset)
     assert verdict.kind == kind, verdict.reasons
     if kind == "refused":
@@ -132,10 +157,11 @@ def test_one_run_of_a_result_reports_all_checkpoints(first, ruleset, kind, write
         assert verdict.score == pytest.approx(4.0)
 
 
-def test_v50_accepts_results_without_a_run_that_reports_all_checkpoints(write_log):
-    """None of the accepted results of that round has such a run."""
+@pytest.mark.parametrize("ruleset", ["4.1.0", "5.0.0"])
+def test_later_rounds_accept_results_without_a_run_that_reports_all_checkpoints(write_log, ruleset):
+    """None of the published results of these rounds that we know has such a run."""
     paths = [write_log(lines_of(PASSED_AT_4[2:], seed=100 + n), f"result_{n}.txt") for n in range(10)]
-    verdict = judge_together([judge(path, "5.0.0") for path in paths], "5.0.0")
+    verdict = judge_together([judge(path, ruleset) for path in paths], ruleset)
     assert verdict.kind == "submittable", verdict.reasons
     assert any("no run reports all checkpoints" in note for note in verdict.notes)
 

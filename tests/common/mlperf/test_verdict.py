@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from handwritten_logs import END, POINT, START, Line, lora_lines, replaced, resnet_lines, without
 
+from common.mlperf.parsed_log import read_log
+from common.mlperf.rules import rules_for
+from common.mlperf.run_refusals import seed_refusals
 from common.mlperf.verdict import Verdict, format_verdict, judge, judge_together
 from tests.command_line import official_exit_code
 
@@ -54,7 +57,6 @@ def test_the_message_about_a_retired_benchmark_has_its_last_round(write_log):
         (lambda lines: without(lines, "eval_accuracy"), "eval_accuracy"),
         (lambda lines: without(lines, "run_start"), "there is no run_start"),
         (lambda lines: without(lines, "run_stop"), "cut short"),
-        (lambda lines: without(lines, "seed"), "no seed"),
         (lambda lines: without(lines, "submission_benchmark"), "does not name its benchmark"),
         (lambda lines: replaced(lines, "submission_benchmark", "alexnet"), "not known"),
         (lambda lines: replaced(lines, "seed", "x"), "not an integer"),
@@ -200,7 +202,7 @@ def test_other_data_may_miss_target_and_values_but_not_keys_or_order(write_log, 
 def test_judging_prints_nothing_and_restores_logging(write_log, capfd):
     handlers = logging.getLogger().handlers[:]
     judge(write_log(resnet_lines()))
-    judge(write_log(without(resnet_lines(), "seed")))
+    judge(write_log(without(resnet_lines(), "lars_epsilon")))
     assert logging.getLogger().handlers == handlers
     assert capfd.readouterr() == ("", "")
 
@@ -274,6 +276,21 @@ def test_full_set_is_submittable_with_its_olympic_score(write_log):
     assert "its last round was v4.0" in report
 
 
+@pytest.mark.parametrize(("ruleset", "refused"), [("4.0.0", False), ("4.1.0", True), ("5.0.0", True)])
+def test_a_seed_is_required_from_v41_on(write_log, ruleset, refused):
+    log = read_log(write_log(without(resnet_lines(), "seed")))
+    found = seed_refusals(log, rules_for("bert", ruleset))
+    assert [refusal.sentence for refusal in found] == ["no seed is logged"] * refused
+
+
+def test_a_result_of_v40_needs_no_seeds(write_log):
+    paths = resnet_set(write_log)
+    for number, epoch in enumerate((35, 35, 36, 37, 39)):
+        write_log(without(resnet_lines(last_epoch=epoch, minutes=10.0 + number), "seed"), f"result_{number}.txt")
+    assert judge_set(paths).kind == "submittable"
+    assert any("no seed is logged: the rules allow this up to v4.0" in note for note in judge(paths[0]).notes)
+
+
 def test_one_run_below_target_counts_as_the_slowest(write_log):
     paths = resnet_set(write_log)
     write_log(resnet_lines(seed=7, accuracies=(0.1, 0.2), minutes=1.0), "result_0.txt")
@@ -296,6 +313,7 @@ def test_converging_a_little_faster_scales_the_score(write_log):
 SET_FAULTS: dict[str, tuple[list[Line], str]] = {
     "second run below target": (resnet_lines(seed=1, accuracies=(0.1, 0.2)), "2 runs did not converge"),
     "seed of another run": (resnet_lines(seed=101), "same seed 101"),
+    "no seed": (without(resnet_lines(seed=1), "seed"), "result_4.txt logs no seed, and other runs"),
     "another batch size": (replaced(resnet_lines(seed=1), "global_batch_size", 3200), "global_batch_size"),
     "another momentum": (replaced(resnet_lines(seed=1), "lars_opt_momentum", 0.8), "lars_opt_momentum"),
     "another submitter": (replaced(resnet_lines(seed=1), "submission_org", "other"), "submission_org"),
