@@ -93,7 +93,7 @@ def help_of(command: str, *arguments: str) -> str:
 
 
 def has(command: str, option: str, benchmark: str | None) -> bool:
-    """Return whether the help text of ``command`` has ``option``; of a data command, that of ``benchmark`` or of any."""
+    """Return whether the help of ``command`` has ``option``; a data command: that of ``benchmark``, or of any."""
     names = [benchmark] if benchmark else WORKLOADS
     helps = [(command, f"benchmark={name}") for name in names] if command in DATA_COMMANDS else [(command,)]
     return any(re.search(rf"{option}(?![\w-])", help_of(*each)) for each in helps)
