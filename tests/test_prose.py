@@ -92,7 +92,7 @@ def test_files_and_names_that_documents_give_exist():
     tests = {name for text in texts.values() for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
     documents = [
         *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("docker/*.md"),
         *ROOT.glob("benchmarks/*/*.md"),
     ]

@@ -42,7 +42,7 @@ AHEAD = 2
 
 Starting all gathers at once was slow: behind a hundred captured gathers, the first block was seen to wait until most
 were done, probably because a GPU's queue holds only so many kernels, in capture order. Measurements:
-docs/performance.md, "Every workload on two GPUs".
+docs/notes/scaling.md, "Where gathers of weights start".
 """
 
 

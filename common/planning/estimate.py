@@ -44,7 +44,7 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("benchmark", metavar="BENCHMARK")
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="name of a workload: see `mlperf-suite list`")
     parser.add_argument("--gpus", type=numbers_of, default=[1, 8, 64], help="numbers of GPUs (default: 1,8,64)")
     parser.add_argument("--batches", type=numbers_of, help="global batches (default: all with an RCP)")
     parser.add_argument("--system", default="h200", help="name in configs/system, or a path (default: h200)")
