@@ -35,7 +35,7 @@ class Rules(NamedTuple):
     """Constants of a board size, and the scratch memory of one thread.
 
     Attributes:
-        neighbours: int16 (P, 4), the adjacent points; P where the border is.
+        neighbours: uint16 (P, 4), the adjacent points; P where the border is.
         keys: uint64 (2, P), the hashes of black and white stones.
         marks: int64 (A,), the time at which a search last visited each point.
         clock: int64 (1,), the number of searches.
@@ -43,7 +43,7 @@ class Rules(NamedTuple):
             move captures the chain at this point, else 0.
     """
 
-    neighbours: NDArray[np.int16]
+    neighbours: NDArray[np.uint16]
     keys: NDArray[np.uint64]
     marks: NDArray[np.int64]
     clock: NDArray[np.int64]
@@ -51,20 +51,20 @@ class Rules(NamedTuple):
 
 
 class Board(NamedTuple):
-    """One position.
+    """One position. Points are unsigned: numba tests each signed index for a negative value.
 
     Attributes:
         stones: int8 (A,), BLACK, WHITE or EMPTY; the last entry is BORDER.
-        chain: int16 (A,), the head of each stone's chain.
-        following: int16 (A,), the next stone of the chain.
+        chain: uint16 (A,), the head of each stone's chain.
+        following: uint16 (A,), the next stone of the chain.
         liberties: int16 (A,), valid at heads.
         state: int64 (STATE,).
         key: uint64 (1,), hash of the stones.
     """
 
     stones: NDArray[np.int8]
-    chain: NDArray[np.int16]
-    following: NDArray[np.int16]
+    chain: NDArray[np.uint16]
+    following: NDArray[np.uint16]
     liberties: NDArray[np.int16]
     state: NDArray[np.int64]
     key: NDArray[np.uint64]
@@ -73,7 +73,7 @@ class Board(NamedTuple):
 def make_rules(size: int) -> Rules:
     """Return the constants of a board with ``size`` lines. Hashes are the same in every process."""
     points = size * size
-    neighbours = np.full((points, 4), points, np.int16)
+    neighbours = np.full((points, 4), points, np.uint16)
     for point in range(points):
         row, column = divmod(point, size)
         near = [(row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)]
@@ -88,8 +88,8 @@ def make_board(size: int) -> Board:
     moves = size * size + 1
     board = Board(
         stones=np.zeros(moves, np.int8),
-        chain=np.zeros(moves, np.int16),
-        following=np.zeros(moves, np.int16),
+        chain=np.zeros(moves, np.uint16),
+        following=np.zeros(moves, np.uint16),
         liberties=np.zeros(moves, np.int16),
         state=np.zeros(STATE, np.int64),
         key=np.zeros(1, np.uint64),
@@ -233,30 +233,29 @@ def legal_moves(rules: Rules, board: Board, past: Positions, legal: NDArray[np.i
     Args:
         past: all positions of the game, the current one included.
     """
+    # Without branches that depend on the stones, because a core predicts these badly.
     points = rules.neighbours.shape[0]
     colour = board.state[TO_PLAY]
     for point in range(points):
-        if board.stones[point] == EMPTY:
-            rules.gives[point] = 1
-        elif board.stones[point] == colour:
-            rules.gives[point] = board.liberties[board.chain[point]] > 1
-        else:
-            rules.gives[point] = CAPTURES * (board.liberties[board.chain[point]] == 1)
+        stone, liberties = board.stones[point] * colour, board.liberties[board.chain[point]]
+        own, atari = (stone > 0) & (liberties > 1), (stone < 0) & (liberties == 1)
+        rules.gives[point] = (stone == EMPTY) | own | CAPTURES * atari
     for point in range(points):
-        legal[point] = 0
         given = (
             rules.gives[rules.neighbours[point, 0]]
             | rules.gives[rules.neighbours[point, 1]]
             | rules.gives[rules.neighbours[point, 2]]
             | rules.gives[rules.neighbours[point, 3]]
         )
-        if board.stones[point] != EMPTY or given == 0 or point == board.state[KO]:
-            continue
+        legal[point] = min(given, CAPTURES) * (board.stones[point] == EMPTY)
+    if board.state[KO] >= 0:
+        legal[board.state[KO]] = 0
+    for point in range(points):
         key = board.key[0] ^ rules.keys[0 if colour == BLACK else 1, point]
-        if given & CAPTURES:
+        if legal[point] == CAPTURES:
             key ^= _key_of_captured(rules, board, point, colour)
-        if not contains(past, key):
-            legal[point] = CAPTURES if given & CAPTURES else 1
+        if contains(past, key):
+            legal[point] = 0
     legal[points] = 1
 
 

@@ -38,10 +38,8 @@ def point_codes(board: Board, recent: NDArray[np.int8], legal: NDArray[np.int8])
         for point in range(points):
             codes[point] |= np.uint16((stones[point] == colour) | (stones[point] == -colour) << 1) << (2 * age)
     for point in range(points):
-        if board.stones[point] != EMPTY:
-            codes[point] |= 256 << min(board.liberties[board.chain[point]], 3)
-        elif legal[point] == CAPTURES:
-            codes[point] |= 1 << (PLANES - 1)
+        stone, liberties = board.stones[point] != EMPTY, min(board.liberties[board.chain[point]], 3)
+        codes[point] |= (256 << liberties) * stone | (legal[point] == CAPTURES) << (PLANES - 1)
     return codes
 
 

@@ -10,7 +10,7 @@ Shapes: G games, V leaves of a game in a batch, B leaves of a batch, K bytes of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from benchmarks.minigo.tree import (
     mix_noise,
     select_child,
 )
+from common.config.ranges import AtLeast, Between, Finite, NotNegative, Positive, Share, ShareBelowOne
 from common.errors import ConfigError
 
 
@@ -70,37 +71,28 @@ class SearchSettings:
         allow_pass: whether a colour may pass though it has other legal moves.
     """
 
-    board: int
-    komi: float
-    readouts: int
-    fast_readouts: int
-    fast_probability: float
-    virtual_losses: int
-    noise_alpha: float
-    noise_mix: float
-    value_init_penalty: float
-    visit_exponent: float
+    board: Annotated[int, Between(2, 25)]
+    komi: Annotated[float, Finite]
+    readouts: Annotated[int, AtLeast(2, "at least 2, one for the root and one for a move")]
+    fast_readouts: Annotated[int, AtLeast(2, "at least 2, one for the root and one for a move")]
+    fast_probability: Annotated[float, Share]
+    virtual_losses: Annotated[int, AtLeast(1)]
+    noise_alpha: Annotated[float, Positive]
+    noise_mix: Annotated[float, Share]
+    value_init_penalty: Annotated[float, NotNegative]
+    visit_exponent: Annotated[float, NotNegative]
     soft_pick: bool
-    resign_low: float
-    resign_high: float
-    resign_disabled: float
-    holdout: float
+    resign_low: Annotated[float, Finite]
+    resign_high: Annotated[float, Finite]
+    resign_disabled: Annotated[float, Share]
+    holdout: Annotated[float, ShareBelowOne]
     target_pruning: bool
-    restrict_after: int
+    restrict_after: Annotated[int, AtLeast(1)]
     allow_pass: bool
 
     def __post_init__(self) -> None:
-        if not 2 <= self.board <= 25:
-            raise ConfigError(f"board is {self.board}, but only boards of 2 to 25 lines are possible")
-        fewest = min(self.readouts, self.fast_readouts) if self.fast_probability else self.readouts
-        if fewest < 2:
-            raise ConfigError(f"a move has {fewest} readouts, but the root and one move need 2")
-        if self.virtual_losses < 1 or self.restrict_after < 1:
-            raise ConfigError("virtual_losses and restrict_after must be at least 1")
-        if not 0.0 <= self.holdout < 1.0:
-            raise ConfigError(f"holdout is {self.holdout}, but it must be at least 0 and below 1")
-        if self.noise_mix and self.noise_alpha <= 0:
-            raise ConfigError(f"noise_alpha is {self.noise_alpha}, but it must be positive")
+        if self.resign_low > self.resign_high:
+            raise ConfigError(f"resign_low={self.resign_low}: at most resign_high={self.resign_high}")
 
 
 class Constants(NamedTuple):

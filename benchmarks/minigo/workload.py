@@ -15,7 +15,7 @@ from benchmarks.minigo.data import BOOTSTRAP, FORMAT, PREPARE_COMMAND, START, Se
 from benchmarks.minigo.evaluate import TARGET, GamesAgainstTarget, read_target
 from benchmarks.minigo.features import SYMMETRIES, FeatureBits
 from benchmarks.minigo.inference import SIZES, BatchedInference, InferenceServer, sizes_up_to
-from benchmarks.minigo.model import HeadNorm, InferenceNetwork, MiniGo, decayed, losses
+from benchmarks.minigo.model import HeadNorm, InferenceNetwork, MiniGo, check_weights, decayed, losses
 from benchmarks.minigo.records import Games
 from benchmarks.minigo.run_folder import RunFolder
 from benchmarks.minigo.selfplay import SelfPlay
@@ -58,10 +58,12 @@ class MiniGoWorkload(Workload):
 
     def _load(self, path: Path) -> None:
         """Start training from the weights and statistics in a file."""
+        weights = read_tensors(path, torch.device("cpu"))
         try:
-            self.model.load_state_dict(read_tensors(path, torch.device("cpu")))
-        except RuntimeError as error:
-            raise CheckpointError(f"{path} is a model of another network ({error})") from error
+            check_weights(self.model.architecture, weights)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} is {error}; give the assets_dir that belongs to this recipe") from error
+        self.model.load_state_dict(weights)
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:

@@ -22,6 +22,11 @@ def _every_epoch(global_batch: int, first: int, rules: Rules) -> Schedule:
     return Schedule(first, 1, None, "epoch")
 
 
+def _every_generation(global_batch: int, first: int, rules: Rules) -> Schedule:
+    """Return a schedule of every generation from the first evaluation on, which may have the number 0."""
+    return Schedule(first + 1, 1, None, "generation", start=(first,))
+
+
 def _unet3d(global_batch: int, first: int, rules: Rules) -> Schedule:
     """Return the schedule in epochs of whole batches, or in their samples if the ruleset counts samples."""
     schedule = SCHEDULES["unet3d"](global_batch)
@@ -56,6 +61,7 @@ OF_A_LOG: dict[str, Callable[[int, int, Rules], Schedule | None]] = {
     "maskrcnn": _every_epoch,
     "rnnt": _every_epoch,
     "cosmoflow": _every_epoch,
+    "minigo": _every_generation,
     "unet3d": _unet3d,
 }
 """Benchmark -> function from global batch, first evaluation of a log and rules to the schedule; None if ambiguous.
@@ -162,7 +168,8 @@ def misplaced_evaluations(log: ParsedLog, rules: Rules) -> list[Refusal]:
     """Return refusals for evaluation points off the rules' schedule; empty if all are right or cannot be judged."""
     if rules.benchmark in GRIDS:
         return _off_grid(log, rules)
-    if rules.benchmark not in OF_A_LOG or not isinstance(log.global_batch, int):
+    batch = log.value("train_batch_size") if rules.benchmark == "minigo" else log.global_batch
+    if rules.benchmark not in OF_A_LOG or not isinstance(batch, int):
         return []
     evaluations = [each for each in evaluations_of(log, rules) if abs(each.progress) < FURTHEST]
     if not evaluations:
@@ -175,7 +182,7 @@ def misplaced_evaluations(log: ParsedLog, rules: Rules) -> list[Refusal]:
             )
             return [_off(text)]
     try:
-        schedule = OF_A_LOG[rules.benchmark](log.global_batch, int(points[0]), rules)
+        schedule = OF_A_LOG[rules.benchmark](batch, int(points[0]), rules)
     except ValueError as error:
         return [_off(f"line {evaluations[0].line}: the first evaluation breaks the rules' schedule: {error}")]
     if schedule is None:

@@ -108,7 +108,10 @@ REASONS: dict[str, Reason] = {
         "contradiction", "Blocks whose labels agree with the evaluations cover the training without gaps.", _LOG
     ),
     "evaluation-untrained": Reason(
-        "contradiction", "Where the other evaluations are at the ends of blocks, every evaluation is.", _LOG
+        "contradiction",
+        "Where the other evaluations are at the ends of blocks, every evaluation is. MiniGo: the generation that "
+        "passes was trained.",
+        _LOG,
     ),
     "count-invalid": Reason("contradiction", "Counts are whole numbers that are possible.", _LOG),
     "not-finite": Reason("contradiction", "Hyperparameters are finite numbers.", _LOG),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from common.mlperf.parsed_log import PROGRESS_KEYS, Event, ParsedLog, evaluation_of
-from common.mlperf.progress import Blocks, LoggedBlock, block_pairs, blocks_of, is_finite
+from common.mlperf.progress import Blocks, LoggedBlock, block_pairs, blocks_of, checkpoint_scores, is_finite
 from common.mlperf.rcp import convergence_of
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
@@ -314,8 +314,44 @@ def _end(clock: _Clock) -> None:
     if stop.time_ms <= start.time_ms:
         text = f"has the time of run_start in line {start.line}: a run of no length"
         clock.refuse("run-without-length", stop, text)
-    elif clock.log.status == "success" and clock.rules.benchmark not in SELF_PLAY:
-        (_end_of_checkpoint if clock.rules.scored_offline else _end_of_training)(clock, stop)
+    elif clock.log.status == "success":
+        if clock.rules.benchmark in SELF_PLAY:
+            _end_of_generation(clock, stop)
+        else:
+            (_end_of_checkpoint if clock.rules.scored_offline else _end_of_training)(clock, stop)
+
+
+def _end_of_generation(clock: _Clock, stop: Event) -> None:
+    """Check that ``run_stop`` has the time at which the first passing generation was saved.
+
+    A generation is saved just before or after its ``epoch_stop``. A log may number its evaluations as its generations,
+    or count them from the first generation on. In published logs generations count from 18, and evaluations from 18,
+    from 1 or, as the reference does by default, from 0.
+    """
+    passed, key = convergence_of(clock.log, clock.rules), clock.rules.progress_key
+    ends: dict[float, Event] = {}  # some programs repeat lines
+    for event in clock.log.all("epoch_stop"):
+        if is_finite(label := event.metadata.get(key)):
+            ends.setdefault(float(label), event)
+    if passed is None or not ends:
+        return
+    generations, first = list(ends), min(checkpoint_scores(clock.log, clock.rules))
+    if first >= generations[0]:
+        index = generations.index(passed) if passed in ends else len(generations)
+    else:
+        index = int(passed - first)
+    if index >= len(generations):
+        text = f"follows an evaluation at {key} {passed:g}, and the log has no epoch_stop of that generation"
+        clock.refuse("evaluation-untrained", stop, text)
+        return
+    why = f", after which the generation evaluated at {key} {passed:g} was saved"
+    clock.refuse_earlier(stop, ends[generations[index]], why, "run-stop-early")
+    following = ends[generations[index + 1]] if index + 1 < len(generations) else None
+    if following is not None and _earlier(following, stop):
+        clock.notes.append(
+            f"line {stop.line}: run_stop comes {_seconds(stop, following)} after epoch_stop in line {following.line}, "
+            f"but the generation evaluated at {key} {passed:g} was saved before: the run is longer than needed"
+        )
 
 
 def _end_of_checkpoint(clock: _Clock, stop: Event) -> None:

@@ -188,12 +188,6 @@ def test_passes_of_a_colour_count_until_its_next_stone_or_for_ever_once_they_res
     assert counts == [(1, 0), (1, 0), (2, 0), (2, 0), (2, 0), (2, 1), (2, 1), (2, 0)]
 
 
-def test_settings_that_cannot_be_searched_are_refused():
-    for wrong in ({"board": 1}, {"readouts": 1}, {"fast_readouts": 1}, {"virtual_losses": 0}, {"noise_alpha": 0.0}):
-        with pytest.raises(ConfigError):
-            dataclasses.replace(SMALL, **wrong)
-
-
 def test_a_compiled_function_without_numba_gives_one_clear_error(monkeypatch):
     monkeypatch.setattr(compiled_module, "numba", None)
     with pytest.raises(ConfigError, match=r"needs numba.*pip install 'mlperf-suite\[minigo\]'"):

@@ -110,7 +110,9 @@ def test_training_starts_from_the_weights_of_the_assets(tmp_path):
 
 def test_a_start_of_another_network_is_one_clear_error(tmp_path):
     write_tensors(tmp_path / START, MiniGo(SMALL).state_dict(), {})
-    with pytest.raises(CheckpointError, match=r"start\.safetensors is a model of another network"):
+    with pytest.raises(
+        CheckpointError, match=r"start\.safetensors is a model of another network: .*give the assets_dir"
+    ):
         built(f"assets_dir={tmp_path}")
 
 
@@ -132,6 +134,20 @@ def test_a_resumed_run_and_score_refuse_another_target(data_of, tmp_path):
     workload.scratch(run, None)  # a new run in the same folder
     workload.open_data(other)
     workload.close()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "board=26", "komi=.inf", "readouts=1", "fast_readouts=1", "fast_probability=1.5", "virtual_losses=0",
+        "noise_alpha=0.0", "noise_mix=1.5", "value_init_penalty=-0.1", "visit_exponent=-0.1", "resign_low=0.5",
+        "resign_disabled=-0.1", "holdout=1.0", "restrict_after=0",
+    ],
+)  # fmt: skip
+def test_a_search_setting_out_of_range_is_refused_by_its_key(setting):
+    name = setting.split("=")[0]
+    with pytest.raises(ConfigError, match=rf"^benchmark\.facts\.search\.{name}="):
+        cli.load(compose(["benchmark=minigo", "scale=demo", "device=cpu", f"benchmark.facts.search.{setting}"]))
 
 
 def test_the_closed_division_refuses_a_generation_of_fewer_games():

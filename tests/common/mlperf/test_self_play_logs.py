@@ -28,9 +28,20 @@ KEYS = {
 
 
 def lines_of(
-    rates: Sequence[float] = RATES, division: str = "closed", minimum: int = 8192, games: int = 8250, seed: int = 7
+    rates: Sequence[float] = RATES,
+    division: str = "closed",
+    minimum: int = 8192,
+    games: int = 8250,
+    seed: int = 7,
+    numbers: Sequence[int] = (1, 2, 3, 4),
+    ended_with: int = 4,
 ) -> list[Line]:
-    """Return a run of six generations of 300 s that ends with the fourth, after which all are scored."""
+    """Return a run of six generations of 300 s that ends with the fourth, after which all are scored.
+
+    Args:
+        numbers: generations that the evaluations state.
+        ended_with: generation, from 1, at whose end the run stops.
+    """
     head = replaced(
         replaced(resnet_lines(seed=seed), "submission_benchmark", "minigo"), "submission_division", division
     )
@@ -46,11 +57,11 @@ def lines_of(
         ]
     evaluations = [
         line
-        for index, rate in enumerate(rates, start=1)
+        for number, rate in zip(numbers, rates, strict=False)
         for line in (
-            (START, "eval_start", None, {"epoch_num": index}, 9000),
-            (POINT, "eval_accuracy", rate, {"epoch_num": index}, 9000),
-            (END, "eval_stop", None, {"epoch_num": index}, 9000),
+            (START, "eval_start", None, {"epoch_num": number}, 9000),
+            (POINT, "eval_accuracy", rate, {"epoch_num": number}, 9000),
+            (END, "eval_stop", None, {"epoch_num": number}, 9000),
         )
     ]
     return [
@@ -63,7 +74,7 @@ def lines_of(
         (POINT, "eval_samples", 256, {}, 61),
         *generations,
         *evaluations,
-        (END, "run_stop", None, {"status": "success"}, 61 + 4 * 300),
+        (END, "run_stop", None, {"status": "success"}, 61 + ended_with * 300),
     ]
 
 
@@ -79,6 +90,51 @@ def test_a_log_in_the_published_layout_is_a_valid_run(write_log: WriteLog):
     assert verdict.kind == "valid run", verdict.reasons
     assert verdict.minutes == 20
     assert convergence_of(read_log(path), RULES) == 4
+
+
+NUMBERINGS = {
+    "evaluations count from 1": (1, 2, 3, 4),
+    "evaluations count from 0": (0, 1, 2, 3),
+    "evaluations have the numbers of the training": (18, 19, 20, 21),
+}
+"""In published logs by submitter: NVIDIA's, those of the reference's default, and Intel's. Training counts from 18."""
+
+
+@pytest.mark.parametrize("numbers", NUMBERINGS.values(), ids=NUMBERINGS)
+@pytest.mark.parametrize(("ended_with", "refused"), [(3, True), (4, False), (5, False)])
+def test_a_run_does_not_end_before_its_first_passing_generation_was_saved(write_log, numbers, ended_with, refused):
+    verdict = judge(write_log(lines_of(numbers=numbers, ended_with=ended_with)), "2.1.0")
+    assert (verdict.kind == "refused") is refused
+    early = [each for each in verdict.reasons if "run_stop is 300.0 s earlier than epoch_stop" in each]
+    assert bool(early) is refused
+
+
+def test_a_run_stop_after_the_next_generation_is_a_note(write_log: WriteLog):
+    assert not [note for note in judge(write_log(lines_of()), "2.1.0").notes if "longer than needed" in note]
+    late = judge(write_log(lines_of(ended_with=6)), "2.1.0").notes
+    assert any("run_stop comes 300.0 s after epoch_stop" in note and "longer than needed" in note for note in late)
+
+
+def test_early_generations_need_no_evaluation(write_log: WriteLog):
+    late = {"numbers": (20, 21), "rates": (0.49, 0.55)}
+    assert judge(write_log(lines_of(**late)), "2.1.0").kind == "valid run"
+    assert judge(write_log(lines_of(**late, ended_with=3)), "2.1.0").kind == "refused"
+
+
+def test_repeated_lines_of_a_generation_count_once(write_log: WriteLog):
+    """Intel's logs repeat all lines of a generation, more often in later ones."""
+    lines = [line for line in lines_of(ended_with=3) for _ in range(2 if line[1] == "epoch_stop" else 1)]
+    assert any("run_stop is 300.0 s earlier" in each for each in judge(write_log(lines), "2.1.0").reasons)
+
+
+def test_a_generation_that_was_not_trained_cannot_pass(write_log: WriteLog):
+    reasons = judge(write_log(lines_of(numbers=(21, 22, 23, 24), ended_with=6)), "2.1.0").reasons
+    assert any("epoch_num 24, and the log has no epoch_stop of that generation" in each for each in reasons)
+
+
+def test_an_omitted_evaluation_is_refused(write_log: WriteLog):
+    reasons = judge(write_log(lines_of(numbers=(1, 2, 4, 5), ended_with=5)), "2.1.0").reasons
+    assert any("evaluations after epoch_num 1, 2, 4, 5 are not the rules' schedule" in each for each in reasons)
 
 
 @pytest.mark.parametrize(
