@@ -34,7 +34,7 @@ from benchmarks.cosmoflow.synthetic import generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest
-from common.data.preparation import link_or_copy, preparing, read_all
+from common.data.preparation import link_or_copy_all, preparing, read_all
 from common.data.published import Published
 from common.data.stages import Stages
 from common.data.synthetic import description_of
@@ -93,9 +93,13 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
         if job.found is not None:
             return job.found
         size = edge_of_file(found["train"][0])
-        for split, paths in found.items():
-            for path in (each for sample in paths for each in (sample, *_beside(sample))):
-                link_or_copy(path, data_dir / SPLITS[split] / path.name, "delete it or name another --data-dir")
+        linked = [
+            (path, data_dir / SPLITS[split] / path.name)
+            for split, samples in found.items()
+            for sample in samples
+            for path in (sample, *_beside(sample))
+        ]
+        link_or_copy_all(linked, data_dir, "delete it or name another --data-dir")
         described = _describe(data_dir, sizes, size)
         for name in SPLITS.values():
             _check(data_dir / name, size, workers)

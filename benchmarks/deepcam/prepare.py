@@ -34,7 +34,7 @@ from benchmarks.deepcam.synthetic import generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest
-from common.data.preparation import link_or_copy, preparing, read_all
+from common.data.preparation import link_or_copy_all, preparing, read_all
 from common.data.published import Published
 from common.data.raw_layout import RawSplits
 from common.data.stages import Stages
@@ -99,8 +99,8 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
         size = _size_of(found["train"][0])
         sums = {split: _check(paths, size, workers) for split, paths in found.items()}
         paths = [path for firsts in found.values() for first in firsts for path in files_of(first)]
-        for path in (folder / STATISTICS, *paths):
-            link_or_copy(path, data_dir / path.relative_to(folder), "delete it or name another --data-dir")
+        linked = [(path, data_dir / path.relative_to(folder)) for path in (folder / STATISTICS, *paths)]
+        link_or_copy_all(linked, data_dir, "delete it or name another --data-dir")
         return job.finish(*_describe(data_dir, sums, size), "CAM5 simulations, prepared by other tools")
 
 

@@ -36,7 +36,7 @@ from common.data import atomic, manifest, preparation
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.download import Client
 from common.data.manifest import Manifest
-from common.data.preparation import assets_of, link_or_copy, preparing
+from common.data.preparation import assets_of, link_or_copy, preparing, require_space_to_link
 from common.data.published import Published
 from common.data.sources import RemoteFile, Sources
 from common.data.stages import Stages
@@ -138,6 +138,9 @@ def _prepare_split(
     for task, wanted in tasks.items():
         _delete_stale_record(stages, split, task, wanted, folder / "data")
     arguments = {task: (source.folder / split, folder / "data", wanted, trust) for task, wanted in tasks.items()}
+    left = (name for task, wanted in tasks.items() if stages.record(split, task) is None for name in wanted)
+    new = (source.folder / split / name for name in left if not (folder / "data" / name).exists())
+    require_space_to_link(new, data_dir)
     records = list(stages.run(split, arguments, place_pictures).values())
     columns = {key: [value for record in records for value in record[key]] for key in ("width", "height", "bytes")}
     annotations = _annotations(boxes, columns["width"], columns["height"], names, len(source.classes))

@@ -30,7 +30,7 @@ from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest, file_entry
 from common.data.options import Option
-from common.data.preparation import link_or_copy, preparing
+from common.data.preparation import link_or_copy_all, preparing
 from common.data.published import Published
 from common.data.stages import Stages
 from common.data.synthetic import MARKER, description_of
@@ -120,8 +120,8 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
         if (folder / CHECKSUMS).exists():
             md5s = {name: entry.md5 for record in records.values() for name, entry in record.files.items()}
             _compare_published(folder, md5s, folder / CHECKSUMS)
-        for path in volumes:
-            link_or_copy(path, data_dir / path.name, "delete it or name another --data-dir")
+        linked = [(path, data_dir / path.name) for path in volumes]
+        link_or_copy_all(linked, data_dir, "delete it or name another --data-dir")
         return job.finish(*_describe(data_dir, records), "KiTS19, prepared by the reference's script")
 
 

@@ -272,6 +272,17 @@ def link_or_copy(path: Path, target: Path, remedy: str) -> None:
     beside.replace(target)
 
 
+def link_or_copy_all(files: Sequence[tuple[Path, Path]], data_dir: Path, remedy: str) -> None:
+    """Link or copy each path to its target in ``data_dir``, if all copies fit on the disk; see :func:`link_or_copy`.
+
+    Raises:
+        DataError: a target is another file, or the disk is too small for all copies.
+    """
+    require_space_to_link((path for path, target in files if not target.exists()), data_dir)
+    for path, target in files:
+        link_or_copy(path, target, remedy)
+
+
 def require_space_to_link(paths: Iterable[Path], data_dir: Path) -> None:
     """Check, before :func:`link_or_copy`, that the disk of ``data_dir`` has room for the files of other disks.
 

@@ -31,7 +31,7 @@ from common.data.megatron.indexed import (
     write_index,
 )
 from common.data.megatron.synthetic import SyntheticText, generate
-from common.data.preparation import link_or_copy, preparing
+from common.data.preparation import link_or_copy_all, preparing
 from common.data.stages import Record, Stages
 from common.errors import DataError
 from common.untrusted.regular_file import lines, open_file
@@ -253,8 +253,8 @@ def _finish(part: CorpusPart, data_dir: Path, pieces: list[Path]) -> None:
 
 def _link(source: RawCorpus, data_dir: Path) -> None:
     """Link pairs of files that were tokenized elsewhere, and check their contents."""
-    for path in source.files:
-        link_or_copy(path, data_dir / path.name, "delete it, or name another --data-dir")
+    files = [(path, data_dir / path.name) for path in source.files]
+    link_or_copy_all(files, data_dir, "delete it, or name another --data-dir")
     for part in source.parts:
         check_all(open_indexed(data_dir / part.name), source.vocabulary)
 

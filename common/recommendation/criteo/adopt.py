@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from common.data import manifest, synthetic
 from common.data.manifest import FileEntry, Manifest
-from common.data.preparation import link_or_copy, preparing
+from common.data.preparation import link_or_copy_all, preparing
 from common.data.published import SYNTHETIC
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
@@ -57,8 +57,8 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) ->
         table_rows: Sequence[int] = encoding.table_rows
         if described is not None:
             table_rows = _synthetic_rows(folder, rows, encoding, workers)
-        for name in counted:
-            link_or_copy(folder / name, data_dir / name, "delete it or name another --data-dir")
+        linked = [(folder / name, data_dir / name) for name in counted]
+        link_or_copy_all(linked, data_dir, "delete it or name another --data-dir")
         source = {
             TABLE_ROWS: json.dumps(list(table_rows)),
             HOTNESS: json.dumps(encoding.hotness),

@@ -5,14 +5,17 @@ import fcntl
 import functools
 import json
 import os
+import stat as stat_fields
 from collections import namedtuple
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common.data import manifest, preparation
 from common.data.manifest import Manifest
-from common.data.preparation import is_there, link_or_copy
+from common.data.preparation import is_there, link_or_copy, link_or_copy_all
 from common.data.published import Published
 from common.errors import DataError
 
@@ -192,3 +195,27 @@ def test_a_disk_that_is_too_small_is_an_error(path, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 3}))
     with pytest.raises(DataError, match=r"needs 0.0 GB more; its disk has 0.0 GB left"):
         link_or_copy(path, tmp_path / "other", "")
+
+
+def test_no_file_of_another_disk_is_copied_if_not_all_fit(path, tmp_path, monkeypatch):
+    other = tmp_path / "second"
+    other.write_bytes(b"x" * 10)
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    real = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        """Return the status of a file, and for ``data_dir`` another device."""
+        found = list(real(path, **options))
+        if path == data_dir:
+            found[stat_fields.ST_DEV] += 1
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=12))
+    files = [(each, data_dir / each.name) for each in (path, other)]  # 7 and 10 bytes
+    with pytest.raises(DataError, match=r"data needs 0.0 GB more; its disk has 0.0 GB left"):
+        link_or_copy_all(files, data_dir, "")
+    assert list(data_dir.iterdir()) == []
+    link_or_copy_all(files[1:], data_dir, "")
+    assert (data_dir / "second").read_bytes() == b"x" * 10
