@@ -47,6 +47,7 @@ class WorkloadSizes:
         parameters: trained parameters, of all ranks of tp and pp together.
         exchange_bytes: bytes per sample that a rank sends to the ranks with the embeddings' rows, in both directions.
         windows: forward passes of a training sample for an evaluated sample.
+        sample_bytes: bytes of a sample in the prepared data; None if unknown, or if the data are read only once.
         layers, hidden: layers and width of a decoder; 0 for other networks.
         row_tokens: tokens of a sample of a decoder; 0 for other networks.
         not_modelled: parts that estimates of the benchmark lack; empty if none is known.
@@ -55,6 +56,7 @@ class WorkloadSizes:
     parameters: Annotated[float, Positive]
     exchange_bytes: Annotated[float, NotNegative] = 0.0
     windows: Annotated[float, Positive] = 1.0
+    sample_bytes: Annotated[float, Positive] | None = None
     layers: int = 0
     hidden: int = 0
     row_tokens: int = 0
@@ -71,6 +73,12 @@ def not_modelled(benchmark: str) -> str:
     """Return what estimates of a benchmark lack; empty if nothing is known."""
     known = _table().get(benchmark)
     return "" if known is None else known.not_modelled
+
+
+def sample_bytes_of(benchmark: str) -> float | None:
+    """Return the bytes of a sample in the prepared data; None if unknown, or if the data are read only once."""
+    known = _table().get(benchmark)
+    return None if known is None else known.sample_bytes
 
 
 def decoder_of(run: RunConfig) -> Architecture | None:

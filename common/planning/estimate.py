@@ -17,7 +17,7 @@ from common.measure.arguments import numbers_of
 from common.planning.convergence import batches_of, convergence_at
 from common.planning.estimate_text import best_plans, document, written
 from common.planning.page import page_of
-from common.planning.points import RESULTS, Load, read_points
+from common.planning.points import RESULTS, Load, read_measurements
 from common.planning.recipes import write_recipes
 from common.planning.search import FixedChoices, LayoutSearch, Plan
 from common.report.command import write_file
@@ -93,15 +93,16 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
 def _search(
     benchmark: str, system: str, hardware: Hardware, files: Sequence[Path], cls: type[Workload], load: Load
 ) -> LayoutSearch:
-    points = read_points(files or sorted(RESULTS.rglob("*.json")), benchmark, hardware.gpu, load)
-    if not points:
+    measured = read_measurements(files or sorted(RESULTS.rglob("*.json")), benchmark, hardware.gpu, load)
+    if not measured.points:
         raise ConfigError(
             f"estimate: no measured step of {benchmark} on {hardware.gpu} in "
             f"{', '.join(map(str, files)) or RESULTS}: measure it with `mlperf-suite measure {benchmark}`, and name "
             "its results.json with --measured"
         )
     axes = [axis for axis in cls.axes if axis != "dp"]
-    return LayoutSearch(benchmark, system, hardware, points, axes, load, partial(convergence_at, benchmark))
+    convergence = partial(convergence_at, benchmark)
+    return LayoutSearch(benchmark, system, hardware, measured.points, axes, load, convergence, measured.reader)
 
 
 def _estimates(

@@ -15,6 +15,7 @@ from common.config.system import Hardware
 from common.mlperf.schedules import Schedule
 from common.planning.compute import ComputeCurve, sizes_of
 from common.planning.estimates import Convergence, RunEstimate, RunLayout, StepTimes
+from common.planning.input_model import NOTHING_MEASURED, MeasuredReader, reader_limits
 from common.planning.step_model import FORWARD
 
 EVALUATION_SECONDS = 0.05
@@ -32,6 +33,8 @@ EVALUATION_DEVIATION = 0.5
 """Standard deviation of an evaluation that was not measured, as a fraction."""
 INPUT_DEVIATION = 0.02
 """Standard deviation of the step if it was not measured through the reader, as a fraction."""
+READER_DEVIATION = 0.2
+"""Standard deviation of the time that a step waits for input, as a fraction. It was set by hand."""
 
 MEASURED_EVALUATION_DEVIATION = 0.1
 """Standard deviation of a measured evaluation, as a fraction."""
@@ -106,7 +109,7 @@ def estimate_run(
     alone: float,
     watts: float | None = None,
     memory: float | None = None,
-    input_measured: bool = False,
+    reader: MeasuredReader = NOTHING_MEASURED,
 ) -> RunEstimate:
     """Return the estimate of a run.
 
@@ -115,7 +118,7 @@ def estimate_run(
         alone: samples per second of one GPU.
         watts: measured power of a GPU that trains; None for that of ``hardware``.
         memory: bytes of a GPU.
-        input_measured: whether the step was measured through the reader.
+        reader: measurements of the reader, with which ``step`` was estimated.
     """
     steps = convergence.samples / layout.global_batch
     evaluations = evaluations_until(schedule, convergence.samples, run.train_samples, layout.global_batch)
@@ -139,7 +142,8 @@ def estimate_run(
         "several GPUs": NODE_DEVIATION * training if layout.training_gpus > 1 else 0.0,
         "model": MODEL_DEVIATION * seconds if layout.gpus > hardware.gpus_per_node else 0.0,
         "measured evaluation" if cost.measured else "evaluation": cost.deviation * (evaluations * waits + last),
-        "input": 0.0 if input_measured else INPUT_DEVIATION * training,
+        "input": 0.0 if reader.slowdown is not None else INPUT_DEVIATION * training,
+        "waiting for input": READER_DEVIATION * steps * (step.input or 0.0),
     }
     return RunEstimate(
         benchmark=run.benchmark.name,
@@ -155,6 +159,7 @@ def estimate_run(
         uncertainty={name: each / seconds for name, each in sources.items() if each},
         joules=_joules(layout, step, steps, evaluations, evaluated, waits, seconds, hardware, watts),
         memory=memory,
+        reader_limits=reader_limits(run.benchmark.name, layout, reader, hardware),
     )
 
 
@@ -206,7 +211,7 @@ def _joules(
     waiting = {
         "waiting for communication": step.exposed + step.model_communication,
         "pipeline bubble": step.bubble,
-        "waiting for input": step.input,
+        "waiting for input": step.input or 0.0,
         "waiting for the slowest GPU": step.straggler,
     }
     energy |= {f"idle: {name}": training * steps * each * idle for name, each in waiting.items()}

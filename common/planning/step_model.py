@@ -11,6 +11,7 @@ backward pass.
   ``hardware.overlap_slowdown`` times the time that the overlapped bytes take inside a node: slower links disturb less.
 - **Pipeline.** With m micro-batches and v chunks on each of p stages, ``(p - 1) / (m v)`` of the computation is idle
   (Narayanan et al., arXiv:2104.04473, section 2.2).
+- **Input.** See :mod:`common.planning.input_model`.
 - **Stragglers.** All ranks wait for the slowest. Its step is the largest of N draws from a normal distribution with the
   measured spread; the expected largest value is Blom's approximation.
 """
@@ -18,7 +19,7 @@ backward pass.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from common.config.schema import RunConfig
@@ -34,6 +35,7 @@ from common.planning.collectives import (
 )
 from common.planning.compute import ComputeCurve, sizes_of, update_seconds
 from common.planning.estimates import RunLayout, StepTimes
+from common.planning.input_model import NOTHING_MEASURED, MeasuredReader, input_seconds
 
 FORWARD, BACKWARD = 1 / 3, 2 / 3
 """Parts of a micro-batch's time."""
@@ -72,7 +74,7 @@ def step_times(
     curve: ComputeCurve,
     hardware: Hardware,
     spread: float | None = None,
-    input_factor: float | None = None,
+    reader: MeasuredReader = NOTHING_MEASURED,
 ) -> StepTimes:
     """Return the parts of a step.
 
@@ -82,7 +84,7 @@ def step_times(
             layout has not been measured.
         spread: measured standard deviation of the step time over GPUs, as a fraction; it counts if it is larger than
             that of ``hardware``.
-        input_factor: time of a step through the reader, divided by the step's; None if unknown, taken as 1.
+        reader: measurements of the reader; without any, the part ``input`` is not known.
     """
     micro = curve.at(layout.micro_batch)
     computed = layout.accumulation * micro
@@ -99,7 +101,7 @@ def step_times(
         chunks = getattr(run.workload.model, "chunks", 1)
         bubble = (layout.pp - 1) / (layout.accumulation * chunks) * computed
     busy = computed + slowdown
-    return StepTimes(
+    step = StepTimes(
         compute=computed,
         update=update,
         node_slowdown=slowdown,
@@ -107,9 +109,10 @@ def step_times(
         exposed=exposed,
         model_communication=model,
         bubble=bubble,
-        input=max(0.0, (input_factor or 1.0) - 1.0) * (computed + update),
         straggler=busy * straggling(layout.training_gpus, hardware, spread),
     )
+    waiting = input_seconds(run.benchmark.name, layout, reader, hardware, computed + update, step.total)
+    return replace(step, input=waiting)
 
 
 def straggling(gpus: int, hardware: Hardware, spread: float | None = None) -> float:
