@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.config.output_files import write_file
 from common.doctor.findings import MeasuredUnit
-from common.errors import ConfigError, SuiteError
+from common.errors import ConfigError
 
 NODE_HOP_US = 1.2
 """Microseconds of one message between two GPUs of a node. An all-reduce over n GPUs has 2 (n - 1) messages one after
@@ -69,10 +70,7 @@ def write_system(path: Path, units: Sequence[MeasuredUnit]) -> None:
     """
     measured = _indented(hardware_section(units))
     text = f"{HEAD}name: {path.stem}\nhardware:\n{measured}{TAIL}{_indented(DEFAULTS)}"
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise SuiteError(f"--write-system {path}: {error.strerror}") from error
+    write_file(path, text)
 
 
 def _network(

@@ -1,7 +1,7 @@
 """Measurements for the model: steps as points by layout and batch of a GPU, and the rate of the reader.
 
-The files are results of ``mlperf-suite measure`` or reports of ``mlperf-suite bench`` (``bench.report=FILE``): of a step,
-of a run through the reader (``bench.only=run``), or of the reader alone (``bench.only=reader``).
+The files are results of ``mlperf-suite measure`` or reports of ``mlperf-suite bench`` (``bench.report=FILE``): of a
+step, of a run through the reader (``bench.only=run``), or of the reader alone (``bench.only=reader``).
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def _point(reports: Sequence[_Report]) -> MeasuredPoint:
 def _reader(reports: Sequence[_Report]) -> MeasuredReader:
     """Return the fastest reader alone, and the median slowdown of steps through the reader.
 
-    A run is compared with the step of its own report, or with other reports of the same step. If a run is faster than the
-    reader alone, its rate counts: the reader delivered it.
+    A run is compared with the step of its own report, or with other reports of the same step. If a run is faster than
+    the reader alone, its rate counts: the reader delivered it.
 
     Raises:
         ConfigError: a reader was measured with pauses between the steps, in which it works ahead.

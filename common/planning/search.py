@@ -19,8 +19,8 @@ from common.mlperf.schedules import Schedule
 from common.planning.collectives import require_links
 from common.planning.compute import ComputeCurve, decoder_of, update_seconds
 from common.planning.estimates import Convergence, RunEstimate, RunLayout
-from common.planning.measured_curves import curve_for
 from common.planning.input_model import NOTHING_MEASURED, MeasuredReader
+from common.planning.measured_curves import curve_for
 from common.planning.memory import memory_of, micro_batches
 from common.planning.points import Load, MeasuredPoint
 from common.planning.recipes import (
