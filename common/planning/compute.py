@@ -22,21 +22,9 @@ from common.config.system import Hardware
 from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError
 from common.language.architecture import Architecture
+from common.planning.constants import CURVED, FIXED, FIXED_DEVIATION, FORWARD, FROZEN_FORWARD, UPDATE_BYTES
 
 SIZES = Path(__file__).with_name("workload_sizes.yaml")
-
-FIXED = 0.08
-FIXED_DEVIATION = 0.06
-"""Fraction of a micro-batch's time that does not depend on its size, and standard deviation of this fraction. Workloads
-with several measured batches have 1 % (3D U-Net, 7 and 1 samples), 6 % (Stable Diffusion, 32 and 2), 8 % (BERT, 96 and
-8), 9 % (Mask R-CNN, 12 and 1) and 23 % (RNN-T, 192 and 8)."""
-
-CURVED = 0.02
-"""Standard deviation of the time in the middle between two measured batches, as a fraction."""
-
-UPDATE_BYTES = {"lars": 26, "sgd": 20, "sgd_with_momentum": 20, "adam": 28, "adamw": 28, "lamb": 42, "adagrad": 20}
-"""Bytes read and written per parameter, for 16-bit weights and gradients, fp32 masters and moments. LARS and LAMB read
-some values twice, for their norms. Measured: LARS 664 MB for 25.6 million parameters, LAMB 14.1 GB for 336 million."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +96,11 @@ def sizes_of(run: RunConfig) -> WorkloadSizes:
         hidden=decoder.hidden,
         row_tokens=run.workload.facts.row_length,
     )
+
+
+def forward_share(run: RunConfig) -> float:
+    """Return the forward pass as a fraction of a micro-batch's time."""
+    return FROZEN_FORWARD if hasattr(run.workload.facts, "lora_rank") else FORWARD
 
 
 def update_seconds(run: RunConfig, parts: int, shards: int, hardware: Hardware) -> float:

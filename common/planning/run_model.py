@@ -13,31 +13,19 @@ from dataclasses import dataclass
 from common.config.schema import RunConfig
 from common.config.system import Hardware
 from common.mlperf.schedules import Schedule
-from common.planning.compute import ComputeCurve, sizes_of
+from common.planning.compute import ComputeCurve, forward_share, sizes_of
+from common.planning.constants import (
+    EVALUATION_DEVIATION,
+    EVALUATION_SECONDS,
+    INPUT_DEVIATION,
+    MEASURED_EVALUATION_DEVIATION,
+    MODEL_DEVIATION,
+    NETWORK_DEVIATION,
+    NODE_DEVIATION,
+    READER_DEVIATION,
+)
 from common.planning.estimates import Convergence, RunEstimate, RunLayout, StepTimes
 from common.planning.input_model import NOTHING_MEASURED, MeasuredReader, reader_limits
-from common.planning.step_model import FORWARD
-
-EVALUATION_SECONDS = 0.05
-"""Seconds of an evaluation besides its forward passes."""
-
-NETWORK_DEVIATION = 0.3
-"""Standard deviation of communication between nodes, as a fraction."""
-NODE_DEVIATION = 0.01
-"""Standard deviation of the step of several GPUs of a node, as a fraction: estimates of two GPUs differ by so much."""
-MODEL_DEVIATION = 0.1
-"""Standard deviation of the time on several nodes by errors of the model itself, as a fraction. The median error of the
-published times of v3.0 to v4.0 is 7 %, which is that of a normal distribution with 0.1. Large errors are more frequent
-than in a normal distribution (docs/notes/estimates.md)."""
-EVALUATION_DEVIATION = 0.5
-"""Standard deviation of an evaluation that was not measured, as a fraction."""
-INPUT_DEVIATION = 0.02
-"""Standard deviation of the step if it was not measured through the reader, as a fraction."""
-READER_DEVIATION = 0.2
-"""Standard deviation of the time that a step waits for input, as a fraction. It was set by hand."""
-
-MEASURED_EVALUATION_DEVIATION = 0.1
-"""Standard deviation of a measured evaluation, as a fraction."""
 
 MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "computation": (
@@ -82,7 +70,7 @@ def evaluation_cost(
     run: RunConfig, curve: ComputeCurve, batch: int, measured: float | None, offline: bool
 ) -> EvaluationCost:
     """Return the cost of an evaluation; without a measurement, the forward pass of micro-batches of ``batch``."""
-    sample = sizes_of(run).windows * FORWARD * curve.at(batch) / batch if measured is None else measured
+    sample = sizes_of(run).windows * forward_share(run) * curve.at(batch) / batch if measured is None else measured
     return EvaluationCost(sample, measured is not None, offline)
 
 

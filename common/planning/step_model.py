@@ -1,8 +1,8 @@
 """Time of one optimizer step on many GPUs, by cause.
 
 Computation comes from measured points (:mod:`common.planning.compute`), communication from link constants
-(:mod:`common.planning.collectives`). Of the time of a micro-batch, a third is the forward pass and two thirds are the
-backward pass.
+(:mod:`common.planning.collectives`). Of the time of a micro-batch, a third is the forward pass, or a half if
+the weights are frozen.
 
 - **Reduction.** Gradients are reduced in buckets during the last backward pass. The last bucket is exposed, and so is
   the time by which all buckets take longer than that pass. Clipping before the reduction exposes all of it.
@@ -33,19 +33,10 @@ from common.planning.collectives import (
     reduce_scatter,
     transfer,
 )
-from common.planning.compute import ComputeCurve, sizes_of, update_seconds
+from common.planning.compute import ComputeCurve, forward_share, sizes_of, update_seconds
+from common.planning.constants import EXPOSED_SPLIT, TP_COLLECTIVES
 from common.planning.estimates import RunLayout, StepTimes
 from common.planning.input_model import NOTHING_MEASURED, MeasuredReader, input_seconds
-
-FORWARD, BACKWARD = 1 / 3, 2 / 3
-"""Parts of a micro-batch's time."""
-
-EXPOSED_SPLIT = 0.5
-"""Fraction of the collectives of tp and cp that is not hidden by products in the same layer."""
-
-TP_COLLECTIVES = 9
-"""All-gathers and reduce-scatters of a layer's tokens in both passes: two pairs forward, two pairs and one repeated
-gather backward."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +149,11 @@ def _exposed(run: RunConfig, traffic: Traffic, micro: float) -> tuple[float, flo
     """Return the exposed and the hidden seconds of the traffic; ``micro``: seconds of a micro-batch."""
     if not run.optimizer.overlap:
         return traffic.total, 0.0
-    gather = max(traffic.first_gather, traffic.gather - FORWARD * micro)
+    gather = max(traffic.first_gather, traffic.gather - forward_share(run) * micro)
     if getattr(run.workload.hparams, "clip", "") == "before_reduction":
         reduction = traffic.reduction
     else:
-        reduction = max(traffic.last_bucket, traffic.reduction - BACKWARD * micro)
+        reduction = max(traffic.last_bucket, traffic.reduction - (1 - forward_share(run)) * micro)
     exposed = reduction + gather
     return exposed, traffic.total - exposed
 

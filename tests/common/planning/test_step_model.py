@@ -11,7 +11,8 @@ from common.cli import load
 from common.config.system import Link
 from common.doctor.limits import hardware_of
 from common.errors import ConfigError
-from common.planning.compute import FIXED, ComputeCurve, sizes_of
+from common.planning.compute import ComputeCurve, sizes_of
+from common.planning.constants import FIXED
 from common.planning.estimates import RunLayout
 from common.planning.measured_curves import curve_for
 from common.planning.points import RESULTS, kind_of, read_measurements
