@@ -420,8 +420,10 @@ def main() -> None:
     rounds = arguments.rounds.split(",")
     with one_checker_process():
         rows = {row.logs: row for row in read_further(FURTHER) if round_name(row.ruleset) in rounds}
-        rows |= {row.logs: row for row in read_folder(arguments.folder, rounds)}
-        print(table(compare(rows.values())))
+        found = {row.logs: row for row in read_folder(arguments.folder, rounds)}
+        if not found:
+            parser.error(f"{arguments.folder}: no logs of {arguments.rounds} below ROUND/SUBMITTER/results")
+        print(table(compare({**rows, **found}.values())))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ LAMB read some values twice, for their norms. Measured: LARS 664 MB for 25.6 mil
 million."""
 
 FORWARD, FROZEN_FORWARD = 1 / 3, 1 / 2
-"""Counted: the forward pass as a fraction of a micro-batch's time. The backward pass has two matrix products for each of
+"""Counted: forward pass as a fraction of a micro-batch's time. The backward pass has two matrix products for each of
 the forward pass. If the weights are frozen, as with LoRA, it has one, because it needs no gradients of weights."""
 TP_COLLECTIVES = 9
 """Counted: all-gathers and reduce-scatters of a layer's tokens in both passes: two pairs forward, two pairs and one

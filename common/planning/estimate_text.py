@@ -105,12 +105,14 @@ def input_sentences(best: Mapping[int, Plan]) -> list[str]:
     plans = list(best.values())
     if all(plan.estimate.step.input is None for plan in plans):
         benchmark, scale = plans[0].estimate.benchmark, plans[0].settings.start.scale
+        layout = plans[0].estimate.layout
+        ranks = layout.pp * layout.cp * layout.tp
         return [
             "Input: not known, so the estimates have no time for it. Measure it with prepared data, and name both "
             "results with --measured:",
-            f"  mlperf-suite measure {benchmark} --scale {scale} --gpus 1 --data DATA",
-            f"  mlperf-suite bench benchmark={benchmark} scale={scale} scale.nodes=1 scale.gpus_per_node=1 "
-            f"data_dir=DATA/{benchmark} bench.only=reader bench.report=reader.json",
+            f"  mlperf-suite measure {benchmark} --scale {scale} --gpus {ranks} --data DATA",
+            f"  mlperf-suite bench benchmark={benchmark} scale={scale} scale.nodes=1 "
+            f"scale.gpus_per_node={ranks} data_dir=DATA/{benchmark} bench.only=reader bench.report=reader.json",
         ]
     sentences = []
     for gpus, plan in best.items():
