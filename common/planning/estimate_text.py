@@ -86,7 +86,7 @@ def written(rows: Mapping[int, Sequence[Plan]], system: str | None) -> str:
     lines += [verdict] if (verdict := verdict_of(best)) else []
     missing = not_modelled(next(iter(best.values())).estimate.benchmark)
     lines += [f"not modelled: {missing}"] if missing else []
-    lines += ["", *_step_table(best), "", *input_sentences(best), "", *_energy_lines(best)]
+    lines += ["", *_step_table(best), "", *input_sentences(best), *input_commands(best), "", *_energy_lines(best)]
     for gpus, plan in best.items():
         lines += ["", f"{count_of(gpus)}: mlperf-suite train {' '.join(plan.settings.overrides(system))}"]
         if plan.settings.other_batch:
@@ -100,20 +100,25 @@ def written(rows: Mapping[int, Sequence[Plan]], system: str | None) -> str:
     return "\n".join(lines)
 
 
+def input_commands(best: Mapping[int, Plan]) -> list[str]:
+    """Return the commands that measure the input, as lines of text; empty if something is known about it."""
+    plan = next(iter(best.values()))
+    if plan.estimate.step.input is not None:
+        return []
+    benchmark, scale, layout = plan.estimate.benchmark, plan.settings.start.scale, plan.estimate.layout
+    ranks = layout.pp * layout.cp * layout.tp
+    return [
+        "Measure it with prepared data, and name both results with --measured:",
+        f"  mlperf-suite measure {benchmark} --scale {scale} --gpus {ranks} --data DATA",
+        f"  mlperf-suite bench benchmark={benchmark} scale={scale} scale.nodes=1 scale.gpus_per_node={ranks} "
+        f"data_dir=DATA/{benchmark} bench.only=reader bench.report=reader.json",
+    ]
+
+
 def input_sentences(best: Mapping[int, Plan]) -> list[str]:
     """Return what is known about the input: the samples per second that a replica needs, and those it can receive."""
-    plans = list(best.values())
-    if all(plan.estimate.step.input is None for plan in plans):
-        benchmark, scale = plans[0].estimate.benchmark, plans[0].settings.start.scale
-        layout = plans[0].estimate.layout
-        ranks = layout.pp * layout.cp * layout.tp
-        return [
-            "Input: not known, so the estimates have no time for it. Measure it with prepared data, and name both "
-            "results with --measured:",
-            f"  mlperf-suite measure {benchmark} --scale {scale} --gpus {ranks} --data DATA",
-            f"  mlperf-suite bench benchmark={benchmark} scale={scale} scale.nodes=1 "
-            f"scale.gpus_per_node={ranks} data_dir=DATA/{benchmark} bench.only=reader bench.report=reader.json",
-        ]
+    if all(plan.estimate.step.input is None for plan in best.values()):
+        return ["Input: not known, so the estimates have no time for it."]
     sentences = []
     for gpus, plan in best.items():
         estimate = plan.estimate
