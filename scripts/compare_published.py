@@ -42,7 +42,7 @@ from common.planning.compute import ComputeCurve  # noqa: E402
 from common.planning.convergence import convergence_at, samples_per_unit  # noqa: E402
 from common.planning.estimates import RunEstimate, RunLayout  # noqa: E402
 from common.planning.measured_curves import curve_for  # noqa: E402
-from common.planning.points import RESULTS, MeasuredPoint, read_points  # noqa: E402
+from common.planning.points import RESULTS, MeasuredPoint, read_measurements  # noqa: E402
 from common.planning.run_model import estimate_run, evaluation_cost  # noqa: E402
 from common.planning.step_model import step_times  # noqa: E402
 from common.untrusted.strict_json import read_json_object  # noqa: E402
@@ -224,7 +224,7 @@ def run_with_curve(benchmark: str, accelerator: str, gpus: int, global_batch: in
 
 @functools.cache
 def _points(benchmark: str) -> Sequence[MeasuredPoint]:
-    return read_points(sorted(RESULTS.rglob("*.json")), benchmark, known_hardware(MEASURED).gpu, load)
+    return read_measurements(sorted(RESULTS.rglob("*.json")), benchmark, known_hardware(MEASURED).gpu, load).points
 
 
 def estimate(row: Row, factor: float) -> RunEstimate:
@@ -420,8 +420,10 @@ def main() -> None:
     rounds = arguments.rounds.split(",")
     with one_checker_process():
         rows = {row.logs: row for row in read_further(FURTHER) if round_name(row.ruleset) in rounds}
-        rows |= {row.logs: row for row in read_folder(arguments.folder, rounds)}
-        print(table(compare(rows.values())))
+        found = {row.logs: row for row in read_folder(arguments.folder, rounds)}
+        if not found:
+            parser.error(f"{arguments.folder}: no logs of {arguments.rounds} below ROUND/SUBMITTER/results")
+        print(table(compare({**rows, **found}.values())))
 
 
 if __name__ == "__main__":

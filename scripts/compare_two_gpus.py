@@ -25,7 +25,7 @@ from common.doctor.limits import hardware_of  # noqa: E402
 from common.measure.table import MeasuredCopy, read_results  # noqa: E402
 from common.planning.estimates import RunLayout  # noqa: E402
 from common.planning.measured_curves import curve_for  # noqa: E402
-from common.planning.points import RESULTS, kind_of, read_points  # noqa: E402
+from common.planning.points import RESULTS, kind_of, read_measurements  # noqa: E402
 from common.planning.step_model import step_times  # noqa: E402
 
 SYSTEM = "h200"
@@ -65,7 +65,7 @@ class Pair:
 def pairs(benchmark: str, files: Sequence[Path]) -> Iterator[Pair]:
     """Yield all pairs of a benchmark whose GPUs were also measured alone with the same batch."""
     hardware = hardware_of(SYSTEM)
-    points = read_points(files, benchmark, hardware.gpu, load)
+    points = read_measurements(files, benchmark, hardware.gpu, load).points
     copies = [copy for copy in _copies(files) if copy.job.benchmark == benchmark and copy.figures is not None]
     for point in (each for each in points if each.gpus == 2):
         run = point.run

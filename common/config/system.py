@@ -36,6 +36,8 @@ class Hardware:
         network_link: links between nodes, per GPU; None: unknown, or one node.
         nodes_per_switch: nodes below one switch; beyond, a message between nodes passes `switch_us` more. None: all.
         switch_us: microseconds per further level of switches, for one message.
+        cores_per_node: processor cores that the ranks of a node share for their readers; None: unknown.
+        storage_gbs: GB/s at which a node reads prepared data during training; None: unknown, or data in memory.
         gpu_watts, idle_gpu_watts: power of a GPU that trains, and of one that waits.
         node_watts: power of a node without its GPUs.
         overlap_slowdown: seconds by which computation is longer beside one second of communication inside the node.
@@ -55,6 +57,8 @@ class Hardware:
     network_link: Link | None = None
     nodes_per_switch: Annotated[int, AtLeast(1)] | None = None
     switch_us: Annotated[float, NotNegative] = 0.0
+    cores_per_node: Annotated[int, AtLeast(1)] | None = None
+    storage_gbs: Annotated[float, Positive] | None = None
     gpu_watts: Annotated[float, Positive] | None = None
     idle_gpu_watts: Annotated[float, NotNegative] = 0.0
     node_watts: Annotated[float, NotNegative] = 0.0

@@ -6,6 +6,7 @@ PyYAML silently keeps the last of two equal keys. OmegaConf (for ``configs/``) a
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,11 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             known.add((key.tag, key.value))
         return node
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)  # YAML 1.1 reads 2.6e6, without a sign in its exponent, as text; OmegaConf, which reads `configs/`, as a number
 
 
 def load_yaml(text: str, origin: str) -> Any:

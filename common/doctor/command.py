@@ -9,15 +9,14 @@ import os
 import signal
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from common.config.output_files import require_writable, write_file
 from common.config.system import SystemConfig
 from common.distributed.environment import node_name
 from common.distributed.launcher import relaunch
@@ -94,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parse(argv)
     system, limits = load_system(arguments.system)
     for option, path in (("--json", arguments.json), ("--write-system", arguments.write_system)):
-        _check_folder(option, path)
+        require_writable(option, path)
     rank_info = find_rank_info(os.environ)
     if rank_info.launcher == "single" and (gpus := torch.cuda.device_count()) > 1:
         return relaunch(gpus, ["doctor", *argv])
@@ -165,12 +164,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(f"--timeout {arguments.timeout:g}: expected seconds, more than 0 and less than a day")
     arguments.only = arguments.only or list(CHECKS)
     return arguments
-
-
-def _check_folder(option: str, path: Path | None) -> None:
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        why = "is a folder" if path.is_dir() else f"the folder {path.parent} is not there or may not be written"
-        raise ConfigError(f"{option} {path}: {why}")
 
 
 def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: float) -> tuple[torch.device, str]:
@@ -282,7 +275,8 @@ def _conclude(session: Session, results: Results) -> None:
     code = UNFIT if any(finding.unfit for finding in findings) else 0
     try:
         if session.json_path is not None:
-            _write_json(session.json_path, document(results, units, findings, session.system))
+            content = document(results, units, findings, session.system)
+            write_file(session.json_path, json.dumps(content, indent=1, allow_nan=False) + "\n")
         if session.system_path is not None:
             write_system(session.system_path, units)
     except SuiteError as error:
@@ -290,18 +284,6 @@ def _conclude(session: Session, results: Results) -> None:
         raise
     finally:
         session.meeting.announce("code", code)
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        beside.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-        beside.replace(path)
-    except OSError as error:
-        raise SuiteError(f"--json {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 ROUNDS = 50

@@ -50,8 +50,12 @@ def load_system(name: str) -> tuple[SystemConfig, Limits]:
     """
     path = Path(name).expanduser()
     as_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
-    system = build(SystemConfig, _read(path) if as_path else _compose(name), "system")
-    return system, parse_limits(system.limits)
+    content = _read(path) if as_path else _compose(name)
+    try:
+        system = build(SystemConfig, content, "system")
+        return system, parse_limits(system.limits)
+    except ConfigError as error:
+        raise ConfigError(f"--system {name}: {error}") from error
 
 
 def hardware_of(name: str) -> Hardware:

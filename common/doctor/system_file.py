@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.config.output_files import write_file
 from common.doctor.findings import MeasuredUnit
-from common.errors import ConfigError, SuiteError
+from common.errors import ConfigError
 
 NODE_HOP_US = 1.2
 """Microseconds of one message between two GPUs of a node. An all-reduce over n GPUs has 2 (n - 1) messages one after
@@ -52,6 +53,9 @@ def hardware_section(units: Sequence[MeasuredUnit]) -> dict[str, Any]:
     if small is not None and large is not None:
         section["collective_us"] = round(max(0.0, small - 2 * (gpus_per_node - 1) * NODE_HOP_US), 1)
         section["node_link"] = {"latency_us": NODE_HOP_US, "gbs": round(large, 1)}
+    for name, figure, digits in (("cores_per_node", "cores_allowed", 0), ("storage_gbs", "storage_read_gbs", 2)):
+        if value := _worst(nodes, figure, min):
+            section[name] = round(value, digits) if digits else int(value)
     job = [unit for unit in units if unit.scope == "job"]
     network = _network(job, len(nodes), gpus_per_node, small, large)
     return {**section, **({} if network is None else {"network_link": network})}
@@ -66,10 +70,7 @@ def write_system(path: Path, units: Sequence[MeasuredUnit]) -> None:
     """
     measured = _indented(hardware_section(units))
     text = f"{HEAD}name: {path.stem}\nhardware:\n{measured}{TAIL}{_indented(DEFAULTS)}"
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise SuiteError(f"--write-system {path}: {error.strerror}") from error
+    write_file(path, text)
 
 
 def _network(

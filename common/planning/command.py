@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from common.config.loading import build
+from common.config.output_files import require_writable, write_file
 from common.config.ranges import Positive
 from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError, DataError
@@ -34,7 +35,7 @@ EPILOG = f"""The file lists the jobs:
   jobs:
     bert:
       measured: measured/results.json      # written by `mlperf-suite measure`
-      samples: 2.6e+6                      # samples that the training needs
+      samples: 2.6e6                       # samples that the training needs
       command: mlperf-suite train benchmark=bert scale={{gpus}}xH200 data_dir=/data/bert
     resnet:
       estimated: resnet.json               # written by `mlperf-suite estimate --json`
@@ -113,6 +114,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.gpus < 1:
         raise ConfigError(f"schedule: --gpus={arguments.gpus}: expected at least 1")
+    for option in ("json", "script"):
+        require_writable(f"schedule: --{option}", getattr(arguments, option))
     jobs, gpus, objective = _read(arguments.file), arguments.gpus, arguments.objective
     curves = {name: _curve(name, job, arguments.file) for name, job in jobs.items()}
     small = len(jobs) <= MOST_JOBS and gpus <= MOST_GPUS
@@ -130,9 +133,9 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json is not None:
         content = {"gpus": gpus, "objective": objective, "curves": curves}
         content["schedules"] = {name: asdict(schedule) for name, schedule in schedules.items()}
-        _write(arguments.json, json.dumps(content, indent=1) + "\n")
+        write_file(arguments.json, json.dumps(content, indent=1) + "\n")
     if arguments.script is not None:
-        _write(arguments.script, slurm_script(best, {name: job.command for name, job in jobs.items()}, gpus))
+        write_file(arguments.script, slurm_script(best, {name: job.command for name, job in jobs.items()}, gpus))
     return 0
 
 
@@ -267,10 +270,3 @@ def slurm_script(schedule: GpuSchedule, commands: Mapping[str, str | None], gpus
         '[[ ${#failed[@]} == 0 ]] || { echo "failed: ${failed[*]}" >&2; exit 1; }',
     ]
     return "\n".join(lines) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"schedule: {path} cannot be written: {error.strerror}") from error

@@ -22,21 +22,9 @@ from common.config.system import Hardware
 from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError
 from common.language.architecture import Architecture
+from common.planning.constants import CURVED, FIXED, FIXED_DEVIATION, FORWARD, FROZEN_FORWARD, UPDATE_BYTES
 
 SIZES = Path(__file__).with_name("workload_sizes.yaml")
-
-FIXED = 0.08
-FIXED_DEVIATION = 0.06
-"""Fraction of a micro-batch's time that does not depend on its size, and standard deviation of this fraction. Workloads
-with several measured batches have 1 % (3D U-Net, 7 and 1 samples), 6 % (Stable Diffusion, 32 and 2), 8 % (BERT, 96 and
-8), 9 % (Mask R-CNN, 12 and 1) and 23 % (RNN-T, 192 and 8)."""
-
-CURVED = 0.02
-"""Standard deviation of the time in the middle between two measured batches, as a fraction."""
-
-UPDATE_BYTES = {"lars": 26, "sgd": 20, "sgd_with_momentum": 20, "adam": 28, "adamw": 28, "lamb": 42, "adagrad": 20}
-"""Bytes read and written per parameter, for 16-bit weights and gradients, fp32 masters and moments. LARS and LAMB read
-some values twice, for their norms. Measured: LARS 664 MB for 25.6 million parameters, LAMB 14.1 GB for 336 million."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +35,7 @@ class WorkloadSizes:
         parameters: trained parameters, of all ranks of tp and pp together.
         exchange_bytes: bytes per sample that a rank sends to the ranks with the embeddings' rows, in both directions.
         windows: forward passes of a training sample for an evaluated sample.
+        sample_bytes: bytes of a sample in the prepared data; None if unknown, or if the data are read only once.
         layers, hidden: layers and width of a decoder; 0 for other networks.
         row_tokens: tokens of a sample of a decoder; 0 for other networks.
         not_modelled: parts that estimates of the benchmark lack; empty if none is known.
@@ -55,6 +44,7 @@ class WorkloadSizes:
     parameters: Annotated[float, Positive]
     exchange_bytes: Annotated[float, NotNegative] = 0.0
     windows: Annotated[float, Positive] = 1.0
+    sample_bytes: Annotated[float, Positive] | None = None
     layers: int = 0
     hidden: int = 0
     row_tokens: int = 0
@@ -71,6 +61,12 @@ def not_modelled(benchmark: str) -> str:
     """Return what estimates of a benchmark lack; empty if nothing is known."""
     known = _table().get(benchmark)
     return "" if known is None else known.not_modelled
+
+
+def sample_bytes_of(benchmark: str) -> float | None:
+    """Return the bytes of a sample in the prepared data; None if unknown, or if the data are read only once."""
+    known = _table().get(benchmark)
+    return None if known is None else known.sample_bytes
 
 
 def decoder_of(run: RunConfig) -> Architecture | None:
@@ -100,6 +96,11 @@ def sizes_of(run: RunConfig) -> WorkloadSizes:
         hidden=decoder.hidden,
         row_tokens=run.workload.facts.row_length,
     )
+
+
+def forward_share(run: RunConfig) -> float:
+    """Return the forward pass as a fraction of a micro-batch's time."""
+    return FROZEN_FORWARD if hasattr(run.workload.facts, "lora_rank") else FORWARD
 
 
 def update_seconds(run: RunConfig, parts: int, shards: int, hardware: Hardware) -> float:

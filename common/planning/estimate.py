@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from common.config.output_files import require_writable, write_file
 from common.config.system import Hardware
 from common.contract.workload import Workload
 from common.doctor.limits import hardware_of
@@ -17,10 +18,9 @@ from common.measure.arguments import numbers_of
 from common.planning.convergence import batches_of, convergence_at
 from common.planning.estimate_text import best_plans, document, written
 from common.planning.page import page_of
-from common.planning.points import RESULTS, Load, read_points
-from common.planning.recipes import write_recipes
+from common.planning.points import RESULTS, Load, read_measurements
+from common.planning.recipes import recipe_file, write_recipes
 from common.planning.search import FixedChoices, LayoutSearch, Plan
-from common.report.command import write_file
 
 DESCRIPTION = """Estimate time to train, efficiency and energy of a benchmark on numbers of GPUs, from measured steps of
 one GPU, link constants of the system, and the reference convergence points (RCPs) of MLCommons."""
@@ -58,6 +58,10 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
     parser.add_argument("--write-recipe", type=Path, metavar="DIR",
                         help="write the best settings as recipes for `train --config-dir DIR`")  # fmt: skip
     arguments = parser.parse_args(list(argv))
+    for option in ("json", "page"):
+        require_writable(f"estimate: --{option}", getattr(arguments, option))
+    if arguments.write_recipe is not None:
+        require_writable("estimate: --write-recipe", recipe_file(arguments.write_recipe, arguments.benchmark))
     cls = workload_class(arguments.benchmark)
     hardware = hardware_of(arguments.system)
     search = _search(arguments.benchmark, arguments.system, hardware, arguments.measured, cls, load)
@@ -75,10 +79,10 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
     for error in refused:
         print(f"\nLeft out: {str(error).removeprefix('estimate: ')}")
     if arguments.json is not None:
-        _write(arguments.json, json.dumps(document(rows, arguments.system, hardware, named), indent=1) + "\n")
+        write_file(arguments.json, json.dumps(document(rows, arguments.system, hardware, named), indent=1) + "\n")
     if arguments.page is not None:
         page = page_of(arguments.benchmark, rows, hardware, arguments.system, named)
-        write_file(arguments.page, page.encode(errors="backslashreplace"))
+        write_file(arguments.page, page)
     if arguments.write_recipe is not None:
         best = {gpus: plan.settings for gpus, plan in best_plans(rows).items()}
         names = write_recipes(arguments.write_recipe, arguments.benchmark, search.accelerator, best)
@@ -93,15 +97,16 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
 def _search(
     benchmark: str, system: str, hardware: Hardware, files: Sequence[Path], cls: type[Workload], load: Load
 ) -> LayoutSearch:
-    points = read_points(files or sorted(RESULTS.rglob("*.json")), benchmark, hardware.gpu, load)
-    if not points:
+    measured = read_measurements(files or sorted(RESULTS.rglob("*.json")), benchmark, hardware.gpu, load)
+    if not measured.points:
         raise ConfigError(
             f"estimate: no measured step of {benchmark} on {hardware.gpu} in "
             f"{', '.join(map(str, files)) or RESULTS}: measure it with `mlperf-suite measure {benchmark}`, and name "
             "its results.json with --measured"
         )
     axes = [axis for axis in cls.axes if axis != "dp"]
-    return LayoutSearch(benchmark, system, hardware, points, axes, load, partial(convergence_at, benchmark))
+    convergence = partial(convergence_at, benchmark)
+    return LayoutSearch(benchmark, system, hardware, measured.points, axes, load, convergence, measured.reader)
 
 
 def _estimates(
@@ -127,10 +132,3 @@ def _axes(text: str) -> tuple[int, int, int]:
             raise argparse.ArgumentTypeError(f"{part}: expected pp, cp or tp with a size, such as tp=4")
         sizes[axis] = int(size)
     return sizes["pp"], sizes["cp"], sizes["tp"]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"estimate: --json {path}: {error.strerror}") from error

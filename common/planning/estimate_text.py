@@ -33,6 +33,10 @@ PART_NAMES = {
 }
 
 
+LIMITS = ("reader", "processor cores", "storage")
+"""What can limit the samples per second of a replica (:func:`common.planning.input_model.reader_limits`)."""
+
+
 def best_plans(rows: Mapping[int, Sequence[Plan]]) -> dict[int, Plan]:
     """Return the plan of each number of GPUs with the smallest upper limit of its time; GPUs ascend."""
     return {gpus: min(plans, key=lambda plan: plan.estimate.interval()[1]) for gpus, plans in sorted(rows.items())}
@@ -82,7 +86,7 @@ def written(rows: Mapping[int, Sequence[Plan]], system: str | None) -> str:
     lines += [verdict] if (verdict := verdict_of(best)) else []
     missing = not_modelled(next(iter(best.values())).estimate.benchmark)
     lines += [f"not modelled: {missing}"] if missing else []
-    lines += ["", *_step_table(best), "", *_energy_lines(best)]
+    lines += ["", *_step_table(best), "", *input_sentences(best), *input_commands(best), "", *_energy_lines(best)]
     for gpus, plan in best.items():
         lines += ["", f"{count_of(gpus)}: mlperf-suite train {' '.join(plan.settings.overrides(system))}"]
         if plan.settings.other_batch:
@@ -94,6 +98,35 @@ def written(rows: Mapping[int, Sequence[Plan]], system: str | None) -> str:
         if measurement := best_measurement(plan.estimate, plan.settings.start.scale):
             lines.append(f"  This would reduce it most ({measurement[0]}): {measurement[1]}")
     return "\n".join(lines)
+
+
+def input_commands(best: Mapping[int, Plan]) -> list[str]:
+    """Return the commands that measure the input, as lines of text; empty if something is known about it."""
+    plan = next(iter(best.values()))
+    if plan.estimate.step.input is not None:
+        return []
+    benchmark, scale, layout = plan.estimate.benchmark, plan.settings.start.scale, plan.estimate.layout
+    ranks = layout.pp * layout.cp * layout.tp
+    return [
+        "Measure it with prepared data, and name both results with --measured:",
+        f"  mlperf-suite measure {benchmark} --scale {scale} --gpus {ranks} --data DATA",
+        f"  mlperf-suite bench benchmark={benchmark} scale={scale} scale.nodes=1 scale.gpus_per_node={ranks} "
+        f"data_dir=DATA/{benchmark} bench.only=reader bench.report=reader.json",
+    ]
+
+
+def input_sentences(best: Mapping[int, Plan]) -> list[str]:
+    """Return what is known about the input: the samples per second that a replica needs, and those it can receive."""
+    if all(plan.estimate.step.input is None for plan in best.values()):
+        return ["Input: not known, so the estimates have no time for it."]
+    sentences = []
+    for gpus, plan in best.items():
+        estimate = plan.estimate
+        needed = estimate.layout.global_batch / estimate.layout.replicas / estimate.step.total
+        limits = {name: f"{rate:,.0f}" for name, rate in estimate.reader_limits.items()}
+        known = ", ".join(f"{name} {limits.get(name, 'not known')}" for name in LIMITS)
+        sentences.append(f"Input on {count_of(gpus)}: a replica reads {needed:,.0f} samples/s; limits: {known}.")
+    return sentences
 
 
 def document(
@@ -147,9 +180,10 @@ def _step_table(best: Mapping[int, Plan]) -> list[str]:
     """Return the parts of the step of each number of GPUs, in milliseconds, without parts that are 0 everywhere."""
     table = [("ms of a step", *(count_of(gpus) for gpus in best))]
     for part, name in PART_NAMES.items():
-        values = [plan.estimate.step.parts()[part] * 1e3 for plan in best.values()]
-        if any(values):
-            table.append((name, *(f"{each:,.2f}" for each in values)))
+        values = [plan.estimate.step.parts().get(part) for plan in best.values()]
+        if any(values) or None in values:
+            cells = ("not known" if each is None else f"{each * 1e3:,.2f}" for each in values)
+            table.append((name, *cells))
     table.append(("all", *(f"{plan.estimate.step.total * 1e3:,.2f}" for plan in best.values())))
     return _aligned(table)
 

@@ -29,7 +29,7 @@ class Convergence:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one optimizer step by cause. Their sum is the step.
+    """Seconds of one optimizer step by cause. The sum of the known ones is the step.
 
     Attributes:
         compute: forward and backward passes of all micro-batches on the median GPU.
@@ -39,7 +39,7 @@ class StepTimes:
         exposed: communication of gradients and weights while no computation runs.
         model_communication: collectives of tp and cp, and exchanges of embeddings, which computation waits for.
         bubble: idle time of pipeline stages.
-        input: waiting for the reader.
+        input: waiting for the reader; None if not known.
         straggler: waiting for the slowest GPU.
     """
 
@@ -50,7 +50,7 @@ class StepTimes:
     exposed: float = 0.0
     model_communication: float = 0.0
     bubble: float = 0.0
-    input: float = 0.0
+    input: float | None = None
     straggler: float = 0.0
 
     @property
@@ -59,8 +59,9 @@ class StepTimes:
         return math.fsum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
-        """Return the seconds by name of the part."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        """Return the seconds of the known parts by name."""
+        parts = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: seconds for name, seconds in parts.items() if seconds is not None}
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class RunEstimate:
         efficiency: samples per second and GPU, as a fraction of those of one GPU that only computes its steps.
         joules: energy by part: ``training`` and the idle parts by name.
         memory: bytes of a GPU; None if unknown.
+        reader_limits: samples per second that a replica receives at most, by limit; without unknown ones.
     """
 
     benchmark: str
@@ -124,6 +126,7 @@ class RunEstimate:
     uncertainty: Mapping[str, float] = field(default_factory=dict)
     joules: Mapping[str, float] = field(default_factory=dict)
     memory: float | None = None
+    reader_limits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def gpu_hours(self) -> float:

@@ -13,15 +13,10 @@ from common.config.schema import RunConfig
 from common.config.system import Hardware
 from common.errors import ConfigError
 from common.planning.compute import ComputeCurve, decoder_of
+from common.planning.constants import OTHER_PRECISION_DEVIATION, SPLIT_DEVIATION, SPLIT_LOSS
 from common.planning.estimates import RunLayout
 from common.planning.points import MeasuredPoint, kind_of
 from common.planning.step_model import step_times
-
-SPLIT_LOSS, SPLIT_DEVIATION = 0.05, 0.05
-"""Loss of speed by halving layers or rows over ranks (smaller products), and its standard deviation, as fractions."""
-
-OTHER_PRECISION_DEVIATION = 0.1
-"""Standard deviation of times that were measured in another precision, as a fraction."""
 
 ROUNDS = 12
 """Corrections of ``c(b)``. Each leaves a few percent of the difference: the parts that grow with ``c(b)``."""

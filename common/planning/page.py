@@ -10,7 +10,15 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullForma
 from common.config.system import Hardware
 from common.planning.compute import not_modelled
 from common.planning.convergence import curve_of
-from common.planning.estimate_text import COLUMNS, PART_NAMES, best_plans, cells_of, count_of, verdict_of
+from common.planning.estimate_text import (
+    COLUMNS,
+    PART_NAMES,
+    best_plans,
+    cells_of,
+    count_of,
+    input_sentences,
+    verdict_of,
+)
 from common.planning.estimates import RunEstimate
 from common.planning.run_model import best_measurement
 from common.planning.search import Plan
@@ -47,7 +55,7 @@ def page_of(
     title = f"{benchmark} on {system}: estimated time to train"
     written = "Written by mlperf-suite estimate. The page is one file and loads nothing from the network."
     missing = not_modelled(benchmark)
-    said = (verdict_of(best), f"Not modelled: {missing}." if missing else "")
+    said = (verdict_of(best), f"Not modelled: {missing}." if missing else "", *input_sentences(best))
     all_rows = tuple(cells_of(plan.estimate) for gpus in best for plan in rows[gpus])
     body = join(
         tag(

@@ -1,4 +1,8 @@
-"""Measured steps as points of the model: time, energy and memory by layout and batch of a GPU."""
+"""Measurements for the model: steps as points by layout and batch of a GPU, and the rate of the reader.
+
+The files are results of ``mlperf-suite measure`` or reports of ``mlperf-suite bench`` (``bench.report=FILE``): of a
+step, of a run through the reader (``bench.only=run``), or of the reader alone (``bench.only=reader``).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.config.sections import leaves_out_layers
 from common.config.yaml_files import CONFIGS
-from common.errors import ConfigError
-from common.measure.table import MeasuredCopy, read_results
+from common.errors import ConfigError, DataError
 from common.planning.compute import decoder_of
+from common.planning.input_model import MeasuredReader
+from common.untrusted.strict_json import read_json_object
 
 RESULTS = CONFIGS.parent / "docs" / "results"
 """Folder of the suite's own measurements."""
@@ -34,7 +39,6 @@ class MeasuredPoint:
         spread: standard deviation of the step time over copies on different GPUs, as a fraction; None for one copy.
         watts: power of a GPU; None if unknown.
         memory: bytes that PyTorch reserved on a GPU; None if unknown.
-        input_factor: time of the step through the reader of the data, divided by ``seconds``; None if not measured.
         evaluation: seconds of one replica per evaluated sample; None if not measured.
         source: file of the measurement.
     """
@@ -46,7 +50,6 @@ class MeasuredPoint:
     spread: float | None = None
     watts: float | None = None
     memory: float | None = None
-    input_factor: float | None = None
     evaluation: float | None = None
 
     @property
@@ -60,33 +63,57 @@ class MeasuredPoint:
         return tuple(self.run.layout[axis] for axis in ("pp", "cp", "tp"))  # type: ignore[return-value]
 
 
-def read_points(files: Iterable[Path], benchmark: str, gpu: str, load: Load) -> list[MeasuredPoint]:
-    """Return the valid points of a benchmark on a kind of GPU; measurements of the same step are one point.
+@dataclass(frozen=True)
+class Measurements:
+    """What is measured of a benchmark on a kind of GPU."""
+
+    points: list[MeasuredPoint]
+    reader: MeasuredReader
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Figures of one ``bench`` command, with its configuration."""
+
+    run: RunConfig
+    figures: Mapping[str, Any]
+    path: Path
+
+    @property
+    def step(self) -> tuple[object, ...]:
+        """What is the same in all reports of one step."""
+        run = self.run
+        return run.training_ranks, *run.layout.items(), run.micro_batch, run.global_batch, kind_of(run)
+
+
+def read_measurements(files: Iterable[Path], benchmark: str, gpu: str, load: Load) -> Measurements:
+    """Return the valid measurements of a benchmark on a kind of GPU; measurements of the same step are one point.
 
     Steps of a network with fewer layers are left out, except those of decoders, whose layers are alike.
 
     Args:
-        files: results of ``mlperf-suite measure``; other JSON files are ignored.
         gpu: name of the GPU.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or is neither results of ``measure`` nor a report of ``bench``.
     """
-    found: dict[tuple[object, ...], list[tuple[RunConfig, MeasuredCopy, Path]]] = {}
+    reports: list[_Report] = []
+    runs: dict[str, RunConfig] = {}
     for path in files:
-        for copy in _copies(path):
-            figures = copy.figures
-            if copy.job.benchmark != benchmark or figures is None or figures.get("device") != gpu:
-                continue
-            if not figures.get("updated") or "step_ms" not in figures:
-                continue
-            run = _configuration(figures, path, load)
-            own = run.workload
-            if decoder_of(run) is None and leaves_out_layers(vars(own.model), vars(own.facts)):
-                continue
-            key = (run.training_ranks, *run.layout.items(), figures["micro_batch"], figures["samples"], kind_of(run))
-            found.setdefault(key, []).append((run, copy, path))
-    return [_point(copies) for copies in found.values()]
+        try:
+            for figures in _figures(path):
+                if figures["benchmark"] == benchmark and figures["device"] == gpu:
+                    reports.append(_Report(_configuration(figures, path, load, runs), figures, path))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _unreadable(path, f"{type(error).__name__} {error}") from error
+    steps: dict[tuple[object, ...], list[_Report]] = {}
+    for each in reports:
+        if each.figures.get("updated") and "step_ms" in each.figures and not _lacks_layers(each.run):
+            steps.setdefault(each.step, []).append(each)
+    try:
+        return Measurements([_point(alike) for alike in steps.values()], _reader(reports))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise _unreadable(reports[0].path, f"{type(error).__name__} {error}") from error
 
 
 def kind_of(run: RunConfig) -> tuple[object, ...]:
@@ -99,39 +126,58 @@ def kind_of(run: RunConfig) -> tuple[object, ...]:
     return run.precision, linear
 
 
-def _copies(path: Path) -> Sequence[MeasuredCopy]:
+def _lacks_layers(run: RunConfig) -> bool:
+    own = run.workload
+    return decoder_of(run) is None and leaves_out_layers(vars(own.model), vars(own.facts))
+
+
+def _figures(path: Path) -> list[Mapping[str, Any]]:
+    """Return the figures of all successful ``bench`` commands in a file; none of steps beside other software."""
     try:
-        return read_results(path)
+        content = read_json_object(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError):
-        return ()
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    if "results" in content:
+        found = [each["figures"] for each in content["results"]]
+        return [figures for figures in found if figures is not None]
+    if not {"benchmark", "device", "provenance"} <= content.keys():
+        raise _unreadable(path, "it has no benchmark, device or provenance")
+    return [] if "peers" in content else [content]
 
 
-def _configuration(figures: Mapping[str, Any], path: Path, load: Load) -> RunConfig:
-    """Return the configuration that a measured ``bench`` command had."""
+def _unreadable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: neither results of `mlperf-suite measure` nor a report of `mlperf-suite bench` (bench.report=FILE): "
+        f"{reason}"
+    )
+
+
+def _configuration(figures: Mapping[str, Any], path: Path, load: Load, runs: dict[str, RunConfig]) -> RunConfig:
+    """Return the configuration that a measured ``bench`` command had; ``runs`` has those that are known already."""
     words = shlex.split(figures["provenance"]["command"])
     overrides = [word for word in words[2:] if not word.startswith(("bench.", "output_dir=", "data_dir="))]
-    batch = f"hparams.global_batch_size={figures['samples']}"
+    overrides += [f"micro_batch={figures['micro_batch']}", f"hparams.global_batch_size={figures['samples']}"]
+    command = shlex.join(overrides)
     try:
-        tree = compose([*overrides, f"micro_batch={figures['micro_batch']}", batch])
-        return load(tree)[0]
+        if command not in runs:
+            runs[command] = load(compose(overrides))[0]
+        return runs[command]
     except ConfigError as error:
-        raise ConfigError(f"{path}: its command {' '.join(overrides)} does not compose any more: {error}") from error
+        raise ConfigError(f"{path}: its command {command} does not compose any more: {error}") from error
 
 
-def _point(copies: Sequence[tuple[RunConfig, MeasuredCopy, Path]]) -> MeasuredPoint:
-    run, _, path = copies[0]
-    figures = [copy.figures for _, copy, _ in copies if copy.figures is not None]
+def _point(reports: Sequence[_Report]) -> MeasuredPoint:
+    run, path = reports[0].run, reports[0].path
+    figures = [each.figures for each in reports]
     steps = [each["step_ms"] / 1e3 for each in figures]
     seconds = statistics.median(steps)
     powers = [each["joules"] / (each["step_ms"] / 1e3) / run.training_ranks for each in figures if each.get("joules")]
     memories = [each["reserved_bytes"] for each in figures if each.get("reserved_bytes")]
-    runs = [(each, each["run"]) for each in figures if each.get("run")]
-    inputs = [each["samples_per_second"] / whole["samples_per_second"] for each, whole in runs]
     evaluations = [
         whole["evaluation_seconds"] * run.layout["dp"] / whole["eval_samples"]
-        for _, whole in runs
+        for whole in (each["run"] for each in figures if each.get("run"))
         if whole.get("evaluation_seconds") and whole.get("eval_samples")
     ]
     return MeasuredPoint(
@@ -142,6 +188,38 @@ def _point(copies: Sequence[tuple[RunConfig, MeasuredCopy, Path]]) -> MeasuredPo
         spread=statistics.stdev(steps) / seconds if len(steps) > 1 else None,
         watts=statistics.median(powers) if powers else None,
         memory=max(memories) if memories else None,
-        input_factor=statistics.median(inputs) if inputs else None,
         evaluation=statistics.median(evaluations) if evaluations else None,
     )
+
+
+def _reader(reports: Sequence[_Report]) -> MeasuredReader:
+    """Return the fastest reader alone, and the median slowdown of steps through the reader.
+
+    A run is compared with the step of its own report, or with other reports of the same step. If a run is faster than
+    the reader alone, its rate counts: the reader delivered it.
+
+    Raises:
+        ConfigError: a reader was measured with pauses between the steps, in which it works ahead.
+    """
+    alone = []
+    for each in reports:
+        reader = each.figures.get("reader")
+        if reader is None:
+            continue
+        if reader["pause_ms"]:
+            raise ConfigError(f"{each.path}: measured with bench.pause_ms: measure the reader without pauses")
+        alone.append((reader["samples_per_second"] / each.run.layout["dp"], reader["processor_seconds"]))
+    rate, processor_seconds = max(alone, key=lambda found: found[0], default=(None, None))
+    steps: dict[tuple[object, ...], list[float]] = {}
+    for each in reports:
+        if each.figures.get("updated") and "step_ms" in each.figures:
+            steps.setdefault(each.step, []).append(each.figures["samples_per_second"])
+    slowdowns = []
+    for each in (each for each in reports if each.figures.get("run")):
+        through = each.figures["run"]["samples_per_second"]
+        own = each.figures.get("samples_per_second")
+        if own is not None or each.step in steps:
+            slowdowns.append((own or statistics.median(steps[each.step])) / through)
+        if rate is not None:
+            rate = max(rate, through / each.run.layout["dp"])
+    return MeasuredReader(rate, processor_seconds, statistics.median(slowdowns) if slowdowns else None)

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from common.config.composition import compose, scales_of
+from common.config.output_files import write_file
 from common.config.sections import leaves_out_layers
 from common.config.system import Hardware
 from common.config.yaml_files import CONFIGS, read_small_yaml
-from common.errors import ConfigError
 from common.planning.estimates import RunLayout
 
 _SCALE = re.compile(r"(\d+)x(\w+)")
@@ -151,20 +151,20 @@ def batches_of_sets(benchmark: str) -> dict[str, int]:
     return found
 
 
+def recipe_file(folder: Path, benchmark: str) -> Path:
+    """Return the file of :func:`write_recipes`."""
+    return folder / "recipe" / f"{benchmark}.yaml"
+
+
 def write_recipes(folder: Path, benchmark: str, accelerator: str, planned: Mapping[int, PlannedSettings]) -> list[str]:
     """Write ``recipe/<benchmark>.yaml`` below ``folder`` with one scale per number of GPUs; return their names.
 
     `train --config-dir FOLDER` reads it.
 
     Raises:
-        ConfigError: the file cannot be written.
+        SuiteError: the file cannot be written.
     """
     scales = {f"{gpus}x{accelerator}_planned": each.recipe() for gpus, each in planned.items()}
-    path = folder / "recipe" / f"{benchmark}.yaml"
     head = "# Recipes of `mlperf-suite estimate`; `mlperf-suite train --config-dir` reads this folder.\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(head + yaml.safe_dump({"scales": scales}, sort_keys=False))
-    except OSError as error:
-        raise ConfigError(f"estimate: --write-recipe {folder}: {path}: {error.strerror}") from error
+    write_file(recipe_file(folder, benchmark), head + yaml.safe_dump({"scales": scales}, sort_keys=False))
     return list(scales)

@@ -13,28 +13,19 @@ from dataclasses import dataclass
 from common.config.schema import RunConfig
 from common.config.system import Hardware
 from common.mlperf.schedules import Schedule
-from common.planning.compute import ComputeCurve, sizes_of
+from common.planning.compute import ComputeCurve, forward_share, sizes_of
+from common.planning.constants import (
+    EVALUATION_DEVIATION,
+    EVALUATION_SECONDS,
+    INPUT_DEVIATION,
+    MEASURED_EVALUATION_DEVIATION,
+    MODEL_DEVIATION,
+    NETWORK_DEVIATION,
+    NODE_DEVIATION,
+    READER_DEVIATION,
+)
 from common.planning.estimates import Convergence, RunEstimate, RunLayout, StepTimes
-from common.planning.step_model import FORWARD
-
-EVALUATION_SECONDS = 0.05
-"""Seconds of an evaluation besides its forward passes."""
-
-NETWORK_DEVIATION = 0.3
-"""Standard deviation of communication between nodes, as a fraction."""
-NODE_DEVIATION = 0.01
-"""Standard deviation of the step of several GPUs of a node, as a fraction: estimates of two GPUs differ by so much."""
-MODEL_DEVIATION = 0.1
-"""Standard deviation of the time on several nodes by errors of the model itself, as a fraction. The median error of the
-published times of v3.0 to v4.0 is 7 %, which is that of a normal distribution with 0.1. Large errors are more frequent
-than in a normal distribution (docs/notes/estimates.md)."""
-EVALUATION_DEVIATION = 0.5
-"""Standard deviation of an evaluation that was not measured, as a fraction."""
-INPUT_DEVIATION = 0.02
-"""Standard deviation of the step if it was not measured through the reader, as a fraction."""
-
-MEASURED_EVALUATION_DEVIATION = 0.1
-"""Standard deviation of a measured evaluation, as a fraction."""
+from common.planning.input_model import NOTHING_MEASURED, MeasuredReader, reader_limits
 
 MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "computation": (
@@ -79,7 +70,7 @@ def evaluation_cost(
     run: RunConfig, curve: ComputeCurve, batch: int, measured: float | None, offline: bool
 ) -> EvaluationCost:
     """Return the cost of an evaluation; without a measurement, the forward pass of micro-batches of ``batch``."""
-    sample = sizes_of(run).windows * FORWARD * curve.at(batch) / batch if measured is None else measured
+    sample = sizes_of(run).windows * forward_share(run) * curve.at(batch) / batch if measured is None else measured
     return EvaluationCost(sample, measured is not None, offline)
 
 
@@ -106,7 +97,7 @@ def estimate_run(
     alone: float,
     watts: float | None = None,
     memory: float | None = None,
-    input_measured: bool = False,
+    reader: MeasuredReader = NOTHING_MEASURED,
 ) -> RunEstimate:
     """Return the estimate of a run.
 
@@ -115,7 +106,7 @@ def estimate_run(
         alone: samples per second of one GPU.
         watts: measured power of a GPU that trains; None for that of ``hardware``.
         memory: bytes of a GPU.
-        input_measured: whether the step was measured through the reader.
+        reader: measurements of the reader, with which ``step`` was estimated.
     """
     steps = convergence.samples / layout.global_batch
     evaluations = evaluations_until(schedule, convergence.samples, run.train_samples, layout.global_batch)
@@ -139,7 +130,8 @@ def estimate_run(
         "several GPUs": NODE_DEVIATION * training if layout.training_gpus > 1 else 0.0,
         "model": MODEL_DEVIATION * seconds if layout.gpus > hardware.gpus_per_node else 0.0,
         "measured evaluation" if cost.measured else "evaluation": cost.deviation * (evaluations * waits + last),
-        "input": 0.0 if input_measured else INPUT_DEVIATION * training,
+        "input": 0.0 if reader.slowdown is not None else INPUT_DEVIATION * training,
+        "waiting for input": READER_DEVIATION * steps * (step.input or 0.0),
     }
     return RunEstimate(
         benchmark=run.benchmark.name,
@@ -155,6 +147,7 @@ def estimate_run(
         uncertainty={name: each / seconds for name, each in sources.items() if each},
         joules=_joules(layout, step, steps, evaluations, evaluated, waits, seconds, hardware, watts),
         memory=memory,
+        reader_limits=reader_limits(run.benchmark.name, layout, reader, hardware),
     )
 
 
@@ -206,7 +199,7 @@ def _joules(
     waiting = {
         "waiting for communication": step.exposed + step.model_communication,
         "pipeline bubble": step.bubble,
-        "waiting for input": step.input,
+        "waiting for input": step.input or 0.0,
         "waiting for the slowest GPU": step.straggler,
     }
     energy |= {f"idle: {name}": training * steps * each * idle for name, each in waiting.items()}

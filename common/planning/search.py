@@ -19,6 +19,7 @@ from common.mlperf.schedules import Schedule
 from common.planning.collectives import require_links
 from common.planning.compute import ComputeCurve, decoder_of, update_seconds
 from common.planning.estimates import Convergence, RunEstimate, RunLayout
+from common.planning.input_model import NOTHING_MEASURED, MeasuredReader
 from common.planning.measured_curves import curve_for
 from common.planning.memory import memory_of, micro_batches
 from common.planning.points import Load, MeasuredPoint
@@ -71,6 +72,7 @@ class LayoutSearch:
         axes: names of the axes that the benchmark can use besides dp.
         load: builds the configuration of a run.
         convergence: function from the global batch to the samples until the target.
+        reader: measurements of the benchmark's reader.
     """
 
     def __init__(
@@ -82,9 +84,10 @@ class LayoutSearch:
         axes: Sequence[str],
         load: Load,
         convergence: Callable[[int], Convergence],
+        reader: MeasuredReader = NOTHING_MEASURED,
     ) -> None:
         self.benchmark, self.system, self.hardware, self.points = benchmark, system, hardware, points
-        self._axes, self._load, self._convergence = axes, load, convergence
+        self._axes, self._load, self._convergence, self._reader = axes, load, convergence, reader
         self.accelerator = hardware.gpu.split()[1] if " " in hardware.gpu else hardware.gpu
         self._all_recipes = starting_recipes(benchmark, self.accelerator)
         self._recipes = [recipe for recipe in self._all_recipes if not recipe.reduced]
@@ -231,10 +234,9 @@ class LayoutSearch:
     ) -> Plan:
         one = [point for point in self.points if point.gpus == 1]
         spread = next((point.spread for point in one if point.spread is not None), None)
-        inputs = [point.input_factor for point in self.points if point.input_factor is not None]
         evaluations = [point.evaluation for point in self.points if point.evaluation is not None]
         watts = [point.watts for point in self.points if point.watts is not None]
-        step = step_times(run, layout, curve, self.hardware, spread, max(inputs, default=None))
+        step = step_times(run, layout, curve, self.hardware, spread, self._reader)
         estimate = estimate_run(
             run,
             layout,
@@ -247,7 +249,7 @@ class LayoutSearch:
             alone_rate(run, layout, curve, self.hardware),
             max(watts, default=None),
             memory,
-            bool(inputs),
+            self._reader,
         )
         return Plan(estimate, planned_settings(self.benchmark, start, layout, self.hardware, self._sets))
 

@@ -1,8 +1,8 @@
 """Time of one optimizer step on many GPUs, by cause.
 
 Computation comes from measured points (:mod:`common.planning.compute`), communication from link constants
-(:mod:`common.planning.collectives`). Of the time of a micro-batch, a third is the forward pass and two thirds are the
-backward pass.
+(:mod:`common.planning.collectives`). Of the time of a micro-batch, a third is the forward pass, or a half if
+the weights are frozen.
 
 - **Reduction.** Gradients are reduced in buckets during the last backward pass. The last bucket is exposed, and so is
   the time by which all buckets take longer than that pass. Clipping before the reduction exposes all of it.
@@ -11,6 +11,7 @@ backward pass.
   ``hardware.overlap_slowdown`` times the time that the overlapped bytes take inside a node: slower links disturb less.
 - **Pipeline.** With m micro-batches and v chunks on each of p stages, ``(p - 1) / (m v)`` of the computation is idle
   (Narayanan et al., arXiv:2104.04473, section 2.2).
+- **Input.** See :mod:`common.planning.input_model`.
 - **Stragglers.** All ranks wait for the slowest. Its step is the largest of N draws from a normal distribution with the
   measured spread; the expected largest value is Blom's approximation.
 """
@@ -18,7 +19,7 @@ backward pass.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from common.config.schema import RunConfig
@@ -32,18 +33,10 @@ from common.planning.collectives import (
     reduce_scatter,
     transfer,
 )
-from common.planning.compute import ComputeCurve, sizes_of, update_seconds
+from common.planning.compute import ComputeCurve, forward_share, sizes_of, update_seconds
+from common.planning.constants import EXPOSED_SPLIT, TP_COLLECTIVES
 from common.planning.estimates import RunLayout, StepTimes
-
-FORWARD, BACKWARD = 1 / 3, 2 / 3
-"""Parts of a micro-batch's time."""
-
-EXPOSED_SPLIT = 0.5
-"""Fraction of the collectives of tp and cp that is not hidden by products in the same layer."""
-
-TP_COLLECTIVES = 9
-"""All-gathers and reduce-scatters of a layer's tokens in both passes: two pairs forward, two pairs and one repeated
-gather backward."""
+from common.planning.input_model import NOTHING_MEASURED, MeasuredReader, input_seconds
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ def step_times(
     curve: ComputeCurve,
     hardware: Hardware,
     spread: float | None = None,
-    input_factor: float | None = None,
+    reader: MeasuredReader = NOTHING_MEASURED,
 ) -> StepTimes:
     """Return the parts of a step.
 
@@ -82,7 +75,7 @@ def step_times(
             layout has not been measured.
         spread: measured standard deviation of the step time over GPUs, as a fraction; it counts if it is larger than
             that of ``hardware``.
-        input_factor: time of a step through the reader, divided by the step's; None if unknown, taken as 1.
+        reader: measurements of the reader; without any, the part ``input`` is not known.
     """
     micro = curve.at(layout.micro_batch)
     computed = layout.accumulation * micro
@@ -99,7 +92,7 @@ def step_times(
         chunks = getattr(run.workload.model, "chunks", 1)
         bubble = (layout.pp - 1) / (layout.accumulation * chunks) * computed
     busy = computed + slowdown
-    return StepTimes(
+    step = StepTimes(
         compute=computed,
         update=update,
         node_slowdown=slowdown,
@@ -107,9 +100,10 @@ def step_times(
         exposed=exposed,
         model_communication=model,
         bubble=bubble,
-        input=max(0.0, (input_factor or 1.0) - 1.0) * (computed + update),
         straggler=busy * straggling(layout.training_gpus, hardware, spread),
     )
+    waiting = input_seconds(run.benchmark.name, layout, reader, hardware, computed + update, step.total)
+    return replace(step, input=waiting)
 
 
 def straggling(gpus: int, hardware: Hardware, spread: float | None = None) -> float:
@@ -155,11 +149,11 @@ def _exposed(run: RunConfig, traffic: Traffic, micro: float) -> tuple[float, flo
     """Return the exposed and the hidden seconds of the traffic; ``micro``: seconds of a micro-batch."""
     if not run.optimizer.overlap:
         return traffic.total, 0.0
-    gather = max(traffic.first_gather, traffic.gather - FORWARD * micro)
+    gather = max(traffic.first_gather, traffic.gather - forward_share(run) * micro)
     if getattr(run.workload.hparams, "clip", "") == "before_reduction":
         reduction = traffic.reduction
     else:
-        reduction = max(traffic.last_bucket, traffic.reduction - BACKWARD * micro)
+        reduction = max(traffic.last_bucket, traffic.reduction - (1 - forward_share(run)) * micro)
     exposed = reduction + gather
     return exposed, traffic.total - exposed
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import SuiteError
+from common.config.output_files import write_file
 from common.report.canvas import to_png
 from common.report.collect import gather
 from common.report.page import compose
@@ -43,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     subjects = gather(args.runs, args.ruleset)
     document = compose(subjects)
     output = args.output or _default_output(args.runs)
-    write_file(output, document.html.encode(errors="backslashreplace"))
+    write_file(output, document.html)
     print(output)
     if args.png is not None:
         for picture in document.pictures:
@@ -58,16 +56,3 @@ def _default_output(runs: Sequence[Path]) -> Path:
     first = runs[0].resolve()
     name = first.name if first.is_dir() else first.stem
     return first.parent / (f"{name}_comparison.html" if len(runs) > 1 else f"{name}_report.html")
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a temporary file and rename it, so that nobody opens an incomplete page."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content)
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise SuiteError(f"{path}: cannot be written: {error.strerror}; name another place") from error

@@ -111,7 +111,7 @@ def _bench(start: Start, began: float) -> int:
     workload = workload_type(run, layout)
     say = print if rank_info.rank == 0 else _silent
     if options.only == "reader":
-        return _bench_reader(run, session, workload, say)
+        return _bench_reader(run, session, workload, phases, say)
     torch.backends.cudnn.benchmark = not run.deterministic
     eager = device.type == "cpu" or not run.cuda_graphs
     step = workload.build_step()
@@ -187,11 +187,18 @@ def _bench(start: Start, began: float) -> int:
     return 0
 
 
-def _bench_reader(run: RunConfig, session: SessionConfig, workload: Workload, say: Callable[[str], object]) -> int:
+def _bench_reader(
+    run: RunConfig, session: SessionConfig, workload: Workload, phases: Phases, say: Callable[[str], object]
+) -> int:
     """Measure the reader alone."""
     say(header(run, workload.layout.device, workload))
     reader = time_reader(workload, session.data_dir, run.grad_accumulation_steps, run.global_batch, session.bench)
+    phases.end("reader")
     say(table(reader.rows(session.bench, run.training_ranks)))
+    if session.bench.report is not None and workload.layout.rank == 0:
+        readers = run.training_ranks // run.layout["dp"]
+        values = figures(None, (), None, None, None, phases, run, workload, workload.layout.device)
+        write_figures(session.bench.report, {**values, "reader": reader.report(session.bench, readers)})
     workload.close()
     return 0
 

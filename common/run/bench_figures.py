@@ -336,6 +336,7 @@ def figures(
         "device": torch.cuda.get_device_name(device) if cuda else "CPU",
         "ranks": config.training_ranks,
         "micro_batch": config.micro_batch,
+        "samples": config.global_batch,
         "precision": config.precision,
         "implementations": workload.implementations(),
         "sample_sizes": dict(workload.sample_sizes()),

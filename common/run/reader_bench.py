@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -26,6 +29,8 @@ class ReaderTiming:
         longest: longest wait of a measured step.
         samples: nominal samples of the measured steps, over all ranks.
         bytes: bytes of the measured steps' tensors on one rank.
+        processor: processor seconds of all ranks and their processes in the measured steps, waiting for the GPU
+            included.
     """
 
     first: float
@@ -34,6 +39,7 @@ class ReaderTiming:
     longest: float
     samples: int
     bytes: int
+    processor: float
 
     def rows(self, options: BenchConfig, ranks: int) -> dict[str, str]:
         """Return the output rows of ``bench``, name to text, for a measurement with ``options`` on ``ranks`` ranks."""
@@ -45,6 +51,20 @@ class ReaderTiming:
             "reader: longest wait": f"{self.longest * 1e3:.1f} ms, of {options.steps} steps{apart}",
             "reader: first step": f"{self.first * 1e3:.0f} ms with opening the data; of {options.warmup_steps} more "
             f"before the measured ones the slowest waited {self.longest_warm_up * 1e3:.1f} ms",
+        }
+
+    def report(self, options: BenchConfig, readers: int) -> dict[str, Any]:
+        """Return the values for the JSON report: ``processor_seconds`` is the time of one rank per sample it reads.
+
+        Args:
+            readers: ranks that read each sample, those of one replica.
+        """
+        return {
+            "samples_per_second": self.samples / self.waited,
+            "processor_seconds": self.processor / self.samples / readers,
+            "longest_wait_seconds": self.longest,
+            "first_step_seconds": self.first,
+            "pause_ms": options.pause_ms,
         }
 
 
@@ -63,14 +83,17 @@ def time_reader(
         DataError: the data are missing or damaged, or not those of the workload.
     """
     device, untimed = workload.layout.device, 1 + options.warmup_steps
-    waits, sizes = [], []
+    waits, sizes, used = [], [], 0.0
     workload.warm_up_reader()
     began = time.perf_counter()
     source = workload.open_data(data_dir)
     try:
         batches = source.batches(Block(0, 1, 0, 0, (untimed + options.steps) * global_batch))
         asked = began
-        for _ in range(untimed + options.steps):
+        for index in range(untimed + options.steps):
+            if index == untimed:
+                used = -_processor_seconds()
+                asked = time.perf_counter()
             step = [workload.prepare(batch) for batch in itertools.islice(batches, micro_batches)]
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -79,13 +102,26 @@ def time_reader(
             sizes.append(sum(tensor.nbytes for batch in step for tensor in batch.tensors.values()))
             time.sleep(options.pause_ms / 1e3)
             asked = time.perf_counter()
+        used += _processor_seconds()
     finally:
         source.close()
     warm_up, measured = waits[1:untimed], waits[untimed:]
     times = [waits[0], max(warm_up, default=0.0), sum(measured), max(measured)]
     slowest = torch.tensor(times, dtype=torch.float64, device=device)
+    processor = torch.tensor([used], dtype=torch.float64, device=device)
     if dist.is_initialized():
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        dist.all_reduce(processor)
     first, longest_warm_up, waited, longest = slowest.tolist()
     samples = options.steps * global_batch
-    return ReaderTiming(first, longest_warm_up, waited, longest, samples, sum(sizes[untimed:]))
+    return ReaderTiming(first, longest_warm_up, waited, longest, samples, sum(sizes[untimed:]), processor.item())
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of this process, its threads and its running child processes so far, in seconds."""
+    own = psutil.Process()
+    times = [own.cpu_times()]
+    for child in own.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times.append(child.cpu_times())
+    return sum(each.user + each.system for each in times)

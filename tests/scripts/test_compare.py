@@ -103,3 +103,10 @@ def test_two_gpus_are_predicted_from_one():
     found = [pair for name in ("resnet", "maskrcnn") for pair in script["pairs"](name, files)]
     assert [(pair.benchmark, pair.places) for pair in found] == [("resnet", (0, 1)), ("maskrcnn", (2, 3))]
     assert max(abs(pair.error) for pair in found) < 0.015
+
+
+def test_a_folder_without_logs_is_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["compare_published.py", str(tmp_path), "--rounds", "v4.0"])
+    with pytest.raises(SystemExit):
+        PUBLISHED["main"]()
+    assert f"{tmp_path}: no logs of v4.0 below ROUND/SUBMITTER/results" in capsys.readouterr().err

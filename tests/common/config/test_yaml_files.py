@@ -27,6 +27,18 @@ def test_a_mistake_is_named_with_its_line(text, message):
         load_yaml(text, "file.yaml")
 
 
+def test_an_exponent_needs_no_sign_and_no_point():
+    assert load_yaml("[2.6e6, 1e-3, -5E2, 2.6e+6, 12, e6, 1e]", "file.yaml") == [
+        2.6e6,
+        1e-3,
+        -500,
+        2.6e6,
+        12,
+        "e6",
+        "1e",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "content"),
     [

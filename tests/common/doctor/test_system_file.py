@@ -69,5 +69,5 @@ def test_a_machine_without_gpus_and_a_missing_measurement_are_errors(tmp_path):
     bare = MeasuredUnit("gpu", "n1 GPU 0", {"memory_gb": Reading(150.1)}, "NVIDIA H200")
     with pytest.raises(ConfigError, match=r"^--write-system: memory_copy_gbs was not measured: run the checks"):
         hardware_section([node("n1"), bare])
-    with pytest.raises(SuiteError, match=r"^--write-system .*: Is a directory"):
+    with pytest.raises(SuiteError, match="cannot be written: Is a directory"):
         write_system(tmp_path, [node("n1"), gpu(0)])

@@ -56,7 +56,7 @@ def test_one_gpu_has_the_measured_rate(bert):
 
 def test_the_time_is_the_sum_of_its_parts(bert):
     for each in bert[0]["estimates"]:
-        assert each["step_seconds"] == pytest.approx(sum(each["step"].values()))
+        assert each["step_seconds"] == pytest.approx(sum(seconds or 0 for seconds in each["step"].values()))
         total = each["steps"] * each["step_seconds"] + each["evaluations"] * each["evaluation"]
         assert each["seconds"] == pytest.approx(total + each["last_evaluation"])
         low, high = each["interval"]
@@ -127,6 +127,31 @@ def test_one_gpu_has_no_verdict_and_no_efficiency_above_one(tmp_path):
     assert 0.99 < one["efficiency"] < 1
 
 
+def test_input_that_was_not_measured_is_not_known_rather_than_zero(bert):
+    content, output, _ = bert
+    assert all(each["step"]["input"] is None and each["reader_limits"] == {} for each in content["estimates"])
+    assert re.search(r"^waiting for input +not known +not known +not known$", output, re.MULTILINE)
+    assert "Input: not known, so the estimates have no time for it." in output
+    assert "mlperf-suite bench benchmark=bert scale=1xH200" in output
+
+
+def test_input_is_a_part_of_the_step_where_it_was_measured(capsys, tmp_path):
+    """The slow reader of a report decides, with the steps of docs/results."""
+    path = tmp_path / "reader.json"
+    reader = {"samples_per_second": 100.0, "processor_seconds": 0.01, "pause_ms": 0.0}
+    report = {"benchmark": "bert", "device": "NVIDIA H200", "micro_batch": 96, "samples": 96, "reader": reader}
+    path.write_text(json.dumps({**report, "provenance": {"command": "mlperf-suite bench benchmark=bert scale=1xH200"}}))
+    steps = RESULTS / "2026-11-29-one-and-two-h200.json"
+    arguments = ["--gpus", "8", "--batches", "768", "--json", tmp_path / "estimates.json"]
+    code, output, errors = estimate(capsys, "bert", *arguments, "--measured", path, steps)
+    assert code == 0, errors
+    (best,) = json.loads((tmp_path / "estimates.json").read_text())["estimates"]
+    assert best["step_seconds"] == pytest.approx(0.96)  # 96 sequences of a replica, 100 a second
+    assert best["reader_limits"] == {"reader": 100.0, "processor cores": pytest.approx(1400)}  # 14 cores, 10 ms each
+    assert "a replica reads 100 samples/s; limits: reader 100, processor cores 1,400, storage not known." in output
+    assert "idle: waiting for input" in output
+
+
 def test_known_gaps_of_the_model_are_named(capsys):
     code, output, _ = estimate(capsys, "rgat", "--gpus", "8", "--batches", "16384")
     assert code == 0
@@ -162,7 +187,11 @@ def test_a_step_of_fewer_blocks_is_no_point_of_the_whole_network(capsys):
         (["--gpus", "8", "--batches", "450"], r"8 replicas do not divide the batch"),
         (["--system", "auto"], r"system auto has no section hardware: .*doctor --write-system"),
         (["--system", "h100"], r"no measured step of bert on NVIDIA H100 .*measure bert"),
-        (["--measured", "missing.json"], r"missing\.json: No such file"),
+        (["--measured", "missing.json"], r"missing\.json: cannot be read: No such file"),
+        (["--measured", "pyproject.toml"], r"pyproject\.toml: is no readable JSON"),
+        (["--json", "docs"], r"--json docs: is a folder"),
+        (["--page", "README.md/page.html"], r"--page README\.md/page\.html: .*README\.md is no folder"),
+        (["--write-recipe", "README.md"], r"--write-recipe README\.md/recipe/bert\.yaml: .*README\.md is no folder"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_clear_error(capsys, arguments, message):

@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.language.memory import FrozenWorkspace
 from common.planning.estimates import RunLayout
 from common.planning.memory import memory_of, micro_batches
-from common.planning.points import RESULTS, read_points
+from common.planning.points import RESULTS, read_measurements
 
 HARDWARE = hardware_of("h200")
 
@@ -22,7 +22,7 @@ def run_of(benchmark, scale, *overrides):
 
 def test_the_planned_bytes_of_llama_cover_the_measured_ones():
     """`docs/results` has the bytes that PyTorch reserved; the plan also counts what others reserve."""
-    for point in read_points(sorted(RESULTS.rglob("*.json")), "llama31_8b", HARDWARE.gpu, load):
+    for point in read_measurements(sorted(RESULTS.rglob("*.json")), "llama31_8b", HARDWARE.gpu, load).points:
         layout = RunLayout(point.gpus, point.run.global_batch, 1, point.accumulation)
         needed = memory_of(point.run, layout, (), HARDWARE)
         assert 0.9 * point.memory < needed < HARDWARE.memory_gb * 1e9
@@ -62,7 +62,7 @@ def test_stages_of_a_pipeline_have_their_part_of_the_layers():
 
 
 def test_measured_bytes_grow_with_the_micro_batch():
-    points = read_points(sorted(RESULTS.rglob("*.json")), "resnet", HARDWARE.gpu, load)
+    points = read_measurements(sorted(RESULTS.rglob("*.json")), "resnet", HARDWARE.gpu, load).points
     run, measured = points[0].run, min(point.memory for point in points if point.run.micro_batch == 400)
     assert memory_of(run, RunLayout(1, 400, 400, 1), points, HARDWARE) == measured
     assert memory_of(run, RunLayout(1, 800, 800, 1), points, HARDWARE) == 2 * measured

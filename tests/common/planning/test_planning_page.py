@@ -77,3 +77,7 @@ def test_the_page_is_one_file(page):
     assert not re.findall(r'(?:src|href)="(?!#)', page)
     assert "<script" not in page
     assert page.count("<svg") == 5
+
+
+def test_the_page_says_that_input_is_not_known(page):
+    assert "Input: not known, so the estimates have no time for it." in page

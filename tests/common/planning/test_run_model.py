@@ -8,8 +8,9 @@ from common.cli import load
 from common.config.composition import compose
 from common.doctor.limits import hardware_of
 from common.mlperf.admission import evaluation_schedule
+from common.planning.compute import ComputeCurve
 from common.planning.estimates import Convergence, RunLayout, StepTimes
-from common.planning.run_model import EvaluationCost, best_measurement, estimate_run, evaluations_until
+from common.planning.run_model import EvaluationCost, best_measurement, estimate_run, evaluation_cost, evaluations_until
 
 HARDWARE = hardware_of("h200")
 
@@ -33,6 +34,14 @@ def test_training_does_not_wait_after_the_last_evaluation():
     assert found.evaluations == pytest.approx(4, rel=0.01)
     # 10 s, then 3 times 15 s from one start of an evaluation to the next, then 15 s for the last one.
     assert found.seconds == pytest.approx(70, rel=0.01)
+
+
+def test_an_evaluation_of_frozen_weights_takes_half_of_a_micro_batch():
+    """With LoRA, the backward pass has no products for the gradients of weights; other networks have them."""
+    curve = ComputeCurve((1,), (6.0,))
+    for benchmark, seconds in (("llama2_70b_lora", 3.0), ("llama31_8b", 2.0)):
+        run = load(compose([f"benchmark={benchmark}", "scale=1xH200", "device=cpu"]))[0]
+        assert evaluation_cost(run, curve, 1, None, False).sample == pytest.approx(seconds)
 
 
 def test_the_measurement_with_the_largest_reduction_is_named():

@@ -9,7 +9,7 @@ from common.cli import load, workload_class
 from common.config.system import Link
 from common.doctor.limits import hardware_of
 from common.planning.convergence import convergence_at
-from common.planning.points import RESULTS, read_points
+from common.planning.points import RESULTS, read_measurements
 from common.planning.search import FixedChoices, LayoutSearch
 
 HARDWARE = hardware_of("h200")
@@ -17,7 +17,7 @@ HARDWARE = hardware_of("h200")
 
 @functools.cache
 def points_of(benchmark):
-    return read_points(sorted(RESULTS.rglob("*.json")), benchmark, HARDWARE.gpu, load)
+    return read_measurements(sorted(RESULTS.rglob("*.json")), benchmark, HARDWARE.gpu, load).points
 
 
 def search(benchmark, hardware=HARDWARE):

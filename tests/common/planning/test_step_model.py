@@ -11,10 +11,11 @@ from common.cli import load
 from common.config.system import Link
 from common.doctor.limits import hardware_of
 from common.errors import ConfigError
-from common.planning.compute import FIXED, ComputeCurve, sizes_of
+from common.planning.compute import ComputeCurve, sizes_of
+from common.planning.constants import FIXED
 from common.planning.estimates import RunLayout
 from common.planning.measured_curves import curve_for
-from common.planning.points import RESULTS, kind_of, read_points
+from common.planning.points import RESULTS, kind_of, read_measurements
 from common.planning.step_model import step_times, straggling
 
 HARDWARE = hardware_of("h200")
@@ -22,7 +23,7 @@ HARDWARE = hardware_of("h200")
 
 @functools.cache
 def points_of(benchmark):
-    return tuple(read_points(sorted(RESULTS.rglob("*.json")), benchmark, HARDWARE.gpu, load))
+    return tuple(read_measurements(sorted(RESULTS.rglob("*.json")), benchmark, HARDWARE.gpu, load).points)
 
 
 def point_on(benchmark, gpus):

@@ -5,7 +5,8 @@ import pytest
 from common.cli import load, workload_class
 from common.config.composition import compose
 from common.distributed.layout import Layout
-from common.planning.compute import UPDATE_BYTES, sizes_of
+from common.planning.compute import sizes_of
+from common.planning.constants import UPDATE_BYTES
 
 QUICK = ("resnet", "ssd300", "retinanet", "unet3d", "cosmoflow", "deepcam", "oc20", "rgat")
 """Networks that a CPU builds in about a second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from common import cli
 from common.config.schema import BenchConfig
 from common.data.batches import Batch, Block, HostBatch
 from common.errors import DataError
+from common.planning.points import read_measurements
 from common.run import reader_bench
 from common.run.reader_bench import time_reader
 from tests.conftest import suite
@@ -84,6 +86,15 @@ def test_rates_count_all_samples_and_the_bytes_of_one_rank(clock):
     assert re.match(r"6000 ms .* of 2 more before the measured ones .* 1000\.0 ms$", rows["reader: first step"])
 
 
+def test_the_report_has_the_processor_time_of_one_rank_for_a_sample_that_it_reads(clock, monkeypatch):
+    used = iter([3.0, 11.0])  # before and after the measured steps
+    monkeypatch.setattr(reader_bench, "_processor_seconds", lambda: next(used))
+    options = BenchConfig(steps=4, warmup_steps=2)
+    report = time_reader(Scripted(clock, [0.75] * 7), Path("data"), 1, 1024, options).report(options, 2)
+    assert report["samples_per_second"] == pytest.approx(1024)  # each step takes 0.75 and 0.25 s
+    assert report["processor_seconds"] == pytest.approx(8 / 4096 / 2)
+
+
 def test_a_reader_that_fails_is_closed(clock):
     workload = Scripted(clock, [1])
     with pytest.raises(AssertionError, match="ended early"):
@@ -105,6 +116,15 @@ def test_every_workload_s_reader_is_measured_and_nothing_else(workload, data_of,
     assert re.search(r"^reader +[\d.]+ ms, [\d,]+ samples/s \([\d,]+ a rank\), [\d,.]+ MB/s", printed, re.MULTILINE)
     assert "of 3 steps" in printed
     assert not re.search(r"^(step|run)", printed, re.MULTILINE)
+
+
+def test_estimates_read_the_report(data_of, tmp_path):
+    report = tmp_path / "reader.json"
+    assert cli.run(only_reader("resnet", data_of("resnet"), f"bench.report={report}")) == 0
+    reader = read_measurements([report], "resnet", "CPU", cli.load).reader
+    written = json.loads(report.read_text())["reader"]
+    assert reader.rate == written["samples_per_second"] > 0
+    assert reader.processor_seconds > 0
 
 
 def test_volumes_that_stay_in_host_memory_are_read_as_well(data_of, capsys):
