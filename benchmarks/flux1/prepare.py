@@ -127,12 +127,18 @@ def prepare(
             for number, path in enumerate(paths)
         }
         with Stages(records_dir, workers) as stages:
-            left = [task[0] for name, task in tasks.items() if stages.record(STAGE, name) is None]
-            require_space_to_link(left, data_dir)
+            left = (task for name, task in tasks.items() if stages.record(STAGE, name) is None)
+            linked = ((path, data_dir / _linked_name(path, split, number)) for path, _, split, number, _ in left)
+            require_space_to_link((path for path, target in linked if not target.exists()), data_dir)
             records = stages.run(STAGE, tasks, link_file)
         for name in EMPTY.values():
             link_or_copy(source.empty / name, data_dir / name, "delete it or name another --data-dir")
         return _finish(job, records, sizes, "encodings of CC12M and COCO 2014")
+
+
+def _linked_name(path: Path, split: str, number: int) -> str:
+    """Return the name of a published file below ``data_dir``."""
+    return f"{SPLITS[split]}/{number:05d}{path.suffix}"
 
 
 def link_file(path: Path, data_dir: Path, split: str, number: int, sizes: EncodingSizes) -> dict[str, Any]:
@@ -141,7 +147,7 @@ def link_file(path: Path, data_dir: Path, split: str, number: int, sizes: Encodi
     Raises:
         DataError: as :func:`_indexed`.
     """
-    name = f"{SPLITS[split]}/{number:05d}{path.suffix}"
+    name = _linked_name(path, split, number)
     record = _indexed(path, data_dir, split, number, sizes)
     link_or_copy(path, data_dir / name, "delete it or name another --data-dir")
     return {"name": name, **record}
