@@ -132,17 +132,19 @@ def verify(
     ] = None,
     workers: int = 1,
 ) -> Manifest:
-    """Compare every checksum of ``data_dir``; this reads all data.
+    """Compare the names of the volumes and all checksums of ``data_dir``; this reads all data.
 
     Args:
         workers: files at a time.
 
     Raises:
-        DataError: a file is missing, changed or damaged, or the MD5s of ``checksums`` are others.
+        DataError: a file is missing, unexpected, changed or damaged, or the MD5s of ``checksums`` are others.
     """
     found = manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
+    md5s = _read_checksums(data_dir / CHECKSUMS)
+    _compare_names(data_dir, {path.name for path in listed(data_dir, "*.npy")}, md5s, data_dir / CHECKSUMS)
     if checksums is not None:
-        _compare_published(data_dir, _read_checksums(data_dir / CHECKSUMS), checksums)
+        _compare_published(data_dir, md5s, checksums)
     return found
 
 
@@ -158,7 +160,7 @@ def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, 
         preparation.require_space(data_dir, 5 * sum(left))  # float32 and uint8 per voxel
         cases = sorted(voxels, key=lambda case: voxels[case], reverse=True)
         records = stages.run(STAGE, {case.name: (case, data_dir, patch) for case in cases}, prepare_case)
-        return {name: _parse(record) for name, record in records.items()}
+        return {name: _parse(record, stages.path(STAGE, name)) for name, record in records.items()}
 
 
 def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> dict[str, Any]:
@@ -179,18 +181,21 @@ def _save(path: Path, array: NDArray[Any]) -> FileEntry:
 
 def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
     """Delete the record of a case whose files are missing or have other sizes, so that they are made again."""
-    record = stages.record(STAGE, name)
+    record, path = stages.record(STAGE, name), stages.path(STAGE, name)
     if record is None:
         return
-    files = _parse(record).files
+    files = _parse(record, path).files
     existing = [data_dir / file for file in files if (data_dir / file).is_file()]
     if {file.name: file.stat().st_size for file in existing} != {file: entry.bytes for file, entry in files.items()}:
-        stages.path(STAGE, name).unlink()
+        path.unlink()
 
 
-def _parse(record: dict[str, Any]) -> CaseRecord:
-    files = {file: FileEntry(**digests) for file, digests in record["files"].items()}
-    return CaseRecord(tuple(record["shape"]), tuple(record["spacing"]), files)
+def _parse(record: dict[str, Any], path: Path) -> CaseRecord:
+    try:
+        files = {file: FileEntry(**digests) for file, digests in record["files"].items()}
+        return CaseRecord(tuple(record["shape"]), tuple(record["spacing"]), files)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({error}); delete it and run the command again") from error
 
 
 def _adopted(data_dir: Path, name: str) -> CaseRecord:

@@ -26,10 +26,14 @@ RENAMED = {
     "stand_in": "synthetic",
 }
 """Former configuration keys to their new names, where the last part of the key has changed."""
-REMOVED = frozenset(
-    f"model.implementations.{name}" for name in ("class_entropy", "noising", "sampling", "velocity_loss", "window_sums")
-)
-"""Former configuration keys of operations that have only one implementation now."""
+REMOVED = {
+    **{
+        f"model.implementations.{name}": "PyTorch alone computes this now"
+        for name in ("class_entropy", "noising", "sampling", "velocity_loss", "window_sums")
+    },
+    "sliding_window.share": "the evaluation chooses how many ranks share a volume",
+}
+"""Former configuration keys, and why they have no successor."""
 _TYPED = re.compile(r"(?P<key>[+~]{0,2}[A-Za-z_][\w./@:-]*)=(?P<value>.+)", re.DOTALL)
 
 
@@ -80,7 +84,7 @@ def did_you_mean(key: str, known: Iterable[str]) -> str:
     if key in RENAMED:
         return f"; it is {RENAMED[key]} now"
     if key in REMOVED:
-        return "; remove it: PyTorch alone computes this now"
+        return f"; remove it: {REMOVED[key]}"
     candidates = sorted(known)
     last = key.rpartition(".")[2]
     near = difflib.get_close_matches(key, [name for name in candidates if name.rpartition(".")[2] == last], 1, 0.0)

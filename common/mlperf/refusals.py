@@ -77,7 +77,7 @@ REASONS: dict[str, Reason] = {
     "checkpoint-unreported": Reason(
         "rule",
         "Stable Diffusion: the first checkpoint that meets the targets and the one before it are evaluated; in one "
-        "run of a result (up to v4.1), all checkpoints up to the first that meets them.",
+        "run of a result (v3.1), all checkpoints up to the first that meets them.",
         _EVALUATION,
     ),
     "hyperparameter-rule": Reason("rule", "Hyperparameters have the values that the table allows.", _HYPERPARAMETERS),

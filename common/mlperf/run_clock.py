@@ -104,7 +104,7 @@ def _seconds(late: Event, early: Event) -> str:
 
 def check_clock(log: ParsedLog, rules: Rules) -> tuple[list[Refusal], list[str]]:
     """Return refusals and notes on the clock of a run; each names its line."""
-    if rules.scored_offline:
+    if rules.scored_in_any_order:
         log = replace(log, events=tuple(_without_blocks_of_evaluations(log)))
     steps = {key: step for key, step in _STEPS.items() if not _has_own_clock(key, rules)}
     wrong = [event for event in log.events if event.key in steps and not _is_time(event)]
@@ -134,15 +134,16 @@ def _has_own_clock(key: str, rules: Rules) -> bool:
 
 
 def _without_blocks_of_evaluations(log: ParsedLog) -> Iterator[Event]:
-    """Yield the events without blocks and epochs between an ``eval_start`` and its ``eval_stop``.
+    """Yield the events without blocks and epochs that are within an evaluation and have the time of its start.
 
     Some logs divide an evaluation into blocks, which have the time of the checkpoint like the other lines of it.
     """
-    evaluating = False
+    started: Event | None = None
     for event in log.events:
         if event.key in ("eval_start", "eval_stop"):
-            evaluating = event.key == "eval_start"
-        if not evaluating or not event.key.startswith(("block_", "epoch_")):
+            started = event if event.key == "eval_start" else None
+        within = started is not None and abs(event.time_ms - started.time_ms) <= TOLERANCE_MS
+        if not within or not event.key.startswith(("block_", "epoch_")):
             yield event
 
 
@@ -325,7 +326,7 @@ def _end_of_generation(clock: _Clock, stop: Event) -> None:
     """Check that ``run_stop`` has the time at which the first passing generation was saved.
 
     A generation is saved just before or after its ``epoch_stop``. A log may number its evaluations as its generations,
-    or count them from the first generation on. In published logs generations count from 18, and evaluations from 18,
+    or count them from 0 or 1. In published logs generations count from 18, and evaluations from 18,
     from 1 or, as the reference does by default, from 0.
     """
     passed, key = convergence_of(clock.log, clock.rules), clock.rules.progress_key
@@ -339,7 +340,7 @@ def _end_of_generation(clock: _Clock, stop: Event) -> None:
     if first >= generations[0]:
         index = generations.index(passed) if passed in ends else len(generations)
     else:
-        index = int(passed - first)
+        index = int(passed - min(first, 1))  # counted from 0 or 1; early evaluations may be skipped
     if index >= len(generations):
         text = f"follows an evaluation at {key} {passed:g}, and the log has no epoch_stop of that generation"
         clock.refuse("evaluation-untrained", stop, text)

@@ -48,6 +48,15 @@ def test_the_first_hundredth_of_the_nodes_has_its_share_of_both_ends(skew, share
         assert float(best) == pytest.approx(share, rel=0.1, abs=0.01)
 
 
+def test_popular_nodes_have_many_edges_and_lie_apart():
+    graph = synthetic_graph(SCHEMA, (10_000, 1), {"paper__cites__paper": 20.0}, 2, CPU)
+    targets = graph.indptr[0][0].diff()
+    drawn = graph.indices[0][0].bincount(minlength=10_000)
+    assert torch.corrcoef(torch.stack([targets, drawn]).double())[0, 1] > 0.9
+    halves = targets.view(2, -1).sum(1).double()
+    assert halves[0] / halves[1] == pytest.approx(1, abs=0.1)
+
+
 def test_pieces_and_seeds(monkeypatch):
     wanted = {"paper__cites__paper": 3.0}
     first, again, other = (synthetic_graph(SCHEMA, (999, 1), wanted, seed, CPU) for seed in (1, 1, 2))
@@ -129,6 +138,17 @@ def test_citations_stay_within_the_class_as_often_as_asked(large):
     # A power law: popularity falls as rank to the power -0.6 within a class.
     slope = np.polyfit(np.log(np.arange(80, 4000)), np.log(cited[80:4000]), 1)[0]
     assert -0.75 < slope < -0.45
+
+
+def test_mean_degrees_are_those_of_igbh(large):
+    wanted = {
+        "paper__cites__paper": 14,
+        "paper__written_by__author": 2.7,
+        "paper__topic__fos": 3.9,
+        "paper__published__journal": 0.3,
+    }
+    found = {name: len(np.load(large / name / "edge_index.npy", mmap_mode="r")) / 20_000 for name in wanted}
+    assert found == pytest.approx(wanted, rel=0.03)
 
 
 def test_both_traps_are_there(tmp_path):

@@ -207,13 +207,27 @@ def test_a_recorded_case_with_a_missing_file_is_prepared_again(raw_dir, data, tm
     assert contents(again) == contents(data)
 
 
-@pytest.mark.parametrize("name", ["source.json", "cases/case_*.json"])
-def test_the_error_for_a_damaged_record_names_it(raw_dir, tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("source.json", '{"files": 1'),
+        ("cases/case_*.json", '{"files": 1'),
+        ("cases/case_*.json", '{"files": 1}'),
+        ("cases/case_*.json", '{"files": {"a": {"bytes": 1}}}'),
+    ],
+)
+def test_the_error_for_a_damaged_record_names_it(raw_dir, tmp_path, monkeypatch, name, content):
     interrupted(raw_dir, tmp_path / "data", monkeypatch)
     path = sorted((tmp_path / "data" / "records").glob(name))[0]
-    path.write_text('{"files": 1')
+    path.write_text(content)
     with pytest.raises(DataError, match=rf"{path.name} is damaged"):
         prepare(raw_dir, tmp_path / "data")
+
+
+def test_verify_counts_the_volumes(data):
+    (data / "case_00009_x.npy").write_bytes((data / "case_00001_x.npy").read_bytes())
+    with pytest.raises(DataError, match=r"has case_00009_x.npy, which .*checksum.json does not have"):
+        verify(data)
 
 
 def test_verify_compares_with_other_checksums(data, tmp_path, capsys):

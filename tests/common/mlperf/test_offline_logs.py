@@ -136,6 +136,14 @@ def test_run_stop_before_the_training_of_the_checkpoint_is_refused(write_log):
     assert "which ended the training of the checkpoint at samples_count 2.048e+06" in reason
 
 
+def test_an_evaluation_without_an_end_hides_no_early_run_stop(write_log):
+    lines = [*lines_of(PASSED_AT_4)[:-1], (END, "run_stop", None, {"status": "success"}, 241)]
+    at = next(number for number, line in enumerate(lines) if line[1] == "run_start") + 1
+    begin: Line = (START, "eval_start", 0, {"samples_count": EVERY}, lines[at - 1][4])
+    reasons = judge(write_log([*lines[:at], begin, *lines[at:]])).reasons
+    assert any("which ended the training of the checkpoint at samples_count 2.048e+06" in reason for reason in reasons)
+
+
 @pytest.mark.parametrize(
     ("first", "ruleset", "kind"),
     [

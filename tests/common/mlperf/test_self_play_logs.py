@@ -109,6 +109,29 @@ def test_a_run_does_not_end_before_its_first_passing_generation_was_saved(write_
     assert bool(early) is refused
 
 
+@pytest.mark.parametrize(("ended_with", "refused"), [(2, True), (3, True), (4, False)])
+def test_skipped_early_evaluations_do_not_change_which_generation_passed(write_log, ended_with, refused):
+    verdict = judge(write_log(lines_of((0.49, 0.55), numbers=(3, 4), ended_with=ended_with)), "2.1.0")
+    assert (verdict.kind == "refused") is refused, verdict.reasons
+    assert not any("longer than needed" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize(("ended_with", "kind"), [(3, "refused"), (4, "valid run")])
+def test_evaluations_may_be_logged_while_later_generations_are_trained(write_log, ended_with, kind):
+    lines = lines_of(ended_with=ended_with)
+    evaluations = [line for line in lines if line[1].startswith("eval_") and line[4] == 9000]
+    others = [line for line in lines if line not in evaluations]
+    merged: list[Line] = []
+    for line in others:
+        number = line[3]["epoch_num"] - FIRST if line[1] == "epoch_stop" else 0
+        if 1 <= number <= 4:  # generation g + 1 ends within the evaluation of generation g
+            begin, accuracy, end = evaluations[3 * number - 3 : 3 * number]
+            merged += [begin, line, accuracy, end]
+        else:
+            merged.append(line)
+    assert judge(write_log(merged), "2.1.0").kind == kind
+
+
 def test_a_run_stop_after_the_next_generation_is_a_note(write_log: WriteLog):
     assert not [note for note in judge(write_log(lines_of()), "2.1.0").notes if "longer than needed" in note]
     late = judge(write_log(lines_of(ended_with=6)), "2.1.0").notes
