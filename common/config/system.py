@@ -36,7 +36,7 @@ class Hardware:
         network_link: links between nodes, per GPU; None: unknown, or one node.
         nodes_per_switch: nodes below one switch; beyond, a message between nodes passes `switch_us` more. None: all.
         switch_us: microseconds per further level of switches, for one message.
-        cores_per_node: processor cores that the ranks of a node share for their readers; None: unknown.
+        cores_per_node: physical processor cores that the ranks of a node share for their readers; None: unknown.
         storage_gbs: GB/s at which a node reads prepared data during training; None: unknown, or data in memory.
         gpu_watts, idle_gpu_watts: power of a GPU that trains, and of one that waits.
         node_watts: power of a node without its GPUs.

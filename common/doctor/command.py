@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
         frozenset(arguments.only),
         QUICK if arguments.quick else FULL,
         tuple(arguments.storage),
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)),
         arguments.data_dir,
     )
     device, unusable = _prepare_rank(rank_info, system, arguments.timeout)

@@ -48,7 +48,7 @@ class CheckRequest:
 
     Attributes:
         storage: files and folders whose read bandwidth to measure.
-        cpus_allowed: number of CPUs that the job may use, counted before the rank was bound to some of them.
+        cpus_allowed: CPUs that the job may use, read before the rank was bound to some of them.
         data_dir: folder with prepared data that every node should have; None skips the check.
         marker: file of rank 0 in the output folder that every node should see; None skips the check.
         unmarked: reason why rank 0 could not write that file; else empty.
@@ -57,7 +57,7 @@ class CheckRequest:
     checks: frozenset[str]
     effort: Effort
     storage: tuple[Path, ...]
-    cpus_allowed: int
+    cpus_allowed: frozenset[int]
     data_dir: Path | None = None
     marker: Path | None = None
     unmarked: str = ""

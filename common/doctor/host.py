@@ -10,6 +10,7 @@ import resource
 import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 
 from common.distributed.environment import PROC, meminfo
 from common.doctor.reading import Reading, Readings, Value, read
+from common.launch.binding import read_siblings
 
 SYSFS = Path("/sys")
 GB = 1e9
@@ -25,17 +27,18 @@ ACTIVE_PORT = 4
 """Number of the InfiniBand port state ACTIVE (InfiniBand specification, PortState)."""
 
 
-def read_node(cpus_allowed: int, sysfs: Path = SYSFS, proc: Path = PROC) -> Readings:
+def read_node(cpus_allowed: Collection[int], sysfs: Path = SYSFS, proc: Path = PROC) -> Readings:
     """Return the readings of this machine that need no measurement.
 
     Args:
-        cpus_allowed: number of CPUs that the job may use, counted before any rank was bound to some of them.
+        cpus_allowed: CPUs that the job may use, read before any rank was bound to some of them.
     """
     memory = meminfo(proc)
     readings = {
         "cpu_model": _if_known(cpu_model(proc), "/proc/cpuinfo does not name it"),
         "cores_present": Reading(os.cpu_count() or 1),
-        "cores_allowed": Reading(cpus_allowed),
+        "cores_allowed": Reading(len(cpus_allowed)),
+        "physical_cores_allowed": Reading(len(set(read_siblings(cpus_allowed, sysfs).values()))),
         "numa_nodes": _if_known(len(list(sysfs.glob("devices/system/node/node[0-9]*"))), "unknown to the kernel"),
         "cpu_governor": _governor(sysfs),
         "memory_gb": _if_known(memory.get("MemTotal", 0) / GB, "no /proc/meminfo"),

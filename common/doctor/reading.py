@@ -129,6 +129,7 @@ MEASURES: dict[Scope, dict[str, Measure]] = {
         "cpu_model": Measure("CPU", equal=True),
         "cores_present": Measure("CPUs present", equal=True),
         "cores_allowed": Measure("CPUs that this job may use", heading="CPUs", better="higher", spread=0.0),
+        "physical_cores_allowed": Measure("physical cores that this job may use"),
         "numa_nodes": Measure("NUMA nodes", heading="NUMA", equal=True),
         "cpu_governor": Measure("CPU governor", equal=True),
         "memory_gb": Measure("memory", "GB", "memory", "higher", 2.0),

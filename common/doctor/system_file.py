@@ -53,7 +53,10 @@ def hardware_section(units: Sequence[MeasuredUnit]) -> dict[str, Any]:
     if small is not None and large is not None:
         section["collective_us"] = round(max(0.0, small - 2 * (gpus_per_node - 1) * NODE_HOP_US), 1)
         section["node_link"] = {"latency_us": NODE_HOP_US, "gbs": round(large, 1)}
-    for name, figure, digits in (("cores_per_node", "cores_allowed", 0), ("storage_gbs", "storage_read_gbs", 2)):
+    for name, figure, digits in (
+        ("cores_per_node", "physical_cores_allowed", 0),
+        ("storage_gbs", "storage_read_gbs", 2),
+    ):
         if value := _worst(nodes, figure, min):
             section[name] = round(value, digits) if digits else int(value)
     job = [unit for unit in units if unit.scope == "job"]

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -89,12 +89,17 @@ def read_topology(pci_ids: Sequence[str], sysfs: Path = SYSFS, status: Path = Pa
         gpu_cpus.append(parse_list(_read(folder / "local_cpulist")))
         node = int(_read(folder / "numa_node") or -1)
         gpu_nodes.append(node if node >= 0 else None)
+    nodes = parse_list(match[1]) if match else frozenset()
+    return Topology(allowed, nodes, tuple(gpu_cpus), tuple(gpu_nodes), read_siblings(allowed, sysfs))
+
+
+def read_siblings(cpus: Iterable[int], sysfs: Path = SYSFS) -> dict[int, int]:
+    """Return for each CPU the lowest CPU number on the same physical core; the CPU itself if the kernel has no list."""
     siblings = {}
-    for cpu in allowed:
+    for cpu in cpus:
         together = parse_list(_read(sysfs / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
         siblings[cpu] = min(together, default=cpu)
-    nodes = parse_list(match[1]) if match else frozenset()
-    return Topology(allowed, nodes, tuple(gpu_cpus), tuple(gpu_nodes), siblings)
+    return siblings
 
 
 def _read(path: Path) -> str:

@@ -18,7 +18,7 @@ def write(path, text):
 
 @pytest.fixture
 def sysfs(tmp_path):
-    """Two InfiniBand adapters of which one port is down, two NUMA nodes, and two governors."""
+    """Two InfiniBand adapters of which one port is down, two NUMA nodes, two governors, and 2 cores of 2 CPUs."""
     root = tmp_path / "sys"
     for name, state, rate in (("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"), ("mlx5_1", "1: DOWN", "10 Gb/sec (4X)")):
         write(root / f"class/infiniband/{name}/ports/1/state", state + "\n")
@@ -26,6 +26,8 @@ def sysfs(tmp_path):
     for node in range(2):
         (root / f"devices/system/node/node{node}").mkdir(parents=True)
         write(root / f"devices/system/cpu/cpu{node}/cpufreq/scaling_governor", ("performance", "powersave")[node])
+    for cpu in range(4):
+        write(root / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", f"{cpu % 2},{cpu % 2 + 2}\n")
     write(root / "kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
     return root
 
@@ -39,10 +41,11 @@ def proc(tmp_path):
 
 
 def test_the_machine_is_read(sysfs, proc):
-    readings = host.read_node(3, sysfs, proc)
+    readings = host.read_node({0, 1, 3}, sysfs, proc)
     expected = {
         "cpu_model": "A Processor 9000",
         "cores_allowed": 3,
+        "physical_cores_allowed": 2,
         "numa_nodes": 2,
         "cpu_governor": "performance, powersave",
         "memory_gb": 2.048,
@@ -57,7 +60,7 @@ def test_the_machine_is_read(sysfs, proc):
 
 
 def test_missing_files_are_missing_readings(tmp_path):
-    readings = host.read_node(1, tmp_path, tmp_path)
+    readings = host.read_node({0}, tmp_path, tmp_path)
     assert readings["infiniband_active"] == Reading(missing="no InfiniBand here")
     assert readings["cpu_governor"].missing
     assert readings["transparent_hugepages"].missing
@@ -66,7 +69,7 @@ def test_missing_files_are_missing_readings(tmp_path):
 
 
 def test_limits_of_the_user_are_the_systems(sysfs, proc):
-    readings = host.read_node(1, sysfs, proc)
+    readings = host.read_node({0}, sysfs, proc)
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert readings["open_files"].value == (math.inf if soft == resource.RLIM_INFINITY else soft)
     assert readings["kernel_version"].value == os.uname().release

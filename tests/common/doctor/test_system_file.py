@@ -36,6 +36,12 @@ def test_a_node_has_medians_of_its_gpus_and_the_link_between_them():
     assert "network_link" not in section
 
 
+def test_cores_are_physical_ones():
+    cores = {"cores_allowed": Reading(224), "physical_cores_allowed": Reading(112)}
+    section = hardware_section([MeasuredUnit("node", "n1", cores), gpu(0)])
+    assert section["cores_per_node"] == 112
+
+
 def test_the_slowest_node_counts_and_the_job_gives_the_network():
     units = [node("n1"), node("n2", 30.0, 300.0), *(gpu(number) for number in range(4))]
     job = {"all_reduce_32kb_us": Reading(44.0), "all_reduce_1gb_gbs": Reading(90.0)}
