@@ -1,8 +1,8 @@
 """Constants of the model of steps and runs, with their sources. Rates and links of a machine are in its system file.
 
 *Counted* constants follow from the algorithm, *measured* ones from the named measurements. *Assumed* constants were set
-by hand without a measurement; all of them are in a deviation of the result, so a wrong one widens or narrows the
-interval, or they act on a small part of the time.
+by hand without a measurement. Most are standard deviations, so a wrong one widens or narrows the interval;
+`EXPOSED_SPLIT`, `SPLIT_LOSS` and `EVALUATION_SECONDS` change the estimate itself.
 """
 
 from __future__ import annotations

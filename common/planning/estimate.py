@@ -49,7 +49,8 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
     parser.add_argument("--batches", type=numbers_of, help="global batches (default: all with an RCP)")
     parser.add_argument("--system", default="h200", help="name in configs/system, or a path (default: h200)")
     parser.add_argument("--measured", type=Path, nargs="+", action="extend", default=[], metavar="FILE",
-                        help="results of `mlperf-suite measure` (default: those in docs/results)")  # fmt: skip
+                        help="results of `mlperf-suite measure`, or reports of `mlperf-suite bench` (default: files in "
+                        "docs/results)")  # fmt: skip
     parser.add_argument("--micro-batch", type=int, help="only this micro-batch (default: search)")
     parser.add_argument("--layout", type=_axes, metavar="AXIS=SIZE,…",
                         help="only these sizes of pp, cp and tp, such as tp=4,cp=2 (default: search)")  # fmt: skip
@@ -106,7 +107,9 @@ def _search(
         )
     axes = [axis for axis in cls.axes if axis != "dp"]
     convergence = partial(convergence_at, benchmark)
-    return LayoutSearch(benchmark, system, hardware, measured.points, axes, load, convergence, measured.reader)
+    return LayoutSearch(
+        benchmark, system, hardware, measured.points, axes, load, convergence, measured.reader, measured.evaluation
+    )
 
 
 def _estimates(

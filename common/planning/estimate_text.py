@@ -34,7 +34,7 @@ PART_NAMES = {
 
 
 LIMITS = ("reader", "processor cores", "storage")
-"""What can limit the samples per second of a replica (:func:`common.planning.input_model.reader_limits`)."""
+"""Names of the limits of the samples per second of a replica (:func:`common.planning.input_model.reader_limits`)."""
 
 
 def best_plans(rows: Mapping[int, Sequence[Plan]]) -> dict[int, Plan]:

@@ -3,8 +3,8 @@
 A replica receives at most the smallest of three rates, in samples per second:
 
 - *reader*: the measured rate of a rank's reader, with the threads or processes of its recipe.
-- *processor cores*: the cores of a rank divided by the processor seconds of a sample. The ranks of a node share its
-  cores.
+- *processor cores*: the physical cores of a rank divided by the processor seconds of a sample. The ranks of a node
+  share its cores.
 - *storage*: the bytes per second of a node, divided by the bytes of a sample and by the replicas on the node.
 
 A reader works beside the step, so a step waits only for the time by which reading is longer than the rest of the step.
@@ -27,7 +27,7 @@ class MeasuredReader:
 
     Attributes:
         rate: samples per second that a replica receives from the reader alone.
-        processor_seconds: processor time of a rank per sample, in seconds.
+        processor_seconds: processor time of a rank per sample, in seconds, or an upper limit of it.
         slowdown: time of a step through the reader, divided by the time of the same step without reader.
     """
 

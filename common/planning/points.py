@@ -19,7 +19,7 @@ from common.config.sections import leaves_out_layers
 from common.config.yaml_files import CONFIGS
 from common.errors import ConfigError, DataError
 from common.planning.compute import decoder_of
-from common.planning.input_model import MeasuredReader
+from common.planning.input_model import NOTHING_MEASURED, MeasuredReader
 from common.untrusted.strict_json import read_json_object
 
 RESULTS = CONFIGS.parent / "docs" / "results"
@@ -39,7 +39,6 @@ class MeasuredPoint:
         spread: standard deviation of the step time over copies on different GPUs, as a fraction; None for one copy.
         watts: power of a GPU; None if unknown.
         memory: bytes that PyTorch reserved on a GPU; None if unknown.
-        evaluation: seconds of one replica per evaluated sample; None if not measured.
         source: file of the measurement.
     """
 
@@ -50,7 +49,6 @@ class MeasuredPoint:
     spread: float | None = None
     watts: float | None = None
     memory: float | None = None
-    evaluation: float | None = None
 
     @property
     def gpus(self) -> int:
@@ -65,37 +63,59 @@ class MeasuredPoint:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What is measured of a benchmark on a kind of GPU."""
+    """Measured points and reader of a benchmark on a kind of GPU.
+
+    Attributes:
+        evaluation: seconds of one replica per evaluated sample; None if not measured.
+    """
 
     points: list[MeasuredPoint]
     reader: MeasuredReader
+    evaluation: float | None = None
 
 
 @dataclass(frozen=True)
 class _Report:
-    """Figures of one ``bench`` command, with its configuration."""
+    """Figures of one ``bench`` command, with its configuration; None: not measured.
+
+    Attributes:
+        seconds: time of a step that updated the weights.
+        throughput: samples per second of such a step, of all replicas.
+        through: samples per second of a run through the reader, of all replicas.
+        evaluation: seconds of one replica per evaluated sample.
+        reader: rate and processor time of the reader alone.
+    """
 
     run: RunConfig
-    figures: Mapping[str, Any]
     path: Path
+    seconds: float | None = None
+    throughput: float | None = None
+    watts: float | None = None
+    memory: float | None = None
+    through: float | None = None
+    evaluation: float | None = None
+    reader: MeasuredReader | None = None
 
     @property
     def step(self) -> tuple[object, ...]:
-        """What is the same in all reports of one step."""
-        run = self.run
-        return run.training_ranks, *run.layout.items(), run.micro_batch, run.global_batch, kind_of(run)
+        """Key of a step: ranks, layout, batches, precision, matrix products, layers."""
+        run, decoder = self.run, decoder_of(self.run)
+        layers = None if decoder is None else decoder.layers
+        return run.training_ranks, *run.layout.items(), run.micro_batch, run.global_batch, kind_of(run), layers
 
 
 def read_measurements(files: Iterable[Path], benchmark: str, gpu: str, load: Load) -> Measurements:
     """Return the valid measurements of a benchmark on a kind of GPU; measurements of the same step are one point.
 
-    Steps of a network with fewer layers are left out, except those of decoders, whose layers are alike.
+    Steps of a network with fewer layers are left out, except those of decoders, whose layers are alike. Evaluations
+    with fewer layers are left out for all networks.
 
     Args:
         gpu: name of the GPU.
 
     Raises:
-        ConfigError: a file cannot be read, or is neither results of ``measure`` nor a report of ``bench``.
+        ConfigError: a file cannot be read, or is neither results of ``measure`` nor a report of ``bench``; or a reader
+            was measured with pauses between the steps, in which it works ahead.
     """
     reports: list[_Report] = []
     runs: dict[str, RunConfig] = {}
@@ -103,17 +123,15 @@ def read_measurements(files: Iterable[Path], benchmark: str, gpu: str, load: Loa
         try:
             for figures in _figures(path):
                 if figures["benchmark"] == benchmark and figures["device"] == gpu:
-                    reports.append(_Report(_configuration(figures, path, load, runs), figures, path))
+                    reports.append(_report(_configuration(figures, path, load, runs), figures, path))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unreadable(path, f"{type(error).__name__} {error}") from error
     steps: dict[tuple[object, ...], list[_Report]] = {}
     for each in reports:
-        if each.figures.get("updated") and "step_ms" in each.figures and not _lacks_layers(each.run):
+        if each.seconds is not None and not _lacks_layers(each.run):
             steps.setdefault(each.step, []).append(each)
-    try:
-        return Measurements([_point(alike) for alike in steps.values()], _reader(reports))
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise _unreadable(reports[0].path, f"{type(error).__name__} {error}") from error
+    evaluations = [each.evaluation for each in reports if not _leaves_out_layers(each.run)]
+    return Measurements([_point(alike) for alike in steps.values()], _reader(reports), _median(evaluations))
 
 
 def kind_of(run: RunConfig) -> tuple[object, ...]:
@@ -126,13 +144,21 @@ def kind_of(run: RunConfig) -> tuple[object, ...]:
     return run.precision, linear
 
 
-def _lacks_layers(run: RunConfig) -> bool:
+def _leaves_out_layers(run: RunConfig) -> bool:
     own = run.workload
-    return decoder_of(run) is None and leaves_out_layers(vars(own.model), vars(own.facts))
+    return leaves_out_layers(vars(own.model), vars(own.facts))
+
+
+def _lacks_layers(run: RunConfig) -> bool:
+    """Return whether layers are left out whose time is unknown; layers of decoders are alike."""
+    return decoder_of(run) is None and _leaves_out_layers(run)
 
 
 def _figures(path: Path) -> list[Mapping[str, Any]]:
-    """Return the figures of all successful ``bench`` commands in a file; none of steps beside other software."""
+    """Return the figures of all successful ``bench`` commands in a file.
+
+    The result has none of steps beside other software or without traffic.
+    """
     try:
         content = read_json_object(path)
     except OSError as error:
@@ -141,10 +167,12 @@ def _figures(path: Path) -> list[Mapping[str, Any]]:
         raise ConfigError(str(error)) from error
     if "results" in content:
         found = [each["figures"] for each in content["results"]]
-        return [figures for figures in found if figures is not None]
-    if not {"benchmark", "device", "provenance"} <= content.keys():
+    elif {"benchmark", "device", "provenance"} <= content.keys():
+        found = [content]
+    else:
         raise _unreadable(path, "it has no benchmark, device or provenance")
-    return [] if "peers" in content else [content]
+    successful = [figures for figures in found if figures is not None]
+    return [figures for figures in successful if "peers" not in figures and figures.get("traffic", True)]
 
 
 def _unreadable(path: Path, reason: str) -> ConfigError:
@@ -168,58 +196,87 @@ def _configuration(figures: Mapping[str, Any], path: Path, load: Load, runs: dic
         raise ConfigError(f"{path}: its command {command} does not compose any more: {error}") from error
 
 
+def _report(run: RunConfig, figures: Mapping[str, Any], path: Path) -> _Report:
+    """Return the figures of a report.
+
+    Raises:
+        ConfigError: a reader was measured with pauses.
+        KeyError, TypeError, ValueError: a figure is missing or wrong.
+    """
+    updated = bool(figures.get("updated"))
+    seconds = _positive(figures, "step_ms") / 1e3 if updated and "step_ms" in figures else None
+    throughput = _positive(figures, "samples_per_second") if updated else None
+    joules = figures.get("joules")
+    whole, alone = figures.get("run") or {}, figures.get("reader")
+    evaluation = None
+    if whole.get("evaluation_seconds") and whole.get("eval_samples"):
+        evaluation = whole["evaluation_seconds"] * run.layout["dp"] / whole["eval_samples"]
+    reader = None
+    if alone is not None:
+        if alone["pause_ms"]:
+            raise ConfigError(f"{path}: measured with bench.pause_ms: measure the reader without pauses")
+        rate = _positive(alone, "samples_per_second") / run.layout["dp"]
+        reader = MeasuredReader(rate, float(alone["processor_seconds"]))  # 0 is possible: clock ticks are coarse
+    return _Report(
+        run=run,
+        path=path,
+        seconds=seconds,
+        throughput=throughput,
+        watts=joules / seconds / run.training_ranks if joules and seconds else None,
+        memory=_positive(figures, "reserved_bytes") if figures.get("reserved_bytes") else None,
+        through=_positive(whole, "samples_per_second") if whole else None,
+        evaluation=evaluation,
+        reader=reader,
+    )
+
+
+def _positive(figures: Mapping[str, Any], name: str) -> float:
+    value: float = figures[name]
+    if not value > 0:
+        raise ValueError(f"{name} is {value}")
+    return value
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
 def _point(reports: Sequence[_Report]) -> MeasuredPoint:
-    run, path = reports[0].run, reports[0].path
-    figures = [each.figures for each in reports]
-    steps = [each["step_ms"] / 1e3 for each in figures]
+    run = reports[0].run
+    steps = [each.seconds for each in reports if each.seconds is not None]
     seconds = statistics.median(steps)
-    powers = [each["joules"] / (each["step_ms"] / 1e3) / run.training_ranks for each in figures if each.get("joules")]
-    memories = [each["reserved_bytes"] for each in figures if each.get("reserved_bytes")]
-    evaluations = [
-        whole["evaluation_seconds"] * run.layout["dp"] / whole["eval_samples"]
-        for whole in (each["run"] for each in figures if each.get("run"))
-        if whole.get("evaluation_seconds") and whole.get("eval_samples")
-    ]
     return MeasuredPoint(
         run=run,
         accumulation=run.grad_accumulation_steps,
         seconds=seconds,
-        source=path,
+        source=reports[0].path,
         spread=statistics.stdev(steps) / seconds if len(steps) > 1 else None,
-        watts=statistics.median(powers) if powers else None,
-        memory=max(memories) if memories else None,
-        evaluation=statistics.median(evaluations) if evaluations else None,
+        watts=_median(each.watts for each in reports),
+        memory=max((each.memory for each in reports if each.memory is not None), default=None),
     )
 
 
 def _reader(reports: Sequence[_Report]) -> MeasuredReader:
     """Return the fastest reader alone, and the median slowdown of steps through the reader.
 
-    A run is compared with the step of its own report, or with other reports of the same step. If a run is faster than
-    the reader alone, its rate counts: the reader delivered it.
-
-    Raises:
-        ConfigError: a reader was measured with pauses between the steps, in which it works ahead.
+    A run is compared with the step of its own report, or with other reports of the same step; steps that did not update
+    the weights do not count. If a run is faster than the reader alone, its rate counts: the reader delivered it.
     """
-    alone = []
-    for each in reports:
-        reader = each.figures.get("reader")
-        if reader is None:
-            continue
-        if reader["pause_ms"]:
-            raise ConfigError(f"{each.path}: measured with bench.pause_ms: measure the reader without pauses")
-        alone.append((reader["samples_per_second"] / each.run.layout["dp"], reader["processor_seconds"]))
-    rate, processor_seconds = max(alone, key=lambda found: found[0], default=(None, None))
+    alone = [each.reader for each in reports if each.reader is not None]
+    fastest = max(alone, key=lambda reader: reader.rate or 0.0, default=NOTHING_MEASURED)
+    rate = fastest.rate
     steps: dict[tuple[object, ...], list[float]] = {}
     for each in reports:
-        if each.figures.get("updated") and "step_ms" in each.figures:
-            steps.setdefault(each.step, []).append(each.figures["samples_per_second"])
+        if each.seconds is not None and each.throughput is not None:
+            steps.setdefault(each.step, []).append(each.throughput)
     slowdowns = []
-    for each in (each for each in reports if each.figures.get("run")):
-        through = each.figures["run"]["samples_per_second"]
-        own = each.figures.get("samples_per_second")
-        if own is not None or each.step in steps:
-            slowdowns.append((own or statistics.median(steps[each.step])) / through)
+    for each in reports:
+        if each.through is None:
+            continue
+        base = each.throughput or _median(steps.get(each.step, ()))
+        if base is not None and not _lacks_layers(each.run):
+            slowdowns.append(base / each.through)
         if rate is not None:
-            rate = max(rate, through / each.run.layout["dp"])
-    return MeasuredReader(rate, processor_seconds, statistics.median(slowdowns) if slowdowns else None)
+            rate = max(rate, each.through / each.run.layout["dp"])
+    return MeasuredReader(rate, fastest.processor_seconds, _median(slowdowns))

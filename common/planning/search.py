@@ -73,6 +73,7 @@ class LayoutSearch:
         load: builds the configuration of a run.
         convergence: function from the global batch to the samples until the target.
         reader: measurements of the benchmark's reader.
+        evaluation: measured seconds of one replica per evaluated sample; None if not measured.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class LayoutSearch:
         load: Load,
         convergence: Callable[[int], Convergence],
         reader: MeasuredReader = NOTHING_MEASURED,
+        evaluation: float | None = None,
     ) -> None:
         self.benchmark, self.system, self.hardware, self.points = benchmark, system, hardware, points
         self._axes, self._load, self._convergence, self._reader = axes, load, convergence, reader
+        self._evaluation = evaluation
         self.accelerator = hardware.gpu.split()[1] if " " in hardware.gpu else hardware.gpu
         self._all_recipes = starting_recipes(benchmark, self.accelerator)
         self._recipes = [recipe for recipe in self._all_recipes if not recipe.reduced]
@@ -234,7 +237,6 @@ class LayoutSearch:
     ) -> Plan:
         one = [point for point in self.points if point.gpus == 1]
         spread = next((point.spread for point in one if point.spread is not None), None)
-        evaluations = [point.evaluation for point in self.points if point.evaluation is not None]
         watts = [point.watts for point in self.points if point.watts is not None]
         step = step_times(run, layout, curve, self.hardware, spread, self._reader)
         estimate = estimate_run(
@@ -244,7 +246,7 @@ class LayoutSearch:
             step,
             curve.deviation(layout.micro_batch),
             schedule,
-            evaluation_cost(run, curve, layout.micro_batch, min(evaluations, default=None), self._offline),
+            evaluation_cost(run, curve, layout.micro_batch, self._evaluation, self._offline),
             self.hardware,
             alone_rate(run, layout, curve, self.hardware),
             max(watts, default=None),

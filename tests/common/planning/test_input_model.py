@@ -91,6 +91,15 @@ def measured(*paths):
 
 
 TWO = "benchmark=resnet scale=2xH200 device=cpu"
+
+
+def decoder(path, layers, only="step", **figures):
+    """Write a report of Llama 3.1 8B with some of its layers, and return its path."""
+    command = f"benchmark=llama31_8b scale=1xH200 device=cpu model.layers={layers} bench.only={only}"
+    own = {"benchmark": "llama31_8b", "ranks": 1, "micro_batch": 1, "samples": 1, "updated": only == "step"}
+    return written(path, command, **{**own, **figures})
+
+
 STEP = {"step_ms": 40.0, "samples_per_second": 20000.0, "updated": True}
 
 
@@ -140,3 +149,66 @@ def test_a_reader_that_was_measured_with_pauses_is_refused(tmp_path):
     reader = {"samples_per_second": 12000.0, "processor_seconds": 0.001, "pause_ms": 40.0}
     with pytest.raises(ConfigError, match=r"bench\.pause_ms: measure the reader without pauses"):
         measured(written(tmp_path / "reader.json", TWO, reader=reader))
+
+
+def test_a_step_without_traffic_is_no_point(tmp_path):
+    alone = written(tmp_path / "alone.json", TWO, **STEP, traffic=False)
+    assert measured(alone).points == []
+    both = {"benchmark": "resnet", "device": "NVIDIA H200", "ranks": 2, "micro_batch": 400, "samples": 800, **STEP}
+    figures = [
+        {**both, "traffic": traffic, "provenance": {"command": f"bench bench {TWO}"}} for traffic in (True, False)
+    ]
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"results": [{"figures": each} for each in figures]}))
+    assert measured(results).points[0].spread is None  # one copy
+
+
+def test_steps_of_a_decoder_with_other_numbers_of_layers_are_different_steps(tmp_path):
+    paths = [decoder(tmp_path / f"{layers}.json", layers, step_ms=100.0 * layers, samples_per_second=10.0 / layers)
+             for layers in (2, 4)]  # fmt: skip
+    run = decoder(tmp_path / "run.json", 4, only="run", run={"samples_per_second": 2.0})
+    found = read_measurements([*paths, run], "llama31_8b", "NVIDIA H200", load)
+    assert sorted(point.seconds for point in found.points) == [0.2, 0.4]
+    assert found.reader.slowdown == pytest.approx(1.25)
+
+
+def test_a_network_without_some_layers_has_no_slowdown(tmp_path):
+    figures = {**STEP, "benchmark": "flux1", "run": {"samples_per_second": 16000.0}}
+    command = "benchmark=flux1 scale=1xH200 device=cpu model.double_blocks=1"
+    path = written(tmp_path / "flux1.json", command, **{**figures, "micro_batch": 1, "samples": 1})
+    found = read_measurements([path], "flux1", "NVIDIA H200", load)
+    assert (found.points, found.reader.slowdown) == ([], None)
+
+
+def test_a_step_that_did_not_update_is_no_base_of_the_slowdown(tmp_path):
+    both = {**STEP, "updated": False, "samples_per_second": 32000.0, "run": {"samples_per_second": 16000.0}}
+    skipped = written(tmp_path / "skipped.json", TWO, **both)
+    assert measured(skipped).reader.slowdown is None
+    step = written(tmp_path / "step.json", TWO, **STEP)
+    assert measured(skipped, step).reader.slowdown == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize(
+    "faulty", [{"step_ms": 40.0, "updated": True}, {**STEP, "step_ms": 0}, {"run": {"evaluation_seconds": 1.0}}]
+)
+def test_the_error_about_incomplete_figures_names_their_file(tmp_path, faulty):
+    whole = written(tmp_path / "whole.json", TWO, **STEP)
+    with pytest.raises(ConfigError, match=r"faulty\.json: neither results"):
+        measured(whole, written(tmp_path / "faulty.json", TWO, **faulty))
+
+
+def test_an_evaluation_counts_without_a_step_in_its_report(tmp_path):
+    step = written(tmp_path / "step.json", f"{TWO} bench.only=step", **STEP)
+    runs = [
+        written(tmp_path / f"{seconds}.json", f"{TWO} bench.only=run",
+                run={"samples_per_second": 16000.0, "evaluation_seconds": seconds, "eval_samples": 50000})
+        for seconds in (1.0, 2.0, 9.0)
+    ]  # fmt: skip
+    assert measured(step, *runs).evaluation == pytest.approx(2.0 * 2 / 50000)  # two replicas
+    assert measured(step).evaluation is None
+
+
+def test_an_evaluation_of_fewer_layers_does_not_count(tmp_path):
+    run = {"samples_per_second": 2.0, "evaluation_seconds": 1.0, "eval_samples": 100}
+    found = read_measurements([decoder(tmp_path / "run.json", 4, "run", run=run)], "llama31_8b", "NVIDIA H200", load)
+    assert found.evaluation is None

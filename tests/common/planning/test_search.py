@@ -20,10 +20,12 @@ def points_of(benchmark):
     return read_measurements(sorted(RESULTS.rglob("*.json")), benchmark, HARDWARE.gpu, load).points
 
 
-def search(benchmark, hardware=HARDWARE):
+def search(benchmark, hardware=HARDWARE, evaluation=None):
     axes = [axis for axis in workload_class(benchmark).axes if axis != "dp"]
     convergence = functools.partial(convergence_at, benchmark)
-    return LayoutSearch(benchmark, "h200", hardware, points_of(benchmark), axes, load, convergence)
+    return LayoutSearch(
+        benchmark, "h200", hardware, points_of(benchmark), axes, load, convergence, evaluation=evaluation
+    )
 
 
 @pytest.mark.parametrize("memory_gb", [100.0, 150.0])
@@ -74,3 +76,11 @@ def test_evaluation_ranks_do_not_train():
         assert each.layout.training_gpus == 64 - each.layout.evaluation_ranks
         assert each.evaluation == 0.0
         assert each.last_evaluation > 0.0
+
+
+def test_a_measured_evaluation_is_the_time_of_a_sample():
+    def seconds(sample):
+        plans = search("resnet", evaluation=sample).plans(8, 3264, FixedChoices(micro_batch=408))
+        return next(plan.estimate.evaluation for plan in plans if not plan.estimate.layout.evaluation_ranks)
+
+    assert seconds(2e-3) - seconds(1e-3) == pytest.approx(6250e-3)  # 50,000 images on 8 GPUs
