@@ -14,7 +14,7 @@ from common.distributed.rank_info import RankInfo
 from common.doctor import command
 from common.doctor.examine import Report
 from common.doctor.judge import Rank, Results, Together, findings_of, units_of, why_alone, with_own_names
-from common.errors import UNFIT, ConfigError, SuiteError
+from common.errors import UNFIT, ConfigError
 from tests.conftest import ROOT, SECONDS, suite
 from tests.forked import Forked
 
@@ -63,15 +63,6 @@ def limits(folder, text):
     path = folder / "limits.yaml"
     path.write_text(text)
     return str(path)
-
-
-def test_a_report_that_cannot_be_written_is_an_error_with_its_path(tmp_path):
-    (tmp_path / "folder").mkdir()
-    for name, reason in (("missing/report.json", "No such file or directory"), ("folder", "Is a directory")):
-        path = tmp_path / name
-        with pytest.raises(SuiteError, match=f"--json {path}: {reason}"):
-            command._write_json(path, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ def test_one_gpu_has_no_verdict_and_no_efficiency_above_one(tmp_path):
     assert "added GPU" not in done.output
     (one,) = json.loads(path.read_text())["estimates"]
     assert one["layout"]["accumulation"] > 1
-    assert 0.99 < one["efficiency"] < 1
+    assert 0.95 < one["efficiency"] < 1  # evaluations and input take a part
 
 
 def test_input_that_was_not_measured_is_not_known_rather_than_zero(bert):
