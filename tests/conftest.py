@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -153,6 +154,14 @@ def flatten(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
         elif isinstance(value, dict | list | tuple):
             found |= flatten(value, f"{prefix}{key}.")
     return found
+
+
+@pytest.fixture
+def interrupting_sigint() -> Iterator[None]:
+    """Handle SIGINT as a process of a terminal does; one that is started in the background inherits it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

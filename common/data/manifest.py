@@ -172,7 +172,7 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
     try:
         raw = parse(read_bytes(path).decode("utf-8"), FILE_ENTRIES)
     except DataError as error:
-        raise DataError(f"{error}; make it readable for this user, or delete it and {remedy}") from error
+        raise DataError(f"{error}; make it a readable file, or delete it and {remedy}") from error
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}); delete it, then {remedy}") from error
     if not isinstance(raw, dict) or "format" not in raw:

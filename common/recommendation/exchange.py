@@ -187,7 +187,7 @@ def all_to_all(
 
 
 Rows = Literal["ids", "gradients"]
-"""What :meth:`Transport.send` sends."""
+"""Kind of rows that :meth:`Transport.send` sends."""
 
 
 class Transport(Protocol):

@@ -92,15 +92,15 @@ class PeerTransport:
         here = len(plan.everywhere)
         self._rare_BHW = self._own_vectors[first:].view(batch, len(own), width)[:, len(own) - len(rare) :]
         before = self._first_part + batch * sum(map(len, senders[: self._rank]))
-        self._own = self._output(self._places(shards_of[self._rank], before), ranks)
-        self._everywhere = self._output(self._places(plan.own_sums[:here], first, len(own)), [self._rank])
+        self._own = self._output(self._positions(shards_of[self._rank], before), ranks)
+        self._everywhere = self._output(self._positions(plan.own_sums[:here], first, len(own)), [self._rank])
         self._out = self._output([(1 + table, 1 + tables) for table in self._added], [self._rank])
 
     @property
     def _own_vectors(self) -> Tensor:
         return self._vectors[self._rank]
 
-    def _places(self, tables: Sequence[int], before: int, sent: int | None = None) -> list[tuple[int, int]]:
+    def _positions(self, tables: Sequence[int], before: int, sent: int | None = None) -> list[tuple[int, int]]:
         """Return first row and stride of the vectors of ``tables``: in x0, or among the parts if these are added.
 
         Args:
@@ -112,11 +112,13 @@ class PeerTransport:
         x0 = 1 + len(self._plan.tables)
         return [(before + parts.index(table), stride) if table in parts else (1 + table, x0) for table in tables]
 
-    def _output(self, places: Sequence[tuple[int, int]], ranks: Sequence[int]) -> PeerVectors:
+    def _output(self, positions: Sequence[tuple[int, int]], ranks: Sequence[int]) -> PeerVectors:
         """Return the output of a lookup for the samples of ``ranks``, which are consecutive."""
-        place_B2 = torch.tensor(list(places), dtype=torch.int32, device=self._device).view(-1, 2)
+        position_B2 = torch.tensor(list(positions), dtype=torch.int32, device=self._device).view(-1, 2)
         buffers = tuple(self._vectors[rank] for rank in ranks)
-        return PeerVectors(buffers, self._address_G[ranks[0] : ranks[-1] + 1], self._batch, tuple(places), place_B2)
+        return PeerVectors(
+            buffers, self._address_G[ranks[0] : ranks[-1] + 1], self._batch, tuple(positions), position_B2
+        )
 
     def send(self, what: Rows, source_SW: Tensor, index_M: Tensor, send: list[int], receive: int) -> Tensor:
         """Write rows into the receive buffers of all ranks; see :meth:`common.recommendation.exchange.Transport.send`.

@@ -104,7 +104,7 @@ class Bags:
         if vectors is None:
             return
         if isinstance(vectors, PeerVectors):
-            shape: tuple[int, ...] = (len(vectors.buffers) * vectors.samples, len(vectors.places), vectors.width)
+            shape: tuple[int, ...] = (len(vectors.buffers) * vectors.samples, len(vectors.positions), vectors.width)
         else:
             shape = tuple(vectors.shape)
         if shape[:2] != (len(ids_NL), len(self)):
@@ -116,21 +116,21 @@ class PeerVectors:
     """Vectors in memory of several ranks that this rank maps, as the output of a lookup for the samples of all of them.
 
     Sample n belongs to buffer n // ``samples``, and is sample b = n % ``samples`` there. The vector of bag i for this
-    sample is row ``first + b * stride`` of the buffer, with the i-th pair of ``places``.
+    sample is row ``first + b * stride`` of the buffer, with the i-th pair of ``positions``.
 
     Attributes:
         buffers: [ranks], each contiguous (rows, W), all of the same shape and dtype.
         address_G: addresses of the buffers, int64 [ranks] on the device.
         samples: samples per buffer.
-        places: (first, stride) of each bag.
-        place_B2: the same, int32 on the device.
+        positions: (first, stride) of each bag.
+        position_B2: the same, int32 on the device.
     """
 
     buffers: tuple[Tensor, ...]
     address_G: Tensor
     samples: int
-    places: tuple[tuple[int, int], ...]
-    place_B2: Tensor
+    positions: tuple[tuple[int, int], ...]
+    position_B2: Tensor
 
     @property
     def width(self) -> int:
@@ -139,7 +139,7 @@ class PeerVectors:
 
     def of_bag(self, number: int) -> list[Tensor]:
         """Return the vectors of a bag, one view (samples, W) per buffer."""
-        first, stride = self.places[number]
+        first, stride = self.positions[number]
         return [buffer[first::stride][: self.samples] for buffer in self.buffers]
 
 

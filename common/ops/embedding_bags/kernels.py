@@ -90,7 +90,7 @@ def embedding_pool_kernel(
     largest_first_ptr,  # (B,) int32
     out_ptr,  # (N, B, WIDTH), written; with PEER_SAMPLES, only its dtype counts
     address_ptr,  # (N / PEER_SAMPLES,) int64, buffers that are written; None without PEER_SAMPLES
-    place_ptr,  # (B, 2) int32, first vector and stride of each bag; None without PEER_SAMPLES
+    position_ptr,  # (B, 2) int32, first vector and stride of each bag; None without PEER_SAMPLES
     samples, ids_stride, sample_stride, bag_stride,
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, SAMPLES: tl.constexpr, LOOKUPS: tl.constexpr,
     PEER_SAMPLES: tl.constexpr, ALIGNMENT: tl.constexpr,
@@ -122,7 +122,7 @@ def embedding_pool_kernel(
         key = key_later
     if PEER_SAMPLES:
         address = tl.load(address_ptr + sample // PEER_SAMPLES, mask=sample < samples, other=0)
-        first_vector, stride = tl.load(place_ptr + 2 * bag).to(tl.int64), tl.load(place_ptr + 2 * bag + 1)
+        first_vector, stride = tl.load(position_ptr + 2 * bag).to(tl.int64), tl.load(position_ptr + 2 * bag + 1)
         vector = first_vector + (sample % PEER_SAMPLES).to(tl.int64) * stride
         vector_bytes: tl.constexpr = WIDTH * (out_ptr.dtype.element_ty.primitive_bitwidth // 8)
         start = tl.multiple_of((address + vector * vector_bytes).to(out_ptr.dtype), ALIGNMENT)

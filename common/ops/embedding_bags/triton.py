@@ -71,7 +71,7 @@ def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor | PeerVect
     lookups = min(tile.lookups, triton.next_power_of_2(bags.hotness))
     kernels.embedding_pool_kernel[(triton.cdiv(len(ids_NL), tile.samples), len(bags))](
         rows_RW, ids_NL, bags.table_B6, bags.largest_first_B, out,
-        peers and peers.address_G, peers and peers.place_B2,
+        peers and peers.address_G, peers and peers.position_B2,
         len(ids_NL), ids_NL.stride(0), out.stride(0), out.stride(1),
         WIDTH=width, BLOCK_W=triton.next_power_of_2(width), SAMPLES=tile.samples, LOOKUPS=lookups,
         PEER_SAMPLES=0 if peers is None else peers.samples, ALIGNMENT=math.gcd(VECTOR, width * out.itemsize),

@@ -157,13 +157,13 @@ def test_the_loss_is_the_mean_over_samples_and_parameters_as_in_keras() -> None:
 
 
 def test_a_step_of_the_peer_trains_on_the_example_batch() -> None:
-    workload = built("micro_batch=8", "hparams.dropout=0", "hparams.base_learning_rate=0.1")
+    workload = built("micro_batch=8", "hparams.dropout=0", "hparams.base_learning_rate=0.03")
     (batch,) = workload.example_batches()
     eager, _ = PEERS
     with torch.random.fork_rng():
         torch.manual_seed(1)
         step = eager.start(workload.cfg, batch, workload.layout.device)
-    losses = [float(step()) for _ in range(60)]
+    losses = [float(step()) for _ in range(80)]
     assert losses[-1] < 0.6 * losses[0]
 
 

@@ -110,7 +110,7 @@ def test_half_a_manifest_is_refused(root):
 def test_a_manifest_that_cannot_be_read_is_refused(root):
     (root / "manifest.json").unlink()
     (root / "manifest.json").mkdir()
-    with pytest.raises(DataError, match=r"manifest\.json: is a folder.*; make it readable for this user, or delete it"):
+    with pytest.raises(DataError, match=r"manifest\.json: is a folder.*; make it a readable file, or delete it"):
         manifest.read(root, "f/1", "prepare it")
 
 

@@ -66,6 +66,7 @@ def test_an_error_of_a_worker_process_is_raised_unchanged(tmp_path):
         stages.run("s", {"a": ("a",), "b": ("a",)}, refuse)
 
 
+@pytest.mark.usefixtures("interrupting_sigint")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_worker_is_one_error(tmp_path, number):
     """Ctrl-C sends SIGINT to the workers, too. Python's handler in a worker would end them with a traceback."""

@@ -200,14 +200,6 @@ def test_an_interruption_has_the_exit_code_of_its_signal(signum, code):
     assert error.exit_code == code
 
 
-@pytest.fixture
-def interrupting_sigint():
-    """SIGINT as a terminal's process has it; one started in the background inherits it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interrupting_sigint")
 def test_the_second_signal_has_its_default_action():
     with GracefulStop():

@@ -56,24 +56,24 @@ def test_embeddings_that_do_not_fit_are_refused() -> None:
 RANKS, OWN = 3, 5  # a program has 4 samples, so that some programs write to two ranks
 
 
-def peer_vectors(places: tuple[tuple[int, int], ...], dtype: torch.dtype) -> PeerVectors:
+def peer_vectors(positions: tuple[tuple[int, int], ...], dtype: torch.dtype) -> PeerVectors:
     """Return buffers of 30 vectors of which all elements are 7."""
     buffers = tuple(torch.full((30, WIDTH), 7.0, dtype=dtype) for _ in range(RANKS))
     addresses = torch.tensor([buffer.data_ptr() for buffer in buffers])
-    return PeerVectors(buffers, addresses, OWN, places, torch.tensor(places, dtype=torch.int32))
+    return PeerVectors(buffers, addresses, OWN, positions, torch.tensor(positions, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("name", ["triton", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_sums_go_to_their_rows_in_the_memory_of_the_rank_that_has_the_sample(name: str, dtype: torch.dtype) -> None:
-    places = ((1, 4), (3, 4), (21, 2))
-    found = peer_vectors(places, dtype)
+    positions = ((1, 4), (3, 4), (21, 2))
+    found = peer_vectors(positions, dtype)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(-8, 8, (BAGS.rows, WIDTH), generator=generator) / 4.0
     ids = torch.randint(-2, 40, (RANKS * OWN, 8), generator=generator, dtype=torch.int32)
     expected = torch.full((RANKS, 30, WIDTH), 7.0)
     for sample in range(RANKS * OWN):
-        for bag, (first, stride) in zip(BAGS.bags, places, strict=True):
+        for bag, (first, stride) in zip(BAGS.bags, positions, strict=True):
             keys_of_bag = ids[sample, bag.column : bag.column + bag.hotness].tolist()
             total = sum((rows[bag.base + k] for k in keys_of_bag if 0 <= k < bag.rows), torch.zeros(WIDTH))
             expected[sample // OWN, first + sample % OWN * stride] = total
@@ -84,9 +84,9 @@ def test_sums_go_to_their_rows_in_the_memory_of_the_rank_that_has_the_sample(nam
 @pytest.mark.parametrize("name", ["triton", "reference"])
 def test_memory_for_other_bags_or_samples_is_refused(name: str) -> None:
     pool = embedding_bags.EMBEDDING_BAGS.function(name).pool
-    for places, samples in ((((0, 1),), RANKS * OWN), (((0, 1),) * len(BAGS), SAMPLES)):
+    for positions, samples in ((((0, 1),), RANKS * OWN), (((0, 1),) * len(BAGS), SAMPLES)):
         with pytest.raises(ValueError, match=f"vectors of {samples} samples and 3 bags are not"):
-            pool(torch.ones(BAGS.rows, WIDTH), keys()[:samples], BAGS, peer_vectors(places, torch.float32))
+            pool(torch.ones(BAGS.rows, WIDTH), keys()[:samples], BAGS, peer_vectors(positions, torch.float32))
 
 
 # Layers
