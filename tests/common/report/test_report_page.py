@@ -337,7 +337,7 @@ def test_two_sets_have_pictures_of_their_own(tmp_path):
 def test_a_page_that_cannot_be_written_is_one_message(tmp_path):
     a_run(tmp_path / "run", ranks=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SuiteError, match=r"cannot be written.*name another place"):
+    with pytest.raises(SuiteError, match=r"cannot be written.*name another path"):
         main([str(tmp_path / "run"), "--output", str(tmp_path / "file" / "page.html")])
 
 
