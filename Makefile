@@ -69,7 +69,7 @@ test-all: test
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(ON_CPU) and slow" --timeout=3600
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m pytest tests/demos -m "$(DEMOS)" --durations=3
+	$(BIN)/python -m pytest tests/demos $(PARALLEL) -m "$(DEMOS)" --durations=3
 
 slurm-test: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/slurm -m slurm

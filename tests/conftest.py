@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import re
@@ -30,6 +31,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 SECONDS = 1000
 """Seconds after which a process counts as hung. Most need a few; on a busy machine, many times as many."""
+
+
+HAVE_RELATIVES = ("dlrm", "gpt3", "llama2_70b_lora", "maskrcnn", "retinanet")
+"""Workloads that share most of their code with another workload, which the quick tests run instead."""
+
+
+def one_of_each_family(workloads: Sequence[str]) -> list[Any]:
+    """Return parameters for tests of many workloads; those with relatives are slow tests."""
+    return [pytest.param(name, id=name, marks=pytest.mark.slow if name in HAVE_RELATIVES else ()) for name in workloads]
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> None:
@@ -121,13 +131,20 @@ def prepared(workload: str, root: Path, extra: Sequence[str] = ()) -> Path:
 
 @pytest.fixture(scope="session")
 def data_of(tmp_path_factory: pytest.TempPathFactory):
-    """Return a function that returns a workload's prepared test data, which it makes once per session."""
-    made: dict[str, Path] = {}
+    """Return a function that returns a workload's prepared test data. The processes of a session share them."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
 
     def find(workload: str) -> Path:
-        if workload not in made:
-            made[workload] = prepared(workload, tmp_path_factory.mktemp(workload))
-        return made[workload]
+        folder = shared / f"data-of-{workload}"
+        folder.mkdir(exist_ok=True)
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "whole").exists():
+                prepared(workload, folder)
+                (folder / "whole").touch()
+        return folder / "data"
 
     return find
 

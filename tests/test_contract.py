@@ -34,15 +34,11 @@ from common.step.graphs import StepRunner
 from common.vision.dali import DALI
 from tests import toy
 from tests.command_line import await_that, endless, finish, is_training, started
-from tests.conftest import SECONDS, checkpoint, flatten, suite
+from tests.conftest import SECONDS, checkpoint, flatten, one_of_each_family, suite
 from tests.forked import PICTURE
 
 ALL = [*sorted(WORKLOADS), toy.NAME]
-HAVE_RELATIVES = ("dlrm", "gpt3", "llama2_70b_lora", "maskrcnn", "retinanet")
-"""Workloads that share their trained parts with another workload, which the quick tests run instead."""
-ONE_OF_EACH_FAMILY = [
-    pytest.param(name, id=name, marks=pytest.mark.slow if name in HAVE_RELATIVES else ()) for name in ALL
-]
+ONE_OF_EACH_FAMILY = one_of_each_family(ALL)
 SHORT = {
     "bert": ["hparams.training_steps=4"],
     "cosmoflow": ["benchmark.schedule.last_epoch=1"],

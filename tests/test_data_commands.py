@@ -21,7 +21,7 @@ from common import cli
 from common.data.manifest import NAME
 from common.data.preparation import LOCK
 from common.errors import DataError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, one_of_each_family
 
 OTHER = {"bert": ["--articles", "399"]}
 """Options of other raw data; those of the other workloads have another seed."""
@@ -29,7 +29,7 @@ MORE = {"bert": ["--unpacked"], "stable_diffusion": ["--members", "moments"]}
 """Options with which a preparation has all stages."""
 LINKED = ("flux1", "retinanet")
 """Workloads whose prepared samples are links to raw files, which take no space."""
-pytestmark = pytest.mark.parametrize("workload", sorted(WORKLOADS))
+pytestmark = pytest.mark.parametrize("workload", one_of_each_family(sorted(WORKLOADS)))
 
 
 def run(command: str, workload: str, *options: object) -> None:

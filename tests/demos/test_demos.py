@@ -118,7 +118,7 @@ def test_the_demo_reaches_its_target_and_its_log_passes_the_compliance_checker(w
     assert cli.run(["prepare", name, "--raw-dir", str(raw), "--data-dir", str(data)]) == 0
     done = suite(
         "train", name, "scale=demo", f"output_dir={output}", f"seed={SEEDS.get(workload, 1)}",
-        MLPERF_DATA_DIR=str(tmp_path), threads=2, timeout=1700,
+        MLPERF_DATA_DIR=str(tmp_path), timeout=1700,
     )  # fmt: skip
     assert done.code == 0, done.errors
     log = read_log(output / "mlperf.log")

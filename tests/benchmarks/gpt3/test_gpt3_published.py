@@ -42,7 +42,11 @@ from tests.conftest import suite
 from tests.gloo_ranks import on_ranks
 
 PLACES = [
-    *(("reference", *sizes) for sizes in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (4, 2, 1)]),
+    *(("reference", *sizes) for sizes in [(1, 1, 1), (1, 2, 2), (4, 2, 1)]),
+    *(
+        pytest.param("reference", *sizes, marks=pytest.mark.slow)
+        for sizes in [(2, 1, 1), (4, 1, 1), (1, 2, 1), (2, 2, 2)]
+    ),
     *((other, *sizes) for other in ("nvidia", "fp32") for sizes in [(1, 1, 1), (2, 2, 1)]),
 ]
 """The checkpoint, tp, pp and the chunks of a stage."""

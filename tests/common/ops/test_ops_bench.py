@@ -46,9 +46,9 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
 @pytest.mark.parametrize(
     ("operation", "case"),
     [
-        pytest.param(operation, case, id=f"{key}-{case.name}")
+        pytest.param(operation, case, id=f"{key}-{case.name}", marks=pytest.mark.slow if number else ())
         for key, operation in OPERATIONS.items()
-        for case in cases_of(operation)
+        for number, case in enumerate(cases_of(operation))
     ],
 )
 def test_passes_have_names_bytes_and_an_order(operation: Operation, case: Case) -> None:

@@ -19,7 +19,7 @@ from common.errors import DataError
 from common.planning.points import read_measurements
 from common.run import reader_bench
 from common.run.reader_bench import time_reader
-from tests.conftest import suite
+from tests.conftest import one_of_each_family, suite
 from tests.stopped_clock import Clock
 
 
@@ -109,7 +109,7 @@ def only_reader(workload: str, data_dir: Path, *more: str) -> list[str]:
 
 
 # MiniGo reads the games that it plays: test_generation_bench.py.
-@pytest.mark.parametrize("workload", sorted(WORKLOADS.keys() - {"minigo"}))
+@pytest.mark.parametrize("workload", one_of_each_family(sorted(WORKLOADS.keys() - {"minigo"})))
 def test_every_workload_s_reader_is_measured_and_nothing_else(workload, data_of, capsys):
     assert cli.run(only_reader(workload, data_of(workload))) == 0
     printed = capsys.readouterr().out
