@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bert.preparation.sentence_pairs import SampleSettings
-from common.data.raw_layout import find_file, packed_hint
+from common.data.raw_layout import find_file, packed_hint, require_parts
 from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import listed
@@ -110,7 +110,7 @@ def open_raw(raw_dir: Path) -> RawText:
     part = find_file(raw_dir, f"{PARTS_FOLDER}/{_PART}")
     if part is not None:
         parts = sorted(part.parent.glob(_PART))
-        _check_complete(parts)
+        require_parts(parts)
         evaluation = part.parent / EVALUATION
         if not evaluation.is_file():
             raise DataError(f"{evaluation} is missing: there is nothing to evaluate")
@@ -137,15 +137,3 @@ def settings_of(source: RawText) -> PreparationSizes:
         return PreparationSizes(**source.synthetic["settings"])
     except (KeyError, TypeError) as error:
         raise DataError(f"{MARKER} of the raw data has missing or invalid settings: {error}") from error
-
-
-def _check_complete(parts: list[Path]) -> None:
-    total = int(parts[0].name.rpartition("-")[2])
-    expected = [f"part-{number:05d}-of-{total:05d}" for number in range(total)]
-    missing = sorted(set(expected) - {path.name for path in parts})
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DataError(f"{parts[0].parent} lacks {missing[0]}{more}; fetch the text again")
-    if len(parts) > total:
-        stranger = next(path for path in parts if path.name not in set(expected))
-        raise DataError(f"{stranger} does not belong to {total} parts: two sets of text lie in one folder")

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from benchmarks.llama2_70b_lora.base import INDEX, SINGLE
 from common.data.manifest import digest
-from common.data.raw_layout import find_file
+from common.data.raw_layout import find_file, require_parts
 from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
+from common.formats.raw_files import listed
 
 Kind = Literal["text", "parquet", "object arrays"]
 
@@ -94,10 +95,12 @@ def open_raw(raw_dir: Path) -> RawRows:
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; put the data set there or generate synthetic data")
     folder, kind = _only_kind(raw_dir)
-    files = {split: sorted(folder.glob(_NAMES[kind].format(name))) for split, name in SPLITS.items()}
+    files = {split: listed(folder, _NAMES[kind].format(name)) for split, name in SPLITS.items()}
     for split, paths in files.items():
         if not paths:
             raise DataError(f"{folder / _NAMES[kind].format(SPLITS[split])} is missing beside the other split's")
+        if kind == "parquet":
+            require_parts(paths)
     tokenizer = find_file(raw_dir, TOKENIZER)
     if kind == "text" and tokenizer is None:
         raise DataError(f"{folder / TOKENIZER} is missing: texts need Llama 2's tokenizer")
@@ -133,6 +136,6 @@ def _only_kind(raw_dir: Path) -> tuple[Path, Kind]:
             "benchmark=llama2_70b_lora' says where they are"
         )
     if len(found) > 1:
-        listed = " and ".join(f"{kind} in {folder}" for folder, kind in found)
-        raise DataError(f"{raw_dir} holds {listed}; leave one of them there")
+        several = " and ".join(f"{kind} in {folder}" for folder, kind in found)
+        raise DataError(f"{raw_dir} holds {several}; leave one of them there")
     return found[0]

@@ -22,8 +22,8 @@ from common.formats.raw_files import listed
 from common.formats.s2ef import EXTXYZ, LMDB, PACKED
 
 FOLDERS = {"train": ("train", "s2ef_train_2M"), "eval": ("val_id", "s2ef_val_id")}
-SUFFIXES = (EXTXYZ, EXTXYZ + PACKED, LMDB)
-"""Suffixes of the files, the first one of which in a folder counts."""
+SUFFIXES = (EXTXYZ + PACKED, EXTXYZ, LMDB)
+"""Suffixes of the files."""
 
 
 def values(path: Path) -> Iterator[tuple[bytes, list[int]]]:
@@ -64,7 +64,7 @@ def open_raw(raw_dir: Path) -> RawSplits:
     """Find the files of both splits in ``raw_dir`` or folders below it.
 
     Raises:
-        DataError: the folder or a split is missing.
+        DataError: the folder or a split is missing, or a split has both trajectories and graphs.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; fetch the trajectories or generate synthetic data")
@@ -74,5 +74,20 @@ def open_raw(raw_dir: Path) -> RawSplits:
         if first is None:
             hint = packed_hint(raw_dir, f"{folders[-1]}.tar")
             raise DataError(f"{raw_dir} has neither {folders[0]} nor {folders[1]} with *.extxyz or *.lmdb{hint}")
-        splits[split] = next(found for suffix in SUFFIXES if (found := listed(first.parent, f"*{suffix}")))
+        splits[split] = _files(first.parent)
     return RawSplits(splits, description_of(raw_dir, *(files[0] for files in splits.values())))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the trajectories or graphs in a folder.
+
+    A trajectory that is there packed and unpacked is read packed, because its unpacking may have been interrupted.
+    """
+    graphs = listed(folder, f"*{LMDB}")
+    trajectories: dict[str, Path] = {}
+    for suffix in (EXTXYZ + PACKED, EXTXYZ):
+        for path in listed(folder, f"*{suffix}"):
+            trajectories.setdefault(path.name.removesuffix(suffix), path)
+    if graphs and trajectories:
+        raise DataError(f"{folder} has both *.lmdb and *.extxyz, such as {graphs[0].name}; move one of the two away")
+    return graphs or sorted(trajectories.values())

@@ -26,6 +26,7 @@ from common.data.raw_layout import find_file
 from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats.alignments import stockholm_to_a3m
+from common.formats.raw_files import is_data, listed
 from common.untrusted.regular_file import read_bytes, read_text
 
 MMCIF, OBSOLETE, CLUSTERS = "pdb_mmcif/mmcif", "pdb_mmcif/obsolete.dat", "pdb_mmcif/clusters-by-entity-40.txt"
@@ -83,6 +84,12 @@ class RawData:
                     except ValueError as error:
                         raise DataError(f"{path.with_suffix('.sto')}: {error}; fetch it again") from error
                     break
+        folder = self.root / MSAS / chain
+        if not found and (others := listed(folder)):
+            raise DataError(
+                f"{folder} has {others[0].name}, but no {FILES[0]} or other alignment; unpack its files, or fetch them "
+                "again"
+            )
         return found
 
     def identical(self) -> list[list[str]]:
@@ -101,7 +108,7 @@ class RawData:
             DataError: the list is damaged, or a day has another form.
         """
         path = self.root / CAMEO
-        rows = list(csv.reader(io.StringIO(read_text(path))))
+        rows = [row for row in csv.reader(io.StringIO(read_text(path))) if row]  # without empty lines
         if not rows or rows[0] != CAMEO_COLUMNS or any(len(row) != len(CAMEO_COLUMNS) for row in rows):
             raise DataError(f"{path}: its columns are not {','.join(CAMEO_COLUMNS)}")
         for target, day in rows[1:]:
@@ -129,16 +136,15 @@ def open_raw(raw_dir: Path) -> RawData:
         if not (root / name).exists():
             raise DataError(f"{root / name} is missing")
     structures: dict[str, Path] = {}
-    for folder, _, files in os.walk(root / MMCIF):
-        for name in files:
-            identifier = identifier_of(name)
-            if name.removesuffix(".gz").endswith(".cif") and _IDENTIFIER.fullmatch(identifier):
-                if identifier in structures:
-                    both = sorted((structures[identifier], Path(folder, name)))
-                    raise DataError(f"{both[0]} and {both[1]} have the same structure; remove one of them")
-                structures[identifier] = Path(folder, name)
+    for path in (path for suffix in (".cif", ".cif.gz") for path in listed(root / MMCIF, f"**/*{suffix}")):
+        identifier = identifier_of(path.name)
+        if _IDENTIFIER.fullmatch(identifier):
+            if identifier in structures:
+                both = sorted((structures[identifier], path))
+                raise DataError(f"{both[0]} and {both[1]} have the same structure; remove one of them")
+            structures[identifier] = path
     if not structures:
         raise DataError(f"{root / MMCIF} has no *.cif and no *.cif.gz")
     with os.scandir(root / MSAS) as entries:
-        chains = sorted(entry.name for entry in entries if entry.is_dir())
+        chains = sorted(entry.name for entry in entries if is_data(entry.name) and entry.is_dir())
     return RawData(root, dict(sorted(structures.items())), chains, description_of(raw_dir, root / CAMEO))

@@ -154,12 +154,15 @@ def _required(raw_dir: Path, name: str) -> Path:
 
 
 def _require_whole_set(folder: Path, found: tuple[Path, ...], synthetic: Mapping[str, Any] | None) -> None:
-    """Raise DataError if tars of the benchmark's data are missing."""
+    """Raise DataError if tars of the benchmark's data are missing, or others are beside them."""
     if synthetic is not None:
         return
-    there = {path.name for path in found}
-    missing = [name for name in (f"{number:05d}.tar" for number in range(BENCHMARK_TARS)) if name not in there]
-    if missing:
+    names, there = [f"{number:05d}.tar" for number in range(BENCHMARK_TARS)], {path.name for path in found}
+    if others := sorted(there.difference(names)):
+        raise DataError(
+            f"{folder / others[0]} is none of the {BENCHMARK_TARS} tars {names[0]} to {names[-1]}; move it away"
+        )
+    if missing := [name for name in names if name not in there]:
         raise DataError(
             f"{folder} lacks {len(missing)} of {BENCHMARK_TARS} tars, such as {', '.join(missing[:_NAMED])}; to use "
             f"only a part, put a file {MARKER} into the raw folder"

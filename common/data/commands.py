@@ -100,6 +100,10 @@ class DataCommands:
                 print(line)
         except BrokenPipeError:
             raise
+        except UnicodeEncodeError as error:
+            before, behind = error.object[: error.start], error.object[error.start :]
+            name = before.rpartition("\n")[2] + behind.partition("\n")[0]
+            raise DataError(f"{mode}: the name {name!r} is not UTF-8; rename the file or folder") from error
         except OSError as error:
             remedy = "free some space" if error.errno in FULL_DISK else "solve this problem"
             raise DataError(f"{mode}: {error}; {remedy} and run the command again") from error
@@ -111,6 +115,11 @@ class DataCommands:
         elif mode == "generate":
             yield f"{values['raw_dir']}: {call(self.generate, values)}"
         else:
+            if mode in ("prepare", _PREPARE) and values["data_dir"].resolve() == values["raw_dir"].resolve():
+                raise ConfigError(
+                    f"prepare --data-dir {values['data_dir']}: is also --raw-dir, whose files it must not replace; "
+                    "name another folder"
+                )
             if mode == _ADOPT and not os.path.isdir(values["folder"]):  # also False without permission
                 raise DataError(f"--adopt: {values['folder']} does not exist or is no folder; name that of the files")
             written = _manifest(values["data_dir"])

@@ -7,6 +7,7 @@ default and help, and the check of its value. A parameter whose type is a datacl
 type of a parameter                    on the command line
 =====================================  =====================================
 ``bool``                               a flag
+``Path``                               a path; ``~`` is the home directory
 ``Literal``                            one of the choices
 ``tuple[int, int]``                    two values
 ``tuple[int, ...]``, ``Sequence``      one or more values
@@ -20,10 +21,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import types
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from common.errors import ConfigError
@@ -80,7 +83,8 @@ class Parameter:
             parser.add_argument(self.flag, action="store_true", **about)
             return
         origin, entries = get_origin(self.kind), get_args(self.kind)
-        about["type"] = self.option.parse or (entries[0] if entries else self.kind)
+        kind = entries[0] if entries else self.kind
+        about["type"] = self.option.parse or (_path if kind is Path else kind)
         if choices := self._choices():
             about |= {"choices": choices, "type": str}
         elif origin is list:
@@ -182,6 +186,16 @@ def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
 def comma_separated(text: str) -> tuple[int, ...]:
     """Parse text such as ``96,160``."""
     return tuple(int(part) for part in text.split(","))
+
+
+def _path(text: str) -> Path:
+    """Return a path with a name. ``~`` is the home directory, because shells do not replace it behind ``--option=``."""
+    path = Path(os.path.expanduser(text))
+    if path.name in ("", ".."):
+        path = Path(os.path.abspath(path))  # a folder beside ``.`` needs its name
+    if not text or not path.name:
+        raise ArgumentTypeError(f"{text!r} is no path of a file or folder below the root")
+    return path
 
 
 def _is_class(parameter: Parameter) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import filecmp
 import json
 import os
 import shutil
@@ -51,6 +52,10 @@ def locked(folder: Path, name: str = LOCK, doing: str = "preparing") -> Iterator
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataError(f"another process is {doing} {folder}") from error
+        except OSError as error:  # Lustre without the mount option flock, NFS without its lock service
+            raise DataError(
+                f"{folder / name} cannot be locked: {error.strerror}; name a folder on a file system with locks"
+            ) from error
         yield
 
 
@@ -237,7 +242,7 @@ def _compare(data_dir: Path, found: Mapping[str, str], wanted: Mapping[str, str]
         )
 
 
-_NOT_LINKED = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
+_NOT_LINKED = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 def assets_of(data_dir: Path) -> Path:
@@ -296,7 +301,9 @@ def require_space_to_link(paths: Iterable[Path], data_dir: Path) -> None:
 
 
 def is_there(path: Path, target: Path, remedy: str) -> bool:
-    """Return whether ``target`` exists and is ``path``, or a copy of it with the same size and time.
+    """Return whether ``target`` exists and is ``path``, or a copy of it with the same size, and the same time or bytes.
+
+    Copies lose their times on file systems that store seconds, such as Lustre, or if rsync does not keep them.
 
     Raises:
         DataError: ``target`` is another file; the message includes ``remedy``.
@@ -306,6 +313,7 @@ def is_there(path: Path, target: Path, remedy: str) -> bool:
     if target.samefile(path):
         return True
     mine, other = path.stat(), target.stat()
-    if (mine.st_size, mine.st_mtime_ns) != (other.st_size, other.st_mtime_ns):
+    same = mine.st_size == other.st_size
+    if not same or (mine.st_mtime_ns != other.st_mtime_ns and not filecmp.cmp(path, target, shallow=False)):
         raise DataError(f"{target} is another file than {path}; {remedy}")
     return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any
 
 from common.data import manifest, preparation
 from common.errors import DataError
-from common.formats.raw_files import is_data
+from common.formats.raw_files import is_data, listed
 
 LEVELS = 4
 """Levels of folders that are searched below the folder that the user names."""
+_PART = re.compile(r"(?P<start>.*-)\d{5}-of-(?P<total>\d{5})(?P<end>(\.\w+)?)")
 Identity = tuple[int, int]
 """Device number and inode of a file."""
 
@@ -96,6 +98,28 @@ def find_file(root: Path, *patterns: str, others: Collection[str] = ()) -> Path 
     return paths[0] if paths else None
 
 
+def require_parts(paths: Sequence[Path]) -> None:
+    """Check that files with names such as ``part-00000-of-00500`` are all parts of one set.
+
+    Args:
+        paths: the files of one folder, at least one.
+
+    Raises:
+        DataError: a part is missing, or a file is no part of the set.
+    """
+    first = _PART.fullmatch(paths[0].name)
+    if first is None:
+        raise DataError(f"{paths[0]} does not have a name such as part-00000-of-00500; move it away")
+    total = int(first["total"])
+    expected = [f"{first['start']}{number:05d}-of-{total:05d}{first['end']}" for number in range(total)]
+    there = {path.name for path in paths}
+    if missing := [name for name in expected if name not in there]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(f"{paths[0].parent} lacks {missing[0]}{more}; fetch the files again")
+    if others := sorted(there.difference(expected)):
+        raise DataError(f"{paths[0].with_name(others[0])} does not belong to {total} parts beside it; move it away")
+
+
 def packed_hint(root: Path, *archives: str) -> str:
     """Return the end of a message about missing files: the first of ``archives`` that is packed below ``root``."""
     found = next((path for name in archives if (path := find_file(root, name)) is not None), None)
@@ -103,7 +127,7 @@ def packed_hint(root: Path, *archives: str) -> str:
 
 
 def _first(folder: Path, pattern: str) -> Path | None:
-    return min((path for path in folder.glob(pattern) if path.is_file()), default=None)
+    return next((path for path in listed(folder, pattern) if path.is_file()), None)
 
 
 def _subfolders(folder: Path, others: Collection[str]) -> list[Path]:

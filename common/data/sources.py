@@ -38,7 +38,7 @@ from typing import Any
 
 import yaml
 
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
 from common.formats.raw_files import is_data
 from common.untrusted.regular_file import open_regular
 
@@ -354,18 +354,35 @@ _DEPTH = 6
 
 
 class Inventory:
-    """Index by name of the files and folders below a raw folder."""
+    """Index by name of the files and folders below a raw folder, also behind links.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
 
     def __init__(self, raw_dir: Path) -> None:
         self.raw_dir = raw_dir
         self._folders: dict[str, list[str]] = {}
-        for folder, below, names in os.walk(raw_dir):
+        searched: set[tuple[int, int]] = set()
+        for folder, below, names in os.walk(raw_dir, onerror=self._refuse, followlinks=True):
+            status = os.stat(folder)
+            if (identity := (status.st_dev, status.st_ino)) in searched:  # links may form a cycle
+                below.clear()
+                continue
+            searched.add(identity)
             relative = Path(folder).relative_to(raw_dir).as_posix()
             below[:] = sorted(name for name in below if is_data(name) and not name.endswith(".partial"))
             if relative.count("/") >= _DEPTH:
                 below.clear()
             for name in (*names, *below):
                 self._folders.setdefault(name, []).append("" if relative == "." else relative)
+
+    def _refuse(self, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # the raw folder may be missing
+            raise DataError(
+                f"{error.filename} cannot be searched: {error.strerror}; make it readable, or move it out of "
+                f"{self.raw_dir}"
+            ) from error
 
     def find(self, name: str) -> Path | None:
         """Return the file or folder whose path ends with ``name``, or else with ``name`` without its ``.gz``.

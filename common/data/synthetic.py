@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from common.data.preparation import LOCK, locked
 from common.data.stages import start_worker
 from common.errors import DataError
 from common.untrusted.strict_json import read_json_object
@@ -102,20 +103,32 @@ def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, pe
 def generated(raw_dir: Path) -> Iterator[Path]:
     """Yield a temporary folder, and rename it to ``raw_dir`` when the block succeeds.
 
-    If the block fails, the temporary folder stays, and the next call deletes it.
+    If the block fails, the temporary folder stays, and the next call deletes its contents.
 
     Raises:
-        DataError: ``raw_dir`` is not empty.
+        DataError: ``raw_dir`` is not empty or cannot be replaced, or another process is generating it.
     """
+    raw_dir = raw_dir.resolve()  # a link stays, and the data are written to the disk to which it leads
     marker_of(raw_dir)  # for a folder of an earlier version, its error says more than the next one
     if raw_dir.exists() and any(raw_dir.iterdir()):
         raise DataError(f"{raw_dir} is not empty; generate synthetic data into a new or empty folder")
     partial = raw_dir.with_name(f"{raw_dir.name}.partial")
-    if partial.exists():  # left by an interrupted command
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    yield partial
-    partial.replace(raw_dir)
+    with locked(partial, doing="generating"):
+        try:
+            if raw_dir.exists():
+                raw_dir.rmdir()  # the root of a file system fails here, and not in the renaming after the work
+        except OSError as error:
+            raise DataError(
+                f"{raw_dir} cannot be replaced by the generated folder: {error.strerror}; name a new folder in it"
+            ) from error
+        for path in partial.iterdir():  # left by an interrupted command
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        yield partial
+        (partial / LOCK).unlink()
+        partial.replace(raw_dir)
 
 
 @contextmanager

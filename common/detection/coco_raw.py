@@ -37,6 +37,11 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
 """Exceptions from reading a member of a damaged archive."""
 
 
+def is_picture(name: str) -> bool:
+    """Return whether the file with this path below its folder, or in its archive, is a picture of a data set."""
+    return name.lower().endswith((".jpg", ".jpeg", ".png")) and is_data(name)
+
+
 def annotations_name(split: str) -> str:
     """Return the path of a split's annotations, in the raw folder and in the archive."""
     return f"annotations/instances_{SPLITS[split]}.json"
@@ -128,13 +133,14 @@ class RawData:
     def _pictures(self, name: str) -> RawPictures:
         folder, archive = self.folder / name, self.folder / f"{name}.zip"
         if folder.is_dir():
-            files = {entry.name: entry.stat().st_size for entry in os.scandir(folder) if is_data(entry.name)}
+            with os.scandir(folder) as entries:
+                files = {entry.name: entry.stat().st_size for entry in entries if is_picture(entry.name)}
             return RawPictures(folder, files, self.remedy)
         if not archive.is_file():
             raise DataError(f"{folder} is missing, and so is {archive}; {self.remedy}")
         opened = self._opened(archive)
         inside = f"{name}/"
-        infos = (info for info in opened.infolist() if is_data(info.filename))
+        infos = (info for info in opened.infolist() if is_picture(info.filename))
         members = {info.filename.removeprefix(inside): info.file_size for info in infos}
         return RawPictures(archive, members, self.remedy, opened)
 

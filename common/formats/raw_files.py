@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -12,6 +14,7 @@ from common.untrusted.archives import tar_members
 
 LEFT_BEHIND = frozenset({"__macosx", "$recycle.bin", "@eadir", "desktop.ini", "ehthumbs.db", "lost+found", "thumbs.db"})
 """Ignored names in lower case, in addition to all that begin with a dot (``.DS_Store``, ``._a.jpg``)."""
+_MAGIC = frozenset("*?[")
 
 
 def is_data(name: str) -> bool:
@@ -21,8 +24,53 @@ def is_data(name: str) -> bool:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return files and folders below ``folder`` that match a glob, sorted, and may be part of a data set."""
-    return sorted(path for path in folder.glob(pattern) if is_data(path.relative_to(folder).as_posix()))
+    """Return files and folders below ``folder`` that match a glob, sorted, and may be part of a data set.
+
+    In contrast to :meth:`pathlib.Path.glob`, ``**`` follows links to folders, because data sets are spread over disks,
+    and a folder that cannot be read is an error, because its files would be missing unnoticed.
+
+    Args:
+        folder: a missing folder has no files.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    return sorted(_matches(folder, pattern.split("/"), ()))
+
+
+def _matches(folder: Path, parts: Sequence[str], above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """Yield what matches the ``parts`` of a glob; ``above`` has device and inode of the folders that ``**`` entered."""
+    part, *rest = parts
+    if part == "**":
+        if not folder.is_dir():
+            return
+        status = folder.stat()
+        if (identity := (status.st_dev, status.st_ino)) in above:  # a link to a folder above it
+            return
+        yield from _matches(folder, rest, ())
+        for below in _entries(folder, "*", folders=True):
+            yield from _matches(below, parts, (*above, identity))
+    elif rest:
+        for below in _entries(folder, part, folders=True):
+            yield from _matches(below, rest, ())
+    else:
+        yield from _entries(folder, part)
+
+
+def _entries(folder: Path, pattern: str, folders: bool = False) -> Iterator[Path]:
+    """Yield the data in ``folder`` whose names match, or only the folders among them."""
+    if not _MAGIC.intersection(pattern):  # the folder may have a million other entries
+        path = folder / pattern
+        if is_data(pattern) and (path.is_dir() if folders else path.exists()):
+            yield path
+        return
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if fnmatchcase(entry.name, pattern) and is_data(entry.name) and (not folders or entry.is_dir()):
+                    yield folder / entry.name
+    except (FileNotFoundError, NotADirectoryError):
+        return
 
 
 def data_members(file: IO[bytes], source: Path, start: int = 0) -> Iterator[tuple[str, int, int]]:

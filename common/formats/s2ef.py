@@ -1,6 +1,6 @@
 """Published files of Open Catalyst's task S2EF: structures of atoms, each with an energy and forces.
 
-- Trajectories: ``NAME.extxyz`` and ``NAME.txt``, or both with ``.xz``: structures in the extended XYZ format, and for
+- Trajectories: ``NAME.extxyz`` and ``NAME.txt``, each also with ``.xz``: structures in the extended XYZ format, and for
   each one a line ``random<sid>,frame<fid>,<reference energy in eV>``.
 - Graphs: ``*.lmdb``, with pickled graphs of PyTorch Geometric 1.7, with or without edges.
 
@@ -52,8 +52,9 @@ def structures(path: Path) -> Iterator[Fields]:
 
 
 def _trajectory(path: Path) -> Iterator[Fields]:
-    packed = PACKED if path.suffix == PACKED else ""
-    systems = path.with_name(f"{path.name.removesuffix(EXTXYZ + packed)}.txt{packed}")
+    systems = path.with_name(f"{path.name.removesuffix(PACKED).removesuffix(EXTXYZ)}.txt{PACKED}")
+    if not systems.exists():
+        systems = systems.with_suffix("")
     with _opened(path) as frames, _opened(systems) as names:
         systems_of = lines(systems, names, _LONGEST_LINE)
         for frame in extxyz.frames(path, frames, COLUMNS):

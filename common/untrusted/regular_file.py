@@ -126,7 +126,7 @@ def decoded(path: Path, content: bytes, remedy: str = "") -> str:
         DataError: it is not UTF-8; the message has the number of the line, and ``remedy``.
     """
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")  # without the mark that editors of Windows put first
     except UnicodeDecodeError as error:
         line = line_not_utf8(io.BytesIO(content))
         raise DataError(f"{path}: line {line} is not UTF-8: {error}" + (f"; {remedy}" if remedy else "")) from error

@@ -57,4 +57,4 @@ def data_root() -> Path:
     """
     others = [variable.key for name, variable in VARIABLES.items() if name != "MLPERF_DATA_DIR"]
     check_variables([f"{key}=" for key in others])
-    return Path(os.environ.get("MLPERF_DATA_DIR", "data"))
+    return Path(os.environ.get("MLPERF_DATA_DIR", "data")).expanduser()

@@ -82,6 +82,26 @@ def test_packed_trajectories_give_the_same_files(tmp_path: Path) -> None:
     assert contents(tmp_path / "packed") == contents(tmp_path / "plain")
 
 
+def test_partly_unpacked_trajectories_are_all_used(tmp_path: Path) -> None:
+    """Some are packed, some unpacked, and one is unpacked in part beside the packed one."""
+    raw = small_slabs.write_trajectories(tmp_path / "raw")
+    for path in [*raw.rglob("0.*")]:
+        path.with_name(f"1{path.suffix}").write_bytes(path.read_bytes())
+    prepare(raw, tmp_path / "plain")
+    for path in [*raw.rglob("0.*")]:
+        path.with_name(f"{path.name}.xz").write_bytes(lzma.compress(path.read_bytes()))
+        path.write_bytes(path.read_bytes()[:10])
+    prepare(raw, tmp_path / "packed")
+    assert contents(tmp_path / "packed") == contents(tmp_path / "plain")
+
+
+def test_trajectories_and_graphs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    raw = small_slabs.write_trajectories(tmp_path / "raw")
+    next(raw.rglob("0.extxyz")).with_name("0.lmdb").touch()
+    with pytest.raises(DataError, match=r"has both \*\.lmdb and \*\.extxyz, such as 0\.lmdb; move one of the two away"):
+        prepare(raw, tmp_path / "data")
+
+
 @pytest.mark.parametrize("edges", [{}, {"edge_index": ..., "cell_offsets": ...}], ids=["with edges", "without"])
 def test_official_graphs_give_the_structures_of_their_trajectories(edges: dict, tmp_path: Path) -> None:
     raw = small_slabs.write_graphs(tmp_path / "raw", small_slabs.pickled(small_slabs.graph(**edges)))

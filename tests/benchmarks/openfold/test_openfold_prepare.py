@@ -195,6 +195,28 @@ def test_other_layouts_of_the_raw_files(raw: Path, written: Path, tmp_path: Path
     assert b">q\nMK\n>a\nMK\n" in (tmp_path / "data" / different[0]).read_bytes()
 
 
+def test_raw_files_of_other_systems_are_the_same_data(raw: Path, written: Path, tmp_path: Path) -> None:
+    """The list is saved by a spreadsheet, structures are on another disk, and a file manager has visited."""
+    text = (raw / CAMEO).read_text()
+    (raw / CAMEO).write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode() + b"\r\n")
+    (raw / MMCIF).rename(tmp_path / "disk")
+    (raw / MMCIF).mkdir()
+    for folder in (tmp_path / "disk").iterdir():
+        (raw / MMCIF / folder.name).symlink_to(folder)
+    (raw / MSAS / "@eaDir").mkdir()
+    found, expected = raw_module.open_raw(raw), raw_module.open_raw(written)
+    assert found.evaluated() == expected.evaluated()
+    assert list(found.structures) == list(expected.structures)
+    assert found.chains == expected.chains
+
+
+def test_alignments_that_are_still_packed_are_named(raw: Path, tmp_path: Path) -> None:
+    for path in list((raw / MSAS / "1000_A").rglob("*_hits.*")):
+        path.rename(path.with_name(f"{path.name}.gz"))
+    with pytest.raises(DataError, match=r"1000_A has a3m, but no .* or other alignment; unpack its files, or fetch"):
+        prepare(raw, tmp_path / "data")
+
+
 @pytest.mark.parametrize("name", [CAMEO, CLUSTERS, DUPLICATES, OBSOLETE, MMCIF, MSAS])
 def test_a_missing_file_is_named(name: str, raw: Path, tmp_path: Path) -> None:
     (raw / name).rename(tmp_path / "elsewhere")

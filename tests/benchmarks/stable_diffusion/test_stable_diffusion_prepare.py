@@ -289,6 +289,15 @@ def test_real_data_require_all_tars(copied, tmp_path):
         prepare(copied, tmp_path / "data")
 
 
+def test_a_doubled_tar_of_real_data_is_refused(copied, monkeypatch):
+    (copied / "SYNTHETIC").unlink()
+    monkeypatch.setattr(raw, "BENCHMARK_TARS", len(RAW))
+    tar = next(copied.rglob("00000.tar"))
+    shutil.copy(tar, tar.with_name("00000 (1).tar"))
+    with pytest.raises(DataError, match=r"00000 \(1\)\.tar is none of the 3 tars 00000\.tar to 00002\.tar; move it"):
+        raw.open_raw(copied)
+
+
 @pytest.mark.parametrize("name", [raw.CHECKPOINT, raw.VOCABULARY])
 def test_a_missing_asset_is_an_error(copied, tmp_path, name):
     (copied / "assets" / name).unlink()

@@ -38,7 +38,7 @@ class Called:
     def __init__(
         self,
         synthetic: bool = False,
-        error: OSError | None = None,
+        error: Exception | None = None,
         few: bool = False,
         placing: bool = False,
         adopting: bool = False,
@@ -117,6 +117,50 @@ def test_folders_that_are_given_are_taken(command):
     called = Called()
     called.commands.run(command, [text for name in FOLDERS[command] for text in (f"--{name[:-4]}-dir", f"/at/{name}")])
     assert called.options == {name: Path(f"/at/{name}") for name in FOLDERS[command]}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [("~/x", "/home/me/x"), ("a/~", "a/~"), (".", "{cwd}"), ("..", "{above}"), ("x/", "x")]
+)
+def test_a_folder_has_a_name_and_may_begin_with_the_home_directory(given, taken, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.chdir(tmp_path)
+    called = Called()
+    called.commands.run("verify", [f"--data-dir={given}"])
+    assert called.options == {"data_dir": Path(taken.format(cwd=tmp_path, above=tmp_path.parent))}
+
+
+@pytest.mark.parametrize("given", ["", "/"])
+def test_an_empty_folder_name_is_refused(given, capsys):
+    with pytest.raises(SystemExit):
+        Called().commands.run("verify", [f"--data-dir={given}"])
+    assert f"--data-dir: {given!r} is no path of a file or folder" in capsys.readouterr().err
+
+
+def test_the_folder_of_all_data_may_begin_with_the_home_directory(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("MLPERF_DATA_DIR", "~/sets")
+    called = Called()
+    called.commands.run("verify", [])
+    assert called.options == {"data_dir": Path("/home/me/sets/name")}
+
+
+def test_raw_files_are_not_replaced_by_prepared_ones(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "raw")
+    called = Called()
+    with pytest.raises(ConfigError, match=f"^prepare --data-dir {tmp_path}/link: is also --raw-dir"):
+        called.commands.run("prepare", ["--raw-dir", f"{tmp_path}/raw", "--data-dir", f"{tmp_path}/link"])
+    assert called.options == {}
+
+
+def test_a_name_that_is_not_utf_8_is_an_error_that_shows_it():
+    name = os.fsdecode(b"M\xfcller.jpg")
+    try:
+        f"a.jpg\t1\n{name}\t2\nb.jpg\t3\n".encode()
+    except UnicodeEncodeError as error:
+        found = error
+    with pytest.raises(DataError, match=r"^prepare: the name 'M\\udcfcller\.jpg\\t2' is not UTF-8; rename the file"):
+        Called(error=found).commands.run("prepare", [])
 
 
 @pytest.mark.parametrize(

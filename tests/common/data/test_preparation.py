@@ -42,6 +42,16 @@ def test_the_lock_ends_with_the_block(tmp_path):
         pass
 
 
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    message = f"^{tmp_path}/prepare.lock cannot be locked: Function not implemented; name a folder on a file system"
+    with pytest.raises(DataError, match=message), preparation.locked(tmp_path):
+        pytest.fail("not locked")
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
@@ -161,6 +171,15 @@ def test_a_file_on_another_disk_is_copied(path, tmp_path, monkeypatch):
     assert target.read_bytes() == b"content"
     assert is_there(path, target, "")
     link_or_copy(path, target, "")
+
+
+@pytest.mark.parametrize(("copy", "same"), [(b"content", True), (b"another", False)])
+def test_a_copy_that_has_lost_its_time_is_compared_by_its_bytes(path, tmp_path, copy, same):
+    target = tmp_path / "other"
+    target.write_bytes(copy)
+    os.utime(target, ns=(0, 0))
+    with nullcontext() if same else pytest.raises(DataError, match="is another file than"):
+        assert is_there(path, target, "")
 
 
 def test_other_errors_are_not_hidden(path, tmp_path, monkeypatch):

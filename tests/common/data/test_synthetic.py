@@ -1,9 +1,11 @@
 """Generated folders are there when they are complete, and say what they are."""
 
+import errno
 import itertools
 import json
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +75,39 @@ def test_the_partial_folder_of_a_killed_command_is_replaced(tmp_path):
     with synthetic.generated(tmp_path / "raw") as folder:
         (folder / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["raw", "new"]
+
+
+def test_data_are_generated_on_the_disk_to_which_a_link_leads(tmp_path):
+    (tmp_path / "disk" / "raw").mkdir(parents=True)
+    (tmp_path / "raw").symlink_to(tmp_path / "disk" / "raw")
+    with synthetic.generated(tmp_path / "raw") as folder:
+        assert folder.parent == tmp_path / "disk"
+        (folder / "file").touch()
+    assert (tmp_path / "raw").is_symlink()
+    assert [path.name for path in (tmp_path / "disk").rglob("*")] == ["raw", "file"]
+
+
+def test_a_folder_that_cannot_be_replaced_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "mounted").mkdir()
+
+    def refuse(path):
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    monkeypatch.setattr(Path, "rmdir", refuse)
+    message = f"^{tmp_path}/mounted cannot be replaced by the generated folder: Device or .*; name a new folder in it$"
+    with pytest.raises(DataError, match=message), synthetic.generated(tmp_path / "mounted"):
+        pytest.fail("the work has begun")
+
+
+def test_two_commands_do_not_generate_into_one_folder(tmp_path):
+    with synthetic.generated(tmp_path / "raw") as folder:
+        (folder / "first").touch()
+        with (
+            pytest.raises(DataError, match=r"^another process is generating "),
+            synthetic.generated(tmp_path / "raw"),
+        ):
+            pytest.fail("two at once")
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == ["first"]
 
 
 def halved(number: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import tarfile
 import zipfile
@@ -75,6 +76,7 @@ def test_foreign_members_of_zips_are_passed_over(tmp_path):
         for name in ("a.jpg", *(name.format("a.jpg") for name in FOREIGN)):
             archive.writestr(f"{folder}/{name}", b"1")
         archive.writestr(f"__MACOSX/{folder}/._a.jpg", b"1")
+        archive.writestr(f"{folder}/README.txt", b"1")
     found = RawData(tmp_path, None, "ssd300", ())._pictures(folder)
     assert found.sizes == {"a.jpg": 1}
 
@@ -104,6 +106,32 @@ def test_a_listing_is_sorted_and_has_folders(tmp_path):
     litter(tmp_path)
     assert listed(tmp_path) == [tmp_path / "a.npy", tmp_path / "b"]
     assert listed(tmp_path, "*/*.npy") == [tmp_path / "b" / "c.npy"]
+
+
+def test_a_listing_of_all_levels_follows_links_and_ends_at_cycles(tmp_path):
+    for name in ("disk/1.h5", "raw/2.h5", "raw/a/b/3.h5"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "raw" / "disk").symlink_to(tmp_path / "disk")
+    (tmp_path / "raw" / "a" / "above").symlink_to(tmp_path / "raw")
+    names = [path.relative_to(tmp_path / "raw").as_posix() for path in listed(tmp_path / "raw", "**/*.h5")]
+    assert names == ["2.h5", "a/b/3.h5", "disk/1.h5"]
+    assert listed(tmp_path / "none", "**/*.h5") == []
+
+
+@pytest.mark.parametrize("pattern", ["**/*.h5", "*/*.h5"])
+def test_files_in_a_folder_that_cannot_be_read_are_not_missed_unnoticed(pattern, tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(folder):
+        if os.fspath(folder).endswith("closed"):
+            raise PermissionError(13, "Permission denied", os.fspath(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match="closed"):
+        listed(tmp_path, pattern)
 
 
 CONTENTS = {"a.bin": b"x" * 700, "b.bin": b"", "c.bin": b"y" * 512}
