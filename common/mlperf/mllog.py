@@ -70,6 +70,7 @@ class _LineWriter(logging.Logger):
         self._fd = fd
         self._before_line = before_line
         self._failure: OSError | None = None
+        self._printing = True
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Write one line. Raise an error where mlperf-logging would only print a warning."""
@@ -78,15 +79,21 @@ class _LineWriter(logging.Logger):
         if level != logging.INFO:  # mlperf-logging reports bad entries at higher levels and continues
             raise TypeError(f"event cannot be logged: {str(msg).strip()}")
         line = f"{msg}\n"
-        try:
-            self._before_line()
-            if self._fd is not None:
+        self._before_line()
+        if self._fd is not None:
+            try:
                 _write_all(self._fd, line.encode())
+            except OSError as error:
+                self._failure = error
+                raise
+        if not self._printing:
+            return
+        try:
             sys.stdout.write(line)
             sys.stdout.flush()
         except OSError as error:
-            self._failure = error
-            raise
+            self._printing = False  # the file can still be closed as aborted
+            raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def _write_all(fd: int, data: bytes) -> None:
