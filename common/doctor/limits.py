@@ -94,7 +94,9 @@ def parse_limits(section: Mapping[str, Any]) -> Limits:
 def _read(path: Path) -> Any:
     try:
         content = read_small_yaml(path, "the system")
-        return OmegaConf.to_container(OmegaConf.create(content), resolve=True) if isinstance(content, dict) else content
+        if content is not None and not isinstance(content, dict):
+            return content  # the loader's error says what is expected
+        return OmegaConf.to_container(OmegaConf.create(content or {}), resolve=True)
     except (ConfigError, OmegaConfBaseException) as error:
         raise ConfigError(f"--system {' '.join(str(error).split())}") from error
 
