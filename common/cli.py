@@ -18,8 +18,10 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import WORKLOADS
-from common.config.composition import CONFIGS, completions, scales_of, settings_help, with_hydra
-from common.errors import ConfigError, Interrupted, SuiteError, disk_error, print_error
+from common.config.composition import completions, scales_of, settings_help, with_hydra
+from common.config.override import did_you_mean
+from common.config.yaml_files import workload_file
+from common.errors import ConfigError, Interrupted, SuiteError, disk_error, flush_output, print_error
 from common.untrusted.confined import import_path
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ LIST_COLUMNS = 100
 def main() -> None:
     """Run the console command and exit with its exit code."""
     arguments = sys.argv[1:]
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -72,6 +75,20 @@ def main() -> None:
 
         leave(lambda: run(arguments))
     sys.exit(run(arguments))
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for standard streams that the caller has closed.
+
+    Otherwise the next file that is opened would get the number of the stream, and text for the stream would go into it.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def run(argv: Sequence[str]) -> int:
@@ -85,8 +102,13 @@ def run(argv: Sequence[str]) -> int:
             return _complete(argv)
         known = {**COMMANDS, **DRIVER_COMMANDS}
         if command not in known:
-            raise ConfigError(f"no command {command!r}; the commands are {', '.join(COMMANDS)}")
-        return known[command](rest)
+            raise ConfigError(
+                f"no command {command!r}; the commands are {', '.join(COMMANDS)}{did_you_mean(command, COMMANDS)}"
+            )
+        _require_current_folder()
+        code = known[command](rest)
+        sys.stdout.flush()
+        return code
     except SuiteError as error:
         print_error(error)
         return error.exit_code
@@ -96,13 +118,21 @@ def run(argv: Sequence[str]) -> int:
         print_error(stopped)
         return stopped.exit_code
     except BrokenPipeError:  # the reader of our output, such as `head`, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        flush_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
         if (message := disk_error(error, "output of the command")) is None:
             raise
         print_error(message)
         return message.exit_code
+
+
+def _require_current_folder() -> None:
+    """Raise a ConfigError if the current folder was removed: relative paths and programs that start here need it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the current folder no longer exists: change to another one with cd") from error
 
 
 def workload_class(name: str) -> type[Workload]:
@@ -112,10 +142,15 @@ def workload_class(name: str) -> type[Workload]:
         ConfigError: there is no such workload.
     """
     if name not in WORKLOADS:
-        raise ConfigError(f"benchmark={name}: unknown; the workloads are {', '.join(sorted(WORKLOADS))}")
+        raise _unknown_benchmark(name)
     module, _, attribute = WORKLOADS[name].partition(":")
     loaded: type[Workload] = getattr(importlib.import_module(module), attribute)
     return loaded
+
+
+def _unknown_benchmark(name: str) -> ConfigError:
+    known = sorted(WORKLOADS)
+    return ConfigError(f"benchmark={name}: unknown; the workloads are {', '.join(known)}{did_you_mean(name, known)}")
 
 
 def load(tree: Mapping[str, Any], micro_batch: int | None = None) -> tuple[RunConfig, SessionConfig]:
@@ -245,7 +280,7 @@ def list_workloads(argv: list[str]) -> int:
         raise ConfigError("list takes no arguments")
     rows = [("benchmark", "target", "runs", "last round", "scales")]
     for name in sorted(WORKLOADS):
-        settings = OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml")
+        settings = OmegaConf.load(workload_file("benchmark", name))
         rules = rules_for(name, newest_ruleset(name))
         targets = {metric: TargetConfig(**target) for metric, target in settings.targets.items()}
         wanted = ", ".join(f"{metric} {target}" for metric, target in targets.items())
@@ -280,7 +315,7 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
         if len(names) != 1:
             raise ConfigError(f"{command}: name exactly one benchmark: mlperf-suite {command} benchmark=NAME …")
         if names[0] not in WORKLOADS:
-            raise ConfigError(f"benchmark={names[0]}: unknown; the workloads are {', '.join(sorted(WORKLOADS))}")
+            raise _unknown_benchmark(names[0])
         rest = [argument for argument in argv if not argument.startswith("benchmark=")]
         scales = [argument for argument in rest if argument.startswith("scale=")]
         scale = None

@@ -7,6 +7,7 @@ traceback and exits with the class's ``exit_code``.
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 
@@ -32,10 +33,19 @@ def _shown(character: str) -> str:
 
 def print_error(error: BaseException) -> None:
     """Print an error's message to stderr; it may have several lines."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    flush_output()
     lines = f"mlperf-suite: {type(error).__name__}: {error}".split("\n")
     print("\n".join(printable(line) for line in lines), file=sys.stderr, flush=True)
+
+
+def flush_output() -> None:
+    """Write buffered standard output. If that fails, discard it, so that the interpreter does not try again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(discard, sys.stdout.fileno())
+        os.close(discard)
 
 
 class SuiteError(Exception):
@@ -52,8 +62,11 @@ UNFIT = 11
 """Exit code of `doctor` for machines that were checked and are not fit."""
 
 
-UNREACHABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE)
-"""Error numbers for a path that the user may not use, or that the file system does not serve."""
+UNREACHABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENOENT,
+    errno.ENOTDIR, errno.EISDIR,
+)  # fmt: skip
+"""Error numbers for a path that has vanished, that the user may not use, or that the file system does not serve."""
 
 
 def disk_error(error: OSError, nameless: str) -> SuiteError | None:

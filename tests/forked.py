@@ -65,7 +65,8 @@ class Forked:
         cwd: the folder that it works in.
         environment: all of its variables.
         file_size: bytes that a file may have before writing fails, as on a full disk.
-        streams: descriptors of its standard input, output and errors; :meth:`communicate` has what it writes if None.
+        streams: descriptors of its standard input, output and errors, of which None is closed in the process;
+            :meth:`communicate` has what it writes without ``streams``.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Forked:
         cwd: Path,
         environment: Mapping[str, str],
         file_size: int | None = None,
-        streams: Sequence[int] | None = None,
+        streams: Sequence[int | None] | None = None,
     ) -> None:
         assert list(command[:2]) == [sys.executable, "-m"], command
         self.args = list(command)
@@ -84,7 +85,13 @@ class Forked:
         if streams is None:
             files = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in self._streams]
             streams = opened = [os.open(os.devnull, os.O_RDONLY), *files]
-        arguments = (self.args, cwd, dict(environment), [Descriptor(stream) for stream in streams], file_size)
+        arguments = (
+            self.args,
+            cwd,
+            dict(environment),
+            [None if stream is None else Descriptor(stream) for stream in streams],
+            file_size,
+        )
         self._process = FORKS.Process(target=_become, args=arguments)
         with FORKING:
             self._process.start()
@@ -199,16 +206,21 @@ def _become(
     command: Sequence[str],
     cwd: Path,
     environment: Mapping[str, str],
-    streams: Sequence[Descriptor],
+    streams: Sequence[Descriptor | None],
     file_size: int | None,
 ) -> NoReturn:
     """Set up the forked process as a new process would be."""
     for number, stream in enumerate(streams):
-        os.dup2(stream.number, number)
-        os.close(stream.number)
+        if stream is not None:
+            os.dup2(stream.number, number)
+            os.close(stream.number)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if streams[number] is None:  # the interpreter sets the object to None if the descriptor is closed
+            os.close(number)
+            setattr(sys, name, None)
     if "PYTHONUNBUFFERED" in environment:
         sys.stdout.reconfigure(write_through=True)
     os.chdir(cwd)

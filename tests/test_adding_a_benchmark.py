@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from common import cli
+from tests import toy
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "adding_a_benchmark.md").read_text()
@@ -20,6 +22,14 @@ def test_the_page_shows_every_part_and_nothing_that_is_not_checked():
         "config.py", "data.py", "evaluate.py", "prepare.py", "workload.py", "toy.yaml",
     }  # fmt: skip
     assert len(SHOWN) == len(re.findall(r"^```(?:python|yaml)$", PAGE, re.MULTILINE))
+
+
+def test_the_list_has_the_example(capsys):
+    with toy.known():
+        assert cli.run(["list"]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("toy ")]
+    assert row[:4] == ["toy", "mean_absolute_error", "<=", "0.124"]
+    assert "test" in row
 
 
 def test_the_example_is_as_small_as_the_page_says():

@@ -73,11 +73,19 @@ CASES = [
     _train("option that the schedule lacks", "+benchmark.schedule.foo=1", says=("benchmark.schedule", "'foo'")),
     _train("power for a GPU that is not used", "system.vboost=1", says=("system.vboost=1", "no GPU")),
     _train("negative seed", "seed=-1", says=("seed=-1", "0 or more")),
+    _train("seed of more than 64 bits", f"seed={2**64}", says=(f"seed={2**64}", "below 2**64")),
+    _train("time limit below zero", "timeout_seconds=-1", says=("timeout_seconds=-1", "positive")),
+    _train("time limit that never ends", "timeout_seconds=inf", says=("timeout_seconds=inf", "at most")),
+    _train("empty path", "assets_dir=", says=("assets_dir=", "an empty path")),
+    _train("path that is null", "data_dir=null", says=("data_dir=null", "expected Path, got null")),
+    _train("group that is null", "scale=null", says=("scale=null", "name of a choice")),
     _train("no ruleset", "ruleset=9.9.9", says=("ruleset 9.9.9 is not known", "resnet", "4.0.0")),
     _train("ruleset that is a number", "ruleset=9.9", says=("ruleset 9.9 is not known", "resnet", "4.0.0")),
     # ResNet-50's last round is v4.0.
     _train("ruleset without the benchmark", "ruleset=4.1.0", says=("ruleset 4.1.0", "resnet", "last round v4.0")),
     Case("unknown benchmark", ("train", "benchmark=nosuch"), ("benchmark=nosuch", "resnet")),
+    Case("benchmark in other case", ("train", "benchmark=ResNet"), ("benchmark=ResNet", "did you mean resnet?")),
+    Case("benchmark of generate in other case", ("generate", "benchmark=BERT"), ("did you mean bert?",)),
     Case("unknown scale", ("train", "benchmark=resnet", "scale=nosuch"), ("scale=nosuch", "8xH200", "demo")),
     Case(
         "two nodes started alone",
@@ -170,6 +178,15 @@ def test_the_open_division_accepts_what_the_closed_one_forbids(data_of, tmp_path
     assert '"lars_opt_end_learning_rate", "value": 0.001' in (tmp_path / "out" / "mlperf.log").read_text()
 
 
+def test_an_interactive_step_of_slurm_learns_how_to_start_the_ranks(tmp_path):
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1"}
+    overrides = training(tmp_path / "none", tmp_path / "out", "scale.gpus_per_node=2", benchmark="resnet")
+    done = suite(*overrides, **step)
+    message = the_message(done)
+    assert done.code == CONFIGURATION
+    assert "1 were started by slurm; give srun --nodes=1 --ntasks-per-node=2, or env -u SLURM_STEP_ID" in message
+
+
 def test_output_that_is_no_folder(data_of):
     done = suite(*training(data_of("resnet"), Path("/dev/null"), benchmark="resnet"))
     assert done.code == CONFIGURATION
@@ -192,6 +209,16 @@ def test_data_of_another_recipe(tmp_path):
     assert "48 training and 40 evaluation samples" in message
     assert "96 and 40" in message
     assert not (tmp_path / "out" / "mlperf.log").exists()
+
+
+def test_data_that_vanish_after_their_manifest_are_named(data_of, tmp_path):
+    data = shutil.copytree(data_of("toy"), tmp_path / "data")
+    (data / "eval_volumes.npy").unlink()
+    output = tmp_path / "out"
+    done = suite(*training(data, output))
+    assert done.code == DATA
+    assert f"{data}/eval_volumes.npy: No such file or directory" in the_message(done)
+    assert_closed_as_aborted(output / "mlperf.log")
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
@@ -21,7 +20,7 @@ from common.config.system import Hardware
 from common.config.yaml_files import CONFIGS
 from common.doctor.limits import hardware_of, load_system
 from common.errors import ConfigError
-from common.measure.arguments import gpus_of, make_folder, parser_of, require_known
+from common.measure.arguments import gpus_of, make_folder, parser_of, require_known, require_seconds
 from common.measure.node import Node
 from common.measure.table import MeasuredCopy
 
@@ -47,17 +46,13 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
         ConfigError: there is nothing to measure, this machine has too few GPUs, or an argument is wrong.
     """
     arguments = _parse(argv)
-    require_known("characterise", arguments.benchmarks, benchmarks)
+    require_known("characterise", arguments.benchmarks, benchmarks, arguments.scale)
     names, gpus = gpus_of("characterise", arguments.gpus, arguments.override, on_cpu=(1,))
     if arguments.system is not None and not names:
         raise ConfigError(
             f"--system {arguments.system}: CPU ranks replace GPUs here, and a system has the rates of a GPU"
         )
     hardware = None if arguments.system is None else hardware_of(arguments.system)
-    for name in arguments.benchmarks:
-        if arguments.scale not in scales_of(name):
-            scales = ", ".join(scales_of(name))
-            raise ConfigError(f"characterise: {name} has no scale {arguments.scale}; it has {scales}")
     asked = arguments.benchmarks or [name for name in sorted(benchmarks) if arguments.scale in scales_of(name)]
     if not asked:
         raise ConfigError(f"characterise: no benchmark has a scale {arguments.scale}")
@@ -114,8 +109,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "(default: the system in configs/system that has this GPU)",
     )
     arguments = parser.parse_args(argv)
-    if not 0 < arguments.seconds < math.inf:
-        raise ConfigError(f"characterise: --seconds={arguments.seconds:g}: expected seconds, more than 0")
+    require_seconds("characterise", arguments.seconds)
     return arguments
 
 

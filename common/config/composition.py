@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from common.config.override import did_you_mean, quoting_hint
-from common.config.yaml_files import CONFIGS, entry_names, explain
+from common.config.override import did_you_mean, parsed, quoting_hint
+from common.config.yaml_files import CONFIGS, entry_names, explain, workload_file
 from common.errors import ConfigError, SuiteError, print_error
 from common.untrusted.variables import check_variables
 
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     from omegaconf.errors import OmegaConfBaseException
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
+GROUPS = ("benchmark=", "scale=", "system=", "hparams=")
+"""How overrides that choose a file of `configs/`, or an entry of one, begin."""
 
 
 def scales_of(benchmark: str) -> list[str]:
     """Return the names of scales for which ``benchmark`` has a recipe, sorted."""
-    return entry_names(CONFIGS / "recipe" / f"{benchmark}.yaml", "scales")
+    return entry_names(workload_file("recipe", benchmark), "scales")
 
 
 def _sets_of(benchmark: str) -> list[str]:
     """Return the choices of the group ``hparams`` for ``benchmark``, sorted."""
-    names = entry_names(CONFIGS / "hparams" / f"{benchmark}.yaml", "sets")
+    names = entry_names(workload_file("hparams", benchmark), "sets")
     return [f"{benchmark}/{name}" for name in names]
 
 
@@ -126,6 +128,7 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
     from common.config.workload_files import serve_groups
 
     codes: list[int] = []
+    failures: list[OSError] = []
     full_error = os.environ.get(FULL_ERROR)
 
     def job(composed: DictConfig) -> None:
@@ -148,6 +151,8 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
         except SuiteError as error:
             print_error(_with_origin(error, chosen) if isinstance(error, ConfigError) else error)
             codes.append(error.exit_code)
+        except OSError as error:  # such as a pipe that nobody reads any more; Hydra would print a traceback
+            failures.append(error)
 
     check_variables(argv)
     before = sys.argv
@@ -163,6 +168,8 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
     finally:
         sys.argv = before
         _set_variable(FULL_ERROR, full_error)
+    if failures:
+        raise failures[0]
     return max(codes, default=0)
 
 
@@ -247,6 +254,9 @@ def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
     swept = [text for text in overrides if str(error).startswith(f"Ambiguous value for argument '{text}'")]
     if swept:
         return f"{swept[0]!r} has commas, which separate the values of a sweep (--multirun){quoting_hint(swept[0])}"
+    unnamed = [text for text in overrides if text.startswith(GROUPS) and not isinstance(_value(text), str | list)]
+    if unnamed and str(error).startswith("Config group override must be a string"):
+        return f"{unnamed[0]}: expected the name of a choice; `mlperf-suite train --help` lists the choices"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
         return _unknown_choice(error.missing_cfg_file, error, overrides)
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
@@ -254,6 +264,14 @@ def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
     if deleted := re.match(r"Could not delete from config\. '(.+)' does not exist", str(error)):
         return _unknown_key(deleted[1], overrides)
     return " ".join(str(error).splitlines()[:2])
+
+
+def _value(text: str) -> object:
+    """Return the value of an override that parses; "" for other text."""
+    try:
+        return parsed(text)[1]
+    except ConfigError:
+        return ""
 
 
 def _unknown_choice(asked: str, error: MissingConfigException, overrides: Sequence[str]) -> str:
@@ -275,7 +293,7 @@ def _unknown_choice(asked: str, error: MissingConfigException, overrides: Sequen
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     """Return the message about an unknown key, with the most similar known key."""
-    groups = [text for text in overrides if text.startswith(("benchmark=", "scale=", "system="))]
+    groups = [text for text in overrides if text.startswith(GROUPS)]
     try:
         known = set(_keys(compose(groups), ""))
     except ConfigError:  # the groups are wrong, too: only the settings shared by all workloads are known

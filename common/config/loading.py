@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
-from common.config.override import did_you_mean
+from common.config.override import as_typed, did_you_mean
 from common.config.ranges import Range
 from common.config.schema import (
     BenchmarkConfig,
@@ -328,8 +328,23 @@ def convert(kind: Any, value: Any, path: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is Path and isinstance(value, str | Path):
-        return Path(value).expanduser()
+        return _path(str(value), path)
     if isinstance(value, kind) and not (kind in (int, float) and isinstance(value, bool)):
         return value
-    quotes = f"; text is quoted, in bash: '{path}=\"…\"'" if kind in (str, Path) else ""
-    raise ConfigError(f"{path}={value}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}{quotes}")
+    quotes = f"; text is quoted, in bash: '{path}=\"…\"'" if kind in (str, Path) and value is not None else ""
+    expected, got = getattr(kind, "__name__", kind), "null" if value is None else type(value).__name__
+    raise ConfigError(f"{path}={as_typed(value)}: expected {expected}, got {got}{quotes}")
+
+
+def _path(text: str, key: str) -> Path:
+    """Return the path that ``text`` names; ``~`` is the home folder.
+
+    Raises:
+        ConfigError: the text is empty, as with a shell variable that is not set, or `~` has no home folder.
+    """
+    if not text.strip():
+        raise ConfigError(f"{key}={text}: an empty path; is a variable of the command line not set?")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{key}={text}: the home folder of this user is not known; write the path in full") from error

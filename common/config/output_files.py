@@ -6,24 +6,28 @@ import contextlib
 import os
 import sys
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import ConfigError, SuiteError
 
 
-def require_writable(option: str, path: Path | None) -> None:
+def require_writable(option: str, path: Path | None, inputs: Iterable[Path] = ()) -> None:
     """Check that a file can be written, so that a command fails before its work and not after it.
 
     Args:
         option: name of the option, for messages.
         path: file to write; its folders need not exist. None: nothing to check.
+        inputs: files that the command reads, and must not replace.
 
     Raises:
-        ConfigError: the path is a folder, or a pipe or device that may not be written, or a folder above it is a file
-            or may not be written.
+        ConfigError: the path is a folder, or a pipe or device that may not be written, or an input, or a folder above
+            it is a file or may not be written.
     """
     if path is None:
         return
+    if os.path.realpath(path) in map(os.path.realpath, inputs):
+        raise ConfigError(f"{option} {path}: the command reads this file, and would replace it: name another file")
     if path.is_dir():
         raise ConfigError(f"{option} {path}: is a folder: name a file")
     if _is_stream(path):

@@ -79,7 +79,7 @@ def parsed(argument: str) -> tuple[str, Any]:
 def did_you_mean(key: str, known: Iterable[str]) -> str:
     """Return the end of a message about ``key``: its new name, its removal, or a similar ``known`` key; "" for none.
 
-    Keys may be dotted. A key with the right last part in the wrong section is found, too.
+    Keys may be dotted. A key with the right last part in the wrong section, or in other case, is found, too.
     """
     if key in RENAMED:
         return f"; it is {RENAMED[key]} now"
@@ -87,7 +87,10 @@ def did_you_mean(key: str, known: Iterable[str]) -> str:
         return f"; remove it: {REMOVED[key]}"
     candidates = sorted(known)
     last = key.rpartition(".")[2]
-    near = difflib.get_close_matches(key, [name for name in candidates if name.rpartition(".")[2] == last], 1, 0.0)
+    near = [name for name in candidates if name.lower() == key.lower()]
+    near = near or difflib.get_close_matches(
+        key, [name for name in candidates if name.rpartition(".")[2] == last], 1, 0.0
+    )
     near = near or difflib.get_close_matches(key, candidates, 1, 0.7)
     if not near:
         names = {name.rpartition(".")[2]: name for name in reversed(candidates)}

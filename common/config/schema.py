@@ -29,6 +29,10 @@ DataSetName = Range(f"it is {SYNTHETIC} now", lambda value: value != "stand-in")
 
 BucketSize = Range("a bucket has a positive, finite size", lambda value: 2**-20 <= value < math.inf)
 Divisor = Range("a divisor is positive and finite", Positive.holds)
+Seed = Range("seeds are 0 or more, and below 2**64", lambda value: 0 <= value < 2**64)
+LONGEST_TIMEOUT = 10**7
+"""Largest ``timeout_seconds``, about four months. Timeouts of PyTorch overflow with much larger values."""
+Timeout = Range(f"positive, and at most {LONGEST_TIMEOUT:,} seconds", lambda value: 0 < value <= LONGEST_TIMEOUT)
 
 
 @dataclass(frozen=True)
@@ -399,14 +403,14 @@ class SessionConfig:
     staging_dir: Path | None
     output_dir: Path
     device: Literal["auto", "cpu", "cuda"]
-    seed: Annotated[int, AtLeast(0, "seeds are 0 or more")] | None
+    seed: Annotated[int, Seed] | None
     ruleset: str | None
     submission: SubmissionConfig
     cache_cleared: bool
     resume: Path | None
     checkpoint_every: Annotated[int, AtLeast(0, "0 or more steps")]
     keep_checkpoints: Annotated[int, AtLeast(1, "at least 1 is kept")]
-    timeout_seconds: float
+    timeout_seconds: Annotated[float, Timeout]
     steps_ahead: Annotated[int, AtLeast(1, "the host runs at least 1 step ahead")]
     profile: str | None
     tensorboard: bool

@@ -20,6 +20,8 @@ T = TypeVar("T")
 LARGEST_FILE = 2**18
 """Largest size in bytes of a file for :func:`read_small_yaml`."""
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+FOLDERS = [CONFIGS]
+"""Folders with the files of the workloads in ``WORKLOADS``; the workload of the tests adds its own folder."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -96,6 +98,12 @@ def until_changed(read: Callable[[Path, str], T]) -> Callable[[Path, str], T]:
         return cached(file, mapping, status.st_mtime_ns, status.st_size)
 
     return current
+
+
+def workload_file(group: str, benchmark: str) -> Path:
+    """Return the file of a workload in one of :data:`FOLDERS`; it need not exist."""
+    paths = [folder / group / f"{benchmark}.yaml" for folder in FOLDERS]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 @until_changed

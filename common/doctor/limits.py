@@ -11,11 +11,10 @@ import hydra
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from common.config.loading import build, convert
 from common.config.system import Hardware, SystemConfig
-from common.config.yaml_files import CONFIGS
+from common.config.yaml_files import CONFIGS, read_small_yaml
 from common.doctor.reading import MEASURES
 from common.errors import ConfigError
 
@@ -94,11 +93,12 @@ def parse_limits(section: Mapping[str, Any]) -> Limits:
 
 def _read(path: Path) -> Any:
     try:
-        return OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except OSError as error:
-        raise ConfigError(f"--system {path}: {error.strerror}") from error
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"--system {path}: is no YAML: {' '.join(str(error).split())}") from error
+        content = read_small_yaml(path, "the system")
+        if content is not None and not isinstance(content, dict):
+            return content  # the loader's error says what is expected
+        return OmegaConf.to_container(OmegaConf.create(content or {}), resolve=True)
+    except (ConfigError, OmegaConfBaseException) as error:
+        raise ConfigError(f"--system {' '.join(str(error).split())}") from error
 
 
 def _compose(name: str) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from common.config.composition import scales_of
+from common.config.override import did_you_mean
 from common.distributed.startup import find_rank_info
 from common.errors import ConfigError
 
@@ -65,14 +68,25 @@ def numbers_of(text: str) -> list[int]:
     return counts
 
 
-def require_known(command: str, asked: Sequence[str], benchmarks: Collection[str]) -> None:
-    """Check the names of benchmarks.
+def require_seconds(command: str, seconds: float) -> None:
+    """Raise a ConfigError if ``--seconds`` is not a time limit."""
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"{command}: --seconds={seconds:g}: expected seconds, more than 0")
+
+
+def require_known(command: str, asked: Sequence[str], benchmarks: Collection[str], scale: str) -> None:
+    """Check the names of benchmarks, and that they have the scale.
 
     Raises:
-        ConfigError: one of ``asked`` is not in ``benchmarks``.
+        ConfigError: one of ``asked`` is not in ``benchmarks``, or has no such scale.
     """
-    if unknown := sorted(set(asked) - set(benchmarks)):
-        raise ConfigError(f"{command}: no benchmark {unknown[0]!r}; there are {', '.join(sorted(benchmarks))}")
+    for name in asked:
+        if name not in benchmarks:
+            near = did_you_mean(name, benchmarks)
+            raise ConfigError(f"{command}: no benchmark {name!r}; there are {', '.join(sorted(benchmarks))}{near}")
+        if scale not in (scales := scales_of(name)):
+            near = did_you_mean(scale, scales)
+            raise ConfigError(f"{command}: {name} has no scale {scale}; it has {', '.join(scales)}{near}")
 
 
 def gpus_of(

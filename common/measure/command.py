@@ -9,7 +9,7 @@ from pathlib import Path
 from common.config.composition import scales_of
 from common.config.override import override
 from common.errors import ConfigError
-from common.measure.arguments import gpus_of, make_folder, parser_of, require_known
+from common.measure.arguments import gpus_of, make_folder, parser_of, require_known, require_seconds
 from common.measure.jobs import Job, jobs_of
 from common.measure.node import Node
 from common.measure.table import MeasuredCopy, table, write_results
@@ -44,7 +44,8 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
         "--seconds", type=float, default=SECONDS, help=f"time limit of one measurement (default: {SECONDS:.0f})"
     )
     arguments = parser.parse_args(argv)
-    require_known("measure", arguments.benchmarks, benchmarks)
+    require_seconds("measure", arguments.seconds)
+    require_known("measure", arguments.benchmarks, benchmarks, arguments.scale)
     names, gpus = gpus_of("measure", arguments.gpus, arguments.override)
     scales = {name: scales_of(name) for name in arguments.benchmarks or benchmarks}
     data: Path | None = arguments.data

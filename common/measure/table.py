@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from common.config.ranges import Positive
 from common.measure.jobs import Job
+from common.untrusted.strict_json import read_json_object
 
 RATES = Path(__file__).with_name("published_rates.yaml")
 COLUMNS = (
@@ -74,11 +76,40 @@ def write_results(path: Path, command: str, outcomes: Sequence[MeasuredCopy]) ->
 
 
 def read_results(path: Path) -> list[MeasuredCopy]:
-    """Return the results in a file of :func:`write_results`."""
+    """Return the results in a file of :func:`write_results`.
+
+    Raises:
+        DataError: the file cannot be read, or is no JSON object.
+        KeyError, TypeError: it has other content.
+    """
     return [
         MeasuredCopy(Job(**each["job"]), each["figures"], each["failure"], tuple(each["places"]))
-        for each in json.loads(path.read_text())["results"]
+        for each in read_json_object(path)["results"]
     ]
+
+
+def positive(figures: Mapping[str, Any], name: str) -> float:
+    """Return a rate, time or size from a file.
+
+    Raises:
+        KeyError, ValueError: it is missing, or is not a positive and finite number.
+    """
+    value = figures[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not Positive.holds(value):
+        raise ValueError(f"{name} is {value!r}, not a positive and finite number")
+    return float(value)
+
+
+def gpu_count(figures: Mapping[str, Any], name: str) -> int:
+    """Return a number of GPUs from a file.
+
+    Raises:
+        KeyError, ValueError: it is missing, or is not an integer of at least 1.
+    """
+    value = figures[name]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} is {value!r}, not a number of GPUs")
+    return value
 
 
 def published_rates(scale: str = "") -> dict[str, str]:

@@ -70,23 +70,32 @@ class _LineWriter(logging.Logger):
         self._fd = fd
         self._before_line = before_line
         self._failure: OSError | None = None
+        self._unprinted: OSError | None = None  # of standard output; the file can still be closed as aborted
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Write one line. Raise an error where mlperf-logging would only print a warning."""
         if self._failure is not None:
             raise self._failure
-        if level != logging.INFO:  # mlperf-logging reports bad entries at higher levels and continues
+        if level != logging.INFO:  # mlperf-logging has caught an error of the entry or of this method, and continues
+            if self._unprinted is not None:
+                raise self._unprinted
             raise TypeError(f"event cannot be logged: {str(msg).strip()}")
         line = f"{msg}\n"
-        try:
-            self._before_line()
-            if self._fd is not None:
+        self._before_line()
+        if self._fd is not None:
+            try:
                 _write_all(self._fd, line.encode())
+            except OSError as error:
+                self._failure = error
+                raise
+        if self._unprinted is not None:
+            return
+        try:
             sys.stdout.write(line)
             sys.stdout.flush()
         except OSError as error:
-            self._failure = error
-            raise
+            self._unprinted = OSError(error.errno, error.strerror, "standard output")
+            raise self._unprinted from error
 
 
 def _write_all(fd: int, data: bytes) -> None:

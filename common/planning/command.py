@@ -16,7 +16,7 @@ from common.config.output_files import require_writable, write_file
 from common.config.ranges import Positive
 from common.config.yaml_files import read_small_yaml
 from common.errors import ConfigError, DataError
-from common.measure.table import read_results
+from common.measure.table import gpu_count, positive, read_results
 from common.planning.gpu_schedule import (
     MOST_GPUS,
     MOST_JOBS,
@@ -50,6 +50,8 @@ optimal."""
 
 TIME_FACTOR = 1.5
 """Time limit of the Slurm job, as a multiple of the makespan."""
+LARGEST_NODE = 1024
+"""Largest number of GPUs of a node."""
 OBJECTIVES: dict[Objective, str] = {"makespan": "makespan", "mean": "mean completion time"}
 
 
@@ -112,10 +114,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, help="file for all schedules as JSON")
     parser.add_argument("--script", type=Path, help="file for a Slurm batch script that runs the schedule")
     arguments = parser.parse_args(argv)
-    if arguments.gpus < 1:
-        raise ConfigError(f"schedule: --gpus={arguments.gpus}: expected at least 1")
+    if not 1 <= arguments.gpus <= LARGEST_NODE:
+        raise ConfigError(f"schedule: --gpus={arguments.gpus}: expected from 1 to {LARGEST_NODE:,}")
     for option in ("json", "script"):
-        require_writable(f"schedule: --{option}", getattr(arguments, option))
+        require_writable(f"schedule: --{option}", getattr(arguments, option), [arguments.file])
     jobs, gpus, objective = _read(arguments.file), arguments.gpus, arguments.objective
     curves = {name: _curve(name, job, arguments.file) for name, job in jobs.items()}
     small = len(jobs) <= MOST_JOBS and gpus <= MOST_GPUS
@@ -169,9 +171,12 @@ def _curve(name: str, job: JobSettings, file: Path) -> dict[int, float]:
     try:
         for each in read_results(path):
             if each.job.benchmark == benchmark and each.figures is not None and each.figures["updated"]:
-                rates.setdefault(each.job.gpus, []).append(each.figures["samples_per_second"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: jobs.{name}.measured: {path} has no results of `mlperf-suite measure`") from error
+                rate = positive(each.figures, "samples_per_second")
+                rates.setdefault(gpu_count(vars(each.job), "gpus"), []).append(rate)
+    except (DataError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file}: jobs.{name}.measured: {path} has no results of `mlperf-suite measure`: {error}"
+        ) from error
     if not rates:
         raise ConfigError(f"{file}: jobs.{name}: {path} has no valid measurement of {benchmark}")
     return {gpus: job.samples / statistics.median(found) for gpus, found in sorted(rates.items())}
@@ -182,13 +187,13 @@ def _estimated(name: str, job: JobSettings, path: Path, file: Path) -> dict[int,
     benchmark = job.benchmark or name
     try:
         found = {
-            each["layout"]["gpus"]: float(each["seconds"])
+            gpu_count(each["layout"], "gpus"): positive(each, "seconds")
             for each in read_json_object(path)["estimates"]
             if each["benchmark"] == benchmark and each["best"]
         }
-    except (DataError, OSError, ValueError, KeyError, TypeError) as error:
+    except (DataError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{file}: jobs.{name}.estimated: {path} is no file of `mlperf-suite estimate --json`"
+            f"{file}: jobs.{name}.estimated: {path} is no file of `mlperf-suite estimate --json`: {error}"
         ) from error
     if not found:
         raise ConfigError(f"{file}: jobs.{name}: {path} has no estimate of {benchmark}")

@@ -60,7 +60,7 @@ def main(argv: Sequence[str], load: Load, workload_class: Callable[[str], type[W
                         help="write the best settings as recipes for `train --config-dir DIR`")  # fmt: skip
     arguments = parser.parse_args(list(argv))
     for option in ("json", "page"):
-        require_writable(f"estimate: --{option}", getattr(arguments, option))
+        require_writable(f"estimate: --{option}", getattr(arguments, option), arguments.measured)
     if arguments.write_recipe is not None:
         require_writable("estimate: --write-recipe", recipe_file(arguments.write_recipe, arguments.benchmark))
     cls = workload_class(arguments.benchmark)

@@ -18,6 +18,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.config.sections import leaves_out_layers
 from common.config.yaml_files import CONFIGS
 from common.errors import ConfigError, DataError
+from common.measure.table import positive
 from common.planning.compute import decoder_of
 from common.planning.input_model import NOTHING_MEASURED, MeasuredReader
 from common.untrusted.strict_json import read_json_object
@@ -204,18 +205,18 @@ def _report(run: RunConfig, figures: Mapping[str, Any], path: Path) -> _Report:
         KeyError, TypeError, ValueError: a figure is missing or wrong.
     """
     updated = bool(figures.get("updated"))
-    seconds = _positive(figures, "step_ms") / 1e3 if updated and "step_ms" in figures else None
-    throughput = _positive(figures, "samples_per_second") if updated else None
-    joules = figures.get("joules")
+    seconds = positive(figures, "step_ms") / 1e3 if updated and "step_ms" in figures else None
+    throughput = positive(figures, "samples_per_second") if updated else None
+    joules = positive(figures, "joules") if figures.get("joules") else None
     whole, alone = figures.get("run") or {}, figures.get("reader")
     evaluation = None
     if whole.get("evaluation_seconds") and whole.get("eval_samples"):
-        evaluation = whole["evaluation_seconds"] * run.layout["dp"] / whole["eval_samples"]
+        evaluation = positive(whole, "evaluation_seconds") * run.layout["dp"] / positive(whole, "eval_samples")
     reader = None
     if alone is not None:
         if alone["pause_ms"]:
             raise ConfigError(f"{path}: measured with bench.pause_ms: measure the reader without pauses")
-        rate = _positive(alone, "samples_per_second") / run.layout["dp"]
+        rate = positive(alone, "samples_per_second") / run.layout["dp"]
         reader = MeasuredReader(rate, float(alone["processor_seconds"]))  # 0 is possible: clock ticks are coarse
     return _Report(
         run=run,
@@ -223,18 +224,11 @@ def _report(run: RunConfig, figures: Mapping[str, Any], path: Path) -> _Report:
         seconds=seconds,
         throughput=throughput,
         watts=joules / seconds / run.training_ranks if joules and seconds else None,
-        memory=_positive(figures, "reserved_bytes") if figures.get("reserved_bytes") else None,
-        through=_positive(whole, "samples_per_second") if whole else None,
+        memory=positive(figures, "reserved_bytes") if figures.get("reserved_bytes") else None,
+        through=positive(whole, "samples_per_second") if whole else None,
         evaluation=evaluation,
         reader=reader,
     )
-
-
-def _positive(figures: Mapping[str, Any], name: str) -> float:
-    value: float = figures[name]
-    if not value > 0:
-        raise ValueError(f"{name} is {value}")
-    return value
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -15,7 +15,7 @@ from common.config.composition import compose, scales_of
 from common.config.output_files import write_file
 from common.config.sections import leaves_out_layers
 from common.config.system import Hardware
-from common.config.yaml_files import CONFIGS, read_small_yaml
+from common.config.yaml_files import read_small_yaml, workload_file
 from common.planning.estimates import RunLayout
 
 _SCALE = re.compile(r"(\d+)x(\w+)")
@@ -84,7 +84,7 @@ class PlannedSettings:
 def starting_recipes(benchmark: str, accelerator: str) -> list[StartingRecipe]:
     """Return the recipes of a benchmark for GPUs, those for ``accelerator`` (such as H200) first."""
     found = []
-    data_set = read_small_yaml(CONFIGS / "benchmark" / f"{benchmark}.yaml", "the benchmark")["data_set"]
+    data_set = read_small_yaml(workload_file("benchmark", benchmark), "the benchmark")["data_set"]
     for scale in scales_of(benchmark):
         named = _SCALE.fullmatch(scale)
         if named is None or named[2] == "GPU":
@@ -143,7 +143,7 @@ def planned_settings(
 
 def batches_of_sets(benchmark: str) -> dict[str, int]:
     """Return the global batch of each set of hyperparameters that states one."""
-    content = read_small_yaml(CONFIGS / "hparams" / f"{benchmark}.yaml", "hyperparameters")
+    content = read_small_yaml(workload_file("hparams", benchmark), "hyperparameters")
     found = {}
     for name, values in content["sets"].items():
         if isinstance(values, dict) and "global_batch_size" in values:

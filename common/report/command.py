@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config.output_files import write_file
+from common.config.output_files import require_writable, write_file
 from common.report.canvas import to_png
 from common.report.collect import gather
 from common.report.page import compose
@@ -38,9 +38,13 @@ def main(argv: Sequence[str]) -> int:
         help="version of the rules (default: the one in the log, or the newest under which the log is valid)",
     )
     args = parser.parse_args(list(argv))
-    subjects = gather(args.runs, args.ruleset)
-    document = compose(subjects)
     output = args.output or _default_output(args.runs)
+    require_writable("report: --output", output, args.runs)
+    if args.png is not None:
+        require_writable("report: --png", args.png / "times.png")
+    subjects = gather(args.runs, args.ruleset)
+    require_writable("report: --output", output, [run.log.path for subject in subjects for run in subject.runs])
+    document = compose(subjects)
     write_file(output, document.html)
     print(output)
     if args.png is not None:

@@ -36,7 +36,7 @@ from common.errors import CheckpointError
 from common.nn.frozen import frozen_names
 from common.optim.groups import SUMMED_AXES
 from common.optim.updater import StreamingUpdater, Updater
-from common.run.checkpoint_content import FORMAT, file_of, load, require_finite
+from common.run.checkpoint_content import FORMAT, by_age, file_of, load, require_finite
 
 MOST_SETTINGS = 20
 """Largest number of changed settings that a remark names."""
@@ -160,8 +160,8 @@ def save(
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Remove all but the ``count`` newest checkpoints in ``folder``."""
-    found = sorted(folder.glob("step_*"))
+    """Remove all but the ``count`` checkpoints in ``folder`` that were written last."""
+    found = by_age(folder)
     for old in found[: max(0, len(found) - count)]:
         shutil.rmtree(old)
 

@@ -29,7 +29,7 @@ def load(folder: Path, rank: int, weights: bool) -> dict[str, Any]:
     """
     path = file_of(folder, rank)
     if not path.is_file():
-        raise CheckpointError(f"resume={folder}: no checkpoint there ({path.name} is missing)")
+        raise CheckpointError(f"resume={folder}: no checkpoint there ({path.name} is missing){_newest_near(folder)}")
     try:
         content: dict[str, Any] = read_values(path)
     except CheckpointError as error:
@@ -40,6 +40,21 @@ def load(folder: Path, rank: int, weights: bool) -> dict[str, Any]:
         raise CheckpointError(f"{path}: format {shown}, this suite reads {FORMAT}")
     check_content(path, content, weights)
     return content
+
+
+def by_age(folder: Path) -> list[Path]:
+    """Return the checkpoints in ``folder``; the one that was written last comes last.
+
+    A run that resumed from an earlier checkpoint writes lower steps than the run before it.
+    """
+    found = [path for path in folder.glob("step_*") if path.is_dir()]
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def _newest_near(folder: Path) -> str:
+    """Return a hint at the newest checkpoint of the run whose folder, or a file or folder in it, is named."""
+    found = [path for each in (folder, folder / "checkpoints", folder.parent) for path in by_age(each)]
+    return f"; the newest checkpoint near it is {found[-1]}" if found else ""
 
 
 def file_of(folder: Path, rank: int) -> Path:

@@ -89,7 +89,7 @@ def on_ranks(
     if rank_info.world_size != run.world_size:
         raise ConfigError(
             f"scale: {run.scale.nodes} nodes x {run.scale.gpus_per_node} = {run.world_size} ranks, "
-            f"but {rank_info.world_size} were started by {rank_info.launcher}"
+            f"but {rank_info.world_size} were started by {rank_info.launcher}; {_remedy(run, rank_info)}"
         )
     imported = time.perf_counter()
     await_turn()
@@ -165,6 +165,18 @@ def _set_environment(run: RunConfig, rank_info: RankInfo) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+def _remedy(run: RunConfig, rank_info: RankInfo) -> str:
+    """Return how to start as many ranks as the scale has."""
+    ranks = run.scale.gpus_per_node
+    if rank_info.launcher == "torchrun":
+        return f"give torchrun --nnodes={run.scale.nodes} --nproc-per-node={ranks}, or choose another scale"
+    alone = ", or env -u SLURM_STEP_ID in an interactive shell of srun, where this command then starts them"
+    return (
+        f"give srun --nodes={run.scale.nodes} --ntasks-per-node={ranks}"
+        f"{alone if run.scale.nodes == 1 and rank_info.world_size == 1 else ''}, or choose another scale"
+    )
+
+
 def _machine() -> str:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     return f"CUDA_VISIBLE_DEVICES={hidden!r}" if hidden in ("", "-1") else "this machine"
@@ -202,7 +214,7 @@ def _as_rank(work: Callable[[], int], rank: int) -> int:
             print_error(error)
         return error.exit_code
     except OSError as error:
-        if (message := disk_error(error, "log or metrics")) is None:
+        if (message := disk_error(error, "log, metrics or checkpoint")) is None:
             raise
         if _is_first_to_fail():
             print_error(message)

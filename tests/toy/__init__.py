@@ -17,6 +17,7 @@ from hydra.core.object_type import ObjectType
 
 from benchmarks import WORKLOADS
 from common import cli
+from common.config import yaml_files
 from common.config.composition import compose
 from common.config.workload_files import WorkloadFiles
 from common.contract.workload import Workload
@@ -45,10 +46,12 @@ def register(pictures: bool = True) -> None:
     ``pictures`` also replaces the suite's workload ``PICTURES_NAME`` by the example that is scored offline.
     """
     WORKLOADS[NAME] = WORKLOAD
+    folder = Path(__file__).parent / "configs"
+    yaml_files.FOLDERS.append(folder)
     BENCHMARKS[NAME], SCHEDULES[NAME] = BENCHMARKS[RULES_OF], SCHEDULES[RULES_OF]
     if pictures:
         WORKLOADS[PICTURES_NAME] = PICTURES_WORKLOAD
-    source = WorkloadFiles("tests.toy", f"file://{Path(__file__).parent / 'configs'}")
+    source = WorkloadFiles("tests.toy", f"file://{folder}")
     for group in ("benchmark", *(f"{kind}/{name}" for kind in ("hparams", "recipe") for name in (NAME, PICTURES))):
         for name in source.list(group, ObjectType.CONFIG):
             found = source.load_config(f"{group}/{name}")
@@ -58,7 +61,8 @@ def register(pictures: bool = True) -> None:
 @contextlib.contextmanager
 def known(pictures: bool = True) -> Iterator[None]:
     """Register the workload in this process within the context; ``pictures`` is that of :func:`register`."""
-    with mock.patch.dict(WORKLOADS), mock.patch.dict(BENCHMARKS), mock.patch.dict(SCHEDULES):
+    folders = mock.patch.object(yaml_files, "FOLDERS", [*yaml_files.FOLDERS])
+    with folders, mock.patch.dict(WORKLOADS), mock.patch.dict(BENCHMARKS), mock.patch.dict(SCHEDULES):
         register(pictures)
         yield
 

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from common import cli
 from common.config.output_files import require_writable, write_file
 from common.errors import ConfigError, SuiteError
 from tests.conftest import ROOT
@@ -28,6 +29,16 @@ def test_a_path_that_cannot_become_a_file_is_refused_before_the_work(tmp_path):
     for path, reason in ((tmp_path, "is a folder"), (tmp_path / "file" / "a" / "b", "file is no folder")):
         with pytest.raises(ConfigError, match=f"--json .*{reason}"):
             require_writable("--json", path)
+
+
+@pytest.mark.parametrize("words", [["report", "FILE", "--output", "LINK"], ["schedule", "FILE", "--json", "LINK"]])
+def test_a_command_does_not_replace_the_file_that_it_reads(words, tmp_path, capsys):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("text")
+    link.symlink_to(file)
+    assert cli.run([{"FILE": str(file), "LINK": str(link)}.get(word, word) for word in words]) == ConfigError.exit_code
+    assert f"{link}: the command reads this file, and would replace it" in capsys.readouterr().err
+    assert file.read_text() == "text"
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):

@@ -50,7 +50,7 @@ def test_a_file_without_limits_has_none(tmp_path, text):
         ("limits: {gpu: {memory_copy_gbs: {min: much}}}", r"memory_copy_gbs\.min=much: expected float"),
         ("limits: {gpu: [1]}", r"system\.limits\.gpu=\[1\]: expected a section"),
         ("limit: {}", r"system\.limit: unknown key"),
-        ("limits: {gpu", "is no YAML"),
+        ("limits: {gpu", "is no valid YAML"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_an_error_that_names_the_key(tmp_path, text, named):
@@ -60,7 +60,7 @@ def test_a_wrong_file_is_an_error_that_names_the_key(tmp_path, text, named):
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"--system .*nothing\.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"--system .*nothing\.yaml: cannot be read: No such file"):
         load_system(str(tmp_path / "nothing.yaml"))
 
 

@@ -416,8 +416,10 @@ def test_a_bench_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):
         (["nothing"], "no benchmark 'nothing'"),
         (
             ["resnet", "--scale", "7xH200", "--gpus", "1", "--override", "device=cpu"],
-            "none of the requested benchmarks has a scale 7xH200",
+            "resnet has no scale 7xH200; it has ",
         ),
+        (["bert", "dlrm", "--scale", "demo1"], "bert has no scale demo1; it has .*; did you mean demo"),
+        (["--seconds", "nan"], "--seconds=nan: expected seconds"),
     ],
 )
 def test_what_cannot_be_measured_is_one_error(words, message):

@@ -93,6 +93,33 @@ def test_a_mistake_in_the_file_is_one_clear_error(tmp_path, capsys, text, messag
     assert message in error
 
 
+@pytest.mark.parametrize(
+    ("rate", "gpus"), [(0, 1), (float("inf"), 1), (True, 1), ("9", 1), (None, 1), (9.0, 0), (9.0, "1"), (9.0, True)]
+)
+def test_measurements_with_wrong_numbers_are_refused(rate, gpus, tmp_path, capsys):
+    copy = MeasuredCopy(Job("a", gpus, "1xH200", False), {"samples_per_second": rate, "updated": True}, "", (0,))
+    write_results(tmp_path / "results.json", "mlperf-suite measure", [copy])
+    text = "jobs: {a: {measured: results.json, samples: 1.0}}"
+    code, _, error = schedule(tmp_path, capsys, text)
+    assert code == 2
+    assert "results.json has no results of `mlperf-suite measure`: " in error
+
+
+@pytest.mark.parametrize(("seconds", "gpus"), [(0.0, 1), (-1.0, 1), ("60", 1), (60.0, 0), (60.0, "1")])
+def test_estimates_with_wrong_numbers_are_refused(seconds, gpus, tmp_path, capsys):
+    row = {"benchmark": "a", "layout": {"gpus": gpus}, "seconds": seconds, "best": True}
+    (tmp_path / "a.json").write_text(json.dumps({"estimates": [row]}))
+    code, _, error = schedule(tmp_path, capsys, "jobs: {a: {estimated: a.json}}")
+    assert code == 2
+    assert "a.json is no file of `mlperf-suite estimate --json`: " in error
+
+
+def test_more_gpus_than_a_node_can_have_are_refused(tmp_path, capsys):
+    code, _, error = schedule(tmp_path, capsys, JOBS, "--gpus", 10**9)
+    assert code == 2
+    assert "schedule: --gpus=1000000000: expected from 1 to 1,024" in error
+
+
 def test_measurements_without_the_benchmark_are_refused(tmp_path, capsys):
     write_results(tmp_path / "results.json", "mlperf-suite measure", [])
     _, _, error = schedule(tmp_path, capsys, "jobs: {a: {measured: results.json, samples: 1.0}}")

@@ -16,8 +16,8 @@ from common.run.checkpoint import Progress
 STEP = "step_00000003"
 
 
-def save(folder: Path, seed: int) -> Path:
-    return checkpoint.save(folder, Progress(step=3), seed, {}, torch.nn.Linear(1, 1), (), Layout())
+def save(folder: Path, seed: int, step: int = 3) -> Path:
+    return checkpoint.save(folder, Progress(step=step), seed, {}, torch.nn.Linear(1, 1), (), Layout())
 
 
 def seed_at(saved: Path) -> int:
@@ -209,6 +209,20 @@ def test_a_damaged_file_is_named(spoil, tmp_path):
 def test_a_folder_without_files_is_no_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint there"):
         checkpoint.read(tmp_path, {}, Layout())
+
+
+def test_a_run_that_resumed_from_an_earlier_step_keeps_what_it_writes(tmp_path):
+    for written, step in enumerate((8, 9, 3), start=1):
+        os.utime(save(tmp_path, 1, step), (written, written))
+    checkpoint.keep_newest(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000003", "step_00000009"]
+
+
+@pytest.mark.parametrize("named", ["run", "run/checkpoints", "run/checkpoints/step_00000003"])
+def test_a_message_about_a_wrong_folder_names_the_newest_checkpoint_of_the_run(named, tmp_path):
+    newest = save(tmp_path / "run" / "checkpoints", 1, step=2)
+    with pytest.raises(CheckpointError, match=rf"no checkpoint there .*; the newest checkpoint near it is {newest}"):
+        checkpoint.read(tmp_path / named, {}, Layout())
 
 
 def test_the_weights_of_another_model_are_refused(tmp_path):
