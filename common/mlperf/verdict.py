@@ -416,10 +416,18 @@ def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> bool:
 
 
 def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
-    """Return why closed logs cannot be runs of one series: equal seeds, or different configurations.
+    """Return why logs cannot be runs of one series: different divisions, equal seeds, or different configurations.
 
-    Empty in the open division, which has no rule on seeds and no list of hyperparameters.
+    The open division has no rule on seeds and no list of hyperparameters.
     """
+    named = distinct_names([log.path for log in logs])
+    divisions: dict[str, str] = {}
+    for log in logs:
+        for event in log.all("submission_division")[:1]:
+            divisions.setdefault(repr(event.value), f"{named[log.path]}, line {event.line}")
+    if len(divisions) > 1:
+        listed = ", ".join(f"{value[:80]} in {where}" for value, where in divisions.items())
+        return [Refusal("division-differs", f"submission_division is {listed}")]
     if logs[0].division != "closed":
         return []
     return [*set_seed_refusals(logs), *_differences(logs, rules)]

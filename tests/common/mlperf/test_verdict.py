@@ -253,6 +253,15 @@ def test_stable_diffusion_may_repeat_the_same_run_stop(write_log):
     assert judge(path).kind == "refused"
 
 
+@pytest.mark.parametrize("first", [0, 4])
+def test_runs_of_two_divisions_are_no_result(write_log, first):
+    paths = resnet_set(write_log)
+    paths[first].write_text(paths[first].read_text().replace('"closed"', '"open"'))
+    verdict = judge_set(paths)
+    assert [each.reason for each in verdict.refusals] == ["division-differs"]
+    assert f"'open' in result_{first}.txt, line " in verdict.refusals[0]
+
+
 def test_stable_diffusion_checkpoint_with_one_metric_is_a_reason_not_a_crash(write_log):
     lines = [line for line in stable_diffusion_lines() if line[2] != 0.16]
     verdict = judge(write_log(lines))
