@@ -23,6 +23,9 @@ COUNTS = (
 )
 """Keys whose values are counts."""
 
+UNREAD = ("train_samples", "eval_samples")
+"""Counts that no checker reads as numbers, except where a rule file fixes the value. Text and null are only a note."""
+
 COUNTING_METADATA = ("samples_count", "step_num")
 """Metadata whose values are counts. Epochs are not listed because they may be fractions."""
 
@@ -43,7 +46,8 @@ def wrong_counts(log: ParsedLog) -> list[Refusal]:
 
 
 def _wrong_counts(event: Event) -> Iterator[Refusal]:
-    if event.key in COUNTS:
+    unread = event.key in UNREAD and (event.value is None or isinstance(event.value, str))
+    if event.key in COUNTS and not unread:
         lowest = 0 if event.key in _MAY_BE_ZERO else 1
         if (wrong := _not_a_count(event.value, lowest)) is not None:
             yield Refusal("count-invalid", f"line {event.line}: {event.key} {wrong}")
@@ -79,7 +83,9 @@ def odd_sizes(log: ParsedLog, rules: Rules) -> list[str]:
     found = []
     for key in ("train_samples", "eval_samples"):
         for event in log.all(key)[:1]:
-            if is_finite(event.value) and (wrong := wrong_size(key, int(event.value), int(batch), rules)):
+            if event.value is None or isinstance(event.value, str):
+                found.append(f"line {event.line}: {key} {_not_a_count(event.value, 0)}")
+            elif is_finite(event.value) and (wrong := wrong_size(key, int(event.value), int(batch), rules)):
                 found.append(f"line {event.line}: {wrong}")
     return found
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -21,7 +22,9 @@ from common.mlperf.parsed_log import ParsedLog
 from common.untrusted.confined import command, environment
 
 SECONDS = 60.0
-"""Time limit of one request, in seconds."""
+"""CPU time limit of one request, in seconds. Time in which a loaded machine does not run the process is not counted."""
+WAITING_SECONDS = 3600.0
+"""Time limit of one request including the time in which the process does not run, in seconds."""
 CPU_SECONDS = 3600
 """CPU time limit of one process, in seconds."""
 _ERRORS = "stderr"
@@ -29,6 +32,24 @@ _ERRORS = "stderr"
 
 class CheckerStopped(SuiteError):
     """The checker gave no answer, because it could not start, reached a time or memory limit, or crashed."""
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used, in seconds; 0 if it has ended."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # the clock of another process, as clock_getcpuclockid of libc
+    except OSError:
+        return 0.0
+
+
+def _stop_late(process: subprocess.Popen[str], answered: threading.Event, timed_out: threading.Event) -> None:
+    """Kill a process that reaches a time limit before it has answered."""
+    used, begun = _cpu_seconds(process.pid), time.monotonic()
+    while _cpu_seconds(process.pid) - used < SECONDS and time.monotonic() - begun < WAITING_SECONDS:
+        if answered.wait(1.0):
+            return
+    timed_out.set()
+    process.kill()
 
 
 class CheckerProcess:
@@ -64,14 +85,9 @@ class CheckerProcess:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
-        timed_out = threading.Event()
-
-        def stop() -> None:
-            timed_out.set()
-            process.kill()
-
-        timer = threading.Timer(SECONDS, stop)
-        timer.start()
+        answered, timed_out = threading.Event(), threading.Event()
+        watch = threading.Thread(target=_stop_late, args=(process, answered, timed_out), daemon=True)
+        watch.start()
         try:
             process.stdin.write(json.dumps(request) + "\n")
             for log in logs:
@@ -85,10 +101,12 @@ class CheckerProcess:
             self._end()
             raise
         finally:
-            timer.cancel()
+            answered.set()
+            watch.join()
         if not answer.endswith("\n"):
             error = self._end()
-            why = f"it gave no answer in {SECONDS:g} s" if timed_out.is_set() else "it died, or ran out of memory"
+            late = f"it gave no answer in {SECONDS:g} s of CPU time"
+            why = late if timed_out.is_set() else "it died, or ran out of memory"
             raise CheckerStopped(f"{why}: {error}" if error else why)
         content = json.loads(answer)
         if "stopped" in content:

@@ -4,16 +4,17 @@ Lines are read as in the compliance checker: text is latin-1, everything before 
 dropped, the rest is one JSON object. Where the checker only counts a parsing error, :func:`read_log` reports the line
 and the error. It also refuses a line with two tokens, of which the checker silently drops the first.
 
-The run ends with its first ``run_stop``. Lines that some programs repeat after it are kept separately. Memory is
-bounded for files, lines and numbers of any size.
+Some programs write a line once for each rank, or repeat lines after ``run_stop``. The checkers ignore most of these
+repetitions; here they are kept separately. Memory is bounded for files, lines and numbers of any size.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,10 @@ from common.untrusted.regular_file import open_regular
 from common.untrusted.strict_json import StrictJsonError, parse_object
 
 TOKEN = ":::MLLOG "
-FIELDS = ("namespace", "time_ms", "event_type", "key", "value", "metadata")
+FIELDS = ("time_ms", "key", "value", "metadata")
+"""Fields that the checkers read in every line."""
+REPEATED_MS = 1000.0
+"""Upper limit of the difference in time between an event and its repetition by another rank, in milliseconds."""
 QUALITY_KEYS = ("eval_accuracy", "eval_error")
 PROGRESS_KEYS = ("samples_count", "epoch_num", "step_num")
 LOGGED_SYNTHETIC = "stand-in"
@@ -42,6 +46,7 @@ ENTRIES = 1_000_000
 FILE_BYTES = 2**30
 """Largest log file that is read, in bytes. Much of it may be other program output."""
 _TOKEN = TOKEN.encode()
+_DIGITS = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ class ParsedLog:
 
     Attributes:
         events: all events except echoes.
-        echoes: events after the first ``run_stop`` that repeat earlier lines exactly; they do not belong to the run.
+        echoes: events that repeat an earlier event with all its content less than a second apart. A repeated seed
+            is an echo only after ``run_stop``, because the seed checker refuses it before.
     """
 
     path: Path
@@ -125,18 +131,26 @@ class ParsedLog:
     def global_batch(self) -> int | None:
         """Samples per optimizer step over all ranks."""
         value = self.value("global_batch_size")
-        return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+        return _whole(value) if isinstance(value, float) else value
 
     @property
     def seeds(self) -> list[tuple[str, int, Any]]:
-        """File, line and value of every logged seed. The rules compare all three."""
-        return [(e.metadata.get("file", ""), e.metadata.get("lineno", 0), e.value) for e in self.all("seed")]
+        """File, line and value of every logged seed. The rules compare all three.
+
+        Text and floats that are whole numbers count as integers, as in the seed checker.
+        """
+        return [(e.metadata.get("file", ""), e.metadata.get("lineno", 0), _whole(e.value)) for e in self.all("seed")]
 
     @property
     def status(self) -> str | None:
         """``status`` of the last ``run_stop``: ``success`` or ``aborted``."""
         stops = self.all("run_stop")
         return stops[-1].metadata.get("status") if stops else None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the run started and the log has no ``run_stop``: the run was killed, or it still trains."""
+        return len(self.all("run_start")) == 1 and not self.all("run_stop")
 
     @property
     def run_minutes(self) -> float | None:
@@ -171,6 +185,13 @@ class ParsedLog:
         """Evaluations in file order, without those whose value has no number."""
         history = [evaluation_of(event) for event in self.events if event.key in QUALITY_KEYS]
         return [evaluation for evaluation in history if evaluation is not None]
+
+
+def _whole(value: Any) -> Any:
+    """Return text of digits, or a float that is a whole number, as an integer; other values unchanged."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -225,11 +246,25 @@ def read_log(path: Path, follow: bool = True) -> ParsedLog:
             raise DataError(f"{path}: the last line ends within an MLLOG token ({tail!r}); the file is truncated")
         if not events:
             raise DataError(f"{path}: {_why_no_events(lines.head)}")
-    stop = next((index for index, event in enumerate(events, start=1) if event.key == "run_stop"), len(events))
-    texts = {event.text for event in events[:stop]}
-    later = events[stop:]
-    echoes = tuple(event for event in later if event.text in texts)
-    return ParsedLog(path, (*events[:stop], *(event for event in later if event.text not in texts)), echoes)
+    return ParsedLog(path, *_without_echoes(events))
+
+
+def _without_echoes(events: Sequence[Event]) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+    """Split events into those of the run and those that repeat one of them; see :class:`ParsedLog`."""
+    latest: dict[str, float] = {}
+    own: list[Event] = []
+    echoes: list[Event] = []
+    stopped = False
+    for event in events:
+        content = repr((event.event_type, event.key, event.value, event.metadata))
+        repeats = abs(event.time_ms - latest.get(content, -math.inf)) < REPEATED_MS
+        if repeats and (stopped or event.key != "seed"):
+            echoes.append(event)
+            continue
+        latest[content] = event.time_ms
+        own.append(event)
+        stopped = stopped or event.key == "run_stop"
+    return tuple(own), tuple(echoes)
 
 
 class _TokenLines:
@@ -312,15 +347,17 @@ def _event(path: Path, number: int, text: str) -> Event:
         record = parse_object(text)
     except StrictJsonError as error:
         raise DataError(f"{where}: MLLOG line is {error}: {text[:80]!r}") from error
-    missing = [field for field in FIELDS if field not in record and field != "namespace"]
+    missing = [field for field in FIELDS if field not in record]
     if missing:
         raise DataError(f"{where}: MLLOG line lacks {', '.join(missing)}: {text[:80]!r}")
-    key, kind, metadata = record["key"], record["event_type"], record["metadata"]
+    key, kind = record["key"], record.get("event_type", "")
+    metadata = {} if record["metadata"] is None else record["metadata"]
     if not isinstance(key, str) or not isinstance(kind, str) or not isinstance(metadata, dict):
         raise DataError(
-            f"{where}: MLLOG line needs a string as key and as event_type and an object as metadata: {text[:80]!r}"
+            f"{where}: MLLOG line needs a string as key and as event_type and an object or null as metadata: "
+            f"{text[:80]!r}"
         )
-    time_ms = record["time_ms"]
+    time_ms = _whole(record["time_ms"])
     if not is_number(time_ms) or not math.isfinite(time_ms):
         raise DataError(f"{where}: time_ms is not a number of milliseconds: {str(time_ms)[:80]!r}")
     return Event(number, float(time_ms), sys.intern(kind), sys.intern(key), record["value"], metadata, text)

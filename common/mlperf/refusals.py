@@ -73,7 +73,9 @@ REASONS: dict[str, Reason] = {
     "target-missed": Reason(
         "checker", "A run with the status success reaches the target in its last evaluation.", "RCP checker"
     ),
-    "evaluation-schedule": Reason("rule", "Evaluations happen at the points of the evaluation schedule.", _EVALUATION),
+    "evaluation-schedule": Reason(
+        "rule", "Evaluations happen at least as often as in the evaluation schedule.", _EVALUATION
+    ),
     "checkpoint-unreported": Reason(
         "rule",
         "Stable Diffusion: the first checkpoint that meets the targets and the one before it are evaluated; in one "

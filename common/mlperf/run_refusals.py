@@ -63,12 +63,13 @@ def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
         return []
     if not log.seeds:
         return [Refusal("seed-missing", "no seed is logged")] if _seeds_required(rules) else []
-    wrong = [event for event in log.all("seed") if isinstance(event.value, bool) or not isinstance(event.value, int)]
+    logged = list(zip(log.all("seed"), log.seeds, strict=True))
+    wrong = [event for event, (_, _, seed) in logged if isinstance(seed, bool) or not isinstance(seed, int)]
     if wrong:
         texts = (f"line {event.line}: seed {json.dumps(event.value)[:80]} is not an integer" for event in wrong)
         return [Refusal("seed-not-integer", text) for text in texts]
     lines: dict[str, int] = {}
-    for event, seed in zip(log.all("seed"), log.seeds, strict=True):
+    for event, seed in logged:
         if (line := lines.setdefault(repr(seed), event.line)) != event.line:
             text = (
                 f"the seed {event.value} is logged twice from one source line (lines {line} and {event.line}), which "

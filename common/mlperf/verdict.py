@@ -17,7 +17,7 @@ from common.errors import ConfigError, DataError, printable
 from common.mlperf.agreement import disagreeing_progress, odd_blocks, odd_sizes, wrong_counts
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
 from common.mlperf.compliance import RuleFinding, judged_keys, reached_rule_files, rule_records
-from common.mlperf.evaluation_points import misplaced_evaluations, reported_checkpoints
+from common.mlperf.evaluation_points import check_evaluation_points, reported_checkpoints
 from common.mlperf.parsed_log import ParsedLog, distinct_names, read_log
 from common.mlperf.progress import implausible_notes
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
@@ -102,6 +102,16 @@ class Verdict:
     def reasons(self) -> tuple[str, ...]:
         """Sentences that say why the verdict is not better."""
         return self.refusals or self.limits
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the only reason for refusing the log is that its run did not end.
+
+        In a result, such a run counts as one that missed the target. The package checker accepts as many logs that do
+        not comply as runs may miss the target.
+        """
+        started = self.log is not None and self.log.unfinished
+        return self.kind == "refused" and started and all(each.reason == "run-incomplete" for each in self.refusals)
 
     @property
     def minutes(self) -> float | None:
@@ -241,6 +251,8 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[RuleFinding]) -> 
             below.append(finding.sentence())
         elif log.status == "aborted" and _is_early_end(finding):
             notes.append(f"the run was aborted early: {finding.sentence()}")
+        elif log.unfinished and _is_early_end(finding):
+            continue  # run_refusals says that the run was cut short
         elif log.other_data and _is_value_rule(finding):
             tolerated.append(finding)
         else:
@@ -250,7 +262,9 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[RuleFinding]) -> 
         refusals += disagreeing_progress(log, rules)
         notes += [*odd_blocks(log, rules), *seed_notes(log, rules)]
     if closed and not log.other_data:
-        refusals += [*text_rule_refusals(log, rules), *misplaced_evaluations(log, rules)]
+        misplaced, notes_on_points = check_evaluation_points(log, rules)
+        refusals += [*text_rule_refusals(log, rules), *misplaced]
+        notes += notes_on_points
         refusals += backward_refusals(log, rules)
         notes += odd_sizes(log, rules)
     if success and not below and not refusals and closed:
@@ -260,11 +274,9 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[RuleFinding]) -> 
         refusals.append(Refusal("target-missed", text))
     if rules.retired:
         notes.append(f"{rules.log_name} can no longer be submitted: its last round was {rules.last_round}")
-    if log.echoes:
-        first = log.echoes[0]
-        notes.append(
-            f"{len(log.echoes)} lines after run_stop, from line {first.line} on, repeat earlier ones: not judged"
-        )
+    after = [event.line for event in log.echoes if log.all("run_stop") and event.line > log.all("run_stop")[0].line]
+    if after:
+        notes.append(f"{len(after)} lines after run_stop, from line {after[0]} on, repeat earlier ones: not judged")
 
     limits: list[str] = []
     if log.other_data:
@@ -310,7 +322,7 @@ def _is_early_end(finding: RuleFinding) -> bool:
     """Return whether the finding is only about missing events that come after ``run_start``."""
     if finding.kind != "occurrence" or "different values" in finding.test:
         return False
-    return set(re.findall(r"'(\w+)'", finding.test)) <= _KEYS_OF_PROGRESS
+    return set(re.findall(r"'(\w+)'", finding.test)) <= {*_KEYS_OF_PROGRESS, "run_stop"}
 
 
 def _where(finding: RuleFinding, log: ParsedLog) -> str:
@@ -340,8 +352,8 @@ def judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
     paths = tuple(path for verdict in verdicts for path in verdict.paths)
     first = verdicts[0]
     named = distinct_names(paths)
-    refused = [v.refusals[0].about(f"{named[v.paths[0]]} is refused: ") for v in verdicts if v.kind == "refused"]
-    if refused:
+    bad = [verdict for verdict in verdicts if verdict.kind == "refused" and not verdict.cut_short]
+    if refused := [each.refusals[0].about(f"{named[each.paths[0]]} is refused: ") for each in bad]:
         return Verdict("refused", tuple(refused), (), first.benchmark, first.ruleset, paths)
     logs = [verdict.log for verdict in verdicts if verdict.log is not None]
     names = sorted({str(log.benchmark) for log in logs})
@@ -351,6 +363,7 @@ def judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
     rules = rules_for(names[0], ruleset)
     refusals = _set_refusals(logs, verdicts, rules)
     notes = [*first.notes, *_set_notes(logs, rules)]
+    notes += [f"{named[v.paths[0]]} has no run_stop: it counts as a run that failed" for v in verdicts if v.cut_short]
     score: float | None = None
     if not refusals:
         factor, refusals, notes_of_test = rcp_test(logs, rules)
@@ -416,10 +429,18 @@ def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> bool:
 
 
 def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
-    """Return why closed logs cannot be runs of one series: equal seeds, or different configurations.
+    """Return why logs cannot be runs of one series: different divisions, equal seeds, or different configurations.
 
-    Empty in the open division, which has no rule on seeds and no list of hyperparameters.
+    The open division has no rule on seeds and no list of hyperparameters.
     """
+    named = distinct_names([log.path for log in logs])
+    divisions: dict[str, str] = {}
+    for log in logs:
+        for event in log.all("submission_division")[:1]:
+            divisions.setdefault(repr(event.value), f"{named[log.path]}, line {event.line}")
+    if len(divisions) > 1:
+        listed = ", ".join(f"{value[:80]} in {where}" for value, where in divisions.items())
+        return [Refusal("division-differs", f"submission_division is {listed}")]
     if logs[0].division != "closed":
         return []
     return [*set_seed_refusals(logs), *_differences(logs, rules)]
@@ -442,7 +463,7 @@ def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
     for key in names:
         values: dict[str, str] = {}
         for log in logs:
-            ended_before = key in _KEYS_OF_PROGRESS and log.status == "aborted" and not log.all(key)
+            ended_before = key in _KEYS_OF_PROGRESS and log.status != "success" and not log.all(key)
             if key not in _RUN_KEYS and not ended_before:
                 at = next((f", line {event.line}" for event in log.all(key)), "")
                 values.setdefault(repr(log.value(key)), named[log.path] + at)

@@ -37,6 +37,8 @@ def verdict_of_set(scored: ResultScore) -> Verdict:
 def check_run_sets(run_sets: Sequence[RunSet], ruleset: str | None, known: dict[Path, ParsedLog] | None = None) -> bool:
     """Print the verdict of each run and of each set of several runs. Return True if nothing is refused.
 
+    A log without an end is refused, and its set is not, because the run counts as a failed one.
+
     Args:
         ruleset: version to judge by; None for the version that each log states, or the newest that accepts it.
         known: dictionary to which the parsed logs are added, by path.
@@ -53,7 +55,8 @@ def check_run_sets(run_sets: Sequence[RunSet], ruleset: str | None, known: dict[
         if run_set.declared_together and (len(verdicts) != 1 or run_set.series is not None):
             verdicts.append(verdict_of_set(scored))
             print(format_verdict(verdicts[-1], f"{run_set.name} ({len(run_set.logs)} runs)"))
-        ok = ok and all(verdict.kind != "refused" for verdict in verdicts)
+        tolerated = scored.minutes is not None and run_set.may_be_cut_short
+        ok = ok and all(verdict.kind != "refused" or (tolerated and verdict.cut_short) for verdict in verdicts)
         if known is not None:
             known |= {verdict.log.path: verdict.log for verdict in verdicts if verdict.log is not None}
     return ok

@@ -70,6 +70,11 @@ class RunSet:
     instances: bool = False
     pruned: frozenset[Path] = frozenset()
 
+    @property
+    def may_be_cut_short(self) -> bool:
+        """Whether a log without ``run_stop`` counts as a failed run. The launcher ends every log of a series."""
+        return self.declared_together and self.series is None and not self.instances
+
 
 def find_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     """Return the sets of runs below all folders among ``paths``. Logs among ``paths`` form one more set.
@@ -117,7 +122,8 @@ def _in_folder(folder: Path) -> list[RunSet]:
         found[0] = replace(found[0], notes=(*found[0].notes, *notes))
     if not found:
         raise DataError(
-            f"{folder}: has neither {RUNS_FILE} nor result_*.txt nor {RUN_LOG}; name the folder of results, or the logs"
+            f"{folder}: has neither {RUNS_FILE} nor result_<i>.txt (i is a number) nor {RUN_LOG}; name the folder of "
+            "results, or the logs"
         )
     return found
 

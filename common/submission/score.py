@@ -161,7 +161,7 @@ def _score(run_set: RunSet, version: str | None) -> ResultScore:
         return ResultScore(run_set, runs, rules, None, None, None, None, (refusal,), ())
     counting = _counting(run_set, runs) if _of_instances(rules, run_set) else runs
     obstacles = [*run_set.complaints, *_registry_obstacles(run_set, runs)]
-    obstacles += _obstacles(run_set.name, runs, counting, rules)
+    obstacles += _obstacles(run_set, runs, counting, rules)
     notes = [*run_set.notes]
     if version is not None and run_set.ruleset not in (None, version):
         notes.append(f"the runs were logged under ruleset {run_set.ruleset} and are judged by {version}")
@@ -300,19 +300,20 @@ def _scored(number: int, verdict: Verdict, rules: Rules | None) -> ScoredRun:
 
 
 def _obstacles(
-    name: str, runs: tuple[ScoredRun, ...], counting: tuple[ScoredRun, ...], rules: Rules | None
+    run_set: RunSet, runs: tuple[ScoredRun, ...], counting: tuple[ScoredRun, ...], rules: Rules | None
 ) -> list[Refusal]:
     """Return the faults of the runs that prevent a score, whichever runs are chosen.
 
     Args:
         counting: the runs without pruned instances.
     """
+    name = run_set.name
     if not runs:
         return [Refusal("run-count", f"{name}: has no runs")]
     found = []
     for run in runs:
         path = run.verdict.paths[0]
-        if run.verdict.kind == "refused":
+        if run.verdict.kind == "refused" and not (run.verdict.cut_short and run_set.may_be_cut_short):
             own = _runs_in_one_log(run.log) or [refusal.without(str(path)) for refusal in run.verdict.refusals]
             found += [refusal.about(f"{path} is refused: ") for refusal in own]
         if run.log is not None and run.log.other_data:

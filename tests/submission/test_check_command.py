@@ -53,6 +53,18 @@ def test_refused_log_exits_with_one(logs, capsys):
     assert "REFUSED" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("cut", "code", "word"), [(1, 0, "SUBMITTABLE"), (2, 1, "2 runs did not converge")])
+def test_a_log_that_was_cut_short_is_a_failed_run_of_its_set(logs, capsys, cut, code, word):
+    """The package checker accepts one log that does not comply, as the slowest run."""
+    for path in logs[:cut]:
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"run_stop"' not in line))
+    assert main([str(path) for path in logs]) == code
+    out = capsys.readouterr().out
+    assert f"{logs[0]}: REFUSED" in out
+    assert word in out
+
+
 def test_folder_with_a_single_run_is_no_result(results, capsys):
     lines = (results / "runs.jsonl").read_text().splitlines(keepends=True)
     (results / "runs.jsonl").write_text("".join(lines[:2]).replace('"declared": 5', '"declared": 1'))

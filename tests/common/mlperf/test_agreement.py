@@ -12,7 +12,7 @@ from handwritten_logs import END, POINT, START, Line, replaced, resnet_lines
 
 from common.errors import DataError
 from common.mlperf.agreement import disagreeing_progress, odd_blocks, odd_sizes, wrong_counts
-from common.mlperf.evaluation_points import misplaced_evaluations
+from common.mlperf.evaluation_points import check_evaluation_points
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.rules import rules_for
 
@@ -41,6 +41,14 @@ def test_a_value_that_is_no_count_is_named(write_log, key, value, words):
     lines = replaced(resnet_lines(), key, value)
     number = next(index for index, line in enumerate(lines, start=1) if line[1] == key)
     assert wrong_counts(log_of(write_log, lines)) == [f"line {number}: {key} {words}"]
+
+
+@pytest.mark.parametrize(("value", "words"), [("50000", "is text"), (None, "is null")])
+def test_a_size_that_no_checker_reads_is_a_note(write_log, value, words):
+    log = log_of(write_log, replaced(resnet_lines(), "eval_samples", value))
+    assert wrong_counts(log) == []
+    (note,) = odd_sizes(log, rules_for("resnet", "4.0.0"))
+    assert words in note
 
 
 def test_counts_of_a_good_log_are_counts(write_log):
@@ -181,7 +189,7 @@ def test_progress_is_read_where_the_rules_have_it(write_log):
     ]
     log = log_of(write_log, lines)
     assert disagreeing_progress(log, rules_for("resnet", "4.0.0")) != []
-    assert misplaced_evaluations(log, rules_for("resnet", "4.0.0")) != []
+    assert check_evaluation_points(log, rules_for("resnet", "4.0.0"))[0] != []
 
 
 def test_run_that_does_not_begin_at_its_start_is_refused(write_log):
@@ -203,7 +211,7 @@ SCHEDULED = [
 @pytest.mark.parametrize(("benchmark", "ruleset", "batch", "key", "points"), SCHEDULED)
 def test_evaluations_on_the_rules_grid_are_accepted(write_log, benchmark, ruleset, batch, key, points):
     log = log_of(write_log, evaluated(batch, key, points))
-    assert misplaced_evaluations(log, rules_for(benchmark, ruleset)) == []
+    assert check_evaluation_points(log, rules_for(benchmark, ruleset)) == ([], [])
 
 
 def evaluated(batch: int, key: str, points: Sequence[float]) -> list[Line]:
@@ -219,13 +227,14 @@ def evaluated(batch: int, key: str, points: Sequence[float]) -> list[Line]:
 )
 def test_evaluations_off_the_rules_grid_are_refused(write_log, benchmark, ruleset, batch, key, points, change):
     log = log_of(write_log, evaluated(batch, key, change(points)))
-    assert misplaced_evaluations(log, rules_for(benchmark, ruleset)) != []
+    assert check_evaluation_points(log, rules_for(benchmark, ruleset))[0] != []
 
 
 def test_batch_that_the_evaluations_contradict_is_refused(write_log):
-    """At a batch of 3,072 the interval is 175,000: evaluations every 150,000 are another batch's."""
-    log = log_of(write_log, evaluated(3072, "epoch_num", [150_000 * number for number in range(1, 20)]))
-    assert "schedule at a batch of 3072: every 175000" in misplaced_evaluations(log, rules_for("bert", "5.0.0"))[0]
+    """At a batch of 448 the interval is 150,000: evaluations every 175,000 are another batch's."""
+    log = log_of(write_log, evaluated(448, "epoch_num", [175_000 * number for number in range(1, 20)]))
+    (refusal,), _ = check_evaluation_points(log, rules_for("bert", "5.0.0"))
+    assert "at a batch of 448 the rules' schedule has one every 150000" in refusal
 
 
 # Logs of one published 3D U-Net result label the end of a block; the first block of others is counted from 1.

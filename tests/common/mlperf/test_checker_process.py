@@ -81,6 +81,13 @@ def test_a_log_without_an_answer_of_the_checker_is_refused(write_log, monkeypatc
     assert verdict.reasons[0].startswith("the compliance checker cannot judge this log")
 
 
+def test_time_in_which_the_checker_does_not_run_is_not_counted(write_log, monkeypatch):
+    """On a loaded machine, a process gets little CPU time."""
+    monkeypatch.setattr(checker_process, "SECONDS", 1e-9)
+    monkeypatch.setattr(checker_process, "_cpu_seconds", lambda pid: 0.0)
+    assert findings(read_log(write_log(resnet_lines()))) == []
+
+
 @pytest.mark.parametrize("key", ["submission_division", "submission_benchmark", "opt_name"])
 @pytest.mark.parametrize("value", ["../closed", "closed_common.yaml\0", "{0}", 7, None, ["lars"]])
 def test_values_that_name_no_rule_file_are_found_before_the_checker_sees_them(write_log, key, value):

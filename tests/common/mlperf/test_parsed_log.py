@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from handwritten_logs import POINT, encode, resnet_lines
+from handwritten_logs import POINT, START, encode, resnet_lines
 
 from common.errors import DataError
 from common.mlperf.parsed_log import read_log
@@ -61,6 +61,36 @@ def test_prefixes_other_output_and_carriage_returns_are_ignored(tmp_path):
     assert [(event.key, event.line) for event in read_log(path).events] == [("seed", 2), ("tracked_stats", 4)]
 
 
+def test_an_event_that_several_ranks_write_counts_once(tmp_path):
+    """The compliance checker only warns about repeated lines; the seed checker refuses a repeated seed."""
+    lines = [(START, "run_start", None, {}, 0), (POINT, "seed", 1, {}, 0.1), (POINT, "eval_accuracy", 0.1, {}, 0.2)]
+    later = [(*line[:4], line[4] + 0.7) for line in lines]
+    restarted = (START, "run_start", None, {}, 90)
+    (tmp_path / "log").write_text("".join(encode(line, 1) for line in [*lines, *later, restarted]))
+    log = read_log(tmp_path / "log")
+    assert [(event.key, event.line) for event in log.events] == [
+        ("run_start", 1), ("seed", 2), ("eval_accuracy", 3), ("seed", 5), ("run_start", 7),
+    ]  # fmt: skip
+    assert [event.line for event in log.echoes] == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"metadata": {}', '"metadata": null'), ('"time_ms": 5', '"time_ms": "5"'), ('"event_type": "", ', "")],
+)
+def test_forms_that_the_checkers_read_are_read(tmp_path, before, after):
+    line = ':::MLLOG {"time_ms": 5, "event_type": "", "key": "a", "value": 1, "metadata": {}}\n'
+    (tmp_path / "log").write_text(line.replace(before, after))
+    (event,) = read_log(tmp_path / "log").events
+    assert (event.time_ms, event.key, event.value, event.metadata) == (5.0, "a", 1, {})
+
+
+@pytest.mark.parametrize(("logged", "seed"), [("7", 7), (7.0, 7), ("7.5", "7.5"), (7.5, 7.5), (True, True)])
+def test_a_seed_is_the_integer_that_the_seed_checker_reads(write_log, logged, seed):
+    ((_, _, value),) = read_log(write_log([(POINT, "seed", logged, {}, 0)])).seeds
+    assert (value, type(value)) == (seed, type(seed))
+
+
 @pytest.mark.parametrize("begun", [':::MLLOG {"namesp', ':::MLLOG {"key": 1}', ":::MLL", ":::"])
 def test_event_that_begins_within_another_is_refused(tmp_path, begun):
     path = tmp_path / "log"
@@ -75,9 +105,9 @@ BAD_LINES = {
     "a list": (":::MLLOG [1, 2]\n", "not a JSON object"),
     "no time": (':::MLLOG {"event_type": "", "key": "a", "value": 1, "metadata": {}}\n', "lacks time_ms"),
     "no metadata": (':::MLLOG {"time_ms": 1, "event_type": "", "key": "a", "value": 1}\n', "lacks metadata"),
-    "metadata null": (
-        ':::MLLOG {"time_ms": 1, "event_type": "", "key": "a", "value": 1, "metadata": null}\n',
-        "an object as metadata",
+    "metadata a list": (
+        ':::MLLOG {"time_ms": 1, "event_type": "", "key": "a", "value": 1, "metadata": []}\n',
+        "an object or null as metadata",
     ),
     "time a word": (
         ':::MLLOG {"time_ms": "now", "event_type": "", "key": "a", "value": 1, "metadata": {}}\n',

@@ -9,7 +9,7 @@ from handwritten_logs import POINT, Line, replaced, resnet_lines
 
 from common.errors import ConfigError
 from common.mlperf.constraints import check_hyperparameters, hyperparameter_complaints
-from common.mlperf.evaluation_points import misplaced_evaluations
+from common.mlperf.evaluation_points import check_evaluation_points
 from common.mlperf.parsed_log import read_log
 from common.mlperf.rules import newest_ruleset, rules_for
 from common.mlperf.run_refusals import text_rule_refusals
@@ -273,18 +273,19 @@ def ssd_lines(epochs: list[int]) -> list[Line]:
     ("ruleset", "epochs", "placed"),
     [
         ("0.7.0", [40, 50, 55, 60, 65, 70, 75, 80], True),
-        ("0.7.0", [40, 45, 50], False),
-        ("0.7.0", [5, 10, 15], False),
+        ("0.7.0", [40, 45, 50], True),
+        ("0.7.0", [40, 55], False),
+        ("0.7.0", [40, 50, 60], False),
         ("1.0.0", [5, 10, 15], True),
         ("1.0.0", [40, 50, 55], True),
         ("1.1.0", [5, 10, 15, 20], True),
         ("1.1.0", [30, 35, 40], True),
-        ("1.1.0", [1, 2, 3], False),
+        ("1.1.0", [1, 2, 3], True),
         ("1.1.0", [5, 15, 20], False),
     ],
     ids=str,
 )
-def test_ssd300_is_evaluated_at_the_epochs_of_its_round(ruleset, epochs, placed, write_log):
+def test_ssd300_is_evaluated_as_often_as_in_its_round(ruleset, epochs, placed, write_log):
     # training_rules of August 2020: "Fixed at epochs=40, 50, 55, 60, 65, 70, 75, 80"; of December 2021: every 5 epochs
-    complaints = misplaced_evaluations(read_log(write_log(ssd_lines(epochs))), rules_for("ssd", ruleset))
+    complaints, _ = check_evaluation_points(read_log(write_log(ssd_lines(epochs))), rules_for("ssd", ruleset))
     assert (complaints == []) == placed, complaints
