@@ -84,10 +84,10 @@ class RawData:
                     except ValueError as error:
                         raise DataError(f"{path.with_suffix('.sto')}: {error}; fetch it again") from error
                     break
-        folder = self.root / MSAS / chain
-        if not found and (others := listed(folder)):
+        of_chain = self.root / MSAS / chain
+        if not found and (others := listed(of_chain)):
             raise DataError(
-                f"{folder} has {others[0].name}, but no {FILES[0]} or other alignment; unpack its files, or fetch them "
+                f"{of_chain} has {others[0].name}, but no {FILES[0]} or other alignment; unpack its files, or fetch them "
                 "again"
             )
         return found
