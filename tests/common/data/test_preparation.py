@@ -173,7 +173,7 @@ def test_a_file_on_another_disk_is_copied(path, tmp_path, monkeypatch):
     link_or_copy(path, target, "")
 
 
-@pytest.mark.parametrize(("copy", "same"), [(b"content", True), (b"another", False)])
+@pytest.mark.parametrize(("copy", "same"), [(b"content", True), (b"another", False)], ids=["same bytes", "other bytes"])
 def test_a_copy_that_has_lost_its_time_is_compared_by_its_bytes(path, tmp_path, copy, same):
     target = tmp_path / "other"
     target.write_bytes(copy)
