@@ -87,8 +87,8 @@ class RawData:
         of_chain = self.root / MSAS / chain
         if not found and (others := listed(of_chain)):
             raise DataError(
-                f"{of_chain} has {others[0].name}, but no {FILES[0]} or other alignment; unpack its files, or fetch them "
-                "again"
+                f"{of_chain} has {others[0].name}, but no {FILES[0]} or other alignment; unpack its files, or fetch "
+                "them again"
             )
         return found
 
