@@ -31,6 +31,7 @@ def listed(folder: Path, pattern: str = "*") -> list[Path]:
 
     Args:
         folder: a missing folder has no files.
+        pattern: parts without wildcards may also be names that are otherwise ignored, such as ``.zarray``.
 
     Raises:
         OSError: a folder cannot be read.
@@ -61,7 +62,7 @@ def _entries(folder: Path, pattern: str, folders: bool = False) -> Iterator[Path
     """Yield the data in ``folder`` whose names match, or only the folders among them."""
     if not _MAGIC.intersection(pattern):  # the folder may have a million other entries
         path = folder / pattern
-        if is_data(pattern) and (path.is_dir() if folders else path.exists()):
+        if path.is_dir() if folders else path.exists():
             yield path
         return
     try:
