@@ -11,7 +11,7 @@ import pytest
 from report_runs import POINT, RUN_START, resnet_run, write_log, write_metrics, write_series
 
 from common import cli
-from common.errors import ConfigError, SuiteError
+from common.errors import ConfigError
 from common.report import cards
 from common.report.command import main
 
@@ -337,7 +337,7 @@ def test_two_sets_have_pictures_of_their_own(tmp_path):
 def test_a_page_that_cannot_be_written_is_one_message(tmp_path):
     a_run(tmp_path / "run", ranks=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SuiteError, match=r"cannot be written.*name another path"):
+    with pytest.raises(ConfigError, match=r"file is no folder: name another file"):
         main([str(tmp_path / "run"), "--output", str(tmp_path / "file" / "page.html")])
 
 
