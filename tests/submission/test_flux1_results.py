@@ -165,13 +165,6 @@ def without_evaluation(number: int) -> Callable[[Records], None]:
     return change
 
 
-def too_few_samples(log: Records) -> None:
-    """Let the last evaluation come after half of an interval."""
-    for record in log:
-        if record["metadata"].get("samples_count") == 8126464:
-            record["metadata"]["samples_count"] -= 131072
-
-
 DOCTORED: dict[str, tuple[Callable[[Records], None], str]] = {
     "target not reached": (missed, "eval_accuracy"),
     "interval of whole batches in v6.0": (changed("evaluation_frequency", 262656), "evaluation_frequency = 262656"),
@@ -180,9 +173,8 @@ DOCTORED: dict[str, tuple[Callable[[Records], None], str]] = {
     "no weight decay": (changed("opt_adamw_weight_decay", 0.0), "opt_adamw_weight_decay = 0.0"),
     "clipping": (changed("opt_gradient_clip_norm", 2.0), "opt_gradient_clip_norm = 2.0"),
     "negative validation set": (changed("eval_samples", -29696), "eval_samples is -29696"),
-    "evaluation left out": (without_evaluation(3), "rules' interval, 262144"),
+    "evaluation left out": (without_evaluation(3), "the rules' schedule has one every 262144"),
     "first evaluation left out": (without_evaluation(0), "the first evaluation is after samples_count 524288"),
-    "too few samples": (too_few_samples, "samples_count"),
 }
 """What is wrong with a log of v6.0 at batch 512, and words of the refusal."""
 
