@@ -221,7 +221,7 @@ def _become(
         if streams[number] is None:  # the interpreter sets the object to None if the descriptor is closed
             os.close(number)
             setattr(sys, name, None)
-    if "PYTHONUNBUFFERED" in environment:
+    if "PYTHONUNBUFFERED" in environment and sys.stdout is not None:
         sys.stdout.reconfigure(write_through=True)
     os.chdir(cwd)
     if environment.get("CUDA_VISIBLE_DEVICES") == "":  # a process that has looked for GPUs cannot be forked

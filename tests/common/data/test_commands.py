@@ -120,14 +120,14 @@ def test_folders_that_are_given_are_taken(command):
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"), [("~/x", "/home/me/x"), ("a/~", "a/~"), (".", "{cwd}"), ("..", "{above}"), ("x/", "x")]
+    ("given", "taken"), [("~/x", "{home}/x"), ("a/~", "a/~"), (".", "{cwd}"), ("..", "{above}"), ("x/", "x")]
 )
 def test_a_folder_has_a_name_and_may_begin_with_the_home_directory(given, taken, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.chdir(tmp_path)
     called = Called()
     called.commands.run("verify", [f"--data-dir={given}"])
-    assert called.options == {"data_dir": Path(taken.format(cwd=tmp_path, above=tmp_path.parent))}
+    assert called.options == {"data_dir": Path(taken.format(home=tmp_path / "me", cwd=tmp_path, above=tmp_path.parent))}
 
 
 @pytest.mark.parametrize("given", ["", "/"])
@@ -137,12 +137,12 @@ def test_an_empty_folder_name_is_refused(given, capsys):
     assert f"--data-dir: {given!r} is no path of a file or folder" in capsys.readouterr().err
 
 
-def test_the_folder_of_all_data_may_begin_with_the_home_directory(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
+def test_the_folder_of_all_data_may_begin_with_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.setenv("MLPERF_DATA_DIR", "~/sets")
     called = Called()
     called.commands.run("verify", [])
-    assert called.options == {"data_dir": Path("/home/me/sets/name")}
+    assert called.options == {"data_dir": tmp_path / "me" / "sets" / "name"}
 
 
 def test_raw_files_are_not_replaced_by_prepared_ones(tmp_path):
