@@ -21,10 +21,10 @@ from common.mlperf.parsed_log import read_log
 from tests.conftest import ROOT
 from tests.slurm.cluster import Cluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3000)]
 
 ENTRY = str(ROOT / "scripts" / "run_and_time.sh")
-SECONDS = 300  # limit for four ranks to start on two cores, to train or to end
+SECONDS = 600  # limit for four ranks to start on two cores, to train or to end
 
 
 @pytest.fixture(scope="module")
