@@ -17,7 +17,7 @@ from tests.command_line import ENDLESS
 from tests.slurm.cluster import CREDENTIAL_SECONDS, Cluster
 from tests.slurm.test_launch import ENTRY, SECONDS
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3000)]
 
 INSTANCES = 3
 
