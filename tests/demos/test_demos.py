@@ -101,8 +101,9 @@ TARGETS = {
 """Text of the target for workloads whose metric falls."""
 
 
-LONG = ("bert", "unet3d", "stable_diffusion", "retinanet", "maskrcnn", "dlrm", "resnet")
-"""Demos that CI leaves to `make demo`: they take minutes, resemble another one, or also run under Slurm."""
+LONG = ("bert", "unet3d", "stable_diffusion", "retinanet", "maskrcnn", "dlrm", "resnet", "minigo", "gpt3")
+"""Demos that CI leaves to `make demo`: they take minutes, resemble another one, also run under Slurm, or, as MiniGo's
+self-play, depend on the load of the machine."""
 
 
 @pytest.mark.demo
