@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -179,6 +180,21 @@ def interrupting_sigint() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the user may not list. Its permissions alone would not stop root."""
+    folder, scandir = tmp_path / "unreadable", os.scandir
+    folder.mkdir()
+
+    def refuse(path: Any) -> Any:
+        if os.fspath(path) == str(folder):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    return folder
 
 
 @pytest.fixture

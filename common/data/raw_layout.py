@@ -99,7 +99,7 @@ def find_file(root: Path, *patterns: str, others: Collection[str] = ()) -> Path 
 
 
 def require_parts(paths: Sequence[Path]) -> None:
-    """Check that files with names such as ``part-00000-of-00500`` are all parts of one set.
+    """Check that files are the parts of one set, with names such as ``part-00000-of-00500``, and that none is missing.
 
     Args:
         paths: the files of one folder, at least one.
@@ -109,7 +109,7 @@ def require_parts(paths: Sequence[Path]) -> None:
     """
     first = _PART.fullmatch(paths[0].name)
     if first is None:
-        raise DataError(f"{paths[0]} does not have a name such as part-00000-of-00500; move it away")
+        raise DataError(f"{paths[0]} has no name such as part-00000-of-00500; move it away")
     total = int(first["total"])
     expected = [f"{first['start']}{number:05d}-of-{total:05d}{first['end']}" for number in range(total)]
     there = {path.name for path in paths}
@@ -117,7 +117,7 @@ def require_parts(paths: Sequence[Path]) -> None:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(f"{paths[0].parent} lacks {missing[0]}{more}; fetch the files again")
     if others := sorted(there.difference(expected)):
-        raise DataError(f"{paths[0].with_name(others[0])} does not belong to {total} parts beside it; move it away")
+        raise DataError(f"{paths[0].with_name(others[0])} is none of the {total} parts of this set; move it away")
 
 
 def packed_hint(root: Path, *archives: str) -> str:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from common.mlperf.parsed_log import ParsedLog, distinct_names
 from common.mlperf.progress import is_finite
 from common.mlperf.refusals import Refusal
-from common.mlperf.verdict import Verdict, invalid_runs
+from common.mlperf.result_verdict import invalid_runs
+from common.mlperf.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Verdicts on one log and on a set of runs.
+"""Verdicts on one log; :mod:`common.mlperf.result_verdict` judges the runs of a result together.
 
 There are four verdicts. *Refused* comes with its reasons. *Format* means that only the format of the log is valid;
 synthetic data, custom data or a run below its target cannot get more. A *valid run* could be part of a result.
@@ -16,11 +16,10 @@ from typing import Literal
 from common.errors import ConfigError, DataError, printable
 from common.mlperf.agreement import disagreeing_progress, odd_blocks, odd_sizes, wrong_counts
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
-from common.mlperf.compliance import RuleFinding, judged_keys, reached_rule_files, rule_records
-from common.mlperf.evaluation_points import check_evaluation_points, reported_checkpoints
-from common.mlperf.parsed_log import ParsedLog, distinct_names, read_log
+from common.mlperf.compliance import RuleFinding, judged_keys, reached_rule_files
+from common.mlperf.evaluation_points import check_evaluation_points
+from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.progress import implausible_notes
-from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules, accepting_rulesets, open_rulesets, require_ruleset, rules_for
 from common.mlperf.run_clock import check_clock
@@ -32,7 +31,6 @@ from common.mlperf.run_refusals import (
     run_refusals,
     seed_notes,
     seed_refusals,
-    set_seed_refusals,
     success_refusals,
     text_rule_refusals,
 )
@@ -42,13 +40,7 @@ VerdictKind = Literal["refused", "format", "valid run", "submittable"]
 NOT_A_RESULT = "not an MLPerf result of any division"
 UNVERIFIED = "unverified: not verified by MLCommons Association"
 
-_RUN_KEYS = frozenset({"seed", "train_samples", "init_stop", "run_start", "run_stop"})
-"""Keys that occur once in a run and may differ between the runs of a set."""
-
-_MACHINE_KEYS = ("number_of_nodes", "accelerators_per_node", "ruleset", "data_set")
-"""Keys that no rule file of training requires, but that must be equal in all runs of a result."""
-
-_KEYS_OF_PROGRESS = frozenset(
+KEYS_OF_PROGRESS = frozenset(
     {
         "aggregated_eval_accuracy",
         "block_start",
@@ -67,8 +59,6 @@ _KEYS_OF_PROGRESS = frozenset(
 
 MOST_LINES = 8
 """Largest number of lines that a message lists for one key."""
-UNREPORTED_IN = ("4.0.0", "4.1.0", "5.0.0")
-"""Rounds in which unreported checkpoints cause only a note: in no published result that we know, a run has all."""
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
@@ -322,7 +312,7 @@ def _is_early_end(finding: RuleFinding) -> bool:
     """Return whether the finding is only about missing events that come after ``run_start``."""
     if finding.kind != "occurrence" or "different values" in finding.test:
         return False
-    return set(re.findall(r"'(\w+)'", finding.test)) <= {*_KEYS_OF_PROGRESS, "run_stop"}
+    return set(re.findall(r"'(\w+)'", finding.test)) <= {*KEYS_OF_PROGRESS, "run_stop"}
 
 
 def _where(finding: RuleFinding, log: ParsedLog) -> str:
@@ -340,151 +330,6 @@ def _in_words(finding: RuleFinding, log: ParsedLog) -> str:
     if "compile_time_mins" in finding.test and minutes is not None and log.division in ("closed", "open"):
         return f"initialisation, init_start to init_stop, took {minutes:.1f} minutes, too long: {finding.sentence()}"
     return finding.sentence()
-
-
-def judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
-    """Judge runs that are meant to form one benchmark result.
-
-    Args:
-        verdicts: verdicts on all runs of the result, in launch order.
-        ruleset: version that they were judged by; None for the newest that accepts the benchmark.
-    """
-    paths = tuple(path for verdict in verdicts for path in verdict.paths)
-    first = verdicts[0]
-    named = distinct_names(paths)
-    bad = [verdict for verdict in verdicts if verdict.kind == "refused" and not verdict.cut_short]
-    if refused := [each.refusals[0].about(f"{named[each.paths[0]]} is refused: ") for each in bad]:
-        return Verdict("refused", tuple(refused), (), first.benchmark, first.ruleset, paths)
-    logs = [verdict.log for verdict in verdicts if verdict.log is not None]
-    names = sorted({str(log.benchmark) for log in logs})
-    if len(names) > 1:
-        mixed = Refusal("benchmarks-mixed", f"the logs are of different benchmarks: {', '.join(names)}")
-        return Verdict("refused", (mixed,), (), None, ruleset, paths)
-    rules = rules_for(names[0], ruleset)
-    refusals = _set_refusals(logs, verdicts, rules)
-    notes = [*first.notes, *_set_notes(logs, rules)]
-    notes += [f"{named[v.paths[0]]} has no run_stop: it counts as a run that failed" for v in verdicts if v.cut_short]
-    score: float | None = None
-    if not refusals:
-        factor, refusals, notes_of_test = rcp_test(logs, rules)
-        notes += notes_of_test
-        score = factor * olympic_mean([_minutes(v) for v in verdicts], rules.dropped)
-    return Verdict(
-        "refused" if refusals else "submittable",
-        tuple(refusals),
-        tuple(notes),
-        names[0],
-        rules.ruleset,
-        paths,
-        converged=sum(not v.converged for v in verdicts) <= rules.non_converged,
-        score=None if refusals else score,
-    )
-
-
-def _minutes(verdict: Verdict) -> float:
-    return float("inf") if verdict.minutes is None else verdict.minutes
-
-
-def invalid_runs(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict]) -> list[Refusal]:
-    """Refuse runs that used other data or did not clear the page cache."""
-    found = []
-    named = distinct_names([log.path for log in logs])
-    for log, verdict in zip(logs, verdicts, strict=True):
-        if log.other_data:
-            found.append(Refusal("data-synthetic", f"{named[log.path]}: {data_limit(log)}"))
-        elif verdict.kind == "format" and (verdict.converged or len(verdict.limits) > 1):
-            text = f"{named[log.path]} is not a valid run: {verdict.limits[-1]}"
-            found.append(Refusal("cache-not-cleared", text))
-    return found
-
-
-def _set_refusals(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules: Rules) -> list[Refusal]:
-    found = invalid_runs(logs, verdicts)
-    named = distinct_names([log.path for log in logs])
-    failed = [named[v.paths[0]] for v in verdicts if not v.converged]
-    if len(failed) > rules.non_converged:
-        text = f"{len(failed)} runs did not converge ({', '.join(failed)}); {rules.non_converged} may in a result"
-        found.append(Refusal("runs-not-converged", text))
-    if len(logs) != rules.runs:
-        text = f"a result of {rules.log_name} has exactly {rules.runs} runs, these are {len(logs)}"
-        found.append(Refusal("run-count", text))
-    if rules.ruleset not in UNREPORTED_IN and _unreported_checkpoints(logs, rules):
-        text = "no run reports all checkpoints up to the first that meets the targets"
-        found.append(Refusal("checkpoint-unreported", text))
-    return [*found, *contradictions(logs, rules)]
-
-
-def _set_notes(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
-    if rules.ruleset not in UNREPORTED_IN or not _unreported_checkpoints(logs, rules):
-        return []
-    return ["no run reports all checkpoints up to the first that meets the targets, as the rules ask of one run"]
-
-
-def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> bool:
-    """Return whether any order of scores is allowed, and no run reports all checkpoints up to the first passing one."""
-    if not rules.scored_in_any_order or logs[0].division != "closed":
-        return False
-    reported = [found for log in logs if (found := reported_checkpoints(log, rules)) is not None]
-    return bool(reported) and not any(found.all for found in reported)
-
-
-def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
-    """Return why logs cannot be runs of one series: different divisions, equal seeds, or different configurations.
-
-    The open division has no rule on seeds and no list of hyperparameters.
-    """
-    named = distinct_names([log.path for log in logs])
-    divisions: dict[str, str] = {}
-    for log in logs:
-        for event in log.all("submission_division")[:1]:
-            divisions.setdefault(repr(event.value), f"{named[log.path]}, line {event.line}")
-    if len(divisions) > 1:
-        listed = ", ".join(f"{value[:80]} in {where}" for value, where in divisions.items())
-        return [Refusal("division-differs", f"submission_division is {listed}")]
-    if logs[0].division != "closed":
-        return []
-    return [*set_seed_refusals(logs), *_differences(logs, rules)]
-
-
-def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
-    """Compare the keys that the rule files require exactly once per run, and some others, in all logs."""
-    prefix = f"{rules.usage}_{rules.ruleset}"
-    records = {
-        key: record
-        for file in ("common.yaml", "closed_common.yaml", f"closed_{rules.log_name}.yaml")
-        for key, record in rule_records(f"{prefix}/{file}").items()
-    }
-    names = [key for key, record in records.items() if record.get("REQ") == "EXACTLY_ONE"]
-    logged = [e.key for log in logs for e in log.events if e.key.startswith(("lars_", "sgd_", "opt_", "scheduler_"))]
-    machine = [key for key in _MACHINE_KEYS if any(log.all(key) for log in logs)]
-    names = list(dict.fromkeys([*names, "global_batch_size", *machine, *logged]))
-    found = []
-    named = distinct_names([log.path for log in logs])
-    for key in names:
-        values: dict[str, str] = {}
-        for log in logs:
-            ended_before = key in _KEYS_OF_PROGRESS and log.status != "success" and not log.all(key)
-            if key not in _RUN_KEYS and not ended_before:
-                at = next((f", line {event.line}" for event in log.all(key)), "")
-                values.setdefault(repr(log.value(key)), named[log.path] + at)
-        if len(values) > 1:
-            listed = ", ".join(f"{value[:80]} in {name}" for value, name in values.items())
-            text = f"the runs have different configurations: {key} is {listed}"
-            found.append(Refusal("configurations-differ", text))
-    return found
-
-
-def rcp_test(logs: Sequence[ParsedLog], rules: Rules) -> tuple[float, list[Refusal], tuple[str, ...]]:
-    """Return score factor, refusals and notes of the RCP test."""
-    if logs[0].division != "closed":
-        return 1.0, [], ("open division: convergence is not compared with the reference",)
-    if not has_rcps(rules.log_name, rules.ruleset):
-        note = f"mlperf-logging cannot test the convergence of {rules.log_name} in {rules.ruleset}: no RCPs"
-        return 1.0, [], (note,)
-    result = check_convergence(logs, rules.log_name, rules.ruleset)
-    if not result.passed:
-        return 1.0, [Refusal("convergence-too-fast", f"the RCP test fails: {result.message}")], ()
-    return result.factor, [], (f"RCP test passed ({result.message}), score factor {result.factor:.4f}",)
 
 
 def format_verdict(verdict: Verdict, subject: str | None = None) -> str:

@@ -22,18 +22,10 @@ from common.mlperf.checker_process import one_checker_process
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rcp import Reference, Window, convergence_of, olympic_mean, pick_window, reference_at
 from common.mlperf.refusals import Refusal
+from common.mlperf.result_verdict import contradictions, judge_together, rcp_test
 from common.mlperf.rules import Rules, rules_for
 from common.mlperf.throughput import Throughput, instance_refusals, throughput_of
-from common.mlperf.verdict import (
-    Verdict,
-    candidate_rulesets,
-    contradictions,
-    data_limit,
-    judge,
-    judge_log,
-    judge_together,
-    rcp_test,
-)
+from common.mlperf.verdict import Verdict, candidate_rulesets, data_limit, judge, judge_log
 from common.submission.registry_evidence import log_contradictions, verdict_contradiction
 from common.submission.run_sets import PRUNED, RunSet
 from common.submission.tree_agreement import copy_refusals

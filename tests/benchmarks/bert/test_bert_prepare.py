@@ -266,7 +266,7 @@ def test_rebuilt_articles_with_another_evaluation_set_are_custom(articles, tmp_p
     ("damage", "message"),
     [
         (lambda raw: (raw / "results4" / "part-00001-of-00002").unlink(), r"lacks part-00001-of-00002"),
-        (lambda raw: (raw / "results4" / "part-00000-of-00003").write_text("x"), r"does not belong to 2 parts|lacks"),
+        (lambda raw: (raw / "results4" / "part-00000-of-00003").write_text("x"), r"is none of the 2 parts|lacks"),
         (lambda raw: (raw / "results4" / "eval.txt").unlink(), r"eval\.txt is missing: there is nothing to evaluate"),
         (lambda raw: (raw / "results4" / "eval.txt").write_text("One.\n"), r"makes \d+ sequences where 20 are needed"),
         (

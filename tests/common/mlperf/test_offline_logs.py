@@ -11,8 +11,9 @@ from handwritten_logs import END, POINT, START, Line, replaced, resnet_lines
 from common.mlperf.evaluation_points import ReportedCheckpoints, reported_checkpoints
 from common.mlperf.parsed_log import read_log
 from common.mlperf.rcp import convergence_of
+from common.mlperf.result_verdict import judge_together
 from common.mlperf.rules import rules_for
-from common.mlperf.verdict import judge, judge_together
+from common.mlperf.verdict import judge
 
 WriteLog = Callable[..., Path]
 EVERY = 512_000

@@ -12,8 +12,9 @@ from handwritten_logs import END, POINT, START, Line, replaced, resnet_lines
 from common.mlperf.compliance import check_lines
 from common.mlperf.parsed_log import read_log
 from common.mlperf.rcp import convergence_of
+from common.mlperf.result_verdict import judge_together
 from common.mlperf.rules import rules_for
-from common.mlperf.verdict import judge, judge_together
+from common.mlperf.verdict import judge
 
 WriteLog = Callable[..., Path]
 RATES = (0.1, 0.3, 0.49, 0.55)

@@ -11,9 +11,10 @@ import pytest
 from handwritten_logs import END, POINT, START, Line, lora_lines, replaced, resnet_lines, without
 
 from common.mlperf.parsed_log import read_log
+from common.mlperf.result_verdict import judge_together
 from common.mlperf.rules import rules_for
 from common.mlperf.run_refusals import seed_refusals
-from common.mlperf.verdict import Verdict, format_verdict, judge, judge_together
+from common.mlperf.verdict import Verdict, format_verdict, judge
 from tests.command_line import official_exit_code
 
 WriteLog = Callable[..., Path]
