@@ -56,6 +56,14 @@ def pytest_make_parametrize_id(val: object, argname: str) -> None:
         )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the cases slow that ``slow_cases`` lists."""
+    for mark in item.iter_markers("slow_cases"):
+        if isinstance(item, pytest.Function) and item.callspec.id in mark.args:
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Refuse ids that contain the text of a set or an address, which an ``ids=str`` puts there."""
     wrong = [
@@ -90,7 +98,8 @@ def suite(
 ) -> Finished:
     """Run ``mlperf-suite`` as a process of its own, in the folder ``cwd``.
 
-    It is forked off a process that has imported the suite, which takes longer than most commands.
+    It is forked off a process that has imported the suite, which takes longer than most commands. A command that sees
+    GPUs is not, because that process has imported Triton for interpreted kernels.
     """
     return _finished([sys.executable, "-m", toy.entry(arguments), *arguments], timeout, threads, cwd, environment)
 
@@ -105,9 +114,14 @@ def interpreted(*arguments: str, timeout: float = SECONDS, **environment: str) -
 def _finished(
     command: Sequence[str], timeout: float, threads: int, cwd: Path, environment: Mapping[str, str]
 ) -> Finished:
-    """Run a forked process, and kill it after ``timeout`` seconds."""
+    """Run a process, and kill it after ``timeout`` seconds."""
     settings = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", **environment}
-    process = Forked(command, cwd, settings)
+    process: Forked | subprocess.Popen[str]
+    if settings["CUDA_VISIBLE_DEVICES"]:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, cwd=cwd, env=settings, stdout=pipe, stderr=pipe, text=True)
+    else:
+        process = Forked(command, cwd, settings)
     try:
         output, errors = process.communicate(timeout)
     except subprocess.TimeoutExpired:

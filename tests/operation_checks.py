@@ -42,18 +42,20 @@ def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: 
         cases: cases of the operation.
         gpu: whether to include every dtype and the sizes for a GPU. Otherwise only the first and the last dtype.
 
-    The first sizes are tested in all dtypes, the sizes for a GPU in the last one, and the others in turn. On a CPU the
-    other combinations are marked slow; on a GPU they are left out.
+    On a GPU the first sizes are tested in all dtypes, the sizes for a GPU in the last one, and the others in turn. On a
+    CPU the first sizes are tested in the first dtype and the second in the last, or the only ones in both; all other
+    combinations are marked slow.
     """
     for case in cases:
         dtypes = case.dtypes if gpu else tuple(dict.fromkeys((case.dtypes[0], case.dtypes[-1])))
         for name in case.implementations(operation):
             for number, sizes in enumerate(case.tests):
                 for dtype in dtypes:
-                    quick = number == 0 or dtype == dtypes[number % len(dtypes)]
-                    if quick or not gpu:
+                    in_turn = dtype == dtypes[number % len(dtypes)]
+                    quick = (in_turn and number < 2) or len(case.tests) == 1
+                    if not gpu or in_turn or number == 0:
                         identity = f"{key}-{name}-{case.name}-{number}-{NAMES[dtype]}"
-                        marks = () if quick else pytest.mark.slow
+                        marks = () if gpu or quick else pytest.mark.slow
                         yield pytest.param(operation, name, case, sizes, dtype, id=identity, marks=marks)
             if gpu and case.gpu is not None:
                 identity = f"{key}-{name}-{case.name}-large-{NAMES[dtypes[-1]]}"

@@ -90,6 +90,7 @@ def test_public_docstrings_are_shown_with_place_and_signature(tmp_path):
     assert "No sample" not in shown
 
 
+@pytest.mark.slow
 def test_a_seed_always_gives_the_same_sample():
     assert sample("--seed", "2", "--count", "3") == sample("--seed", "2", "--count", "3") != sample("--count", "3")
 

@@ -191,6 +191,9 @@ def test_what_scores_goes_to_another_process_before_its_data_are_open(workload, 
     assert type(pickle.loads(pickle.dumps(scorer))) is type(scorer)
 
 
+@pytest.mark.slow_cases(
+    "dlrm", "gpt3", "llama2_70b_lora", "maskrcnn", "minigo", "oc20", "openfold", "retinanet", "ssd300", "unet3d"
+)
 @pytest.mark.parametrize(("workload", "overrides"), readers())
 def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, data_of, tmp_path, monkeypatch):
     folder = tmp_path / "arrives at run_start"
@@ -206,6 +209,9 @@ def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, dat
     assert reached == [False]
 
 
+@pytest.mark.slow_cases(
+    "dlrm", "gpt3", "llama2_70b_lora", "maskrcnn", "minigo", "oc20", "openfold", "retinanet", "ssd300", "unet3d"
+)
 @pytest.mark.parametrize(("workload", "overrides"), readers())
 def test_data_are_opened_only_after_run_start(workload, overrides, data_of, tmp_path, monkeypatch):
     folder = tmp_path / "there from the beginning"
@@ -252,6 +258,7 @@ def test_warm_up_leaves_no_trace(workload):
     assert state() != before, "the same step without the skip flag must change the state"
 
 
+@pytest.mark.slow_cases("openfold", "stable_diffusion", "unet3d")
 @pytest.mark.parametrize("workload", ONE_OF_EACH_FAMILY)
 def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
     # In float64: batch norm over a few samples multiplies rounding differences a hundredfold in a step.

@@ -65,6 +65,7 @@ def copied(workload, data_of, tmp_path):
     return shutil.copytree(data_of(workload), tmp_path / "data", copy_function=os.link)
 
 
+@pytest.mark.slow_cases("openfold")
 def test_the_same_options_generate_the_same_bytes(workload, raw, tmp_path):
     run("generate", workload, "scale=test", "--raw-dir", tmp_path / "raw")
     assert contents(tmp_path / "raw") == contents(raw)
@@ -147,6 +148,7 @@ def test_a_full_disk_is_noticed_before_the_work(workload, raw, tmp_path, monkeyp
         prepare(workload, raw, tmp_path / "data")
 
 
+@pytest.mark.slow_cases("bert", "minigo", "openfold")
 def test_a_killed_preparation_continues_to_the_same_bytes(workload, raw, tmp_path):
     """The first process is killed after a quarter of the calls. A later one may need too few calls to be killed."""
     whole, data = tmp_path / "whole", tmp_path / "data"

@@ -240,6 +240,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(data_of, tmp_path):
     assert not alive
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_ends_the_run_and_is_named(data_of, tmp_path):
     done, alive = _fault(data_of(toy.NAME), tmp_path / "out", signal.SIGSTOP)
     assert done.code == RANK_FAILURE, done.errors

@@ -77,6 +77,7 @@ def unused(x):
 """
 
 
+@pytest.mark.slow_cases("assert plus(1, 2)-0")
 @pytest.mark.parametrize(("test", "caught"), [("assert plus(1, 2) == 3", 4), ("assert plus(1, 2)", 0)])
 def test_faults_are_planted_in_a_copy_and_counted(test, caught, tmp_path, capsys):
     tree, report = tmp_path / "tree", tmp_path / "report.json"

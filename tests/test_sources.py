@@ -241,6 +241,7 @@ def mirrors(monkeypatch) -> Iterator[list[str]]:
         server.shutdown()
 
 
+@pytest.mark.slow_cases("flux1", "unet3d")
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_download_brings_all_files_and_brings_none_again(name, mirrors, tmp_path):
     sources = commands.read_sources(name)

@@ -132,6 +132,7 @@ def logged_events(log: Path) -> list[tuple[str, str, str]]:
     )
 
 
+@pytest.mark.slow_cases("ssd300")
 @pytest.mark.parametrize("name", ["ssd300", "retinanet"])
 def test_background_scoring_logs_the_lines_of_inline_scoring(name, data_of, tmp_path):
     data = data_of(name)

@@ -101,7 +101,10 @@ TARGETS = {
 """Text of the target for workloads whose metric falls."""
 
 
-LONG = ("bert", "unet3d", "stable_diffusion", "retinanet", "maskrcnn", "dlrm", "resnet", "minigo", "gpt3")
+LONG = (
+    "bert", "unet3d", "stable_diffusion", "retinanet", "maskrcnn", "dlrm", "resnet", "minigo", "gpt3", "openfold",
+    "rnnt",
+)  # fmt: skip
 """Demos that CI leaves to `make demo`: they take minutes, resemble another one, also run under Slurm, or, as MiniGo's
 self-play, depend on the load of the machine."""
 

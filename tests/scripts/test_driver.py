@@ -230,6 +230,7 @@ def series(forking: Path, tmp_path_factory: pytest.TempPathFactory, data_of) -> 
     return done, folder / "logs"
 
 
+@pytest.mark.slow
 def test_the_end_of_a_killed_run_says_whether_memory_was_full(tmp_path: Path, data_of) -> None:
     """A driver that believes in a kernel that has counted one kill more."""
     python = tmp_path / "python"
@@ -356,6 +357,7 @@ def test_a_container_that_a_killed_driver_left_is_named_with_the_command_that_re
     assert not list(tmp_path.rglob("*.log")), "nothing has begun"
 
 
+@pytest.mark.slow
 def test_a_requeued_job_removes_its_own_containers_before_it_looks_for_others(tmp_path: Path, data_of) -> None:
     """Preemption may leave a container of the job, which the same job then meets again."""
     fake, left = fake_docker(tmp_path), tmp_path / "left"

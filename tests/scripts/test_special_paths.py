@@ -22,6 +22,7 @@ PYXIS = ("launch.container=pyxis", "launch.image=the-image")
 APPTAINER = ("launch.container=apptainer", "launch.image=the-image")
 
 
+@pytest.mark.slow
 def test_a_series_runs_in_a_folder_of_any_name(tmp_path: Path, data_of) -> None:
     folder = tmp_path / NAME
     data = shutil.copytree(data_of("resnet"), folder / "data $HOME")
@@ -111,6 +112,7 @@ def test_an_image_is_the_same_with_and_without_quotes(tmp_path: Path, image: str
     assert " suite#1 env " in done.output
 
 
+@pytest.mark.slow_cases("environment")
 @pytest.mark.parametrize("given", ["argument", "environment"])
 def test_make_train_takes_a_data_folder_of_any_name(tmp_path: Path, forking: Path, given: str) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):

@@ -162,6 +162,7 @@ def test_kept_and_pruned_instances_keep_their_numbers_in_the_tree(accepted):
     assert [path.name for path in (weak / "pruned_results").iterdir()] == [f"result_{PRUNED}.txt"]
 
 
+@pytest.mark.slow
 def test_our_check_accepts_the_packaged_instances(accepted, capsys):
     assert check.main([str(accepted), "--ruleset", RULESET]) == 0
     assert "(T, S, M', TTTa) = (192, 16, 11, 13.1" in capsys.readouterr().out
@@ -248,6 +249,13 @@ def test_a_doctored_result_is_not_packaged(tmp_path, clone, strong, fault):
     assert not (tmp_path / "out" / "acme").exists()
 
 
+@pytest.mark.slow_cases(
+    "the_last_instance_missing",
+    "nodes_of_the_job",
+    "a_run_that_did_not_converge",
+    "a_log_both_kept_and_pruned",
+    "two_instances_in_one_log",
+)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_doctored_tree_is_refused_by_check(tree, fault, capsys):
     fault(tree / "results" / LARGE / "weak" / "cosmoflow")

@@ -119,6 +119,7 @@ def test_the_score_is_of_the_instances_that_reached_the_target(launched, tmp_pat
     assert "(T, S, M', TTTa) = (192, 16, 11, 13.3" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_mlcommons_checkers_accept_the_packaged_series(launched, tmp_path, clone, strong):
     assert run_package(tmp_path, clone, strong, launched) == 0
     weak = tmp_path / "out" / "acme" / "results" / LARGE / "weak" / "cosmoflow"

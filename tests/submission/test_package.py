@@ -155,6 +155,7 @@ def foreign(tmp_path: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_foreign_logs_with_one_failed_run_are_accepted(tmp_path, clone):
     settings = write_submission(tmp_path / "acme.yaml", submission(foreign(tmp_path), number_of_nodes="4"))
     assert run_package(settings, "5.0.0", tmp_path / "out", clone) == 0
@@ -166,6 +167,7 @@ def test_foreign_logs_with_one_failed_run_are_accepted(tmp_path, clone):
     assert json.loads((tree / f"systems/{SYSTEM}.json").read_text())["number_of_nodes"] == "4"
 
 
+@pytest.mark.slow_cases("first3-5.0.0")
 @pytest.mark.parametrize(
     ("first", "ruleset"),
     [
@@ -192,6 +194,7 @@ def test_results_that_were_scored_offline_are_accepted(first, ruleset, tmp_path,
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_hpc_results_are_in_the_folder_strong(tmp_path, clone):
     results = write_series(tmp_path / "results", "cosmoflow", clone.commit)
     settings = write_submission(tmp_path / "acme.yaml", submission())
@@ -245,6 +248,7 @@ def test_tree_that_exists_is_not_touched(tree, clone, series_of):
         run_package(settings, "4.0.0", tree.parent, clone, str(series_of("resnet")))
 
 
+@pytest.mark.slow
 def test_rejected_tree_is_kept_only_on_request(tmp_path, clone, capsys):
     results = write_series(tmp_path / "results", "resnet", clone.commit)
     (tmp_path / "license").touch()

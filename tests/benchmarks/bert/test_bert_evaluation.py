@@ -90,6 +90,7 @@ def run_rank(rank, world, folder, root):
     return [evaluation.predict(weights_of(model)).values for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_all_ranks_get_the_sums_over_all_ranks(root, samples, tmp_path):
     correct, masked, loss = by_hand(samples)
     expected = {"correct": correct, "masked": masked, "loss": loss, "sequences": 37, "expected": 37}

@@ -102,6 +102,7 @@ def unlike(found: dict[str, Tensor], theirs: BertForPreTraining, layers: int, to
     return names
 
 
+@pytest.mark.slow_cases("large-fp64")
 @pytest.mark.parametrize(
     ("architecture", "dtype", "tolerance"),
     [

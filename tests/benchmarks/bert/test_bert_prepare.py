@@ -121,6 +121,7 @@ def test_packed_and_unpacked_shards_hold_the_same_sequences(whole):
     assert packed != single
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_pools")
 def test_workers_change_nothing(articles, whole, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.bert.prepare.TEXT_PER_WORKER", 1)

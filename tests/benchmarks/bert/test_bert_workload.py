@@ -199,11 +199,13 @@ def test_the_log_counts_real_samples_where_the_schedule_counts_two_a_row(tmp_pat
     assert evaluations == [56, 112]
 
 
+@pytest.mark.slow
 def test_real_samples_are_those_of_all_ranks_and_micro_batches(tmp_path):
     output = run_on_packs(tmp_path, 4, "micro_batch=4", "scale.gpus_per_node=2")
     assert read_log(output / "mlperf.log").all("run_stop")[0].metadata["epoch_num"] == 112
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_at_another_number_of_ranks(data_of, tmp_path):
     data, four = data_of("bert"), ["scale.gpus_per_node=4", "optimizer.shard=all"]
     whole = trained(data, tmp_path / "whole")

@@ -27,6 +27,7 @@ def wikipedia_like(source, total, longest):
     return source.gamma(1.6, longest * 0.29, total).astype(int).clip(1, longest)
 
 
+@pytest.mark.slow_cases("512-1", "512-2", "512-3")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("longest", [128, 512])
 def test_many_sequences_fill_more_than_99_per_cent(seed, longest):

@@ -96,6 +96,7 @@ def test_hand_worked_cases(vocab):
     assert encoded(vocab, "unaffables zebra") == ["un", "##aff", "##able", "##s", "[UNK]"]
 
 
+@pytest.mark.slow
 def test_every_character_alone_and_within_a_word(vocab):
     tokenizer, vocabulary = WordPieceTokenizer(read_vocabulary(vocab)), set(PIECES)
     for code in range(sys.maxunicode + 1):

@@ -36,7 +36,7 @@ def logits_and_gradients(implementation: str, dtype: torch.dtype, low_level_relu
     return {"logits": logits.detach(), **dict(zip(names, gradients, strict=True)), **dict(network.named_buffers())}
 
 
-@pytest.mark.parametrize("low_level_relu", [True, False])
+@pytest.mark.parametrize("low_level_relu", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_logits_gradients_and_statistics_are_those_of_the_reference(low_level_relu):
     found = logits_and_gradients("triton", torch.float32, low_level_relu)
     for name, expected in logits_and_gradients("reference", torch.float64, low_level_relu).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ def drawn(workload: FluxTraining, x_NLP: Tensor, t5_NTK: Tensor, clip_NK: Tensor
     return x_NLP
 
 
+@pytest.mark.slow
 def test_the_demo_draws_the_patterns_of_captions():
     run, _ = cli.load(compose(["benchmark=flux1", "scale=demo", "device=cpu"]))
     workload = FluxTraining(run, Layout(seed=3))

@@ -334,6 +334,7 @@ def alone() -> dict[str, Tensor]:
     return train(1, 0, "none", "model.recomputed_blocks=1")
 
 
+@pytest.mark.slow_cases("2", "8")
 @pytest.mark.parametrize("world", SHARDS)
 def test_sharded_ranks_train_like_one_rank_that_accumulates(world, alone, tmp_path):
     for found in on_ranks(run_rank, world, tmp_path):

@@ -93,6 +93,7 @@ def rounded(masters: Tensor, remainder: bool) -> Tensor:
     return split_masters(masters)[0] if remainder else masters.bfloat16()
 
 
+@pytest.mark.slow_cases("reference-1-1-1", "reference-1-2-2", "nvidia-2-2-1", "fp32-1-1-1", "fp32-2-2-1")
 @pytest.mark.parametrize(("naming", "tp", "pp", "chunks"), PLACES)
 def test_every_rank_has_its_part_of_weights_masters_and_moments(folders, whole, naming, tp, pp, chunks):
     layers, remainder = set(), naming == "nvidia"
@@ -219,6 +220,7 @@ def test_another_number_of_updates_is_another_checkpoint(folders):
 MLCOMMONS = "ckpt4000-consumed_samples=0"
 
 
+@pytest.mark.slow_cases("bf16", "in the downloader's folder", "fp32")
 @pytest.mark.parametrize(
     ("naming", "path", "common"),
     [
@@ -243,6 +245,7 @@ def test_the_checkpoint_is_found_below_the_assets_as_its_archive_unpacks(
         assert torch.equal(one.optimizer.state_dict()[kind][name], values), (name, kind)
 
 
+@pytest.mark.slow_cases("named")
 @pytest.mark.parametrize("chosen", [[], [f"model.checkpoint='{MLCOMMONS}'"]], ids=["found", "named"])
 def test_a_run_begins_with_the_checkpoint_as_its_archive_unpacks(chosen, tmp_path, data_of):
     facts = {"checkpoint_samples": 4, "checkpoint_steps": 4000}

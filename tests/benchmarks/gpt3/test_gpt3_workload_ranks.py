@@ -46,6 +46,7 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_on_one(run, data_of(NAME), tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.slow_cases("pp2", "pp4-2chunks", "dp2xpp2-sharded")
 @pytest.mark.parametrize(
     "layout",
     [
@@ -116,6 +117,7 @@ def test_a_training_that_goes_on_from_a_published_checkpoint_is_the_one_that_mad
     assert evaluation.value == pytest.approx(evaluated(whole)[0], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "onwards"),
     [

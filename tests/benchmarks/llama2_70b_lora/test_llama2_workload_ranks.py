@@ -39,6 +39,7 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_on_one(run, data_of(NAME), tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.slow_cases("cp2", "tp2")
 @pytest.mark.parametrize(
     "layout",
     [

@@ -158,6 +158,7 @@ def test_autograd_does_nothing_by_halves(given, message):
         ModelConfig(blocks="autograd", **values)
 
 
+@pytest.mark.slow
 def test_gradients_in_fp32_are_closer_to_float64_than_those_that_are_rounded_each_time():
     """Three steps of 48 micro-batches: what is left is what bf16 costs within a micro-batch."""
     check_that_fp32_is_closer(built)

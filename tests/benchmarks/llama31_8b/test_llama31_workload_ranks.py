@@ -34,6 +34,7 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_on_one(run, data_of(NAME), tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.slow_cases("dp2-sharded", "cp2-sharded-recomputed")
 @pytest.mark.parametrize(
     "layout",
     [
@@ -55,6 +56,7 @@ def test_ranks_end_with_the_weights_of_one(layout, whole, data_of, tmp_path):
     check_that_a_layout_ends_with_the_weights_of_one(run, layout, data_of(NAME), whole, tmp_path)
 
 
+@pytest.mark.slow
 def test_shards_over_replicas_and_rows_go_on_from_one_rank_and_one_rank_from_them(whole, data_of, tmp_path):
     check_that_shards_go_on_from_one_rank_and_one_rank_from_them(run, data_of(NAME), whole, tmp_path)
 

@@ -210,6 +210,7 @@ def test_ranks_are_at_different_shapes_in_the_same_step(data_of):
     assert any(mine != other for mine, other in zip(*keys, strict=True))
 
 
+@pytest.mark.slow
 def test_a_rank_of_its_own_stops_the_run_at_the_epoch_of_an_evaluation_in_line(data_of, tmp_path):
     common = ["train", "benchmark=maskrcnn", "scale=test", "device=cpu", "seed=1", *QUICK]
     common.append(f"data_dir={data_of('maskrcnn')}")

@@ -100,6 +100,7 @@ def scores(output: Path) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 def test_two_training_ranks_give_the_weights_of_one_that_accumulates(alone, data, tmp_path):
     """Without the running statistics: one rank updates them with each micro-batch, two ranks average theirs."""
     ended = replayed(alone, data, tmp_path / "out", 3, "evaluation.by_command=true")
@@ -115,6 +116,7 @@ def test_two_training_ranks_give_the_weights_of_one_that_accumulates(alone, data
     assert len(scores(tmp_path / "out")) == len(GENERATIONS)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_while_it_waits_for_games_continues_with_the_same_weights(alone, data, tmp_path):
     output, none = tmp_path / "out", tmp_path / "none"
     folder = RunFolder.below(output)
@@ -140,6 +142,7 @@ def test_a_run_that_is_stopped_while_it_waits_for_games_continues_with_the_same_
     assert not lost.exists()
 
 
+@pytest.mark.slow
 def test_a_generation_that_passes_ends_the_run_while_the_next_games_are_played(data, tmp_path):
     """No game of the first model ends here, so that only its score can end the run, on both training ranks."""
     output = tmp_path / "out"
@@ -171,6 +174,7 @@ def worker_of(rank: int) -> psutil.Process:
     return worker
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_one_that_hangs_ends_the_run(data, tmp_path):
     output = tmp_path / "out"
     folder = RunFolder.below(output)

@@ -29,6 +29,7 @@ def alive(game: Game) -> np.ndarray:
     return owner
 
 
+@pytest.mark.slow_cases("9-150")
 @pytest.mark.parametrize(("size", "games"), [(5, 850), (9, 150)])
 def test_random_games_equal_those_of_a_slow_engine(size, games):
     generator = np.random.default_rng(size)

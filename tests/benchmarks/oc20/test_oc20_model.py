@@ -183,6 +183,7 @@ def triplets_of(graph: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return kj, ji
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("detached", [False, True])
 def test_energy_and_forces_are_those_of_torch_geometric(detached: bool) -> None:
     """Some triplets have an image of i as k."""

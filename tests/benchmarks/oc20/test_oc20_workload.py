@@ -141,6 +141,7 @@ def test_figures_have_the_mean_sizes_of_the_example_and_then_of_the_data(tmp_pat
     assert workload.sample_sizes() == pytest.approx(expected)
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_step_of_the_peer_trains_on_the_example_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled peer is traced with its derivatives, and then runs eagerly."""

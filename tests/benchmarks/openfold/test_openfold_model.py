@@ -83,6 +83,7 @@ def test_the_rules_network_has_the_parameters_and_tensors_of_the_reference() -> 
     assert len(list(model.parameters())) == 5_044
 
 
+@pytest.mark.slow
 def test_a_pass_has_the_flops_that_the_sizes_give() -> None:
     found = {name: flops / 1e12 for name, flops in forward_flops(fixed_facts(Facts, "openfold")).items()}
     assert found[""] == pytest.approx(11.80, abs=0.01)

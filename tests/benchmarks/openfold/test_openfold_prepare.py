@@ -309,6 +309,7 @@ def test_verify_names_a_changed_file(raw: Path, tmp_path: Path) -> None:
         COMMANDS.verify(tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_synthetic_chains_depend_on_the_seed_alone(written: Path, tmp_path: Path) -> None:
     options = SyntheticChains(train=small_chains.TRAIN, eval=small_chains.EVAL, rows=30)
     generate(tmp_path / "two", options, workers=2)

@@ -116,6 +116,7 @@ def test_initial_weights_depend_on_the_generator_alone():
     assert not torch.equal(first.conv1.weight, third.conv1.weight)
 
 
+@pytest.mark.slow
 def test_initial_loss_is_that_of_guessing():
     torch.manual_seed(0)
     logits = build()(torch.randn(16, 3, 224, 224))

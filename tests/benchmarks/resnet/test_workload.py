@@ -213,6 +213,7 @@ def test_batch_norm_over_two_ranks_spans_their_pictures():
     assert hyperparameters(run)["model_bn_span"] == 800
 
 
+@pytest.mark.slow
 def test_two_ranks_with_common_batch_norm_equal_one_rank_with_twice_the_micro_batch(data_of, tmp_path):
     steps, data = 2, data_of("resnet")
     for name, overrides in {

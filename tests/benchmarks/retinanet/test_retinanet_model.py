@@ -79,6 +79,7 @@ def test_outputs_and_gradients_equal_torchvision(image_size, dtype, tolerance):
     assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
 
 
+@pytest.mark.slow
 def test_fp32_outputs_equal_torchvision_at_full_width():
     ours, theirs, image = both(REAL, 320, torch.float32)
     with torch.no_grad():

@@ -137,6 +137,7 @@ def test_a_picture_that_got_lost_meanwhile_is_placed_again(folders, monkeypatch)
     verify(data_dir)
 
 
+@pytest.mark.slow
 def test_processes_make_what_one_makes(folders, tmp_path, monkeypatch):
     alone = prepare(*folders)
     monkeypatch.setattr(preparing, "TASK", 1)

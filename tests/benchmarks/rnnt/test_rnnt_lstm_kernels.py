@@ -106,6 +106,7 @@ DIVISIONS: dict[str, tuple[int, tuple[Any, ...], tuple[Any, ...], int, torch.dty
 }
 
 
+@pytest.mark.slow_cases("one tile", "two tiles", "odd width")
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_kernels_equal_the_reference(name, machine, monkeypatch):
     width, *divisions, batch, dtype, kind = DIVISIONS[name]

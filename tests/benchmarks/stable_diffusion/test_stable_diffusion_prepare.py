@@ -153,6 +153,7 @@ def test_a_prepared_folder_can_be_opened_and_verified(encoded):
         assert (assets_of(encoded) / name).is_file()
 
 
+@pytest.mark.slow
 def test_several_processes_write_the_same_files(raw_dir, moments, tmp_path):
     prepare(raw_dir, tmp_path / "data", members="moments", workers=2)
     assert contents(tmp_path / "data") == contents(moments)

@@ -136,6 +136,7 @@ def test_the_log_has_the_initialisation_of_every_layer():
     assert len(set(names)) == len(names) == 50  # 22 convolutions, 22 norms, 5 transposed convolutions, the output
 
 
+@pytest.mark.slow_cases("4.0.0-8")
 @pytest.mark.parametrize(("ruleset", "unit"), [("3.0.0", 1), ("4.0.0", 8)])
 def test_the_log_counts_in_the_unit_of_the_ruleset(ruleset, unit, data_of, tmp_path):
     # Reference points of v3.1 and v4.0 are in samples, of 8 volumes an epoch here; those before in epochs.
@@ -152,6 +153,7 @@ def test_the_log_counts_in_the_unit_of_the_ruleset(ruleset, unit, data_of, tmp_p
     assert len(log.all("tracked_stats")) == (4 if unit == 1 else 3)  # of epochs, or of blocks
 
 
+@pytest.mark.slow
 def test_an_evaluation_rank_gives_the_scores_of_an_inline_evaluation(data_of, tmp_path):
     common = ["train", "benchmark=unet3d", "scale=test", "device=cpu", "seed=7",
               "benchmark.schedule.last_epoch=3", f"data_dir={data_of('unet3d')}"]  # fmt: skip

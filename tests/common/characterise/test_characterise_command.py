@@ -61,6 +61,7 @@ class Parsed(HTMLParser):
             self._into[-1] += data
 
 
+@pytest.mark.slow
 def test_two_demos_on_a_cpu_are_compared_on_one_page(tmp_path: Path):
     words = [
         "characterise",

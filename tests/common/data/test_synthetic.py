@@ -116,6 +116,7 @@ def halved(number: int) -> float:
     return number / 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_pools")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_drawn_results_have_the_order_of_their_plans(workers):

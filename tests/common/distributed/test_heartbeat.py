@@ -82,6 +82,7 @@ def test_ranks_may_wait_for_one_in_an_extended_phase(job):
     assert run.messages()[1] == []
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named(job, tmp_path):
     run = job("stop", world_size=3)
     codes = run.finish(stopped=[1])
@@ -115,6 +116,7 @@ def test_a_rank_that_skipped_a_collective_is_named(job):
     assert "ranks 0, 2 wait in step 5, barrier from" in errors[0], text
 
 
+@pytest.mark.slow
 def test_a_rank_in_another_collective_is_named(job):
     run = job("other collective", world_size=3)
     codes = run.finish()

@@ -74,6 +74,7 @@ def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale():
     assert error(found, in_half) < 0.3  # a few tokens, of which others exceed the scales of before
 
 
+@pytest.mark.slow_cases("0-False", "2-True")
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("transposed", [0, 2])
 def test_training_goes_on_as_if_nothing_had_been_evaluated(transposed, prepared):

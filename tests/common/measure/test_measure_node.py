@@ -370,6 +370,7 @@ def test_a_row_stands_beside_the_rate_of_its_recipes_accelerator():
     assert "8 x H100" in only  # nobody has published another
 
 
+@pytest.mark.slow
 def test_a_node_of_two_ranks_is_measured(tmp_path, capsys):
     few = ["device=cpu", "bench.steps=1", "bench.warmup_steps=0"]
     words = ["dlrm", "--scale", "test", "--gpus", "1,2", "--seconds", "900", "--output", str(tmp_path)]
@@ -391,6 +392,7 @@ def test_a_node_of_two_ranks_is_measured(tmp_path, capsys):
     assert f" {slower / found[2]['step_ms']:.3f} |" in said
 
 
+@pytest.mark.slow
 def test_data_and_output_may_be_in_folders_of_any_name(tmp_path, capsys, data_of):
     folder = tmp_path / "jürgen's (runs), #1 = a"
     shutil.copytree(data_of("dlrm"), folder / "dlrm")

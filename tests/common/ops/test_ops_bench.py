@@ -43,6 +43,7 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
     assert min(lengths) >= 1
 
 
+@pytest.mark.slow_cases("benchmarks.rnnt.ops.transducer_loss:TRANSDUCER_LOSS-LibriSpeech")
 @pytest.mark.parametrize(
     ("operation", "case"),
     [

@@ -225,6 +225,7 @@ def test_rows_outside_sequences_are_zero_even_where_the_buffer_is_not_a_number()
     assert not qkv.grad[outside()].any()
 
 
+@pytest.mark.slow
 def test_attention_hands_the_gradient_to_a_bias_that_was_added_before():
     qkv, bias = wide(T, 3, H, D).requires_grad_(), wide(3 * H * D, seed=1).requires_grad_()
 

@@ -116,6 +116,7 @@ def test_the_recipes_are_trained_with_the_system_one_command_for_each(bert):
     assert commands == [f"{train} scale={gpus}xH200_planned system=h200" for gpus in (1, 8, 64)]
 
 
+@pytest.mark.slow
 def test_one_gpu_has_no_verdict_and_no_efficiency_above_one(tmp_path):
     path = tmp_path / "one.json"
     done = suite("estimate", "resnet", "--gpus", "1", "--batches", "1632", "--json", str(path))
@@ -201,6 +202,7 @@ def test_wrong_input_is_one_clear_error(capsys, arguments, message):
     assert errors.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_system_without_links_is_an_error_for_several_gpus(capsys, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(SYSTEM)

@@ -46,6 +46,7 @@ def test_the_page_fits_a_screen_and_its_tiles_fill_their_rows(page, tmp_path, wi
     assert max(last_of_rows.values()) - min(last_of_rows.values()) < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_each_picture_can_be_seen(page, tmp_path, theme):
     shot = tmp_path / "shot.png"

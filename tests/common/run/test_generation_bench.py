@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from common import cli
 from common.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_a_generation_is_measured_in_its_parts(data_of, tmp_path, capsys):
     report = tmp_path / "report.json"
     data = data_of("minigo")

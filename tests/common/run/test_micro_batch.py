@@ -56,6 +56,7 @@ class TooLarge:
         )
 
 
+@pytest.mark.slow_cases("220-2", "300-8")
 @pytest.mark.parametrize(("free", "expected"), [(220, 2), (300, 8), (1000, 16)])
 def test_a_workload_that_fits_no_device_is_measured_by_its_probe(monkeypatch, free, expected):
     def train_once(workload: Any) -> None:

@@ -38,6 +38,7 @@ def test_a_peer_is_timed_after_its_warm_up():
     assert re.fullmatch(r"[\d.]+ ms, [\d.,]+ samples/s; ours is [\d.]+ times as fast", found.text(1.0))
 
 
+@pytest.mark.slow_cases("error1")
 @pytest.mark.parametrize("error", [ImportError("no module named 'other'\nmore"), RuntimeError("out of memory")])
 def test_a_peer_that_cannot_run_is_reported_and_the_next_one_runs(error):
     def start(*given: object) -> Any:

@@ -38,6 +38,7 @@ def on_one_rank(data: Path, output: Path, *overrides: str) -> list[float]:
         return errors(toy.trainer(arguments, Toy).train().log)
 
 
+@pytest.mark.slow
 def test_a_run_on_two_stages_scores_as_one_rank_and_each_resumes_the_other(data_of, tmp_path):
     data = data_of(toy.NAME)
     saving = [f"checkpoint_every={STEPS_OF_AN_EPOCH}", f"keep_checkpoints={EPOCHS}"]

@@ -220,6 +220,7 @@ WORDS = [("begin", *word) for word in itertools.product(("begin", "gather", "sca
 WORDS += [("begin", *word) for word in itertools.product(("gather and keep", "scatter"), repeat=3)]
 
 
+@pytest.mark.slow_cases("4")
 @pytest.mark.parametrize("size", [2, 4])
 def test_no_use_of_a_slot_meets_another(enqueued, size):
     for word in WORDS:

@@ -194,6 +194,7 @@ def test_a_worked_case():
     assert units == ["f0", "f1", "b0", "f2", "b1", "f3", "b2", "b3"]
 
 
+@pytest.mark.slow_cases("8-12-128")
 @pytest.mark.parametrize(("p", "v", "m"), TRIPLES)
 def test_every_unit_runs_once_and_after_its_inputs(p, v, m):
     done = set()
