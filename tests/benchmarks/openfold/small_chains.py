@@ -10,12 +10,12 @@ from benchmarks.openfold.prepare import prepare
 from benchmarks.openfold.samples import CHAINS
 from benchmarks.openfold.synthetic import SyntheticChains, generate
 
-TRAIN, EVAL = 8, 3
+TRAIN, EVAL, FOLDS = 8, 3, 2
 SIZES = FeatureSizes(crop_size=32, msa_clusters=16, extra_msa=24, templates=4, recycling_iters=3)
 
 
 def raw(folder: Path, **options: object) -> Path:
-    generate(folder, SyntheticChains(**{"train": TRAIN, "eval": EVAL, "rows": 30} | options))
+    generate(folder, SyntheticChains(**{"train": TRAIN, "eval": EVAL, "rows": 30, "folds": FOLDS} | options))
     return folder
 
 
