@@ -43,8 +43,8 @@ def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: 
         gpu: whether to include every dtype and the sizes for a GPU. Otherwise only the first and the last dtype.
 
     On a GPU the first sizes are tested in all dtypes, the sizes for a GPU in the last one, and the others in turn. On a
-    CPU the first sizes are tested in the first dtype and the second in the last, or the only ones in both; all other
-    combinations are marked slow.
+    CPU the first sizes of each case are tested in the first dtype, and the second (or only) sizes of the first case in
+    the last; all other combinations are marked slow.
     """
     for case in cases:
         dtypes = case.dtypes if gpu else tuple(dict.fromkeys((case.dtypes[0], case.dtypes[-1])))
@@ -52,7 +52,8 @@ def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: 
             for number, sizes in enumerate(case.tests):
                 for dtype in dtypes:
                     in_turn = dtype == dtypes[number % len(dtypes)]
-                    quick = (in_turn and number < 2) or len(case.tests) == 1
+                    second = case is cases[0] and number == min(1, len(case.tests) - 1) and dtype == dtypes[-1]
+                    quick = second or (number == 0 and in_turn)
                     if not gpu or in_turn or number == 0:
                         identity = f"{key}-{name}-{case.name}-{number}-{NAMES[dtype]}"
                         marks = () if gpu or quick else pytest.mark.slow

@@ -321,6 +321,7 @@ def last_step(output: Path) -> int:
     return max(int(path.name[5:]) for path in (output / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.slow_cases("openfold")
 @pytest.mark.parametrize("workload", [each for each in ONE_OF_EACH_FAMILY if each.id not in TIMED_DATA])
 def test_resuming_gives_the_same_weights_bit_for_bit(workload, whole, data_of, tmp_path):
     step = random.SystemRandom().randint(1, last_step(whole(workload)) - 1)

@@ -133,6 +133,7 @@ def test_docker_stop_leaves_a_checkpoint_and_a_closed_log(containers: Engine, im
     assert list((run.folder / run.begin.output_dir / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.slow_cases("driver and its children")
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["driver", "driver and its children"])
 def test_a_container_whose_driver_was_killed_blocks_the_next(
     containers: Engine, image: Built, open_folder: Path, kill: Callable[[int, int], None]
