@@ -56,7 +56,6 @@ def pytest_make_parametrize_id(val: object, argname: str) -> None:
         )
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the cases slow that ``slow_cases`` lists."""
     for mark in item.iter_markers("slow_cases"):

@@ -2,8 +2,8 @@
 
 A fold consists of helices and hairpins, with loops between them. A hairpin has two antiparallel strands of equal length
 and a turn of type II' between them, whose torsions let all hydrogen bonds close. Each residue has a kind, which
-determines its torsions, and most residues have a letter that is frequent in their kind. Chains of a family have one
-fold; their letters differ.
+determines its torsions, and most residues have a letter that is frequent in their kind. All chains of a family have
+the same fold, with different letters.
 
 Axes: L residues of a chain, A = 14 atom slots, R rows of an alignment.
 """
@@ -46,14 +46,14 @@ TRUNCATED, GAPPED, INSERTED = 0.3, 0.3, 0.2
 LARGEST_TRUNCATION = 0.3
 """Largest share of the residues that a homologue lacks at an end."""
 CONTACT, FOLD_CONTACT = 2.5, 2.65
-"""Smallest distance in angstrom of two atoms of residues that are not neighbours: in a chain, and in its fold with
-alanine, which leaves a margin for the bond angles of other residues."""
+"""Smallest distance in angstrom of two atoms of residues that are not neighbours: in a chain, and in its fold. The
+second is larger because folds are drawn with alanine, and other residues have other bond angles."""
 REACH = 8.0
 """Largest distance in angstrom of an atom from the CA of its residue; arginine has 7.4."""
 CHI, PROLINE_CHI = (-65.0, 180.0, 180.0, 180.0), (30.0, -36.0, 0.0, 0.0)
 """Torsions of side chains in degrees."""
 PEPTIDE, CA_C_N, C_N_CA = 1.329, 116.6, 121.7
-"""Length of the peptide bond in angstrom, and the angles beside it in degrees (Engh and Huber, 1991)."""
+"""Length of the peptide bond in angstrom; bond angles at its C and at its N in degrees (Engh and Huber, 1991)."""
 _ATTEMPTS = 20
 _ANY = "ACDEFHIKLMNQRSTVWY"
 

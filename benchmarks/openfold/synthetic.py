@@ -1,8 +1,8 @@
 """Synthetic chains (:mod:`benchmarks.openfold.folds`) in the raw formats: structures, alignments and template hits.
 
-Chains of a family have one fold and other letters. The first training chain of a family, which was released before the
-others, is their template. The chains of the evaluation belong to the same families, as new proteins mostly have known
-folds; their structures have two identical chains.
+All chains of a family have the same fold, with different letters. The first training chain of a family was released
+before the others and is their template. The chains of the evaluation belong to the same families, because most new
+proteins have a known fold; their structures have two identical chains.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SyntheticChains(Options):
     eval: Annotated[int, Option("number of evaluation chains", least=1, most=5_000)] = 6
     residues: Annotated[tuple[int, int], Option("fewest and most residues of a chain", least=12, most=700)] = 24, 64
     rows: Annotated[int, Option("rows of the alignments of a chain", least=1)] = 48
-    folds: Annotated[int, Option("number of families, whose chains have one fold", least=1)] = 8
+    folds: Annotated[int, Option("number of families; all chains of a family have the same fold", least=1)] = 8
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
@@ -111,8 +111,8 @@ def _write(folder: Path, options: SyntheticChains, plan: tuple[str, int]) -> Non
     pdb_id = _pdb_id(split, number)
     chain, random = draw(options, split, number)
     sequence = chain.sequence
-    family, later = number % options.families, split == "eval" or number >= options.families
-    day = EVAL_DAY if split == "eval" else FIRST_DAY + datetime.timedelta(100 * later)
+    family, has_template = number % options.families, split == "eval" or number >= options.families
+    day = EVAL_DAY if split == "eval" else FIRST_DAY + datetime.timedelta(100 * has_template)
     first = _template(options, family)
     chains = "AB" if split == "eval" else "A"
     text = encode_structure(pdb_id, sequence, chain.atoms_LA3, day, chains)
@@ -127,7 +127,7 @@ def _write(folder: Path, options: SyntheticChains, plan: tuple[str, int]) -> Non
         rows = [sequence.encode(), *homologues[part :: len(MSAS)]]
         content = b"".join(b">row%d\n%s\n" % (row, letters) for row, letters in enumerate(rows))
         (alignments / "a3m" / name).write_bytes(content)
-    hit = encode_hit(sequence, first, f"{_pdb_id('train', family)}_A") if later else ""
+    hit = encode_hit(sequence, first, f"{_pdb_id('train', family)}_A") if has_template else ""
     (alignments / "hhr" / HITS).write_text(f"Query {pdb_id}_A\n\n{hit}", encoding="ascii")
 
 
